@@ -1,0 +1,476 @@
+"""Multi-label text classification: one encoder, one logit per label, binary cross-entropy.
+
+    python app/classify.py --model_name_or_path MODEL --train_file train.csv --validation_file valid.csv --output_dir runs/a
+    accelerate launch --config_file accelerate_configs/ddp.yaml app/classify.py ...the same...
+    deepspeed --num_gpus 8 app/classify.py --deepspeed ds_configs/zero2.json ...the same...
+    torchrun --nproc_per_node 8 app/classify.py ...the same...
+
+Every launch trains on the same batches and gives the same model up to round-off. `best/` in the output folder is a plain
+transformers model: pipeline("text-classification", model="runs/a/best", top_k=None).
+
+Predict with it, no labels needed:
+
+    python app/classify.py --do_predict --model_name_or_path runs/a/best --test_file new.csv --output_dir runs/a
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from finetune import arguments as groups
+from finetune.config import option, parse
+from finetune.failure import InputError
+from finetune.launch import failures_end_the_job
+
+if TYPE_CHECKING:  # torch and transformers are imported by the functions that use them, so that --help does not wait
+    import numpy as np
+
+    from finetune.data import Ragged
+    from finetune.launch import Run
+    from finetune.plan import Plan
+    from finetune.tables import Table
+    from multilabel.task import MultiLabelTask
+
+HEADLINE = "f1_macro"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelArguments:
+    """Labels"""
+
+    label_column: str = option("labels", help="column of the labels: a list, or one text split at --label_separator")
+    label_separator: str = option("|", help="what separates labels in a text")
+    label_columns: tuple[str, ...] | None = option(help="columns of 0 and 1, one per label, instead of --label_column")
+    label_file: str | None = option(help="the label list, one a line; default: order of first appearance in training")
+    unknown_labels: str = option(
+        "error", choices=("error", "ignore"), help="labels in validation or test data that training does not have"
+    )
+    pos_weight: str = option("none", help="none, balanced (negatives / positives per label, capped) or a json FILE")
+    pos_weight_cap: float = option(20.0, at_least=1, help="the most that --pos_weight balanced gives a label")
+    head_learning_rate: float | None = option(above=0, help="peak learning rate of the new head (default: --learning_rate)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments(
+    groups.LaunchArguments,
+    groups.RunArguments,
+    groups.OptimizationArguments,
+    groups.BatchArguments,
+    LabelArguments,
+    groups.TextArguments,
+    groups.DataArguments,
+    groups.ModelArguments,
+):
+    """Multi-label classification"""
+
+
+@dataclass(frozen=True)
+class Split:
+    """One file, ready to be batched. `labels`: each row's label numbers, None for a file without labels."""
+
+    table: Table
+    texts: list[str]
+    tokens: Ragged
+    labels: Ragged | None
+
+
+@dataclass(frozen=True)
+class Data:
+    """The run's files and what they share."""
+
+    train: Split | None
+    validation: Split | None
+    test: Split | None
+    labels: list[str]
+    tokenizer: Any
+    config: Any
+    max_length: int
+    identity: dict[str, Any]
+    notes: list[str]
+
+
+def main(arguments: Arguments) -> None:
+    from finetune import engine, launch, session
+    from finetune.plan import make_plan
+
+    asked = session.check(arguments)
+    train, evaluate, predict = groups.tasks_to_do(arguments)
+    data = load_data(arguments, train, evaluate, predict)
+    plan = make_plan(arguments, len(data.train.texts), asked.world_size) if train else None
+    run = launch.start(asked, plan.batch if plan else None, arguments.report_to, arguments.output_dir)
+    resume = session.open_run(run, arguments, plan, data.identity, data.notes)
+
+    task, figures = make_task(arguments, data), {}
+    if train:
+        training, state = prepare_training(run, arguments, data, plan, task, resume)
+        figures |= engine.fit(run, plan, training, session.fit_options(arguments, task.headline), state)
+        figures |= session.finish_training(run, training, state)
+        session.release(run, training)
+    if (evaluate and not train) or predict:
+        model = load_trained(run, arguments, data, train)
+    if evaluate and not train:
+        figures |= score_split(run, arguments, data, task, model, data.validation, "eval")
+    if predict:
+        figures |= predict_test(run, arguments, data, task, model)
+    session.write_metrics(run, arguments, figures)
+    if train:
+        write_card(run, arguments, data)
+    report(run, arguments, figures)
+    launch.finish(run)
+
+
+# Data ----------------------------------------------------------------------------------------------------------------
+
+
+def load_data(arguments: Arguments, train: bool, evaluate: bool, predict: bool) -> Data:
+    """Reads and checks every file, decides the label list, tokenizes. Raises `InputError` with what is wrong."""
+    from finetune.columns import drop_blank, read_split, split_off, texts_of
+    from multilabel.classifier import has_own_labels, labels_of
+    from multilabel.labels import first_appearance, label_names, read_label_file
+    from pretrained.model import choose_max_length, load_config
+    from pretrained.tokenizer import load_tokenizer, tokenizer_fingerprint
+
+    notes: list[str] = []
+    label_columns = arguments.label_columns or (arguments.label_column,)
+    tables = read_tables(arguments, train, evaluate, predict, (arguments.text_column, *label_columns))
+    if train:
+        tables["train"] = drop_blank(tables["train"], arguments.text_column, notes)
+        if evaluate and "validation" not in tables:
+            tables["train"], tables["validation"] = split_off(tables["train"], arguments.validation_split, arguments.seed)
+            notes.append(f"{len(tables['validation'])} training rows are kept for validation (--validation_split)")
+    texts = {split: texts_of(table, arguments.text_column) for split, table in tables.items()}
+    names = {
+        split: label_names(table, arguments, notes)
+        for split, table in tables.items()
+        if all(column in table.columns for column in label_columns)
+    }
+
+    config = load_config(arguments)
+    if not train:
+        labels = labels_of(config)
+    elif arguments.label_file:
+        labels = read_label_file(arguments.label_file)
+    else:
+        labels = list(arguments.label_columns or first_appearance(names["train"]))
+        if has_own_labels(config) and set(labels_of(config)) == set(labels):
+            labels = labels_of(config)  # going on from a model that was trained on these very labels
+    if not labels:
+        raise InputError(f"{tables['train'].path}: no row has a label; name the labels with --label_file if that is meant")
+
+    tokenizer = load_tokenizer(arguments, texts.get("train", []))
+    max_length = choose_max_length(arguments.max_length, config, tokenizer)
+    tokenizer.truncation_side = arguments.truncation_side
+    splits = {split: make_split(arguments, split, tables, texts, names, labels, tokenizer, max_length, notes) for split in tables}
+    if train:
+        check_labels(splits["train"], splits.get("validation"), labels, notes)
+    return Data(
+        train=splits.get("train"),
+        validation=splits.get("validation"),
+        test=splits.get("test"),
+        labels=labels,
+        tokenizer=tokenizer,
+        config=config,
+        max_length=max_length,
+        identity=identity_of(arguments, splits, labels, tokenizer_fingerprint(tokenizer), max_length),
+        notes=notes,
+    )
+
+
+def read_tables(
+    arguments: Arguments, train: bool, evaluate: bool, predict: bool, columns: tuple[str, ...]
+) -> dict[str, Table]:
+    """The files that the run needs. Raises `InputError` for all that are missing or wrong, in one list."""
+    from finetune.columns import read_split
+
+    wanted = {"train": train, "validation": evaluate, "test": predict}
+    tables, problems = {}, []
+    for split, needed in wanted.items():
+        try:
+            # Rows that are only predicted need no labels.
+            table = read_split(arguments, split, columns if split != "test" else columns[:1]) if needed else None
+        except InputError as error:
+            problems += error.problems
+            continue
+        if table is not None:
+            tables[split] = table
+        elif needed and (split != "validation" or not train):
+            problems.append(f"no {split} rows: give --{split}_file or --dataset_name")
+    if problems:
+        raise InputError(*problems)
+    return tables
+
+
+def make_split(
+    arguments: Arguments, split: str, tables: dict, texts: dict, names: dict, labels: list[str], tokenizer: Any,
+    max_length: int, notes: list[str],
+) -> Split:  # fmt: skip
+    from finetune.columns import is_blank
+    from finetune.data import Ragged, encode_cached
+    from multilabel.labels import label_ids
+    from pretrained.tokenizer import text_encoder, tokenizer_fingerprint
+
+    table, ignore = tables[split], arguments.unknown_labels == "ignore"
+    ids = label_ids(table, names[split], labels, ignore, notes) if split in names else None
+    settings = f"{tokenizer_fingerprint(tokenizer)} {max_length}"
+    encoded = encode_cached(
+        texts[split], text_encoder(tokenizer, max_length), settings, arguments.preprocessing_num_workers
+    )
+    cut, blank = int(encoded["cut"].sum()), sum(map(is_blank, texts[split]))
+    if cut:
+        notes.append(f"{table.path}: {cut} of {len(table)} texts ({cut / len(table):.1%}) are cut to {max_length} tokens")
+    if blank:
+        notes.append(f"{table.path}: {blank} row(s) have no text; they are kept and read as an empty text")
+    return Split(table, texts[split], encoded["input_ids"], None if ids is None else Ragged.of(ids))
+
+
+def check_labels(train: Split, validation: Split | None, labels: list[str], notes: list[str]) -> None:
+    """Notes what a reader of the figures should know: rows without labels, labels without rows, rows seen in training."""
+    import numpy as np
+
+    positive = np.bincount(train.labels.values, minlength=len(labels))
+    tokens = train.tokens.lengths
+    notes.insert(0, f"{len(train.texts)} training rows, {int(tokens.sum())} tokens, {len(labels)} labels, "
+                    f"{len(train.labels.values) / len(train.texts):.2f} labels per row")  # fmt: skip
+    bare = int((train.labels.lengths == 0).sum())
+    if bare:
+        notes.append(f"{train.table.path}: {bare} row(s) have no label")
+    never = [labels[label] for label in np.flatnonzero(positive == 0)]
+    if never:
+        notes.append(f"no training row has {', '.join(never[:20])}{', ...' if len(never) > 20 else ''}")
+    if validation is not None:
+        seen = set(train.texts)
+        shared = sum(text in seen for text in validation.texts)
+        if shared:
+            notes.append(f"{shared} of {len(validation.texts)} validation texts are in the training rows too")
+
+
+def identity_of(arguments: Arguments, splits: dict, labels: list[str], tokenizer: str, max_length: int) -> dict[str, Any]:
+    """What must be equal on every machine, and for a checkpoint to be this run's."""
+    from finetune.data import fingerprint
+
+    def rows(split: Split) -> str:
+        numbers = [] if split.labels is None else [split.labels.values.tobytes(), split.labels.offsets.tobytes()]
+        return fingerprint([*split.texts, *numbers])[:16]
+
+    return {
+        "task": "classify",
+        "model": arguments.config_name or arguments.model_name_or_path,
+        "labels": len(labels),
+        "label_list": fingerprint(labels)[:16],
+        "tokenizer": tokenizer[:16],
+        "max_length": max_length,
+        "global_batch_size": arguments.global_batch_size,
+        "length_grouping": arguments.length_grouping,
+        "seed": arguments.seed,
+        **{f"{split}_rows": len(s.texts) for split, s in splits.items() if split != "test"},
+        **{f"{split}_content": rows(s) for split, s in splits.items() if split != "test"},
+    }
+
+
+def collator(split: Split, tokenizer: Any, num_labels: int) -> Any:
+    """A function from row numbers to a `Batch`: ids and mask padded to the longest row, labels as 0 and 1."""
+    import torch
+
+    from finetune.data import pad_rows
+    from finetune.task import Batch
+
+    def collate(rows: np.ndarray) -> Batch:
+        ids = [split.tokens[row] for row in rows]
+        inputs = {
+            "input_ids": pad_rows(ids, tokenizer.pad_token_id, tokenizer.padding_side),
+            "attention_mask": pad_rows([row * 0 + 1 for row in ids], 0, tokenizer.padding_side),
+        }
+        labels = None
+        if split.labels is not None:
+            labels = torch.zeros(len(rows), num_labels)
+            for target, row in zip(labels, rows, strict=True):
+                target[split.labels[row].astype("int64")] = 1
+        return Batch(torch.as_tensor(rows, dtype=torch.int64), inputs, labels)
+
+    return collate
+
+
+# Model and training --------------------------------------------------------------------------------------------------
+
+
+def make_task(arguments: Arguments, data: Data) -> MultiLabelTask:
+    """The task with its positive weights."""
+    from multilabel.task import MultiLabelTask, positive_weights
+
+    weights = None
+    if data.train is not None:
+        rows = [data.train.labels[row] for row in range(len(data.train.labels))]
+        weights = positive_weights(arguments.pos_weight, arguments.pos_weight_cap, rows, data.labels)
+    headline = (arguments.metric_for_best_model or HEADLINE).removeprefix("eval_")
+    return MultiLabelTask(headline, len(data.labels), weights, arguments.label_smoothing_factor)
+
+
+def build_model(arguments: Arguments, data: Data) -> Any:
+    """The encoder with a head for the run's labels, the same initial weights on every process."""
+    import torch
+    from transformers import AutoModelForSequenceClassification
+
+    from multilabel.classifier import configure
+    from pretrained.model import check_vocabulary, load_model
+
+    configure(data.config, data.labels)
+    if arguments.from_scratch:
+        data.config.vocab_size = len(data.tokenizer)
+    data.config.pad_token_id = data.tokenizer.pad_token_id
+    if data.config.model_type == "big_bird":
+        # Block-sparse attention turns dense for good after one short batch; here one kind is chosen for the whole run.
+        data.config.attention_type = "original_full"
+    torch.manual_seed(arguments.seed)
+    model = load_model(AutoModelForSequenceClassification, arguments, data.config)
+    check_vocabulary(model, data.tokenizer)
+    return model
+
+
+def prepare_training(
+    run: Run, arguments: Arguments, data: Data, plan: Plan, task: MultiLabelTask, resume: Path | None
+) -> tuple[Any, Any]:
+    """Everything that `engine.fit` works on, with a checkpoint's state if there is one."""
+    from finetune import session
+    from finetune.data import TrainSteps
+    from finetune.engine import Training
+
+    collate = collator(data.train, data.tokenizer, len(data.labels))
+    steps = TrainSteps(
+        collate, data.train.tokens.lengths, plan, run.launch.rank, arguments.seed, arguments.length_grouping
+    )
+    validation = eval_rows(arguments, data, data.validation) if data.validation is not None else None
+
+    def make(model: Any, optimizer: Any, tracker: Any) -> Training:
+        def on_best(records: Any, figures: dict) -> None:
+            export(run, arguments, data, model, records)
+
+        folder = Path(arguments.output_dir)
+        return Training(model, optimizer, task, steps, validation, tracker, folder, data.identity, on_best)
+
+    return session.prepare_training(run, arguments, plan, build_model(arguments, data), make, resume, data.identity)
+
+
+def eval_rows(arguments: Arguments, data: Data, split: Split) -> Any:
+    from finetune.data import EvalRows
+
+    collate = collator(split, data.tokenizer, len(data.labels))
+    return EvalRows(collate, split.tokens.lengths, arguments.per_device_eval_batch_size)
+
+
+def export(run: Run, arguments: Arguments, data: Data, model: Any, records: list | None) -> None:
+    """Writes best/ with the thresholds that `records` (of the validation rows) give, and checks it by loading it."""
+    import numpy as np
+
+    from finetune.checkpoint import full_weights
+    from finetune.session import BEST
+    from metrics.thresholds import tune_thresholds
+    from multilabel.classifier import check_export, plain_model, rows_to_check
+    from multilabel.task import probabilities
+    from pretrained.export import export_model
+
+    weights = full_weights(run, model)
+
+    def write() -> None:
+        thresholds, chosen = np.full(len(data.labels), 0.5), []
+        if records:
+            chances = probabilities(np.stack([record["logits"] for record in records]))
+            thresholds = tune_thresholds(chances, np.stack([record["labels"] for record in records]))
+            chosen = rows_to_check(data.validation.tokens.lengths)
+        plain = plain_model(run.accelerator.unwrap_model(model), thresholds)
+
+        def check(place: Path) -> None:
+            texts = [data.validation.texts[row] for row in chosen]
+            check_export(place, texts, [records[row] for row in chosen], run.launch.precision)
+
+        export_model(
+            Path(arguments.output_dir) / BEST, plain, weights, data.tokenizer, data.max_length, check
+        )
+
+    run.on_main(write)
+
+
+# Evaluation and prediction -------------------------------------------------------------------------------------------
+
+
+def load_trained(run: Run, arguments: Arguments, data: Data, trained: bool) -> Any:
+    """The exported model, in plain transformers: what is reported is what a user of best/ gets."""
+    from transformers import AutoModelForSequenceClassification
+
+    from finetune.session import BEST
+    from pretrained.model import check_vocabulary, load_model
+
+    if trained:
+        folder = Path(arguments.output_dir) / BEST
+        model = AutoModelForSequenceClassification.from_pretrained(folder)
+    else:
+        model = load_model(AutoModelForSequenceClassification, replace(arguments, from_scratch=False), data.config)
+    check_vocabulary(model, data.tokenizer)
+    return run.accelerator.prepare_model(model.to(run.device), evaluation_mode=True)
+
+
+def score_split(
+    run: Run, arguments: Arguments, data: Data, task: MultiLabelTask, model: Any, split: Split, name: str
+) -> dict[str, Any]:
+    """The figures of a file under the model's own thresholds, named `name`_*."""
+    from finetune import engine
+    from multilabel.classifier import thresholds_of
+
+    fixed = replace(task, thresholds=thresholds_of(run.accelerator.unwrap_model(model).config))
+    figures, _ = engine.evaluate(run, model, fixed, eval_rows(arguments, data, split))
+    return {f"{name}_{key}": value for key, value in figures.items()}
+
+
+def predict_test(run: Run, arguments: Arguments, data: Data, task: MultiLabelTask, model: Any) -> dict[str, Any]:
+    """Writes labels and probabilities of every test row; returns test_* figures when the file has labels."""
+    from finetune import engine, session
+    from finetune.columns import ids_of
+    from metrics.thresholds import decide
+    from multilabel.classifier import thresholds_of
+    from multilabel.task import probabilities
+
+    thresholds = thresholds_of(run.accelerator.unwrap_model(model).config)
+    records, seconds = engine.predict(run, model, task, eval_rows(arguments, data, data.test))
+
+    def lines() -> list[dict]:
+        found = []
+        for name, record in zip(ids_of(data.test.table, arguments.id_column), records, strict=True):
+            chances = probabilities(record["logits"])
+            chosen = [label for label, on in zip(data.labels, decide(chances[None], thresholds)[0], strict=True) if on]
+            scores = {label: round(float(p), 6) for label, p in zip(data.labels, chances, strict=True)}
+            found.append({"id": name, "labels": chosen, "probabilities": scores})
+        return found
+
+    session.write_predictions(run, arguments, lines)
+    figures = {"test_rows": len(data.test.texts), "test_samples_per_second": len(data.test.texts) / seconds}
+    if data.test.labels is not None:
+        scored = run.on_main(lambda: replace(task, thresholds=thresholds).score(records))
+        figures |= {f"test_{key}": value for key, value in scored.items()}
+    return figures
+
+
+# Reports -------------------------------------------------------------------------------------------------------------
+
+
+def write_card(run: Run, arguments: Arguments, data: Data) -> None:
+    """README.md of the run: figures, per-label table, curves."""
+    from multilabel.card import model_card
+
+    run.on_main(lambda: model_card(Path(arguments.output_dir), data.labels))
+
+
+def report(run: Run, arguments: Arguments, figures: dict[str, Any]) -> None:
+    """The figures that a reader looks for first."""
+    for split in ("eval", "test"):
+        shown = ("loss", "f1_micro", "f1_macro", "tuned_f1_micro", "tuned_f1_macro", "roc_auc_macro")
+        known = [f"{key} {figures[f'{split}_{key}']:.4f}" for key in shown if figures.get(f"{split}_{key}") is not None]
+        if known:
+            run.print(f"{split:<15}{', '.join(known)}")
+    run.print(f"done           {arguments.output_dir}")
+
+
+if __name__ == "__main__":
+    with failures_end_the_job(debug="--debug" in sys.argv):
+        main(parse(Arguments, description=__doc__))

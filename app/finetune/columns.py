@@ -1,0 +1,114 @@
+"""From a file's columns to what a task needs: texts, ids, splits. Level 3, over tables.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from finetune.failure import InputError
+from finetune.tables import Table, read_table
+
+SHOWN = 20
+INVISIBLE = "\u200b\u200c\u200d\u2060\ufeff"  # zero-width characters that str.strip() leaves in place
+
+
+def read_split(arguments: Any, split: str, required: tuple[str, ...] = ()) -> Table | None:
+    """The rows of "train", "validation" or "test", from its file or from --dataset_name; None when neither is given.
+
+    Raises `InputError` for whatever is wrong with the file.
+    """
+    file = getattr(arguments, f"{split}_file")
+    if file is not None:
+        table = read_table(file, arguments.encoding, required)
+    elif arguments.dataset_name is not None:
+        table = _dataset_split(arguments, split, required)
+    else:
+        return None
+    limit = {"train": "max_train_samples", "validation": "max_eval_samples", "test": "max_predict_samples"}[split]
+    most = getattr(arguments, limit)
+    return table if table is None or most is None else take(table, range(min(most, len(table))))
+
+
+def take(table: Table, rows: Any) -> Table:
+    """A table of some of the rows, which still knows where they stand in the file."""
+    columns = {name: [values[row] for row in rows] for name, values in table.columns.items()}
+    return Table(table.path, table.kind, columns, [table.lines[row] for row in rows])
+
+
+def split_off(table: Table, share: float, seed: int) -> tuple[Table, Table]:
+    """(training rows, validation rows): a random share, the same for the same seed and number of rows; in file order."""
+    if len(table) < 2:
+        raise InputError(f"{table.path}: has {len(table)} row(s), too few to take validation rows from; give --validation_file")
+    count = min(max(1, round(len(table) * share)), len(table) - 1)
+    chosen = np.random.default_rng([seed, 0]).permutation(len(table))[:count]
+    held_out = set(chosen.tolist())
+    rows = range(len(table))
+    return take(table, [r for r in rows if r not in held_out]), take(table, [r for r in rows if r in held_out])
+
+
+def texts_of(table: Table, column: str) -> list[str]:
+    """A column of texts. Raises `InputError` for cells that are no text, each with its line."""
+    values = table.columns[column]
+    wrong = [row for row, value in enumerate(values) if not isinstance(value, str)]
+    if wrong:
+        shown = [f"{table.where(r)}: {column} is {_kind(values[r])}, expected a text" for r in wrong[:SHOWN]]
+        raise InputError(*shown, *more(len(wrong)))
+    return values
+
+
+def is_blank(text: str) -> bool:
+    """Whether a text shows nothing: empty, white space or zero-width characters only."""
+    return not text.strip().strip(INVISIBLE).strip()
+
+
+def drop_blank(table: Table, column: str, notes: list[str]) -> Table:
+    """Leaves out training rows whose text shows nothing, and says so. Raises `InputError` if none is left."""
+    texts = texts_of(table, column)
+    kept = [row for row, text in enumerate(texts) if not is_blank(text)]
+    if not kept:
+        raise InputError(f"{table.path}: every {column} is empty; nothing to train on")
+    if len(kept) == len(texts):
+        return table
+    lost = sorted(set(range(len(texts))) - set(kept))
+    lines = ", ".join(str(table.lines[row]) for row in lost[:SHOWN])
+    notes.append(f"{table.path}: {len(lost)} row(s) without a text left out (line {lines}{', ...' if len(lost) > SHOWN else ''})")
+    return take(table, kept)
+
+
+def ids_of(table: Table, column: str) -> list[Any]:
+    """What names each row in predictions: its cell in `column`, or its number from 0."""
+    return table.columns.get(column, list(range(len(table))))
+
+
+def more(count: int) -> list[str]:
+    """The line that stands for the problems beyond the first 20."""
+    return [f"... and {count - SHOWN} more"] if count > SHOWN else []
+
+
+def _dataset_split(arguments: Any, split: str, required: tuple[str, ...]) -> Table | None:
+    import datasets
+
+    name = arguments.dataset_name
+    try:
+        everything = datasets.load_dataset(name, arguments.dataset_config_name)
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InputError(f"--dataset_name {name}: cannot be loaded ({reason})") from error
+    if split not in everything:
+        return None
+    rows = everything[split]
+    missing = [column for column in required if column not in rows.column_names]
+    if missing:
+        raise InputError(
+            *(f"dataset {name}, split {split}: has no column {c!r}; it has {', '.join(rows.column_names)}" for c in missing)
+        )
+    # A dataset has rows, not lines; "parquet" is the kind whose places are row numbers.
+    return Table(f"{name} ({split})", "parquet", {c: list(rows[c]) for c in rows.column_names}, list(range(1, len(rows) + 1)))
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "missing"
+    text = repr(value)
+    return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"

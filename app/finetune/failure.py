@@ -1,0 +1,31 @@
+"""How a run ends when it does not end well: the exceptions and their exit codes. Level 0: imports nothing of ours."""
+
+EXIT_BAD_INPUT = 2
+EXIT_TRAINING_FAILED = 3
+EXIT_STOPPED = 75  # EX_TEMPFAIL of sysexits.h: "try again later", what schedulers requeue on
+
+
+class InputError(Exception):
+    """Bad input or configuration, found before anything was harmed. Ends the job with exit code 2.
+
+    Each problem is one complete message: what is wrong, where (file, row, field), what to do. All the problems that can be
+    found in one pass are reported together.
+    """
+
+    exit_code = EXIT_BAD_INPUT
+
+    def __init__(self, *problems: str):
+        super().__init__("\n".join(problems))
+        self.problems = list(problems)
+
+
+class TrainingError(Exception):
+    """Training cannot go on: a non-finite loss, memory, a lost rank. Ends the job with exit code 3."""
+
+    exit_code = EXIT_TRAINING_FAILED
+
+
+class StopRequested(Exception):
+    """The job was asked to stop and has written a checkpoint. Ends the job with exit code 75."""
+
+    exit_code = EXIT_STOPPED

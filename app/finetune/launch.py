@@ -1,0 +1,319 @@
+"""Processes, backend, precision: which launcher started us, what it asks for, and what is in force. Level 4.
+
+`describe_launch` reads the environment before anything is started, so that bad input ends a job before a process group
+exists; `start` then creates the one Accelerator of the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from finetune import zero
+from finetune.failure import EXIT_TRAINING_FAILED, InputError, StopRequested, TrainingError
+from finetune.plan import BatchShape
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What the launcher and the arguments ask for; known before any process group exists."""
+
+    launcher: str  # python, torchrun, accelerate, deepspeed
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    use_cpu: bool
+    backend: str  # nccl or gloo
+    precision: str  # no, fp16, bf16
+    timeout_seconds: int
+    deepspeed_file: str | None
+    deepspeed_config: dict[str, Any] | None
+    max_grad_norm: float
+
+    @property
+    def zero_stage(self) -> int:
+        return zero.stage_of(self.deepspeed_config) if self.deepspeed_config else 0
+
+
+@dataclass(frozen=True)
+class Run:
+    """A started run: the Accelerator and the few things that are done over all processes."""
+
+    launch: Launch
+    accelerator: Any
+    deepspeed_config: dict[str, Any] | None  # complete, as DeepSpeed gets it
+
+    @property
+    def is_main(self) -> bool:
+        return self.accelerator.is_main_process
+
+    @property
+    def device(self) -> Any:
+        return self.accelerator.device
+
+    def print(self, *lines: str) -> None:
+        """Prints on rank 0 only."""
+        if self.is_main:
+            print(*lines, sep="\n", flush=True)
+
+    def sum(self, tensor: Any) -> Any:
+        """The sum of a tensor over all processes, on every process."""
+        return tensor if self.launch.world_size == 1 else self.accelerator.reduce(tensor, "sum")
+
+    def gather(self, records: list) -> list:
+        """Concatenates the processes' lists, on every process."""
+        from accelerate.utils import gather_object
+
+        return records if self.launch.world_size == 1 else gather_object(records)
+
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's value, on every process."""
+        from accelerate.utils import broadcast_object_list
+
+        return value if self.launch.world_size == 1 else broadcast_object_list([value])[0]
+
+    def on_main(self, work: Callable[[], Any]) -> Any:
+        """Runs `work` on rank 0 and gives its result to all; an exception there is raised on every process."""
+        outcome: tuple[Any, Exception | None] = (None, None)
+        if self.is_main:
+            try:
+                outcome = (work(), None)
+            except Exception as error:
+                outcome = (None, error)
+        result, error = self.broadcast(outcome)
+        if error is not None:
+            raise error
+        return result
+
+    def wait(self) -> None:
+        self.accelerator.wait_for_everyone()
+
+
+def describe_launch(arguments: Any) -> Launch:
+    """Reads what the launcher set and what the arguments ask for; starts nothing.
+
+    Raises `InputError` listing every contradiction between launcher, DeepSpeed file and arguments.
+    """
+    import torch
+
+    env = os.environ
+    world_size, rank = int(env.get("WORLD_SIZE", 1)), int(env.get("RANK", 0))
+    local_rank, local_world = int(env.get("LOCAL_RANK", 0)), int(env.get("LOCAL_WORLD_SIZE", env.get("LOCAL_SIZE", 1)))
+    use_cpu = not torch.cuda.is_available() or env.get("ACCELERATE_USE_CPU", "").lower() == "true"
+
+    found: list[str] = []
+    file, config = _deepspeed_config(arguments, found)
+    precision = _precision(arguments, config, found)
+    if config is not None:
+        found += zero.problems(config, file, arguments.max_grad_norm, arguments.mixed_precision)
+    if precision == "fp16" and use_cpu:
+        found.append("fp16 is not available on a CPU; use bf16 or no mixed precision")
+    if precision == "bf16" and not use_cpu and not torch.cuda.is_bf16_supported():
+        found.append("bf16 is not available on this GPU; use fp16 or no mixed precision")
+    if arguments.ddp_backend == "nccl" and use_cpu:
+        found.append("--ddp_backend nccl needs GPUs; leave it out or use gloo")
+    if not use_cpu and local_world > torch.cuda.device_count():
+        found.append(f"{local_world} processes on this machine but {torch.cuda.device_count()} GPU(s); start as many as GPUs")
+    if found:
+        raise InputError(*found)
+    return Launch(
+        launcher=_launcher(arguments),
+        rank=rank,
+        local_rank=local_rank,
+        world_size=world_size,
+        local_world_size=local_world,
+        use_cpu=use_cpu,
+        backend=arguments.ddp_backend or ("gloo" if use_cpu else "nccl"),
+        precision=precision,
+        timeout_seconds=arguments.ddp_timeout,
+        deepspeed_file=file,
+        deepspeed_config=config,
+        max_grad_norm=arguments.max_grad_norm,
+    )
+
+
+def start(launch: Launch, batch: BatchShape | None, report_to: tuple[str, ...] = (), output_dir: str | None = None) -> Run:
+    """Creates the process group and the Accelerator. `batch` is None for a run that does not train: then no DeepSpeed either,
+    as evaluation has no optimizer state to share out and runs on full copies.
+    """
+    _quiet_libraries(launch)
+    if launch.use_cpu:
+        # DeepSpeed looks for an accelerator when it is imported; Accelerate's own CPU switch would drop DeepSpeed silently.
+        os.environ["DS_ACCELERATOR"] = "cpu"
+        _share_cores(launch)
+
+    from accelerate import Accelerator
+    from accelerate.utils import GradScalerKwargs, InitProcessGroupKwargs, ProjectConfiguration
+
+    config = None
+    if launch.deepspeed_config is not None and batch is not None:
+        _single_process_group(launch)
+        config = zero.complete_config(
+            launch.deepspeed_config, launch.deepspeed_file, batch, launch.max_grad_norm, launch.precision
+        )
+    else:
+        # Accelerate would read these again and start DeepSpeed from them.
+        os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)
+    timeout = timedelta(seconds=launch.timeout_seconds)
+    handlers: list[Any] = [GradScalerKwargs()]
+    if launch.world_size > 1 or config is not None:
+        handlers.append(InitProcessGroupKwargs(backend=launch.backend, timeout=timeout))
+    accelerator = Accelerator(
+        cpu=launch.use_cpu and config is None,
+        mixed_precision=launch.precision,
+        gradient_accumulation_steps=batch.accumulation if batch else 1,
+        deepspeed_plugin=zero.plugin(config) if config else None,
+        kwargs_handlers=handlers,
+        log_with=list(report_to) or None,
+        project_config=ProjectConfiguration(project_dir=output_dir, logging_dir=output_dir),
+    )
+    if config is not None:
+        zero.build_models_whole(accelerator)
+    if accelerator.num_processes != launch.world_size:
+        raise InputError(
+            f"the launcher started {launch.world_size} processes but {accelerator.num_processes} found each other; "
+            "check the launcher's addresses and ports"
+        )
+    return Run(launch, accelerator, config)
+
+
+def in_force(run: Run) -> list[str]:
+    """What the launch came to, in words; printed before the first step."""
+    launch = run.launch
+    stage = f"ZeRO-{launch.zero_stage} ({launch.deepspeed_file})" if run.deepspeed_config else "no ZeRO"
+    backend = launch.backend if launch.world_size > 1 or run.deepspeed_config else "no communication"
+    return [
+        f"launch         {launch.launcher}: {launch.world_size} process(es) on {run.device.type}, {backend}, {stage}",
+        f"precision      {launch.precision if launch.precision != 'no' else 'fp32'}",
+    ]
+
+
+@contextlib.contextmanager
+def failures_end_the_job(debug: bool) -> Iterator[None]:
+    """Turns the exceptions of `failure.py` into one message and an exit code; any other keeps its stack trace.
+
+    A message that every process of a machine has is printed by the first. The others wait a moment before they speak: the
+    launcher has ended them by then, unless the first one is well, and then their message is the one that counts.
+    """
+    code = 0
+    try:
+        yield
+    except (InputError, TrainingError, StopRequested) as error:
+        code = error.exit_code
+        if os.environ.get("LOCAL_RANK", "0") != "0":
+            time.sleep(3)
+        if debug:
+            traceback.print_exc()
+        print(_message(error), file=sys.stderr, flush=True)
+    except Exception as error:
+        code = EXIT_TRAINING_FAILED
+        traceback.print_exc()
+        print(f"error on {_where()}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    if code:
+        sys.stdout.flush()
+        # Not sys.exit: a process group that lost its peers can hang in its destructors.
+        os._exit(code)
+
+
+def finish(run: Run) -> None:
+    """Closes trackers and the process group; without it a DeepSpeed run can abort at exit."""
+    run.accelerator.end_training()
+    import torch
+
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def _message(error: Exception) -> str:
+    problems = getattr(error, "problems", [str(error)])
+    if len(problems) == 1:
+        return f"error: {problems[0]}"
+    return f"{len(problems)} errors:\n" + "\n".join(f"  - {problem}" for problem in problems)
+
+
+def _where() -> str:
+    return f"rank {os.environ.get('RANK', '0')} of {os.environ.get('WORLD_SIZE', '1')} ({socket.gethostname()})"
+
+
+def _launcher(arguments: Any) -> str:
+    if any(name.startswith("ACCELERATE_") and name != "ACCELERATE_USE_DEEPSPEED" for name in os.environ):
+        return "accelerate"
+    if arguments.local_rank is not None or "CROSS_RANK" in os.environ:
+        return "deepspeed"
+    return "torchrun" if "TORCHELASTIC_RUN_ID" in os.environ else "python"
+
+
+def _deepspeed_config(arguments: Any, found: list[str]) -> tuple[str | None, dict[str, Any] | None]:
+    asked = arguments.deepspeed or arguments.deepspeed_config
+    by_launcher = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE")
+    uses = os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true"
+    if asked and by_launcher and Path(asked).name != Path(by_launcher).name:
+        found.append(f"--deepspeed {asked} but the accelerate config names {by_launcher}; keep one")
+    file = asked or (by_launcher if uses else None)
+    try:
+        if file:
+            return file, zero.read_config(file, search=(REPOSITORY,))
+    except InputError as error:
+        found += error.problems
+        return file, None
+    if uses:
+        found.append(
+            "the accelerate config asks for DeepSpeed without a file; name one: deepspeed_config_file: ds_configs/zero2.json"
+        )
+    return None, None
+
+
+def _precision(arguments: Any, config: dict[str, Any] | None, found: list[str]) -> str:
+    # Accelerate sets "no" where its config says nothing, so "no" from there is not a wish.
+    by_launcher = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    asked = arguments.mixed_precision
+    if config is not None:
+        return zero.stated_precision(config) or asked or by_launcher
+    if by_launcher not in ("no", "fp16", "bf16"):
+        found.append(f"the accelerate config asks for mixed_precision {by_launcher}; no, fp16 and bf16 are supported")
+    if asked is not None and by_launcher not in ("no", asked):
+        found.append(f"--mixed_precision {asked} but the accelerate config says {by_launcher}; keep one")
+    return asked or by_launcher
+
+
+def _share_cores(launch: Launch) -> None:
+    if launch.local_world_size > 1 and "OMP_NUM_THREADS" not in os.environ:
+        import torch
+
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // launch.local_world_size))
+
+
+def _single_process_group(launch: Launch) -> None:
+    """DeepSpeed needs a process group even for one process; `python` and a one-process launcher do not provide for one."""
+    if launch.world_size > 1:
+        return
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    defaults = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+
+
+def _quiet_libraries(launch: Launch) -> None:
+    import logging
+    import warnings
+
+    # Rank 0 talks; the others would say the same again.
+    level = logging.WARNING if launch.rank == 0 else logging.ERROR
+    for name in ("accelerate", "transformers", "DeepSpeed", "torch.distributed"):
+        logging.getLogger(name).setLevel(logging.ERROR if name == "DeepSpeed" else level)
+    warnings.filterwarnings("ignore", message="OMP_NUM_THREADS/MKL_NUM_THREADS unset")
+    os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "error")

@@ -1,0 +1,57 @@
+"""Which rows meet in which batch, and which process gets them. Level 1: pure functions of (seed, epoch) and the rows' lengths.
+
+Nothing here knows the launcher; the number of processes enters only where one global batch is shared out.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+MEGABATCHES = 50  # rows are sorted by length within runs of this many global batches, and shuffled beyond
+
+
+def epoch_order(seed: int, epoch: int, lengths: np.ndarray, global_batch_size: int, length_grouping: bool) -> np.ndarray:
+    """(rows,) int64: every row once; each run of `global_batch_size` entries is one optimizer step's batch.
+
+    With `length_grouping` a shuffled order is cut into runs of 50 global batches, each sorted by length, and the resulting
+    batches are shuffled again: rows of a batch have similar lengths, and which rows meet still changes from epoch to epoch.
+    The incomplete batch comes last. The very first batch of a run holds the longest row, so that a job that is too large for
+    its memory says so at once.
+    """
+    generator = np.random.default_rng([seed, epoch])
+    order = generator.permutation(len(lengths))
+    if not length_grouping or len(lengths) <= global_batch_size:
+        return order
+    # Small files get shorter runs: at least four, or whole epochs would be one sorted run with the same batches every time.
+    run = global_batch_size * max(1, min(len(lengths) // (4 * global_batch_size), MEGABATCHES))
+    runs = [order[start : start + run] for start in range(0, len(order), run)]
+    order = np.concatenate([part[np.argsort(-lengths[part], kind="stable")] for part in runs])
+    full = len(order) // global_batch_size
+    batches = order[: full * global_batch_size].reshape(full, global_batch_size)
+    batches = batches[generator.permutation(full)]
+    if epoch == 0:
+        longest = int(lengths[batches].max(axis=1).argmax())
+        batches[[0, longest]] = batches[[longest, 0]]
+    return np.concatenate([batches.reshape(-1), order[full * global_batch_size :]])
+
+
+def share_out(rows: np.ndarray, lengths: np.ndarray, world_size: int, accumulation: int) -> list[list[np.ndarray]]:
+    """Shares one global batch out: [forward pass][process] -> rows, as even in number as possible, some maybe empty.
+
+    Rows are dealt in the order of their lengths, longest first, so that the processes of one forward pass have rows of
+    similar length and finish together.
+    """
+    by_length = rows[np.lexsort((rows, -lengths[rows]))]
+    shares = np.array_split(by_length, world_size * accumulation)
+    return [shares[step * world_size : (step + 1) * world_size] for step in range(accumulation)]
+
+
+def evaluation_batches(lengths: np.ndarray, batch_size: int, world_size: int, rank: int) -> list[np.ndarray]:
+    """This process's batches of a file that is evaluated: longest rows first, every row on exactly one process.
+
+    All processes get the same number of batches; one that has no rows left gets empty ones.
+    """
+    by_length = np.argsort(-lengths, kind="stable")
+    batches = [by_length[start : start + batch_size] for start in range(0, len(by_length), batch_size)]
+    batches += [by_length[:0]] * (-len(batches) % world_size)
+    return batches[rank::world_size]

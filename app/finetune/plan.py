@@ -1,0 +1,153 @@
+"""What this run will do: batch arithmetic, number of steps, learning rate, when to act. Level 1: pure functions, no torch.
+
+The batch belongs to the experiment, the accumulation to the machine: `global_batch_size` is given, the number of forward
+passes per process follows from the number of processes and the micro-batch that fits.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from finetune.failure import InputError
+
+DEFAULT_GLOBAL_BATCH_SIZE = 32
+
+
+@dataclass(frozen=True)
+class BatchShape:
+    """How one optimizer step's rows are shared out: over `world_size` processes times `accumulation` forward passes."""
+
+    global_batch_size: int
+    world_size: int
+    micro_batch_size: int  # most rows in one forward pass of one process
+    accumulation: int  # forward passes per process and optimizer step
+
+    @property
+    def idle_share(self) -> float:
+        """Share of the processes' time that the uneven last rows leave idle, counted in rows."""
+        per_process = math.ceil(self.global_batch_size / self.world_size)
+        return 1 - self.global_batch_size / (per_process * self.world_size)
+
+
+def derive_batch(
+    world_size: int,
+    global_batch_size: int | None = None,
+    per_device_train_batch_size: int | None = None,
+    gradient_accumulation_steps: int | None = None,
+) -> BatchShape:
+    """Fills in the batch sizes that were not given.
+
+    `per_device_train_batch_size` is an upper bound when the global batch is given; with `gradient_accumulation_steps` and
+    without a global batch it is exact, and the global batch is their product with the number of processes.
+
+    Raises `InputError` when all three are given and contradict each other.
+    """
+    total, micro, accumulation = global_batch_size, per_device_train_batch_size, gradient_accumulation_steps
+    if total is None:
+        total = world_size * micro * accumulation if micro and accumulation else DEFAULT_GLOBAL_BATCH_SIZE
+    per_process = math.ceil(total / world_size)
+    needed = math.ceil(per_process / micro) if micro else accumulation or 1
+    if accumulation and needed != accumulation:
+        raise InputError(
+            f"batch arguments contradict each other: --global_batch_size {total} on {world_size} process(es) is "
+            f"{per_process} rows each, which --per_device_train_batch_size {micro} makes {needed} forward pass(es), but "
+            f"--gradient_accumulation_steps is {accumulation}; leave one of the three out"
+        )
+    # More passes than rows would be passes over nothing.
+    passes = min(needed, per_process)
+    return BatchShape(total, world_size, math.ceil(total / (world_size * passes)), passes)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything about a run that follows from its arguments, its number of rows and its number of processes."""
+
+    batch: BatchShape
+    num_rows: int
+    steps_per_epoch: int
+    total_steps: int
+    warmup_steps: int
+    learning_rate: float  # the peak, after --lr_scaling
+    lr_scheduler_type: str
+    eval_steps: int | None  # None: never during training
+    save_steps: int | None  # None: never
+    logging_steps: int
+
+    def epoch_of(self, step: int) -> tuple[int, int]:
+        """(epoch, position in it) of the global batch that optimizer step `step` (0-based) trains on."""
+        return divmod(step, self.steps_per_epoch)
+
+    def due(self, step: int, interval: int | None) -> bool:
+        """Whether something done every `interval` steps is due once `step` steps are done."""
+        return interval is not None and (step % interval == 0 or step == self.total_steps)
+
+
+def make_plan(arguments, num_rows: int, world_size: int) -> Plan:
+    """Derives the plan. `arguments` has the fields of BatchArguments, OptimizationArguments and RunArguments.
+
+    Raises `InputError` for batch arguments that contradict each other and for a warm-up longer than the run.
+    """
+    a = arguments
+    batch = derive_batch(
+        world_size, a.global_batch_size, a.per_device_train_batch_size, a.gradient_accumulation_steps
+    )
+    steps_per_epoch = math.ceil(num_rows / batch.global_batch_size)
+    total_steps = a.max_steps or max(1, math.ceil(steps_per_epoch * a.num_train_epochs))
+    warmup = a.warmup_steps if a.warmup_steps is not None else math.ceil(total_steps * (a.warmup_ratio or 0))
+    if warmup > total_steps:
+        raise InputError(f"--warmup_steps {warmup} is longer than the run ({total_steps} optimizer steps)")
+    scale = batch.global_batch_size / a.base_global_batch_size
+    factor = {"none": 1.0, "linear": scale, "sqrt": math.sqrt(scale)}[a.lr_scaling]
+    every = {"epoch": steps_per_epoch, "steps": a.eval_steps, "no": None}[a.eval_strategy]
+    return Plan(
+        batch=batch,
+        num_rows=num_rows,
+        steps_per_epoch=steps_per_epoch,
+        total_steps=total_steps,
+        warmup_steps=warmup,
+        learning_rate=a.learning_rate * factor,
+        lr_scheduler_type=a.lr_scheduler_type,
+        eval_steps=every,
+        save_steps=steps_per_epoch if a.save_steps is None else a.save_steps or None,
+        logging_steps=a.logging_steps,
+    )
+
+
+def lr_multiplier(step: int, total_steps: int, warmup_steps: int, kind: str) -> float:
+    """The learning rate of optimizer step `step` (0-based) as a share of its peak; a pure function, so nothing is saved.
+
+    Warm-up is linear and ends at the peak: step s of w has (s + 1) / w, so that the first step already trains. `linear`
+    falls to 0 at the step after the last; `cosine` is half a cosine over the same steps (Loshchilov and Hutter,
+    arXiv:1608.03983, one period without restarts).
+    """
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    if kind in ("constant", "constant_with_warmup"):
+        return 1.0
+    done = (step - warmup_steps) / max(1, total_steps - warmup_steps)
+    return max(0.0, 1 - done) if kind == "linear" else 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+
+
+def describe(plan: Plan) -> list[str]:
+    """The batch arithmetic in words, printed before the first step."""
+    b = plan.batch
+    lines = [
+        f"global batch   {b.global_batch_size} rows = {b.world_size} process(es) x at most {b.micro_batch_size} rows "
+        f"x {b.accumulation} forward pass(es)",
+        f"steps          {plan.total_steps} optimizer steps, {plan.steps_per_epoch} per epoch of {plan.num_rows} rows",
+        f"learning rate  {plan.learning_rate:g} at its peak, {plan.warmup_steps} warm-up step(s), "
+        f"{plan.lr_scheduler_type}",
+    ]
+    if b.idle_share > 0.1:
+        even = [size for size in _even_sizes(b) if size > 0]
+        lines.append(
+            f"note           {b.idle_share:.0%} of the processes' time is idle: {b.global_batch_size} rows do not share out "
+            f"evenly over {b.world_size} processes; --global_batch_size {' or '.join(map(str, even))} would"
+        )
+    return lines
+
+
+def _even_sizes(batch: BatchShape) -> tuple[int, int]:
+    below = batch.global_batch_size // batch.world_size * batch.world_size
+    return below, below + batch.world_size

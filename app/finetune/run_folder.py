@@ -1,0 +1,134 @@
+"""The run's folder: may it be used, and files that are whole or absent. Level 1.
+
+Only rank 0 calls what writes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO
+
+from finetune.failure import InputError
+
+RUN_FILE = "run.json"
+OURS = (RUN_FILE, "history.jsonl", "metrics.json", "predictions.jsonl", "README.md", "best", "checkpoints", "tensorboard")
+
+
+def check_output_dir(folder: Path, training: bool, overwrite: bool, resume: bool) -> None:
+    """Refuses a folder that cannot be written or that another run's files would be lost in; creates it if it is missing.
+
+    Raises `InputError`; deletes nothing.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".probe-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except FileExistsError:
+        raise InputError(f"--output_dir {folder}: is a file, not a folder") from None
+    except OSError as error:
+        raise InputError(f"--output_dir {folder}: cannot be written ({error.strerror})") from None
+    if not training or overwrite or resume:
+        return
+    present = [name for name in OURS if (folder / name).exists()]
+    if present:
+        raise InputError(
+            f"--output_dir {folder} already holds a run ({', '.join(present)}); go on with it by --resume_from_checkpoint auto, "
+            "replace it by --overwrite_output_dir, or name another folder"
+        )
+
+
+def clear(folder: Path) -> None:
+    """Removes what an earlier run left, and nothing else."""
+    for name in OURS:
+        path = folder / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def lock(folder: Path) -> TextIO:
+    """One run per folder: a lock that the kernel lets go of when its holder dies, however it dies. Keep the result.
+
+    Raises `InputError` naming the holder.
+    """
+    path = folder / ".lock"
+    file = path.open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        raise InputError(f"--output_dir {folder} is in use by another run ({file.read().strip() or 'unknown'})") from None
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()}")
+    file.flush()
+    return file
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Writes a JSON file so that it is the old one or the new one, never half of it."""
+    write_text(path, json.dumps(content, ensure_ascii=False, indent=2, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """As `write_json`, for a text."""
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    with unfinished.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(unfinished, path)
+
+
+def replace_folder(path: Path, fill: Callable[[Path], None]) -> None:
+    """Lets `fill` write a folder beside `path`, flushes it to disk and renames it into place.
+
+    A crash leaves the old folder, the new one, or (between the two renames) neither under its name but the old one beside it,
+    which `recover_folder` puts back.
+    """
+    unfinished, old = path.with_name(f".{path.name}.unfinished"), path.with_name(f".{path.name}.old")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    try:
+        fill(unfinished)
+        flush(unfinished)
+        shutil.rmtree(old, ignore_errors=True)
+        if path.exists():
+            os.rename(path, old)
+        os.rename(unfinished, path)
+        flush_folder(path.parent)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def recover_folder(path: Path) -> None:
+    """Puts back what a crash inside `replace_folder` left under its other name."""
+    old = path.with_name(f".{path.name}.old")
+    if old.exists() and not path.exists():
+        os.rename(old, path)
+
+
+def flush(folder: Path) -> None:
+    """Forces every file below `folder` to disk."""
+    for directory, _, names in os.walk(folder):
+        for name in names:
+            with open(os.path.join(directory, name), "rb") as file:
+                os.fsync(file.fileno())
+        flush_folder(Path(directory))
+
+
+def flush_folder(folder: Path) -> None:
+    """Forces a folder's own entries to disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

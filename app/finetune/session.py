@@ -1,0 +1,225 @@
+"""A run from its folder to its files: what every task does around `engine.fit`. Level 7."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from finetune import checkpoint, engine, run_folder
+from finetune.arguments import contradictions, tasks_to_do
+from finetune.checkpoint import TrainState
+from finetune.config import as_dict
+from finetune.engine import FitOptions, Training
+from finetune.failure import InputError
+from finetune.launch import Launch, Run, describe_launch, in_force
+from finetune.optim import build_optimizer
+from finetune.plan import Plan, describe
+from finetune.tracker import Tracker, read_history
+
+LIBRARIES = ("torch", "transformers", "accelerate", "deepspeed", "datasets", "tokenizers", "numpy")
+BEST = "best"
+
+
+def check(arguments: Any) -> Launch:
+    """Everything that can be refused before any data is read. Raises `InputError` with all of it."""
+    problems = contradictions(arguments)
+    launch = None
+    try:
+        launch = describe_launch(arguments)
+    except InputError as error:
+        problems += error.problems
+    if arguments.output_dir is not None:
+        train, _, _ = tasks_to_do(arguments)
+        resume = arguments.resume_from_checkpoint is not None
+        try:
+            folder = Path(arguments.output_dir)
+            run_folder.check_output_dir(folder, train, arguments.overwrite_output_dir, resume)
+        except InputError as error:
+            problems += error.problems
+    if problems:
+        raise InputError(*problems)
+    return launch
+
+
+def open_run(run: Run, arguments: Any, plan: Plan | None, identity: dict[str, Any], notes: list[str]) -> Path | None:
+    """Compares the processes' data, takes the folder, prints what is asked and what is in force, writes run.json.
+
+    Returns the checkpoint to go on from, if any. `identity` names what may not change over a resume.
+    """
+    _compare_processes(run, identity)
+    folder = Path(arguments.output_dir)
+
+    def take() -> Path | None:
+        global _lock  # held until the process ends
+        _lock = run_folder.lock(folder)
+        if plan is None:
+            return None
+        if arguments.overwrite_output_dir:
+            run_folder.clear(folder)
+        run_folder.recover_folder(folder / BEST)
+        found = None
+        if arguments.resume_from_checkpoint is not None:
+            found = checkpoint.find(folder / "checkpoints", arguments.resume_from_checkpoint)
+            if found is not None:
+                checkpoint.load_state(found, identity)
+        run_folder.write_json(folder / run_folder.RUN_FILE, _description(run, arguments, plan, identity))
+        return found
+
+    found = run.on_main(take)
+    lines = [*in_force(run), *(describe(plan) if plan else [])]
+    lines += [f"note           {note}" for note in notes]
+    if plan and arguments.resume_from_checkpoint is not None:
+        lines.append(f"resume         {found or 'no checkpoint yet, starting from the beginning'}")
+    run.print(*lines)
+    return found
+
+
+def prepare_training(
+    run: Run,
+    arguments: Any,
+    plan: Plan,
+    model: Any,
+    make: Callable[[Any, Any, Tracker], Training],
+    resume: Path | None,
+    identity: dict[str, Any],
+) -> tuple[Training, TrainState]:
+    """Hands model and optimizer to Accelerate and puts a checkpoint's state back. `make` builds the `Training` from the
+    prepared model, the prepared optimizer and the tracker."""
+    state = TrainState()
+    if resume is not None:
+        state = checkpoint.load_state(resume, identity)
+        checkpoint.load_weights(resume, model)
+    if arguments.gradient_checkpointing:
+        model.gradient_checkpointing_enable()
+    if arguments.torch_compile:
+        model.compile(dynamic=True)
+    head = getattr(arguments, "head_learning_rate", None)
+    scale = head / arguments.learning_rate if head else 1.0
+    optimizer = build_optimizer(arguments, model, plan.learning_rate, scale)
+    prepared, optimizer = run.accelerator.prepare(model, optimizer)
+    folder = Path(arguments.output_dir)
+    tracker = Tracker(run.accelerator, folder, plan.total_steps, state.step, resume is not None)
+    tracker.start_trackers(arguments.run_name, as_dict(arguments))
+    training = make(prepared, optimizer, tracker)
+    if resume is not None:
+        engine.restore(run, resume, training, state)
+    return training, state
+
+
+def fit_options(arguments: Any, headline: str) -> FitOptions:
+    """The arguments that the loop looks at. `headline`: the figure that decides which model is best."""
+    a = arguments
+    greater = a.greater_is_better if a.greater_is_better is not None else "loss" not in headline
+    return FitOptions(
+        seed=a.seed,
+        max_grad_norm=a.max_grad_norm,
+        headline=headline,
+        greater_is_better=greater,
+        early_stopping_patience=a.early_stopping_patience,
+        save_total_limit=a.save_total_limit,
+        dataloader_num_workers=a.dataloader_num_workers,
+    )
+
+
+def finish_training(run: Run, training: Training, state: TrainState) -> dict[str, Any]:
+    """Exports the last model if no evaluation chose one; returns best_* and the best model's eval_* figures."""
+    if state.best_step is None:
+        state.best_step = state.step
+        training.on_best(None, {})
+    training.tracker.close()
+    run.wait()
+
+    def best_figures() -> dict[str, Any]:
+        events = [e for e in read_history(training.output_dir) if e["step"] == state.best_step]
+        figures = {key: value for event in events for key, value in event.items() if key.startswith("eval_")}
+        return {"best_step": state.best_step, "best_metric": state.best_metric, **figures}
+
+    return run.on_main(best_figures)
+
+
+def release(run: Run, training: Training) -> None:
+    """Lets go of the training model, so that the exported one has room on the device."""
+    import torch
+
+    engine_or_model = training.model
+    training.model = training.optimizer = None
+    if run.deepspeed_config is not None:
+        engine_or_model.destroy()
+    del engine_or_model
+    run.accelerator.free_memory()
+    if run.device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def write_metrics(run: Run, arguments: Any, figures: dict[str, Any]) -> None:
+    """Writes metrics.json; figures of an earlier command in the same folder that this one did not make are kept."""
+    path = Path(arguments.output_dir) / "metrics.json"
+
+    def write() -> None:
+        earlier = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        run_folder.write_json(path, {**earlier, **figures})
+
+    run.on_main(write)
+
+
+def write_predictions(run: Run, arguments: Any, lines: Callable[[], list[dict[str, Any]]]) -> None:
+    """Writes the predictions, one JSON object per row, in the input's order. `lines` is called on rank 0 only."""
+    name = arguments.predictions_file
+    path = Path(name) if name else Path(arguments.output_dir) / "predictions.jsonl"
+
+    def write() -> None:
+        text = "".join(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in lines())
+        run_folder.write_text(path, text)
+
+    run.on_main(write)
+    run.print(f"predictions    {path}")
+
+
+def _compare_processes(run: Run, identity: dict[str, Any]) -> None:
+    everyone = run.gather([(run.launch.rank, platform.node(), identity)])
+    _, first_host, first = everyone[0]
+    found = [
+        f"rank {rank} on {host}: {key} is {other.get(key)!r:.60} but {value!r:.60} on rank 0 ({first_host}); every machine "
+        "needs the same files and arguments"
+        for rank, host, other in everyone
+        for key, value in first.items()
+        if other.get(key) != value
+    ]
+    if found:
+        raise InputError(*found)
+
+
+def _description(run: Run, arguments: Any, plan: Plan, identity: dict[str, Any]) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    launch = run.launch
+    return {
+        "arguments": as_dict(arguments),
+        "launcher": launch.launcher,
+        "world_size": launch.world_size,
+        "device": run.device.type,
+        "backend": launch.backend,
+        "mixed_precision": launch.precision,
+        "zero_stage": launch.zero_stage,
+        "deepspeed_file": launch.deepspeed_file,
+        "deepspeed_config": _plain(run.deepspeed_config),
+        "plan": asdict(plan),
+        "identity": identity,
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in LIBRARIES}},
+    }
+
+
+def _plain(config: dict[str, Any] | None) -> dict[str, Any] | None:
+    """DeepSpeed's and Accelerate's additions include infinities, which JSON has no word for."""
+    return None if config is None else json.loads(json.dumps(config, default=str).replace("Infinity", '"inf"'))
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None

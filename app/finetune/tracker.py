@@ -1,0 +1,97 @@
+"""What a run says while it runs: history.jsonl, the console, the progress bar, TensorBoard and other trackers. Level 2.
+
+history.jsonl holds only what the run computes, no clock, so that two equal runs write equal bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+HISTORY = "history.jsonl"
+
+
+class Tracker:
+    """Writes on rank 0, does nothing elsewhere."""
+
+    def __init__(self, accelerator: Any, output_dir: Path, total_steps: int, first_step: int, resuming: bool) -> None:
+        self.accelerator, self.is_main = accelerator, accelerator.is_main_process
+        if not self.is_main:
+            return
+        path = output_dir / HISTORY
+        _keep_until(path, first_step if resuming else 0)
+        self.history = path.open("a", encoding="utf-8")
+        self.is_terminal = sys.stderr.isatty()
+        self.progress = tqdm(
+            total=total_steps, initial=first_step, unit="step", dynamic_ncols=True, disable=not self.is_terminal
+        )
+
+    def start_trackers(self, run_name: str | None, arguments: dict[str, Any]) -> None:
+        """Opens the trackers that the Accelerator was made with. TensorBoard writes to tensorboard/ in the run's folder."""
+        plain = {key: value if isinstance(value, int | float | str | bool) else str(value) for key, value in arguments.items()}
+        kwargs = {"wandb": {"name": run_name}, "mlflow": {"run_name": run_name}} if run_name else {}
+        if self.accelerator.log_with:
+            self.accelerator.init_trackers("tensorboard", config=plain, init_kwargs=kwargs)
+
+    def log(self, event: dict[str, Any], show: bool, speed: dict[str, float] | None = None) -> None:
+        """Records one event, which has "step". `show`: also on the console where there is no progress bar."""
+        if not self.is_main:
+            return
+        self.history.write(json.dumps(event, ensure_ascii=False, allow_nan=False) + "\n")
+        self.history.flush()
+        figures = {key: value for key, value in event.items() if isinstance(value, int | float) and key != "step"}
+        self.accelerator.log({**figures, **(speed or {})}, step=event["step"])
+        if show:
+            shown = {key: value for key, value in {**event, **(speed or {})}.items() if value is not None}
+            self.say(" ".join(f"{key}={_short(value)}" for key, value in shown.items()))
+
+    def advance(self, loss: float | None, learning_rate: float, samples_per_second: float) -> None:
+        """Moves the progress bar by one step."""
+        if self.is_main and self.is_terminal:
+            if loss is not None:
+                self.progress.set_postfix_str(
+                    f"loss {loss:.4f} lr {learning_rate:.2e} {samples_per_second:.1f} samples/s", refresh=False
+                )
+            self.progress.update()
+
+    def say(self, line: str) -> None:
+        """Prints a line without tearing the progress bar."""
+        if self.is_main:
+            tqdm.write(line, file=sys.stdout)
+            sys.stdout.flush()
+
+    def close(self) -> None:
+        if self.is_main:
+            self.progress.close()
+            self.history.close()
+
+
+def read_history(output_dir: Path) -> list[dict[str, Any]]:
+    """The events of history.jsonl so far."""
+    path = output_dir / HISTORY
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def _keep_until(path: Path, step: int) -> None:
+    """Drops the events after `step`, and a last line that a crash cut short: the run that goes on writes them again."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        try:
+            event = json.loads(line)
+        except json.JSONDecodeError:
+            break
+        if event["step"] > step or step == 0:
+            break
+        kept.append(line)
+    path.write_text("".join(kept), encoding="utf-8")
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

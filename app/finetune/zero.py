@@ -1,0 +1,208 @@
+"""DeepSpeed: its file made complete, its plugin, and its partitioned state by parameter name. Level 3.
+
+Together with `launch.py` this is the only place that knows DeepSpeed. The run's arguments own every optimization number;
+a DeepSpeed file owns how memory is laid out. So "auto" is filled in here, and a number that differs from the run's is an error.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from finetune.failure import InputError
+
+# Bucket sizes only shape communication. Accelerate derives "auto" from `config.hidden_size`, which composite models lack.
+BUCKETS = {
+    "reduce_bucket_size": 50_000_000,
+    "allgather_bucket_size": 50_000_000,
+    "stage3_prefetch_bucket_size": 50_000_000,
+    "stage3_param_persistence_threshold": 100_000,
+}
+OWNED_BY_ARGUMENTS = {
+    "optimizer": "--learning_rate, --weight_decay and --adam_* own it",
+    "scheduler": "--lr_scheduler_type and --warmup_steps own it",
+}
+
+
+def read_config(path: str, search: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """Reads a DeepSpeed file; a relative path is looked for in the working directory, then in `search`.
+
+    Raises `InputError` naming file, line and reason.
+    """
+    candidates = [Path(path), *(folder / path for folder in search)]
+    file = next((candidate for candidate in candidates if candidate.is_file()), None)
+    if file is None:
+        raise InputError(f"DeepSpeed file {path} does not exist (the shipped ones are in ds_configs/)")
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"DeepSpeed file {path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"DeepSpeed file {path}: not UTF-8 at byte {error.start}") from None
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path}:{error.lineno}: not valid JSON: {error.msg}") from None
+    if not isinstance(config, dict):
+        raise InputError(f"DeepSpeed file {path}: expected an object, found {type(config).__name__}")
+    return config
+
+
+def stated_precision(config: dict[str, Any]) -> str | None:
+    """"fp16" or "bf16" when the file switches it on itself, "no" when it switches both off, None when it leaves it open."""
+    stated = {kind: _section(config, kind).get("enabled", "auto") for kind in ("fp16", "bf16")}
+    for kind, enabled in stated.items():
+        if enabled is True:
+            return kind
+    return "no" if all(enabled is False for enabled in stated.values()) else None
+
+
+def stage_of(config: dict[str, Any]) -> int:
+    """The ZeRO stage the file asks for; 0 when it asks for none."""
+    stage = _section(config, "zero_optimization").get("stage", 0)
+    return stage if isinstance(stage, int) else 0
+
+
+def problems(config: dict[str, Any], source: str, max_grad_norm: float, mixed_precision: str | None) -> list[str]:
+    """What in a DeepSpeed file cannot be run as the arguments ask, batch sizes apart; one message each."""
+    found = [f"{source}: remove the section {key!r}: {why}" for key, why in OWNED_BY_ARGUMENTS.items() if key in config]
+    for key in ("zero_optimization", "fp16", "bf16"):
+        if not isinstance(config.get(key, {}), dict):
+            found.append(f"{source}: {key} must be an object, found {config[key]!r}")
+            return found
+    if stage_of(config) not in (1, 2, 3):
+        found.append(f"{source}: zero_optimization.stage must be 1, 2 or 3 (without ZeRO, launch with ddp.yaml instead)")
+    clipping = config.get("gradient_clipping", "auto")
+    if clipping not in ("auto", max_grad_norm):
+        found.append(f"{source}: gradient_clipping is {clipping} but --max_grad_norm is {max_grad_norm:g}; make it \"auto\"")
+    stated = stated_precision(config)
+    if _section(config, "fp16").get("enabled") is True and _section(config, "bf16").get("enabled") is True:
+        found.append(f"{source}: fp16 and bf16 are both enabled; keep one")
+    if mixed_precision not in (None, stated) and stated is not None:
+        found.append(f"{source}: its precision is {stated} but --mixed_precision is {mixed_precision}; make \"enabled\" \"auto\"")
+    return found
+
+
+def complete_config(
+    config: dict[str, Any], source: str, batch: Any, max_grad_norm: float, precision: str
+) -> dict[str, Any]:
+    """Returns the file with every "auto" filled in from the run. `batch` is a `plan.BatchShape`.
+
+    Raises `InputError` listing each number that contradicts the run's, and each "auto" that nothing fills in.
+    """
+    full = json.loads(json.dumps(config))
+    wanted = {
+        "train_micro_batch_size_per_gpu": batch.micro_batch_size,
+        "gradient_accumulation_steps": batch.accumulation,
+    }
+    found = [
+        f"{source}: {key} is {full[key]} but the run's is {value}; make it \"auto\""
+        for key, value in wanted.items()
+        if full.get(key, "auto") not in ("auto", value)
+    ]
+    if full.get("train_batch_size", "auto") not in ("auto", batch.global_batch_size):
+        asked, ours = full["train_batch_size"], batch.global_batch_size
+        found.append(f'{source}: train_batch_size is {asked} but --global_batch_size is {ours}; make it "auto"')
+    # DeepSpeed checks this product and uses it for nothing else; an uneven global batch is a little smaller.
+    full.update(wanted, train_batch_size=batch.micro_batch_size * batch.accumulation * batch.world_size)
+    full["gradient_clipping"] = float(max_grad_norm)
+    for kind in ("fp16", "bf16"):
+        full.setdefault(kind, {})["enabled"] = precision == kind
+    zero = full["zero_optimization"]
+    zero.update({key: value for key, value in BUCKETS.items() if zero.get(key) == "auto"})
+    # Without it a torch optimizer beside an offload section would be exchanged for one that must be compiled.
+    full.setdefault("zero_force_ds_cpu_optimizer", False)
+    found += [f'{source}: {path} is "auto", which nothing fills in; write a value' for path in _autos(full)]
+    if found:
+        raise InputError(*found)
+    return full
+
+
+def plugin(config: dict[str, Any]) -> Any:
+    """Accelerate's DeepSpeed plugin around a complete configuration."""
+    from accelerate.utils import DeepSpeedPlugin
+
+    return DeepSpeedPlugin(hf_ds_config=config, zero3_init_flag=False)
+
+
+def build_models_whole(accelerator: Any) -> None:
+    """Stops transformers from partitioning a model while it is built.
+
+    It does so whatever `zero3_init_flag` says. Weights built whole on every process are the same under every launch, and
+    DeepSpeed partitions them when the model is prepared; the price is one full copy in host memory for a moment.
+    """
+    from transformers.integrations import unset_hf_deepspeed_config
+
+    unset_hf_deepspeed_config()
+    accelerator.state.deepspeed_plugin.dschf = None
+
+
+def grad_norm(engine: Any) -> Any:
+    """The norm of the gradient that the last update used, before clipping, unscaled; a float or a tensor."""
+    return engine.get_global_grad_norm()
+
+
+def full_parameters(engine: Any) -> dict[str, Any]:
+    """Full fp32 weights by parameter name, on the CPU; every process must call this, and every process gets them."""
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    return {name: _cpu(safe_get_full_fp32_param(p), p) for name, p in engine.module.named_parameters()}
+
+
+def full_moments(engine: Any) -> dict[str, dict[str, Any]]:
+    """Adam's moments, {"exp_avg": {name: tensor}, "exp_avg_sq": {...}}, full, fp32, on the CPU; a collective call."""
+    from deepspeed.utils import safe_get_full_optimizer_state
+
+    return {
+        key: {n: _cpu(safe_get_full_optimizer_state(p, key), None) for n, p in engine.module.named_parameters()}
+        for key in ("exp_avg", "exp_avg_sq")
+    }
+
+
+def restore_moments(engine: Any, moments: dict[str, dict[str, Any]], updates: int) -> None:
+    """Puts Adam's moments and its number of updates back into an engine that has not stepped since it was built.
+
+    DeepSpeed's optimizers create their state in the first step, so one step with zero gradients and learning rate 0 is done
+    before the moments are written over; weights do not move in it.
+    """
+    from deepspeed.utils import safe_set_full_optimizer_state
+
+    for key, tensors in moments.items():
+        for name, parameter in engine.module.named_parameters():
+            safe_set_full_optimizer_state(parameter, tensors[name], key)
+    for state in engine.optimizer.optimizer.state.values():
+        if "step" in state:
+            kept = state["step"]
+            state["step"] = kept.new_full(kept.shape, updates) if hasattr(kept, "new_full") else updates
+
+
+def loss_scale(engine: Any) -> dict[str, Any] | None:
+    """The fp16 loss scaler's numbers, or None where nothing is scaled."""
+    scaler = getattr(engine.optimizer, "loss_scaler", None)
+    if scaler is None or not getattr(scaler, "dynamic", False):
+        return None
+    return {key: value for key, value in vars(scaler).items() if isinstance(value, int | float | bool)}
+
+
+def restore_loss_scale(engine: Any, numbers: dict[str, Any]) -> None:
+    """Puts the numbers of `loss_scale` back."""
+    vars(engine.optimizer.loss_scaler).update(numbers)
+
+
+def _cpu(tensor: Any, fallback: Any) -> Any:
+    tensor = fallback.detach() if tensor is None else tensor
+    return tensor.float().cpu().clone()
+
+
+def _section(config: dict[str, Any], key: str) -> dict[str, Any]:
+    section = config.get(key, {})
+    return section if isinstance(section, dict) else {}
+
+
+def _autos(config: dict[str, Any], prefix: str = "") -> list[str]:
+    paths = []
+    for key, value in config.items():
+        if value == "auto":
+            paths.append(prefix + key)
+        elif isinstance(value, dict):
+            paths += _autos(value, f"{prefix}{key}.")
+    return paths

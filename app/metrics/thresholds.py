@@ -1,0 +1,88 @@
+"""From probabilities to decisions: the one prediction rule, and per-label thresholds tuned for F1."""
+
+import numpy as np
+
+CELLS_PER_BLOCK = 1 << 18  # scores worked on at once: fits the processor's cache and bounds the memory
+
+
+def checked_matrices(probabilities: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Probabilities as float64 and targets as bool, both (rows, labels), or a ValueError that says what is wrong.
+
+    Logits, percentages and NaN are refused: each of them would give figures that look right.
+    """
+    probabilities, targets = np.asarray(probabilities, dtype=np.float64), np.asarray(targets)
+    if probabilities.ndim != 2 or probabilities.shape != targets.shape:
+        raise ValueError(
+            f"probabilities {probabilities.shape} and targets {targets.shape} must have one shape (rows, labels)"
+        )
+    if probabilities.size:
+        # Written so that NaN, which compares as false, is refused too.
+        if not (probabilities.min() >= 0 and probabilities.max() <= 1):
+            row, label = np.argwhere(~((probabilities >= 0) & (probabilities <= 1)))[0]
+            raise ValueError(
+                f"probability {probabilities[row, label]} at row {row}, label {label} is not between 0 and 1; "
+                "NaN means that the model diverged, other values that a sigmoid is missing"
+            )
+        if not np.all((targets == 0) | (targets == 1)):
+            row, label = np.argwhere((targets != 0) & (targets != 1))[0]
+            raise ValueError(f"target {targets[row, label]} at row {row}, label {label} is neither 0 nor 1")
+    return probabilities, targets.astype(bool)
+
+
+def decide(probabilities: np.ndarray, thresholds: float | np.ndarray) -> np.ndarray:
+    """The labels of each row, bool (rows, labels): those with `probability >= threshold`.
+
+    `thresholds` is one number or one per label (labels,). The comparison is made in float64, so float32 probabilities
+    get the same decisions whether thresholds come as an array or as Python floats. Raises ValueError for thresholds of
+    another shape.
+    """
+    probabilities, thresholds = np.asarray(probabilities, dtype=np.float64), np.asarray(thresholds, dtype=np.float64)
+    if thresholds.shape not in ((), probabilities.shape[1:]):
+        raise ValueError(f"thresholds {thresholds.shape} must be one number or one per label {probabilities.shape[1:]}")
+    return probabilities >= thresholds
+
+
+def tune_thresholds(probabilities: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Per label, the threshold whose decisions have the highest F1 on these rows.
+
+    `probabilities` (rows, labels) in [0, 1], `targets` (rows, labels) of 0 and 1 -> float64 (labels,).
+
+    A threshold lies midway between two adjacent distinct scores (below the lowest score: midway to 0), so that the
+    decisions survive round-off in the scores. Of several thresholds with the same F1 the one nearest 0.5 is taken, of
+    two equally near the higher one. A label without positives or without negatives says nothing about its threshold and
+    keeps 0.5.
+
+    F1 on the very rows that chose the thresholds is optimistic: it is the maximum over up to `rows` noisy candidates,
+    so it also rewards how these rows happened to fall, the more the fewer positives a label has; it is never below F1
+    at 0.5, even for scores that are pure noise. Judge the thresholds on rows that they have not seen.
+
+    Raises ValueError for matrices of different shapes, probabilities outside [0, 1] and targets other than 0 and 1.
+    """
+    probabilities, targets = checked_matrices(probabilities, targets)
+    tuned = np.full(probabilities.shape[1], 0.5)
+    support = targets.sum(axis=0)
+    informative = np.flatnonzero((support > 0) & (support < len(targets)))
+    labels_per_block = max(1, CELLS_PER_BLOCK // max(1, len(targets)))
+    for start in range(0, len(informative), labels_per_block):
+        block = informative[start : start + labels_per_block]
+        # One label per row, because sorting contiguous memory is several times faster.
+        tuned[block] = _best_cuts(np.ascontiguousarray(probabilities[:, block].T), targets[:, block].T)
+    return tuned
+
+
+def _best_cuts(scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """The best threshold (m,) of each row of `scores` (m, k) against `truth` (m, k), which holds both classes."""
+    positive = truth.sum(axis=1, keepdims=True)
+    order = np.argsort(-scores, axis=1)
+    scores = np.take_along_axis(scores, order, axis=1)
+    hits = np.cumsum(np.take_along_axis(truth, order, axis=1), axis=1)
+    # F1 = 2 TP / (predicted + positive), when the best 1, 2, ... are predicted. One rounded division of exact integers:
+    # equal fractions are equal floats, so ties are seen as ties.
+    f1 = 2 * hits / (np.arange(1, scores.shape[1] + 1) + positive)
+    f1[:, :-1][scores[:, :-1] == scores[:, 1:]] = -1  # no threshold separates equal scores
+
+    below = np.concatenate([scores[:, 1:], np.zeros((len(scores), 1))], axis=1)
+    cuts = (scores + below) / 2
+    cuts = np.where(cuts > below, cuts, scores)  # neighbouring floats have nothing between them
+    distance = np.where(f1 == f1.max(axis=1, keepdims=True), np.abs(cuts - 0.5), np.inf)
+    return cuts[np.arange(len(cuts)), distance.argmin(axis=1)]

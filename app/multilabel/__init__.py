@@ -1,0 +1,1 @@
+"""Multi-label classification: label columns, binary cross-entropy over them, the exported classifier."""

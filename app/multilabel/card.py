@@ -1,0 +1,2 @@
+"""placeholder"""
+def model_card(folder, labels): pass

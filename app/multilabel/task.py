@@ -1,0 +1,98 @@
+"""Multi-label classification as a task: binary cross-entropy, one logit per label."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from finetune.failure import InputError, TrainingError
+from finetune.task import Batch, Record
+from metrics.multilabel import binary_cross_entropy, decision_scores, multilabel_scores
+from metrics.thresholds import tune_thresholds
+
+
+@dataclass(frozen=True)
+class MultiLabelTask:
+    """The four verbs (see `finetune.task.Task`). Every label of every row is one target.
+
+    `pos_weight`: (labels,) weight of a label's positive targets, or None. `label_smoothing` moves targets from 0 and 1 to
+    s/2 and 1 - s/2. `thresholds`: (labels,) for the tuned_* figures, or None: tuned on the rows that are scored.
+    """
+
+    headline: str
+    num_labels: int
+    pos_weight: np.ndarray | None = None
+    label_smoothing: float = 0.0
+    thresholds: np.ndarray | None = None
+
+    def num_targets(self, batch: Batch) -> torch.Tensor:
+        return batch.is_real.sum() * self.num_labels
+
+    def loss_sum(self, model: Any, batch: Batch) -> torch.Tensor:
+        logits = model(**batch.inputs).logits.float()
+        targets = batch.labels.float() * (1 - self.label_smoothing) + self.label_smoothing / 2
+        weight = None
+        if self.pos_weight is not None:
+            weight = torch.as_tensor(self.pos_weight, dtype=torch.float32, device=logits.device)
+        loss = binary_cross_entropy_with_logits(logits, targets, pos_weight=weight, reduction="none")
+        return (loss * batch.is_real[:, None]).sum()
+
+    def predict(self, model: Any, batch: Batch) -> list[Record]:
+        logits = model(**batch.inputs).logits.float().cpu().numpy()
+        labels = batch.labels.to(torch.uint8).cpu().numpy() if batch.labels is not None else None
+        return [
+            {"row": row, "logits": logits[i], "labels": None if labels is None else labels[i]}
+            for i, row in enumerate(batch.rows.tolist())
+            if row >= 0
+        ]
+
+    def score(self, records: list[Record]) -> dict[str, float | None]:
+        logits, labels = np.stack([r["logits"] for r in records]), np.stack([r["labels"] for r in records])
+        if not np.isfinite(logits).all():
+            raise TrainingError("the model's logits are not finite: it diverged. Try a smaller --learning_rate")
+        chances = probabilities(logits)
+        thresholds = tune_thresholds(chances, labels) if self.thresholds is None else self.thresholds
+        soft = labels * (1 - self.label_smoothing) + self.label_smoothing / 2
+        tuned = {f"tuned_{name}": value for name, value in decision_scores(chances, labels, thresholds).items()}
+        return {"loss": binary_cross_entropy(logits, soft, self.pos_weight), **multilabel_scores(chances, labels), **tuned}
+
+
+def probabilities(logits: np.ndarray) -> np.ndarray:
+    """The logistic function, in float64, without overflow."""
+    return np.exp(-np.logaddexp(0, -logits.astype(np.float64)))
+
+
+def balanced_pos_weight(label_rows: list[list[int]], num_labels: int, cap: float) -> np.ndarray:
+    """(labels,) negatives / positives of each label in training, at least 1 and at most `cap`; 1 for a label without rows."""
+    positive = np.bincount([label for row in label_rows for label in row], minlength=num_labels).astype(np.float64)
+    ratio = np.divide(len(label_rows) - positive, positive, out=np.ones(num_labels), where=positive > 0)
+    return np.clip(ratio, 1.0, cap)
+
+
+def positive_weights(choice: str, cap: float, label_rows: list, labels: list[str]) -> np.ndarray | None:
+    """--pos_weight as numbers, (labels,): None for "none", computed for "balanced", read from a json object otherwise.
+
+    Raises `InputError` for a file that cannot be read or does not give every label a positive number.
+    """
+    if choice == "none":
+        return None
+    if choice == "balanced":
+        return balanced_pos_weight(label_rows, len(labels), cap)
+    try:
+        given = json.loads(Path(choice).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"--pos_weight {choice}: cannot be read ({error.strerror}); none, balanced or a json file") from None
+    except ValueError as error:
+        raise InputError(f"--pos_weight {choice}: not valid JSON ({error})") from None
+    if not isinstance(given, dict):
+        raise InputError(f'--pos_weight {choice}: expected an object {{"label": weight}}, found {type(given).__name__}')
+    wrong = [x for x in labels if not isinstance(given.get(x), int | float) or not 0 < given[x] < float("inf")]
+    if wrong:
+        raise InputError(f"--pos_weight {choice}: no positive weight for {', '.join(map(repr, wrong[:20]))}")
+    return np.array([float(given[label]) for label in labels])

@@ -1,0 +1,99 @@
+"""Configurations and models of transformers, with messages that say what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from finetune.failure import InputError
+
+# Their position ids start behind the padding id, so the table has that many entries more than a text may have tokens.
+OFFSET_POSITIONS = {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "mpnet", "ibert", "data2vec-text"}
+
+
+def load_config(arguments: Any, **overrides: Any) -> Any:
+    """The model's configuration. Raises `InputError` when it cannot be found or read."""
+    from transformers import AutoConfig
+
+    name = arguments.config_name or arguments.model_name_or_path
+    if name is None:
+        raise InputError("no model: give --model_name_or_path, or --from_scratch with --config_name")
+    try:
+        return AutoConfig.from_pretrained(name, trust_remote_code=arguments.trust_remote_code, **overrides)
+    except Exception as error:
+        raise InputError(explain("configuration", name, error)) from error
+
+
+def load_model(auto_class: Any, arguments: Any, config: Any) -> Any:
+    """The model in fp32: pretrained weights, or random ones with --from_scratch. The caller seeds torch first.
+
+    Raises `InputError` when the weights cannot be found or read.
+    """
+    import torch
+
+    if arguments.from_scratch:
+        return auto_class.from_config(config, trust_remote_code=arguments.trust_remote_code).float()
+    if arguments.model_name_or_path is None:
+        raise InputError("no weights: give --model_name_or_path, or --from_scratch to start from random ones")
+    try:
+        # Without a dtype transformers would load a half-precision checkpoint in half precision.
+        return auto_class.from_pretrained(
+            arguments.model_name_or_path,
+            config=config,
+            dtype=torch.float32,
+            trust_remote_code=arguments.trust_remote_code,
+            ignore_mismatched_sizes=True,
+        )
+    except Exception as error:
+        raise InputError(explain("model", arguments.model_name_or_path, error)) from error
+
+
+def length_limit(config: Any, tokenizer: Any) -> int | None:
+    """The most tokens a document may have: what the position table and the tokenizer allow; None if neither says."""
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is not None and config.model_type in OFFSET_POSITIONS:
+        positions -= (config.pad_token_id or 0) + 1
+    # Tokenizers that know no limit say so with a number of 30 digits.
+    stated = tokenizer.model_max_length if tokenizer.model_max_length < 10**6 else None
+    limits = [limit for limit in (positions, stated) if limit is not None and limit > 0]
+    return min(limits) if limits else None
+
+
+def choose_max_length(asked: int | None, config: Any, tokenizer: Any, default: int = 512) -> int:
+    """--max_length, or the default within the model's limit. Raises `InputError` for a length beyond the limit."""
+    limit = length_limit(config, tokenizer)
+    if asked is not None and limit is not None and asked > limit:
+        raise InputError(f"--max_length {asked} is more than the model can read ({limit} tokens); give at most {limit}")
+    return asked or min(default, limit or default)
+
+
+def check_vocabulary(model: Any, tokenizer: Any) -> None:
+    """Raises `InputError` if a token id has no embedding: on a GPU that would be an assertion without a name."""
+    rows = model.get_input_embeddings().weight.shape[0]
+    highest = max(tokenizer.get_vocab().values())
+    if highest >= rows:
+        raise InputError(
+            f"the tokenizer has token ids up to {highest}, the model only {rows} embeddings; they do not belong together "
+            "(check --tokenizer_name)"
+        )
+
+
+def explain(what: str, name: str, error: Exception) -> str:
+    """One message for whatever transformers raised on loading."""
+    if name.startswith((".", "/", "~")) or name.count("/") > 1 or Path(name).exists():
+        path = Path(name).expanduser()
+        if not path.exists():
+            return f"{what} {name}: this folder does not exist"
+        if path.is_dir():
+            present = ", ".join(sorted(p.name for p in path.iterdir())[:12]) or "nothing"
+            return f"{what} {name}: {_first_line(error)} (the folder holds: {present})"
+        return f"{what} {name}: {_first_line(error)}"
+    return (
+        f"{what} {name}: is no folder here, and could not be had from the hub either ({_first_line(error)}); check the "
+        "spelling, or give the path of a local folder"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0][:200]}" if text else type(error).__name__

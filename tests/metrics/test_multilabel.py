@@ -1,0 +1,269 @@
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from sklearn import metrics as reference
+
+from metrics.multilabel import (
+    DECISION_FIGURES,
+    RANKING_FIGURES,
+    binary_cross_entropy,
+    decision_scores,
+    multilabel_scores,
+    per_label_table,
+    ranking_scores,
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_warning_is_tolerated():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        yield
+
+
+def random_rows(seed=0, n=200, labels=7, ties=False):
+    rng = np.random.default_rng(seed)
+    targets = (rng.random((n, labels)) < 0.3).astype(int)
+    probabilities = np.clip(0.3 * targets + 0.7 * rng.random((n, labels)), 0, 1)
+    return (np.round(probabilities, 1) if ties else probabilities), targets
+
+
+def scikit_learn_scores(probabilities, targets, thresholds):
+    """Every figure as scikit-learn defines it, AUC and average precision over the labels where they are defined."""
+    predicted = (probabilities >= thresholds).astype(int)
+    scores = {
+        f"{figure}_{average}": getattr(reference, f"{figure}_score")(
+            targets, predicted, average=average, zero_division=0
+        )
+        for figure, average in (
+            ("f1", "micro"),
+            ("f1", "macro"),
+            ("f1", "samples"),
+            ("precision", "micro"),
+            ("recall", "micro"),
+            ("precision", "macro"),
+            ("recall", "macro"),
+        )
+    }
+    scores["hamming_loss"] = reference.hamming_loss(targets, predicted)
+    scores["subset_accuracy"] = reference.accuracy_score(targets, predicted)
+    positive = targets.sum(axis=0)
+    for figure, score, defined in (
+        ("roc_auc_macro", reference.roc_auc_score, (positive > 0) & (positive < len(targets))),
+        ("average_precision_macro", reference.average_precision_score, positive > 0),
+    ):
+        per_label = [score(targets[:, label], probabilities[:, label]) for label in np.flatnonzero(defined)]
+        scores[figure] = float(np.mean(per_label)) if per_label else None
+        scores[f"{figure}_labels"] = len(per_label)
+    scores["lrap"] = reference.label_ranking_average_precision_score(targets, probabilities)
+    return scores
+
+
+def assert_same_scores(actual, expected):
+    assert actual.keys() == expected.keys()
+    assert {name for name, value in actual.items() if value is None} == {
+        name for name, value in expected.items() if value is None
+    }
+    for name, value in expected.items():
+        if value is not None:
+            assert actual[name] == pytest.approx(value, abs=1e-12, rel=0), name
+
+
+@st.composite
+def rows(draw):
+    n, labels = draw(st.integers(2, 10)), draw(st.integers(2, 5))
+    score = st.one_of(st.sampled_from([0.0, 0.3, 0.5, 1.0]), st.floats(0, 1))
+    return draw(arrays(np.float64, (n, labels), elements=score)), draw(
+        arrays(np.int64, (n, labels), elements=st.integers(0, 1))
+    )
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("thresholds", [0.5, 0.3, np.linspace(0.2, 0.8, 7)])
+def test_equals_scikit_learn(ties, thresholds):
+    probabilities, targets = random_rows(ties=ties)
+    assert_same_scores(
+        multilabel_scores(probabilities, targets, thresholds), scikit_learn_scores(probabilities, targets, thresholds)
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(rows())
+def test_equals_scikit_learn_on_any_rows(data):
+    probabilities, targets = data
+    assert_same_scores(multilabel_scores(probabilities, targets), scikit_learn_scores(probabilities, targets, 0.5))
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows(), st.randoms(use_true_random=False))
+def test_row_order_does_not_matter(data, random):
+    probabilities, targets = data
+    order = random.sample(range(len(targets)), len(targets))
+    assert_same_scores(
+        multilabel_scores(probabilities[order], targets[order]), multilabel_scores(probabilities, targets)
+    )
+
+
+def test_figures_are_those_of_the_contract():
+    scores = multilabel_scores(*random_rows())
+    contract = """f1_micro f1_macro f1_samples precision_micro recall_micro precision_macro recall_macro roc_auc_macro
+        average_precision_macro hamming_loss subset_accuracy lrap"""
+    assert scores.keys() == {*contract.split(), "roc_auc_macro_labels", "average_precision_macro_labels"}
+    assert scores.keys() == {*DECISION_FIGURES, *RANKING_FIGURES}
+    assert all(type(value) in (int, float) for value in scores.values())
+
+
+def test_hand_computed():
+    probabilities = np.array([[0.9, 0.1, 0.6], [0.4, 0.8, 0.7], [0.2, 0.3, 0.1]])
+    targets = np.array([[1, 0, 0], [1, 1, 0], [0, 0, 0]])
+    scores = multilabel_scores(probabilities, targets)
+    # Predicted: {0, 2}, {1, 2}, {}. True: {0}, {0, 1}, {}. Two hits of four predicted and three true.
+    assert scores["precision_micro"] == 2 / 4
+    assert scores["recall_micro"] == 2 / 3
+    assert scores["f1_macro"] == pytest.approx((2 / 3 + 1 + 0) / 3)
+    assert scores["f1_samples"] == pytest.approx((2 / 3 + 1 / 2 + 0) / 3)
+    assert scores["hamming_loss"] == pytest.approx(3 / 9)
+    assert scores["subset_accuracy"] == pytest.approx(1 / 3)
+    assert (scores["roc_auc_macro"], scores["roc_auc_macro_labels"]) == (1, 2)
+    # Row 0: its label ranks first. Row 1: ranks 1 and 3, precisions 1 and 2/3. Row 2: nothing to rank.
+    assert scores["lrap"] == pytest.approx((1 + 5 / 6 + 1) / 3)
+
+
+def test_label_that_is_never_positive_is_left_out_of_ranking_averages():
+    probabilities, targets = random_rows()
+    others = ranking_scores(np.delete(probabilities, 2, axis=1), np.delete(targets, 2, axis=1))
+    targets[:, 2] = 0
+    scores = multilabel_scores(probabilities, targets)
+    assert scores["roc_auc_macro_labels"] == scores["average_precision_macro_labels"] == 6
+    assert scores["roc_auc_macro"] == pytest.approx(others["roc_auc_macro"], abs=1e-12)
+    assert scores["average_precision_macro"] == pytest.approx(others["average_precision_macro"], abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("value", "auc_labels", "precision_labels", "average_precision"), [(0, 0, 0, None), (1, 0, 7, 1.0)]
+)
+def test_single_class(value, auc_labels, precision_labels, average_precision):
+    probabilities, targets = random_rows()
+    targets[:] = value
+    scores = multilabel_scores(probabilities, targets)
+    assert scores["roc_auc_macro"] is None
+    assert scores["roc_auc_macro_labels"] == auc_labels
+    assert scores["average_precision_macro"] == average_precision
+    assert scores["average_precision_macro_labels"] == precision_labels
+    assert scores["lrap"] == 1
+
+
+def test_rows_without_label_and_prediction_count_as_zero_in_f1_samples():
+    probabilities, targets = np.full((4, 3), 0.1), np.zeros((4, 3), dtype=int)
+    probabilities[0], targets[0] = 0.9, 1
+    scores = multilabel_scores(probabilities, targets)
+    assert scores["f1_samples"] == 1 / 4
+    assert scores["f1_micro"] == scores["subset_accuracy"] == 1
+
+
+def test_constant_scores_rank_at_chance():
+    _, targets = random_rows()
+    scores = ranking_scores(np.full(targets.shape, 0.25), targets)
+    assert scores["roc_auc_macro"] == 0.5
+    assert scores["average_precision_macro"] == pytest.approx(targets.mean(), abs=1e-12)
+
+
+def test_one_label_is_legal():
+    probabilities, targets = random_rows(labels=1)
+    scores = multilabel_scores(probabilities, targets)
+    assert scores["roc_auc_macro"] == pytest.approx(reference.roc_auc_score(targets, probabilities), abs=1e-12)
+    assert scores["f1_macro"] == scores["f1_micro"] == pytest.approx(reference.f1_score(targets, probabilities >= 0.5))
+    assert scores["lrap"] == 1
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0)])
+def test_nothing_to_score_is_none_throughout(shape):
+    scores = multilabel_scores(np.empty(shape), np.empty(shape))
+    assert scores == dict.fromkeys((*DECISION_FIGURES, *RANKING_FIGURES))
+
+
+def test_blocks_do_not_change_the_ranking_figures(monkeypatch):
+    probabilities, targets = random_rows(ties=True)
+    at_once = ranking_scores(probabilities, targets)
+    monkeypatch.setattr("metrics.multilabel.CELLS_PER_BLOCK", 410)
+    assert ranking_scores(probabilities, targets) == at_once
+
+
+def test_more_pairs_than_32_bits():
+    n = 100_000  # 2.5e9 pairs of a positive and a negative row
+    scores = ranking_scores(np.linspace(0, 1, n).reshape(-1, 1), (np.arange(n) >= n // 2).reshape(-1, 1))
+    assert scores["roc_auc_macro"] == 1
+    assert scores["average_precision_macro"] == pytest.approx(1, abs=1e-12)
+
+
+def test_float32_and_bool_are_accepted():
+    probabilities, targets = random_rows()
+    narrow = probabilities.astype(np.float32)
+    assert multilabel_scores(narrow, targets.astype(bool)) == multilabel_scores(narrow.astype(np.float64), targets)
+
+
+@pytest.mark.parametrize("score", [decision_scores, ranking_scores])
+def test_logits_are_refused(score):
+    with pytest.raises(ValueError, match="sigmoid"):
+        score(np.array([[2.5, -1.0]]), np.array([[1, 0]]))
+
+
+def test_per_label_table_averages_to_the_macro_figures():
+    probabilities, targets = random_rows()
+    targets[:, 2] = 0
+    thresholds = np.linspace(0.2, 0.8, 7)
+    table = per_label_table(probabilities, targets, thresholds, list("abcdefg"))
+    assert [row["label"] for row in table] == list("abcdefg")
+    assert [row["threshold"] for row in table] == thresholds.tolist()
+    assert [row["support"] for row in table] == targets.sum(axis=0).tolist()
+    assert table[2]["roc_auc"] is None
+    assert table[2]["average_precision"] is None
+    assert table[2]["f1"] == 0
+
+    scores = multilabel_scores(probabilities, targets, thresholds)
+    for figure in ("precision", "recall", "f1", "roc_auc", "average_precision"):
+        defined = [row[figure] for row in table if row[figure] is not None]
+        assert np.mean(defined) == pytest.approx(scores[f"{figure}_macro"], abs=1e-12)
+
+
+def test_per_label_table_without_rows():
+    (row,) = per_label_table(np.empty((0, 1)), np.empty((0, 1)), 0.5, ["a"])
+    undefined = dict.fromkeys(("precision", "recall", "f1", "roc_auc", "average_precision"))
+    assert row == {"label": "a", "support": 0, "threshold": 0.5, **undefined}
+
+
+def test_per_label_table_wants_one_name_per_label():
+    with pytest.raises(ValueError, match="2 label names for 7 labels"):
+        per_label_table(*random_rows(), 0.5, ["a", "b"])
+
+
+@pytest.mark.parametrize("pos_weight", [None, 3.0, np.array([0.5, 1, 2, 10, 100])])
+def test_binary_cross_entropy_equals_torch(pos_weight):
+    rng = np.random.default_rng(0)
+    logits, targets = 20 * rng.standard_normal((30, 5)), (rng.random((30, 5)) < 0.3).astype(float)
+    logits[0] = [800, -800, 0, 1e-9, -1e-9]  # where exp would overflow
+    weight = None if pos_weight is None else torch.as_tensor(pos_weight, dtype=torch.float64)
+    expected = torch.nn.BCEWithLogitsLoss(pos_weight=weight)(torch.as_tensor(logits), torch.as_tensor(targets)).item()
+    assert binary_cross_entropy(logits, targets, pos_weight) == pytest.approx(expected, rel=1e-12)
+
+
+def test_binary_cross_entropy_by_hand():
+    assert binary_cross_entropy(np.zeros((2, 2)), np.array([[0, 1], [1, 0]])) == pytest.approx(np.log(2))
+    # One positive of weight 3 and one negative: (3 log 2 + log 2) / 2.
+    assert binary_cross_entropy(np.zeros((1, 2)), np.array([[1, 0]]), pos_weight=3.0) == pytest.approx(2 * np.log(2))
+
+
+def test_binary_cross_entropy_of_nothing_is_none():
+    assert binary_cross_entropy(np.empty((0, 4)), np.empty((0, 4))) is None
+
+
+def test_binary_cross_entropy_refuses_what_has_no_mean():
+    with pytest.raises(ValueError, match="diverged"):
+        binary_cross_entropy(np.array([[np.inf]]), np.array([[1]]))
+    with pytest.raises(ValueError, match="one shape"):
+        binary_cross_entropy(np.zeros((2, 3)), np.zeros((3,)))

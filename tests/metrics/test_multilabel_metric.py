@@ -1,0 +1,70 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from metrics.multilabel import multilabel_scores
+from metrics.multilabel_metric import MultiLabelScores
+
+APP = Path(__file__).parents[2] / "app"
+
+
+def random_rows(n=20, labels=3):
+    rng = np.random.default_rng(0)
+    return rng.random((n, labels)), (rng.random((n, labels)) < 0.4).astype(int)
+
+
+@pytest.mark.parametrize("thresholds", [0.5, np.array([0.2, 0.5, 0.8])])
+def test_equals_the_function(thresholds):
+    probabilities, targets = random_rows()
+    scores = MultiLabelScores().compute(predictions=probabilities, references=targets, thresholds=thresholds)
+    assert scores == multilabel_scores(probabilities, targets, thresholds)
+
+
+def test_rows_may_come_in_batches_and_the_metric_may_be_used_again():
+    probabilities, targets = random_rows()
+    metric = MultiLabelScores()
+    for _ in range(2):
+        for start in range(0, 20, 8):
+            metric.add_batch(predictions=probabilities[start : start + 8], references=targets[start : start + 8])
+        assert metric.compute() == multilabel_scores(probabilities, targets)
+
+
+def test_no_rows_give_none():
+    assert set(MultiLabelScores().compute(predictions=[], references=[]).values()) == {None}
+
+
+def test_a_target_that_is_no_class_is_refused_not_rounded():
+    with pytest.raises(ValueError, match=r"target 0\.7 at row 0, label 0"):
+        MultiLabelScores().compute(predictions=[[0.1, 0.2]], references=[[0.7, 0]])
+
+
+def test_several_processes_at_once_leave_nothing_on_disk(tmp_path):
+    script = (
+        "from metrics.multilabel_metric import MultiLabelScores\n"
+        "metric = MultiLabelScores()\n"
+        "metric.add_batch(predictions=[[0.9, 0.1]], references=[[1, 0]])\n"
+        "other = MultiLabelScores()\n"
+        "assert other.compute(predictions=[[0.1, 0.1]], references=[[1, 0]])['f1_micro'] == 0\n"
+        "print(metric.compute()['f1_micro'])\n"
+    )
+    (tmp_path / "cwd").mkdir()
+    env = os.environ | {
+        "PYTHONPATH": str(APP),
+        "HF_METRICS_CACHE": str(tmp_path / "metrics"),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", script], cwd=tmp_path / "cwd", env=env, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert [output.split() for output in outputs] == [["1.0"], ["1.0"]]
+    assert [path.name for path in tmp_path.rglob("*")] == ["cwd"]
