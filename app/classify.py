@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # torch and transformers are imported by the functions that u
     from multilabel.task import MultiLabelTask
 
 HEADLINE = "f1_macro"
+SHOWN = ("loss", "f1_micro", "f1_macro", "tuned_f1_micro", "tuned_f1_macro", "roc_auc_macro")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,13 +101,15 @@ def main(arguments: Arguments) -> None:
     train, evaluate, predict = groups.tasks_to_do(arguments)
     data = load_data(arguments, train, evaluate, predict)
     plan = make_plan(arguments, len(data.train.texts), asked.world_size) if train else None
+    task = make_task(arguments, data)
     run = launch.start(asked, plan.batch if plan else None, arguments.report_to, arguments.output_dir)
-    resume = session.open_run(run, arguments, plan, data.identity, data.notes)
+    identity = session.make_identity(arguments, plan, data.identity)
+    resume = session.open_run(run, arguments, plan, identity, data.notes, describe_weights(task, data))
 
-    task, figures = make_task(arguments, data), {}
+    figures: dict[str, Any] = {}
     if train:
-        training, state = prepare_training(run, arguments, data, plan, task, resume)
-        figures |= engine.fit(run, plan, training, session.fit_options(arguments, task.headline), state)
+        training, state = prepare_training(run, arguments, data, plan, task, resume, identity)
+        figures |= engine.fit(run, plan, training, session.fit_options(arguments, task.headline, SHOWN), state)
         figures |= session.finish_training(run, training, state)
         session.release(run, training)
     if (evaluate and not train) or predict:
@@ -117,7 +120,8 @@ def main(arguments: Arguments) -> None:
         figures |= predict_test(run, arguments, data, task, model)
     session.write_metrics(run, arguments, figures)
     if train:
-        write_card(run, arguments, data)
+        write_card(run, arguments)
+    session.push_to_hub(run, arguments)
     report(run, arguments, figures)
     launch.finish(run)
 
@@ -127,7 +131,7 @@ def main(arguments: Arguments) -> None:
 
 def load_data(arguments: Arguments, train: bool, evaluate: bool, predict: bool) -> Data:
     """Reads and checks every file, decides the label list, tokenizes. Raises `InputError` with what is wrong."""
-    from finetune.columns import drop_blank, read_split, split_off, texts_of
+    from finetune.columns import drop_blank, split_off, texts_of
     from multilabel.classifier import has_own_labels, labels_of
     from multilabel.labels import first_appearance, label_names, read_label_file
     from pretrained.model import choose_max_length, load_config
@@ -163,7 +167,9 @@ def load_data(arguments: Arguments, train: bool, evaluate: bool, predict: bool) 
     tokenizer = load_tokenizer(arguments, texts.get("train", []))
     max_length = choose_max_length(arguments.max_length, config, tokenizer)
     tokenizer.truncation_side = arguments.truncation_side
-    splits = {split: make_split(arguments, split, tables, texts, names, labels, tokenizer, max_length, notes) for split in tables}
+    splits = {
+        split: make_split(arguments, split, tables, texts, names, labels, tokenizer, max_length, notes) for split in tables
+    }
     if train:
         check_labels(splits["train"], splits.get("validation"), labels, notes)
     return Data(
@@ -179,9 +185,7 @@ def load_data(arguments: Arguments, train: bool, evaluate: bool, predict: bool) 
     )
 
 
-def read_tables(
-    arguments: Arguments, train: bool, evaluate: bool, predict: bool, columns: tuple[str, ...]
-) -> dict[str, Table]:
+def read_tables(arguments: Arguments, train: bool, evaluate: bool, predict: bool, columns: tuple[str, ...]) -> dict[str, Table]:
     """The files that the run needs. Raises `InputError` for all that are missing or wrong, in one list."""
     from finetune.columns import read_split
 
@@ -215,9 +219,7 @@ def make_split(
     table, ignore = tables[split], arguments.unknown_labels == "ignore"
     ids = label_ids(table, names[split], labels, ignore, notes) if split in names else None
     settings = f"{tokenizer_fingerprint(tokenizer)} {max_length}"
-    encoded = encode_cached(
-        texts[split], text_encoder(tokenizer, max_length), settings, arguments.preprocessing_num_workers
-    )
+    encoded = encode_cached(texts[split], text_encoder(tokenizer, max_length), settings, arguments.preprocessing_num_workers)
     cut, blank = int(encoded["cut"].sum()), sum(map(is_blank, texts[split]))
     if cut:
         notes.append(f"{table.path}: {cut} of {len(table)} texts ({cut / len(table):.1%}) are cut to {max_length} tokens")
@@ -262,9 +264,6 @@ def identity_of(arguments: Arguments, splits: dict, labels: list[str], tokenizer
         "label_list": fingerprint(labels)[:16],
         "tokenizer": tokenizer[:16],
         "max_length": max_length,
-        "global_batch_size": arguments.global_batch_size,
-        "length_grouping": arguments.length_grouping,
-        "seed": arguments.seed,
         **{f"{split}_rows": len(s.texts) for split, s in splits.items() if split != "test"},
         **{f"{split}_content": rows(s) for split, s in splits.items() if split != "test"},
     }
@@ -274,7 +273,7 @@ def collator(split: Split, tokenizer: Any, num_labels: int) -> Any:
     """A function from row numbers to a `Batch`: ids and mask padded to the longest row, labels as 0 and 1."""
     import torch
 
-    from finetune.data import pad_rows
+    from finetune.data import one_hot, pad_rows
     from finetune.task import Batch
 
     def collate(rows: np.ndarray) -> Batch:
@@ -283,11 +282,7 @@ def collator(split: Split, tokenizer: Any, num_labels: int) -> Any:
             "input_ids": pad_rows(ids, tokenizer.pad_token_id, tokenizer.padding_side),
             "attention_mask": pad_rows([row * 0 + 1 for row in ids], 0, tokenizer.padding_side),
         }
-        labels = None
-        if split.labels is not None:
-            labels = torch.zeros(len(rows), num_labels)
-            for target, row in zip(labels, rows, strict=True):
-                target[split.labels[row].astype("int64")] = 1
+        labels = None if split.labels is None else one_hot(split.labels, rows, num_labels)
         return Batch(torch.as_tensor(rows, dtype=torch.int64), inputs, labels)
 
     return collate
@@ -305,7 +300,42 @@ def make_task(arguments: Arguments, data: Data) -> MultiLabelTask:
         rows = [data.train.labels[row] for row in range(len(data.train.labels))]
         weights = positive_weights(arguments.pos_weight, arguments.pos_weight_cap, rows, data.labels)
     headline = (arguments.metric_for_best_model or HEADLINE).removeprefix("eval_")
-    return MultiLabelTask(headline, len(data.labels), weights, arguments.label_smoothing_factor)
+    task = MultiLabelTask(headline, len(data.labels), weights, arguments.label_smoothing_factor)
+    if data.train is not None and data.validation is not None:
+        check_headline(task, data.validation)
+    return task
+
+
+def check_headline(task: MultiLabelTask, validation: Split) -> None:
+    """Raises `InputError` for a headline that does not exist or that these validation rows leave undefined."""
+    import difflib
+
+    import numpy as np
+
+    from finetune.data import one_hot
+
+    rows = np.arange(len(validation.texts))
+    logits = np.zeros(task.num_labels, dtype=np.float32)
+    labels = one_hot(validation.labels, rows, task.num_labels).numpy().astype(np.uint8)
+    figures = task.score([{"row": row, "logits": logits, "labels": labels[row]} for row in rows])
+    if task.headline not in figures:
+        near = difflib.get_close_matches(task.headline, figures, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise InputError(f"--metric_for_best_model {task.headline}: no such figure{hint} They are {', '.join(figures)}")
+    if figures[task.headline] is None:
+        raise InputError(
+            f"--metric_for_best_model {task.headline} is undefined on these validation rows (every label has one class "
+            "only); choose another, such as f1_micro or loss"
+        )
+
+
+def describe_weights(task: MultiLabelTask, data: Data) -> dict[str, Any]:
+    """The positive weights by label, for run.json; a note says how far they reach."""
+    if task.pos_weight is None:
+        return {}
+    low, high = task.pos_weight.min(), task.pos_weight.max()
+    data.notes.append(f"positive targets weigh from {low:.2f} to {high:.2f} (--pos_weight; all in run.json)")
+    return {"pos_weight": dict(zip(data.labels, task.pos_weight.tolist(), strict=True))}
 
 
 def build_model(arguments: Arguments, data: Data) -> Any:
@@ -330,7 +360,7 @@ def build_model(arguments: Arguments, data: Data) -> Any:
 
 
 def prepare_training(
-    run: Run, arguments: Arguments, data: Data, plan: Plan, task: MultiLabelTask, resume: Path | None
+    run: Run, arguments: Arguments, data: Data, plan: Plan, task: MultiLabelTask, resume: Path | None, identity: dict
 ) -> tuple[Any, Any]:
     """Everything that `engine.fit` works on, with a checkpoint's state if there is one."""
     from finetune import session
@@ -338,9 +368,7 @@ def prepare_training(
     from finetune.engine import Training
 
     collate = collator(data.train, data.tokenizer, len(data.labels))
-    steps = TrainSteps(
-        collate, data.train.tokens.lengths, plan, run.launch.rank, arguments.seed, arguments.length_grouping
-    )
+    steps = TrainSteps(collate, data.train.tokens.lengths, plan, run.launch.rank, arguments.seed, arguments.length_grouping)
     validation = eval_rows(arguments, data, data.validation) if data.validation is not None else None
 
     def make(model: Any, optimizer: Any, tracker: Any) -> Training:
@@ -348,9 +376,9 @@ def prepare_training(
             export(run, arguments, data, model, records)
 
         folder = Path(arguments.output_dir)
-        return Training(model, optimizer, task, steps, validation, tracker, folder, data.identity, on_best)
+        return Training(model, optimizer, task, steps, validation, tracker, folder, identity, on_best)
 
-    return session.prepare_training(run, arguments, plan, build_model(arguments, data), make, resume, data.identity)
+    return session.prepare_training(run, arguments, plan, build_model(arguments, data), make, resume, identity)
 
 
 def eval_rows(arguments: Arguments, data: Data, split: Split) -> Any:
@@ -365,7 +393,8 @@ def export(run: Run, arguments: Arguments, data: Data, model: Any, records: list
     import numpy as np
 
     from finetune.checkpoint import full_weights
-    from finetune.session import BEST
+    from finetune.session import BEST, merge_metrics
+    from metrics.multilabel import per_label_table
     from metrics.thresholds import tune_thresholds
     from multilabel.classifier import check_export, plain_model, rows_to_check
     from multilabel.task import probabilities
@@ -374,10 +403,12 @@ def export(run: Run, arguments: Arguments, data: Data, model: Any, records: list
     weights = full_weights(run, model)
 
     def write() -> None:
-        thresholds, chosen = np.full(len(data.labels), 0.5), []
+        thresholds, chosen, table = np.full(len(data.labels), 0.5), [], []
         if records:
             chances = probabilities(np.stack([record["logits"] for record in records]))
-            thresholds = tune_thresholds(chances, np.stack([record["labels"] for record in records]))
+            targets = np.stack([record["labels"] for record in records])
+            thresholds = tune_thresholds(chances, targets)
+            table = per_label_table(chances, targets, thresholds, data.labels)
             chosen = rows_to_check(data.validation.tokens.lengths)
         plain = plain_model(run.accelerator.unwrap_model(model), thresholds)
 
@@ -385,9 +416,9 @@ def export(run: Run, arguments: Arguments, data: Data, model: Any, records: list
             texts = [data.validation.texts[row] for row in chosen]
             check_export(place, texts, [records[row] for row in chosen], run.launch.precision)
 
-        export_model(
-            Path(arguments.output_dir) / BEST, plain, weights, data.tokenizer, data.max_length, check
-        )
+        folder = Path(arguments.output_dir)
+        export_model(folder / BEST, plain, weights, data.tokenizer, data.max_length, check)
+        merge_metrics(folder, {"eval_per_label": table})
 
     run.on_main(write)
 
@@ -454,18 +485,17 @@ def predict_test(run: Run, arguments: Arguments, data: Data, task: MultiLabelTas
 # Reports -------------------------------------------------------------------------------------------------------------
 
 
-def write_card(run: Run, arguments: Arguments, data: Data) -> None:
+def write_card(run: Run, arguments: Arguments) -> None:
     """README.md of the run: figures, per-label table, curves."""
-    from multilabel.card import model_card
+    from multilabel.card import write_classifier_card
 
-    run.on_main(lambda: model_card(Path(arguments.output_dir), data.labels))
+    run.on_main(lambda: write_classifier_card(Path(arguments.output_dir)))
 
 
 def report(run: Run, arguments: Arguments, figures: dict[str, Any]) -> None:
     """The figures that a reader looks for first."""
     for split in ("eval", "test"):
-        shown = ("loss", "f1_micro", "f1_macro", "tuned_f1_micro", "tuned_f1_macro", "roc_auc_macro")
-        known = [f"{key} {figures[f'{split}_{key}']:.4f}" for key in shown if figures.get(f"{split}_{key}") is not None]
+        known = [f"{key} {figures[f'{split}_{key}']:.4f}" for key in SHOWN if figures.get(f"{split}_{key}") is not None]
         if known:
             run.print(f"{split:<15}{', '.join(known)}")
     run.print(f"done           {arguments.output_dir}")

@@ -9,8 +9,9 @@ Writes train.jsonl, validation.jsonl and test.jsonl (about 80/10/10), labels.txt
 
 Labels are of four kinds: `library:` where it comes from, `topic:` what it is about (by its module path), `kind:` of
 object and `has:` the sections it has. What would give them away is taken out of the text: headings, signatures, types,
-code, reference lists and the libraries' names (`[library]`). Nothing is imported, downloaded or drawn at random: sources
-are parsed with `ast`, the split is a hash of the text: the same versions give the same bytes. A second run reuses them.
+code, reference lists and the libraries' names (`[library]`). Nothing is imported, downloaded or drawn at random: the
+sources are parsed and the split is a hash of the text, so the same versions give the same bytes. A second run reuses
+them.
 """
 
 import argparse
@@ -48,13 +49,13 @@ TOPICS = {
     "clustering": r"cluster|neighbors|manifold|mixture",
     "compilers": r"_dynamo|_inductor|torch\.fx|export|onnx|torch\.jit|codegen|f2py|functorch|_higher_order",
     "data frames": r"pandas\.core\.(frame|series|generic|groupby|reshape|indexing|strings|window|methods|apply)|arrow",
-    "dates and times": r"tseries|datetime|timedelta|timestamp|period|tslibs|resample",
+    "dates and times": r"tseries|datetime|timedelta|timestamp|(?<!a)period(?!ic)|tslibs|resample",
     "distributed computing": r"distributed|deepspeed|accelerate|parallel|fsdp|tensor_parallel|rpc",
     "files and formats": r"\.io\b|npyio|parquet|json|csv|serializ|packaged_modules|download|filesystem|upload",
     "geometry and physics": r"sympy\.(geometry|physics|vector|diffgeom)|spatial|constants",
     "graphs": r"networkx|graph",
     "images": r"image|vision|video|pixel|ndimage|detection|segment",
-    "integration and equations": r"integrat|\bode|solvers|fsolve|pde|quadrature",
+    "integration and equations": r"integrat(?!ions)|\bode|solvers|fsolve|pde|quadrature",
     "language": r"nltk|tokeniz|feature_extraction\.text|generation|translation|chat",
     "linear algebra": r"linalg|matri|decomposition|lapack|blas|cross_decomposition",
     "metrics": r"metric|scorer|distance|score",
@@ -63,16 +64,15 @@ TOPICS = {
     "optimization": r"optim|linear_model|lr_scheduler|zero\b",
     "plotting": r"plot|visual|_display|formats\.style|inspection|drawing",
     "quantization": r"quanti|bitsandbytes|\.ao\.|awq|gptq",
-    "random numbers": r"random|distributions|sampl",
+    "random numbers": r"random|distributions|sampler|bootstrap",
     "signals": r"signal|fft|filter|wavelet|convol",
-    "sparse data": r"sparse(?!6)",
     "special functions": r"special|functions\.elementary|sympy\.functions",
     "statistics": r"scipy\.stats|sympy\.stats|probability|covariance|naive_bayes|gaussian_process|statist",
     "supervised learning": r"ensemble|\.svm|\.tree|linear_model|neighbors|discriminant|model_selection|naive_bayes",
 }
 
 SECTIONS = {
-    "parameters": "args|arg|arguments|parameters|other parameters|keyword args|keyword arguments|input|inputs|param|keyword",
+    "parameters": "args|arg|arguments|parameter|parameters|other parameters|param|keyword|keyword args|input|inputs",
     "returns": "returns|return|yields|yield|output|outputs|rtype",
     "raises": "raises|raise|throws|warns",
     "examples": "example|examples|usage|usage example|usage examples",
@@ -388,8 +388,7 @@ def counts(splits: dict[str, list[dict]], labels: list[str]) -> dict:
     return {
         "rows": {split: len(rows) for split, rows in splits.items()},
         "labels": {label: frequency[label] for label in labels},
-        "words": {name: words[rank] for name, rank in ranks.items()}
-        | {"rows_over_700": sum(count > 700 for count in words)},
+        "words": {name: words[rank] for name, rank in ranks.items()} | {"rows_over_700": sum(count > 700 for count in words)},
     }
 
 
@@ -402,9 +401,7 @@ def print_summary(folder: Path, made: dict) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output_dir", type=Path, default=Path("sample_data"), help="default: %(default)s")
-    parser.add_argument(
-        "--packages", nargs="+", default=PACKAGES, help="import names (default: those of requirements.txt)"
-    )
+    parser.add_argument("--packages", nargs="+", default=PACKAGES, help="import names (default: those of requirements.txt)")
     parser.add_argument("--min_label_rows", type=int, default=MIN_LABEL_ROWS, help="training rows that a label needs")
     parser.add_argument("--force", action="store_true", help="build again, even from the same versions")
     args = parser.parse_args()

@@ -147,9 +147,7 @@ def segmenter(
 
 def whole_words(vocabulary: Container[str]) -> frozenset[str]:
     """The tokens that text may name whole: no continuation pieces (##ing), no reserved ones ([unused1])."""
-    return frozenset(
-        token for token in vocabulary if not token.startswith("##") and not (token[0] == "[" and token[-1] == "]")
-    )
+    return frozenset(token for token in vocabulary if not token.startswith("##") and not (token[0] == "[" and token[-1] == "]"))
 
 
 def map_strings(change: Callable[[str], str], texts: Any) -> Any:

@@ -48,7 +48,9 @@ class TextArguments:
     """Text"""
 
     tokenizer_type: str = option(
-        "auto", choices=("auto", "train"), help="auto: the model's own; train: a WordPiece vocabulary of the training texts"
+        "auto",
+        choices=("auto", "train"),
+        help="auto: the model's own; train: a WordPiece vocabulary of the training texts",
     )
     vocab_size: int = option(8192, at_least=128, help="size of the vocabulary with --tokenizer_type train")
     max_length: int | None = option(at_least=4, help="tokens of a document that are kept (default: 512 or the model's limit)")
@@ -59,9 +61,7 @@ class TextArguments:
 class BatchArguments:
     """Batch"""
 
-    global_batch_size: int | None = option(
-        at_least=1, help="samples per optimizer step over all processes (default: 32)"
-    )
+    global_batch_size: int | None = option(at_least=1, help="samples per optimizer step over all processes (default: 32)")
     per_device_train_batch_size: int | None = option(
         at_least=1, help="most samples per process in one forward pass; accumulation is derived from it"
     )

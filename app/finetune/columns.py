@@ -72,7 +72,9 @@ def drop_blank(table: Table, column: str, notes: list[str]) -> Table:
         return table
     lost = sorted(set(range(len(texts))) - set(kept))
     lines = ", ".join(str(table.lines[row]) for row in lost[:SHOWN])
-    notes.append(f"{table.path}: {len(lost)} row(s) without a text left out (line {lines}{', ...' if len(lost) > SHOWN else ''})")
+    notes.append(
+        f"{table.path}: {len(lost)} row(s) without a text left out (line {lines}{', ...' if len(lost) > SHOWN else ''})"
+    )
     return take(table, kept)
 
 

@@ -151,9 +151,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser(cls: type, fields: dict[str, dataclasses.Field], description: str) -> argparse.ArgumentParser:
-    parser = _Parser(
-        description=description, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = _Parser(description=description, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", metavar="FILE.yaml", help="any of these arguments from a file; the command line wins")
     for owner in reversed(cls.__mro__):
         names = [name for name in vars(owner).get("__annotations__", {}) if name in fields]
@@ -174,9 +172,7 @@ def _add_argument(group: Any, cls: type, field: dataclasses.Field) -> None:
     flag: dict[str, Any] = {"nargs": "?", "const": "true"} if kind is bool else {}
     group.add_argument(f"--{field.name}", metavar=metavar, help=help_text, **flag)
     if kind is bool and field.default is True:
-        group.add_argument(
-            f"--no_{field.name}", dest=field.name, action="store_const", const="false", help=argparse.SUPPRESS
-        )
+        group.add_argument(f"--no_{field.name}", dest=field.name, action="store_const", const="false", help=argparse.SUPPRESS)
 
 
 def _unknown_arguments(unknown: list[str], fields: dict[str, dataclasses.Field]) -> list[str]:
@@ -240,5 +236,3 @@ def _read_yaml(path: str, fields: dict[str, dataclasses.Field]) -> tuple[dict[st
         else:
             texts[name] = None if value is None else str(value)
     return texts, problems
-
-

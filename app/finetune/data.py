@@ -87,9 +87,7 @@ def encode_cached(texts: list[str], encode: Encode, settings: str, num_proc: int
 def _encode_to(path: Path, texts: list[str], encode: Encode, num_proc: int | None) -> None:
     import datasets
 
-    features = datasets.Features(
-        {"input_ids": datasets.LargeList(datasets.Value("int32")), "cut": datasets.Value("bool")}
-    )
+    features = datasets.Features({"input_ids": datasets.LargeList(datasets.Value("int32")), "cut": datasets.Value("bool")})
     unfinished = path.with_suffix(f".{os.getpid()}")
     rows = datasets.Dataset.from_dict({"text": texts}, features=datasets.Features({"text": datasets.Value("large_string")}))
     was_enabled = datasets.is_progress_bar_enabled()
@@ -123,12 +121,19 @@ def pad_rows(rows: Sequence[np.ndarray], pad_value: int, side: str = "right", mu
     return torch.from_numpy(padded)
 
 
+def one_hot(labels: Ragged, rows: np.ndarray, num_labels: int) -> torch.Tensor:
+    """(b, labels) float32: 1 where a row has the label."""
+    dense = torch.zeros(len(rows), num_labels)
+    counts = labels.offsets[rows + 1] - labels.offsets[rows]
+    if counts.sum():
+        dense[np.repeat(np.arange(len(rows)), counts), np.concatenate([labels[row] for row in rows])] = 1
+    return dense
+
+
 class TrainSteps(Dataset):
     """Optimizer step -> this process's micro-batches; a function of (seed, step), so a run can go on from any step."""
 
-    def __init__(
-        self, collate: Collate, lengths: np.ndarray, plan: Plan, rank: int, seed: int, length_grouping: bool
-    ) -> None:
+    def __init__(self, collate: Collate, lengths: np.ndarray, plan: Plan, rank: int, seed: int, length_grouping: bool) -> None:
         self.collate, self.lengths, self.plan, self.rank = collate, lengths, plan, rank
         self._order = lru_cache(maxsize=2)(
             lambda epoch: epoch_order(seed, epoch, lengths, plan.batch.global_batch_size, length_grouping)

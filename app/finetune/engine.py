@@ -58,10 +58,17 @@ class FitOptions:
     early_stopping_patience: int | None
     save_total_limit: int
     dataloader_num_workers: int
+    shown: tuple[str, ...]  # evaluation figures for the console
 
 
 def train_step(
-    run: Run, model: Any, optimizer: Any, task: Task, micro_batches: list[Batch], max_grad_norm: float, weight: float = 1.0
+    run: Run,
+    model: Any,
+    optimizer: Any,
+    task: Task,
+    micro_batches: list[Batch],
+    max_grad_norm: float,
+    weight: float = 1.0,
 ) -> tuple[torch.Tensor, Any]:
     """One optimizer step over this process's micro-batches of one global batch.
 
@@ -139,9 +146,12 @@ def fit(run: Run, plan: Plan, training: Training, options: FitOptions, state: Tr
         multiplier = lr_multiplier(state.updates, plan.total_steps, plan.warmup_steps, plan.lr_scheduler_type)
         set_learning_rate(training.optimizer, multiplier)
         seed_step(options.seed, step, run.launch.rank)
-        loss, norm = train_step(
-            run, training.model, training.optimizer, training.task, micro_batches, options.max_grad_norm
-        )
+        try:
+            loss, norm = train_step(
+                run, training.model, training.optimizer, training.task, micro_batches, options.max_grad_norm
+            )
+        except torch.OutOfMemoryError as error:
+            raise TrainingError(_out_of_memory(step, micro_batches, error)) from error
         state.step += 1
         _count_skipped(run, training, state)
         pending.append((loss, norm))
@@ -160,9 +170,7 @@ def fit(run: Run, plan: Plan, training: Training, options: FitOptions, state: Tr
         stop = eval_due and _evaluate_and_keep_best(run, plan, training, options, state)
         if save_due or (stop and plan.save_steps is not None):
             folder = training.output_dir / "checkpoints"
-            checkpoint.save(
-                run, folder, training.model, training.optimizer, state, training.identity, options.save_total_limit
-            )
+            checkpoint.save(run, folder, training.model, training.optimizer, state, training.identity, options.save_total_limit)
         if eval_due or save_due:
             clock.pause()
             clock.mark()
@@ -212,6 +220,16 @@ def _not_finite(training: Training, step: int, loss: float, norm: float) -> str:
     )
 
 
+def _out_of_memory(step: int, micro_batches: list[Batch], error: Exception) -> str:
+    shapes = {tuple(tensor.shape) for batch in micro_batches for tensor in batch.inputs.values()}
+    largest = max(shapes, key=lambda shape: (torch.Size(shape).numel(), shape))
+    return (
+        f"step {step + 1}: out of memory on a batch of {largest[0]} rows x {'x'.join(map(str, largest[1:]))}. Try a smaller "
+        "--per_device_train_batch_size (the global batch stays as it is), --gradient_checkpointing, a smaller --max_length, "
+        f"--mixed_precision bf16, or a ds_configs/zero*.json file ({str(error).splitlines()[0]})"
+    )
+
+
 def _count_skipped(run: Run, training: Training, state: TrainState) -> None:
     if run.launch.precision != "fp16" or not run.accelerator.optimizer_step_was_skipped:
         state.updates += 1
@@ -234,7 +252,7 @@ def _log_step(plan: Plan, training: Training, state: TrainState, multiplier: flo
         "grad_norm": norm if math.isfinite(norm) else None,
     }
     state.losses.clear()
-    training.tracker.log(event, show=False, speed={"samples_per_second": rate})
+    training.tracker.log(event, speed={"samples_per_second": rate})
 
 
 def _evaluate_and_keep_best(run: Run, plan: Plan, training: Training, options: FitOptions, state: TrainState) -> bool:
@@ -246,7 +264,7 @@ def _evaluate_and_keep_best(run: Run, plan: Plan, training: Training, options: F
             "epoch": round(state.step / plan.steps_per_epoch, 6),
             **{f"eval_{name}": value for name, value in figures.items()},
         },
-        show=True,
+        shown=tuple(f"eval_{name}" for name in options.shown),
     )
     metric = figures.get(options.headline)
     if metric is not None and _is_better(metric, state.best_metric, options.greater_is_better):
@@ -265,9 +283,7 @@ def _is_better(metric: float, best: float | None, greater_is_better: bool) -> bo
     return best is None or (metric > best if greater_is_better else metric < best)
 
 
-def _train_figures(
-    run: Run, plan: Plan, training: Training, state: TrainState, clock: StepClock
-) -> dict[str, float | None]:
+def _train_figures(run: Run, plan: Plan, training: Training, state: TrainState, clock: StepClock) -> dict[str, float | None]:
     rows = sum(len(training.steps.rows(step)) for step in range(state.step))
     seconds = state.train_seconds
     return {

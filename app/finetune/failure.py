@@ -25,7 +25,7 @@ class TrainingError(Exception):
     exit_code = EXIT_TRAINING_FAILED
 
 
-class StopRequested(Exception):
+class StopRequested(Exception):  # noqa: N818 - a request, no error
     """The job was asked to stop and has written a checkpoint. Ends the job with exit code 75."""
 
     exit_code = EXIT_STOPPED

@@ -155,7 +155,7 @@ def start(launch: Launch, batch: BatchShape | None, report_to: tuple[str, ...] =
         _share_cores(launch)
 
     from accelerate import Accelerator
-    from accelerate.utils import GradScalerKwargs, InitProcessGroupKwargs, ProjectConfiguration
+    from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs, ProjectConfiguration
 
     config = None
     if launch.deepspeed_config is not None and batch is not None:
@@ -167,7 +167,8 @@ def start(launch: Launch, batch: BatchShape | None, report_to: tuple[str, ...] =
         # Accelerate would read these again and start DeepSpeed from them.
         os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)
     timeout = timedelta(seconds=launch.timeout_seconds)
-    handlers: list[Any] = [GradScalerKwargs()]
+    # Buffers are constants in encoders; without their broadcast processes may evaluate at their own pace.
+    handlers: list[Any] = [DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)]
     if launch.world_size > 1 or config is not None:
         handlers.append(InitProcessGroupKwargs(backend=launch.backend, timeout=timeout))
     accelerator = Accelerator(
@@ -219,6 +220,9 @@ def failures_end_the_job(debug: bool) -> Iterator[None]:
         print(_message(error), file=sys.stderr, flush=True)
     except Exception as error:
         code = EXIT_TRAINING_FAILED
+        if any(word in str(error) for word in ("closed by peer", "reset by peer")):
+            # The echo of a failure elsewhere; it waits, so that the cause is printed first and the launcher ends this.
+            time.sleep(3)
         traceback.print_exc()
         print(f"error on {_where()}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
     if code:
@@ -316,4 +320,5 @@ def _quiet_libraries(launch: Launch) -> None:
     for name in ("accelerate", "transformers", "DeepSpeed", "torch.distributed"):
         logging.getLogger(name).setLevel(logging.ERROR if name == "DeepSpeed" else level)
     warnings.filterwarnings("ignore", message="OMP_NUM_THREADS/MKL_NUM_THREADS unset")
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed.*")
     os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "error")

@@ -89,9 +89,7 @@ def make_plan(arguments, num_rows: int, world_size: int) -> Plan:
     Raises `InputError` for batch arguments that contradict each other and for a warm-up longer than the run.
     """
     a = arguments
-    batch = derive_batch(
-        world_size, a.global_batch_size, a.per_device_train_batch_size, a.gradient_accumulation_steps
-    )
+    batch = derive_batch(world_size, a.global_batch_size, a.per_device_train_batch_size, a.gradient_accumulation_steps)
     steps_per_epoch = math.ceil(num_rows / batch.global_batch_size)
     total_steps = a.max_steps or max(1, math.ceil(steps_per_epoch * a.num_train_epochs))
     warmup = a.warmup_steps if a.warmup_steps is not None else math.ceil(total_steps * (a.warmup_ratio or 0))
@@ -136,8 +134,7 @@ def describe(plan: Plan) -> list[str]:
         f"global batch   {b.global_batch_size} rows = {b.world_size} process(es) x at most {b.micro_batch_size} rows "
         f"x {b.accumulation} forward pass(es)",
         f"steps          {plan.total_steps} optimizer steps, {plan.steps_per_epoch} per epoch of {plan.num_rows} rows",
-        f"learning rate  {plan.learning_rate:g} at its peak, {plan.warmup_steps} warm-up step(s), "
-        f"{plan.lr_scheduler_type}",
+        f"learning rate  {plan.learning_rate:g} at its peak, {plan.warmup_steps} warm-up step(s), {plan.lr_scheduler_type}",
     ]
     if b.idle_share > 0.1:
         even = [size for size in _even_sizes(b) if size > 0]

@@ -17,7 +17,16 @@ from typing import Any, TextIO
 from finetune.failure import InputError
 
 RUN_FILE = "run.json"
-OURS = (RUN_FILE, "history.jsonl", "metrics.json", "predictions.jsonl", "README.md", "best", "checkpoints", "tensorboard")
+OURS = (
+    RUN_FILE,
+    "history.jsonl",
+    "metrics.json",
+    "predictions.jsonl",
+    "README.md",
+    "best",
+    "checkpoints",
+    "tensorboard",
+)
 
 
 def check_output_dir(folder: Path, training: bool, overwrite: bool, resume: bool) -> None:
@@ -39,7 +48,7 @@ def check_output_dir(folder: Path, training: bool, overwrite: bool, resume: bool
     present = [name for name in OURS if (folder / name).exists()]
     if present:
         raise InputError(
-            f"--output_dir {folder} already holds a run ({', '.join(present)}); go on with it by --resume_from_checkpoint auto, "
+            f"--output_dir {folder} already holds a run ({', '.join(present)}); go on by --resume_from_checkpoint auto, "
             "replace it by --overwrite_output_dir, or name another folder"
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import json
 import platform
 from collections.abc import Callable
@@ -40,15 +41,47 @@ def check(arguments: Any) -> Launch:
             run_folder.check_output_dir(folder, train, arguments.overwrite_output_dir, resume)
         except InputError as error:
             problems += error.problems
+    problems += _missing_services(arguments)
     if problems:
         raise InputError(*problems)
     return launch
 
 
-def open_run(run: Run, arguments: Any, plan: Plan | None, identity: dict[str, Any], notes: list[str]) -> Path | None:
+def _missing_services(arguments: Any) -> list[str]:
+    """Trackers that are not installed, and a hub that nobody is logged in to; better known now than after the training."""
+    found = [
+        f"--report_to {name}: not installed (pip install {name})"
+        for name in arguments.report_to
+        if name != "none" and importlib.util.find_spec(name) is None
+    ]
+    if arguments.push_to_hub:
+        from huggingface_hub import get_token
+
+        if get_token() is None:
+            found.append("--push_to_hub: no token; log in first (hf auth login)")
+    return found
+
+
+def make_identity(arguments: Any, plan: Plan | None, of_task: dict[str, Any]) -> dict[str, Any]:
+    """What must be equal on every machine, and for a checkpoint to be this run's: the task's part and the order of rows."""
+    if plan is None:
+        return of_task
+    order = {"global_batch_size": plan.batch.global_batch_size, "length_grouping": arguments.length_grouping}
+    return {**of_task, **order, "seed": arguments.seed}
+
+
+def open_run(
+    run: Run,
+    arguments: Any,
+    plan: Plan | None,
+    identity: dict[str, Any],
+    notes: list[str],
+    details: dict[str, Any] | None = None,
+) -> Path | None:
     """Compares the processes' data, takes the folder, prints what is asked and what is in force, writes run.json.
 
-    Returns the checkpoint to go on from, if any. `identity` names what may not change over a resume.
+    Returns the checkpoint to go on from, if any. `identity` (see `make_identity`) may not change over a resume; `details` is
+    what the task wants in run.json besides.
     """
     _compare_processes(run, identity)
     folder = Path(arguments.output_dir)
@@ -66,7 +99,8 @@ def open_run(run: Run, arguments: Any, plan: Plan | None, identity: dict[str, An
             found = checkpoint.find(folder / "checkpoints", arguments.resume_from_checkpoint)
             if found is not None:
                 checkpoint.load_state(found, identity)
-        run_folder.write_json(folder / run_folder.RUN_FILE, _description(run, arguments, plan, identity))
+        description = {**_description(run, arguments, plan, identity), **(details or {})}
+        run_folder.write_json(folder / run_folder.RUN_FILE, description)
         return found
 
     found = run.on_main(take)
@@ -110,8 +144,9 @@ def prepare_training(
     return training, state
 
 
-def fit_options(arguments: Any, headline: str) -> FitOptions:
-    """The arguments that the loop looks at. `headline`: the figure that decides which model is best."""
+def fit_options(arguments: Any, headline: str, shown: tuple[str, ...]) -> FitOptions:
+    """The arguments that the loop looks at. `headline`: the figure that decides which model is best; `shown`: the evaluation
+    figures that go to the console."""
     a = arguments
     greater = a.greater_is_better if a.greater_is_better is not None else "loss" not in headline
     return FitOptions(
@@ -122,6 +157,7 @@ def fit_options(arguments: Any, headline: str) -> FitOptions:
         early_stopping_patience=a.early_stopping_patience,
         save_total_limit=a.save_total_limit,
         dataloader_num_workers=a.dataloader_num_workers,
+        shown=shown,
     )
 
 
@@ -156,14 +192,15 @@ def release(run: Run, training: Training) -> None:
 
 
 def write_metrics(run: Run, arguments: Any, figures: dict[str, Any]) -> None:
-    """Writes metrics.json; figures of an earlier command in the same folder that this one did not make are kept."""
-    path = Path(arguments.output_dir) / "metrics.json"
+    """Writes metrics.json on rank 0 (see `merge_metrics`)."""
+    run.on_main(lambda: merge_metrics(Path(arguments.output_dir), figures))
 
-    def write() -> None:
-        earlier = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        run_folder.write_json(path, {**earlier, **figures})
 
-    run.on_main(write)
+def merge_metrics(folder: Path, figures: dict[str, Any]) -> None:
+    """Adds figures to metrics.json; those that an earlier command made in the same folder and this one did not are kept."""
+    path = folder / "metrics.json"
+    earlier = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    run_folder.write_json(path, {**earlier, **figures})
 
 
 def write_predictions(run: Run, arguments: Any, lines: Callable[[], list[dict[str, Any]]]) -> None:
@@ -177,6 +214,26 @@ def write_predictions(run: Run, arguments: Any, lines: Callable[[], list[dict[st
 
     run.on_main(write)
     run.print(f"predictions    {path}")
+
+
+def push_to_hub(run: Run, arguments: Any) -> None:
+    """Uploads best/ and the run's card, if --push_to_hub asks for it."""
+    if not arguments.push_to_hub:
+        return
+    from huggingface_hub import HfApi
+
+    folder = Path(arguments.output_dir)
+
+    def upload() -> str:
+        api = HfApi()
+        name = api.create_repo(arguments.hub_model_id or folder.resolve().name, exist_ok=True).repo_id
+        api.upload_folder(repo_id=name, folder_path=folder / BEST)
+        card = folder / "README.md"
+        if card.exists():
+            api.upload_file(repo_id=name, path_or_fileobj=card, path_in_repo="README.md")
+        return name
+
+    run.print(f"uploaded       {run.on_main(upload)}")
 
 
 def _compare_processes(run: Run, identity: dict[str, Any]) -> None:

@@ -359,9 +359,7 @@ def _fill_columns(
                 if name not in columns:
                     columns[name] = [None] * len(lines)
             if len(columns) > max(MAX_OPTIONAL_FIELDS, len(row)):  # memory would grow with rows times fields
-                problems.add(
-                    line, f"{len(columns)} different fields so far, in few rows each: use the same in every row"
-                )
+                problems.add(line, f"{len(columns)} different fields so far, in few rows each: use the same in every row")
                 return
             for name in columns.keys() - row.keys():
                 columns[name].append(None)
@@ -419,9 +417,7 @@ def _not_found(what: str, name: str, found: Sequence[str]) -> str:
     nearest = _nearest(name, found)
     hint = f"did you mean {_short(nearest)}? Rename it" if nearest else "rename one of them"
     found_names = _listed(found) or "none"
-    return (
-        f"{what} {_short(name)} not found; found: {found_names}; {hint} or pass its name with the --..._column argument"
-    )
+    return f"{what} {_short(name)} not found; found: {found_names}; {hint} or pass its name with the --..._column argument"
 
 
 def _nearest(name: str, found: Sequence[str]) -> str | None:

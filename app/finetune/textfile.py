@@ -137,9 +137,7 @@ def _list_folder(path: str) -> str:
         names = sorted(os.listdir(path))
     except OSError:
         return ""
-    return (
-        f": name one in it ({', '.join(names[:5])}{', ...' if len(names) > 5 else ''})" if names else " (it is empty)"
-    )
+    return f": name one in it ({', '.join(names[:5])}{', ...' if len(names) > 5 else ''})" if names else " (it is empty)"
 
 
 @contextmanager
@@ -165,9 +163,7 @@ def _unreadable(error: Exception) -> str:
     if isinstance(error, EOFError):
         return "truncated: the gzip stream ends before its end mark; copy or compress the file again"
     if isinstance(error, gzip.BadGzipFile) and "Not a gzipped file" in str(error):
-        return (
-            "is not gzip-compressed (or has foreign bytes after its end): remove .gz from its name or compress it again"
-        )
+        return "is not gzip-compressed (or has foreign bytes after its end): remove .gz from its name or compress it again"
     if isinstance(error, gzip.BadGzipFile | zlib.error):
         return f"corrupt gzip stream ({error}); copy or compress the file again"
     return f"cannot be read: {_reason(error)}"

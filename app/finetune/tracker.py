@@ -37,17 +37,19 @@ class Tracker:
         if self.accelerator.log_with:
             self.accelerator.init_trackers("tensorboard", config=plain, init_kwargs=kwargs)
 
-    def log(self, event: dict[str, Any], show: bool, speed: dict[str, float] | None = None) -> None:
-        """Records one event, which has "step". `show`: also on the console where there is no progress bar."""
+    def log(self, event: dict[str, Any], shown: tuple[str, ...] = (), speed: dict[str, float] | None = None) -> None:
+        """Records one event, which has "step"; the keys `shown` go to the console too. `speed` is for trackers only."""
         if not self.is_main:
             return
         self.history.write(json.dumps(event, ensure_ascii=False, allow_nan=False) + "\n")
         self.history.flush()
         figures = {key: value for key, value in event.items() if isinstance(value, int | float) and key != "step"}
         self.accelerator.log({**figures, **(speed or {})}, step=event["step"])
-        if show:
-            shown = {key: value for key, value in {**event, **(speed or {})}.items() if value is not None}
-            self.say(" ".join(f"{key}={_short(value)}" for key, value in shown.items()))
+        if shown:
+            known = {key: event[key] for key in shown if event.get(key) is not None}
+            figures_shown = ", ".join(f"{key} {value:.4f}" for key, value in known.items())
+            at = f"step {event['step']}"
+            self.say(f"{at:<15}epoch {event['epoch']:.2f}, {figures_shown}")
 
     def advance(self, loss: float | None, learning_rate: float, samples_per_second: float) -> None:
         """Moves the progress bar by one step."""
@@ -91,7 +93,3 @@ def _keep_until(path: Path, step: int) -> None:
             break
         kept.append(line)
     path.write_text("".join(kept), encoding="utf-8")
-
-
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

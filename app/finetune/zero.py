@@ -48,7 +48,7 @@ def read_config(path: str, search: tuple[Path, ...] = ()) -> dict[str, Any]:
 
 
 def stated_precision(config: dict[str, Any]) -> str | None:
-    """"fp16" or "bf16" when the file switches it on itself, "no" when it switches both off, None when it leaves it open."""
+    """ "fp16" or "bf16" when the file switches it on itself, "no" when it switches both off, None when it leaves it open."""
     stated = {kind: _section(config, kind).get("enabled", "auto") for kind in ("fp16", "bf16")}
     for kind, enabled in stated.items():
         if enabled is True:
@@ -73,18 +73,16 @@ def problems(config: dict[str, Any], source: str, max_grad_norm: float, mixed_pr
         found.append(f"{source}: zero_optimization.stage must be 1, 2 or 3 (without ZeRO, launch with ddp.yaml instead)")
     clipping = config.get("gradient_clipping", "auto")
     if clipping not in ("auto", max_grad_norm):
-        found.append(f"{source}: gradient_clipping is {clipping} but --max_grad_norm is {max_grad_norm:g}; make it \"auto\"")
+        found.append(f'{source}: gradient_clipping is {clipping} but --max_grad_norm is {max_grad_norm:g}; make it "auto"')
     stated = stated_precision(config)
     if _section(config, "fp16").get("enabled") is True and _section(config, "bf16").get("enabled") is True:
         found.append(f"{source}: fp16 and bf16 are both enabled; keep one")
     if mixed_precision not in (None, stated) and stated is not None:
-        found.append(f"{source}: its precision is {stated} but --mixed_precision is {mixed_precision}; make \"enabled\" \"auto\"")
+        found.append(f'{source}: its precision is {stated} but --mixed_precision is {mixed_precision}; make "enabled" "auto"')
     return found
 
 
-def complete_config(
-    config: dict[str, Any], source: str, batch: Any, max_grad_norm: float, precision: str
-) -> dict[str, Any]:
+def complete_config(config: dict[str, Any], source: str, batch: Any, max_grad_norm: float, precision: str) -> dict[str, Any]:
     """Returns the file with every "auto" filled in from the run. `batch` is a `plan.BatchShape`.
 
     Raises `InputError` listing each number that contradicts the run's, and each "auto" that nothing fills in.
@@ -95,7 +93,7 @@ def complete_config(
         "gradient_accumulation_steps": batch.accumulation,
     }
     found = [
-        f"{source}: {key} is {full[key]} but the run's is {value}; make it \"auto\""
+        f'{source}: {key} is {full[key]} but the run\'s is {value}; make it "auto"'
         for key, value in wanted.items()
         if full.get(key, "auto") not in ("auto", value)
     ]
@@ -152,6 +150,7 @@ def full_moments(engine: Any) -> dict[str, dict[str, Any]]:
     """Adam's moments, {"exp_avg": {name: tensor}, "exp_avg_sq": {...}}, full, fp32, on the CPU; a collective call."""
     from deepspeed.utils import safe_get_full_optimizer_state
 
+    _link_moments(engine)
     return {
         key: {n: _cpu(safe_get_full_optimizer_state(p, key), None) for n, p in engine.module.named_parameters()}
         for key in ("exp_avg", "exp_avg_sq")
@@ -166,6 +165,7 @@ def restore_moments(engine: Any, moments: dict[str, dict[str, Any]], updates: in
     """
     from deepspeed.utils import safe_set_full_optimizer_state
 
+    _link_moments(engine)
     for key, tensors in moments.items():
         for name, parameter in engine.module.named_parameters():
             safe_set_full_optimizer_state(parameter, tensors[name], key)
@@ -173,6 +173,17 @@ def restore_moments(engine: Any, moments: dict[str, dict[str, Any]], updates: in
         if "step" in state:
             kept = state["step"]
             state["step"] = kept.new_full(kept.shape, updates) if hasattr(kept, "new_full") else updates
+
+
+def _link_moments(engine: Any) -> None:
+    """ZeRO-1 and 2 tie parameters to their moments once, after the first parameter group has stepped: the groups that step
+    after it have no moments then, and are never tied (DeepSpeed 0.19). So it is done again here."""
+    from deepspeed.utils import lazy_init_hp_params_optimizer_state
+
+    optimizer = engine.optimizer
+    if hasattr(optimizer, "bit16_groups"):
+        for group, partition in zip(optimizer.bit16_groups, optimizer.single_partition_of_fp32_groups, strict=True):
+            lazy_init_hp_params_optimizer_state(group, partition, optimizer.optimizer.state)
 
 
 def loss_scale(engine: Any) -> dict[str, Any] | None:

@@ -114,9 +114,7 @@ def per_label_table(
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def binary_cross_entropy(
-    logits: np.ndarray, targets: np.ndarray, pos_weight: float | np.ndarray | None = None
-) -> float | None:
+def binary_cross_entropy(logits: np.ndarray, targets: np.ndarray, pos_weight: float | np.ndarray | None = None) -> float | None:
     """Mean binary cross-entropy over all rows and labels, in nats, computed in float64; None without elements.
 
     `logits` and `targets` (rows, labels), targets in [0, 1] (soft targets are legal), `pos_weight` one number or

@@ -12,9 +12,7 @@ def checked_matrices(probabilities: np.ndarray, targets: np.ndarray) -> tuple[np
     """
     probabilities, targets = np.asarray(probabilities, dtype=np.float64), np.asarray(targets)
     if probabilities.ndim != 2 or probabilities.shape != targets.shape:
-        raise ValueError(
-            f"probabilities {probabilities.shape} and targets {targets.shape} must have one shape (rows, labels)"
-        )
+        raise ValueError(f"probabilities {probabilities.shape} and targets {targets.shape} must have one shape (rows, labels)")
     if probabilities.size:
         # Written so that NaN, which compares as false, is refused too.
         if not (probabilities.min() >= 0 and probabilities.max() <= 1):

@@ -62,9 +62,7 @@ def check_export(folder: Path, texts: list[str], records: list[Record], precisio
     Raises `TrainingError` if they differ by more than round-off (or, in half precision, than its rounding).
     """
     from transformers import pipeline
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()
     classify = pipeline("text-classification", model=str(folder), top_k=None, device="cpu", trust_remote_code=False)
     labels = labels_of(classify.model.config)
     if not texts:

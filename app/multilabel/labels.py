@@ -87,8 +87,8 @@ def label_ids(
         notes.append(f"{table.path}: {count} label(s) of {len(unknown)} kind(s) that training does not have are ignored")
     elif unknown:
         shown = [
-            f"{table.where(found[0])}: label {name!r} is not in the training data ({len(found)} row(s)); correct it, name it in "
-            "--label_file, or leave such labels out with --unknown_labels ignore"
+            f"{table.where(found[0])}: label {name!r} is not in the training data ({len(found)} row(s)); correct it, name it "
+            "in --label_file, or leave such labels out with --unknown_labels ignore"
             for name, found in list(unknown.items())[:SHOWN]
         ]
         raise InputError(*shown, *more(len(unknown)))

@@ -60,7 +60,11 @@ class MultiLabelTask:
         thresholds = tune_thresholds(chances, labels) if self.thresholds is None else self.thresholds
         soft = labels * (1 - self.label_smoothing) + self.label_smoothing / 2
         tuned = {f"tuned_{name}": value for name, value in decision_scores(chances, labels, thresholds).items()}
-        return {"loss": binary_cross_entropy(logits, soft, self.pos_weight), **multilabel_scores(chances, labels), **tuned}
+        return {
+            "loss": binary_cross_entropy(logits, soft, self.pos_weight),
+            **multilabel_scores(chances, labels),
+            **tuned,
+        }
 
 
 def probabilities(logits: np.ndarray) -> np.ndarray:

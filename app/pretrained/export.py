@@ -13,7 +13,12 @@ from finetune.run_folder import replace_folder
 
 
 def export_model(
-    path: Path, model: Any, weights: dict[str, torch.Tensor], tokenizer: Any, max_length: int, check: Callable[[Path], None]
+    path: Path,
+    model: Any,
+    weights: dict[str, torch.Tensor],
+    tokenizer: Any,
+    max_length: int,
+    check: Callable[[Path], None],
 ) -> None:
     """Writes config, weights (fp32), tokenizer and generation config to `path`; rank 0 only.
 
@@ -21,6 +26,9 @@ def export_model(
     saved with the run's `max_length`, so that `truncation=True` cuts where training cut. `check` is called with the folder
     before it takes its place, and raises if what it loads is not the model that was trained.
     """
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer.model_max_length = max_length
 

@@ -8,7 +8,16 @@ from typing import Any
 from finetune.failure import InputError
 
 # Their position ids start behind the padding id, so the table has that many entries more than a text may have tokens.
-OFFSET_POSITIONS = {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "mpnet", "ibert", "data2vec-text"}
+OFFSET_POSITIONS = {
+    "roberta",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+    "camembert",
+    "longformer",
+    "mpnet",
+    "ibert",
+    "data2vec-text",
+}
 
 
 def load_config(arguments: Any, **overrides: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -47,8 +48,12 @@ def text_encoder(tokenizer: Any, max_length: int) -> Callable[[list[str]], dict[
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
-    """A hash of everything that decides which ids a text gets."""
-    return fingerprint([tokenizer.backend_tokenizer.to_str(), tokenizer.truncation_side])
+    """A hash of everything that decides which ids a text gets, its length apart."""
+    stated = json.loads(tokenizer.backend_tokenizer.to_str())
+    # These two remember the last call, so they differ between a process that tokenized and one that found the tokens.
+    stated.pop("truncation", None)
+    stated.pop("padding", None)
+    return fingerprint([json.dumps(stated, sort_keys=True), tokenizer.truncation_side])
 
 
 def _trained(texts: list[str], vocab_size: int) -> Any:

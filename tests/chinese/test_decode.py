@@ -1,7 +1,7 @@
 import pytest
-from vocabulary.train import train_tokenizer
 
 from chinese.decode import join_chinese
+from vocabulary.train import train_tokenizer
 
 JOINED = {
     "深 度 学 习": "深度学习",

@@ -5,10 +5,10 @@ import shutil
 
 import pytest
 from transformers import AutoTokenizer, BertTokenizer
-from vocabulary.train import SPECIAL_TOKENS, train_tokenizer
 
 from chinese.words import JiebaTokenizer, jieba_tokenizer, load_tokenizer, map_strings
 from finetune.failure import InputError
+from vocabulary.train import SPECIAL_TOKENS, train_tokenizer
 
 WORDS = """
 人工智能 未来 深度 机器学习 模型 编程 t恤 c++

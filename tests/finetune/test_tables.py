@@ -80,9 +80,7 @@ def test_tsv_is_split_at_tabs_only():
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.ndjson", "a.json"])
 def test_json_lines_keep_their_types_and_fill_optional_fields(name):
-    lines = (
-        '{"text": "007", "labels": [1, "1"]}\n\n{"text": null, "labels": 1.5, "id": 9}\r\n{"labels": {}, "text": true}'
-    )
+    lines = '{"text": "007", "labels": [1, "1"]}\n\n{"text": null, "labels": 1.5, "id": 9}\r\n{"labels": {}, "text": true}'
     table = read_table(write(name, lines), required=BOTH)
     assert table.kind == "jsonl"
     assert table.columns == {"text": ["007", None, True], "labels": [[1, "1"], 1.5, {}], "id": [None, 9, None]}
@@ -182,9 +180,7 @@ def test_a_table_of_many_columns_is_not_listed_in_full():
 
 
 def test_unclosed_quote_is_reported_where_it_opens():
-    assert (
-        problem("a.csv", 'text,labels\na,b\n"c,d\ne,f\n') == 'a.csv:3: a quote (") opened in this row is never closed'
-    )
+    assert problem("a.csv", 'text,labels\na,b\n"c,d\ne,f\n') == 'a.csv:3: a quote (") opened in this row is never closed'
 
 
 def test_text_after_a_closing_quote():
@@ -280,9 +276,7 @@ def test_parquet_text_that_is_not_utf8():
     binary = pyarrow.array([b"fine", b"\xff\xfe"], pyarrow.binary())
     text = pyarrow.StringArray.from_buffers(2, *binary.buffers()[1:])
     pyarrow.parquet.write_table(pyarrow.table({"text": text}), "a.parquet")
-    assert problem("a.parquet", required=["text"]).startswith(
-        "a.parquet row 2: column 'text': 'utf-8' codec can't decode"
-    )
+    assert problem("a.parquet", required=["text"]).startswith("a.parquet row 2: column 'text': 'utf-8' codec can't decode")
 
 
 # JSON that is not

@@ -37,9 +37,7 @@ def scikit_learn_scores(probabilities, targets, thresholds):
     """Every figure as scikit-learn defines it, AUC and average precision over the labels where they are defined."""
     predicted = (probabilities >= thresholds).astype(int)
     scores = {
-        f"{figure}_{average}": getattr(reference, f"{figure}_score")(
-            targets, predicted, average=average, zero_division=0
-        )
+        f"{figure}_{average}": getattr(reference, f"{figure}_score")(targets, predicted, average=average, zero_division=0)
         for figure, average in (
             ("f1", "micro"),
             ("f1", "macro"),
@@ -104,9 +102,7 @@ def test_equals_scikit_learn_on_any_rows(data):
 def test_row_order_does_not_matter(data, random):
     probabilities, targets = data
     order = random.sample(range(len(targets)), len(targets))
-    assert_same_scores(
-        multilabel_scores(probabilities[order], targets[order]), multilabel_scores(probabilities, targets)
-    )
+    assert_same_scores(multilabel_scores(probabilities[order], targets[order]), multilabel_scores(probabilities, targets))
 
 
 def test_figures_are_those_of_the_contract():
@@ -144,9 +140,7 @@ def test_label_that_is_never_positive_is_left_out_of_ranking_averages():
     assert scores["average_precision_macro"] == pytest.approx(others["average_precision_macro"], abs=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("value", "auc_labels", "precision_labels", "average_precision"), [(0, 0, 0, None), (1, 0, 7, 1.0)]
-)
+@pytest.mark.parametrize(("value", "auc_labels", "precision_labels", "average_precision"), [(0, 0, 0, None), (1, 0, 7, 1.0)])
 def test_single_class(value, auc_labels, precision_labels, average_precision):
     probabilities, targets = random_rows()
     targets[:] = value

@@ -59,9 +59,7 @@ def test_several_processes_at_once_leave_nothing_on_disk(tmp_path):
         "OMP_NUM_THREADS": "1",
     }
     processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", script], cwd=tmp_path / "cwd", env=env, stdout=subprocess.PIPE, text=True
-        )
+        subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path / "cwd", env=env, stdout=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
     outputs = [process.communicate(timeout=120)[0] for process in processes]

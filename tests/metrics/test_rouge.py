@@ -29,15 +29,8 @@ def english_text(rng):
 
 def test_characters_tokenizer_splits_scripts():
     tokenize = rouge_tokenizer("characters").tokenize
-    assert tokenize("基于BERT的2023年·方法，Straße_Привет!") == [
-        *"基于",
-        "bert",
-        "的",
-        "2023",
-        *"年方法",
-        "straße",
-        "привет",
-    ]
+    tokens = [*"基于", "bert", "的", "2023", *"年方法", "straße", "привет"]
+    assert tokenize("基于BERT的2023年·方法，Straße_Привет!") == tokens
     assert tokenize("ツールの々〇 𠀀 한국 state-of-the-art") == [*"ツールの々〇𠀀", "한국", "state", "of", "the", "art"]
 
 
@@ -79,7 +72,7 @@ def test_english_equals_rouge_score(tokenizer):
 
 
 def test_default_tokenizer_is_rouge_scores_own_on_chinese_too():
-    assert f1_of("甲。乙。BERT 3", "丙丁 BERT。3", "default")["rougeLsum"] == 1.0
+    assert f1_of("3。BERT", "BERT。3", "default")["rougeLsum"] == 0.5  # one line, one sentence
     assert f1_of("深度学习", "深度学习", "default")["rouge1"] == 0.0
 
 
@@ -97,7 +90,7 @@ def test_unrelated_chinese_titles_that_share_a_latin_word():
 
 
 def test_chinese_by_hand():
-    """6 reference and 4 predicted characters, 4 in common; bigrams 深度 and 模型 of 5 and 3; longest common 深度模型."""
+    """6 and 4 characters, 4 in common; of 5 and 3 bigrams 深度 and 模型; longest common subsequence 深度模型."""
     scores = f1_of("深度模型", "深度学习模型", "characters")
     assert scores == pytest.approx({"rouge1": 0.8, "rouge2": 0.5, "rougeL": 0.8, "rougeLsum": 0.8})
 
@@ -230,9 +223,7 @@ def test_metric_works_offline_and_leaves_nothing_on_disk(tmp_path):
     )
     (tmp_path / "cwd").mkdir()
     env = os.environ | {"PYTHONPATH": str(APP), "HF_METRICS_CACHE": str(tmp_path / "metrics"), "HF_HUB_OFFLINE": "1"}
-    output = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path / "cwd", env=env, capture_output=True, check=True
-    )
+    output = subprocess.run([sys.executable, "-c", script], cwd=tmp_path / "cwd", env=env, capture_output=True, check=True)
     assert output.stdout.decode().strip() == "1.0"
     assert not list((tmp_path / "cwd").iterdir())
     assert not (tmp_path / "metrics").exists()

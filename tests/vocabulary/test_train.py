@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer, BertTokenizer
-from vocabulary.train import SPECIAL_TOKENS, WORDS_PER_CHUNK, count_words, learn_vocabulary, train_tokenizer
 
 from finetune.failure import InputError
+from vocabulary.train import SPECIAL_TOKENS, WORDS_PER_CHUNK, count_words, learn_vocabulary, train_tokenizer
 
 APP = Path(__file__).parents[2] / "app"
 TEXTS = [

@@ -1,0 +1,307 @@
+"""The sample corpus: what is extracted from a small package, what is masked, and that a second run changes nothing."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "make_sample_data.py"
+FILES = ["labels.txt", "sample_data.json", "test.jsonl", "train.jsonl", "validation.jsonl"]
+
+NUMPYDOC = '''
+def solve(matrix):
+    """Solve a system of linear equations.
+
+    The system is factorised once and then solved for every column on the right-hand side. See `scipy.linalg.lu`, which
+    NumPy calls for the real work, and the remarks on stability that Golub made long ago [1]_.
+
+    .. versionadded:: 1.26
+
+    Parameters
+    ----------
+    matrix : ndarray of shape (n, n)
+        Coefficients of the equations, one row for each of them, in any floating point type.
+
+    Returns
+    -------
+    out : ndarray
+        The solution that leaves the smallest residual of all that were tried.
+
+    Raises
+    ------
+    LinAlgError
+        If the coefficients are singular to working precision.
+
+    See Also
+    --------
+    secret_sibling : Another function.
+
+    References
+    ----------
+    .. [1] Golub, G. Secret Book. 1996.
+
+    Examples
+    --------
+    A system of two equations:
+
+    >>> import numpy as np
+    >>> np.secret_call([[1, 2], [3, 4]])
+    array([1., 2.])
+    """
+'''
+GOOGLE = '''
+class Trainer:
+    def fit(self, rows, secret_rate=1):
+        r"""
+        Fit the model to all rows, one epoch after another. It stops as soon as nothing improves any more.
+
+        The order of the rows is drawn anew before every epoch, so that no two epochs see the same batches, and the
+        best weights are kept aside. See :class:`~torch.nn.Module` and the [guide](https://example.org/secret).
+
+        Args:
+            rows (`list[secret_type]`, *optional*, defaults to `None`):
+                Examples to fit the model to, each of them with its labels.
+            secret_rate (float): How far a step goes.
+
+        Raises:
+            ValueError: If there is no row at all.
+
+        Example:
+
+        ```python
+        >>> trainer.fit(secret_rows)
+        ```
+        """
+'''
+FIELDS = '''
+def tokens(text):
+    """
+    Return the words of a text in their order.
+
+    Words are cut at white space and at every mark of punctuation; what is left over in between is dropped without a
+    trace. Numbers count as words, and so does a run of ideographs, for want of a dictionary that would know better.
+
+    :param text: what to cut into words, of any length, in any script that has white space
+    :type text: secret_type
+    :return: the words, none of them empty
+    :rtype: secret_list
+    """
+'''
+ADDED = '''
+from secret import add_newdoc
+
+add_newdoc("tinylib.core", "array", ("sort",
+    """
+    sort(axis=-1)
+
+    Sort an array in place along one axis.
+
+    %s
+    """))
+''' % ("The order of equal elements is kept, whatever the algorithm that the type of the elements calls for. " * 4)
+
+
+@pytest.fixture(scope="module")
+def sample_data():
+    """The script as a module; scripts are no package."""
+    spec = importlib.util.spec_from_file_location("make_sample_data", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def document(number: int) -> str:
+    """A function whose docstring shares hardly a phrase with that of another number."""
+    values = [(number * 7919 + position * position * 31) % 9973 for position in range(90)]
+    words = ["".join("abcdefghij"[int(digit)] for digit in str(value)) for value in values]
+    body = "\n    ".join(" ".join(words[start : start + 10]) for start in range(0, 90, 10))
+    return f'def f{number}():\n    """Compute the value of number {number}.\n\n    {body}\n    """\n'
+
+
+@pytest.fixture
+def site(tmp_path):
+    """A folder for sys.path with the package `tinylib` 1.0 in it, which must never be imported."""
+    root = tmp_path / "site" / "tinylib"
+    (root / "tests").mkdir(parents=True)
+    (root / "__init__.py").write_text("raise SystemExit('imported')\n")
+    (root / "linalg.py").write_text(NUMPYDOC)
+    (root / "training.py").write_text(GOOGLE)
+    (root / "text.py").write_text(FIELDS)
+    (root / "core.py").write_text(ADDED)
+    (root / "many.py").write_text("\n\n".join(document(number) for number in range(120)))
+    (root / "copied.py").write_text(NUMPYDOC.replace("def solve", "def resolve").replace("for every", "for any"))
+    (root / "broken.py").write_text('"""' + "text " * 100 + '"""\nprint "of another Python"\n')
+    (root / "tests" / "helpers.py").write_text(document(999))
+    metadata = tmp_path / "site" / "tinylib-1.0.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: tinylib\nVersion: 1.0\n")
+    return root.parent
+
+
+def run(site: Path, output: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPT), "--output_dir", str(output), "--packages", "tinylib", "no_such_lib"]
+    environment = os.environ | {"PYTHONPATH": str(site)}
+    return subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, check=False)
+
+
+def read_rows(output: Path) -> dict[str, list[dict]]:
+    splits = ("train", "validation", "test")
+    return {split: [json.loads(line) for line in (output / f"{split}.jsonl").open()] for split in splits}
+
+
+def rows_of(sample_data, site: Path) -> dict[str, dict]:
+    return {row["id"]: row for row in sample_data.package_rows(site / "tinylib")}
+
+
+def test_numpydoc_becomes_prose_and_labels(sample_data, site):
+    row = rows_of(sample_data, site)["tinylib.linalg.solve"]
+    assert row["title"] == "Solve a system of linear equations."
+    assert row["text"].split("\n") == [
+        "The system is factorised once and then solved for every column on the right-hand side. See lu, which "
+        "[library] calls for the real work, and the remarks on stability that Golub made long ago .",
+        "Coefficients of the equations, one row for each of them, in any floating point type.",
+        "The solution that leaves the smallest residual of all that were tried.",
+        "If the coefficients are singular to working precision.",
+        "A system of two equations",
+    ]
+    sections = ("parameters", "returns", "raises", "examples", "references")
+    assert row["labels"] == [
+        *(f"has:{section}" for section in sections),
+        *("kind:function", "library:tinylib", "topic:linear algebra"),
+    ]
+
+
+def test_google_style_becomes_prose_and_labels(sample_data, site):
+    row = rows_of(sample_data, site)["tinylib.training.Trainer.fit"]
+    assert row["title"] == "Fit the model to all rows, one epoch after another."
+    assert row["text"].startswith("It stops as soon as nothing improves any more.\nThe order of the rows")
+    assert "See Module and the guide." in row["text"]
+    assert row["text"].endswith("\nHow far a step goes.\nIf there is no row at all.")
+    assert row["labels"] == ["has:parameters", "has:raises", "has:examples", "kind:method", "library:tinylib"]
+
+
+def test_field_lists_become_prose_and_labels(sample_data, site):
+    row = rows_of(sample_data, site)["tinylib.text.tokens"]
+    assert row["title"] == "Return the words of a text in their order."
+    assert row["text"].endswith("any script that has white space\nthe words, none of them empty")
+    assert row["labels"][:2] == ["has:parameters", "has:returns"]
+
+
+def test_docstrings_of_compiled_objects_are_read(sample_data, site):
+    row = rows_of(sample_data, site)["tinylib.core.array.sort"]
+    assert row["title"] == "Sort an array in place along one axis."
+    assert "kind:method" in row["labels"]
+    assert "axis=-1" not in row["text"]
+
+
+def test_nothing_in_a_text_gives_its_labels_away(sample_data, site):
+    texts = [row["text"] for row in rows_of(sample_data, site).values()]
+    assert len(texts) > 100
+    for leak in (
+        "secret",
+        ">>>",
+        "---",
+        "Parameters",
+        "Args",
+        "Raises",
+        "numpy",
+        "np.",
+        "torch",
+        "ndarray",
+        "1.26",
+        "`",
+    ):
+        assert not [text for text in texts if leak in text], leak
+
+
+def test_near_duplicates_are_dropped_and_different_texts_kept(sample_data):
+    words = [f"w{number}" for number in range(100)]
+    texts = [words, [*words[:50], "changed", *words[51:]], words[:40] + words[:60:-1], words]
+    rows = [{"id": str(index), "title": str(index), "text": " ".join(text)} for index, text in enumerate(texts)]
+    assert [row["id"] for row in sample_data.without_duplicates(rows)] == ["0", "2"]
+
+
+def test_labels_too_rare_in_training_are_dropped(sample_data):
+    rows = [{"id": str(i), "text": f"text {i}", "labels": ["often", "once"] if i == 7 else ["often"]} for i in range(200)]
+    splits, labels = sample_data.split_rows(rows, min_label_rows=2)
+    assert labels == ["often"]
+    assert all(row["labels"] == ["often"] for split in splits.values() for row in split)
+
+
+def test_run_writes_disjoint_splits_and_says_what(site, tmp_path):
+    output = tmp_path / "out"
+    result = run(site, output, "--min_label_rows", "1")
+    assert result.returncode == 0, result.stderr
+    assert "no_such_lib: not installed, left out" in result.stdout
+    assert sorted(path.name for path in output.iterdir()) == FILES
+    splits = read_rows(output)
+    rows = [row for split in splits.values() for row in split]
+    assert len(rows) == len({row["id"] for row in rows}) == len({row["text"] for row in rows}) == 124
+    assert {row["id"] for row in rows} >= {"tinylib.many.f0", "tinylib.copied.resolve"}  # the copy comes first, alone
+    assert "tinylib.linalg.solve" not in {row["id"] for row in rows}
+    assert 80 <= len(splits["train"]) <= 115
+    assert min(len(splits["validation"]), len(splits["test"])) >= 3
+    made = json.loads((output / "sample_data.json").read_text())
+    assert made["rows"] == {split: len(rows) for split, rows in splits.items()}
+    assert made["origin"]["versions"] == {"tinylib": "1.0"}
+    labels = (output / "labels.txt").read_text().split("\n")[:-1]
+    assert labels == sorted({label for row in splits["train"] for label in row["labels"]}) == list(made["labels"])
+    assert f"train {len(splits['train'])} rows" in result.stdout
+
+
+def test_second_run_reuses_and_force_gives_the_same_bytes(site, tmp_path):
+    output, again = tmp_path / "out", tmp_path / "again"
+    assert run(site, output).returncode == 0
+    before = {name: ((output / name).read_bytes(), (output / name).stat().st_mtime_ns) for name in FILES}
+    assert "nothing to do" in run(site, output).stdout
+    assert {name: ((output / name).read_bytes(), (output / name).stat().st_mtime_ns) for name in FILES} == before
+    assert run(site, again, "--force").returncode == 0
+    assert {name: (again / name).read_bytes() for name in FILES} == {name: content for name, (content, _) in before.items()}
+
+
+@pytest.mark.parametrize("change", ["version", "damaged", "interrupted"])
+def test_stale_output_is_built_again(site, tmp_path, change):
+    output = tmp_path / "out"
+    assert run(site, output).returncode == 0
+    before = (output / "train.jsonl").read_bytes()
+    if change == "version":
+        metadata = site / "tinylib-1.0.dist-info" / "METADATA"
+        metadata.write_text(metadata.read_text().replace("1.0", "1.1"))
+    elif change == "damaged":
+        (output / "train.jsonl").write_bytes(before[:-100])
+    else:
+        (output / "sample_data.json").write_text("{}\n")
+    result = run(site, output)
+    assert result.returncode == 0
+    assert "nothing to do" not in result.stdout
+    assert (output / "train.jsonl").read_bytes() == before
+
+
+def test_files_from_elsewhere_are_not_overwritten(site, tmp_path):
+    output = tmp_path / "out"
+    output.mkdir()
+    (output / "train.jsonl").write_text("mine\n")
+    result = run(site, output)
+    assert result.returncode == 2
+    assert "train.jsonl from elsewhere" in result.stderr
+    assert "choose another folder" in result.stderr
+    assert (output / "train.jsonl").read_text() == "mine\n"
+
+
+def test_no_package_at_all_is_an_error(tmp_path):
+    result = run(tmp_path, tmp_path / "out")
+    assert result.returncode == 2
+    assert "pip install" in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_chinese_fixture_is_what_the_chinese_tests_count_on():
+    lines = (Path(__file__).parents[1] / "fixtures" / "chinese_titles.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert len(rows) == len({row["id"] for row in rows}) == len({row["text"] for row in rows}) == 48
+    assert all(80 <= len(row["text"]) <= 200 and 8 <= len(row["title"]) <= 20 for row in rows)
+    assert {label for row in rows for label in row["labels"]} == {"科技", "体育", "健康", "教育", "财经", "旅游"}
