@@ -135,6 +135,9 @@ def fit(run: Run, plan: Plan, training: Training, options: FitOptions, state: Tr
 
     Raises `TrainingError` for a loss or gradient that is not finite, before anything of it is saved.
     """
+    if state.step >= plan.total_steps or _out_of_patience(options, state):
+        run.print(f"training       is complete ({state.step} steps); nothing to do")
+        return {}
     clock, pending = StepClock(run.device), []
     training.model.train()
     loader = train_loader(training.steps, state.step, options.dataloader_num_workers, run.device.type == "cuda")
@@ -272,11 +275,16 @@ def _evaluate_and_keep_best(run: Run, plan: Plan, training: Training, options: F
         training.on_best(records, figures)
     else:
         state.evaluations_without_best += 1
-    patience = options.early_stopping_patience
-    if patience is None or state.evaluations_without_best < patience:
+    if not _out_of_patience(options, state):
         return False
-    training.tracker.say(f"stopping early: no better {options.headline} in {patience} evaluations")
+    evaluations = state.evaluations_without_best
+    training.tracker.say(f"stopping early: no better {options.headline} in {evaluations} evaluations")
     return True
+
+
+def _out_of_patience(options: FitOptions, state: TrainState) -> bool:
+    patience = options.early_stopping_patience
+    return patience is not None and state.evaluations_without_best >= patience
 
 
 def _is_better(metric: float, best: float | None, greater_is_better: bool) -> bool:

@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# From nothing to a trained model and its first predictions, on a CPU, without a model hub:
+#   bash scripts/quickstart.sh            multi-label classification of documentation texts
+# A second run goes on from what is there.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/environment.sh
+task=${1:-classify}
+environment requirements.txt
+export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=true
+
+[ -f sample_data/sample_data.json ] || echo "preparing the sample data (about a minute)"
+python scripts/make_sample_data.py --output_dir sample_data
+run=runs/quickstart_$task
+
+case $task in
+classify)
+  python app/classify.py --config app/recipes/quickstart_classify.yaml \
+    --train_file sample_data/train.jsonl --validation_file sample_data/validation.jsonl --test_file sample_data/test.jsonl \
+    --do_train --do_eval --do_predict --output_dir "$run" --resume_from_checkpoint auto
+  python - "$run" <<'PY'
+import json, sys
+
+texts = [
+    "Compute the eigenvalues and right eigenvectors of a square matrix. The matrix must be finite; an error is raised "
+    "if the computation does not converge.",
+    "Splits a sentence into words and tags each word with its part of speech, using a model trained on a news corpus.",
+]
+with open(sys.argv[1] + "/two_sentences.jsonl", "w") as file:
+    file.writelines(json.dumps({"text": text}) + "\n" for text in texts)
+PY
+  python app/classify.py --do_predict --model_name_or_path "$run/best" --test_file "$run/two_sentences.jsonl" \
+    --output_dir "$run" --predictions_file "$run/two_predictions.jsonl" >/dev/null
+  python - "$run" <<'PY'
+import json, sys
+
+run = sys.argv[1]
+with open(run + "/two_sentences.jsonl") as texts, open(run + "/two_predictions.jsonl") as predictions:
+    for text, line in zip(texts, predictions):
+        found = json.loads(line)
+        shown = ", ".join(f"{label} {found['probabilities'][label]:.2f}" for label in found["labels"])
+        print(f"\n{json.loads(text)['text']}\n  -> {shown or 'no label'}")
+PY
+  ;;
+*)
+  echo "error: unknown task $task; known: classify" >&2
+  exit 2
+  ;;
+esac
+cat <<EOF
+
+$run/metrics.json       all figures
+$run/README.md          the same as a model card with curves
+$run/best/              the model: pipeline("text-classification", model="$run/best", top_k=None)
+$run/predictions.jsonl  labels and probabilities of the test rows
+tensorboard --logdir $run/tensorboard
+EOF

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Installs what is needed and runs the whole test suite; --fast leaves out what starts launchers or trains for long.
+# Further arguments go to pytest: bash scripts/test.sh --fast -k plan
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/environment.sh
+environment requirements.txt tests/requirements.txt
+select=()
+if [ "${1:-}" = --fast ]; then
+  shift
+  select=(-m "not slow")
+fi
+ruff check .
+ruff format --check --quiet . || {
+  echo "error: run ruff format ." >&2
+  exit 1
+}
+export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+exec python -m pytest "${select[@]}" "$@"
