@@ -131,15 +131,19 @@ def main(arguments: Arguments) -> None:
 
 def load_data(arguments: Arguments, train: bool, evaluate: bool, predict: bool) -> Data:
     """Reads and checks every file, decides the label list, tokenizes. Raises `InputError` with what is wrong."""
-    from finetune.columns import drop_blank, split_off, texts_of
+    from finetune.columns import drop_blank, read_splits, split_off, texts_of
     from multilabel.classifier import has_own_labels, labels_of
     from multilabel.labels import first_appearance, label_names, read_label_file
-    from pretrained.model import choose_max_length, load_config
+    from pretrained.model import check_weights, choose_max_length, load_config
     from pretrained.tokenizer import load_tokenizer, tokenizer_fingerprint
 
     notes: list[str] = []
     label_columns = arguments.label_columns or (arguments.label_column,)
-    tables = read_tables(arguments, train, evaluate, predict, (arguments.text_column, *label_columns))
+    text, labelled = (arguments.text_column,), (arguments.text_column, *label_columns)
+    required = {"train": labelled} if train else {}
+    required |= {"validation": labelled} if evaluate else {}
+    required |= {"test": text} if predict else {}  # rows that are only predicted need no labels
+    tables = read_splits(arguments, required, train)
     if train:
         tables["train"] = drop_blank(tables["train"], arguments.text_column, notes)
         if evaluate and "validation" not in tables:
@@ -153,6 +157,7 @@ def load_data(arguments: Arguments, train: bool, evaluate: bool, predict: bool) 
     }
 
     config = load_config(arguments)
+    check_weights(arguments)
     if not train:
         labels = labels_of(config)
     elif arguments.label_file:
@@ -183,28 +188,6 @@ def load_data(arguments: Arguments, train: bool, evaluate: bool, predict: bool) 
         identity=identity_of(arguments, splits, labels, tokenizer_fingerprint(tokenizer), max_length),
         notes=notes,
     )
-
-
-def read_tables(arguments: Arguments, train: bool, evaluate: bool, predict: bool, columns: tuple[str, ...]) -> dict[str, Table]:
-    """The files that the run needs. Raises `InputError` for all that are missing or wrong, in one list."""
-    from finetune.columns import read_split
-
-    wanted = {"train": train, "validation": evaluate, "test": predict}
-    tables, problems = {}, []
-    for split, needed in wanted.items():
-        try:
-            # Rows that are only predicted need no labels.
-            table = read_split(arguments, split, columns if split != "test" else columns[:1]) if needed else None
-        except InputError as error:
-            problems += error.problems
-            continue
-        if table is not None:
-            tables[split] = table
-        elif needed and (split != "validation" or not train):
-            problems.append(f"no {split} rows: give --{split}_file or --dataset_name")
-    if problems:
-        raise InputError(*problems)
-    return tables
 
 
 def make_split(

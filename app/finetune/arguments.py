@@ -49,9 +49,11 @@ class TextArguments:
 
     tokenizer_type: str = option(
         "auto",
-        choices=("auto", "train"),
-        help="auto: the model's own; train: a WordPiece vocabulary of the training texts",
+        choices=("auto", "train", "jieba"),
+        help="auto: the model's own; train: a WordPiece vocabulary of the training texts; jieba: Chinese words, over the "
+        "model's word-based vocabulary",
     )
+    user_dictionary: str | None = option(help="words that --tokenizer_type jieba keeps whole, one a line")
     vocab_size: int = option(8192, at_least=128, help="size of the vocabulary with --tokenizer_type train")
     max_length: int | None = option(at_least=4, help="tokens of a document that are kept (default: 512 or the model's limit)")
     truncation_side: str = option("right", choices=("right", "left"), help="which end of a longer document is cut")
@@ -164,6 +166,8 @@ def contradictions(arguments) -> list[str]:
         found.append("--early_stopping_patience needs evaluations; --eval_strategy is no")
     if "none" in a.report_to and len(a.report_to) > 1:
         found.append("--report_to none stands beside other trackers; keep one")
+    if a.user_dictionary and a.tokenizer_type != "jieba":
+        found.append("--user_dictionary is for --tokenizer_type jieba")
     if a.output_dir is None:
         found.append("--output_dir is missing: name the folder for the run's files")
     if a.overwrite_output_dir and a.resume_from_checkpoint:

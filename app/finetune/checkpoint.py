@@ -58,7 +58,7 @@ def full_weights(run: Run, model: Any) -> dict[str, torch.Tensor]:
 
 
 def save(run: Run, folder: Path, model: Any, optimizer: Any, state: TrainState, identity: dict[str, Any], limit: int) -> None:
-    """Writes checkpoints/step_N and removes the oldest beyond `limit`. All processes must call it."""
+    """Writes checkpoints/step_N; removes the oldest beyond `limit` and those after step N. All processes must call it."""
     weights = full_weights(run, model)
     moments = _moments(run, model, optimizer)
     state.loss_scale = _loss_scale(run, model)
@@ -74,7 +74,11 @@ def save(run: Run, folder: Path, model: Any, optimizer: Any, state: TrainState, 
 
     def write() -> None:
         replace_folder(folder / f"step_{state.step}", fill)
-        for path in list_checkpoints(folder)[:-limit]:
+        known = list_checkpoints(folder)
+        count = known.index(folder / f"step_{state.step}") + 1
+        # Later ones are damaged or were left behind on purpose, else this run had gone on from them; counted with the rest they
+        # would push out this one, and "auto" would find them again.
+        for path in [*known[: max(0, count - limit)], *known[count:]]:
             shutil.rmtree(path)
 
     run.on_main(write)
@@ -117,7 +121,7 @@ def damage(path: Path) -> str | None:
                 return f"{name} has {file.stat().st_size} bytes, expected {expected['bytes']}"
             if _sha256(file) != expected["sha256"]:
                 return f"{name} was changed after it was written (checksum)"
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{MANIFEST} cannot be read ({type(error).__name__})"
     return None
 
@@ -129,10 +133,13 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def load_weights(path: Path, model: torch.nn.Module) -> None:
-    """Puts a checkpoint's weights into a model that is not prepared yet."""
-    weights = load_file(path / "model.safetensors")
+    """Puts a checkpoint's weights into a model that is not prepared yet. Raises `InputError` for another model's."""
+    weights, known = load_file(path / "model.safetensors"), model.state_dict()
+    for name in sorted(weights.keys() & known.keys()):
+        if weights[name].shape != known[name].shape:
+            then, now = tuple(weights[name].shape), tuple(known[name].shape)
+            raise InputError(f"checkpoint {path} is of another model: {name} was {then}, is now {now}")
     missing, unexpected = model.load_state_dict(weights, strict=False)
-    known = model.state_dict()
     missing = [name for name in missing if not _tied_to(known, name, weights)]
     if missing or unexpected:
         raise InputError(f"checkpoint {path} is of another model: missing {missing[:3]}, unexpected {unexpected[:3]}")

@@ -1,4 +1,4 @@
-"""From a file's columns to what a task needs: texts, ids, splits. Level 3, over tables.py."""
+"""From a file's columns to what a task needs: texts, ids, splits. Level 4, over tables.py."""
 
 from __future__ import annotations
 
@@ -114,3 +114,25 @@ def _kind(value: Any) -> str:
         return "missing"
     text = repr(value)
     return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
+
+
+def read_splits(arguments: Any, required: dict[str, tuple[str, ...]], train: bool) -> dict[str, Table]:
+    """The tables of the splits in `required`, which gives the columns that each must have.
+
+    A missing validation table is no error where training rows can be kept back. Raises `InputError` for all the files that
+    are missing or wrong, in one list.
+    """
+    tables, problems = {}, []
+    for split, columns in required.items():
+        try:
+            table = read_split(arguments, split, columns)
+        except InputError as error:
+            problems += error.problems
+            continue
+        if table is not None:
+            tables[split] = table
+        elif split != "validation" or not train:
+            problems.append(f"no {split} rows: give --{split}_file or --dataset_name")
+    if problems:
+        raise InputError(*problems)
+    return tables

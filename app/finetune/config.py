@@ -109,7 +109,7 @@ def _typed(text: str, kind: type, limits: typing.Mapping) -> Any:
             value = kind(text)
         except ValueError:
             raise refused from None
-        if not math.isfinite(value):
+        if kind is float and not math.isfinite(value):
             raise refused
         return value
     if text == "":
@@ -218,6 +218,8 @@ def read_yaml_mapping(path: str) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
         raise InputError(f"{path}{line}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
+    except (LookupError, AttributeError, RecursionError) as error:  # PyYAML on a value unlike its !!tag, or on deep nesting
+        raise InputError(f"{path}: not valid YAML ({type(error).__name__}); expected `name: value` lines") from None
     if not isinstance(content, dict):
         raise InputError(f"{path}: expected `name: value` lines, found {type(content).__name__}")
     return content

@@ -109,9 +109,11 @@ def _encode_to(path: Path, texts: list[str], encode: Encode, num_proc: int | Non
             datasets.enable_progress_bars()
 
 
-def pad_rows(rows: Sequence[np.ndarray], pad_value: int, side: str = "right", multiple: int = 1) -> torch.Tensor:
-    """(b, longest) int64: rows padded to the longest of them, rounded up to `multiple`."""
-    width = -(-max(len(row) for row in rows) // multiple) * multiple
+def pad_rows(
+    rows: Sequence[np.ndarray], pad_value: int, side: str = "right", multiple: int = 1, minimum: int = 1
+) -> torch.Tensor:
+    """(b, width) int64: rows padded to the longest of them, to at least `minimum`, rounded up to `multiple`."""
+    width = -(-max(minimum, *(len(row) for row in rows)) // multiple) * multiple
     padded = np.full((len(rows), width), pad_value, dtype=np.int64)
     for target, row in zip(padded, rows, strict=True):
         if side == "right":

@@ -171,15 +171,17 @@ def start(launch: Launch, batch: BatchShape | None, report_to: tuple[str, ...] =
     handlers: list[Any] = [DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)]
     if launch.world_size > 1 or config is not None:
         handlers.append(InitProcessGroupKwargs(backend=launch.backend, timeout=timeout))
-    accelerator = Accelerator(
-        cpu=launch.use_cpu and config is None,
-        mixed_precision=launch.precision,
-        gradient_accumulation_steps=batch.accumulation if batch else 1,
-        deepspeed_plugin=zero.plugin(config) if config else None,
-        kwargs_handlers=handlers,
-        log_with=list(report_to) or None,
-        project_config=ProjectConfiguration(project_dir=output_dir, logging_dir=output_dir),
-    )
+    # DeepSpeed prints on every process while it starts; what is printed is rank 0's.
+    with contextlib.redirect_stdout(sys.stderr):
+        accelerator = Accelerator(
+            cpu=launch.use_cpu and config is None,
+            mixed_precision=launch.precision,
+            gradient_accumulation_steps=batch.accumulation if batch else 1,
+            deepspeed_plugin=zero.plugin(config) if config else None,
+            kwargs_handlers=handlers,
+            log_with=[name for name in report_to if name != "none"] or None,
+            project_config=ProjectConfiguration(project_dir=output_dir, logging_dir=output_dir),
+        )
     if config is not None:
         zero.build_models_whole(accelerator)
     if accelerator.num_processes != launch.world_size:
@@ -315,10 +317,12 @@ def _quiet_libraries(launch: Launch) -> None:
     import logging
     import warnings
 
-    # Rank 0 talks; the others would say the same again.
+    # Rank 0 talks; the others would say the same again. transformers warns of every parameter that a new head lacks.
     level = logging.WARNING if launch.rank == 0 else logging.ERROR
-    for name in ("accelerate", "transformers", "DeepSpeed", "torch.distributed"):
-        logging.getLogger(name).setLevel(logging.ERROR if name == "DeepSpeed" else level)
+    for name in ("accelerate", "torch.distributed"):
+        logging.getLogger(name).setLevel(level)
+    for name in ("transformers", "DeepSpeed"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", message="OMP_NUM_THREADS/MKL_NUM_THREADS unset")
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed.*")
     os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "error")

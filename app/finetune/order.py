@@ -32,7 +32,12 @@ def epoch_order(seed: int, epoch: int, lengths: np.ndarray, global_batch_size: i
     if epoch == 0:
         longest = int(lengths[batches].max(axis=1).argmax())
         batches[[0, longest]] = batches[[longest, 0]]
-    return np.concatenate([batches.reshape(-1), order[full * global_batch_size :]])
+    order = np.concatenate([batches.reshape(-1), order[full * global_batch_size :]])
+    if epoch == 0:
+        longest = int(lengths[order].argmax())  # elsewhere only if the incomplete batch has it
+        if longest >= global_batch_size:
+            order[[0, longest]] = order[[longest, 0]]
+    return order
 
 
 def share_out(rows: np.ndarray, lengths: np.ndarray, world_size: int, accumulation: int) -> list[list[np.ndarray]]:

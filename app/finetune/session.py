@@ -127,6 +127,7 @@ def prepare_training(
     if resume is not None:
         state = checkpoint.load_state(resume, identity)
         checkpoint.load_weights(resume, model)
+        _forget_lost_best(run, Path(arguments.output_dir), state)
     if arguments.gradient_checkpointing:
         model.gradient_checkpointing_enable()
     if arguments.torch_compile:
@@ -142,6 +143,15 @@ def prepare_training(
     if resume is not None:
         engine.restore(run, resume, training, state)
     return training, state
+
+
+def _forget_lost_best(run: Run, folder: Path, state: TrainState) -> None:
+    """Lets the best model be chosen anew where the one that the checkpoint remembers is not: it belongs to another folder's
+    run. Asked on rank 0 only, since machines may not share the folder and must agree."""
+    if state.best_step is None or run.on_main((folder / BEST).is_dir):
+        return
+    run.print(f"note           the best model, of step {state.best_step}, is not in {folder}; the best from here on is kept")
+    state.best_metric, state.best_step, state.evaluations_without_best = None, None, 0
 
 
 def fit_options(arguments: Any, headline: str, shown: tuple[str, ...]) -> FitOptions:

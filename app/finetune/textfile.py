@@ -1,4 +1,4 @@
-"""Text files on disk: found, opened (plain or gzip), decoded strictly, and explained when that fails. Level 0.
+"""Text files on disk: found, opened (plain or gzip), decoded strictly, and explained when that fails. Level 1.
 
 Bytes are never guessed at silently: a file is decoded with the one encoding it was said to have, and the guesses here
 only serve the message that tells the user which `--encoding` to pass.

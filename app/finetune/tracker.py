@@ -66,6 +66,12 @@ class Tracker:
             tqdm.write(line, file=sys.stdout)
             sys.stdout.flush()
 
+    def text(self, tag: str, markdown: str) -> None:
+        """Shows a text in TensorBoard, if that is where the run reports to."""
+        for tracker in self.accelerator.trackers if self.is_main else []:
+            if tracker.name == "tensorboard":
+                tracker.writer.add_text(tag, markdown)
+
     def close(self) -> None:
         if self.is_main:
             self.progress.close()
@@ -91,5 +97,5 @@ def _keep_until(path: Path, step: int) -> None:
             break
         if event["step"] > step or step == 0:
             break
-        kept.append(line)
+        kept.append(line.rstrip("\n") + "\n")
     path.write_text("".join(kept), encoding="utf-8")

@@ -128,3 +128,11 @@ def lead_baseline(text: str, max_units: int) -> str:
         end = min(end, ends[max_units - 1])
     opening = SENTENCE_OPENING.search(text, 0, first.start()).start()
     return " ".join(text[opening:end].split())
+
+
+def lead_scores(texts: Sequence[str], references: Sequence[str], tokenizer: str) -> dict[str, float | None]:
+    """ROUGE_FIGURES of the baseline: each document's lead, cut to the median length of the references in UNITs."""
+    lengths = [sum(1 for _ in UNIT.finditer(reference)) for reference in references]
+    most = max(1, int(np.median(lengths))) if lengths else 1
+    figures = rouge_scores([lead_baseline(text, most) for text in texts], references, tokenizer, bootstrap=0)
+    return {name: figures[name] for name in ROUGE_FIGURES}

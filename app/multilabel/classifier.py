@@ -11,6 +11,7 @@ import torch
 from finetune.failure import TrainingError
 from finetune.task import Record
 from multilabel.task import probabilities
+from pretrained.tokenizer import saved_tokenizer
 
 CHECKED_ROWS = 4
 # The pipeline computes in fp32; a run in half precision reported what half precision gave it.
@@ -63,7 +64,8 @@ def check_export(folder: Path, texts: list[str], records: list[Record], precisio
     """
     from transformers import pipeline
 
-    classify = pipeline("text-classification", model=str(folder), top_k=None, device="cpu", trust_remote_code=False)
+    tokenizer = saved_tokenizer(folder)
+    classify = pipeline("text-classification", model=str(folder), tokenizer=tokenizer, top_k=None, device="cpu")
     labels = labels_of(classify.model.config)
     if not texts:
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,10 @@ OFFSET_POSITIONS = {
     "ibert",
     "data2vec-text",
 }
+
+
+# What transformers looks for in a folder, in its order.
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 def load_config(arguments: Any, **overrides: Any) -> Any:
@@ -42,8 +47,7 @@ def load_model(auto_class: Any, arguments: Any, config: Any) -> Any:
 
     if arguments.from_scratch:
         return auto_class.from_config(config, trust_remote_code=arguments.trust_remote_code).float()
-    if arguments.model_name_or_path is None:
-        raise InputError("no weights: give --model_name_or_path, or --from_scratch to start from random ones")
+    check_weights(arguments)
     try:
         # Without a dtype transformers would load a half-precision checkpoint in half precision.
         return auto_class.from_pretrained(
@@ -55,6 +59,52 @@ def load_model(auto_class: Any, arguments: Any, config: Any) -> Any:
         )
     except Exception as error:
         raise InputError(explain("model", arguments.model_name_or_path, error)) from error
+
+
+def check_weights(arguments: Any) -> None:
+    """Raises `InputError` if no weights are named, or for a local folder that has none or only a part of them.
+
+    Loading would find that too, but only after the run has taken, and perhaps cleared, its own folder.
+    """
+    name = arguments.model_name_or_path
+    if arguments.from_scratch:
+        return
+    if name is None:
+        raise InputError("no weights: give --model_name_or_path, or --from_scratch to start from random ones")
+    folder = Path(name)
+    if not folder.is_dir():
+        return
+    found = next((folder / file for file in WEIGHTS if (folder / file).is_file()), None)
+    if found is None:
+        present = ", ".join(sorted(p.name for p in folder.iterdir())[:12]) or "nothing"
+        raise InputError(
+            f"model {name}: the folder holds no weights, such as {WEIGHTS[0]} (it holds: {present}); name another, or start "
+            "from random weights with --from_scratch"
+        )
+    for file in sorted(_weight_files(found)):
+        _check_weight_file(file)
+
+
+def _weight_files(found: Path) -> set[Path]:
+    if found.suffix != ".json":
+        return {found}
+    try:
+        return {found.parent / file for file in json.loads(found.read_text(encoding="utf-8"))["weight_map"].values()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{found}: cannot be read as an index of weights ({type(error).__name__}); copy it again") from None
+
+
+def _check_weight_file(file: Path) -> None:
+    from safetensors import SafetensorError, safe_open
+
+    if not file.is_file():
+        raise InputError(f"{file}: is missing; the folder's index of weights names it")
+    if file.suffix == ".safetensors":
+        try:
+            with safe_open(file, "pt"):  # reads the header and compares it with the file's length
+                pass
+        except (SafetensorError, OSError) as error:
+            raise InputError(f"{file}: is no whole safetensors file ({_first_line(error)}); copy it again") from None
 
 
 def length_limit(config: Any, tokenizer: Any) -> int | None:

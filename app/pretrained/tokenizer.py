@@ -21,13 +21,18 @@ def load_tokenizer(arguments: Any, train_texts: list[str]) -> Any:
     """
     if arguments.tokenizer_type == "train":
         return _trained(train_texts, arguments.vocab_size)
-    from transformers import AutoTokenizer
-
     name = arguments.tokenizer_name or arguments.model_name_or_path
     if name is None:
         raise InputError("no tokenizer: give --model_name_or_path, --tokenizer_name or --tokenizer_type train")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=arguments.trust_remote_code)
+        if arguments.tokenizer_type == "jieba":
+            from chinese.words import jieba_tokenizer
+
+            tokenizer = jieba_tokenizer(name, arguments.user_dictionary)
+        else:
+            tokenizer = saved_tokenizer(name, arguments.trust_remote_code)
+    except InputError:
+        raise
     except Exception as error:
         raise InputError(explain("tokenizer", name, error)) from error
     if len(tokenizer) <= len(tokenizer.all_special_ids):
@@ -35,6 +40,17 @@ def load_tokenizer(arguments: Any, train_texts: list[str]) -> Any:
     if tokenizer.pad_token_id is None:
         raise InputError(f"tokenizer {name} has no padding token; add one to its tokenizer_config.json")
     return tokenizer
+
+
+def saved_tokenizer(name: str | Path, trust_remote_code: bool = False) -> Any:
+    """The tokenizer of a folder or hub model, one that cuts words by jieba included."""
+    if Path(name, "tokenizer_config.json").is_file():
+        from chinese.words import load_tokenizer as load
+
+        return load(name, trust_remote_code=trust_remote_code)
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
 
 
 def text_encoder(tokenizer: Any, max_length: int) -> Callable[[list[str]], dict[str, list]]:
@@ -47,13 +63,29 @@ def text_encoder(tokenizer: Any, max_length: int) -> Callable[[list[str]], dict[
     return encode
 
 
+def title_encoder(tokenizer: Any, start_id: int, end_id: int, max_length: int) -> Callable[[list[str]], dict[str, list]]:
+    """As `text_encoder`, for titles as a decoder's targets: at most `max_length` ids, the end behind them, no start before."""
+
+    def encode(texts: list[str]) -> dict[str, list]:
+        encoded = tokenizer(text_target=texts, return_attention_mask=False)["input_ids"]
+        rows = [[token for i, token in enumerate(ids) if not (i == 0 and token == start_id)] for ids in encoded]
+        rows = [ids[:-1] if ids and ids[-1] == end_id else ids for ids in rows]
+        return {
+            "input_ids": [[*ids[:max_length], end_id] for ids in rows],
+            "cut": [len(ids) > max_length for ids in rows],
+        }
+
+    return encode
+
+
 def tokenizer_fingerprint(tokenizer: Any) -> str:
     """A hash of everything that decides which ids a text gets, its length apart."""
     stated = json.loads(tokenizer.backend_tokenizer.to_str())
     # These two remember the last call, so they differ between a process that tokenized and one that found the tokens.
     stated.pop("truncation", None)
     stated.pop("padding", None)
-    return fingerprint([json.dumps(stated, sort_keys=True), tokenizer.truncation_side])
+    words = [getattr(tokenizer, "hmm", None), getattr(tokenizer, "user_words", None)]  # those of a tokenizer by jieba
+    return fingerprint([type(tokenizer).__name__, json.dumps(stated, sort_keys=True), tokenizer.truncation_side, repr(words)])
 
 
 def _trained(texts: list[str], vocab_size: int) -> Any:

@@ -1,0 +1,184 @@
+"""Rows of a json array or of one object per line, with the line of each. Level 2, over textfile.py."""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+
+from finetune.failure import InputError
+from finetune.file_problems import Problems, not_found, short
+from finetune.textfile import read_text, text_lines
+
+MAX_OPTIONAL_FIELDS = 5_000
+JSON_SPACE = re.compile(r"[ \t\n\r]*")
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+JSON_TYPES = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
+
+
+def read_json(path: str, encoding: str, required: Sequence[str]) -> tuple[str, dict[str, list], list[int]]:
+    """("json" for an array, "jsonl" for an object per line; columns of equal length; the line of each row).
+
+    A field that some rows lack is None there, unless it is in `required`. Raises InputError with all that is wrong.
+    """
+    lines = ((number, line) for number, line in enumerate(text_lines(path, encoding, None), 1) if line.strip())
+    first = next(lines, None)
+    if first is None:
+        raise InputError(f"{path}: no rows: only blank lines")
+    problems = Problems(path)
+    first_line, opening = first[0], first[1].strip()[:2]
+    if opening.startswith("["):
+        del first  # it may be the whole file
+        lines.close()
+        kind, values = "json", _array_values(read_text(path, encoding), problems)
+    else:
+        kind, values = "jsonl", _line_values(chain([first], lines), problems)
+    columns, row_lines = _columns_of(values, required, problems)
+    if opening == "{" and problems.total:
+        raise InputError(
+            f"{path}:{first_line}: an object over several lines; expected an array of objects, [{{...}}, {{...}}], or "
+            "one object per line"
+        )
+    if not row_lines and not problems.total:
+        problems.add(0, "no rows: the array is empty")
+    problems.raise_any()
+    return kind, columns, row_lines
+
+
+def _json_decoder(complaints: list[str]) -> json.JSONDecoder:
+    """Notes in `complaints` what is JSON's grammar but no data, and goes on: the text after it can still be checked."""
+
+    def unique(pairs: list[tuple[str, object]]) -> dict:
+        row = dict(pairs)
+        if len(row) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in row if names.count(name) > 1)
+            complaints.append(f"{short(twice)} appears twice in one object: keep one")
+        return row
+
+    def constant(name: str) -> None:
+        complaints.append(f"{name} is not JSON: write null or a number")
+
+    def finite(digits: str) -> float:
+        number = float(digits)
+        if math.isinf(number):
+            complaints.append(f"the number {short(digits)} is too large")
+        return number
+
+    return json.JSONDecoder(object_pairs_hook=unique, parse_constant=constant, parse_float=finite)
+
+
+def _line_values(lines: Iterable[tuple[int, str]], problems: Problems) -> Iterator[tuple[int, object]]:
+    complaints: list[str] = []
+    decoder = _json_decoder(complaints)
+    for number, ended_line in lines:
+        line = ended_line.removesuffix("\n")  # an unclosed string would seem to hold a line break
+        complaints.clear()
+        try:
+            value = decoder.decode(line)
+        except (ValueError, RecursionError) as error:
+            problems.add(number, _broken_json(error, line))
+            continue
+        if "\\u" in line and SURROGATE.search(line):
+            complaints += _lone_surrogates(value)
+        for complaint in complaints:
+            problems.add(number, complaint)
+        yield number, value
+
+
+def _array_values(text: str, problems: Problems) -> Iterator[tuple[int, object]]:
+    """Element by element, so that each has its line. A syntax error ends the reading: the next start is unknown."""
+    complaints: list[str] = []
+    decoder = _json_decoder(complaints)
+    may_have_surrogates = SURROGATE.search(text) is not None
+    position = JSON_SPACE.match(text, text.index("[") + 1).end()
+    line, counted = 1, 0
+    if text[position : position + 1] == "]":
+        return
+    while True:
+        line, counted = line + text.count("\n", counted, position), position
+        complaints.clear()
+        try:
+            value, end = decoder.raw_decode(text, position)
+        except (ValueError, RecursionError) as error:
+            problems.add(getattr(error, "lineno", line), _broken_json(error, text))
+            return
+        if may_have_surrogates:
+            complaints += _lone_surrogates(value)
+        for complaint in complaints:
+            problems.add(line, complaint)
+        yield line, value
+        end = JSON_SPACE.match(text, end).end()
+        mark, position = text[end : end + 1], JSON_SPACE.match(text, end + 1).end()
+        if mark == "]" and position == len(text):
+            return
+        if mark != ",":
+            wrong = position if mark == "]" else end
+            found = short(text[wrong : wrong + 40]) if text[wrong:] else "the end of the file"
+            expected = "nothing after the array's ']'" if mark == "]" else "',' or ']' after an element"
+            problems.add(1 + text.count("\n", 0, wrong), f"broken JSON: expected {expected}, found {found}")
+            return
+
+
+def _broken_json(error: Exception, text: str) -> str:
+    if isinstance(error, RecursionError):
+        return "broken JSON: nested too deeply"
+    if not isinstance(error, json.JSONDecodeError):
+        return f"broken JSON: {error}"  # an integer of more digits than Python converts
+    rest = text[error.pos : error.pos + 1000]
+    where = f"broken JSON at column {error.colno}"
+    if error.msg.startswith("Unterminated string"):
+        return f"unexpected end of line: the string opened at column {error.colno} is not closed; is the file cut off?"
+    if not rest.strip():
+        return f"unexpected end of line at column {error.colno}: is the file cut off?"
+    if rest[0] in "]}" and text[max(0, error.pos - 1000) : error.pos].rstrip().endswith(","):
+        return f"{where}: {rest[0]!r} after a comma; remove that comma"
+    if error.msg.startswith("Extra data"):
+        return f"{where}: more than one value on the line, found {short(rest)}"
+    return f"{where}: {error.msg[0].lower()}{error.msg[1:].removesuffix(' at')}, found {short(rest)}"
+
+
+def _lone_surrogates(value: object) -> Iterator[str]:
+    for name, part in value.items() if isinstance(value, dict) else [("", value)]:
+        try:
+            json.dumps([name, part], ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            code = f"\\u{ord(error.object[error.start]):04x}"
+            yield f"field {name!a} holds {code}, half of a character (a lone surrogate): remove or complete it"
+        except RecursionError:
+            yield "broken JSON: nested too deeply"
+
+
+def _columns_of(
+    values: Iterable[tuple[int, object]], required: Sequence[str], problems: Problems
+) -> tuple[dict[str, list], list[int]]:
+    """(the objects' fields as columns, the rows' lines); None where a row lacks a field that another has."""
+    columns: dict[str, list] = {}
+    lines: list[int] = []
+    lacking: dict[str, list[int]] = {name: [] for name in required}
+    for line, row in values:
+        if type(row) is not dict:
+            found = JSON_TYPES.get(type(row), "a number")
+            problems.add(line, f'expected an object, {{"field": value, ...}}, found {found}')
+            continue
+        if row.keys() != columns.keys():
+            for name in row:
+                if name not in columns:
+                    columns[name] = [None] * len(lines)
+            if len(columns) > max(MAX_OPTIONAL_FIELDS, len(row)):  # memory would grow with rows times fields
+                problems.add(line, f"{len(columns)} different fields so far, in few rows each: use the same in every row")
+                return columns, lines
+            for name in columns.keys() - row.keys():
+                columns[name].append(None)
+        for name, value in row.items():
+            columns[name].append(value)
+        lines.append(line)
+        for name in required:
+            if name not in row:
+                lacking[name].append(line)
+    for name, places in lacking.items():
+        if places and len(places) == len(lines):
+            problems.add_rows([0], [not_found("field", name, list(columns))])
+        else:
+            problems.add_rows(places, [f"field {short(name)} is missing: every row needs it"] * len(places))
+    return columns, lines

@@ -1,0 +1,481 @@
+"""Titles for long documents: an encoder that reads thousands of tokens, a decoder that writes a title, scored with ROUGE.
+
+    deepspeed --num_gpus 8 app/titlegen.py --deepspeed ds_configs/zero2.json --mixed_precision bf16 \\
+        --model_name_or_path BIGBIRD --decoder_layers 3 --max_length 4096 --train_file train.jsonl \\
+        --validation_file valid.jsonl --output_dir runs/titles
+    accelerate launch --config_file accelerate_configs/ddp_bf16.yaml app/titlegen.py ...the same...
+    torchrun --nproc_per_node 8 app/titlegen.py ...the same...      python app/titlegen.py ...the same...
+
+An encoder (BigBird, BERT, ...) gets a BERT decoder; a model that has a decoder (BART, mT5, LED, PEGASUS, ...) is used as it is.
+`best/` in the output folder is plain transformers: AutoModelForSeq2SeqLM.from_pretrained("runs/titles/best").generate(...).
+
+    python app/titlegen.py --do_predict --model_name_or_path runs/titles/best --test_file new.jsonl --output_dir runs/titles
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from finetune import arguments as groups
+from finetune.config import option, parse
+from finetune.failure import InputError
+from finetune.launch import failures_end_the_job
+
+if TYPE_CHECKING:  # torch and transformers are imported by the functions that use them, so that --help does not wait
+    import numpy as np
+
+    from finetune.data import Ragged
+    from finetune.launch import Run
+    from finetune.plan import Plan
+    from finetune.tables import Table
+    from titles.task import TitleTask
+
+HEADLINE = "rougeL"
+FIGURES = ("loss", "rouge1", "rouge2", "rougeL", "rougeLsum", "exact_match", "gen_len")
+SHOWN = ("loss", "rouge1", "rouge2", "rougeL", "gen_len")
+EXAMPLES = 10  # titles shown in TensorBoard and in the model card
+
+
+@dataclass(frozen=True, kw_only=True)
+class TitleArguments:
+    """Titles"""
+
+    title_column: str = option("title", help="column of the title")
+    max_title_length: int = option(64, at_least=2, help="tokens of a title that are kept, and the longest that is generated")
+    decoder_layers: int | None = option(at_least=1, help="layers of the decoder that an encoder gets (default: the encoder's)")
+    decoder_model_name_or_path: str | None = option(help="pretrained decoder for an encoder, such as a BERT")
+    num_beams: int = option(4, at_least=1, help="beams of the search")
+    length_penalty: float = option(1.0, help="above 0 favours longer titles, below 0 shorter ones")
+    no_repeat_ngram_size: int = option(0, at_least=0, help="n-grams of this size may not repeat in a title; 0: they may")
+    min_title_length: int = option(0, at_least=0, help="fewest tokens of a generated title")
+    num_return_sequences: int = option(1, at_least=1, help="candidates per document in predictions, with scores")
+    rouge_tokenizer: str = option(
+        "auto",
+        choices=("auto", "characters", "words", "default"),
+        help="what ROUGE counts: auto takes characters for Chinese, else rouge-score's own words",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments(
+    groups.LaunchArguments,
+    groups.RunArguments,
+    groups.OptimizationArguments,
+    groups.BatchArguments,
+    TitleArguments,
+    groups.TextArguments,
+    groups.DataArguments,
+    groups.ModelArguments,
+):
+    """Title generation"""
+
+
+@dataclass(frozen=True)
+class Split:
+    """One file, ready to be batched. `labels`: each row's title as ids, None for a file without titles."""
+
+    table: Table
+    texts: list[str]
+    titles: list[str] | None
+    tokens: Ragged
+    labels: Ragged | None
+
+
+@dataclass(frozen=True)
+class Data:
+    """The run's files and what they share."""
+
+    train: Split | None
+    validation: Split | None
+    test: Split | None
+    tokenizer: Any
+    config: Any
+    start_id: int
+    max_length: int
+    padding: tuple[int, int]  # documents are padded to a multiple of the first, to at least the second
+    identity: dict[str, Any]
+    notes: list[str]
+
+
+def main(arguments: Arguments) -> None:
+    from finetune import engine, launch, session
+    from finetune.plan import make_plan
+
+    asked = session.check(arguments)
+    train, evaluate, predict = groups.tasks_to_do(arguments)
+    data = load_data(arguments, train, evaluate, predict)
+    plan = make_plan(arguments, len(data.train.texts), asked.world_size) if train else None
+    run = launch.start(asked, plan.batch if plan else None, arguments.report_to, arguments.output_dir)
+    identity = session.make_identity(arguments, plan, data.identity)
+    resume = session.open_run(run, arguments, plan, identity, data.notes)
+
+    task = make_task(run, arguments, data, data.validation)
+    figures: dict[str, Any] = {}
+    if train:
+        training, state = prepare_training(run, arguments, data, plan, task, resume, identity)
+        figures |= engine.fit(run, plan, training, session.fit_options(arguments, task.headline, SHOWN), state)
+        figures |= session.finish_training(run, training, state)
+        session.release(run, training)
+    if (evaluate and not train) or predict:
+        model = load_trained(run, arguments, data, train)
+    if evaluate and not train:
+        scored, _ = engine.evaluate(run, model, task, eval_rows(arguments, data, data.validation))
+        figures |= {f"eval_{name}": value for name, value in scored.items()}
+    if evaluate:
+        figures |= lead_figures(run, data.validation, task.rouge_tokenizer, "eval")
+    if predict:
+        figures |= predict_test(run, arguments, data, model)
+    session.write_metrics(run, arguments, figures)
+    if train:
+        write_card(run, arguments)
+    session.push_to_hub(run, arguments)
+    report(run, arguments, figures)
+    launch.finish(run)
+
+
+# Data ----------------------------------------------------------------------------------------------------------------
+
+
+def load_data(arguments: Arguments, train: bool, evaluate: bool, predict: bool) -> Data:
+    """Reads and checks every file, tokenizes documents and titles. Raises `InputError` with what is wrong."""
+    from bigbird.attention import choose_attention, padding_of
+    from finetune.columns import drop_blank, read_splits, split_off
+    from pretrained.model import choose_max_length
+    from pretrained.tokenizer import load_tokenizer, tokenizer_fingerprint
+    from titles.model import encoder_config, load_title_config, special_ids
+
+    notes: list[str] = []
+    text, titled = (arguments.text_column,), (arguments.text_column, arguments.title_column)
+    required = {"train": titled} if train else {}
+    required |= {"validation": titled} if evaluate else {}
+    required |= {"test": text} if predict else {}
+    tables = read_splits(arguments, required, train)
+    if train:
+        tables["train"] = drop_blank(tables["train"], arguments.text_column, notes)
+        if evaluate and "validation" not in tables:
+            tables["train"], tables["validation"] = split_off(tables["train"], arguments.validation_split, arguments.seed)
+            notes.append(f"{len(tables['validation'])} training rows are kept for validation (--validation_split)")
+    for split, table in tables.items():
+        check_titles(table, arguments.title_column, split)
+
+    config = load_title_config(arguments)
+    tokenizer = load_tokenizer(arguments, vocabulary_texts(tables.get("train"), arguments))
+    tokenizer.truncation_side = arguments.truncation_side
+    start_id, end_id = special_ids(config, tokenizer)
+    reader = encoder_config(config)
+    max_length = choose_max_length(arguments.max_length, reader, tokenizer, default=4096)
+    note = choose_attention(reader, max_length)
+    notes += [note] if note else []
+    ids = (start_id, end_id)
+    splits = {split: make_split(arguments, split, table, tokenizer, max_length, ids, notes) for split, table in tables.items()}
+    if train:
+        tokens = int(splits["train"].tokens.lengths.sum())
+        notes.insert(0, f"{len(splits['train'].texts)} training rows, {tokens} tokens of documents")
+    return Data(
+        train=splits.get("train"),
+        validation=splits.get("validation"),
+        test=splits.get("test"),
+        tokenizer=tokenizer,
+        config=config,
+        start_id=start_id,
+        max_length=max_length,
+        padding=padding_of(reader, max_length),
+        identity=identity_of(arguments, splits, tokenizer_fingerprint(tokenizer), max_length),
+        notes=notes,
+    )
+
+
+def vocabulary_texts(table: Table | None, arguments: Arguments) -> list[str]:
+    """What --tokenizer_type train learns its vocabulary from: documents and titles of the training rows."""
+    if table is None or arguments.tokenizer_type != "train":
+        return []
+    return [*table.columns[arguments.text_column], *table.columns[arguments.title_column]]
+
+
+def check_titles(table: Table, column: str, split: str) -> None:
+    """Raises `InputError` for titles that are no text, and for empty ones except in rows that are only predicted."""
+    from finetune.columns import SHOWN as SHOWN_PROBLEMS
+    from finetune.columns import is_blank, more, texts_of
+
+    if column not in table.columns or (split == "test" and all(title in (None, "") for title in table.columns[column])):
+        table.columns.pop(column, None)
+        return
+    empty = [row for row, title in enumerate(texts_of(table, column)) if is_blank(title)]
+    if empty:
+        found = [f"{table.where(row)}: {column} is empty; give it a title or leave the row out" for row in empty]
+        raise InputError(*found[:SHOWN_PROBLEMS], *more(len(empty)))
+
+
+def make_split(
+    arguments: Arguments, split: str, table: Table, tokenizer: Any, max_length: int, ids: tuple[int, int], notes: list[str]
+) -> Split:
+    """Tokenizes a file's documents and titles and notes what was cut."""
+    from finetune.columns import is_blank, texts_of
+    from finetune.data import encode_cached
+    from pretrained.tokenizer import text_encoder, title_encoder, tokenizer_fingerprint
+
+    texts, workers = texts_of(table, arguments.text_column), arguments.preprocessing_num_workers
+    stated = tokenizer_fingerprint(tokenizer)
+    encoded = encode_cached(texts, text_encoder(tokenizer, max_length), f"{stated} {max_length}", workers)
+    titles = labels = None
+    cuts = [("documents", encoded, max_length)]
+    if arguments.title_column in table.columns:
+        titles, most = table.columns[arguments.title_column], arguments.max_title_length
+        encode = title_encoder(tokenizer, *ids, most)
+        found = encode_cached(titles, encode, f"{stated} title {ids} {most}", workers)
+        labels = found["input_ids"]
+        cuts.append(("titles", found, most))
+    for what, rows, most in cuts:
+        cut = int(rows["cut"].sum())
+        if cut:
+            notes.append(f"{table.path}: {cut} of {len(table)} {what} ({cut / len(table):.1%}) are cut to {most} tokens")
+    blank = sum(map(is_blank, texts))
+    if blank:
+        notes.append(f"{table.path}: {blank} row(s) have no text; they are kept and read as an empty text")
+    return Split(table, texts, titles, encoded["input_ids"], labels)
+
+
+def identity_of(arguments: Arguments, splits: dict[str, Split], tokenizer: str, max_length: int) -> dict[str, Any]:
+    """What must be equal on every machine, and for a checkpoint to be this run's."""
+    from finetune.data import fingerprint
+
+    trained = {split: rows for split, rows in splits.items() if split != "test"}
+    return {
+        "task": "titlegen",
+        "model": arguments.config_name or arguments.model_name_or_path,
+        "decoder": arguments.decoder_model_name_or_path or arguments.decoder_layers,
+        "tokenizer": tokenizer[:16],
+        "max_length": max_length,
+        "max_title_length": arguments.max_title_length,
+        **{f"{split}_rows": len(rows.texts) for split, rows in trained.items()},
+        **{f"{split}_content": fingerprint([*rows.texts, *(rows.titles or [])])[:16] for split, rows in trained.items()},
+    }
+
+
+def collator(split: Split, data: Data) -> Any:
+    """A function from row numbers to a `Batch`: documents padded as the model's attention needs it, titles behind -100."""
+    import torch
+
+    from finetune.data import pad_rows
+    from finetune.task import Batch
+    from titles.task import IGNORED
+
+    tokenizer, (multiple, minimum) = data.tokenizer, data.padding
+    reads_globally = data.config.model_type == "led"
+
+    def collate(rows: np.ndarray) -> Batch:
+        ids = [split.tokens[row] for row in rows]
+        shape = (tokenizer.padding_side, multiple, minimum)
+        inputs = {
+            "input_ids": pad_rows(ids, tokenizer.pad_token_id, *shape),
+            "attention_mask": pad_rows([row * 0 + 1 for row in ids], 0, *shape),
+        }
+        if reads_globally:  # LED's first token sees everything, as in its pretraining
+            inputs["global_attention_mask"] = torch.zeros_like(inputs["input_ids"])
+            inputs["global_attention_mask"][:, 0] = 1
+        labels = None if split.labels is None else pad_rows([split.labels[row] for row in rows], IGNORED)
+        return Batch(torch.as_tensor(rows, dtype=torch.int64), inputs, labels)
+
+    return collate
+
+
+# Model and training --------------------------------------------------------------------------------------------------
+
+
+def make_task(run: Run, arguments: Arguments, data: Data, split: Split | None) -> TitleTask:
+    """The task, with the references of the rows it will score."""
+    from chinese.decode import join_chinese
+    from metrics.rouge_tokenizers import choose_tokenizer
+    from titles.task import Generation, TitleTask
+
+    def decode(rows: list[list[int]]) -> list[str]:
+        return [join_chinese(text).strip() for text in data.tokenizer.batch_decode(rows, skip_special_tokens=True)]
+
+    references = split.titles if split is not None else None
+    counted = arguments.rouge_tokenizer
+    if counted == "auto":
+        counted = choose_tokenizer(references) if references else "default"
+    generation = Generation(
+        num_beams=arguments.num_beams,
+        length_penalty=arguments.length_penalty,
+        no_repeat_ngram_size=arguments.no_repeat_ngram_size,
+        min_length=arguments.min_title_length,
+        max_length=arguments.max_title_length,
+        num_return_sequences=1,
+        in_step=run.launch.zero_stage == 3 and run.launch.world_size > 1 and run.deepspeed_config is not None,
+    )
+    task = TitleTask(
+        headline=(arguments.metric_for_best_model or HEADLINE).removeprefix("eval_"),
+        start_id=data.start_id,
+        pad_id=data.tokenizer.pad_token_id,
+        generation=generation,
+        decode=decode,
+        references=references,
+        rouge_tokenizer=counted,
+        label_smoothing=arguments.label_smoothing_factor,
+    )
+    if task.headline not in FIGURES:
+        raise InputError(f"--metric_for_best_model {task.headline}: no such figure; they are {', '.join(FIGURES)}")
+    return task
+
+
+def build_model(arguments: Arguments, data: Data) -> Any:
+    """The encoder-decoder, the same initial weights on every process."""
+    import torch
+
+    from bigbird.attention import use_fast_attention
+    from pretrained.model import check_vocabulary
+    from titles.model import build_title_model
+
+    torch.manual_seed(arguments.seed)
+    model = build_title_model(arguments, data.config, data.tokenizer, arguments.max_title_length)
+    check_vocabulary(model, data.tokenizer)
+    use_fast_attention(model)
+    return model
+
+
+def prepare_training(
+    run: Run, arguments: Arguments, data: Data, plan: Plan, task: TitleTask, resume: Path | None, identity: dict
+) -> tuple[Any, Any]:
+    """Everything that `engine.fit` works on, with a checkpoint's state if there is one."""
+    from finetune import session
+    from finetune.data import TrainSteps
+    from finetune.engine import Training
+
+    lengths = data.train.tokens.lengths
+    steps = TrainSteps(collator(data.train, data), lengths, plan, run.launch.rank, arguments.seed, arguments.length_grouping)
+    validation = eval_rows(arguments, data, data.validation) if data.validation is not None else None
+
+    def make(model: Any, optimizer: Any, tracker: Any) -> Training:
+        def on_best(records: Any, figures: dict) -> None:
+            export(run, arguments, data, task, model, records, tracker)
+
+        return Training(model, optimizer, task, steps, validation, tracker, Path(arguments.output_dir), identity, on_best)
+
+    return session.prepare_training(run, arguments, plan, build_model(arguments, data), make, resume, identity)
+
+
+def eval_rows(arguments: Arguments, data: Data, split: Split) -> Any:
+    """A file to be evaluated, longest documents first."""
+    from finetune.data import EvalRows
+
+    return EvalRows(collator(split, data), split.tokens.lengths, arguments.per_device_eval_batch_size)
+
+
+def export(run: Run, arguments: Arguments, data: Data, task: TitleTask, model: Any, records: list | None, tracker: Any) -> None:
+    """Writes best/, checks it by loading it, and shows titles of a few validation documents."""
+    from finetune.checkpoint import full_weights
+    from finetune.session import BEST, merge_metrics
+    from pretrained.card import markdown_table
+    from pretrained.export import export_model
+    from titles.export import check_export, plain_model
+
+    weights = full_weights(run, model)
+
+    def write() -> None:
+        folder, plain = Path(arguments.output_dir), plain_model(run.accelerator.unwrap_model(model), task)
+        shown = (records or [])[:EXAMPLES]
+        examples = [{"reference": task.references[r["row"]], "generated": r["titles"][0]} for r in shown]
+
+        def check(place: Path) -> None:
+            check_export(place, data, collator(data.validation, data), task, shown[:2], run.launch.precision)
+
+        export_model(folder / BEST, plain, weights, data.tokenizer, data.max_length, check)
+        merge_metrics(folder, {"examples": examples, "rouge_tokenizer": task.rouge_tokenizer})
+        table = markdown_table(["reference", "generated"], [list(example.values()) for example in examples])
+        tracker.text("titles", "\n".join(table))
+
+    run.on_main(write)
+
+
+# Evaluation and prediction -------------------------------------------------------------------------------------------
+
+
+def load_trained(run: Run, arguments: Arguments, data: Data, trained: bool) -> Any:
+    """The exported model, in plain transformers: what is reported is what a user of best/ gets."""
+    from transformers import AutoModelForSeq2SeqLM
+
+    from bigbird.attention import use_fast_attention
+    from finetune.session import BEST
+    from pretrained.model import check_vocabulary, load_model
+
+    if trained:
+        model = AutoModelForSeq2SeqLM.from_pretrained(Path(arguments.output_dir) / BEST)
+    elif not data.config.is_encoder_decoder:
+        raise InputError(f"{arguments.model_name_or_path}: has no decoder, so it cannot write titles before it is trained to")
+    else:
+        model = load_model(AutoModelForSeq2SeqLM, replace(arguments, from_scratch=False), data.config)
+    check_vocabulary(model, data.tokenizer)
+    use_fast_attention(model)
+    return run.accelerator.prepare_model(model.to(run.device), evaluation_mode=True)
+
+
+def lead_figures(run: Run, split: Split, rouge_tokenizer: str, name: str) -> dict[str, Any]:
+    """The baseline without a model: the document's first sentence, cut to the usual length of a title."""
+    from metrics.rouge import lead_scores
+
+    return run.on_main(
+        lambda: {f"{name}_lead_{key}": value for key, value in lead_scores(split.texts, split.titles, rouge_tokenizer).items()}
+    )
+
+
+def predict_test(run: Run, arguments: Arguments, data: Data, model: Any) -> dict[str, Any]:
+    """Writes a title, or several candidates with scores, for every test row; returns test_* figures when there are titles."""
+    from finetune import engine, session
+    from finetune.columns import ids_of
+
+    task = make_task(run, arguments, data, data.test)
+    # The exported model is whole on every process, so nobody needs to wait for the longest title.
+    asked = replace(task.generation, num_return_sequences=arguments.num_return_sequences, in_step=False)
+    task = replace(task, generation=asked)
+    records, seconds = engine.predict(run, model, task, eval_rows(arguments, data, data.test))
+
+    def lines() -> list[dict]:
+        found = []
+        for name, record in zip(ids_of(data.test.table, arguments.id_column), records, strict=True):
+            line = {"id": name, "title": record["titles"][0]}
+            if arguments.num_return_sequences > 1:
+                pairs = zip(record["titles"], record["scores"], strict=True)
+                line["candidates"] = [{"title": title, "score": round(score, 6)} for title, score in pairs]
+            found.append(line)
+        return found
+
+    session.write_predictions(run, arguments, lines)
+    figures = {"test_rows": len(data.test.texts), "test_samples_per_second": len(data.test.texts) / seconds}
+    if data.test.titles is not None:
+        scored = run.on_main(lambda: task.score(records))
+        figures |= {f"test_{key}": value for key, value in scored.items()}
+        figures |= lead_figures(run, data.test, task.rouge_tokenizer, "test")
+    return figures
+
+
+# Reports -------------------------------------------------------------------------------------------------------------
+
+
+def write_card(run: Run, arguments: Arguments) -> None:
+    """README.md of the run: figures with the lead baseline, examples, curves."""
+    from titles.card import write_title_card
+
+    run.on_main(lambda: write_title_card(Path(arguments.output_dir)))
+
+
+def report(run: Run, arguments: Arguments, figures: dict[str, Any]) -> None:
+    """The figures that a reader looks for first, and whether training beat the first sentence of the document."""
+    for split in ("eval", "test"):
+        known = [f"{key} {figures[f'{split}_{key}']:.4f}" for key in SHOWN if figures.get(f"{split}_{key}") is not None]
+        if known:
+            run.print(f"{split:<15}{', '.join(known)}")
+        ours, lead = figures.get(f"{split}_rougeL"), figures.get(f"{split}_lead_rougeL")
+        if ours is not None and lead is not None:
+            run.print(
+                f"{'':<15}the first sentence as title: rougeL {lead:.4f} ({'below' if lead < ours else 'not below'} ours)"
+            )
+    run.print(f"done           {arguments.output_dir}")
+
+
+if __name__ == "__main__":
+    with failures_end_the_job(debug="--debug" in sys.argv):
+        main(parse(Arguments, description=__doc__))
