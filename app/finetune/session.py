@@ -129,7 +129,10 @@ def prepare_training(
         checkpoint.load_weights(resume, model)
         _forget_lost_best(run, Path(arguments.output_dir), state)
     if arguments.gradient_checkpointing:
-        model.gradient_checkpointing_enable()
+        try:
+            model.gradient_checkpointing_enable()
+        except ValueError as error:
+            raise InputError(f"--gradient_checkpointing: {error}") from None
     if arguments.torch_compile:
         model.compile(dynamic=True)
     head = getattr(arguments, "head_learning_rate", None)

@@ -126,6 +126,14 @@ def choose_max_length(asked: int | None, config: Any, tokenizer: Any, default: i
     return asked or min(default, limit or default)
 
 
+def drop_pooler(encoder: Any) -> None:
+    """Removes a pooler that nothing reads: it would have no gradient, which DDP takes for an error."""
+    if getattr(encoder, "pooler", None) is not None:
+        encoder.pooler = None
+        if hasattr(encoder, "activation"):  # BigBird keeps the pooler's activation beside it
+            encoder.activation = None
+
+
 def check_vocabulary(model: Any, tokenizer: Any) -> None:
     """Raises `InputError` if a token id has no embedding: on a GPU that would be an assertion without a name."""
     rows = model.get_input_embeddings().weight.shape[0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from finetune.failure import InputError
-from pretrained.model import explain, load_config, load_model
+from pretrained.model import drop_pooler, explain, load_config, load_model
 
 NO_ENCODER = (
     "has a decoder only; titles need an encoder-decoder model (BART, mT5, LED, PEGASUS, ...) or an encoder (BigBird, BERT)"
@@ -24,8 +24,9 @@ def load_title_config(arguments: Any) -> Any:
         decoder = getattr(config, "decoder", None)
         if getattr(decoder, "model_type", None) == "big_bird":
             raise InputError(
-                f"{name}: its decoder is a BigBird. transformers feeds the encoder's states to such a decoder's self-attention, "
-                "so it sees no earlier token of the title; use a BERT decoder (give the encoder alone, --decoder_layers N)"
+                f"{name}: its decoder is a BigBird. transformers feeds the encoder's states to such a decoder's "
+                "self-attention, so it sees no earlier token of the title; use a BERT decoder instead (give the encoder "
+                "alone, with --decoder_layers N)"
             )
         return config
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
@@ -71,7 +72,7 @@ def build_title_model(arguments: Any, config: Any, tokenizer: Any, max_title_len
     else:
         model = load_model(AutoModelForSeq2SeqLM, arguments, config)
     _set_special_tokens(model, tokenizer)
-    _drop_pooler(model)
+    drop_pooler(model.get_encoder())
     return model
 
 
@@ -160,11 +161,3 @@ def _set_special_tokens(model: Any, tokenizer: Any) -> None:
     start, end = special_ids(model.config, tokenizer)
     for holder in (model.config, model.generation_config):
         holder.decoder_start_token_id, holder.eos_token_id, holder.pad_token_id = start, end, tokenizer.pad_token_id
-
-
-def _drop_pooler(model: Any) -> None:
-    """A pooler that nothing reads has no gradient, which DDP takes for an error."""
-    encoder = model.get_encoder()
-    for name in ("pooler", "activation"):
-        if getattr(encoder, name, None) is not None and hasattr(encoder, "pooler"):
-            setattr(encoder, name, None)
