@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import difflib
 import math
+import re
 import sys
 import types
 import typing
@@ -47,7 +48,7 @@ def parse(cls: type[T], argv: list[str] | None = None, description: str = "") ->
 
     Raises `InputError` with every problem found: unknown names, missing or malformed values, values out of range.
     """
-    argv = sys.argv[1:] if argv is None else argv
+    argv = _with_negative_numbers(sys.argv[1:] if argv is None else argv)
     fields = {f.name: f for f in dataclasses.fields(cls)}
     parsed, unknown = _parser(cls, fields, description).parse_known_args(argv)
     given = {name: text for name, text in vars(parsed).items() if text is not None}
@@ -173,6 +174,17 @@ def _add_argument(group: Any, cls: type, field: dataclasses.Field) -> None:
     group.add_argument(f"--{field.name}", metavar=metavar, help=help_text, **flag)
     if kind is bool and field.default is True:
         group.add_argument(f"--no_{field.name}", dest=field.name, action="store_const", const="false", help=argparse.SUPPRESS)
+
+
+def _with_negative_numbers(argv: list[str]) -> list[str]:
+    """`--name -1e-3` as `--name=-1e-3`: argparse takes a negative number with an exponent for the name of an argument."""
+    joined: list[str] = []
+    for text in argv:
+        if joined and joined[-1].startswith("--") and "=" not in joined[-1] and re.match(r"-\.?\d", text):
+            joined[-1] += f"={text}"
+        else:
+            joined.append(text)
+    return joined
 
 
 def _unknown_arguments(unknown: list[str], fields: dict[str, dataclasses.Field]) -> list[str]:

@@ -5,7 +5,6 @@ is wrong with a file is collected in one pass and reported together, each proble
 """
 
 import csv
-import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -64,14 +63,6 @@ def read_table(path: str, encoding: str = "utf-8", required: Sequence[str] = ())
     if kind in DELIMITERS:
         return _read_delimited(path, encoding, kind, required)
     return Table(path, *read_json(path, encoding, required))
-
-
-def file_fingerprint(path: str) -> str:
-    """sha256 (hex) of the file's bytes as they lie on disk, .gz not unpacked. Raises InputError if unreadable."""
-    path = os.fspath(path)
-    check_readable(path)
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _read_delimited(path: str, encoding: str, kind: str, required: Sequence[str]) -> Table:

@@ -2,7 +2,6 @@
 
 import csv
 import gzip
-import hashlib
 import io
 import json
 import os
@@ -19,7 +18,7 @@ from hypothesis import strategies as st
 
 from finetune import textfile
 from finetune.failure import InputError
-from finetune.tables import file_fingerprint, read_table
+from finetune.tables import read_table
 
 BOTH = ("text", "labels")
 
@@ -136,13 +135,6 @@ def test_other_line_separators_of_unicode_are_text():
     text = "a\u2028b\x0bc\x0cd\x85e\x1cf"
     assert read_table(write("a.csv", f"text,labels\n{text},x\ny,z\n")).lines == [2, 3]
     assert read_table(write("a.jsonl", '{"text": "a\u2028b\x85c"}\n')).columns == {"text": ["a\u2028b\x85c"]}
-
-
-def test_fingerprint_is_the_sha256_of_the_bytes():
-    data = b"text\r\n\xff" * 300_000
-    assert file_fingerprint(write("a.csv", data)) == hashlib.sha256(data).hexdigest()
-    with pytest.raises(InputError, match=r"b\.csv: no such file; did you mean 'a\.csv'\?"):
-        file_fingerprint("b.csv")
 
 
 def test_import_loads_no_heavy_library():

@@ -1,0 +1,108 @@
+"""Fixtures that several test files share. No test touches a hub, the user's caches or another test's environment."""
+
+import os
+from dataclasses import dataclass
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # read by the Hugging Face libraries when they are imported
+
+import pytest
+
+from finetune import arguments as groups
+
+LAUNCHER_VARIABLES = (
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "CROSS_RANK", "MASTER_ADDR", "MASTER_PORT",
+    "TORCHELASTIC_RUN_ID", "DS_ACCELERATOR",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedArguments(
+    groups.LaunchArguments,
+    groups.RunArguments,
+    groups.OptimizationArguments,
+    groups.BatchArguments,
+    groups.TextArguments,
+    groups.DataArguments,
+    groups.ModelArguments,
+):
+    """Every argument that is no task's own."""
+
+
+@pytest.fixture
+def arguments():
+    """Makes the shared arguments: the defaults but for what is given."""
+
+    def make(**given):
+        return SharedArguments(**{"output_dir": "runs/a", "report_to": ("none",), **given})
+
+    return make
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    """The environment of a plain shell; what code sets in it is undone. Use like a dict."""
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in LAUNCHER_VARIABLES and not name.startswith("ACCELERATE_")
+    }
+    for name in set(os.environ) - set(clean):
+        monkeypatch.delenv(name)
+    before = dict(os.environ)
+    yield os.environ
+    for name in set(os.environ) - set(before):
+        del os.environ[name]
+    os.environ.update(before)
+
+
+@pytest.fixture
+def start_run(environment):
+    """Starts the real thing with one process on the CPU: (batch shape, precision) -> `launch.Run`."""
+    from accelerate.state import AcceleratorState, GradientState
+
+    from finetune.launch import Launch, start
+
+    def reset():
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+
+    def begin(batch=None):
+        reset()
+        launch = Launch("python", 0, 0, 1, 1, True, "gloo", "no", 60, None, None, 1.0)
+        return start(launch, batch)
+
+    yield begin
+    reset()
+
+
+@pytest.fixture
+def token_cache(tmp_path, monkeypatch):
+    """An empty folder in place of the user's cache of datasets."""
+    import datasets
+
+    folder = tmp_path / "cache"
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder)
+    return folder
+
+
+TEXTS = ["sort the values of a matrix", "return the eigenvalues", "cut the text and return it", "a b c"]
+
+
+@pytest.fixture(scope="session")
+def bert_folder(tmp_path_factory):
+    """A tiny untrained BERT classifier of two labels with its tokenizer, as `save_pretrained` leaves them. Do not change it."""
+    import torch
+    from transformers import BertConfig, BertForSequenceClassification
+
+    from vocabulary.train import train_tokenizer
+
+    folder = tmp_path_factory.mktemp("bert")
+    tokenizer = train_tokenizer(TEXTS, 100)
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        max_position_embeddings=32,
+    )  # fmt: skip
+    BertForSequenceClassification(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -1,0 +1,216 @@
+import json
+from dataclasses import asdict
+
+import pytest
+import torch
+from linear_task import LinearTask, collator, linear_layer, points
+
+from finetune import checkpoint
+from finetune.checkpoint import TrainState, damage, find, list_checkpoints, load_state, load_weights, restore_optimizer, save
+from finetune.engine import train_step
+from finetune.failure import InputError
+
+IDENTITY = {"task": "linear", "rows": 8, "labels": ["a", "b"]}
+
+
+@pytest.fixture
+def trained(start_run, tmp_path):
+    """(run, model, optimizer) after two updates, and what saves them as step N below tmp_path."""
+    run = start_run()
+    layer = linear_layer()
+    model, optimizer = run.accelerator.prepare(layer, torch.optim.AdamW(layer.parameters(), lr=0.1))
+    batch = collator(*points(8))(torch.arange(8).numpy())
+    for _ in range(2):
+        train_step(run, model, optimizer, LinearTask(), [batch], 1.0)
+
+    def save_step(step, limit=9, **state):
+        save(run, tmp_path, model, optimizer, TrainState(step=step, updates=2, **state), IDENTITY, limit)
+        return tmp_path / f"step_{step}"
+
+    return run, model, optimizer, save_step
+
+
+def test_weights_and_moments_come_back(trained, tmp_path):
+    run, model, optimizer, save_step = trained
+    path = save_step(2)
+    other = torch.nn.Linear(3, 2)
+    load_weights(path, other)
+    torch.testing.assert_close(other.state_dict(), model.state_dict(), rtol=0, atol=0)
+    new_model, new_optimizer = run.accelerator.prepare(other, torch.optim.AdamW(other.parameters(), lr=0.1))
+    restore_optimizer(run, path, new_model, new_optimizer, TrainState(updates=2), idle_step=pytest.fail)
+    for before, after in zip(optimizer.optimizer.state.values(), new_optimizer.optimizer.state.values(), strict=True):
+        assert {key: value.tolist() for key, value in before.items()} == {key: value.tolist() for key, value in after.items()}
+
+
+def test_state_comes_back(trained):
+    *_, save_step = trained
+    kept = {"losses": [0.5], "best_metric": 0.25, "best_step": 2, "tokens": 7, "evaluations_without_best": 1}
+    path = save_step(4, **kept)
+    assert asdict(load_state(path, IDENTITY)) == asdict(TrainState(step=4, updates=2, **kept))
+
+
+def test_another_runs_checkpoint_is_refused_field_by_field(trained):
+    *_, save_step = trained
+    with pytest.raises(InputError) as caught:
+        load_state(save_step(4), {**IDENTITY, "rows": 9, "labels": ["b", "a"], "seed": 1})
+    told = [problem.partition(": ")[2] for problem in caught.value.problems]
+    assert told == ["rows was 8, is now 9", 'labels was ["a", "b"], is now ["b", "a"]', "seed was null, is now 1"]
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (torch.nn.Linear(4, 2), r"weight was \(2, 3\), is now \(2, 4\)"),
+        (torch.nn.Linear(3, 2, bias=False), r"missing \[\], unexpected \['bias'\]"),
+        (torch.nn.Sequential(torch.nn.Linear(3, 2)), r"missing \['0.weight', '0.bias'\], unexpected \['"),
+    ],
+)
+def test_another_models_weights_are_refused(trained, model, message):
+    *_, save_step = trained
+    with pytest.raises(InputError, match=f"is of another model: {message}"):
+        load_weights(save_step(2), model)
+
+
+def test_checkpoints_are_in_the_order_of_their_steps(tmp_path):
+    for name in ("step_10", "step_9", "step_100", "step_x", ".step_11.unfinished", "step_12.bak"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "step_13").touch()
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step_9", "step_10", "step_100"]
+    assert list_checkpoints(tmp_path / "none") == []
+
+
+def test_the_oldest_beyond_the_limit_are_removed(trained, tmp_path):
+    *_, save_step = trained
+    for step in (8, 9, 10, 11):
+        save_step(step, limit=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_10", "step_11"]
+
+
+def test_later_checkpoints_that_a_run_did_not_go_on_from_do_not_push_out_its_own(trained, tmp_path):
+    *_, save_step = trained
+    for step in (2, 9, 10):
+        save_step(step)
+    flip(tmp_path / "step_9" / "state.json")
+    save_step(4, limit=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_4"]
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "identity.json")
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [(cut, "bytes, expected"), (flip, "was changed after it was written"), (lambda path: path.unlink(), "is missing")],
+)
+def test_every_damaged_file_is_found(trained, name, harm, message):
+    *_, save_step = trained
+    path = save_step(2)
+    assert damage(path) is None
+    harm(path / name)
+    assert damage(path).startswith(name)
+    assert message in damage(path)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{", b"\xff", b"[]", b"{}", b'{"files": []}', b'{"files": {"state.json": 3}}'])
+def test_a_garbled_manifest_is_damage(trained, content):
+    *_, save_step = trained
+    path = save_step(2)
+    (path / checkpoint.MANIFEST).unlink()
+    if content is not None:
+        (path / checkpoint.MANIFEST).write_bytes(content)
+    assert damage(path).startswith("manifest.json cannot be read")
+
+
+def test_files_of_others_do_not_disturb(trained):
+    *_, save_step = trained
+    path = save_step(2)
+    (path / "notes.txt").touch()
+    assert damage(path) is None
+
+
+def test_auto_finds_the_newest_that_is_whole(trained, tmp_path, capsys):
+    *_, save_step = trained
+    assert find(tmp_path, "auto") is None
+    paths = [save_step(step) for step in (2, 9, 10)]
+    assert find(tmp_path, "auto") == paths[2]
+    flip(paths[2] / "model.safetensors")
+    assert find(tmp_path, "auto") == paths[1]
+    assert "step_10: model.safetensors was changed" in capsys.readouterr().out
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step_2", "step_9", "step_10"]  # nothing is deleted
+    for path in paths[:2]:
+        cut(path / "state.json")
+    with pytest.raises(InputError) as caught:
+        find(tmp_path, "auto")
+    assert len(caught.value.problems) == 4
+    assert "--overwrite_output_dir" in caught.value.problems[-1]
+
+
+def test_a_checkpoint_asked_for_by_its_path(trained, tmp_path):
+    *_, save_step = trained
+    path = save_step(2)
+    assert find(tmp_path / "elsewhere", str(path)) == path
+    flip(path / "model.safetensors")
+    with pytest.raises(InputError, match=r"--resume_from_checkpoint .*step_2: model\.safetensors was changed"):
+        find(tmp_path, str(path))
+    with pytest.raises(InputError, match="step_3: is not a folder"):
+        find(tmp_path, str(tmp_path / "step_3"))
+
+
+def test_a_failed_save_harms_no_earlier_one(trained, tmp_path, monkeypatch):
+    *_, save_step = trained
+    path = save_step(2, limit=1)
+    real = checkpoint.save_file
+
+    def full_disk(tensors, place):
+        real(tensors, place)
+        if place.name == "optimizer.safetensors":
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", full_disk)
+    for step in (2, 4):
+        with pytest.raises(OSError, match="No space left"):
+            save_step(step, limit=1)
+    assert list(tmp_path.iterdir()) == [path]
+    assert damage(path) is None
+
+
+class Tied(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 2, bias=False)
+        self.second.weight = self.first.weight
+
+
+def test_tied_weights_may_be_kept_under_one_name(start_run, tmp_path):
+    run, model = start_run(), Tied()
+    weights = checkpoint.full_weights(run, model)
+    assert set(weights) == {"first.weight", "second.weight"}
+    weights["second.weight"] = weights["first.weight"]  # one memory, as a partitioned model's are
+    checkpoint.save_file(checkpoint._distinct(weights), tmp_path / "model.safetensors")
+    other = Tied()
+    load_weights(tmp_path, other)
+    torch.testing.assert_close(other.second.weight, model.first.weight, rtol=0, atol=0)
+
+
+def test_a_checkpoint_is_fp32_whatever_the_model_is(start_run):
+    run, model = start_run(), torch.nn.BatchNorm1d(2).half()
+    kinds = {name: tensor.dtype for name, tensor in checkpoint.full_weights(run, model).items()}
+    assert kinds["weight"] == kinds["running_mean"] == torch.float32
+    assert kinds["num_batches_tracked"] == torch.int64
+
+
+def test_state_is_plain_json(trained):
+    *_, save_step = trained
+    stored = json.loads((save_step(2) / "state.json").read_text())
+    assert set(stored) == set(asdict(TrainState()))

@@ -1,0 +1,141 @@
+from dataclasses import replace
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from linear_task import collator, eval_rows, make_plan, points, train_steps
+
+from finetune.data import Ragged, TrainSteps, collate_share, encode_cached, fingerprint, one_hot, pad_rows, train_loader
+from finetune.order import share_out
+from finetune.plan import BatchShape
+
+ROWS = st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=5), max_size=8)
+
+
+@given(ROWS)
+def test_ragged_rows_come_back(rows):
+    ragged = Ragged.of(rows)
+    assert len(ragged) == len(rows)
+    assert [ragged[i].tolist() for i in range(len(rows))] == rows
+    assert ragged.lengths.tolist() == [len(row) for row in rows]
+    assert ragged.values.dtype == np.int32
+
+
+def test_fingerprint_knows_where_a_text_ends():
+    prints = [fingerprint(parts) for parts in (["ab", "c"], ["a", "bc"], ["abc"], ["abc", ""], [])]
+    assert len(set(prints)) == 5
+    assert fingerprint(["ä"]) == fingerprint(["ä".encode()])
+    assert fingerprint(["\ud800"])  # what JSON may hold
+
+
+def test_rows_are_padded_on_either_side():
+    rows = [np.array([1, 2, 3]), np.array([4])]
+    assert pad_rows(rows, 9).tolist() == [[1, 2, 3], [4, 9, 9]]
+    assert pad_rows(rows, 9, "left").tolist() == [[1, 2, 3], [9, 9, 4]]
+    assert pad_rows(rows, 0, "right", 4).tolist() == [[1, 2, 3, 0], [4, 0, 0, 0]]
+    assert pad_rows(rows, 0, "left", 3).shape == (2, 3)
+    assert pad_rows(rows, 0, minimum=5).shape == (2, 5)
+    assert pad_rows(rows, 0, multiple=4, minimum=5).shape == (2, 8)
+    assert pad_rows(rows, 0, minimum=2).shape == (2, 3)
+    assert pad_rows(rows, 0).dtype == torch.int64
+
+
+@given(st.lists(st.sets(st.integers(0, 4)), min_size=1, max_size=6))
+def test_one_hot_labels(labels):
+    rows = np.arange(len(labels))[::-1]
+    dense = one_hot(Ragged.of([sorted(names) for names in labels]), rows, 5)
+    assert dense.tolist() == [[float(label in labels[row]) for label in range(5)] for row in rows]
+    assert dense.dtype == torch.float32
+
+
+class Encoder:
+    """Cuts texts to three letters, and counts how often it is asked to."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, texts):
+        self.calls += 1
+        return {"input_ids": [[ord(letter) for letter in text[:3]] for text in texts], "cut": [len(text) > 3 for text in texts]}
+
+
+def test_tokens_are_made_once(token_cache):
+    encode, texts = Encoder(), ["a", "", "bcde", "fgh"]
+    first, again = encode_cached(texts, encode, "three"), encode_cached(texts, encode, "three")
+    assert encode.calls == 1
+    for found in (first, again):
+        assert [bytes(found["input_ids"][row].tolist()) for row in range(4)] == [b"a", b"", b"bcd", b"fgh"]
+        assert found["cut"].tolist() == [False, False, True, False]
+    assert {path.suffix for path in (token_cache / "tokens").iterdir()} <= {"", ".lock"}  # nothing unfinished
+
+
+@pytest.mark.parametrize(("texts", "settings"), [(["a", "bc"], "four"), (["ab", "c"], "three"), (["bc", "a"], "three")])
+def test_other_texts_or_settings_are_tokenized_anew(token_cache, texts, settings):
+    encode = Encoder()
+    encode_cached(["a", "bc"], encode, "three")
+    found = encode_cached(texts, encode, settings)["input_ids"]
+    assert encode.calls == 2
+    assert [len(found[row]) for row in range(2)] == [len(text) for text in texts]
+
+
+def test_a_failed_encoder_leaves_nothing_to_be_found(token_cache):
+    def fail(texts):
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        encode_cached(["a"], fail, "three")
+    assert encode_cached(["a"], Encoder(), "three")["input_ids"][0].tolist() == [97]
+    assert sorted(path.suffix for path in (token_cache / "tokens").iterdir()) == ["", ".lock"]
+
+
+def test_many_texts_come_in_several_batches_and_stay_in_order(token_cache):
+    encode, texts = Encoder(), [str(number) for number in range(2500)]
+    found = encode_cached(texts, encode, "three")["input_ids"]
+    assert encode.calls > 1
+    assert ["".join(map(chr, found[row])) for row in range(2500)] == [text[:3] for text in texts]
+
+
+def test_a_step_has_the_micro_batches_of_every_rank():
+    x, y = points(21)
+    plan, lengths = replace(make_plan(21, epochs=2), batch=BatchShape(8, 3, 2, 2)), np.arange(21)
+    shared = [TrainSteps(collator(x, y), lengths, plan, rank, 1, True) for rank in range(3)]
+    for step in range(len(shared[0])):
+        rows = shared[0].rows(step)
+        found = list(chain.from_iterable(micro.rows.tolist() for steps in shared for micro in steps[step]))
+        assert sorted(row for row in found if row >= 0) == sorted(rows)
+        assert [len(steps[step]) for steps in shared] == [2, 2, 2]
+        expected = share_out(rows, lengths, 3, 2)
+        assert shared[1][step][0].rows.tolist() == (expected[0][1].tolist() or [-1])
+    assert sorted(np.concatenate([shared[0].rows(step) for step in range(3)])) == list(range(21))
+    assert len(shared[0].rows(2)) == 5
+
+
+def test_an_empty_share_becomes_a_placeholder():
+    x, y = points(5)
+    batch = collate_share(collator(x, y), np.array([], dtype=int), np.array([2, 4]))
+    assert batch.rows.tolist() == [-1]
+    assert not batch.is_real.any()
+    torch.testing.assert_close(batch.inputs["x"], x[[4]])
+    assert collate_share(collator(x, y), np.array([3]), np.array([2, 4])).rows.tolist() == [3]
+
+
+def test_loader_goes_on_from_any_step():
+    x, y = points(22)
+    steps = train_steps(x, y, make_plan(22))
+    all_rows = [[micro.rows.tolist() for micro in step] for step in train_loader(steps, 0, 0, False)]
+    later = [[micro.rows.tolist() for micro in step] for step in train_loader(steps, 4, 0, False)]
+    assert len(all_rows) == 6
+    assert later == all_rows[4:]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 5])
+def test_evaluation_batches_of_all_ranks_are_the_file(world_size):
+    x, y = points(11)
+    rows = eval_rows(x, y, batch_size=3)
+    batches = [list(rows.batches(world_size, rank)) for rank in range(world_size)]
+    assert len({len(found) for found in batches}) == 1
+    found = [row for found in batches for batch in found for row in batch.rows.tolist() if row >= 0]
+    assert sorted(found) == list(range(len(rows))) == list(range(11))

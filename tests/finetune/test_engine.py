@@ -1,0 +1,350 @@
+import json
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from linear_task import LinearTask, collator, eval_rows, linear_layer, make_plan, points, train_steps
+
+from finetune import engine
+from finetune.checkpoint import TrainState, list_checkpoints
+from finetune.data import collate_share
+from finetune.engine import SKIPPED_LIMIT, FitOptions, Training, evaluate, fit, predict, seed_step, train_step
+from finetune.failure import TrainingError
+from finetune.plan import BatchShape
+from finetune.tracker import Tracker, read_history
+
+NOTHING = np.array([], dtype=int)
+
+# The step
+
+
+def torch_step(layer, x, y, max_norm):
+    """One step of plain gradient descent on the mean over all of `x`; returns (loss, norm before clipping)."""
+    layer.zero_grad()
+    loss = (layer(x) - y).square().mean()
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(layer.parameters(), max_norm or math.inf)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter -= 0.1 * parameter.grad
+    return loss.item(), norm.item()
+
+
+@pytest.mark.parametrize("max_norm", [0.0, 0.3, 100.0])
+@pytest.mark.parametrize(
+    "shares",
+    [
+        [range(8)],
+        [range(5), range(5, 8)],
+        [[0], [1, 2, 3, 4], [5, 6, 7]],
+        [range(8), NOTHING],  # a pass without rows, as the last batch of an epoch has them
+        [NOTHING, [0, 1, 2], range(3, 8)],
+        [[row] for row in range(8)],
+    ],
+)
+def test_a_step_is_that_of_one_big_batch(start_run, shares, max_norm):
+    x, y = points(16)
+    run = start_run(BatchShape(8, 1, 8, len(shares)))
+    ours, plain = linear_layer(), linear_layer()
+    model, optimizer = run.accelerator.prepare(ours, torch.optim.SGD(ours.parameters(), lr=0.1))
+    for first in (0, 8):
+        rows = [first + np.array(share, dtype=int) for share in shares]
+        micro_batches = [collate_share(collator(x, y), share, np.arange(16)) for share in rows]
+        loss, norm = train_step(run, model, optimizer, LinearTask(), micro_batches, max_norm)
+        expected_loss, expected_norm = torch_step(plain, x[first : first + 8], y[first : first + 8], max_norm)
+        assert float(loss) == pytest.approx(expected_loss, rel=1e-6)
+        assert float(norm) == pytest.approx(expected_norm, rel=1e-6)
+    torch.testing.assert_close(ours.state_dict(), plain.state_dict(), rtol=1e-6, atol=1e-7)
+    assert 0.3 < expected_norm < 100  # one of the limits clips, the others do not
+
+
+class Watched(LinearTask):
+    """Notes for every pass whether its gradients are exchanged between processes."""
+
+    def __init__(self, accelerator):
+        super().__init__()
+        object.__setattr__(self, "seen", [])
+        object.__setattr__(self, "accelerator", accelerator)
+
+    def loss_sum(self, model, batch):
+        self.seen.append(self.accelerator.sync_gradients)
+        return super().loss_sum(model, batch)
+
+
+def test_gradients_are_exchanged_in_the_last_pass_only(start_run):
+    run, layer = start_run(BatchShape(6, 1, 2, 3)), linear_layer()
+    model, optimizer = run.accelerator.prepare(layer, torch.optim.SGD(layer.parameters(), lr=0.1))
+    task = Watched(run.accelerator)
+    micro_batches = [collator(*points(8))(np.arange(first, first + 2)) for first in (0, 2, 4)]
+    for _ in range(2):
+        train_step(run, model, optimizer, task, micro_batches, 1.0)
+    assert task.seen == [False, False, True] * 2
+
+
+def test_a_step_of_weight_zero_moves_nothing(start_run):
+    run, layer = start_run(), linear_layer()
+    model, optimizer = run.accelerator.prepare(layer, torch.optim.SGD(layer.parameters(), lr=0.1))
+    train_step(run, model, optimizer, LinearTask(), [collator(*points(8))(np.arange(8))], 1.0, weight=0.0)
+    torch.testing.assert_close(layer.state_dict(), linear_layer().state_dict(), rtol=0, atol=0)
+
+
+def test_a_step_of_placeholders_only_is_zero_not_nan(start_run):
+    run, layer = start_run(), linear_layer()
+    model, optimizer = run.accelerator.prepare(layer, torch.optim.SGD(layer.parameters(), lr=0.1))
+    batch = collate_share(collator(*points(8)), NOTHING, np.arange(8))
+    loss, norm = train_step(run, model, optimizer, LinearTask(), [batch], 1.0)
+    assert (float(loss), float(norm)) == (0, 0)
+
+
+def test_noise_is_a_function_of_seed_step_and_rank():
+    def noise(*place):
+        seed_step(*place)
+        return tuple(torch.rand(4).tolist())
+
+    places = [(seed, step, rank) for seed in (0, 1, 2**31 - 1) for step in range(3) for rank in range(3)]
+    assert len({noise(*place) for place in places}) == len(places)
+    assert noise(1, 2, 0) == noise(1, 2, 0)
+
+
+# Evaluation
+
+
+def test_evaluation_gives_each_rows_record_in_file_order(start_run):
+    (x, y), layer = points(11), linear_layer()
+    figures, records = evaluate(start_run(), layer, LinearTask(), eval_rows(x, y, 3))
+    errors = (layer(x) - y).square().mean(1)
+    assert [record["row"] for record in records] == list(range(11))
+    assert [record["error"] for record in records] == pytest.approx(errors.tolist(), rel=1e-6)
+    assert figures == {"loss": pytest.approx(errors.mean().item(), rel=1e-6)}
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 50])
+def test_figures_do_not_depend_on_the_batch_size(start_run, batch_size):
+    (x, y), layer = points(11), linear_layer().double()
+    x, y = x.double(), y.double()
+    figures, _ = evaluate(start_run(), layer, LinearTask(), eval_rows(x, y, batch_size))
+    assert figures["loss"] == pytest.approx((layer(x) - y).square().mean().item(), rel=1e-12)
+
+
+class Forgetful(LinearTask):
+    def predict(self, model, batch):
+        return [record for record in super().predict(model, batch) if record["row"] != 4]
+
+
+class Repeating(LinearTask):
+    def predict(self, model, batch):
+        return [{**record, "row": min(record["row"], 9)} for record in super().predict(model, batch)]
+
+
+@pytest.mark.parametrize(("task", "count"), [(Forgetful(), 10), (Repeating(), 11)])
+def test_a_row_that_is_missing_or_comes_twice_is_no_evaluation(start_run, task, count):
+    with pytest.raises(TrainingError, match=f"saw {count} rows instead of each of 11 once"):
+        evaluate(start_run(), linear_layer(), task, eval_rows(*points(11)))
+
+
+def test_evaluation_leaves_the_model_as_it_was(start_run):
+    run, x = start_run(), points(11)
+    model = torch.nn.Sequential(torch.nn.Dropout(0.5), linear_layer())
+    model.train()
+    first, _ = evaluate(run, model, LinearTask(), eval_rows(*x))
+    again, _ = evaluate(run, model, LinearTask(), eval_rows(*x))
+    assert first == again  # no dropout
+    assert model.training
+    model.eval()
+    predict(run, model, LinearTask(), eval_rows(*x))
+    assert not model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+# The loop
+
+
+class Scripted(LinearTask):
+    """Scores what it is told to, one evaluation after the other."""
+
+    def __init__(self, scores):
+        super().__init__("score")
+        object.__setattr__(self, "scores", iter(scores))
+
+    def score(self, records):
+        return {"score": next(self.scores)}
+
+
+@pytest.fixture
+def begin(start_run, tmp_path, arguments):
+    """Prepares a run; returns what calls `fit`, with what came of it as attributes."""
+
+    def prepare(data=None, task=None, validation=False, plan=None, **options):
+        x, y = data or points(22)
+        plan = plan or make_plan(len(x))
+        run = start_run(plan.batch)
+        layer = linear_layer()
+        optimizer = engine_optimizer(arguments, layer, plan)
+        model, optimizer = run.accelerator.prepare(layer, optimizer)
+        tracker = Tracker(run.accelerator, tmp_path, plan.total_steps, 0, False)
+        best = []
+        rows = eval_rows(x, y) if validation else None
+        training = Training(
+            model, optimizer, task or LinearTask(), train_steps(x, y, plan), rows, tracker, tmp_path, {"a": 1},
+            lambda records, figures: best.append((state.step, figures)),
+        )  # fmt: skip
+        chosen = FitOptions(0, 1.0, training.task.headline, False, None, 2, 0, ())
+        state = TrainState()
+        return SimpleNamespace(
+            run=run, plan=plan, layer=layer, training=training, state=state, best=best,
+            fit=lambda: fit(run, plan, training, replace(chosen, **options), state),
+        )  # fmt: skip
+
+    return prepare
+
+
+def engine_optimizer(arguments, layer, plan):
+    from finetune.optim import build_optimizer
+
+    return build_optimizer(arguments(weight_decay=0.0), layer, plan.learning_rate)
+
+
+def test_training_is_that_of_plain_torch(begin):
+    plan = make_plan(22, lr_scheduler_type="cosine")
+    session = begin(plan=plan)
+    figures = session.fit()
+    x, y = points(22)
+    layer = linear_layer()
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=0.05, weight_decay=0.0)
+    losses, steps = [], train_steps(x, y, plan)
+    for step in range(6):
+        rate = 0.05 * (1 if step == 0 else 0.5 * (1 + math.cos(math.pi * (step - 1) / 5)))
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.zero_grad()
+        rows = steps.rows(step)
+        loss = (layer(x[rows]) - y[rows]).square().mean()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+    torch.testing.assert_close(session.layer.state_dict(), layer.state_dict(), rtol=1e-6, atol=1e-7)
+    history = read_history(session.training.output_dir)
+    assert [event["loss"] for event in history] == pytest.approx(losses, rel=1e-6)
+    assert [event["step"] for event in history] == [1, 2, 3, 4, 5, 6]
+    assert history[-1]["learning_rate"] == pytest.approx(rate, rel=1e-9)
+    assert figures["train_loss"] == pytest.approx(sum(losses) / 6, rel=1e-6)
+    assert (figures["train_steps"], figures["train_skipped_steps"]) == (6, 0)
+    assert figures["train_samples_per_second"] * figures["train_runtime"] == pytest.approx(44)
+
+
+def test_a_logged_loss_is_the_mean_since_the_last(begin):
+    one = begin(plan=make_plan(22))
+    one.fit()
+    losses = [event["loss"] for event in read_history(one.training.output_dir)]
+    four = begin(plan=make_plan(22, logging_steps=4))
+    four.fit()
+    found = [(event["step"], event["loss"]) for event in read_history(four.training.output_dir)]
+    assert found == [(4, pytest.approx(sum(losses[:4]) / 4)), (6, pytest.approx(sum(losses[4:]) / 2))]
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_before_anything_of_it_is_saved(begin):
+    x, y = points(22)
+    x[5] = math.nan
+    session = begin(data=(x, y), plan=make_plan(22, save_steps=1), save_total_limit=9)
+    bad = next(step for step in range(3) if 5 in session.training.steps.rows(step))
+    assert bad > 0  # or nothing is shown about what was saved before
+    with pytest.raises(TrainingError) as caught:
+        session.fit()
+    rows = sorted(session.training.steps.rows(bad).tolist())
+    assert str(caught.value).startswith(f"step {bad + 1}: the loss is nan; training rows of that batch (0-based): {rows[0]}, ")
+    assert ", ".join(map(str, rows)) + ". Nothing of it was saved." in str(caught.value)
+    folder = session.training.output_dir / "checkpoints"
+    assert [path.name for path in list_checkpoints(folder)] == [f"step_{step + 1}" for step in range(bad)]
+    assert [event["step"] for event in read_history(session.training.output_dir)] == [*range(1, bad + 1)]
+
+
+@pytest.mark.parametrize(
+    ("loss", "norm", "told"), [(1.0, math.inf, "the gradient norm is inf"), (-math.inf, 1.0, "the loss is -inf")]
+)
+def test_loss_and_gradient_are_looked_at(begin, monkeypatch, loss, norm, told):
+    monkeypatch.setattr(engine, "train_step", lambda *_: (torch.tensor(loss), torch.tensor(norm)))
+    with pytest.raises(TrainingError, match=f"step 1: {told}"):
+        begin().fit()
+
+
+class Hungry(LinearTask):
+    def loss_sum(self, model, batch):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nmore")
+
+
+def test_out_of_memory_says_what_to_make_smaller(begin):
+    with pytest.raises(TrainingError, match=r"step 1: out of memory on a batch of 4 rows x 3\. .*Tried to allocate 2 GiB\)$"):
+        begin(task=Hungry()).fit()
+
+
+@pytest.mark.parametrize(
+    ("scores", "greater", "patience", "best", "last"),
+    [
+        ([3, 2, 1, 2, 3, 4], False, 2, [1, 2, 3], 5),
+        ([1, 2, 1, 1, 3, 4], True, 2, [1, 2], 4),
+        ([1, 1, 1, 1, 1, 1], True, 3, [1], 4),  # an equal score is no better one
+        ([1, 0, 0, 0, 0, 2], True, None, [1, 6], 6),
+        ([None, 2, None, 1, None, 0], False, None, [2, 4, 6], 6),
+        ([None] * 6, False, 2, [], 2),
+    ],
+)
+def test_the_best_model_and_early_stopping(begin, scores, greater, patience, best, last):
+    plan = make_plan(22, eval_steps=1)
+    session = begin(None, Scripted(scores), True, plan, greater_is_better=greater, early_stopping_patience=patience)
+    session.fit()
+    assert [step for step, _ in session.best] == best
+    assert session.state.step == last
+    assert session.state.best_step == (best[-1] if best else None)
+    assert session.state.best_metric == (scores[best[-1] - 1] if best else None)
+    evaluated = [event for event in read_history(session.training.output_dir) if "eval_score" in event]
+    assert [event["step"] for event in evaluated] == list(range(1, last + 1))
+
+
+def test_a_run_that_stops_early_can_be_seen_to_have_stopped(begin, capsys):
+    plan = make_plan(22, eval_steps=1, save_steps=100)
+    session = begin(None, Scripted([1, 2, 3]), True, plan, early_stopping_patience=2)
+    session.fit()
+    assert "stopping early: no better score in 2 evaluations" in capsys.readouterr().out
+    (path,) = list_checkpoints(session.training.output_dir / "checkpoints")
+    stored = json.loads((path / "state.json").read_text())
+    assert (path.name, stored["evaluations_without_best"], stored["best_step"]) == ("step_3", 2, 1)
+    before = {name: tensor.clone() for name, tensor in session.layer.state_dict().items()}
+    assert session.fit() == {}  # as when it is resumed: there is nothing left to do
+    assert session.state.step == 3
+    torch.testing.assert_close(session.layer.state_dict(), before, rtol=0, atol=0)
+
+
+def test_a_complete_run_has_nothing_left_to_do(begin, capsys):
+    session = begin()
+    session.fit()
+    before = {name: tensor.clone() for name, tensor in session.layer.state_dict().items()}
+    assert session.fit() == {}
+    assert "is complete (6 steps)" in capsys.readouterr().out
+    torch.testing.assert_close(session.layer.state_dict(), before, rtol=0, atol=0)
+
+
+def test_checkpoints_come_when_they_are_due(begin):
+    session = begin(plan=make_plan(22, save_steps=4), save_total_limit=5)
+    session.fit()
+    assert [path.name for path in list_checkpoints(session.training.output_dir / "checkpoints")] == ["step_4", "step_6"]
+
+
+def test_skipped_fp16_updates_are_counted_and_too_many_end_the_run():
+    accelerator = SimpleNamespace(optimizer_step_was_skipped=True)
+    run = SimpleNamespace(launch=SimpleNamespace(precision="fp16"), accelerator=accelerator)
+    state = TrainState()
+    for _ in range(SKIPPED_LIMIT - 1):
+        engine._count_skipped(run, None, state)
+    assert (state.updates, state.skipped_in_a_row) == (0, SKIPPED_LIMIT - 1)
+    accelerator.optimizer_step_was_skipped = False
+    engine._count_skipped(run, None, state)
+    assert (state.updates, state.skipped_in_a_row) == (1, 0)
+    accelerator.optimizer_step_was_skipped = True
+    for _ in range(SKIPPED_LIMIT - 1):
+        engine._count_skipped(run, None, state)
+    with pytest.raises(TrainingError, match=f"{SKIPPED_LIMIT} fp16 updates in a row"):
+        engine._count_skipped(run, None, state)

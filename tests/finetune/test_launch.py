@@ -1,0 +1,246 @@
+import json
+import os
+import time
+
+import pytest
+import torch
+
+from finetune import launch
+from finetune.failure import InputError, StopRequested, TrainingError
+from finetune.launch import describe_launch, failures_end_the_job, in_force
+
+RANKS = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
+TORCHRUN = {**RANKS, "TORCHELASTIC_RUN_ID": "none"}
+ACCELERATE = {**TORCHRUN, "ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_USE_CPU": "true"}
+DEEPSPEED = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_SIZE": "2", "CROSS_RANK": "1"}
+
+
+@pytest.fixture
+def machine(environment, monkeypatch):
+    """A machine with so many GPUs, and what its launcher sets."""
+
+    def make(variables, gpus=0, bf16=True):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: bf16)
+        environment.update(variables)
+
+    return make
+
+
+@pytest.fixture
+def ds_file(tmp_path):
+    def write(**more):
+        path = tmp_path / "ds.json"
+        path.write_text(json.dumps({"zero_optimization": {"stage": 2}, **more}))
+        return str(path)
+
+    return write
+
+
+def problems(arguments):
+    with pytest.raises(InputError) as caught:
+        describe_launch(arguments)
+    return caught.value.problems
+
+
+def test_plain_python(machine, arguments):
+    machine({})
+    found = describe_launch(arguments(ddp_timeout=77))
+    assert (found.launcher, found.rank, found.world_size, found.local_world_size) == ("python", 0, 1, 1)
+    assert (found.use_cpu, found.backend, found.precision, found.zero_stage) == (True, "gloo", "no", 0)
+    assert found.timeout_seconds == 77
+
+
+@pytest.mark.parametrize(
+    ("name", "variables", "given"),
+    [
+        ("torchrun", TORCHRUN, {}),
+        ("accelerate", ACCELERATE, {}),
+        ("deepspeed", DEEPSPEED, {}),
+        ("deepspeed", {**RANKS}, {"local_rank": 1}),
+    ],
+)
+@pytest.mark.parametrize(("gpus", "backend"), [(0, "gloo"), (2, "nccl")])
+def test_launchers_of_several_processes(machine, arguments, name, variables, given, gpus, backend):
+    machine({name: value for name, value in variables.items() if not (gpus and name == "ACCELERATE_USE_CPU")}, gpus)
+    found = describe_launch(arguments(**given))
+    assert (found.launcher, found.rank, found.local_rank, found.world_size, found.local_world_size) == (name, 3, 1, 4, 2)
+    assert (found.use_cpu, found.backend) == (gpus == 0, backend)
+
+
+def test_accelerates_own_switch_keeps_a_run_off_the_gpus(machine, arguments):
+    machine(ACCELERATE, gpus=2)
+    assert (describe_launch(arguments()).use_cpu, describe_launch(arguments()).backend) == (True, "gloo")
+
+
+@pytest.mark.parametrize("field", ["deepspeed", "deepspeed_config"])
+def test_a_deepspeed_file_on_the_command_line(machine, arguments, ds_file, field):
+    machine(DEEPSPEED)
+    found = describe_launch(arguments(**{field: ds_file(), "local_rank": 1}))
+    assert (found.zero_stage, found.deepspeed_file) == (2, ds_file())
+    assert found.deepspeed_config == {"zero_optimization": {"stage": 2}}
+
+
+def test_a_deepspeed_file_in_the_accelerate_config(machine, arguments, ds_file):
+    asks = {**ACCELERATE, "ACCELERATE_DEEPSPEED_CONFIG_FILE": ds_file(), "ACCELERATE_USE_DEEPSPEED": "true"}
+    machine(asks)
+    assert describe_launch(arguments()).zero_stage == 2
+    assert describe_launch(arguments(deepspeed=ds_file())).zero_stage == 2  # named twice, but one
+    (message,) = problems(arguments(deepspeed="other.json"))[:1]
+    assert message.startswith("--deepspeed other.json but the accelerate config names")
+
+
+def test_a_shipped_file_is_found_from_any_folder(machine, arguments, tmp_path, monkeypatch):
+    machine({})
+    monkeypatch.chdir(tmp_path)
+    assert describe_launch(arguments(deepspeed="ds_configs/zero3.json")).zero_stage == 3
+
+
+def test_deepspeed_without_a_file(machine, arguments):
+    machine({**ACCELERATE, "ACCELERATE_USE_DEEPSPEED": "true"})
+    (message,) = problems(arguments())
+    assert "deepspeed_config_file" in message
+
+
+def test_a_file_named_by_a_config_that_does_not_use_deepspeed_is_left_alone(machine, arguments):
+    machine({**ACCELERATE, "ACCELERATE_DEEPSPEED_CONFIG_FILE": "none.json", "ACCELERATE_USE_DEEPSPEED": "false"})
+    assert describe_launch(arguments()).deepspeed_config is None
+
+
+@pytest.mark.parametrize(
+    ("by_launcher", "asked", "in_force"),
+    [("no", None, "no"), ("bf16", None, "bf16"), ("no", "bf16", "bf16"), ("bf16", "bf16", "bf16"), ("no", "no", "no")],
+)
+def test_precision(machine, arguments, by_launcher, asked, in_force):
+    machine({**ACCELERATE, "ACCELERATE_MIXED_PRECISION": by_launcher})
+    assert describe_launch(arguments(mixed_precision=asked)).precision == in_force
+
+
+@pytest.mark.parametrize(
+    ("sections", "asked", "in_force"),
+    [
+        ({"bf16": {"enabled": True}}, None, "bf16"),
+        ({"bf16": {"enabled": "auto"}}, "bf16", "bf16"),
+        ({"bf16": {"enabled": "auto"}}, None, "no"),
+        ({}, "bf16", "bf16"),
+    ],
+)
+def test_precision_beside_a_deepspeed_file(machine, arguments, ds_file, sections, asked, in_force):
+    machine(TORCHRUN)
+    assert describe_launch(arguments(deepspeed=ds_file(**sections), mixed_precision=asked)).precision == in_force
+
+
+@pytest.mark.parametrize(
+    ("variables", "gpus", "given", "message"),
+    [
+        ({}, 0, {"mixed_precision": "fp16"}, "fp16 is not available on a CPU"),
+        ({**ACCELERATE, "ACCELERATE_MIXED_PRECISION": "fp16"}, 2, {}, "fp16 is not available on a CPU"),
+        ({**ACCELERATE, "ACCELERATE_MIXED_PRECISION": "fp8"}, 0, {}, "mixed_precision fp8; no, fp16 and bf16"),
+        ({**ACCELERATE, "ACCELERATE_MIXED_PRECISION": "bf16"}, 0, {"mixed_precision": "no"}, "keep one"),
+        ({}, 0, {"ddp_backend": "nccl"}, "--ddp_backend nccl needs GPUs"),
+        (TORCHRUN, 1, {}, "2 processes on this machine but 1 GPU(s)"),
+    ],
+)
+def test_what_cannot_be_launched(machine, arguments, variables, gpus, given, message):
+    machine(variables, gpus)
+    (problem,) = problems(arguments(**given))
+    assert message in problem
+
+
+def test_bf16_needs_a_gpu_that_has_it(machine, arguments):
+    machine({}, gpus=1, bf16=False)
+    assert "bf16 is not available on this GPU" in problems(arguments(mixed_precision="bf16"))[0]
+    machine({}, gpus=1, bf16=True)
+    assert describe_launch(arguments(mixed_precision="bf16")).precision == "bf16"
+    machine({}, gpus=1)
+    assert describe_launch(arguments(mixed_precision="fp16")).precision == "fp16"
+
+
+def test_all_contradictions_come_together(machine, arguments, ds_file):
+    machine(TORCHRUN)
+    file = ds_file(optimizer={}, gradient_clipping=7, fp16={"enabled": True})
+    found = problems(arguments(deepspeed=file, mixed_precision="bf16", ddp_backend="nccl"))
+    assert len(found) == 5
+    for word in ("optimizer", "gradient_clipping", "--mixed_precision", "fp16 is not available", "nccl"):
+        assert sum(word in problem for problem in found) == 1
+
+
+def test_a_started_run_of_one_process(start_run):
+    run = start_run()
+    assert run.is_main
+    assert run.device.type == "cpu"
+    assert run.accelerator.mixed_precision == "no"
+    assert (run.gather([1]), run.broadcast("a"), run.sum(torch.ones(2)).tolist()) == ([1], "a", [1, 1])
+    assert run.on_main(lambda: 7) == 7
+    with pytest.raises(InputError, match="wrong"):
+        run.on_main(lambda: (_ for _ in ()).throw(InputError("wrong")))
+    assert in_force(run)[0] == "launch         python: 1 process(es) on cpu, no communication, no ZeRO"
+
+
+class Exit(BaseException):
+    pass
+
+
+@pytest.fixture
+def ended(monkeypatch, environment, capsys):
+    """Raises an error inside the guard; returns (exit code, stderr, seconds slept)."""
+    slept = []
+
+    def leave(code):
+        raise Exit(code)
+
+    monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setattr(time, "sleep", slept.append)
+
+    def work(error, debug=False):
+        with pytest.raises(Exit) as caught, failures_end_the_job(debug):
+            raise error
+        return caught.value.args[0], capsys.readouterr().err, sum(slept)
+
+    return work
+
+
+@pytest.mark.parametrize(("error", "code"), [(InputError("a"), 2), (TrainingError("a"), 3), (StopRequested("a"), 75)])
+def test_a_known_failure_is_one_message_and_its_exit_code(ended, error, code):
+    assert ended(error) == (code, "error: a\n", 0)
+
+
+def test_several_problems_are_one_list(ended):
+    assert ended(InputError("a", "b"))[1] == "2 errors:\n  - a\n  - b\n"
+
+
+def test_a_stack_trace_on_request(ended):
+    _, text, _ = ended(InputError("a"), debug=True)
+    assert text.startswith("Traceback")
+    assert text.endswith("\nerror: a\n")
+
+
+def test_an_unknown_failure_keeps_its_stack_trace_and_names_the_rank(ended, environment):
+    environment.update(TORCHRUN)
+    code, text, slept = ended(ZeroDivisionError("b"))
+    assert (code, slept) == (3, 0)
+    assert "Traceback" in text
+    assert "error on rank 3 of 4 (" in text
+    assert text.endswith("): ZeroDivisionError: b\n")
+
+
+def test_the_cause_is_printed_before_its_echoes(ended, environment):
+    assert ended(RuntimeError("Connection closed by peer"))[2] > 0
+    environment["LOCAL_RANK"] = "1"
+    assert ended(InputError("a"))[2] > 3
+
+
+def test_a_good_end_and_help_are_no_failures(monkeypatch):
+    monkeypatch.setattr(os, "_exit", pytest.fail)
+    with failures_end_the_job(False):
+        pass
+    with pytest.raises(SystemExit), failures_end_the_job(False):
+        raise SystemExit(0)
+
+
+def test_deepspeed_for_one_process_gets_an_address(environment, machine, arguments):
+    machine({})
+    launch._single_process_group(describe_launch(arguments()))
+    assert (environment["WORLD_SIZE"], environment["RANK"], environment["MASTER_ADDR"]) == ("1", "0", "127.0.0.1")
+    assert 0 < int(environment["MASTER_PORT"]) < 65536

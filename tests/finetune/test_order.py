@@ -1,0 +1,83 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from finetune.order import epoch_order, evaluation_batches, share_out
+
+LENGTHS = st.lists(st.integers(1, 500), min_size=1, max_size=200).map(np.array)
+SIZES = st.integers(1, 40)
+
+
+@given(LENGTHS, SIZES, st.integers(0, 5), st.integers(0, 2), st.booleans())
+def test_every_row_once_in_an_epoch(lengths, size, seed, epoch, grouping):
+    order = epoch_order(seed, epoch, lengths, size, grouping)
+    assert sorted(order) == list(range(len(lengths)))
+    np.testing.assert_array_equal(order, epoch_order(seed, epoch, lengths, size, grouping))
+
+
+@given(LENGTHS, SIZES, st.integers(0, 5))
+def test_the_first_batch_of_a_run_has_the_longest_row(lengths, size, seed):
+    first = epoch_order(seed, 0, lengths, size, True)[:size]
+    assert lengths[first].max() == lengths.max()
+
+
+@pytest.mark.parametrize("place", range(9))
+def test_the_longest_row_comes_first_wherever_it_stands(place):
+    lengths = np.arange(9) == place  # 8 rows and an incomplete batch of one
+    assert all(place in epoch_order(seed, 0, lengths.astype(int), 8, True)[:8] for seed in range(8))
+
+
+@pytest.mark.parametrize("grouping", [True, False])
+def test_order_changes_with_seed_and_epoch(grouping):
+    lengths = np.arange(100)
+    orders = [tuple(epoch_order(seed, epoch, lengths, 8, grouping)) for seed in range(3) for epoch in range(3)]
+    assert len(set(orders)) == 9
+
+
+def padding(order, lengths, size):
+    batches = [lengths[order[start : start + size]] for start in range(0, len(order), size)]
+    return sum(int((batch.max() - batch).sum()) for batch in batches)
+
+
+@pytest.mark.parametrize(("rows", "share"), [(400, 0.5), (5000, 0.15)])
+def test_grouping_reduces_padding(rows, share):
+    lengths = np.random.default_rng(0).integers(1, 500, rows)
+    grouped, plain = (padding(epoch_order(0, 1, lengths, 16, grouping), lengths, 16) for grouping in (True, False))
+    assert grouped < share * plain
+
+
+def test_rows_meet_others_in_the_next_epoch():
+    lengths = np.random.default_rng(0).integers(1, 500, 400)
+    batches = [
+        {frozenset(batch) for batch in epoch_order(0, epoch, lengths, 8, True).reshape(-1, 8).tolist()} for epoch in range(4)
+    ]
+    assert len(set.union(*batches)) == sum(map(len, batches))
+
+
+@given(LENGTHS, st.integers(1, 8), st.integers(1, 6))
+def test_a_global_batch_is_shared_out_evenly(lengths, world_size, accumulation):
+    rows = np.random.default_rng(0).permutation(len(lengths))[: 1 + len(lengths) // 2]
+    passes = share_out(rows, lengths, world_size, accumulation)
+    shares = [share for shares in passes for share in shares]
+    assert [len(shares) for shares in passes] == [world_size] * accumulation
+    assert sorted(np.concatenate(shares)) == sorted(rows)
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    np.testing.assert_array_equal(lengths[np.concatenate(shares)], np.sort(lengths[rows])[::-1])
+
+
+def test_shares_do_not_depend_on_the_order_within_the_batch():
+    lengths, rows = np.array([5, 5, 9, 5, 1]), np.array([4, 3, 2, 1, 0])
+    first, again = share_out(rows, lengths, 2, 1), share_out(rows[::-1], lengths, 2, 1)
+    assert [[share.tolist() for share in shares] for shares in first] == [[[2, 0, 1], [3, 4]]]
+    assert [[share.tolist() for share in shares] for shares in again] == [[[2, 0, 1], [3, 4]]]
+
+
+@given(LENGTHS, SIZES, st.integers(1, 5))
+def test_evaluation_sees_every_row_once(lengths, size, world_size):
+    per_rank = [evaluation_batches(lengths, size, world_size, rank) for rank in range(world_size)]
+    assert len({len(batches) for batches in per_rank}) == 1
+    everything = [batch for batches in per_rank for batch in batches]
+    assert sorted(np.concatenate(everything)) == list(range(len(lengths)))
+    assert max(map(len, everything)) <= size
+    assert lengths[per_rank[0][0]].max() == lengths.max()

@@ -1,0 +1,134 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from finetune.failure import InputError
+from finetune.plan import DEFAULT_GLOBAL_BATCH_SIZE, BatchShape, derive_batch, describe, lr_multiplier, make_plan
+
+SIZES = st.integers(1, 300)
+
+
+def check_shape(batch):
+    """The passes hold the global batch; one row a pass less, or one pass less, would not."""
+    passes = batch.world_size * batch.accumulation
+    assert (batch.micro_batch_size - 1) * passes < batch.global_batch_size <= batch.micro_batch_size * passes
+    assert 1 <= batch.accumulation <= math.ceil(batch.global_batch_size / batch.world_size)
+
+
+@given(SIZES, SIZES, SIZES)
+def test_accumulation_is_derived_from_an_upper_bound(world_size, total, most):
+    batch = derive_batch(world_size, total, per_device_train_batch_size=most)
+    check_shape(batch)
+    assert (batch.global_batch_size, batch.world_size) == (total, world_size)
+    assert batch.micro_batch_size <= most
+    assert (batch.accumulation - 1) * most * world_size < total  # no pass more than needed
+
+
+@given(SIZES, SIZES, SIZES)
+def test_micro_batch_is_derived_from_the_accumulation(world_size, total, accumulation):
+    batch = derive_batch(world_size, total, gradient_accumulation_steps=accumulation)
+    check_shape(batch)
+    assert batch.accumulation == min(accumulation, math.ceil(total / world_size))
+
+
+@given(SIZES, SIZES, SIZES)
+def test_global_batch_is_the_product_of_the_others(world_size, micro, accumulation):
+    assert derive_batch(world_size, None, micro, accumulation) == BatchShape(
+        world_size * micro * accumulation, world_size, micro, accumulation
+    )
+
+
+@given(SIZES, SIZES, SIZES, SIZES)
+def test_all_three_agree_or_are_refused(world_size, total, micro, accumulation):
+    agree = accumulation == derive_batch(world_size, total, micro).accumulation
+    if agree:
+        assert derive_batch(world_size, total, micro, accumulation) == derive_batch(world_size, total, micro)
+    else:
+        with pytest.raises(InputError, match="contradict each other"):
+            derive_batch(world_size, total, micro, accumulation)
+
+
+def test_default_and_the_contradiction_in_words():
+    assert derive_batch(2) == BatchShape(DEFAULT_GLOBAL_BATCH_SIZE, 2, 16, 1)
+    with pytest.raises(InputError) as caught:
+        derive_batch(2, 64, 8, 3)
+    assert caught.value.problems == [
+        "batch arguments contradict each other: --global_batch_size 64 on 2 process(es) is 32 rows each, which "
+        "--per_device_train_batch_size 8 makes 4 forward pass(es), but --gradient_accumulation_steps is 3; leave one of the "
+        "three out"
+    ]
+
+
+def test_idle_share():
+    assert BatchShape(32, 4, 8, 1).idle_share == 0
+    assert BatchShape(9, 8, 2, 1).idle_share == 1 - 9 / 16
+
+
+def test_plan_of_a_run(arguments):
+    plan = make_plan(arguments(global_batch_size=10, num_train_epochs=2.5, warmup_ratio=0.1, save_steps=0), 101, 2)
+    assert (plan.steps_per_epoch, plan.total_steps, plan.warmup_steps) == (11, 28, 3)
+    assert (plan.eval_steps, plan.save_steps, plan.logging_steps) == (11, None, 10)
+    assert [plan.epoch_of(step) for step in (0, 10, 11, 27)] == [(0, 0), (0, 10), (1, 0), (2, 5)]
+    assert plan.batch == derive_batch(2, 10)
+
+
+def test_steps_asked_for_win_over_epochs(arguments):
+    plan = make_plan(arguments(max_steps=7, eval_strategy="steps", eval_steps=3, save_steps=4, warmup_steps=7), 1000, 1)
+    assert (plan.total_steps, plan.warmup_steps, plan.eval_steps, plan.save_steps) == (7, 7, 3, 4)
+    assert make_plan(arguments(eval_strategy="no"), 5, 1).eval_steps is None
+    assert make_plan(arguments(num_train_epochs=0.01), 40, 1).total_steps == 1
+    assert make_plan(arguments(), 100, 1).save_steps == 4  # an epoch
+
+
+def test_warmup_longer_than_the_run(arguments):
+    with pytest.raises(InputError, match=r"--warmup_steps 8 is longer than the run \(7 optimizer steps\)"):
+        make_plan(arguments(max_steps=7, warmup_steps=8), 1000, 1)
+
+
+@pytest.mark.parametrize(("kind", "rate"), [("none", 1e-3), ("linear", 4e-3), ("sqrt", 2e-3)])
+def test_learning_rate_scales_with_the_batch(arguments, kind, rate):
+    asked = arguments(learning_rate=1e-3, lr_scaling=kind, global_batch_size=64, base_global_batch_size=16)
+    assert make_plan(asked, 1000, 1).learning_rate == pytest.approx(rate, rel=1e-12)
+
+
+def test_due_at_every_interval_and_at_the_end(arguments):
+    plan = make_plan(arguments(max_steps=7), 1000, 1)
+    assert [step for step in range(1, 8) if plan.due(step, 3)] == [3, 6, 7]
+    assert not any(plan.due(step, None) for step in range(1, 8))
+
+
+@pytest.mark.parametrize(
+    ("kind", "warmup", "expected"),
+    [
+        ("linear", 0, [1, 0.75, 0.5, 0.25]),
+        ("linear", 2, [0.5, 1, 1, 0.5]),
+        ("linear", 4, [0.25, 0.5, 0.75, 1]),
+        ("constant", 0, [1, 1, 1, 1]),
+        ("constant_with_warmup", 2, [0.5, 1, 1, 1]),
+        ("cosine", 0, [1, (1 + math.sqrt(0.5)) / 2, 0.5, (1 - math.sqrt(0.5)) / 2]),
+        ("cosine", 2, [0.5, 1, 1, 0.5]),
+    ],
+)
+def test_learning_rate_of_each_step(kind, warmup, expected):
+    assert [lr_multiplier(step, 4, warmup, kind) for step in range(4)] == pytest.approx(expected, abs=1e-15)
+
+
+@given(st.integers(1, 50), st.data(), st.sampled_from(["linear", "cosine", "constant", "constant_with_warmup"]))
+def test_learning_rate_rises_then_falls_and_never_is_zero(total, data, kind):
+    warmup = data.draw(st.integers(0, total))
+    rates = [lr_multiplier(step, total, warmup, kind) for step in range(total)]
+    assert max(rates) == 1
+    assert min(rates) > 0
+    assert rates == sorted(rates[:warmup]) + sorted(rates[warmup:], reverse=True)
+    if kind in ("linear", "cosine") and warmup < total:
+        assert lr_multiplier(total + 3, total, warmup, kind) == 0  # a resumed run that is longer than its plan stays at 0
+
+
+def test_batch_arithmetic_in_words(arguments):
+    lines = describe(make_plan(arguments(global_batch_size=9), 90, 8))
+    assert lines[0] == "global batch   9 rows = 8 process(es) x at most 2 rows x 1 forward pass(es)"
+    assert lines[-1].endswith("9 rows do not share out evenly over 8 processes; --global_batch_size 8 or 16 would")
+    assert len(describe(make_plan(arguments(global_batch_size=16), 90, 8))) == 3
+    assert describe(make_plan(arguments(global_batch_size=3), 90, 8))[-1].endswith("--global_batch_size 8 would")

@@ -1,0 +1,250 @@
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from linear_task import LinearTask, eval_rows, linear_layer, make_plan, points, train_steps
+
+from finetune import checkpoint, engine, run_folder, session
+from finetune.engine import Training
+from finetune.failure import InputError
+
+IDENTITY = {"task": "linear", "rows": 22}
+
+
+def training(run, arguments, resume=None, plan=None, identity=IDENTITY, model=None):
+    """What a task's own `prepare_training` does, for the linear layer."""
+    (x, y), plan = points(22), plan or make_plan(22, save_steps=3, eval_steps=3)
+    best = []
+
+    def make(model, optimizer, tracker):
+        return Training(
+            model, optimizer, LinearTask(), train_steps(x, y, plan), eval_rows(x, y), tracker, Path(arguments.output_dir),
+            identity, lambda records, figures: best.append(figures),
+        )  # fmt: skip
+
+    made, state = session.prepare_training(run, arguments, plan, model or linear_layer(), make, resume, identity)
+    return SimpleNamespace(made=made, state=state, plan=plan, best=best)
+
+
+def fit(run, arguments, started):
+    return engine.fit(run, started.plan, started.made, session.fit_options(arguments, "loss", ("loss",)), started.state)
+
+
+# Before the run
+
+
+def test_everything_that_can_be_refused_is_refused_at_once(arguments, environment, tmp_path, monkeypatch):
+    (tmp_path / "run.json").touch()
+    asked = arguments(
+        output_dir=str(tmp_path), eval_steps=3, mixed_precision="fp16", report_to=("wandb",), ddp_backend="nccl",
+    )  # fmt: skip
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(InputError) as caught:
+        session.check(asked)
+    found = caught.value.problems
+    for word in ("--eval_steps", "fp16", "nccl", "already holds a run", "--report_to wandb: not installed"):
+        assert sum(word in problem for problem in found) == 1
+    assert len(found) == 5
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_a_good_command_gives_its_launch(arguments, environment, tmp_path):
+    assert session.check(arguments(output_dir=str(tmp_path / "new"))).world_size == 1
+    assert (tmp_path / "new").is_dir()
+
+
+def test_pushing_without_a_token_is_known_before_training(arguments, environment, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    with pytest.raises(InputError, match="--push_to_hub: no token"):
+        session.check(arguments(output_dir=str(tmp_path), push_to_hub=True))
+
+
+def test_identity_is_the_tasks_and_the_order_of_rows(arguments):
+    plan = make_plan(22)
+    found = session.make_identity(arguments(seed=7, length_grouping=False), plan, {"labels": 3})
+    assert found == {"labels": 3, "global_batch_size": 8, "length_grouping": False, "seed": 7}
+    assert session.make_identity(arguments(), None, {"labels": 3}) == {"labels": 3}
+
+
+def test_fit_options(arguments):
+    def greater(headline, **given):
+        return session.fit_options(arguments(**given), headline, ()).greater_is_better
+
+    assert (greater("f1_macro"), greater("loss"), greater("tuned_loss")) == (True, False, False)
+    assert (greater("f1_macro", greater_is_better=False), greater("loss", greater_is_better=True)) == (False, True)
+    options = session.fit_options(arguments(seed=3, max_grad_norm=0.5, save_total_limit=4), "loss", ("a",))
+    assert (options.seed, options.max_grad_norm, options.save_total_limit, options.shown) == (3, 0.5, 4, ("a",))
+
+
+# The run's folder
+
+
+@pytest.fixture
+def opened(start_run, arguments, tmp_path, monkeypatch):
+    """Opens a run in tmp_path, as a second command would; returns the checkpoint to go on from."""
+    run = start_run(make_plan(22).batch)
+
+    def open_run(identity=IDENTITY, plan=None, **given):
+        asked = arguments(output_dir=str(tmp_path), **given)
+        return session.open_run(run, asked, plan or make_plan(22), identity, ["a note"], {"weights": [1]})
+
+    yield open_run
+    release()
+
+
+def release():
+    """What the end of the process does."""
+    if "_lock" in vars(session):
+        session._lock.close()
+        del session._lock
+
+
+def test_opening_writes_what_is_in_force(opened, tmp_path, capsys):
+    assert opened(seed=5) is None
+    stored = json.loads((tmp_path / "run.json").read_text())
+    assert stored["arguments"]["seed"] == 5
+    assert (stored["world_size"], stored["launcher"], stored["device"], stored["zero_stage"]) == (1, "python", "cpu", 0)
+    assert stored["plan"]["batch"]["global_batch_size"] == 8
+    assert (stored["identity"], stored["weights"]) == (IDENTITY, [1])
+    assert stored["versions"]["torch"] == torch.__version__
+    printed = capsys.readouterr().out
+    assert "global batch   8 rows" in printed
+    assert "note           a note" in printed
+
+
+def test_a_folder_is_one_runs_at_a_time(opened):
+    opened()
+    with pytest.raises(InputError, match="in use by another run"):
+        opened()
+    release()
+    opened()
+
+
+def test_overwriting_clears_and_resuming_recovers(opened, tmp_path):
+    (tmp_path / "metrics.json").touch()
+    (tmp_path / ".best.old").mkdir()
+    opened(resume_from_checkpoint="auto")
+    assert (tmp_path / "metrics.json").exists()
+    assert (tmp_path / "best").is_dir()
+    release()
+    opened(overwrite_output_dir=True)
+    assert not (tmp_path / "metrics.json").exists()
+    assert not (tmp_path / "best").exists()
+
+
+def test_auto_without_a_checkpoint_starts_from_the_beginning(opened, capsys):
+    assert opened(resume_from_checkpoint="auto") is None
+    assert "no checkpoint yet, starting from the beginning" in capsys.readouterr().out
+
+
+def test_processes_that_read_other_data_are_told_apart(start_run):
+    run = start_run()
+    everyone = [(0, "a", {"rows": 3, "seed": 1}), (1, "b", {"rows": 4, "seed": 1}), (2, "c", {"rows": 3, "seed": 2})]
+    other = SimpleNamespace(launch=run.launch, gather=lambda mine: everyone)
+    with pytest.raises(InputError) as caught:
+        session._compare_processes(other, {})
+    assert [problem.partition(";")[0] for problem in caught.value.problems] == [
+        "rank 1 on b: rows is 4 but 3 on rank 0 (a)",
+        "rank 2 on c: seed is 2 but 1 on rank 0 (a)",
+    ]
+
+
+# Stop and go on
+
+
+def test_a_resumed_run_ends_with_the_same_bytes(opened, start_run, arguments, tmp_path):
+    asked = arguments(output_dir=str(tmp_path))
+    run = start_run(make_plan(22).batch)
+    whole = training(run, asked)
+    fit(run, asked, whole)
+    whole.made.tracker.close()
+    history = (tmp_path / "history.jsonl").read_bytes()
+    saved = (tmp_path / "checkpoints" / "step_6" / "optimizer.safetensors").read_bytes()
+
+    resume = opened(resume_from_checkpoint=str(tmp_path / "checkpoints" / "step_3"))
+    assert resume.name == "step_3"
+    run = start_run(make_plan(22).batch)
+    torch.manual_seed(99)
+    again = training(run, asked, resume, model=torch.nn.Linear(3, 2))
+    assert (again.state.step, again.state.updates) == (3, 3)
+    fit(run, asked, again)
+    again.made.tracker.close()
+    torch.testing.assert_close(again.made.model.state_dict(), whole.made.model.state_dict(), rtol=0, atol=0)
+    assert (tmp_path / "history.jsonl").read_bytes() == history
+    assert (tmp_path / "checkpoints" / "step_6" / "optimizer.safetensors").read_bytes() == saved
+    assert len(history.splitlines()) == 8
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_best_model_that_is_not_in_this_folder_is_chosen_anew(start_run, arguments, tmp_path, there):
+    asked = arguments(output_dir=str(tmp_path))
+    run = start_run(make_plan(22).batch)
+    fit(run, asked, training(run, asked))
+    if there:
+        (tmp_path / "best").mkdir()
+    state = training(run, asked, tmp_path / "checkpoints" / "step_3").state
+    assert (state.best_step, state.best_metric is None) == ((3, False) if there else (None, True))
+
+
+def test_a_checkpoint_of_other_data_is_refused_before_run_json_is_written(opened, start_run, arguments, tmp_path):
+    asked = arguments(output_dir=str(tmp_path))
+    run = start_run(make_plan(22).batch)
+    fit(run, asked, training(run, asked))
+    with pytest.raises(InputError, match="rows was 22, is now 23"):
+        opened({**IDENTITY, "rows": 23}, resume_from_checkpoint="auto")
+    assert not (tmp_path / "run.json").exists()
+    assert len(checkpoint.list_checkpoints(tmp_path / "checkpoints")) == 2
+
+
+# What a run leaves
+
+
+def test_the_best_models_figures_are_the_runs(start_run, arguments, tmp_path):
+    asked = arguments(output_dir=str(tmp_path))
+    run = start_run(make_plan(22).batch)
+    started = training(run, asked)
+    fit(run, asked, started)
+    figures = session.finish_training(run, started.made, started.state)
+    assert len(started.best) >= 1
+    assert figures["best_metric"] == figures["eval_loss"] == started.best[-1]["loss"]
+
+
+def test_without_an_evaluation_the_last_model_is_exported(start_run, arguments, tmp_path):
+    asked = arguments(output_dir=str(tmp_path))
+    run = start_run(make_plan(22).batch)
+    started = training(run, asked, plan=make_plan(22))
+    fit(run, asked, started)
+    assert started.best == []
+    assert session.finish_training(run, started.made, started.state) == {"best_step": 6, "best_metric": None}
+    assert started.best == [{}]
+
+
+def test_metrics_of_earlier_commands_are_kept(tmp_path):
+    session.merge_metrics(tmp_path, {"eval_loss": 1.0, "train_loss": 2.0})
+    session.merge_metrics(tmp_path, {"eval_loss": 0.5, "test_loss": None})
+    assert json.loads((tmp_path / "metrics.json").read_text()) == {"eval_loss": 0.5, "train_loss": 2.0, "test_loss": None}
+
+
+def test_predictions_are_lines_of_json(start_run, arguments, tmp_path):
+    run, lines = start_run(), [{"id": "一", "p": 0.5}, {"id": 2, "p": 1.0}]
+    session.write_predictions(run, arguments(output_dir=str(tmp_path)), lambda: lines)
+    written = (tmp_path / "predictions.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line) for line in written] == lines
+    assert "一" in written[0]
+    elsewhere = tmp_path / "other.jsonl"
+    session.write_predictions(run, arguments(output_dir=str(tmp_path), predictions_file=str(elsewhere)), lambda: lines[:1])
+    assert len(elsewhere.read_text().splitlines()) == 1
+    with pytest.raises(ValueError, match="JSON compliant"):
+        session.write_predictions(run, arguments(output_dir=str(tmp_path)), lambda: [{"p": math.nan}])
+    assert len((tmp_path / "predictions.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_deepspeed_configuration_fits_into_run_json(tmp_path):
+    plain = session._plain({"a": math.inf, "b": {"dtype": torch.float32}})
+    run_folder.write_json(tmp_path / "run.json", plain)
+    assert plain == {"a": "inf", "b": {"dtype": "torch.float32"}}
+    assert session._plain(None) is None

@@ -1,0 +1,121 @@
+"""Every shipped launch file: it is what it says, and it starts a real run with nothing but the number of processes changed."""
+
+import json
+
+import pytest
+import yaml
+from launchers import ACCELERATE_CONFIGS, CLASSIFY, DS_CONFIGS, JOBS, REPOSITORY, accelerate, run, training
+
+CONFIGS = sorted(path.name for path in ACCELERATE_CONFIGS.glob("*.yaml"))
+DS_FILES = sorted(path.name for path in DS_CONFIGS.glob("*.json"))
+REFUSED = "ddp_fp16.yaml"  # fp16 needs a GPU
+STAGES = {"zero1.json": 1, "zero2.json": 2, "zero2_offload.json": 2, "zero3.json": 3, "zero3_offload.json": 3}
+SHARED = {
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+    "fp16",
+    "bf16",
+    "zero_optimization",
+}
+
+
+def read_run(folder):
+    return json.loads((folder / "run.json").read_text(encoding="utf-8"))
+
+
+def read_yaml(name):
+    return yaml.safe_load((ACCELERATE_CONFIGS / name).read_text(encoding="utf-8"))
+
+
+def test_the_files_are_the_ones_that_are_documented_and_started_here():
+    assert set(DS_FILES) == set(STAGES)
+    assert {f"{name}.yaml" for name in JOBS} >= set(CONFIGS) - {REFUSED}
+    assert {f"deepspeed_{file.removesuffix('.json')}" for file in DS_FILES} <= set(JOBS)
+    assert len(CONFIGS) == 13
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_an_accelerate_config_is_complete_and_names_files_that_exist(name):
+    config = read_yaml(name)
+
+    assert config["compute_environment"] == "LOCAL_MACHINE"
+    if config["distributed_type"] == "DEEPSPEED":
+        # Accelerate refuses a precision beside a DeepSpeed file.
+        assert "mixed_precision" not in config
+        file = REPOSITORY / config["deepspeed_config"]["deepspeed_config_file"]
+        assert file.name in STAGES
+        assert file.is_file()
+        assert name.endswith(f"{file.stem}.yaml")
+    else:
+        assert config["mixed_precision"] == {"ddp_fp16.yaml": "fp16", "ddp_bf16.yaml": "bf16"}.get(name, "no")
+
+
+@pytest.mark.parametrize("name", DS_FILES)
+def test_a_deepspeed_file_leaves_every_number_to_the_run(name):
+    config = json.loads((DS_CONFIGS / name).read_text(encoding="utf-8"))
+
+    assert config.keys() == SHARED
+    assert config["zero_optimization"]["stage"] == STAGES[name]
+    assert [config[key] for key in sorted(SHARED - {"fp16", "bf16", "zero_optimization"})] == ["auto"] * 4
+    assert config["fp16"]["enabled"] == config["bf16"]["enabled"] == "auto"
+    assert ("offload_optimizer" in config["zero_optimization"]) == ("offload" in name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name.removesuffix(".yaml") for name in CONFIGS if name != REFUSED])
+def test_an_accelerate_config_starts_what_it_promises(name, launched):
+    run_file, config = read_run(launched(name).folder), read_yaml(f"{name}.yaml")
+
+    assert run_file["launcher"] == "accelerate"
+    assert run_file["world_size"] == JOBS[name].processes
+    assert run_file["zero_stage"] == JOBS[name].zero_stage
+    assert run_file["mixed_precision"] == config.get("mixed_precision", "no")
+    assert run_file["deepspeed_file"] == config.get("deepspeed_config", {}).get("deepspeed_config_file")
+    assert (run_file["device"], run_file["backend"]) == ("cpu", "gloo")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", DS_FILES)
+def test_a_deepspeed_file_starts_under_the_deepspeed_launcher(file, launched):
+    name = f"deepspeed_{file.removesuffix('.json')}"
+    run_file = read_run(launched(name).folder)
+    in_force, job = run_file["deepspeed_config"], JOBS[name]
+
+    assert (run_file["launcher"], run_file["world_size"], run_file["zero_stage"]) == ("deepspeed", 2, STAGES[file])
+    assert run_file["deepspeed_file"] == f"ds_configs/{file}"
+    assert in_force["gradient_clipping"] == run_file["arguments"]["max_grad_norm"]
+    assert in_force["train_micro_batch_size_per_gpu"] == run_file["plan"]["batch"]["micro_batch_size"]
+    assert in_force["train_batch_size"] >= job.global_batch_size
+    offload = in_force["zero_optimization"].get("offload_optimizer", {})
+    assert offload.get("device") == ("cpu" if "offload" in file else None)
+
+
+@pytest.mark.slow
+def test_bf16_is_in_force_and_the_weights_stay_fp32(launched):
+    from safetensors.torch import load_file
+
+    folder = launched("ddp_bf16").folder
+    exact = read_run(launched("single_gpu").folder)
+    rounded = read_run(folder)
+    losses = [
+        [json.loads(line).get("loss") for line in (f / "history.jsonl").read_text().splitlines()]
+        for f in (folder, launched("single_gpu").folder)
+    ]
+
+    assert (exact["mixed_precision"], rounded["mixed_precision"]) == ("no", "bf16")
+    assert losses[0] != losses[1]
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)
+    assert {str(tensor.dtype) for tensor in load_file(folder / "best" / "model.safetensors").values()} == {"torch.float32"}
+
+
+@pytest.mark.slow
+def test_fp16_on_a_cpu_is_refused_once(home):
+    finished = run([*accelerate(REFUSED, 2), *training(home / "runs" / "fp16")], home)
+
+    assert finished.code != 0
+    assert finished.err.count("error: fp16 is not available on a CPU; use bf16 or no mixed precision") == 1
+    assert finished.out.strip() == ""
+    assert str(CLASSIFY) in finished.command
+    assert not any((home / "runs" / "fp16").iterdir())

@@ -1,0 +1,265 @@
+"""What a run leaves in its folder, what it says while it runs, and what later commands may do to the folder."""
+
+import csv
+import hashlib
+import json
+import re
+import shutil
+
+import pytest
+from launchers import CLASSIFY, JOBS, LABELS, TEST_ROWS, Finished, accelerate, python, run, torchrun, training
+
+pytestmark = pytest.mark.slow
+
+HEADINGS = (
+    "launch  ", "precision  ", "global batch  ", "steps  ", "learning rate  ", "note  ", "resume  ", "step ", "predictions  ",
+    "eval  ", "test  ", "done  ",
+)  # fmt: skip
+ONCE = (
+    "launch  ",
+    "precision  ",
+    "global batch  ",
+    "steps  ",
+    "learning rate  ",
+    "predictions  ",
+    "eval  ",
+    "test  ",
+    "done  ",
+)
+OF_DEEPSPEED = re.compile(r"^\[\d{4}-\d\d-\d\d [\d:,]+\] \[(INFO|WARNING)\] ")  # its launcher logs to the standard output
+FIGURES = (
+    "loss", "f1_micro", "f1_macro", "f1_samples", "precision_micro", "precision_macro", "recall_micro", "recall_macro",
+    "roc_auc_macro", "average_precision_macro", "hamming_loss", "subset_accuracy", "lrap",
+    "tuned_f1_micro", "tuned_f1_macro", "tuned_precision_micro", "tuned_recall_micro",
+)  # fmt: skip
+SPEEDS = ["samples_per_second", "tokens_per_second", "step_time_p50", "step_time_p95", "runtime"]
+DROPOUT = {"model": "bert_dropout", "global_batch_size": 15, "save_steps": 3, "metric_for_best_model": "tuned_f1_macro"}
+
+
+@pytest.fixture(scope="module")
+def finished_run(home):
+    """A run of one process with dropout and TensorBoard: (its folder, its end)."""
+    folder = home / "contract" / "one"
+    command = [*python(), *training(folder, **DROPOUT, learning_rate=0.02, report_to="tensorboard")]
+    return folder, run(command, home).check()
+
+
+@pytest.fixture
+def folder(finished_run, tmp_path):
+    """A copy of the finished run's folder that a test may change."""
+    return shutil.copytree(finished_run[0], tmp_path / "run")
+
+
+def contents(folder):
+    """What is in a folder: a hash per file, the lock apart (every run opens it)."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def read_json(path):
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def read_lines(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_the_folder_holds_what_the_contract_says(finished_run):
+    folder, _ = finished_run
+    assert {path.name for path in folder.iterdir()} - {".lock"} == {
+        "run.json",
+        "history.jsonl",
+        "metrics.json",
+        "best",
+        "checkpoints",
+        "predictions.jsonl",
+        "tensorboard",
+        "README.md",
+    }
+    assert {path.name for path in (folder / "checkpoints").iterdir()} == {"step_3", "step_6"}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= {
+        path.name for path in (folder / "best").iterdir()
+    }
+    assert any(path.name.startswith("events.out.tfevents") for path in (folder / "tensorboard").rglob("*"))
+    assert not [path for path in folder.rglob("*") if path.name.endswith((".unfinished", ".old", ".tmp"))]
+    assert not [path for path in folder.rglob("*") if path.suffix in (".bin", ".pt", ".pkl", ".pth")]
+
+
+def test_run_json_says_what_was_asked_and_what_was_in_force(finished_run):
+    import torch
+
+    found = read_json(finished_run[0] / "run.json")
+
+    assert found["arguments"]["learning_rate"] == 0.02
+    assert found["arguments"]["lr_scheduler_type"] == "linear"
+    assert (found["launcher"], found["world_size"], found["device"]) == ("python", 1, "cpu")
+    assert (found["mixed_precision"], found["zero_stage"], found["deepspeed_config"]) == ("no", 0, None)
+    assert found["plan"]["batch"] == {"global_batch_size": 15, "world_size": 1, "micro_batch_size": 15, "accumulation": 1}
+    assert (found["plan"]["num_rows"], found["plan"]["steps_per_epoch"], found["plan"]["total_steps"]) == (31, 3, 6)
+    assert found["versions"]["torch"] == torch.__version__
+    assert found["versions"].keys() >= {"python", "transformers", "accelerate", "deepspeed", "datasets"}
+    assert set(found["pos_weight"]) == set(LABELS)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_run_json_says_how_the_global_batch_was_shared_out(name, launched):
+    found, job = read_json(launched(name).folder / "run.json"), JOBS[name]
+    batch = found["plan"]["batch"]
+
+    assert (batch["global_batch_size"], batch["world_size"]) == (job.global_batch_size, job.processes)
+    assert batch["micro_batch_size"] <= (job.micro_batch_size or job.global_batch_size)
+    capacity = job.processes * batch["micro_batch_size"] * batch["accumulation"]
+    assert 0 <= capacity - job.global_batch_size < job.processes * batch["accumulation"]
+
+
+def test_history_has_every_step_and_every_evaluation(finished_run):
+    events = read_lines(finished_run[0] / "history.jsonl")
+    steps = [event for event in events if "loss" in event]
+    evaluations = [event for event in events if "eval_loss" in event]
+
+    assert [event["step"] for event in steps] == [1, 2, 3, 4, 5, 6]
+    assert all(event.keys() == {"step", "epoch", "loss", "learning_rate", "grad_norm"} for event in steps)
+    assert [event["learning_rate"] for event in steps] == pytest.approx([0.01, 0.02, 0.02, 0.015, 0.01, 0.005])
+    assert [event["step"] for event in evaluations] == [3, 6]
+    assert all(event.keys() >= {f"eval_{figure}" for figure in FIGURES} for event in evaluations)
+
+
+def test_metrics_hold_the_best_models_figures(finished_run):
+    folder, _ = finished_run
+    metrics = read_json(folder / "metrics.json")
+    best = max(
+        (event for event in read_lines(folder / "history.jsonl") if "eval_loss" in event),
+        key=lambda event: event["eval_tuned_f1_macro"],
+    )
+
+    assert metrics.keys() >= {f"{split}_{figure}" for split in ("eval", "test") for figure in FIGURES}
+    assert metrics.keys() >= {"train_loss", "peak_memory_mb", *(f"train_{speed}" for speed in SPEEDS)}
+    assert (metrics["best_step"], metrics["best_metric"]) == (best["step"], best["eval_tuned_f1_macro"])
+    assert all(metrics[key] == value for key, value in best.items() if key.startswith("eval_"))
+    assert [row["label"] for row in metrics["eval_per_label"]] == list(read_json(folder / "run.json")["pos_weight"])
+
+
+def test_the_exported_model_gives_the_predictions_in_plain_transformers(finished_run, home):
+    from transformers import pipeline
+
+    folder, _ = finished_run
+    config = read_json(folder / "best" / "config.json")
+    with (home / "test.csv").open(newline="", encoding="utf-8") as file:
+        texts = [row["text"] for row in csv.DictReader(file)]
+    classify = pipeline("text-classification", model=str(folder / "best"), top_k=None, device="cpu")
+    found = [{item["label"]: item["score"] for item in items} for items in classify(texts, truncation=True)]
+    lines = read_lines(folder / "predictions.jsonl")
+
+    assert len(found) == len(lines) == TEST_ROWS
+    thresholds = {config["id2label"][str(number)]: threshold for number, threshold in enumerate(config["thresholds"])}
+    for scores, line in zip(found, lines, strict=True):
+        assert line["probabilities"] == pytest.approx(scores, rel=0, abs=1e-5)
+        for label, threshold in thresholds.items():
+            if abs(scores[label] - threshold) > 2e-5:
+                assert (label in line["labels"]) == (scores[label] > threshold)
+    assert config["problem_type"] == "multi_label_classification"
+    assert any(line["labels"] for line in lines)
+    assert not all(len(line["labels"]) == len(LABELS) for line in lines)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_the_output_is_rank_0s_and_says_each_thing_once(name, launched):
+    lines = [line for finished in launched(name).finished for line in finished.out.splitlines()]
+    # What is not the script's own is the log of DeepSpeed's launcher, and what Accelerate's logs when DeepSpeed is loaded.
+    ours = [line for line in lines if not OF_DEEPSPEED.match(line)]
+
+    assert [line for line in ours if not line.startswith(HEADINGS)] == []
+    assert {heading: sum(line.startswith(heading) for line in ours) for heading in ONCE} == dict.fromkeys(ONCE, 1)
+    evaluations = 1 if (JOBS[name].goes_on_from or ("", 0))[1] > 3 else 2
+    assert sum(line.startswith("step ") for line in ours) == evaluations
+    errors = [line for finished in launched(name).finished for line in finished.err.splitlines()]
+    assert not [line for line in errors if line.startswith("Traceback")]
+
+
+def test_a_second_run_into_the_folder_is_refused_and_changes_nothing(folder, home):
+    before = contents(folder)
+    finished = run([*python(), *training(folder, **DROPOUT)], home)
+
+    assert finished.code == 2
+    assert finished.err.startswith(f"error: --output_dir {folder} already holds a run (run.json, history.jsonl")
+    assert "--resume_from_checkpoint auto" in finished.err
+    assert "--overwrite_output_dir" in finished.err
+    assert contents(folder) == before
+
+
+def test_overwriting_replaces_the_run_and_keeps_what_is_not_its_own(folder, home):
+    (folder / "notes.txt").write_text("mine")
+    command = [*python(), *training(folder, **DROPOUT | {"max_steps": 2, "eval_steps": 2}), "--overwrite_output_dir"]
+    run(command, home).check()
+
+    assert (folder / "notes.txt").read_text() == "mine"
+    assert {event["step"] for event in read_lines(folder / "history.jsonl")} == {1, 2}
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step_2"]
+    assert read_json(folder / "metrics.json")["best_step"] == 2
+    assert not (folder / "tensorboard").exists()
+
+
+def test_predicting_with_the_best_model_needs_no_labels_and_leaves_the_run_alone(folder, home):
+    before, figures = contents(folder), read_json(folder / "metrics.json")
+    predicted = read_lines(folder / "predictions.jsonl")
+    (folder / "predictions.jsonl").unlink()
+    files = ["--model_name_or_path", str(folder / "best"), "--test_file", "unlabelled.csv", "--output_dir", str(folder)]
+    run([*accelerate("cpu_ddp.yaml", 2), str(CLASSIFY), "--do_predict", *files], home).check()
+    after = contents(folder)
+
+    changed = {name for name in before | after if before.get(name) != after.get(name)}
+    assert changed <= {"metrics.json", "predictions.jsonl"}
+    again = read_lines(folder / "predictions.jsonl")
+    assert [(line["id"], line["labels"]) for line in again] == [(line["id"], line["labels"]) for line in predicted]
+    for line, earlier in zip(again, predicted, strict=True):
+        assert line["probabilities"] == pytest.approx(earlier["probabilities"], rel=0, abs=2e-6)
+    assert {key: value for key, value in read_json(folder / "metrics.json").items() if "per_second" not in key} == {
+        key: value for key, value in figures.items() if "per_second" not in key
+    }
+
+
+def interrupt(folder):
+    """Makes of a finished run what a kill in its last step leaves: a checkpoint of step 3, an export that is not the best one
+    yet, a history that went on and breaks off in a line."""
+    shutil.rmtree(folder / "checkpoints" / "step_6")
+    for name in ("metrics.json", "predictions.jsonl", "README.md"):
+        (folder / name).unlink()
+    lines = (folder / "history.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    assert json.loads(lines[3])["step"] == 3
+    (folder / "history.jsonl").write_text("".join(lines[:6]) + lines[6][:20], encoding="utf-8")
+    (folder / "best" / "model.safetensors").write_bytes(b"of step 3")
+
+
+def goes_on_with_the_same_bytes(whole, folder, launcher, home, **changed) -> Finished:
+    assert read_json(whole / "metrics.json")["best_step"] == 6
+    interrupt(folder)
+    command = [*launcher, *training(folder, **DROPOUT | {"learning_rate": 0.02} | changed), "--resume_from_checkpoint", "auto"]
+    finished = run(command, home).check()
+
+    assert f"resume         {folder / 'checkpoints' / 'step_3'}" in finished.out
+    names = ("best/model.safetensors", "best/config.json", "history.jsonl", "predictions.jsonl")
+    names += tuple(f"checkpoints/step_6/{name}" for name in ("model.safetensors", "optimizer.safetensors"))
+    assert {name: contents(folder)[name] for name in names} == {name: contents(whole)[name] for name in names}
+    return finished
+
+
+def test_a_resumed_run_ends_with_the_bytes_of_one_that_was_never_stopped(finished_run, folder, home):
+    goes_on_with_the_same_bytes(finished_run[0], folder, python(), home)
+
+
+def test_a_resumed_run_of_two_processes_ends_with_the_bytes_of_one_that_was_never_stopped(home, tmp_path):
+    whole, settings = home / "contract" / "two", {"per_device_train_batch_size": 4}
+    run([*torchrun(2), *training(whole, **DROPOUT, **settings, learning_rate=0.02)], home).check()
+
+    folder = shutil.copytree(whole, tmp_path / "run")
+    goes_on_with_the_same_bytes(whole, folder, torchrun(2), home, **settings)
+
+
+def test_a_run_that_goes_on_in_another_folder_keeps_a_best_model_of_its_own(launched):
+    """Its checkpoint remembers the best model of step 3, which is the other folder's."""
+    result = launched("deepspeed_zero3")
+
+    assert read_json(launched("deepspeed_zero2").folder / "metrics.json")["best_step"] == 3
+    assert "the best model, of step 3, is not in" in result.finished[0].out
+    assert read_json(result.folder / "metrics.json")["best_step"] == 6
+    assert (result.folder / "best" / "model.safetensors").is_file()

@@ -1,0 +1,347 @@
+"""Starts the application as users do: by real launchers, in subprocesses, on tiny data that is made here.
+
+Everything runs on the CPU, offline, from a folder that is not the repository. `JOBS` is one small training job under every
+launcher and launch file; what its runs leave is the material of tests/launch/.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+CLASSIFY = REPOSITORY / "app" / "classify.py"
+ACCELERATE_CONFIGS = REPOSITORY / "accelerate_configs"
+DS_CONFIGS = REPOSITORY / "ds_configs"
+TIMEOUT = 240  # seconds; the slowest launch takes 20 on two quiet cores, and DeepSpeed's first one compiles for 30
+BUILD_SECONDS = 120  # a lock in a folder of compiled parts that is older than this has lost its owner
+SET_BY_LAUNCHERS = ("ACCELERATE_", "TORCHELASTIC_", "DEEPSPEED_", "DS_")
+OF_ONE_PROCESS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CROSS_RANK")
+
+# Commands ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A command that has ended."""
+
+    command: list[str]
+    code: int
+    out: str
+    err: str
+    seconds: float
+
+    def check(self) -> Finished:
+        """Itself, if it went well; else fails with the end of what it said."""
+        assert self.code == 0, f"exit code {self.code} of {' '.join(self.command)}\n{self.out[-3000:]}\n{self.err[-6000:]}"
+        return self
+
+
+def run(command: list[str], home: Path, timeout: float = TIMEOUT) -> Finished:
+    """Runs one command in `home`. After `timeout` seconds it and its descendants are killed."""
+    return run_together([command], home, timeout)[0]
+
+
+def run_together(commands: list[list[str]], home: Path, timeout: float = TIMEOUT) -> list[Finished]:
+    """As `run`, for commands that must run at the same time: the launchers of several machines."""
+    started = time.monotonic()
+    jobs = []
+    for command in commands:
+        # Files, not pipes: a worker that outlives its launcher would keep a pipe open.
+        out, err = (tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") for _ in "12")  # noqa: SIM115 - see _text
+        process = subprocess.Popen(
+            command, cwd=home, env=environment(home), stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+        )
+        jobs.append((command, process, out, err))
+    try:
+        for _, process, _, _ in jobs:
+            process.wait(max(0.1, started + timeout - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        for _, process, _, _ in jobs:
+            _kill_family(process)
+    seconds = time.monotonic() - started
+    return [Finished(command, process.returncode, _text(out), _text(err), seconds) for command, process, out, err in jobs]
+
+
+def _kill_family(process: subprocess.Popen) -> None:
+    """Ends a process that is still there and its descendants: torchrun's workers have process groups of their own."""
+    if process.poll() is None:
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        for member in family:
+            try:
+                member.kill()
+            except psutil.NoSuchProcess:
+                continue
+        process.wait()
+
+
+def _text(file) -> str:
+    with file:
+        file.seek(0)
+        return file.read()
+
+
+def environment(home: Path) -> dict[str, str]:
+    """This process's environment without what a launcher or a GPU would add; caches and compiled parts stay private."""
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(SET_BY_LAUNCHERS) and name not in OF_ONE_PROCESS
+    }
+    return {
+        **inherited,
+        # DeepSpeed calls ninja by name; in a virtual environment it lies beside Python.
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+        "CUDA_VISIBLE_DEVICES": "",
+        "HF_HUB_OFFLINE": "1",
+        "HF_DATASETS_CACHE": str(home / "cache"),
+        "OMP_NUM_THREADS": "1",
+        "TORCH_EXTENSIONS_DIR": str(extensions_folder()),
+        # DeepSpeed imports an optimizer that nobody uses and torch.compile's machinery with it: two seconds per process.
+        "TORCHDYNAMO_DISABLE": "1",
+    }
+
+
+@functools.cache
+def extensions_folder() -> Path:
+    """Where DeepSpeed compiles its CPU operator (30 s the first time): the environment's choice, or one folder per user."""
+    stated = os.environ.get("TORCH_EXTENSIONS_DIR")
+    folder = Path(stated) if stated else Path(tempfile.gettempdir()) / f"finetune-tests-{os.getuid()}" / "extensions"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+def remove_stale_locks() -> None:
+    """A run that was killed while it compiled leaves a lock that every later DeepSpeed run would wait for."""
+    for lock in extensions_folder().glob("**/lock"):
+        while lock.exists() and time.time() - lock.stat().st_mtime < BUILD_SECONDS:
+            time.sleep(1)
+        lock.unlink(missing_ok=True)
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+# Launchers: the beginning of a command, up to the script --------------------------------------------------------------
+
+
+def python() -> list[str]:
+    return [sys.executable]
+
+
+def torchrun(processes: int) -> list[str]:
+    return [_tool("torchrun"), "--nproc_per_node", str(processes), "--master_port", str(free_port())]
+
+
+def accelerate(file: str, processes: int, *options: str) -> list[str]:
+    """`accelerate launch` with a shipped file, by its name."""
+    port = [] if "--main_process_port" in options else ["--main_process_port", str(free_port())]
+    config = ["--config_file", str(ACCELERATE_CONFIGS / file), "--num_processes", str(processes)]
+    return [_tool("accelerate"), "launch", *config, *port, *options]
+
+
+def machines(file: str, count: int, processes: int) -> list[list[str]]:
+    """`accelerate launch` once per machine, all of them this one; `processes` counts those of all machines."""
+    meeting = ["--main_process_ip", "127.0.0.1", "--main_process_port", str(free_port()), "--num_machines", str(count)]
+    return [accelerate(file, processes, *meeting, "--machine_rank", str(rank)) for rank in range(count)]
+
+
+def deepspeed(processes: int) -> list[str]:
+    return [_tool("deepspeed"), "--num_gpus", str(processes), "--master_port", str(free_port())]
+
+
+def _tool(name: str) -> str:
+    return str(Path(sys.executable).parent / name)
+
+
+# Data and model ------------------------------------------------------------------------------------------------------
+
+LABELS = "abcdef"
+TRAIN_ROWS, VALIDATION_ROWS, TEST_ROWS = 31, 15, 23
+
+
+def write_corpus(home: Path) -> None:
+    """train.csv, valid.csv, test.csv (with ids and labels), one.csv (one row) and unlabelled.csv: texts of 3 to 60 words that
+    belong to their labels, some rows with no label; bert/ and bert_dropout/ hold configurations."""
+    chance = random.Random(0)
+
+    def row() -> tuple[str, str]:
+        labels = [label for label in LABELS if chance.random() < 0.4]
+        words = [f"{chance.choice(labels or LABELS)}{chance.randrange(20)}" for _ in range(chance.randint(3, 60))]
+        return " ".join(words), "|".join(labels)
+
+    write_csv(home / "train.csv", ["text", "labels"], [row() for _ in range(TRAIN_ROWS)])
+    write_csv(home / "valid.csv", ["text", "labels"], [row() for _ in range(VALIDATION_ROWS)])
+    test = [(f"doc {number * 7 % TEST_ROWS}", *row()) for number in range(TEST_ROWS)]
+    test[5] = (test[5][0], " ", "")
+    write_csv(home / "test.csv", ["id", "text", "labels"], test)
+    write_csv(home / "one.csv", ["text", "labels"], [row()])
+    write_csv(home / "unlabelled.csv", ["id", "text"], [cells[:2] for cells in test])
+    for folder, dropout in (("bert", 0.0), ("bert_dropout", 0.1)):
+        write_bert_config(home / folder, dropout)
+
+
+def write_csv(path: Path, header: list[str], rows: list[tuple[str, ...]]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([header, *rows])
+
+
+def write_bert_config(folder: Path, dropout: float = 0.0) -> None:
+    folder.mkdir()
+    config = {
+        "model_type": "bert",
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+        "max_position_embeddings": 128,
+        "vocab_size": 300,
+        "hidden_dropout_prob": dropout,
+        "attention_probs_dropout_prob": dropout,
+    }
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
+def training(output_dir: Path, model: str = "bert", **changed: object) -> list[str]:
+    """The arguments of the common job: six steps, evaluated and saved on the way, clipped throughout, then predictions."""
+    arguments = {
+        "config_name": f"{model}/config.json",
+        "tokenizer_type": "train",
+        "vocab_size": 300,
+        "train_file": "train.csv",
+        "validation_file": "valid.csv",
+        "test_file": "test.csv",
+        "per_device_eval_batch_size": 7,
+        "pos_weight": "balanced",
+        "learning_rate": 1e-3,
+        # Adam's first step moves an element by g / (|g| + epsilon): at 1e-8 an element whose gradient happens to be a
+        # thousandth of the others' doubles its round-off many times over. Other gradients here are about 1e-5.
+        "adam_epsilon": 1e-6,
+        "warmup_steps": 2,
+        "max_steps": 6,
+        "max_grad_norm": 0.05,
+        "logging_steps": 1,
+        "eval_strategy": "steps",
+        "eval_steps": 3,
+        "metric_for_best_model": "loss",
+        "save_steps": 2,
+        "save_total_limit": 3,
+        "report_to": "none",
+        "output_dir": output_dir,
+    } | changed
+    named = [part for name, value in arguments.items() if value is not None for part in (f"--{name}", str(value))]
+    return [str(CLASSIFY), "--from_scratch", "--do_train", "--do_predict", *named]
+
+
+# The job under every launcher ----------------------------------------------------------------------------------------
+
+# Of 31 rows, the third global batch of 15 is one row, so that all processes but one have nothing in it; of 12 it is seven.
+UNEVEN, EVEN = 15, 12
+
+
+@dataclass(frozen=True)
+class Job:
+    """One launch of the common job. `launch` gives the launchers to start, one per machine."""
+
+    launch: Callable[[], list[list[str]]]
+    processes: int
+    global_batch_size: int
+    micro_batch_size: int | None = None
+    deepspeed_file: str | None = None  # given to the script, for launchers that know nothing of it
+    zero_stage: int = 0
+    precision: str = "no"
+    goes_on_from: tuple[str, int] | None = None  # another job's checkpoint after so many steps
+
+
+def one(launcher: Callable[..., list[str]], *options: object) -> Callable[[], list[list[str]]]:
+    return lambda: [launcher(*options)]
+
+
+JOBS = {
+    "python": Job(one(python), 1, UNEVEN),
+    "cpu": Job(one(accelerate, "cpu.yaml", 1), 1, UNEVEN, micro_batch_size=4),
+    "single_gpu": Job(one(accelerate, "single_gpu.yaml", 1), 1, EVEN),
+    "cpu_ddp": Job(one(accelerate, "cpu_ddp.yaml", 2), 2, EVEN, micro_batch_size=3),
+    "ddp": Job(one(accelerate, "ddp.yaml", 2), 2, UNEVEN),
+    "ddp_bf16": Job(one(accelerate, "ddp_bf16.yaml", 2), 2, EVEN, precision="bf16"),
+    "multi_node_ddp": Job(lambda: machines("multi_node_ddp.yaml", 2, 2), 2, UNEVEN, micro_batch_size=4),
+    "torchrun": Job(one(torchrun, 3), 3, UNEVEN),
+    "torchrun_accumulating": Job(one(torchrun, 3), 3, EVEN, micro_batch_size=2),
+    "zero1": Job(one(accelerate, "zero1.yaml", 2), 2, UNEVEN, zero_stage=1),
+    "zero2": Job(one(accelerate, "zero2.yaml", 2), 2, EVEN, micro_batch_size=3, zero_stage=2),
+    "zero3": Job(one(accelerate, "zero3.yaml", 2), 2, UNEVEN, micro_batch_size=4, zero_stage=3),
+    "zero2_offload": Job(one(accelerate, "zero2_offload.yaml", 2), 2, UNEVEN, zero_stage=2),
+    "zero3_offload": Job(one(accelerate, "zero3_offload.yaml", 2), 2, EVEN, zero_stage=3),
+    "multi_node_zero2": Job(lambda: machines("multi_node_zero2.yaml", 2, 2), 2, EVEN, zero_stage=2),
+    "deepspeed_zero1": Job(one(deepspeed, 2), 2, EVEN, deepspeed_file="ds_configs/zero1.json", zero_stage=1),
+    "deepspeed_zero2": Job(
+        one(deepspeed, 2), 2, UNEVEN, deepspeed_file="ds_configs/zero2.json", zero_stage=2, goes_on_from=("python", 2)
+    ),
+    "deepspeed_zero3": Job(
+        one(deepspeed, 2), 2, UNEVEN, deepspeed_file="ds_configs/zero3.json", zero_stage=3, goes_on_from=("deepspeed_zero2", 4)
+    ),
+    "deepspeed_zero2_offload": Job(
+        one(deepspeed, 2), 2, EVEN, deepspeed_file="ds_configs/zero2_offload.json", zero_stage=2
+    ),
+    "deepspeed_zero3_offload": Job(
+        one(deepspeed, 2), 2, UNEVEN, deepspeed_file="ds_configs/zero3_offload.json", zero_stage=3
+    ),
+    "partitioned_zero3": Job(one(deepspeed, 2), 2, EVEN, deepspeed_file="partitioned.json", zero_stage=3),
+}  # fmt: skip
+REFERENCES = {UNEVEN: "python", EVEN: "single_gpu"}  # by global batch: one process, without accumulation
+
+
+def write_partitioned(home: Path) -> None:
+    """partitioned.json: ZeRO-3 that shares out every weight, however small; the shipped file leaves small ones whole."""
+    config = json.loads((DS_CONFIGS / "zero3.json").read_text(encoding="utf-8"))
+    config["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+    (home / "partitioned.json").write_text(json.dumps(config), encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What a job left: its folder, and its launchers' ends, one per machine."""
+
+    folder: Path
+    finished: list[Finished]
+
+    def check(self) -> Launched:
+        for finished in self.finished:
+            finished.check()
+        return self
+
+
+def launch(name: str, home: Path) -> Launched:
+    """Runs a job of `JOBS`; a job that goes on from another needs that one's folder to be there."""
+    job, folder = JOBS[name], home / "runs" / name
+    changed: dict[str, object] = {
+        "global_batch_size": job.global_batch_size,
+        "per_device_train_batch_size": job.micro_batch_size,
+        # Both spellings are the contract's.
+        "deepspeed_config" if job.zero_stage == 1 else "deepspeed": job.deepspeed_file,
+    }
+    if job.goes_on_from:
+        other, step = job.goes_on_from
+        changed["resume_from_checkpoint"] = home / "runs" / other / "checkpoints" / f"step_{step}"
+    arguments = training(folder, **changed)
+    return Launched(folder, run_together([[*launcher, *arguments] for launcher in job.launch()], home))

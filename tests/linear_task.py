@@ -1,0 +1,63 @@
+"""The smallest task: least squares over a linear layer. What the engine is tested with."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from finetune.data import EvalRows, TrainSteps
+from finetune.plan import BatchShape, Plan
+from finetune.task import Batch
+
+
+@dataclass(frozen=True)
+class LinearTask:
+    headline: str = "loss"
+
+    def num_targets(self, batch):
+        return batch.is_real.sum() * batch.labels.shape[1]
+
+    def loss_sum(self, model, batch):
+        return ((model(batch.inputs["x"]) - batch.labels).square() * batch.is_real[:, None]).sum()
+
+    def predict(self, model, batch):
+        errors = (model(batch.inputs["x"]) - batch.labels).square().mean(1)
+        pairs = zip(batch.rows.tolist(), errors.tolist(), strict=True)
+        return [{"row": row, "error": error} for row, error in pairs if row >= 0]
+
+    def score(self, records):
+        return {"loss": float(np.mean([record["error"] for record in records]))}
+
+
+def points(rows=22, seed=0):
+    """(rows, 3) inputs and (rows, 2) targets."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, 3, generator=generator), torch.randn(rows, 2, generator=generator)
+
+
+def collator(x, y):
+    return lambda rows: Batch(torch.as_tensor(rows, dtype=torch.int64), {"x": x[rows]}, y[rows])
+
+
+def linear_layer():
+    torch.manual_seed(0)
+    return torch.nn.Linear(3, 2)
+
+
+def make_plan(rows, epochs=2, global_batch_size=8, accumulation=2, **changes):
+    batch = BatchShape(global_batch_size, 1, -(-global_batch_size // accumulation), accumulation)
+    per_epoch = -(-rows // global_batch_size)
+    fields = {
+        "warmup_steps": 1, "learning_rate": 0.05, "lr_scheduler_type": "linear", "eval_steps": None, "save_steps": None,
+        "logging_steps": 1, **changes,
+    }  # fmt: skip
+    return Plan(batch, rows, per_epoch, per_epoch * epochs, **fields)
+
+
+def train_steps(x, y, plan, seed=1):
+    lengths = np.arange(len(x)) % 7 + 1
+    return TrainSteps(collator(x, y), lengths, plan, 0, seed, True)
+
+
+def eval_rows(x, y, batch_size=4):
+    return EvalRows(collator(x, y), np.arange(len(x)) % 5 + 1, batch_size)

@@ -1,0 +1,127 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, pipeline
+
+from finetune.failure import TrainingError
+from multilabel.classifier import (
+    check_export,
+    configure,
+    has_own_labels,
+    labels_of,
+    plain_model,
+    rows_to_check,
+    thresholds_of,
+)
+from multilabel.task import probabilities
+from pretrained.export import export_model
+
+LABELS = ["10", "标签", "2"]
+WORDS = ["sort the values", "return it", "a matrix of eigenvalues " * 8]
+
+
+@pytest.fixture
+def model(bert_folder):
+    config = BertConfig.from_pretrained(bert_folder)
+    configure(config, LABELS)
+    torch.manual_seed(1)
+    return AutoModelForSequenceClassification.from_config(config).eval()
+
+
+@pytest.fixture
+def tokenizer(bert_folder):
+    return AutoTokenizer.from_pretrained(bert_folder)
+
+
+def records(model, tokenizer, texts, max_length):
+    encoded = tokenizer(texts, truncation=True, max_length=max_length, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        logits = model(**encoded).logits.numpy()
+    return [{"row": row, "logits": logits[row]} for row in range(len(texts))]
+
+
+def test_labels_travel_in_the_configuration():
+    config = BertConfig()
+    assert not has_own_labels(config)
+    assert labels_of(config) == ["LABEL_0", "LABEL_1"]
+    configure(config, LABELS)
+    assert has_own_labels(config)
+    assert (labels_of(config), config.num_labels) == (LABELS, 3)
+    assert config.label2id == {"10": 0, "标签": 1, "2": 2}
+    assert config.problem_type == "multi_label_classification"
+
+
+def test_thresholds_are_one_half_until_there_are_any():
+    config = BertConfig(num_labels=3)
+    assert thresholds_of(config).tolist() == [0.5, 0.5, 0.5]
+    config.thresholds = [0.1, 0.2, 0.3]
+    assert thresholds_of(config).tolist() == [0.1, 0.2, 0.3]
+
+
+def test_rows_from_the_shortest_to_the_longest_are_checked():
+    assert rows_to_check(np.array([5, 1, 9, 3, 7, 2, 8])) == [1, 3, 4, 2]  # lengths 1, 3, 7, 9
+    assert rows_to_check(np.array([5, 1])) == [1, 0]
+    assert rows_to_check(np.array([4])) == [0]
+    assert rows_to_check(np.array([], dtype=int)) == []
+
+
+def export(path, model, weights, tokenizer, found, texts=WORDS, precision="no"):
+    plain = plain_model(model, np.array([0.5, 0.25, 0.125]))
+    export_model(path, plain, weights, tokenizer, 16, lambda place: check_export(place, texts, found, precision))
+
+
+def test_an_export_is_plain_transformers(model, tokenizer, tmp_path):
+    found = records(model, tokenizer, WORDS, 16)
+    export(tmp_path / "best", model, model.state_dict(), tokenizer, found)
+    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "best")
+    assert labels_of(loaded.config) == LABELS
+    assert thresholds_of(loaded.config).tolist() == [0.5, 0.25, 0.125]
+    torch.testing.assert_close(loaded.state_dict(), model.state_dict(), rtol=0, atol=0)
+    assert AutoTokenizer.from_pretrained(tmp_path / "best").model_max_length == 16
+    assert tokenizer.model_max_length != 16  # the run's own is left alone
+    stored = json.loads((tmp_path / "best" / "config.json").read_text())
+    assert (stored["dtype"], stored["problem_type"]) == ("float32", "multi_label_classification")
+
+
+def test_a_half_precision_model_is_exported_in_full(model, tokenizer, tmp_path):
+    weights = {name: tensor.float() for name, tensor in model.state_dict().items()}
+    model.config.dtype = torch.bfloat16
+    export(tmp_path / "best", model.bfloat16(), weights, tokenizer, [], texts=[])
+    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "best")
+    assert {tensor.dtype for tensor in loaded.state_dict().values()} == {torch.float32}
+
+
+@pytest.mark.parametrize(("precision", "shift", "passes"), [("no", 1e-3, False), ("bf16", 1e-3, True), ("bf16", 1.0, False)])
+def test_an_export_that_gives_other_probabilities_is_refused(model, tokenizer, tmp_path, precision, shift, passes):
+    found = records(model, tokenizer, WORDS, 16)
+    export(tmp_path / "best", model, model.state_dict(), tokenizer, found)
+    before = (tmp_path / "best" / "model.safetensors").read_bytes()
+    found[2]["logits"] = found[2]["logits"] + np.float32(shift)
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    if passes:
+        export(tmp_path / "best", model, weights, tokenizer, found, precision=precision)
+        return
+    with pytest.raises(TrainingError, match=r"does not give the run's probabilities .* on row 2"):
+        export(tmp_path / "best", model, weights, tokenizer, found, precision=precision)
+    assert (tmp_path / "best" / "model.safetensors").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["best"]
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_a_model_that_diverged_is_not_exported(model, tokenizer, tmp_path):
+    found = records(model, tokenizer, WORDS, 16)
+    found[0]["logits"] = np.full(3, np.nan)
+    with pytest.raises(TrainingError, match="difference nan"):
+        export(tmp_path / "best", model, model.state_dict(), tokenizer, found)
+    assert not (tmp_path / "best").exists()
+
+
+def test_the_check_sees_what_a_pipeline_gives(model, tokenizer, tmp_path):
+    found = records(model, tokenizer, WORDS, 16)
+    export(tmp_path / "best", model, model.state_dict(), tokenizer, found)
+    classify = pipeline("text-classification", model=str(tmp_path / "best"), top_k=None, device="cpu")
+    (scores,) = classify([WORDS[2]], truncation=True)
+    expected = dict(zip(LABELS, probabilities(found[2]["logits"]), strict=True))
+    assert {item["label"]: item["score"] for item in scores} == pytest.approx(expected, abs=1e-6)

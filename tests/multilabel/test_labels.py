@@ -1,0 +1,137 @@
+from types import SimpleNamespace
+
+import pytest
+
+from finetune.columns import SHOWN
+from finetune.failure import InputError
+from finetune.tables import Table
+from multilabel.labels import first_appearance, label_ids, label_names, read_label_file
+
+
+def table(cells, name="labels"):
+    return Table("train.jsonl", "jsonl", {name: list(cells)}, [row + 1 for row in range(len(cells))])
+
+
+def names(cells, notes=None, **given):
+    asked = SimpleNamespace(**{"label_columns": None, "label_column": "labels", "label_separator": "|", **given})
+    return label_names(table(cells), asked, [] if notes is None else notes)
+
+
+def problems(cells, **given):
+    with pytest.raises(InputError) as caught:
+        names(cells, **given)
+    return caught.value.problems
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        (["a|b", " a | c ", "", "  "], [["a", "b"], ["a", "c"], [], []]),
+        ([["a", " b "], [], ["10", "2"]], [["a", "b"], [], ["10", "2"]]),
+        ([[1, 2], [], [10]], [["1", "2"], [], ["10"]]),
+        ([3, 4], [["3"], ["4"]]),
+        ([["a"], "", []], [["a"], [], []]),  # a row without labels has no form of its own
+    ],
+)
+def test_forms_of_a_cell(cells, expected):
+    assert names(cells) == expected
+
+
+def test_another_separator():
+    assert names(["a|b;c"], label_separator=";") == [["a|b", "c"]]
+
+
+def test_repeated_labels_count_once_and_are_noted():
+    notes = []
+    assert names(["a|b|a", "c"], notes) == [["a", "b"], ["c"]]
+    assert notes == ["train.jsonl: 1 row(s) name a label twice; it counts once"]
+
+
+@pytest.mark.parametrize(
+    ("cell", "message"),
+    [
+        ("a||b", "labels 'a||b' has an empty label between separators '|'"),
+        (["a", " "], "labels holds an empty label"),
+        (["a", 1], "labels ['a', 1] mixes types"),
+        ([True], "labels [True] mixes types"),
+        ([1.0], "labels [1.0] mixes types"),
+        (None, "labels is missing; write an empty list"),
+        (True, "labels is True (bool)"),
+        (1.5, "labels is 1.5 (float)"),
+        ({"a": 1}, "labels is {'a': 1} (dict)"),
+    ],
+)
+def test_cells_that_are_no_labels(cell, message):
+    (problem,) = problems(["a", cell])
+    assert problem.startswith(f"train.jsonl:2: {message}")
+
+
+def test_one_form_in_the_whole_file():
+    (problem,) = problems([[1, 2], "", ["1"], "a"])
+    assert problem.startswith("train.jsonl:3: labels is a list of texts, but a list of numbers at train.jsonl:1")
+
+
+def test_the_first_problems_and_the_count_of_the_rest():
+    found = problems([None] * 30)
+    assert len(found) == SHOWN + 1
+    assert found[-1] == "... and 10 more"
+
+
+def columns(*cells, names=("x", "y")):
+    made = Table("a.csv", "csv", dict(zip(names, map(list, zip(*cells, strict=True)), strict=True)), [2, 3, 4][: len(cells)])
+    return label_names(made, SimpleNamespace(label_columns=names, label_column="labels", label_separator="|"), [])
+
+
+def test_columns_of_0_and_1():
+    assert columns(("1", "0"), ("true", " 1 "), ("0.0", "False")) == [["x"], ["x", "y"], []]
+    assert columns((1, 0), (True, 1.0)) == [["x"], ["x", "y"]]
+    with pytest.raises(InputError) as caught:
+        columns(("1", "2"), ("", "0"), (None, "1"))
+    assert caught.value.problems == [
+        "a.csv:3: x is '', expected 0 or 1",
+        "a.csv:4: x is None, expected 0 or 1",
+        "a.csv:2: y is '2', expected 0 or 1",
+    ]
+
+
+def test_label_list_is_in_the_order_of_first_appearance():
+    assert first_appearance([["10"], [], ["2", "10"], ["a"]]) == ["10", "2", "a"]
+
+
+def test_label_numbers_are_sorted_and_unknown_labels_are_named_once_each():
+    known, notes = ["b", "a"], []
+    rows = [["a", "b"], ["z", "a"], ["y"], ["z"]]
+    made = table([""] * 4)
+    assert label_ids(made, rows[:1], known, False, notes) == [[0, 1]]
+    with pytest.raises(InputError) as caught:
+        label_ids(made, rows, known, False, notes)
+    assert [problem.partition(";")[0] for problem in caught.value.problems] == [
+        "train.jsonl:2: label 'z' is not in the training data (2 row(s))",
+        "train.jsonl:3: label 'y' is not in the training data (1 row(s))",
+    ]
+    assert notes == []
+    assert label_ids(made, rows, known, True, notes) == [[0, 1], [1], [], []]
+    assert notes == ["train.jsonl: 3 label(s) of 2 kind(s) that training does not have are ignored"]
+
+
+def test_label_file(tmp_path):
+    path = tmp_path / "labels.txt"
+    path.write_bytes("\ufeffb\r\n\n 标签 \na\n".encode())
+    assert read_label_file(str(path)) == ["b", "标签", "a"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a\nb\na\n", "'a' stands twice"),
+        (b"\n \n", "holds no label"),
+        (b"\xff", "not UTF-8 at byte 0"),
+        (None, "cannot be read"),
+    ],
+)
+def test_label_file_that_is_no_list(tmp_path, content, message):
+    path = tmp_path / "labels.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match=f"--label_file .*labels.txt: {message}"):
+        read_label_file(str(path))
