@@ -89,6 +89,7 @@ class Data:
     tokenizer: Any
     config: Any
     max_length: int
+    padding: tuple[int, int]  # texts are padded to a multiple of the first, to at least the second
     identity: dict[str, Any]
     notes: list[str]
 
@@ -131,6 +132,7 @@ def main(arguments: Arguments) -> None:
 
 def load_data(arguments: Arguments, train: bool, evaluate: bool, predict: bool) -> Data:
     """Reads and checks every file, decides the label list, tokenizes. Raises `InputError` with what is wrong."""
+    from bigbird.plan import choose_attention, padding_of
     from finetune.columns import drop_blank, read_splits, split_off, texts_of
     from multilabel.classifier import has_own_labels, labels_of
     from multilabel.labels import first_appearance, label_names, read_label_file
@@ -171,6 +173,8 @@ def load_data(arguments: Arguments, train: bool, evaluate: bool, predict: bool) 
 
     tokenizer = load_tokenizer(arguments, texts.get("train", []))
     max_length = choose_max_length(arguments.max_length, config, tokenizer)
+    note = choose_attention(config, max_length)
+    notes += [note] if note else []
     tokenizer.truncation_side = arguments.truncation_side
     splits = {
         split: make_split(arguments, split, tables, texts, names, labels, tokenizer, max_length, notes) for split in tables
@@ -185,6 +189,7 @@ def load_data(arguments: Arguments, train: bool, evaluate: bool, predict: bool) 
         tokenizer=tokenizer,
         config=config,
         max_length=max_length,
+        padding=padding_of(config, max_length),
         identity=identity_of(arguments, splits, labels, tokenizer_fingerprint(tokenizer), max_length),
         notes=notes,
     )
@@ -252,20 +257,22 @@ def identity_of(arguments: Arguments, splits: dict, labels: list[str], tokenizer
     }
 
 
-def collator(split: Split, tokenizer: Any, num_labels: int) -> Any:
+def collator(split: Split, data: Data) -> Any:
     """A function from row numbers to a `Batch`: ids and mask padded to the longest row, labels as 0 and 1."""
     import torch
 
     from finetune.data import one_hot, pad_rows
     from finetune.task import Batch
 
+    shape = (data.tokenizer.padding_side, *data.padding)
+
     def collate(rows: np.ndarray) -> Batch:
         ids = [split.tokens[row] for row in rows]
         inputs = {
-            "input_ids": pad_rows(ids, tokenizer.pad_token_id, tokenizer.padding_side),
-            "attention_mask": pad_rows([row * 0 + 1 for row in ids], 0, tokenizer.padding_side),
+            "input_ids": pad_rows(ids, data.tokenizer.pad_token_id, *shape),
+            "attention_mask": pad_rows([row * 0 + 1 for row in ids], 0, *shape),
         }
-        labels = None if split.labels is None else one_hot(split.labels, rows, num_labels)
+        labels = None if split.labels is None else one_hot(split.labels, rows, len(data.labels))
         return Batch(torch.as_tensor(rows, dtype=torch.int64), inputs, labels)
 
     return collate
@@ -326,19 +333,20 @@ def build_model(arguments: Arguments, data: Data) -> Any:
     import torch
     from transformers import AutoModelForSequenceClassification
 
+    from bigbird.attention import use_fast_attention
     from multilabel.classifier import configure
-    from pretrained.model import check_vocabulary, load_model
+    from pretrained.model import check_vocabulary, drop_pooler, load_model
 
     configure(data.config, data.labels)
     if arguments.from_scratch:
         data.config.vocab_size = len(data.tokenizer)
     data.config.pad_token_id = data.tokenizer.pad_token_id
-    if data.config.model_type == "big_bird":
-        # Block-sparse attention turns dense for good after one short batch; here one kind is chosen for the whole run.
-        data.config.attention_type = "original_full"
     torch.manual_seed(arguments.seed)
     model = load_model(AutoModelForSequenceClassification, arguments, data.config)
     check_vocabulary(model, data.tokenizer)
+    if data.config.model_type == "big_bird":
+        drop_pooler(model.bert)  # its classifier reads the first token itself
+    use_fast_attention(model)
     return model
 
 
@@ -350,7 +358,7 @@ def prepare_training(
     from finetune.data import TrainSteps
     from finetune.engine import Training
 
-    collate = collator(data.train, data.tokenizer, len(data.labels))
+    collate = collator(data.train, data)
     steps = TrainSteps(collate, data.train.tokens.lengths, plan, run.launch.rank, arguments.seed, arguments.length_grouping)
     validation = eval_rows(arguments, data, data.validation) if data.validation is not None else None
 
@@ -367,7 +375,7 @@ def prepare_training(
 def eval_rows(arguments: Arguments, data: Data, split: Split) -> Any:
     from finetune.data import EvalRows
 
-    collate = collator(split, data.tokenizer, len(data.labels))
+    collate = collator(split, data)
     return EvalRows(collate, split.tokens.lengths, arguments.per_device_eval_batch_size)
 
 
@@ -413,6 +421,7 @@ def load_trained(run: Run, arguments: Arguments, data: Data, trained: bool) -> A
     """The exported model, in plain transformers: what is reported is what a user of best/ gets."""
     from transformers import AutoModelForSequenceClassification
 
+    from bigbird.attention import use_fast_attention
     from finetune.session import BEST
     from pretrained.model import check_vocabulary, load_model
 
@@ -422,6 +431,7 @@ def load_trained(run: Run, arguments: Arguments, data: Data, trained: bool) -> A
     else:
         model = load_model(AutoModelForSequenceClassification, replace(arguments, from_scratch=False), data.config)
     check_vocabulary(model, data.tokenizer)
+    use_fast_attention(model)
     return run.accelerator.prepare_model(model.to(run.device), evaluation_mode=True)
 
 

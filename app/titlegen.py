@@ -105,6 +105,7 @@ def main(arguments: Arguments) -> None:
     from finetune.plan import make_plan
 
     asked = session.check(arguments)
+    headline_of(arguments)
     train, evaluate, predict = groups.tasks_to_do(arguments)
     data = load_data(arguments, train, evaluate, predict)
     plan = make_plan(arguments, len(data.train.texts), asked.world_size) if train else None
@@ -141,7 +142,7 @@ def main(arguments: Arguments) -> None:
 
 def load_data(arguments: Arguments, train: bool, evaluate: bool, predict: bool) -> Data:
     """Reads and checks every file, tokenizes documents and titles. Raises `InputError` with what is wrong."""
-    from bigbird.attention import choose_attention, padding_of
+    from bigbird.plan import choose_attention, padding_of
     from finetune.columns import drop_blank, read_splits, split_off
     from pretrained.model import choose_max_length
     from pretrained.tokenizer import load_tokenizer, tokenizer_fingerprint
@@ -307,8 +308,8 @@ def make_task(run: Run, arguments: Arguments, data: Data, split: Split | None) -
         num_return_sequences=1,
         in_step=run.launch.zero_stage == 3 and run.launch.world_size > 1 and run.deepspeed_config is not None,
     )
-    task = TitleTask(
-        headline=(arguments.metric_for_best_model or HEADLINE).removeprefix("eval_"),
+    return TitleTask(
+        headline=headline_of(arguments),
         start_id=data.start_id,
         pad_id=data.tokenizer.pad_token_id,
         generation=generation,
@@ -317,9 +318,14 @@ def make_task(run: Run, arguments: Arguments, data: Data, split: Split | None) -
         rouge_tokenizer=counted,
         label_smoothing=arguments.label_smoothing_factor,
     )
-    if task.headline not in FIGURES:
-        raise InputError(f"--metric_for_best_model {task.headline}: no such figure; they are {', '.join(FIGURES)}")
-    return task
+
+
+def headline_of(arguments: Arguments) -> str:
+    """The figure that decides which model is best. Raises `InputError` for one that does not exist."""
+    headline = (arguments.metric_for_best_model or HEADLINE).removeprefix("eval_")
+    if headline not in FIGURES:
+        raise InputError(f"--metric_for_best_model {headline}: no such figure; they are {', '.join(FIGURES)}")
+    return headline
 
 
 def build_model(arguments: Arguments, data: Data) -> Any:

@@ -108,7 +108,7 @@ def environment(home: Path) -> dict[str, str]:
         **inherited,
         # DeepSpeed calls ninja by name; in a virtual environment it lies beside Python.
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
-        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONPATH": f"{home / 'no_gpu'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}".rstrip(os.pathsep),
         "HF_HUB_OFFLINE": "1",
         "HF_DATASETS_CACHE": str(home / "cache"),
         "OMP_NUM_THREADS": "1",
@@ -197,8 +197,16 @@ def write_corpus(home: Path) -> None:
     write_csv(home / "test.csv", ["id", "text", "labels"], test)
     write_csv(home / "one.csv", ["text", "labels"], [row()])
     write_csv(home / "unlabelled.csv", ["id", "text"], [cells[:2] for cells in test])
+    hide_gpus(home)
     for folder, dropout in (("bert", 0.0), ("bert_dropout", 0.1)):
         write_bert_config(home / folder, dropout)
+
+
+def hide_gpus(home: Path) -> None:
+    """Makes every Python process that `environment` reaches see a machine without GPUs. The variable alone would not do:
+    some launchers set it for their workers."""
+    (home / "no_gpu").mkdir()
+    (home / "no_gpu" / "sitecustomize.py").write_text('import os\n\nos.environ["CUDA_VISIBLE_DEVICES"] = ""\n')
 
 
 def write_csv(path: Path, header: list[str], rows: list[tuple[str, ...]]) -> None:

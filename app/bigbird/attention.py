@@ -33,7 +33,7 @@ from bigbird.plan import random_blocks, shortest_sparse
 
 HIDDEN = -10000.0  # added to the score of a key that is not to be seen: transformers' value, exp(HIDDEN) is 0
 # Scores held at once. On a CPU they should stay in a core's cache; elsewhere few launches matter more.
-SCORES_ON_CPU = 2**19
+SCORES_ON_CPU = 2**20
 SCORES_ELSEWHERE = 2**26
 
 
@@ -97,15 +97,7 @@ class _Fast:
         rows = masks[3] if from_blocked_mask is None else from_blocked_mask
         shape = (*hidden_states.shape[:2], self.num_attention_heads, self.attention_head_size)
         query, key, value = (project(hidden_states).view(shape) for project in (self.query, self.key, self.value))
-        context = _attend(query, key, value, rows, self._drawn(rows, query.device), self.block_size, self.num_random_blocks)
-        return context.view(*shape[:2], -1), None
-
-    def _drawn(self, rows: Rows, device: torch.device) -> list[Tensor | None]:
-        """The random blocks of each group of rows, (heads, blocks - 2, r); None in evaluation and for short rows."""
-        shortest = shortest_sparse(self.num_random_blocks)
-        layer = (self.num_attention_heads, self.num_random_blocks, self.block_size, self.max_seqlen, self.seed)
-        sparse = [self.training and blocks >= shortest for blocks, _ in rows.groups]
-        return [_table(blocks, *layer, device) if on else None for (blocks, _), on in zip(rows.groups, sparse, strict=True)]
+        return _attend(self, query, key, value, rows).view(*shape[:2], -1), None
 
 
 class FastBigBirdAttention(_Fast, BigBirdBlockSparseAttention):
@@ -122,25 +114,28 @@ FAST = {
 }
 
 
+@torch.compiler.disable
+def _attend(layer: Any, query: Tensor, key: Tensor, value: Tensor, rows: Rows) -> Tensor:
+    """Query, key and value (rows, width, heads, size) -> context of that shape, as `layer` attends."""
+    drawn = []
+    for blocks, _ in rows.groups:
+        sparse = blocks >= shortest_sparse(layer.num_random_blocks)
+        sizes = (layer.num_attention_heads, layer.num_random_blocks, layer.block_size, layer.max_seqlen)
+        drawn.append(_table(blocks, *sizes, layer.seed, query.device) if sparse and layer.training else None)
+    return _BlockSparse.apply(query, key, value, rows, drawn, layer.block_size, layer.num_random_blocks)
+
+
 @functools.lru_cache(maxsize=4096)
 def _table(
     blocks: int, heads: int, number: int, block_size: int, positions: int, seed: int, device: torch.device
 ) -> Tensor:  # fmt: skip
-    plan = random_blocks(
-        blocks=blocks, heads=heads, number=number, block_size=block_size, positions=positions, seed=seed
-    )  # fmt: skip
-    return torch.tensor(plan, device=device)
-
-
-@torch.compiler.disable
-def _attend(
-    query: Tensor, key: Tensor, value: Tensor, rows: Rows, drawn: list[Tensor | None], block_size: int, number: int
-) -> Tensor:  # fmt: skip
-    return _BlockSparse.apply(query, key, value, rows, drawn, block_size, number)
+    """The random blocks of a layer, (heads, blocks - 2, r), on `device`."""
+    sizes = {"blocks": blocks, "heads": heads, "number": number, "block_size": block_size, "positions": positions}
+    return torch.tensor(random_blocks(**sizes, seed=seed), device=device)
 
 
 class _BlockSparse(torch.autograd.Function):
-    """Query, key and value (rows, width, heads, size) -> context of that shape."""
+    """`drawn`: the random blocks of each group of rows; None for rows that are evaluated or short."""
 
     @staticmethod
     def forward(

@@ -46,8 +46,9 @@ class TrainState:
 def full_weights(run: Run, model: Any) -> dict[str, torch.Tensor]:
     """The model's weights and persistent buffers by name, fp32, on the CPU. All processes must call it."""
     if run.deepspeed_config is None:
+        copies: dict[Any, torch.Tensor] = {}  # one of each memory, so that tied weights stay tied
         state = run.accelerator.unwrap_model(model).state_dict()
-        return {name: _host(tensor) for name, tensor in state.items()}
+        return {name: copies.setdefault((t.data_ptr(), t.shape), _host(t)) for name, t in state.items()}
     parameters = zero.full_parameters(model)
     buffers = {name: tensor for name, tensor in model.module.state_dict().items() if name not in parameters}
     named = {**parameters, **{name: _host(tensor) for name, tensor in buffers.items()}}

@@ -325,4 +325,5 @@ def _quiet_libraries(launch: Launch) -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", message="OMP_NUM_THREADS/MKL_NUM_THREADS unset")
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed.*")
+    warnings.filterwarnings("ignore", category=FutureWarning, message="`broadcast_buffers` is deprecated")
     os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "error")

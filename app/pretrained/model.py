@@ -28,7 +28,10 @@ WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.b
 def load_config(arguments: Any, **overrides: Any) -> Any:
     """The model's configuration. Raises `InputError` when it cannot be found or read."""
     from transformers import AutoConfig
+    from transformers.utils import logging
 
+    # Every process would draw a bar of its own, terminal or not, each time weights are read.
+    logging.disable_progress_bar()
     name = arguments.config_name or arguments.model_name_or_path
     if name is None:
         raise InputError("no model: give --model_name_or_path, or --from_scratch with --config_name")

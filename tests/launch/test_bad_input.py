@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import classify
 import pytest
-from launchers import CLASSIFY, accelerate, deepspeed, python, run, write_bert_config
+from launchers import CLASSIFY, accelerate, deepspeed, hide_gpus, python, run, write_bert_config
 
 from finetune.config import parse
 from finetune.failure import InputError
@@ -321,6 +321,7 @@ def test_the_table_covers_the_kinds_of_trouble():
 
 @pytest.fixture
 def trouble(tmp_path):
+    hide_gpus(tmp_path)
     prepare(tmp_path, {"train.csv": "text,labels\na,b\nc,d,e\n"})
     return tmp_path
 
