@@ -144,7 +144,7 @@ def load_data(arguments: Arguments, train: bool, evaluate: bool, predict: bool) 
     """Reads and checks every file, tokenizes documents and titles. Raises `InputError` with what is wrong."""
     from bigbird.plan import choose_attention, padding_of
     from finetune.columns import drop_blank, read_splits, split_off
-    from pretrained.model import choose_max_length
+    from pretrained.model import check_weights, choose_max_length
     from pretrained.tokenizer import load_tokenizer, tokenizer_fingerprint
     from titles.model import encoder_config, load_title_config, special_ids
 
@@ -163,6 +163,7 @@ def load_data(arguments: Arguments, train: bool, evaluate: bool, predict: bool) 
         check_titles(table, arguments.title_column, split)
 
     config = load_title_config(arguments)
+    check_weights(arguments)
     tokenizer = load_tokenizer(arguments, vocabulary_texts(tables.get("train"), arguments))
     tokenizer.truncation_side = arguments.truncation_side
     start_id, end_id = special_ids(config, tokenizer)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import functools
 import json
+import math
 import os
 import random
 import socket
@@ -27,7 +28,7 @@ CLASSIFY = REPOSITORY / "app" / "classify.py"
 ACCELERATE_CONFIGS = REPOSITORY / "accelerate_configs"
 DS_CONFIGS = REPOSITORY / "ds_configs"
 TIMEOUT = 240  # seconds; the slowest launch takes 20 on two quiet cores, and DeepSpeed's first one compiles for 30
-BUILD_SECONDS = 120  # a lock in a folder of compiled parts that is older than this has lost its owner
+BUILD_SECONDS = 180  # a lock in a folder of compiled parts that is older than this has lost its owner
 SET_BY_LAUNCHERS = ("ACCELERATE_", "TORCHELASTIC_", "DEEPSPEED_", "DS_")
 OF_ONE_PROCESS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CROSS_RANK")
 
@@ -130,9 +131,17 @@ def extensions_folder() -> Path:
 def remove_stale_locks() -> None:
     """A run that was killed while it compiled leaves a lock that every later DeepSpeed run would wait for."""
     for lock in extensions_folder().glob("**/lock"):
-        while lock.exists() and time.time() - lock.stat().st_mtime < BUILD_SECONDS:
+        while _age(lock) < BUILD_SECONDS:
             time.sleep(1)
         lock.unlink(missing_ok=True)
+
+
+def _age(path: Path) -> float:
+    """Seconds since a file was written; infinite for one that is gone."""
+    try:
+        return time.time() - path.stat().st_mtime
+    except FileNotFoundError:
+        return math.inf
 
 
 def free_port() -> int:

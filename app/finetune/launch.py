@@ -265,12 +265,13 @@ def _deepspeed_config(arguments: Any, found: list[str]) -> tuple[str | None, dic
     asked = arguments.deepspeed or arguments.deepspeed_config
     by_launcher = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE")
     uses = os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true"
-    if asked and by_launcher and Path(asked).name != Path(by_launcher).name:
-        found.append(f"--deepspeed {asked} but the accelerate config names {by_launcher}; keep one")
     file = asked or (by_launcher if uses else None)
     try:
+        config = zero.read_config(file, search=(REPOSITORY,)) if file else None
+        if asked and by_launcher and zero.read_config(by_launcher, search=(REPOSITORY,)) != config:
+            found.append(f"--deepspeed {asked} but the accelerate config names {by_launcher}, which differs; keep one")
         if file:
-            return file, zero.read_config(file, search=(REPOSITORY,))
+            return file, config
     except InputError as error:
         found += error.problems
         return file, None

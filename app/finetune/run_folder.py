@@ -45,12 +45,19 @@ def check_output_dir(folder: Path, training: bool, overwrite: bool, resume: bool
         raise InputError(f"--output_dir {folder}: cannot be written ({error.strerror})") from None
     if not training or overwrite or resume:
         return
-    present = [name for name in OURS if (folder / name).exists()]
-    if present:
+    if holds_a_run(folder):
+        present = [name for name in OURS if (folder / name).exists()]
         raise InputError(
             f"--output_dir {folder} already holds a run ({', '.join(present)}); go on by --resume_from_checkpoint auto, "
             "replace it by --overwrite_output_dir, or name another folder"
         )
+
+
+def holds_a_run(folder: Path) -> bool:
+    """Whether there is anything in a folder that a new run would destroy; what a start that failed leaves is nothing."""
+    history = folder / "history.jsonl"
+    kept = [name for name in OURS if name not in (RUN_FILE, "tensorboard", history.name) and (folder / name).exists()]
+    return bool(kept) or (history.exists() and history.stat().st_size > 0)
 
 
 def clear(folder: Path) -> None:

@@ -91,7 +91,7 @@ def open_run(
         _lock = run_folder.lock(folder)
         if plan is None:
             return None
-        if arguments.overwrite_output_dir:
+        if arguments.overwrite_output_dir or not run_folder.holds_a_run(folder):
             run_folder.clear(folder)
         run_folder.recover_folder(folder / BEST)
         found = None

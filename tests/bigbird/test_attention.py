@@ -63,6 +63,14 @@ def alone(model, ids, mask, row):
     return states[mask[row, :end].bool()], twin
 
 
+def check_gradients(model, expected, tolerance=1e-4):
+    """To `tolerance` of each parameter's largest gradient, or of 1."""
+    for name, p in model.named_parameters():
+        scale = expected[name].abs().max().clamp(min=1)
+        torch.testing.assert_close(p.grad / scale, expected[name] / scale, atol=tolerance, rtol=0, msg=name)
+        assert p.grad.abs().max() > 1e-3 or name.endswith("key.bias"), name  # the softmax is blind to the keys' bias
+
+
 def check_rows(model, ids, mask, tolerance=1e-5):
     """Outputs to `tolerance`, gradients of every parameter to ten times that."""
     plain, quick = copy.deepcopy(model), fast(model)
@@ -77,10 +85,7 @@ def check_rows(model, ids, mask, tolerance=1e-5):
         (states * weights[row][real]).sum().backward()
         for name, p in twin.named_parameters():
             expected[name] += torch.zeros_like(p) if p.grad is None else p.grad
-    for name, p in quick.named_parameters():
-        scale = expected[name].abs().max().clamp(min=1)
-        torch.testing.assert_close(p.grad / scale, expected[name] / scale, atol=10 * tolerance, rtol=0, msg=name)
-        assert p.grad.abs().max() > 1e-3 or name.endswith("key.bias"), name  # the softmax is blind to the keys' bias
+    check_gradients(quick, expected, 10 * tolerance)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -126,6 +131,20 @@ def test_wider_padding_changes_nothing(training):
     ids[:, : narrow.shape[1]], wide[:, : mask.shape[1]] = narrow, mask
     ours, wider = model(input_ids=narrow, attention_mask=mask)[0], model(input_ids=ids, attention_mask=wide)[0]
     torch.testing.assert_close(wider[:, : narrow.shape[1]][mask.bool()], ours[mask.bool()], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_tokens_that_fill_up_a_block_are_as_in_transformers(training):
+    # Nobody sees them, but a loss over every position does: their context is 0 and takes no gradient.
+    model = encoder().train(training)
+    quick = fast(model)
+    ids, mask = batch((62, 61))
+    ours, theirs = (m(input_ids=ids, attention_mask=mask)[0] for m in (quick, model))
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+    weights = torch.randn(ours.shape, generator=torch.Generator().manual_seed(2))
+    for states in (ours, theirs):
+        (states * weights).sum().backward()
+    check_gradients(quick, {name: p.grad for name, p in model.named_parameters()})
 
 
 def test_a_row_that_is_all_padding_harms_nothing():

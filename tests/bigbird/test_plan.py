@@ -54,9 +54,8 @@ def test_random_blocks_are_those_of_transformers_at_every_length(source, number,
         for length in lengths:
             blocks = length // block_size
             assert blocks >= shortest_sparse(number)
-            ours = random_blocks(
-                blocks=blocks, heads=2, number=number, block_size=block_size, positions=positions, seed=seed
-            )  # fmt: skip
+            sizes = {"heads": 2, "number": number, "block_size": block_size, "positions": positions}
+            ours = random_blocks(blocks=blocks, **sizes, seed=seed)
             np.testing.assert_array_equal(ours, transformers_plan(attention, blocks), err_msg=f"length {length}")
 
 
@@ -75,6 +74,13 @@ def test_planning_leaves_numpys_generator_alone(blocks):
     # A seed that no other test uses: the plan is really drawn here.
     random_blocks(blocks=blocks, heads=2, number=3, block_size=64, positions=4096, seed=1234)
     np.testing.assert_array_equal(np.random.random(3), expected)
+
+
+def test_a_layer_is_planned_once_for_all_lengths(monkeypatch):
+    shape = {"heads": 1, "number": 3, "block_size": 64, "positions": 2048, "seed": 77}
+    longer = random_blocks(blocks=20, **shape)
+    monkeypatch.setattr(np.random, "seed", None)
+    np.testing.assert_array_equal(random_blocks(blocks=19, **shape), longer[:, :-1])
 
 
 def test_a_row_beyond_the_position_table_is_refused():

@@ -87,8 +87,8 @@ def test_a_deepspeed_file_in_the_accelerate_config(machine, arguments, ds_file):
     machine(asks)
     assert describe_launch(arguments()).zero_stage == 2
     assert describe_launch(arguments(deepspeed=ds_file())).zero_stage == 2  # named twice, but one
-    (message,) = problems(arguments(deepspeed="other.json"))[:1]
-    assert message.startswith("--deepspeed other.json but the accelerate config names")
+    (message,) = problems(arguments(deepspeed="ds_configs/zero3.json"))
+    assert message.startswith("--deepspeed ds_configs/zero3.json but the accelerate config names")
 
 
 def test_a_shipped_file_is_found_from_any_folder(machine, arguments, tmp_path, monkeypatch):

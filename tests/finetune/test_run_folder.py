@@ -13,7 +13,10 @@ def test_a_new_folder_is_made_and_left_empty(tmp_path):
     assert list((tmp_path / "a" / "b").iterdir()) == []
 
 
-@pytest.mark.parametrize("name", OURS)
+REMAINS = ("run.json", "tensorboard")  # of a start that failed before the first step
+
+
+@pytest.mark.parametrize("name", [name for name in OURS if name not in REMAINS])
 def test_another_run_is_not_written_over(tmp_path, name):
     (tmp_path / name).write_text("x")
     with pytest.raises(InputError, match=rf"already holds a run \({name}\).*--overwrite_output_dir"):
@@ -22,6 +25,16 @@ def test_another_run_is_not_written_over(tmp_path, name):
     check_output_dir(tmp_path, training=True, overwrite=False, resume=True)
     check_output_dir(tmp_path, training=False, overwrite=False, resume=False)
     assert (tmp_path / name).read_text() == "x"
+
+
+def test_a_start_that_failed_does_not_stand_in_the_way(tmp_path):
+    (tmp_path / "run.json").write_text("{}")
+    (tmp_path / "history.jsonl").touch()
+    (tmp_path / "tensorboard").mkdir()
+    check_output_dir(tmp_path, training=True, overwrite=False, resume=False)
+    (tmp_path / "history.jsonl").write_text('{"step": 1}')
+    with pytest.raises(InputError, match=r"already holds a run \(run.json, history.jsonl, tensorboard\)"):
+        check_output_dir(tmp_path, training=True, overwrite=False, resume=False)
 
 
 def test_files_of_others_do_not_disturb(tmp_path):
