@@ -37,7 +37,7 @@ def fit(run, arguments, started):
 
 
 def test_everything_that_can_be_refused_is_refused_at_once(arguments, environment, tmp_path, monkeypatch):
-    (tmp_path / "run.json").touch()
+    (tmp_path / "metrics.json").touch()
     asked = arguments(
         output_dir=str(tmp_path), eval_steps=3, mixed_precision="fp16", report_to=("wandb",), ddp_backend="nccl",
     )  # fmt: skip
