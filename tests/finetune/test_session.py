@@ -49,7 +49,7 @@ def test_everything_that_can_be_refused_is_refused_at_once(arguments, environmen
     for word in ("--eval_steps", "fp16", "nccl", "already holds a run", "--report_to wandb: not installed"):
         assert sum(word in problem for problem in found) == 1
     assert len(found) == 5
-    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.json"]
 
 
 def test_a_good_command_gives_its_launch(arguments, environment, tmp_path):
