@@ -17,8 +17,11 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -32,8 +35,8 @@ from transformers.models.bigbird_pegasus.modeling_bigbird_pegasus import (
 from bigbird.plan import random_blocks, shortest_sparse
 
 HIDDEN = -10000.0  # added to the score of a key that is not to be seen: transformers' value, exp(HIDDEN) is 0
-# Scores held at once. On a CPU they should stay in a core's cache; elsewhere few launches matter more.
-SCORES_ON_CPU = 2**20
+# Scores held at once: on a CPU what stays in a core's cache, elsewhere as many as memory allows, since launches cost more.
+SCORES_PER_CORE = 2**20
 SCORES_ELSEWHERE = 2**26
 
 
@@ -147,13 +150,7 @@ class _BlockSparse(torch.autograd.Function):
                 q, k, v = (group.take(x) for x in (query, key, value))
                 q *= q.shape[-1] ** -0.5
                 out = torch.empty_like(q)
-                if group.short:
-                    _dense(q, k, v, group.bias, out)
-                else:
-                    ends = torch.empty_like(q[:, :2])
-                    _dense(_ends(q), k, v, group.bias, ends)
-                    out[:, 0], out[:, -1] = ends.unbind(1)
-                    _sparse(q, k, v, group.table, group.inner_bias(), out)
+                _in_portions(_attention, group, q, k, v, out)
                 group.put(out * group.real, context)
         ctx.save_for_backward(query, key, value, context)
         ctx.layout = (rows, drawn, query.shape[2], block_size, number)
@@ -174,13 +171,7 @@ class _BlockSparse(torch.autograd.Function):
                 delta = (out * d_out).sum(dim=-1, keepdim=True, dtype=torch.float32)
                 d_q = torch.empty_like(q)
                 d_k, d_v = (torch.zeros_like(x, dtype=torch.float32) for x in (k, v))
-                if group.short:
-                    _dense_backward(q, k, v, group.bias, d_out, delta, d_q, d_k, d_v)
-                else:
-                    ends = torch.empty_like(q[:, :2])
-                    _dense_backward(_ends(q), k, v, group.bias, _ends(d_out), _ends(delta), ends, d_k, d_v)
-                    d_q[:, 0], d_q[:, -1] = ends.unbind(1)
-                    _sparse_backward(q, k, v, group.table, group.inner_bias(), d_out, delta, d_q, d_k, d_v)
+                _in_portions(_attention_backward, group, q, k, v, d_out, delta, d_q, d_k, d_v)
                 for part, whole in zip((d_q.mul_(scale), d_k, d_v), gradients, strict=True):
                     group.put(part, whole)
         return (*gradients, None, None, None, None)
@@ -197,7 +188,7 @@ class _Group:
     short: bool
     real: Tensor  # (pairs, blocks, block_size, 1) bool
     bias: Tensor  # (pairs, blocks, block_size): what is added to the scores of a key
-    table: Tensor | None  # (pairs, blocks - 2, r): random blocks, counted through all pairs; None in evaluation
+    table: Tensor | None  # (pairs, blocks - 2, r): random blocks; None in evaluation
 
     def take(self, x: Tensor) -> Tensor:
         """(batch, width, heads, size) -> a new (pairs, blocks, block_size, size)."""
@@ -216,6 +207,11 @@ class _Group:
         else:
             whole[self.rows, :length] = part.to(whole.dtype)
 
+    def portion(self, pairs: slice) -> _Group:
+        """Some of the pairs, which can be neither taken nor put."""
+        table = None if self.table is None else self.table[pairs]
+        return replace(self, real=self.real[pairs], bias=self.bias[pairs], table=table)
+
     def inner_bias(self) -> Tensor:
         """(pairs, blocks - 2, keys of an inner block): what is added to the scores of its keys, in `_sparse`'s order."""
         first, last = self.bias[:, None, 0], self.bias[:, None, -1]
@@ -226,7 +222,7 @@ class _Group:
         window = window.unfold(1, 3, 1).transpose(2, 3).flatten(2)
         parts = [x.expand(-1, self.blocks - 2, -1) for x in (first, last, window)]
         if self.table is not None:
-            parts.append(self.bias.flatten(0, 1)[self.table].flatten(2))
+            parts.append(self.bias.flatten(0, 1)[_through_pairs(self.table, self.blocks)].flatten(2))
         return torch.cat(parts, dim=-1)
 
 
@@ -236,11 +232,76 @@ def _groups(rows: Rows, drawn: list[Tensor | None], heads: int, block_size: int,
         mask = mask[:, : blocks * block_size].repeat_interleave(heads, dim=0).view(-1, blocks, block_size)
         bias = torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, HIDDEN)
         short = blocks < shortest_sparse(number)
-        table = None
-        if plan is not None:
-            pair = torch.arange(len(mask), device=mask.device)[:, None, None]
-            table = plan.repeat(len(mask) // heads, 1, 1) + pair * blocks
+        table = None if plan is None else plan.repeat(len(mask) // heads, 1, 1)
         yield _Group(blocks, chosen, block_size, number, short, mask[..., None], bias, table)
+
+
+def _through_pairs(table: Tensor, blocks: int) -> Tensor:
+    """Block numbers (pairs, ...) counted through all pairs."""
+    return table + torch.arange(len(table), device=table.device)[:, None, None] * blocks
+
+
+def _in_portions(work: Callable, group: _Group, *tensors: Tensor) -> None:
+    """Calls work(group, *tensors) for portions of the pairs, on a CPU in as many threads as torch has.
+
+    Each of these threads computes alone. Were every operation shared out instead, the cores would wait for each other after
+    each of the hundreds of small ones: hardly felt on a quiet machine, ten times slower where other processes compute too.
+    """
+    pairs, threads = len(tensors[0]), torch.get_num_threads()
+    if tensors[0].device.type != "cpu" or threads == 1 or pairs == 1:
+        work(group, *tensors)
+        return
+    # Threads start with modes of their own.
+    inference = torch.is_inference_mode_enabled()
+
+    def one(portion: slice) -> None:
+        with torch.inference_mode(inference), torch.no_grad():
+            work(group.portion(portion), *(x[portion] for x in tensors))
+
+    step = -(-pairs // threads)
+    if group.blocks >= shortest_sparse(group.number):
+        step = 1  # long rows: the threads that get on take more of them
+    portions = [slice(start, min(start + step, pairs)) for start in range(0, pairs, step)]
+    for _ in _threads(os.getpid(), threads).map(one, portions):
+        pass
+
+
+@functools.lru_cache(maxsize=1)
+def _threads(process: int, number: int) -> ThreadPoolExecutor:
+    """Threads in each of which torch uses one core. `process`: threads do not survive a fork, so a child needs its own."""
+    pool, met = ThreadPoolExecutor(number, thread_name_prefix="bigbird"), threading.Barrier(number)
+
+    def prepare(_: int) -> None:
+        torch.set_num_threads(1)
+        met.wait()
+
+    list(pool.map(prepare, range(number)))
+    torch.set_num_threads(number)  # the number is also the default of threads to come: put it back
+    return pool
+
+
+def _attention(group: _Group, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
+    """Fills `out`. All tensors (pairs, blocks, block_size, size)."""
+    if group.short:
+        _dense(q, k, v, group.bias, out)
+        return
+    ends = torch.empty_like(q[:, :2])
+    _dense(_ends(q), k, v, group.bias, ends)
+    out[:, 0], out[:, -1] = ends.unbind(1)
+    _sparse(q, k, v, group.table, group.inner_bias(), out)
+
+
+def _attention_backward(
+    group: _Group, q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, delta: Tensor, d_q: Tensor, d_k: Tensor, d_v: Tensor
+) -> None:
+    """Fills `d_q`, adds to `d_k` and `d_v`. `delta`: see `_BlockSparse.backward`."""
+    if group.short:
+        _dense_backward(q, k, v, group.bias, d_out, delta, d_q, d_k, d_v)
+        return
+    ends = torch.empty_like(q[:, :2])
+    _dense_backward(_ends(q), k, v, group.bias, _ends(d_out), _ends(delta), ends, d_k, d_v)
+    d_q[:, 0], d_q[:, -1] = ends.unbind(1)
+    _sparse_backward(q, k, v, group.table, group.inner_bias(), d_out, delta, d_q, d_k, d_v)
 
 
 def _ends(x: Tensor) -> Tensor:
@@ -250,7 +311,7 @@ def _ends(x: Tensor) -> Tensor:
 
 def _chunks(pairs: int, blocks: int, scores: int, device: torch.device) -> Iterator[tuple[slice, slice]]:
     """Cuts `pairs` x `blocks` query blocks, each with so many `scores`, into pieces: whole pairs, or blocks of one pair."""
-    room = max(1, (SCORES_ON_CPU if device.type == "cpu" else SCORES_ELSEWHERE) // scores)
+    room = max(1, (SCORES_PER_CORE if device.type == "cpu" else SCORES_ELSEWHERE) // scores)
     step = min(room, blocks)
     together = max(1, room // blocks)
     for pair in range(0, pairs, together):
@@ -321,8 +382,9 @@ def _sparse_backward(
 
 
 def _pieces(q: Tensor, table: Tensor | None, bias: Tensor) -> Iterator[_Piece]:
+    numbers = None if table is None else _through_pairs(table, q.shape[1])
     for pairs, inner in _chunks(len(q), q.shape[1] - 2, q.shape[2] * bias.shape[-1], q.device):
-        drawn = None if table is None else table[pairs, inner].flatten()
+        drawn = None if numbers is None else numbers[pairs, inner].flatten()
         blocks = slice(inner.start + 1, inner.stop + 1)
         yield _Piece(pairs, blocks, q.shape[2], drawn, bias[pairs, inner].flatten(0, 1)[:, None])
 

@@ -2,6 +2,10 @@
 
 import copy
 import pickle
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -92,8 +96,49 @@ def check_rows(model, ids, mask, tolerance=1e-5):
 @pytest.mark.parametrize("scores", [1, 500, 3000, 2**19])
 def test_every_row_of_a_mixed_batch_is_as_it_is_alone(training, scores, monkeypatch):
     # However the work is cut: single blocks, several blocks, several heads, everything at once.
-    monkeypatch.setattr(bigbird.attention, "SCORES_ON_CPU", scores)
+    monkeypatch.setattr(bigbird.attention, "SCORES_PER_CORE", scores)
     check_rows(encoder().train(training), *batch(LENGTHS))
+
+
+@pytest.fixture(params=[1, 3])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def test_threads_change_nothing_and_keep_their_number(threads):
+    check_rows(encoder().train(), *batch(LENGTHS))
+    model = fast(encoder()).eval()
+    ids, mask = batch(LENGTHS)
+    with torch.inference_mode():
+        states = model(input_ids=ids, attention_mask=mask)[0]
+    torch.testing.assert_close(states, model(input_ids=ids, attention_mask=mask)[0], atol=1e-6, rtol=0)
+    assert torch.get_num_threads() == threads
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(torch.get_num_threads).result() == threads
+
+
+def test_a_forked_process_has_threads_of_its_own():
+    # As in a worker of a data loader, after the parent has computed.
+    code = """
+import os, sys, threading, torch
+sys.path[:0] = sys.argv[1:]
+from test_attention import batch, encoder, fast
+torch.set_num_threads(2)
+model, (ids, mask) = fast(encoder()), batch((61, 100))
+model(input_ids=ids, attention_mask=mask)
+torch.set_num_threads(1)  # OpenMP does not survive the fork either
+child = os.fork()
+from bigbird.attention import _threads
+if child == 0:
+    _threads(os.getpid(), 2).submit(os._exit, 0)
+    threading.Event().wait()
+assert os.waitpid(child, 0)[1] == 0
+"""
+    here = Path(__file__).parent
+    subprocess.run([sys.executable, "-c", code, str(here), str(here.parents[1] / "app")], check=True, timeout=60)
 
 
 @pytest.mark.parametrize("training", [True, False])
