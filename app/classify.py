@@ -335,11 +335,11 @@ def build_model(arguments: Arguments, data: Data) -> Any:
 
     from bigbird.attention import use_fast_attention
     from multilabel.classifier import configure
-    from pretrained.model import check_vocabulary, drop_pooler, load_model
+    from pretrained.model import check_vocabulary, drop_pooler, load_model, take_vocabulary
 
     configure(data.config, data.labels)
     if arguments.from_scratch:
-        data.config.vocab_size = len(data.tokenizer)
+        take_vocabulary(data.config, data.tokenizer)
     data.config.pad_token_id = data.tokenizer.pad_token_id
     torch.manual_seed(arguments.seed)
     model = load_model(AutoModelForSequenceClassification, arguments, data.config)

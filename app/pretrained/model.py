@@ -129,6 +129,14 @@ def choose_max_length(asked: int | None, config: Any, tokenizer: Any, default: i
     return asked or min(default, limit or default)
 
 
+def take_vocabulary(config: Any, tokenizer: Any) -> None:
+    """Gives a configuration without weights the tokenizer's size and special ids; its own belong to another vocabulary."""
+    config.vocab_size = len(tokenizer)
+    for name in ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"):
+        if getattr(config, name, None) is not None:
+            setattr(config, name, getattr(tokenizer, name))
+
+
 def drop_pooler(encoder: Any) -> None:
     """Removes a pooler that nothing reads: it would have no gradient, which DDP takes for an error."""
     if getattr(encoder, "pooler", None) is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from finetune.failure import InputError
-from pretrained.model import drop_pooler, explain, load_config, load_model
+from pretrained.model import drop_pooler, explain, load_config, load_model, take_vocabulary
 
 NO_ENCODER = (
     "has a decoder only; titles need an encoder-decoder model (BART, mT5, LED, PEGASUS, ...) or an encoder (BigBird, BERT)"
@@ -80,7 +80,7 @@ def _encoder_with_decoder(arguments: Any, config: Any, tokenizer: Any, max_title
     from transformers import AutoModel, AutoModelForCausalLM, EncoderDecoderModel
 
     if arguments.from_scratch:
-        config.vocab_size = len(tokenizer)
+        take_vocabulary(config, tokenizer)
     config.pad_token_id = tokenizer.pad_token_id
     encoder = load_model(AutoModel, arguments, config)
     if arguments.decoder_model_name_or_path:
