@@ -1,0 +1,710 @@
+"""Measures app/classify.py side by side with other ways of training the same model on the same rows.
+
+    python scripts/bench_classify.py [--train_file train.csv --model MODEL] [--rows 640] [--repeats 3] [--output NAME.json]
+
+    ours            app/classify.py itself, from its arguments to the end of training (no evaluation, nothing saved)
+    bare            a plain PyTorch loop over the very same batches: fused AdamW, clipping, no Accelerate
+    trainer_grouped transformers' Trainer at its best here: fused AdamW, batches of similar length
+    trainer         transformers' Trainer as it comes: random batches, padded to the longest row of each
+    padded          the loop of many tutorials: random batches padded to --max_length, AdamW as it comes
+    ours_micro      ours with each batch cut into micro-batches by length (--micro_batch_size; not run unless named)
+
+Every measurement is one epoch over the same rows in a process of its own, and the contenders take turns within one run, so
+that what else the machine does meets all of them; with --turns steps they do so step by step. Without --train_file the rows
+are the sample corpus (scripts/make_sample_data.py); without --model it is a small BERT with random weights, so that the
+benchmark runs anywhere. It uses the GPU where there is one; hide it with CUDA_VISIBLE_DEVICES= to measure the CPU.
+
+--output writes NAME.json and NAME.md; results on other data that the files hold stay, and so does everything from a heading
+"## Reading" on in NAME.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import importlib.metadata
+import itertools
+import json
+import os
+import platform
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers")
+CHECKED_ROWS = 64  # rows whose loss is taken after training, to see that all contenders learnt the same
+HIDDEN = {"--train_file", "--model", "--output"}  # their values are folders of one machine; the report has their names
+WAIT_POLICY = "PASSIVE"  # on a shared machine a thread that waits by spinning holds the core that the awaited one needs
+KEPT_FROM = "## Reading"
+
+
+def main() -> int:
+    if sys.argv[1:2] == ["--child"]:
+        return child(json.loads(sys.argv[2]))
+    options = parse_options()
+    with tempfile.TemporaryDirectory(prefix="bench_classify_") as folder:
+        settings = prepare(options, Path(folder))
+        results = measure_all(options, settings, Path(folder))
+    report = summarize(options, results)
+    print(table(report))
+    if options.output:
+        save(Path(options.output).with_suffix(".json"), report)
+    return 0
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--train_file", help="csv or jsonl, perhaps .gz, with text and labels (default: the sample corpus)")
+    parser.add_argument("--model", help="folder or hub id (default: a small BERT with random weights)")
+    parser.add_argument("--rows", type=int, default=640, help="the first N rows (default: %(default)s)")
+    parser.add_argument("--batch_size", type=int, default=16, help="rows per optimizer step (default: %(default)s)")
+    parser.add_argument("--micro_batch_size", type=int, help="rows per forward pass of ours_micro (default: half a batch)")
+    parser.add_argument("--max_length", type=int, default=512, help="tokens of a text that are kept (default: %(default)s)")
+    parser.add_argument("--learning_rate", type=float, default=5e-5, help="peak, falls linearly (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument("--bf16", action="store_true", help="mixed precision for every contender")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="CPU threads of torch (default: all cores)")
+    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=DEFAULT, metavar="NAME", help=" ".join(DEFAULT))
+    parser.add_argument("--repeats", type=int, default=3, help="rounds (default: %(default)s)")
+    parser.add_argument("--slow_repeats", type=int, default=1, help="rounds for " + ", ".join(SLOW))
+    turns = "contenders take turns by epochs, or by single steps (for a CPU that others use too; all are in memory then)"
+    parser.add_argument("--turns", choices=("epochs", "steps"), default="epochs", help=turns)
+    parser.add_argument("--data_name", default="sample corpus", help="what the report calls the data")
+    parser.add_argument("--model_name", default="BERT of 4 layers, random weights", help="what the report calls the model")
+    parser.add_argument("--output", help="NAME.json; the table goes to NAME.md")
+    return parser.parse_args()
+
+
+# The parent: imports no torch, because a child's peak memory starts from that of the process it was forked from. -------
+
+
+def prepare(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """What every child is told; makes the default data and model first."""
+    data = options.train_file
+    if data is None:
+        corpus = REPOSITORY / "sample_data"
+        subprocess.run([sys.executable, REPOSITORY / "scripts/make_sample_data.py", "--output_dir", corpus], check=True)
+        data = str(corpus / "train.jsonl")
+    names = ("rows", "batch_size", "max_length", "learning_rate", "seed", "bf16")
+    settings = {name: getattr(options, name) for name in names}
+    settings |= {"train_file": data, "model": options.model, "micro_batch_size": options.micro_batch_size}
+    settings["micro_batch_size"] = settings["micro_batch_size"] or max(1, options.batch_size // 2)
+    if options.model is None:
+        settings["model"] = str(folder / "model")
+        run_group(["prepare"], settings, options, folder)
+    return settings
+
+
+def measure_all(options: argparse.Namespace, settings: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
+    """One result per measurement, in the order of the rounds; Ctrl-C ends them with what there is."""
+    results = []
+    try:
+        for turn in range(options.repeats):
+            present = [name for name in options.contenders if name not in SLOW or turn < options.slow_repeats]
+            for group in [present] if options.turns == "steps" else [[name] for name in present]:
+                for result in run_group(group, settings, options, folder):
+                    results.append(result | {"round": turn})
+                    speed, others = result["samples_per_second"], result["others_cpu_share"]
+                    line = f"round {turn + 1} {result['contender']:<16}{speed:8.2f} samples/s, {result['train_loss']:.4f}"
+                    print(line + ("" if others is None else f", others used {others:.0%} of the CPU"), flush=True)
+    except KeyboardInterrupt:
+        print("ended early")
+    return results
+
+
+def run_group(names: list[str], settings: dict[str, Any], options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+    """Starts this script again for each contender, one after the other, and lets them train in turns, a step each.
+
+    Returns their results, with the share of the CPU that other processes took meanwhile.
+    """
+    cpu, own, started = cpu_seconds(), os.times(), time.time()
+    children = {name: Child(name, settings, options, folder) for name in names}
+    waiting = list(children.values())
+    for step in itertools.count():
+        first = step % len(waiting)  # so that nobody always comes after the same one
+        waiting = [child for child in waiting[first:] + waiting[:first] if child.go_on()]
+        if not waiting:
+            break
+    results = [child.result() for child in children.values()]
+    after, used = cpu_seconds(), os.times()
+    share = None
+    if cpu is not None and after is not None:
+        mine = sum(used[:4]) - sum(own[:4])
+        share = max(0.0, (after - cpu - mine) / ((time.time() - started) * os.cpu_count()))
+    return [result | {"others_cpu_share": share} for result in results]
+
+
+class Child:
+    """A contender in a process of its own, which stops before its first step and after each one until `go_on`."""
+
+    def __init__(self, name: str, settings: dict[str, Any], options: argparse.Namespace, folder: Path) -> None:
+        self.name, self.answer, self.log = name, folder / f"{name}.json", folder / f"{name}.log"
+        self.answer.unlink(missing_ok=True)
+        environment = {
+            "OMP_WAIT_POLICY": WAIT_POLICY,
+            **os.environ,
+            "OMP_NUM_THREADS": str(options.threads),
+            "TOKENIZERS_PARALLELISM": "true",
+            "HF_DATASETS_CACHE": str(folder / "cache"),  # so that the first start finds no tokens of an earlier run
+        }
+        self.signals, signals = os.pipe()
+        told = {**settings, "contender": name, "answer": str(self.answer), "folder": str(folder / name), "signals": signals}
+        told |= {"in_turns": options.turns == "steps", "spawned": time.time()}
+        with self.log.open("w") as output:
+            command = [sys.executable, str(Path(__file__).resolve()), "--child", json.dumps(told)]
+            self.process = subprocess.Popen(
+                command, env=environment, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, pass_fds=[signals]
+            )
+        os.close(signals)
+        self.alive = self._is_waiting()
+
+    def go_on(self) -> bool:
+        """Lets it do one step, or what comes after the last; returns whether it will do another."""
+        if self.alive:
+            self.process.stdin.write(b"\n")
+            self.process.stdin.flush()
+            self.alive = self._is_waiting()
+        return self.alive
+
+    def result(self) -> dict[str, Any]:
+        os.close(self.signals)
+        code = self.process.wait()
+        if code or not self.answer.exists():
+            raise SystemExit(f"{self.name} failed ({code}):\n{self.log.read_text()[-4000:]}")
+        return json.loads(self.answer.read_text())
+
+    def _is_waiting(self) -> bool:
+        return os.read(self.signals, 1) != b""  # blocks until it has done its step; empty when it has ended
+
+
+def cpu_seconds() -> float | None:
+    """CPU time that all processes of this machine have used so far; None where the system does not say (not Linux)."""
+    try:
+        fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+    except OSError:
+        return None
+    return sum(int(fields[place]) for place in (1, 2, 3, 6, 7)) / os.sysconf("SC_CLK_TCK")
+
+
+def summarize(options: argparse.Namespace, results: list[dict[str, Any]]) -> dict[str, Any]:
+    """Medians per contender, and ours against each of the others round by round."""
+    present = {run["contender"] for run in results}
+    by_name = {name: [r for r in results if r["contender"] == name] for name in options.contenders if name in present}
+    medians, ratios = {}, {}
+    for name, runs in by_name.items():
+        figures = {key: statistics.median(run[key] for run in runs) for key in MEDIANS}
+        at_best = runs[0]["rows"] / least(runs)
+        medians[name] = {**figures, "at_best": at_best, "startup_first": runs[0]["startup_seconds"], "runs": len(runs)}
+        ours = {run["round"]: run for run in by_name.get("ours", [])}
+        pairs = [(ours[run["round"]], run) for run in runs if name != "ours" and run["round"] in ours]
+        if pairs:
+            steps = [zip(mine["step_seconds"], other["step_seconds"], strict=True) for mine, other in pairs]
+            ratios[name] = {
+                "speed": spread([mine["samples_per_second"] / other["samples_per_second"] for mine, other in pairs]),
+                "at_best": least([other for _, other in pairs]) / least([mine for mine, _ in pairs]),
+                "cpu_time": statistics.median(mine["cpu_seconds"] / other["cpu_seconds"] for mine, other in pairs),
+                "step_time": quartiles([a / b for pair in steps for a, b in pair])
+                if name == "bare"
+                else None,  # of others the batches differ
+            }
+    others = [run["others_cpu_share"] for run in results if run["others_cpu_share"] is not None]
+    return {
+        "data": options.data_name,
+        "model": options.model_name,
+        "command": command_line(),
+        "machine": machine(results[0]["device"], options.threads),
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}},
+        "precision": "bf16" if options.bf16 else "fp32",
+        "rows": results[0]["rows"],
+        "tokens": results[0]["tokens"],
+        "labels": results[0]["labels"],
+        "batch_size": options.batch_size,
+        "max_length": options.max_length,
+        "others_cpu_share": spread(others) if others else None,
+        "medians": medians,
+        "ours_against": ratios,
+        "results": results,
+    }
+
+
+def quartiles(values: list[float]) -> dict[str, float]:
+    return dict(zip(("low", "median", "high"), statistics.quantiles(values, n=4), strict=True))
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "least": min(values), "most": max(values)}
+
+
+def least(runs: list[dict[str, Any]]) -> float:
+    """Seconds of an epoch whose every step took the least time of all rounds: what the others on this machine disturb least.
+
+    A contender has the same batches in every round, so its steps can be compared.
+    """
+    return sum(min(times) for times in zip(*(run["step_seconds"] for run in runs), strict=True))
+
+
+def command_line() -> str:
+    """This command without the folders of this machine."""
+    shown, name = ["python", "scripts/bench_classify.py"], ""
+    for word in sys.argv[1:]:
+        shown.append(Path(word).name if name in HIDDEN else shlex.quote(word))
+        if name == "--model":
+            shown[-1] = "MODEL"
+        name = word
+    return " ".join(shown)
+
+
+def machine(device: str, threads: int) -> str:
+    policy = os.environ.get("OMP_WAIT_POLICY", WAIT_POLICY)
+    cores = f"{os.cpu_count()} CPU cores ({platform.machine()}), {threads} thread(s), OMP_WAIT_POLICY={policy}"
+    return f"{device}; {cores}" if device != "cpu" else cores
+
+
+def version(name: str) -> str:
+    return importlib.metadata.version(name)
+
+
+def table(report: dict[str, Any]) -> str:
+    """One run as Markdown."""
+    r = report
+    versions = ", ".join(f"{name} {number}" for name, number in r["versions"].items())
+    load = r["others_cpu_share"]
+    shown = (
+        f"{r['model']}, {r['precision']}; {r['rows']} rows, {r['tokens']} tokens, {r['labels']} labels, batch "
+        f"{r['batch_size']}, at most {r['max_length']} tokens. {r['machine']}. {versions}."
+    )
+    if load is not None:
+        least_most = f"{load['least']:.0%} to {load['most']:.0%}"
+        shown += f" Other processes used {load['median']:.0%} of the CPU while it ran (median; {least_most})."
+    head = (
+        "",
+        "runs",
+        "samples/s",
+        "at best",
+        "tokens/s",
+        "padding",
+        "step p50",
+        "memory",
+        "start-up (first)",
+        "loss",
+        "after",
+    )
+    lines = [f"## {r['data']}", "", shown, "", f"    {r['command']}", "", row(head), row(["---"] * len(head))]
+    for name, m in r["medians"].items():
+        speeds = f"{m['samples_per_second']:.2f}", f"{m['at_best']:.2f}", f"{m['tokens_per_second']:.0f}"
+        step, memory = f"{m['step_p50'] * 1000:.1f} ms", f"{m['peak_memory_mb']:.0f} MiB"
+        startup = f"{m['startup_seconds']:.1f} s ({m['startup_first']:.1f} s)"
+        losses = f"{m['train_loss']:.4f}", f"{m['loss_after']:.4f}"
+        lines.append(row((name, m["runs"], *speeds, f"{m['padding_share']:.1%}", step, memory, startup, *losses)))
+    lines += ["", row(("ours against", "speed at best", "median of the rounds", "least, most", "CPU time")), row(["---"] * 5)]
+    for name, ratio in r["ours_against"].items():
+        speed = ratio["speed"]
+        rounds = f"{speed['median']:.3f} x", f"{speed['least']:.3f}, {speed['most']:.3f}"
+        lines.append(row((name, f"{ratio['at_best']:.3f} x", *rounds, f"{ratio['cpu_time']:.3f} x")))
+    if "bare" in r["ours_against"]:
+        pairs, at_best = r["ours_against"]["bare"]["step_time"], 1 / r["ours_against"]["bare"]["at_best"] - 1
+        cost = f"{pairs['median'] - 1:+.1%} (quartiles {pairs['low'] - 1:+.1%} and {pairs['high'] - 1:+.1%})"
+        lines += ["", f"Step by step on the same batches, ours costs {cost} of the bare loop's time; {at_best:+.1%} at best."]
+    return "\n".join(lines) + "\n"
+
+
+def row(cells: Iterable[Any]) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def save(path: Path, report: dict[str, Any]) -> None:
+    """Puts the report into NAME.json in place of an earlier one on the same data, and renders NAME.md from all of them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    reports = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    key = ("data", "model", "precision", "machine")
+    places = [number for number, old in enumerate(reports) if all(old[k] == report[k] for k in key)]
+    if places:
+        reports[places[0]] = report
+    else:
+        reports.append(report)
+    path.write_text(json.dumps(reports, indent=1) + "\n", encoding="utf-8")
+    page = path.with_suffix(".md")
+    old = page.read_text(encoding="utf-8") if page.exists() else ""
+    _, found, kept = old.partition(KEPT_FROM)
+    parts = ["# Multi-label classification: speed and memory\n", LEGEND, *map(table, reports)]
+    page.write_text("\n".join(parts) + (f"\n{found}{kept}" if found else ""), encoding="utf-8")
+
+
+# The children: one contender each. ------------------------------------------------------------------------------------
+
+
+def child(settings: dict[str, Any]) -> int:
+    sys.path.insert(0, str(REPOSITORY / "app"))
+    answer = CHILDREN[settings["contender"]](settings)
+    Path(settings["answer"]).write_text(json.dumps(answer), encoding="utf-8")
+    sys.stdout.flush()
+    os._exit(0)  # the result is written; nothing of what exit handlers do belongs to the measurement
+
+
+class Watch:
+    """Marks the steps of a contender: the same clock for all of them."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        import torch
+
+        from finetune.clock import StepClock
+
+        self.settings, self.device = settings, torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.clock = StepClock(self.device)
+        self.startup: float | None = None
+        self.cells = self.cpu = 0
+
+    def mark(self) -> None:
+        """Before the first step and after each one; waits for this contender's turn if it has to."""
+        first = self.startup is None
+        if first:
+            self.startup = time.time() - self.settings["spawned"]
+        self.clock.mark()
+        if self.settings["in_turns"]:
+            self.clock.read()
+            self.clock.pause()
+            os.write(self.settings["signals"], b".")
+            os.read(0, 1)
+            self.clock.mark()
+        if first:
+            self.cpu = time.process_time()
+
+    def saw(self, ids: Any) -> None:
+        """Counts the places, padding included, of a forward pass."""
+        self.cells += ids.shape[0] * ids.shape[1]
+
+    def result(self, rows: int, tokens: int, labels: int, train_loss: float, loss_after: Callable[[], float]) -> dict[str, Any]:
+        import torch
+
+        from finetune.clock import peak_memory_mb
+
+        self.clock.read()
+        seconds = sum(self.clock.seconds)
+        cpu = time.process_time() - self.cpu
+        return {
+            "contender": self.settings["contender"],
+            "device": torch.cuda.get_device_name() if self.device.type == "cuda" else "cpu",
+            "rows": rows,
+            "tokens": tokens,
+            "labels": labels,
+            "samples_per_second": rows / seconds,
+            "tokens_per_second": tokens / seconds,
+            "padding_share": 1 - tokens / self.cells,
+            "step_p50": self.clock.percentile(0.5),
+            "peak_memory_mb": peak_memory_mb(self.device),
+            "startup_seconds": self.startup,
+            "train_seconds": seconds,
+            "cpu_seconds": cpu,
+            "train_loss": train_loss,
+            "loss_after": loss_after(),
+            "step_seconds": self.clock.seconds,
+        }
+
+
+def train_ours(settings: dict[str, Any]) -> dict[str, Any]:
+    """app/classify.py's own main, watched from where the batches are taken and stopped when the training is done."""
+    import classify
+
+    from finetune import engine
+    from finetune.config import parse
+
+    watch, fit, answer = Watch(settings), engine.fit, {}
+
+    class Done(Exception):  # noqa: N818 - no error
+        pass
+
+    def watched_fit(run: Any, plan: Any, training: Any, options: Any, state: Any) -> None:
+        training.steps = Watched(training.steps, watch)
+        figures = fit(run, plan, training, options, state)
+        watch.mark()
+        steps = training.steps
+        batches = our_batches(steps.collate, steps.lengths, settings["batch_size"])
+        tokens, labels = int(steps.lengths.sum()), training.task.num_labels
+        loss = figures["train_loss"]
+        answer.update(watch.result(plan.num_rows, tokens, labels, loss, lambda: loss_of(training.model, batches)))
+        raise Done
+
+    engine.fit = watched_fit
+    try:
+        classify.main(parse(classify.Arguments, description="", argv=our_arguments(settings)))
+    except Done:
+        return answer
+    raise RuntimeError("app/classify.py did not train")
+
+
+class Watched:
+    """The training steps of ours, marked where the loop asks for the next one."""
+
+    def __init__(self, steps: Any, watch: Watch) -> None:
+        self.steps, self.watch = steps, watch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.steps, name)
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __getitem__(self, step: int) -> Any:
+        self.watch.mark()
+        micro_batches = self.steps[step]
+        for batch in micro_batches:
+            self.watch.saw(batch.inputs["input_ids"])
+        return micro_batches
+
+
+def our_arguments(settings: dict[str, Any]) -> list[str]:
+    s = settings
+    given = {
+        "model_name_or_path": s["model"], "train_file": s["train_file"], "max_train_samples": s["rows"],
+        "max_length": s["max_length"], "global_batch_size": s["batch_size"], "learning_rate": s["learning_rate"],
+        "num_train_epochs": 1, "seed": s["seed"], "do_train": True, "do_eval": False, "eval_strategy": "no", "save_steps": 0,
+        "report_to": "none", "output_dir": s["folder"], "overwrite_output_dir": True,
+        "mixed_precision": "bf16" if s["bf16"] else "no",
+    }  # fmt: skip
+    if s["contender"] == "ours_micro":
+        given["per_device_train_batch_size"] = s["micro_batch_size"]
+    return [word for name, value in given.items() for word in (f"--{name}", str(value))]
+
+
+def our_batches(collate: Any, lengths: Any, batch_size: int) -> Iterable[tuple[dict[str, Any], Any]]:
+    import numpy as np
+
+    rows = np.arange(min(CHECKED_ROWS, len(lengths)))
+    rows = rows[np.argsort(-lengths[rows], kind="stable")]
+    for start in range(0, len(rows), batch_size):
+        batch = collate(rows[start : start + batch_size])
+        yield batch.inputs, batch.labels
+
+
+def train_bare(settings: dict[str, Any]) -> dict[str, Any]:
+    """The same batches in the same order, and nothing but PyTorch."""
+    import classify
+    import torch
+
+    from finetune.config import parse
+    from finetune.order import epoch_order, share_out
+
+    watch, size = Watch(settings), settings["batch_size"]
+    arguments = parse(classify.Arguments, description="", argv=our_arguments(settings))
+    data = classify.load_data(arguments, True, False, False)
+    lengths = data.train.tokens.lengths
+    collate = classify.collator(data.train, data)
+    order = epoch_order(settings["seed"], 0, lengths, size, True)
+    steps = [share_out(order[start : start + size], lengths, 1, 1)[0][0] for start in range(0, len(order), size)]
+
+    def batches() -> Iterable[tuple[dict[str, Any], Any]]:
+        for rows in steps:
+            batch = collate(rows)
+            batch = (batch.pin_memory() if watch.device.type == "cuda" else batch).to(watch.device)
+            yield batch.inputs, batch.labels
+
+    model = load_model(settings, len(data.labels)).to(watch.device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings["learning_rate"], fused=True)
+    loss = plain_loop(settings, watch, model, optimizer, batches(), len(steps))
+    return watch.result(
+        len(order), int(lengths.sum()), len(data.labels), loss, lambda: loss_of(model, our_batches(collate, lengths, size))
+    )
+
+
+def train_padded(settings: dict[str, Any]) -> dict[str, Any]:
+    """Random batches padded to --max_length, and AdamW as it comes."""
+    import torch
+    from transformers import AutoTokenizer
+
+    watch, size = Watch(settings), settings["batch_size"]
+    texts, targets = read_rows(settings)
+    tokenizer = AutoTokenizer.from_pretrained(settings["model"])
+    encoded = tokenizer(texts, truncation=True, max_length=settings["max_length"], padding="max_length", return_tensors="pt")
+    labels = torch.tensor(targets)
+    names = [name for name in ("input_ids", "attention_mask", "token_type_ids") if name in encoded]
+    rows = torch.utils.data.TensorDataset(*(encoded[name] for name in names), labels)
+    model = load_model(settings, labels.shape[1]).to(watch.device)
+    loader = torch.utils.data.DataLoader(rows, batch_size=size, shuffle=True, pin_memory=watch.device.type == "cuda")
+
+    def batches(source: Iterable) -> Iterable[tuple[dict[str, Any], Any]]:
+        for *inputs, wanted in source:
+            moved = [tensor.to(watch.device, non_blocking=True) for tensor in (*inputs, wanted)]
+            yield dict(zip(names, moved, strict=False)), moved[-1]
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings["learning_rate"])
+    loss = plain_loop(settings, watch, model, optimizer, batches(loader), len(loader))
+    tokens = int(encoded["attention_mask"].sum())
+    first = torch.utils.data.DataLoader(torch.utils.data.Subset(rows, range(min(CHECKED_ROWS, len(rows)))), size)
+    return watch.result(len(texts), tokens, labels.shape[1], loss, lambda: loss_of(model, batches(first)))
+
+
+def plain_loop(
+    settings: dict[str, Any], watch: Watch, model: Any, optimizer: Any, batches: Iterable[tuple[dict, Any]], steps: int
+) -> float:
+    """A training loop as one writes it by hand; returns the mean loss."""
+    import torch
+    from torch.nn.functional import binary_cross_entropy_with_logits
+
+    model.train()
+    losses = []
+    watch.mark()
+    for step, (inputs, labels) in enumerate(batches):
+        watch.saw(inputs["input_ids"])
+        for group in optimizer.param_groups:
+            group["lr"] = settings["learning_rate"] * (1 - step / steps)
+        with torch.autocast(watch.device.type, torch.bfloat16, enabled=settings["bf16"]):
+            logits = model(**inputs).logits
+        loss = binary_cross_entropy_with_logits(logits.float(), labels)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+        watch.mark()
+    return float(torch.stack(losses).mean())
+
+
+def train_with_trainer(settings: dict[str, Any]) -> dict[str, Any]:
+    """transformers' Trainer: as it comes, or (trainer_grouped) with what suits the case best."""
+    import dataclasses
+
+    import torch
+    from datasets import Dataset, disable_progress_bars
+    from transformers import AutoTokenizer, DataCollatorWithPadding, Trainer, TrainerCallback, TrainingArguments
+
+    disable_progress_bars()
+    watch = Watch(settings)
+    texts, targets = read_rows(settings)
+    tokenizer = AutoTokenizer.from_pretrained(settings["model"])
+    ids = tokenizer(texts, truncation=True, max_length=settings["max_length"])["input_ids"]
+    columns = {"input_ids": ids, "labels": targets, "length": [len(row) for row in ids]}
+    rows = Dataset.from_dict(columns)
+    pad = DataCollatorWithPadding(tokenizer)
+
+    def collate(features: list[dict[str, Any]]) -> dict[str, Any]:
+        batch = pad(features)
+        watch.saw(batch["input_ids"])
+        return batch
+
+    class Marks(TrainerCallback):
+        def on_epoch_begin(self, *args: Any, **kwargs: Any) -> None:
+            watch.mark()
+
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            watch.mark()
+
+    best: dict[str, Any] = {}
+    if settings["contender"] == "trainer_grouped":
+        # The name of length grouping changed with transformers 5.
+        known = {field.name for field in dataclasses.fields(TrainingArguments)}
+        by_length = {"train_sampling_strategy": "group_by_length"} if "train_sampling_strategy" in known else None
+        best = {"optim": "adamw_torch_fused", **(by_length or {"group_by_length": True})}
+        best["dataloader_pin_memory"] = watch.device.type == "cuda"
+    arguments = TrainingArguments(
+        output_dir=settings["folder"], per_device_train_batch_size=settings["batch_size"], num_train_epochs=1,
+        learning_rate=settings["learning_rate"], seed=settings["seed"], bf16=settings["bf16"], save_strategy="no",
+        report_to="none", disable_tqdm=True, **best,
+    )  # fmt: skip
+    trainer = Trainer(
+        load_model(settings, len(targets[0])), arguments, data_collator=collate, train_dataset=rows, processing_class=tokenizer,
+        callbacks=[Marks()],
+    )  # fmt: skip
+    loss = trainer.train().training_loss
+
+    def loss_after() -> float:
+        first = rows.select(range(min(CHECKED_ROWS, len(rows)))).sort("length", reverse=True).remove_columns("length")
+        batches = (
+            pad([first[int(place)] for place in part]) for part in torch.arange(len(first)).split(settings["batch_size"])
+        )
+        return loss_of(trainer.model, ((batch, batch.pop("labels")) for batch in batches))
+
+    return watch.result(len(texts), sum(columns["length"]), len(targets[0]), loss, loss_after)
+
+
+def read_rows(settings: dict[str, Any]) -> tuple[list[str], list[list[float]]]:
+    """The texts, and 0.0 or 1.0 for every label, of the first rows of a csv or jsonl file; as short as one would write it."""
+    path, csv_limit = settings["train_file"], 2**31 - 1
+    csv.field_size_limit(csv_limit)
+    with (gzip.open if path.endswith(".gz") else open)(path, "rt", encoding="utf-8", newline="") as file:
+        source = csv.DictReader(file) if ".csv" in path else map(json.loads, file)
+        rows = [row for row, _ in zip(source, range(settings["rows"]), strict=False)]
+    labels = [row["labels"].split("|") if isinstance(row["labels"], str) else row["labels"] for row in rows]
+    names = list(dict.fromkeys(name for found in labels for name in found if name))
+    return [row["text"] for row in rows], [[float(name in found) for name in names] for found in labels]
+
+
+def load_model(settings: dict[str, Any], num_labels: int) -> Any:
+    import torch
+    from transformers import AutoModelForSequenceClassification
+
+    torch.manual_seed(settings["seed"])
+    return AutoModelForSequenceClassification.from_pretrained(
+        settings["model"], num_labels=num_labels, problem_type="multi_label_classification", dtype=torch.float32
+    )
+
+
+def loss_of(model: Any, batches: Iterable[tuple[dict[str, Any], Any]]) -> float:
+    """Mean loss without dropout over `batches` of (inputs, labels)."""
+    import torch
+    from torch.nn.functional import binary_cross_entropy_with_logits
+
+    model.eval()
+    device, total, count = next(model.parameters()).device, 0.0, 0
+    with torch.no_grad():
+        for inputs, labels in batches:
+            logits = model(**{name: tensor.to(device) for name, tensor in inputs.items()}).logits.float()
+            total += float(binary_cross_entropy_with_logits(logits, labels.to(device), reduction="sum"))
+            count += labels.numel()
+    return total / count
+
+
+def make_model(settings: dict[str, Any]) -> dict[str, Any]:
+    """A small BERT with random weights and a vocabulary of the training texts, for a benchmark without downloads."""
+    import torch
+    from transformers import BertConfig, BertForSequenceClassification
+
+    from vocabulary.train import train_tokenizer
+
+    texts, _ = read_rows(settings)
+    tokenizer = train_tokenizer(texts, 8192)
+    tokenizer.model_max_length = settings["max_length"]
+    config = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024,
+        max_position_embeddings=max(512, settings["max_length"]),
+    )  # fmt: skip
+    torch.manual_seed(settings["seed"])
+    BertForSequenceClassification(config).save_pretrained(settings["model"])
+    tokenizer.save_pretrained(settings["model"])
+    return {}
+
+
+CHILDREN: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "ours": train_ours,
+    "bare": train_bare,
+    "trainer_grouped": train_with_trainer,
+    "trainer": train_with_trainer,
+    "padded": train_padded,
+    "ours_micro": train_ours,
+    "prepare": make_model,
+}
+CONTENDERS = [name for name in CHILDREN if name != "prepare"]
+DEFAULT = [name for name in CONTENDERS if name != "ours_micro"]
+SLOW = ("trainer", "padded", "ours_micro")
+MEDIANS = (
+    *("samples_per_second", "tokens_per_second", "padding_share", "step_p50", "peak_memory_mb", "startup_seconds"),
+    *("train_seconds", "cpu_seconds", "train_loss", "loss_after"),
+)
+LEGEND = """Made by `scripts/bench_classify.py`, whose head says who the contenders are. Every run is one epoch in a
+process of its own, and the contenders take turns; figures are medians over their runs. `at best`: samples/s of an epoch
+whose every step took the least time of all runs, which is what other processes on the machine disturb least. Tokens are
+real ones, without padding. Start-up is the time from the start of the process to its first batch; in brackets that of the
+first round, when ours has not yet kept its tokens. Memory is the peak of the process on a CPU (libraries included), of
+torch's allocator on a GPU. `loss` is the mean over the epoch, `after` that of the trained model on the first 64 rows,
+without dropout: contenders that train as well agree in both.
+"""
+
+if __name__ == "__main__":
+    sys.exit(main())
