@@ -606,7 +606,7 @@ def train_with_trainer(settings: dict[str, Any]) -> dict[str, Any]:
     arguments = TrainingArguments(
         output_dir=settings["folder"], per_device_train_batch_size=settings["batch_size"], num_train_epochs=1,
         learning_rate=settings["learning_rate"], seed=settings["seed"], bf16=settings["bf16"], save_strategy="no",
-        report_to="none", disable_tqdm=True, **best,
+        report_to="none", disable_tqdm=True, use_cpu=watch.device.type == "cpu", **best,
     )  # fmt: skip
     trainer = Trainer(
         load_model(settings, len(targets[0])), arguments, data_collator=collate, train_dataset=rows, processing_class=tokenizer,
@@ -664,7 +664,7 @@ def loss_of(model: Any, batches: Iterable[tuple[dict[str, Any], Any]]) -> float:
 def make_model(settings: dict[str, Any]) -> dict[str, Any]:
     """A small BERT with random weights and a vocabulary of the training texts, for a benchmark without downloads."""
     import torch
-    from transformers import BertConfig, BertForSequenceClassification
+    from transformers import BertConfig, BertModel
 
     from vocabulary.train import train_tokenizer
 
@@ -676,7 +676,7 @@ def make_model(settings: dict[str, Any]) -> dict[str, Any]:
         max_position_embeddings=max(512, settings["max_length"]),
     )  # fmt: skip
     torch.manual_seed(settings["seed"])
-    BertForSequenceClassification(config).save_pretrained(settings["model"])
+    BertModel(config).save_pretrained(settings["model"])  # no head: every contender makes one for its labels
     tokenizer.save_pretrained(settings["model"])
     return {}
 
