@@ -51,6 +51,9 @@ class LabelArguments:
     )
     pos_weight: str = option("none", help="none, balanced (negatives / positives per label, capped) or a json FILE")
     pos_weight_cap: float = option(20.0, at_least=1, help="the most that --pos_weight balanced gives a label")
+    head_bias: str = option(
+        "prior", choices=("prior", "zero"), help="bias of a new head: the labels' log-odds in the training rows, or zero"
+    )
     head_learning_rate: float | None = option(above=0, help="peak learning rate of the new head (default: --learning_rate)")
 
 
@@ -328,22 +331,28 @@ def describe_weights(task: MultiLabelTask, data: Data) -> dict[str, Any]:
     return {"pos_weight": dict(zip(data.labels, task.pos_weight.tolist(), strict=True))}
 
 
-def build_model(arguments: Arguments, data: Data) -> Any:
+def build_model(arguments: Arguments, data: Data, task: MultiLabelTask) -> Any:
     """The encoder with a head for the run's labels, the same initial weights on every process."""
+    import numpy as np
     import torch
     from transformers import AutoModelForSequenceClassification
 
     from bigbird.attention import use_fast_attention
-    from multilabel.classifier import configure
-    from pretrained.model import check_vocabulary, drop_pooler, load_model, take_vocabulary
+    from multilabel.classifier import configure, set_head_bias
+    from multilabel.task import prior_bias
+    from pretrained.model import check_vocabulary, drop_pooler, load_model_and_new_names, take_vocabulary
 
     configure(data.config, data.labels)
     if arguments.from_scratch:
         take_vocabulary(data.config, data.tokenizer)
     data.config.pad_token_id = data.tokenizer.pad_token_id
     torch.manual_seed(arguments.seed)
-    model = load_model(AutoModelForSequenceClassification, arguments, data.config)
+    model, new_names = load_model_and_new_names(AutoModelForSequenceClassification, arguments, data.config)
     check_vocabulary(model, data.tokenizer)
+    if arguments.head_bias == "prior":
+        positive = np.bincount(data.train.labels.values, minlength=len(data.labels))
+        bias = prior_bias(positive, len(data.train.labels), task.pos_weight, arguments.label_smoothing_factor)
+        set_head_bias(model, new_names, bias)
     if data.config.model_type == "big_bird":
         drop_pooler(model.bert)  # its classifier reads the first token itself
     use_fast_attention(model)
@@ -369,7 +378,7 @@ def prepare_training(
         folder = Path(arguments.output_dir)
         return Training(model, optimizer, task, steps, validation, tracker, folder, identity, on_best)
 
-    return session.prepare_training(run, arguments, plan, build_model(arguments, data), make, resume, identity)
+    return session.prepare_training(run, arguments, plan, build_model(arguments, data, task), make, resume, identity)
 
 
 def eval_rows(arguments: Arguments, data: Data, split: Split) -> Any:

@@ -41,6 +41,24 @@ def thresholds_of(config: Any) -> np.ndarray:
     return np.full(config.num_labels, 0.5) if stored is None else np.asarray(stored, dtype=np.float64)
 
 
+def set_head_bias(model: Any, new_names: set[str], bias: np.ndarray) -> bool:
+    """Gives a new head's output layer this bias, (labels,); a head that comes trained keeps its own. Whether it did."""
+    body = f"{model.base_model_prefix}."
+    outputs = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and module.out_features == len(bias) and not name.startswith(body)
+    ]
+    if not outputs:
+        return False
+    name, output = outputs[-1]
+    if output.bias is None or f"{name}.bias" not in new_names:
+        return False
+    with torch.no_grad():
+        output.bias.copy_(torch.as_tensor(bias))
+    return True
+
+
 def plain_model(model: Any, thresholds: np.ndarray) -> Any:
     """An fp32 model without weights, to save others' weights with; the trained one may be partitioned or in half precision."""
     config = type(model.config).from_dict(model.config.to_dict())

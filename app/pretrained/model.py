@@ -46,22 +46,30 @@ def load_model(auto_class: Any, arguments: Any, config: Any) -> Any:
 
     Raises `InputError` when the weights cannot be found or read.
     """
+    return load_model_and_new_names(auto_class, arguments, config)[0]
+
+
+def load_model_and_new_names(auto_class: Any, arguments: Any, config: Any) -> tuple[Any, set[str]]:
+    """`load_model`'s model, and the names of the parameters that no checkpoint gave a value."""
     import torch
 
     if arguments.from_scratch:
-        return auto_class.from_config(config, trust_remote_code=arguments.trust_remote_code).float()
+        model = auto_class.from_config(config, trust_remote_code=arguments.trust_remote_code).float()
+        return model, {name for name, _ in model.named_parameters()}
     check_weights(arguments)
     try:
         # Without a dtype transformers would load a half-precision checkpoint in half precision.
-        return auto_class.from_pretrained(
+        model, loading = auto_class.from_pretrained(
             arguments.model_name_or_path,
             config=config,
             dtype=torch.float32,
             trust_remote_code=arguments.trust_remote_code,
             ignore_mismatched_sizes=True,
+            output_loading_info=True,
         )
     except Exception as error:
         raise InputError(explain("model", arguments.model_name_or_path, error)) from error
+    return model, {*loading["missing_keys"], *(name for name, *_ in loading["mismatched_keys"])}
 
 
 def check_weights(arguments: Any) -> None:
