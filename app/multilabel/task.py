@@ -82,9 +82,9 @@ def balanced_pos_weight(label_rows: list[list[int]], num_labels: int, cap: float
 def prior_bias(positive: np.ndarray, rows: int, pos_weight: np.ndarray | None, smoothing: float) -> np.ndarray:
     """(labels,) the logits that have the least loss of all that do not look at the text: each label's log-odds in training.
 
-    `positive`: (labels,) how many of the `rows` have each label. With targets that sum to t over n rows and weights w these are
-    log(w t / (n - t)); half a row is added on both sides for labels that no row, or every row, has. A head that starts there (as in Lin et al., arXiv:1708.02002, section 3.3) need not spend its first
-    steps on learning that most labels are rare.
+    `positive`: (labels,) how many of the `rows` have each label. With targets that sum to t over n rows and weights w these
+    are log(w t / (n - t)); half a row is added on both sides for labels that no row, or every row, has. A head that starts
+    there (as in Lin et al., arXiv:1708.02002, section 3.3) need not spend its first steps on learning that labels are rare.
     """
     targets = positive * (1 - smoothing) + rows * smoothing / 2
     weight = 1.0 if pos_weight is None else pos_weight

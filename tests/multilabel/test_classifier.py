@@ -3,7 +3,15 @@ import json
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, pipeline
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    DebertaV2Config,
+    ModernBertConfig,
+    RobertaConfig,
+    pipeline,
+)
 
 from finetune.failure import TrainingError
 from multilabel.classifier import (
@@ -13,6 +21,7 @@ from multilabel.classifier import (
     labels_of,
     plain_model,
     rows_to_check,
+    set_head_bias,
     thresholds_of,
 )
 from multilabel.task import probabilities
@@ -51,6 +60,35 @@ def test_labels_travel_in_the_configuration():
     assert (labels_of(config), config.num_labels) == (LABELS, 3)
     assert config.label2id == {"10": 0, "标签": 1, "2": 2}
     assert config.problem_type == "multi_label_classification"
+
+
+SIZES = {
+    "hidden_size": 3,  # as many as labels: only the last layer of the head is the output
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "intermediate_size": 3,
+    "vocab_size": 9,
+    "pad_token_id": 0,
+    "num_labels": 3,
+}
+
+
+@pytest.mark.parametrize("config_class", [BertConfig, RobertaConfig, DebertaV2Config, ModernBertConfig])
+def test_a_new_heads_output_layer_gets_the_bias_and_nothing_else_does(config_class):
+    special = {"bos_token_id": 1, "cls_token_id": 1, "eos_token_id": 2, "sep_token_id": 2}
+    config = config_class(**SIZES, **(special if config_class is ModernBertConfig else {}))
+    model = AutoModelForSequenceClassification.from_config(config)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    assert set_head_bias(model, set(before), np.array([1.0, -2.0, 3.0]))
+    changed = [name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])]
+    assert len(changed) == 1
+    assert model.state_dict()[changed[0]].tolist() == [1.0, -2.0, 3.0]
+
+
+def test_a_trained_head_keeps_its_bias(model):
+    before = model.classifier.bias.clone()
+    assert not set_head_bias(model, {"classifier.weight"}, np.ones(3))
+    assert torch.equal(model.classifier.bias, before)
 
 
 def test_thresholds_are_one_half_until_there_are_any():

@@ -9,7 +9,7 @@ import torch
 
 from finetune.failure import InputError, TrainingError
 from finetune.task import Batch
-from multilabel.task import MultiLabelTask, balanced_pos_weight, positive_weights, probabilities
+from multilabel.task import MultiLabelTask, balanced_pos_weight, positive_weights, prior_bias, probabilities
 
 LOGITS = torch.tensor([[2.0, -1.0, 0.5], [-3.0, 0.0, 1.0], [1.0, 1.0, 1.0]])
 LABELS = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 0.0], [1.0, 1.0, 1.0]])
@@ -100,6 +100,27 @@ def test_balanced_weights_are_negatives_over_positives_within_limits():
     rows = [[0, 1], [0], [0], [0, 2], [0], [0], [0], [0], [], []]
     np.testing.assert_array_equal(balanced_pos_weight(rows, 4, 5.0), [1.0, 5.0, 5.0, 1.0])  # 2/8 up to 1, 9/1 down to 5, no row
     np.testing.assert_array_equal(balanced_pos_weight(rows, 3, 100.0), [1.0, 9.0, 9.0])
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("weights", [None, np.array([1.0, 3.0])])
+def test_no_constant_logits_have_a_smaller_loss_than_the_prior(weights, smoothing):
+    positive, rows = np.array([4000, 250]), 10_000  # the half rows that are added are round-off here
+    targets = np.arange(rows)[:, None] < positive
+    soft = torch.tensor(targets * (1 - smoothing) + smoothing / 2)
+
+    def loss(logits):
+        weight = None if weights is None else torch.tensor(weights)
+        logits = torch.tensor(logits).expand(rows, 2)
+        return torch.nn.functional.binary_cross_entropy_with_logits(logits, soft, pos_weight=weight).item()
+
+    bias = prior_bias(positive, rows, weights, smoothing)
+    for step in ([0.01, 0], [-0.01, 0], [0, 0.01], [0, -0.01]):
+        assert loss(bias) < loss(bias + np.array(step))
+
+
+def test_the_prior_of_labels_that_no_row_or_every_row_has_is_finite():
+    assert prior_bias(np.array([0, 9]), 9, None, 0.0).tolist() == pytest.approx([-np.log(19), np.log(19)])
 
 
 def test_weights_by_name(tmp_path):

@@ -7,7 +7,16 @@ import torch
 from transformers import AutoModelForSequenceClassification, BertConfig, RobertaConfig
 
 from finetune.failure import InputError
-from pretrained.model import check_vocabulary, check_weights, choose_max_length, explain, length_limit, load_config, load_model
+from pretrained.model import (
+    check_vocabulary,
+    check_weights,
+    choose_max_length,
+    explain,
+    length_limit,
+    load_config,
+    load_model,
+    load_model_and_new_names,
+)
 
 
 @pytest.fixture
@@ -58,7 +67,8 @@ def test_another_head_is_new_and_the_body_is_not(arguments, folder):
     asked = arguments(model_name_or_path=str(folder))
     config = load_config(asked)
     config.num_labels = 5
-    model = load_model(AutoModelForSequenceClassification, asked, config)
+    model, new_names = load_model_and_new_names(AutoModelForSequenceClassification, asked, config)
+    assert new_names == {"classifier.weight", "classifier.bias"}
     assert model.classifier.weight.shape == (5, 16)
     torch.testing.assert_close(model.bert.state_dict(), load(arguments, folder).bert.state_dict(), rtol=0, atol=0)
 
