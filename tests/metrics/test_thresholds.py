@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from sklearn.metrics import f1_score
 
-from metrics.thresholds import decide, tune_thresholds
+from metrics.thresholds import FALLBACK_BOUNDS, best_f1_thresholds, decide, tune_thresholds
 
 
 def column(values):
@@ -36,9 +36,9 @@ def exhaustive_best_f1(scores, truth):
 
 @settings(max_examples=60, deadline=None)
 @given(rows())
-def test_tuned_f1_is_the_best_there_is(data):
+def test_best_f1_is_the_best_there_is(data):
     probabilities, targets = data
-    thresholds = tune_thresholds(probabilities, targets)
+    thresholds = best_f1_thresholds(probabilities, targets)
     achieved = f1_per_label(probabilities, targets, thresholds)
     assert np.all(achieved >= f1_per_label(probabilities, targets, 0.5))
     for label in np.flatnonzero((targets.sum(axis=0) > 0) & (targets.sum(axis=0) < len(targets))):
@@ -94,10 +94,54 @@ def test_labels_are_tuned_apart_even_over_several_blocks(monkeypatch):
     rng = np.random.default_rng(0)
     probabilities, targets = rng.random((50, 9)), rng.random((50, 9)) < 0.3
     targets[:, 4] = False
-    at_once = tune_thresholds(probabilities, targets)
+    at_once = best_f1_thresholds(probabilities, targets)
     monkeypatch.setattr("metrics.thresholds.CELLS_PER_BLOCK", 100)
-    np.testing.assert_array_equal(tune_thresholds(probabilities, targets), at_once)
+    np.testing.assert_array_equal(best_f1_thresholds(probabilities, targets), at_once)
     np.testing.assert_array_equal(at_once, [tuned(p, t) for p, t in zip(probabilities.T, targets.T, strict=True)])
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows())
+def test_the_bound_is_the_one_of_best_micro_f1(data):
+    probabilities, targets = data
+    own = best_f1_thresholds(probabilities, targets)
+    f1, support = f1_per_label(probabilities, targets, own), targets.sum(axis=0)
+    found = f1_score(targets, probabilities >= tune_thresholds(probabilities, targets), average="micro", zero_division=0)
+    micro = []
+    for bound in FALLBACK_BOUNDS:
+        thresholds = own.copy()
+        for label in np.flatnonzero((f1 < bound) | (support == 0)):
+            distinct = np.unique(probabilities[:, label])
+            thresholds[label] = distinct[-2:].mean() if len(distinct) > 1 else 0.5
+            if len(distinct) > 1 and not thresholds[label] > distinct[-2]:
+                thresholds[label] = distinct[-1]
+        micro.append(f1_score(targets, probabilities >= thresholds, average="micro", zero_division=0))
+    assert found == pytest.approx(max(micro) if targets.any() else 0)
+
+
+def test_a_label_whose_scores_say_little_does_not_flood_the_rows():
+    # The first label is told apart perfectly. The only positive of the second is its lowest score: its best F1 would give the
+    # label to all ten rows.
+    sure, noise = np.linspace(0.9, 0.1, 10), np.linspace(0.01, 0.001, 10)
+    probabilities = np.stack([sure, noise], axis=1)
+    targets = np.zeros((10, 2), dtype=int)
+    targets[:5, 0] = targets[9, 1] = 1
+    assert decide(probabilities, best_f1_thresholds(probabilities, targets)).sum(axis=0).tolist() == [5, 10]
+    assert decide(probabilities, tune_thresholds(probabilities, targets)).sum(axis=0).tolist() == [5, 1]
+
+
+def test_labels_that_are_all_hard_keep_their_thresholds():
+    rng = np.random.default_rng(1)
+    targets = rng.random((400, 3)) < 0.2
+    probabilities = np.clip(0.3 + 0.1 * targets + 0.2 * rng.standard_normal((400, 3)), 0, 1)
+    assert f1_per_label(probabilities, targets, best_f1_thresholds(probabilities, targets)).max() < 0.5
+    np.testing.assert_array_equal(tune_thresholds(probabilities, targets), best_f1_thresholds(probabilities, targets))
+
+
+def test_a_label_without_positives_is_given_only_above_what_others_scored():
+    probabilities = np.array([[0.9, 0.04], [0.1, 0.02], [0.2, 0.01]])
+    thresholds = tune_thresholds(probabilities, np.array([[1, 0], [0, 0], [0, 0]]))
+    assert thresholds.tolist() == pytest.approx([0.55, 0.03])
 
 
 def test_decide_includes_the_threshold_itself():
