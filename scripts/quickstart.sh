@@ -1,11 +1,17 @@
 #!/usr/bin/env bash
 # From nothing to a trained model and its first predictions, on a CPU, without a model hub:
 #   bash scripts/quickstart.sh            multi-label classification of documentation texts
+#   bash scripts/quickstart.sh titlegen   titles for the same texts, by a small BigBird encoder-decoder
 # A second run goes on from what is there.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/environment.sh
 task=${1:-classify}
+case $task in classify | titlegen) ;; *)
+  echo "error: unknown task $task; known: classify, titlegen" >&2
+  exit 2
+  ;;
+esac
 environment requirements.txt
 export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=true
 
@@ -15,6 +21,7 @@ run=runs/quickstart_$task
 
 case $task in
 classify)
+  loads='pipeline("text-classification", model="BEST", top_k=None)' predicted="labels and probabilities"
   python app/classify.py --config app/recipes/quickstart_classify.yaml \
     --train_file sample_data/train.jsonl --validation_file sample_data/validation.jsonl --test_file sample_data/test.jsonl \
     --do_train --do_eval --do_predict --output_dir "$run" --resume_from_checkpoint auto
@@ -42,16 +49,25 @@ with open(run + "/two_sentences.jsonl") as texts, open(run + "/two_predictions.j
         print(f"\n{json.loads(text)['text']}\n  -> {shown or 'no label'}")
 PY
   ;;
-*)
-  echo "error: unknown task $task; known: classify" >&2
-  exit 2
+titlegen)
+  loads='AutoModelForSeq2SeqLM.from_pretrained("BEST").generate(...)' predicted=titles
+  python app/titlegen.py --config app/recipes/quickstart_titlegen.yaml \
+    --train_file sample_data/train.jsonl --validation_file sample_data/validation.jsonl --test_file sample_data/test.jsonl \
+    --do_train --do_eval --do_predict --output_dir "$run" --resume_from_checkpoint auto
+  python - "$run" <<'PY'
+import json, sys
+
+with open("sample_data/test.jsonl") as texts, open(sys.argv[1] + "/predictions.jsonl") as predictions:
+    for number, (text, prediction) in zip(range(5), zip(texts, predictions)):
+        print(f"\nreference  {json.loads(text)['title']}\ngenerated  {json.loads(prediction)['title']}")
+PY
   ;;
 esac
 cat <<EOF
 
 $run/metrics.json       all figures
 $run/README.md          the same as a model card with curves
-$run/best/              the model: pipeline("text-classification", model="$run/best", top_k=None)
-$run/predictions.jsonl  labels and probabilities of the test rows
+$run/best/              the model: ${loads/BEST/$run/best}
+$run/predictions.jsonl  $predicted of the test rows
 tensorboard --logdir $run/tensorboard
 EOF
