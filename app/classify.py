@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # torch and transformers are imported by the functions that u
     import numpy as np
 
     from finetune.data import Ragged
-    from finetune.launch import Run
+    from finetune.launch import Launch, Run
     from finetune.plan import Plan
     from finetune.tables import Table
     from multilabel.task import MultiLabelTask
@@ -364,11 +364,9 @@ def prepare_training(
 ) -> tuple[Any, Any]:
     """Everything that `engine.fit` works on, with a checkpoint's state if there is one."""
     from finetune import session
-    from finetune.data import TrainSteps
     from finetune.engine import Training
 
-    collate = collator(data.train, data)
-    steps = TrainSteps(collate, data.train.tokens.lengths, plan, run.launch.rank, arguments.seed, arguments.length_grouping)
+    steps = train_steps(arguments, data, plan, run.launch.rank)
     validation = eval_rows(arguments, data, data.validation) if data.validation is not None else None
 
     def make(model: Any, optimizer: Any, tracker: Any) -> Training:
@@ -379,6 +377,24 @@ def prepare_training(
         return Training(model, optimizer, task, steps, validation, tracker, folder, identity, on_best)
 
     return session.prepare_training(run, arguments, plan, build_model(arguments, data, task), make, resume, identity)
+
+
+def train_steps(arguments: Arguments, data: Data, plan: Plan, rank: int) -> Any:
+    """A process's batches by optimizer step."""
+    from finetune.data import TrainSteps
+
+    lengths, grouping = data.train.tokens.lengths, arguments.length_grouping
+    return TrainSteps(collator(data.train, data), lengths, plan, rank, arguments.seed, grouping)
+
+
+def rehearsal(asked: Launch, arguments: Arguments, data: Data, plan: Plan) -> tuple[Any, Any, Any]:
+    """(model without weights, task, batches): what scripts/plan.py needs to know the memory of a run."""
+    import torch
+
+    task = make_task(arguments, data)
+    with torch.device("meta"):
+        model = build_model(arguments, data, task)
+    return model, task, train_steps(arguments, data, plan, asked.rank)
 
 
 def eval_rows(arguments: Arguments, data: Data, split: Split) -> Any:
@@ -431,12 +447,11 @@ def load_trained(run: Run, arguments: Arguments, data: Data, trained: bool) -> A
     from transformers import AutoModelForSequenceClassification
 
     from bigbird.attention import use_fast_attention
-    from finetune.session import BEST
+    from finetune.session import load_best
     from pretrained.model import check_vocabulary, load_model
 
     if trained:
-        folder = Path(arguments.output_dir) / BEST
-        model = AutoModelForSequenceClassification.from_pretrained(folder)
+        model = load_best(run, arguments, AutoModelForSequenceClassification.from_pretrained)
     else:
         model = load_model(AutoModelForSequenceClassification, replace(arguments, from_scratch=False), data.config)
     check_vocabulary(model, data.tokenizer)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # torch and transformers are imported by the functions that u
     import numpy as np
 
     from finetune.data import Ragged
-    from finetune.launch import Run
+    from finetune.launch import Launch, Run
     from finetune.plan import Plan
     from finetune.tables import Table
     from titles.task import TitleTask
@@ -113,7 +113,7 @@ def main(arguments: Arguments) -> None:
     identity = session.make_identity(arguments, plan, data.identity)
     resume = session.open_run(run, arguments, plan, identity, data.notes)
 
-    task = make_task(run, arguments, data, data.validation)
+    task = make_task(arguments, data, data.validation, gathers_weights(run))
     figures: dict[str, Any] = {}
     if train:
         training, state = prepare_training(run, arguments, data, plan, task, resume, identity)
@@ -287,7 +287,12 @@ def collator(split: Split, data: Data) -> Any:
 # Model and training --------------------------------------------------------------------------------------------------
 
 
-def make_task(run: Run, arguments: Arguments, data: Data, split: Split | None) -> TitleTask:
+def gathers_weights(run: Run) -> bool:
+    """Whether processes must generate equally long, since each pass gathers weights from all of them."""
+    return run.launch.zero_stage == 3 and run.launch.world_size > 1 and run.deepspeed_config is not None
+
+
+def make_task(arguments: Arguments, data: Data, split: Split | None, in_step: bool) -> TitleTask:
     """The task, with the references of the rows it will score."""
     from chinese.decode import join_chinese
     from metrics.rouge_tokenizers import choose_tokenizer
@@ -307,7 +312,7 @@ def make_task(run: Run, arguments: Arguments, data: Data, split: Split | None) -
         min_length=arguments.min_title_length,
         max_length=arguments.max_title_length,
         num_return_sequences=1,
-        in_step=run.launch.zero_stage == 3 and run.launch.world_size > 1 and run.deepspeed_config is not None,
+        in_step=in_step,
     )
     return TitleTask(
         headline=headline_of(arguments),
@@ -335,11 +340,13 @@ def build_model(arguments: Arguments, data: Data) -> Any:
 
     from bigbird.attention import use_fast_attention
     from pretrained.model import check_vocabulary
-    from titles.model import build_title_model
+    from titles.model import build_title_model, has_new_decoder, set_output_bias
 
     torch.manual_seed(arguments.seed)
     model = build_title_model(arguments, data.config, data.tokenizer, arguments.max_title_length)
     check_vocabulary(model, data.tokenizer)
+    if has_new_decoder(arguments, data.config):
+        set_output_bias(model, data.train.labels.values)
     use_fast_attention(model)
     return model
 
@@ -349,11 +356,9 @@ def prepare_training(
 ) -> tuple[Any, Any]:
     """Everything that `engine.fit` works on, with a checkpoint's state if there is one."""
     from finetune import session
-    from finetune.data import TrainSteps
     from finetune.engine import Training
 
-    lengths = data.train.tokens.lengths
-    steps = TrainSteps(collator(data.train, data), lengths, plan, run.launch.rank, arguments.seed, arguments.length_grouping)
+    steps = train_steps(arguments, data, plan, run.launch.rank)
     validation = eval_rows(arguments, data, data.validation) if data.validation is not None else None
 
     def make(model: Any, optimizer: Any, tracker: Any) -> Training:
@@ -363,6 +368,24 @@ def prepare_training(
         return Training(model, optimizer, task, steps, validation, tracker, Path(arguments.output_dir), identity, on_best)
 
     return session.prepare_training(run, arguments, plan, build_model(arguments, data), make, resume, identity)
+
+
+def train_steps(arguments: Arguments, data: Data, plan: Plan, rank: int) -> Any:
+    """A process's batches by optimizer step."""
+    from finetune.data import TrainSteps
+
+    lengths, grouping = data.train.tokens.lengths, arguments.length_grouping
+    return TrainSteps(collator(data.train, data), lengths, plan, rank, arguments.seed, grouping)
+
+
+def rehearsal(asked: Launch, arguments: Arguments, data: Data, plan: Plan) -> tuple[Any, Any, Any]:
+    """(model without weights, task, batches): what scripts/plan.py needs to know the memory of a run."""
+    import torch
+
+    task = make_task(arguments, data, data.validation, in_step=False)
+    with torch.device("meta"):
+        model = build_model(arguments, data)
+    return model, task, train_steps(arguments, data, plan, asked.rank)
 
 
 def eval_rows(arguments: Arguments, data: Data, split: Split) -> Any:
@@ -406,11 +429,11 @@ def load_trained(run: Run, arguments: Arguments, data: Data, trained: bool) -> A
     from transformers import AutoModelForSeq2SeqLM
 
     from bigbird.attention import use_fast_attention
-    from finetune.session import BEST
+    from finetune.session import load_best
     from pretrained.model import check_vocabulary, load_model
 
     if trained:
-        model = AutoModelForSeq2SeqLM.from_pretrained(Path(arguments.output_dir) / BEST)
+        model = load_best(run, arguments, AutoModelForSeq2SeqLM.from_pretrained)
     elif not data.config.is_encoder_decoder:
         raise InputError(f"{arguments.model_name_or_path}: has no decoder, so it cannot write titles before it is trained to")
     else:
@@ -434,7 +457,7 @@ def predict_test(run: Run, arguments: Arguments, data: Data, model: Any) -> dict
     from finetune import engine, session
     from finetune.columns import ids_of
 
-    task = make_task(run, arguments, data, data.test)
+    task = make_task(arguments, data, data.test, gathers_weights(run))
     # The exported model is whole on every process, so nobody needs to wait for the longest title.
     asked = replace(task.generation, num_return_sequences=arguments.num_return_sequences, in_step=False)
     task = replace(task, generation=asked)

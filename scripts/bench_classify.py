@@ -23,32 +23,29 @@ from __future__ import annotations
 import argparse
 import csv
 import gzip
-import importlib.metadata
-import itertools
 import json
 import os
-import platform
-import shlex
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers")
+from benchmarking import report as reports
+from benchmarking.processes import REPOSITORY, run_child, run_group
+from benchmarking.report import row, spread
+
 CHECKED_ROWS = 64  # rows whose loss is taken after training, to see that all contenders learnt the same
-HIDDEN = {"--train_file", "--model", "--output"}  # their values are folders of one machine; the report has their names
-WAIT_POLICY = "PASSIVE"  # on a shared machine a thread that waits by spinning holds the core that the awaited one needs
-KEPT_FROM = "## Reading"
+HIDDEN = {"--train_file": None, "--model": "MODEL", "--output": None}  # their values may be folders of one machine
+REPORT_KEY = ("data", "model", "precision", "machine")
 
 
 def main() -> int:
     if sys.argv[1:2] == ["--child"]:
-        return child(json.loads(sys.argv[2]))
+        settings = json.loads(sys.argv[2])
+        run_child(CHILDREN[settings["contender"]], settings)
     options = parse_options()
     with tempfile.TemporaryDirectory(prefix="bench_classify_") as folder:
         settings = prepare(options, Path(folder))
@@ -56,7 +53,8 @@ def main() -> int:
     report = summarize(options, results)
     print(table(report))
     if options.output:
-        save(Path(options.output).with_suffix(".json"), report)
+        head = ["# Multi-label classification: speed and memory\n", LEGEND]
+        reports.save(Path(options.output).with_suffix(".json"), report, REPORT_KEY, head, table)
     return 0
 
 
@@ -83,7 +81,7 @@ def parse_options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-# The parent: imports no torch, because a child's peak memory starts from that of the process it was forked from. -------
+# The parent ------------------------------------------------------------------------------------------------------------
 
 
 def prepare(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -99,18 +97,18 @@ def prepare(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     settings["micro_batch_size"] = settings["micro_batch_size"] or max(1, options.batch_size // 2)
     if options.model is None:
         settings["model"] = str(folder / "model")
-        run_group(["prepare"], settings, options, folder)
+        run_group(__file__, ["prepare"], settings, folder, options.threads, False)
     return settings
 
 
 def measure_all(options: argparse.Namespace, settings: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
     """One result per measurement, in the order of the rounds; Ctrl-C ends them with what there is."""
-    results = []
+    results, in_turns = [], options.turns == "steps"
     try:
         for turn in range(options.repeats):
             present = [name for name in options.contenders if name not in SLOW or turn < options.slow_repeats]
-            for group in [present] if options.turns == "steps" else [[name] for name in present]:
-                for result in run_group(group, settings, options, folder):
+            for group in [present] if in_turns else [[name] for name in present]:
+                for result in run_group(__file__, group, settings, folder, options.threads, in_turns):
                     results.append(result | {"round": turn})
                     speed, others = result["samples_per_second"], result["others_cpu_share"]
                     line = f"round {turn + 1} {result['contender']:<16}{speed:8.2f} samples/s, {result['train_loss']:.4f}"
@@ -118,80 +116,6 @@ def measure_all(options: argparse.Namespace, settings: dict[str, Any], folder: P
     except KeyboardInterrupt:
         print("ended early")
     return results
-
-
-def run_group(names: list[str], settings: dict[str, Any], options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
-    """Starts this script again for each contender, one after the other, and lets them train in turns, a step each.
-
-    Returns their results, with the share of the CPU that other processes took meanwhile.
-    """
-    cpu, own, started = cpu_seconds(), os.times(), time.time()
-    children = {name: Child(name, settings, options, folder) for name in names}
-    waiting = list(children.values())
-    for step in itertools.count():
-        first = step % len(waiting)  # so that nobody always comes after the same one
-        waiting = [child for child in waiting[first:] + waiting[:first] if child.go_on()]
-        if not waiting:
-            break
-    results = [child.result() for child in children.values()]
-    after, used = cpu_seconds(), os.times()
-    share = None
-    if cpu is not None and after is not None:
-        mine = sum(used[:4]) - sum(own[:4])
-        share = max(0.0, (after - cpu - mine) / ((time.time() - started) * os.cpu_count()))
-    return [result | {"others_cpu_share": share} for result in results]
-
-
-class Child:
-    """A contender in a process of its own, which stops before its first step and after each one until `go_on`."""
-
-    def __init__(self, name: str, settings: dict[str, Any], options: argparse.Namespace, folder: Path) -> None:
-        self.name, self.answer, self.log = name, folder / f"{name}.json", folder / f"{name}.log"
-        self.answer.unlink(missing_ok=True)
-        environment = {
-            "OMP_WAIT_POLICY": WAIT_POLICY,
-            **os.environ,
-            "OMP_NUM_THREADS": str(options.threads),
-            "TOKENIZERS_PARALLELISM": "true",
-            "HF_DATASETS_CACHE": str(folder / "cache"),  # so that the first start finds no tokens of an earlier run
-        }
-        self.signals, signals = os.pipe()
-        told = {**settings, "contender": name, "answer": str(self.answer), "folder": str(folder / name), "signals": signals}
-        told |= {"in_turns": options.turns == "steps", "spawned": time.time()}
-        with self.log.open("w") as output:
-            command = [sys.executable, str(Path(__file__).resolve()), "--child", json.dumps(told)]
-            self.process = subprocess.Popen(
-                command, env=environment, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, pass_fds=[signals]
-            )
-        os.close(signals)
-        self.alive = self._is_waiting()
-
-    def go_on(self) -> bool:
-        """Lets it do one step, or what comes after the last; returns whether it will do another."""
-        if self.alive:
-            self.process.stdin.write(b"\n")
-            self.process.stdin.flush()
-            self.alive = self._is_waiting()
-        return self.alive
-
-    def result(self) -> dict[str, Any]:
-        os.close(self.signals)
-        code = self.process.wait()
-        if code or not self.answer.exists():
-            raise SystemExit(f"{self.name} failed ({code}):\n{self.log.read_text()[-4000:]}")
-        return json.loads(self.answer.read_text())
-
-    def _is_waiting(self) -> bool:
-        return os.read(self.signals, 1) != b""  # blocks until it has done its step; empty when it has ended
-
-
-def cpu_seconds() -> float | None:
-    """CPU time that all processes of this machine have used so far; None where the system does not say (not Linux)."""
-    try:
-        fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()
-    except OSError:
-        return None
-    return sum(int(fields[place]) for place in (1, 2, 3, 6, 7)) / os.sysconf("SC_CLK_TCK")
 
 
 def summarize(options: argparse.Namespace, results: list[dict[str, Any]]) -> dict[str, Any]:
@@ -211,7 +135,7 @@ def summarize(options: argparse.Namespace, results: list[dict[str, Any]]) -> dic
                 "speed": spread([mine["samples_per_second"] / other["samples_per_second"] for mine, other in pairs]),
                 "at_best": least([other for _, other in pairs]) / least([mine for mine, _ in pairs]),
                 "cpu_time": statistics.median(mine["cpu_seconds"] / other["cpu_seconds"] for mine, other in pairs),
-                "step_time": quartiles([a / b for pair in steps for a, b in pair])
+                "step_time": reports.quartiles([a / b for pair in steps for a, b in pair])
                 if name == "bare"
                 else None,  # of others the batches differ
             }
@@ -219,9 +143,9 @@ def summarize(options: argparse.Namespace, results: list[dict[str, Any]]) -> dic
     return {
         "data": options.data_name,
         "model": options.model_name,
-        "command": command_line(),
-        "machine": machine(results[0]["device"], options.threads),
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}},
+        "command": reports.command_line(__file__, HIDDEN),
+        "machine": reports.machine(results[0]["device"], options.threads),
+        "versions": reports.versions(),
         "precision": "bf16" if options.bf16 else "fp32",
         "rows": results[0]["rows"],
         "tokens": results[0]["tokens"],
@@ -235,14 +159,6 @@ def summarize(options: argparse.Namespace, results: list[dict[str, Any]]) -> dic
     }
 
 
-def quartiles(values: list[float]) -> dict[str, float]:
-    return dict(zip(("low", "median", "high"), statistics.quantiles(values, n=4), strict=True))
-
-
-def spread(values: list[float]) -> dict[str, float]:
-    return {"median": statistics.median(values), "least": min(values), "most": max(values)}
-
-
 def least(runs: list[dict[str, Any]]) -> float:
     """Seconds of an epoch whose every step took the least time of all rounds: what the others on this machine disturb least.
 
@@ -251,39 +167,15 @@ def least(runs: list[dict[str, Any]]) -> float:
     return sum(min(times) for times in zip(*(run["step_seconds"] for run in runs), strict=True))
 
 
-def command_line() -> str:
-    """This command without the folders of this machine."""
-    shown, name = ["python", "scripts/bench_classify.py"], ""
-    for word in sys.argv[1:]:
-        shown.append(Path(word).name if name in HIDDEN else shlex.quote(word))
-        if name == "--model":
-            shown[-1] = "MODEL"
-        name = word
-    return " ".join(shown)
-
-
-def machine(device: str, threads: int) -> str:
-    policy = os.environ.get("OMP_WAIT_POLICY", WAIT_POLICY)
-    cores = f"{os.cpu_count()} CPU cores ({platform.machine()}), {threads} thread(s), OMP_WAIT_POLICY={policy}"
-    return f"{device}; {cores}" if device != "cpu" else cores
-
-
-def version(name: str) -> str:
-    return importlib.metadata.version(name)
-
-
 def table(report: dict[str, Any]) -> str:
     """One run as Markdown."""
     r = report
     versions = ", ".join(f"{name} {number}" for name, number in r["versions"].items())
-    load = r["others_cpu_share"]
     shown = (
         f"{r['model']}, {r['precision']}; {r['rows']} rows, {r['tokens']} tokens, {r['labels']} labels, batch "
         f"{r['batch_size']}, at most {r['max_length']} tokens. {r['machine']}. {versions}."
+        + reports.load_sentence(r["others_cpu_share"])
     )
-    if load is not None:
-        least_most = f"{load['least']:.0%} to {load['most']:.0%}"
-        shown += f" Other processes used {load['median']:.0%} of the CPU while it ran (median; {least_most})."
     head = (
         "",
         "runs",
@@ -316,102 +208,37 @@ def table(report: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def row(cells: Iterable[Any]) -> str:
-    return f"| {' | '.join(map(str, cells))} |"
-
-
-def save(path: Path, report: dict[str, Any]) -> None:
-    """Puts the report into NAME.json in place of an earlier one on the same data, and renders NAME.md from all of them."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    reports = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-    key = ("data", "model", "precision", "machine")
-    places = [number for number, old in enumerate(reports) if all(old[k] == report[k] for k in key)]
-    if places:
-        reports[places[0]] = report
-    else:
-        reports.append(report)
-    path.write_text(json.dumps(reports, indent=1) + "\n", encoding="utf-8")
-    page = path.with_suffix(".md")
-    old = page.read_text(encoding="utf-8") if page.exists() else ""
-    _, found, kept = old.partition(KEPT_FROM)
-    parts = ["# Multi-label classification: speed and memory\n", LEGEND, *map(table, reports)]
-    page.write_text("\n".join(parts) + (f"\n{found}{kept}" if found else ""), encoding="utf-8")
-
-
 # The children: one contender each. ------------------------------------------------------------------------------------
 
 
-def child(settings: dict[str, Any]) -> int:
-    sys.path.insert(0, str(REPOSITORY / "app"))
-    answer = CHILDREN[settings["contender"]](settings)
-    Path(settings["answer"]).write_text(json.dumps(answer), encoding="utf-8")
-    sys.stdout.flush()
-    os._exit(0)  # the result is written; nothing of what exit handlers do belongs to the measurement
+def result_of(
+    watch: Any, rows: int, tokens: int, labels: int, train_loss: float, loss_after: Callable[[], float]
+) -> dict[str, Any]:
+    """What a contender hands over; `loss_after` is called once the clock and the memory have been read."""
+    from finetune.clock import peak_memory_mb
 
-
-class Watch:
-    """Marks the steps of a contender: the same clock for all of them."""
-
-    def __init__(self, settings: dict[str, Any]) -> None:
-        import torch
-
-        from finetune.clock import StepClock
-
-        self.settings, self.device = settings, torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.clock = StepClock(self.device)
-        self.startup: float | None = None
-        self.cells = self.cpu = 0
-
-    def mark(self) -> None:
-        """Before the first step and after each one; waits for this contender's turn if it has to."""
-        first = self.startup is None
-        if first:
-            self.startup = time.time() - self.settings["spawned"]
-        self.clock.mark()
-        if self.settings["in_turns"]:
-            self.clock.read()
-            self.clock.pause()
-            os.write(self.settings["signals"], b".")
-            os.read(0, 1)
-            self.clock.mark()
-        if first:
-            self.cpu = time.process_time()
-
-    def saw(self, ids: Any) -> None:
-        """Counts the places, padding included, of a forward pass."""
-        self.cells += ids.shape[0] * ids.shape[1]
-
-    def result(self, rows: int, tokens: int, labels: int, train_loss: float, loss_after: Callable[[], float]) -> dict[str, Any]:
-        import torch
-
-        from finetune.clock import peak_memory_mb
-
-        self.clock.read()
-        seconds = sum(self.clock.seconds)
-        cpu = time.process_time() - self.cpu
-        return {
-            "contender": self.settings["contender"],
-            "device": torch.cuda.get_device_name() if self.device.type == "cuda" else "cpu",
-            "rows": rows,
-            "tokens": tokens,
-            "labels": labels,
-            "samples_per_second": rows / seconds,
-            "tokens_per_second": tokens / seconds,
-            "padding_share": 1 - tokens / self.cells,
-            "step_p50": self.clock.percentile(0.5),
-            "peak_memory_mb": peak_memory_mb(self.device),
-            "startup_seconds": self.startup,
-            "train_seconds": seconds,
-            "cpu_seconds": cpu,
-            "train_loss": train_loss,
-            "loss_after": loss_after(),
-            "step_seconds": self.clock.seconds,
-        }
+    figures = watch.figures()
+    seconds = sum(figures["step_seconds"])
+    return figures | {
+        "rows": rows,
+        "tokens": tokens,
+        "labels": labels,
+        "samples_per_second": rows / seconds,
+        "tokens_per_second": tokens / seconds,
+        "padding_share": 1 - tokens / watch.cells,
+        "step_p50": watch.clock.percentile(0.5),
+        "peak_memory_mb": peak_memory_mb(watch.device),
+        "train_seconds": seconds,
+        "cpu_seconds": sum(figures.pop("step_cpu_seconds")),
+        "train_loss": train_loss,
+        "loss_after": loss_after(),
+    }
 
 
 def train_ours(settings: dict[str, Any]) -> dict[str, Any]:
     """app/classify.py's own main, watched from where the batches are taken and stopped when the training is done."""
     import classify
+    from benchmarking.watch import Watch, Watched
 
     from finetune import engine
     from finetune.config import parse
@@ -429,7 +256,7 @@ def train_ours(settings: dict[str, Any]) -> dict[str, Any]:
         batches = our_batches(steps.collate, steps.lengths, settings["batch_size"])
         tokens, labels = int(steps.lengths.sum()), training.task.num_labels
         loss = figures["train_loss"]
-        answer.update(watch.result(plan.num_rows, tokens, labels, loss, lambda: loss_of(training.model, batches)))
+        answer.update(result_of(watch, plan.num_rows, tokens, labels, loss, lambda: loss_of(training.model, batches)))
         raise Done
 
     engine.fit = watched_fit
@@ -440,26 +267,6 @@ def train_ours(settings: dict[str, Any]) -> dict[str, Any]:
     raise RuntimeError("app/classify.py did not train")
 
 
-class Watched:
-    """The training steps of ours, marked where the loop asks for the next one."""
-
-    def __init__(self, steps: Any, watch: Watch) -> None:
-        self.steps, self.watch = steps, watch
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.steps, name)
-
-    def __len__(self) -> int:
-        return len(self.steps)
-
-    def __getitem__(self, step: int) -> Any:
-        self.watch.mark()
-        micro_batches = self.steps[step]
-        for batch in micro_batches:
-            self.watch.saw(batch.inputs["input_ids"])
-        return micro_batches
-
-
 def our_arguments(settings: dict[str, Any]) -> list[str]:
     s = settings
     given = {
@@ -467,7 +274,7 @@ def our_arguments(settings: dict[str, Any]) -> list[str]:
         "max_length": s["max_length"], "global_batch_size": s["batch_size"], "learning_rate": s["learning_rate"],
         "num_train_epochs": 1, "seed": s["seed"], "do_train": True, "do_eval": False, "eval_strategy": "no", "save_steps": 0,
         "report_to": "none", "output_dir": s["folder"], "overwrite_output_dir": True,
-        "mixed_precision": "bf16" if s["bf16"] else "no",
+        "mixed_precision": "bf16" if s["bf16"] else "no", "head_bias": "zero",  # as everybody else's head starts
     }  # fmt: skip
     if s["contender"] == "ours_micro":
         given["per_device_train_batch_size"] = s["micro_batch_size"]
@@ -488,6 +295,7 @@ def train_bare(settings: dict[str, Any]) -> dict[str, Any]:
     """The same batches in the same order, and nothing but PyTorch."""
     import classify
     import torch
+    from benchmarking.watch import Watch
 
     from finetune.config import parse
     from finetune.order import epoch_order, share_out
@@ -509,14 +317,14 @@ def train_bare(settings: dict[str, Any]) -> dict[str, Any]:
     model = load_model(settings, len(data.labels)).to(watch.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings["learning_rate"], fused=True)
     loss = plain_loop(settings, watch, model, optimizer, batches(), len(steps))
-    return watch.result(
-        len(order), int(lengths.sum()), len(data.labels), loss, lambda: loss_of(model, our_batches(collate, lengths, size))
-    )
+    tokens, labels = int(lengths.sum()), len(data.labels)
+    return result_of(watch, len(order), tokens, labels, loss, lambda: loss_of(model, our_batches(collate, lengths, size)))
 
 
 def train_padded(settings: dict[str, Any]) -> dict[str, Any]:
     """Random batches padded to --max_length, and AdamW as it comes."""
     import torch
+    from benchmarking.watch import Watch
     from transformers import AutoTokenizer
 
     watch, size = Watch(settings), settings["batch_size"]
@@ -538,11 +346,11 @@ def train_padded(settings: dict[str, Any]) -> dict[str, Any]:
     loss = plain_loop(settings, watch, model, optimizer, batches(loader), len(loader))
     tokens = int(encoded["attention_mask"].sum())
     first = torch.utils.data.DataLoader(torch.utils.data.Subset(rows, range(min(CHECKED_ROWS, len(rows)))), size)
-    return watch.result(len(texts), tokens, labels.shape[1], loss, lambda: loss_of(model, batches(first)))
+    return result_of(watch, len(texts), tokens, labels.shape[1], loss, lambda: loss_of(model, batches(first)))
 
 
 def plain_loop(
-    settings: dict[str, Any], watch: Watch, model: Any, optimizer: Any, batches: Iterable[tuple[dict, Any]], steps: int
+    settings: dict[str, Any], watch: Any, model: Any, optimizer: Any, batches: Iterable[tuple[dict, Any]], steps: int
 ) -> float:
     """A training loop as one writes it by hand; returns the mean loss."""
     import torch
@@ -572,6 +380,7 @@ def train_with_trainer(settings: dict[str, Any]) -> dict[str, Any]:
     import dataclasses
 
     import torch
+    from benchmarking.watch import Watch
     from datasets import Dataset, disable_progress_bars
     from transformers import AutoTokenizer, DataCollatorWithPadding, Trainer, TrainerCallback, TrainingArguments
 
@@ -621,7 +430,7 @@ def train_with_trainer(settings: dict[str, Any]) -> dict[str, Any]:
         )
         return loss_of(trainer.model, ((batch, batch.pop("labels")) for batch in batches))
 
-    return watch.result(len(texts), sum(columns["length"]), len(targets[0]), loss, loss_after)
+    return result_of(watch, len(texts), sum(columns["length"]), len(targets[0]), loss, loss_after)
 
 
 def read_rows(settings: dict[str, Any]) -> tuple[list[str], list[list[float]]]:

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention, BigBirdModel
 from transformers.models.bigbird_pegasus.modeling_bigbird_pegasus import (
     BigBirdPegasusBlockSparseAttention,
@@ -71,6 +72,8 @@ def read_rows(attention_mask: Tensor, block_size: int) -> Rows:
     A row ends with the block of its last real token. Copies one number per row to the host.
     """
     mask = attention_mask != 0
+    if isinstance(mask, FakeTensor):  # a rehearsal of the memory (finetune.memory): no values to read, so all rows are full
+        return Rows(mask, [])
     length = (mask * torch.arange(1, mask.shape[1] + 1, device=mask.device)).amax(dim=1)
     blocks, order = ((length + block_size - 1) // block_size).clamp(min=1).sort(stable=True)
     counts = [(number, len(list(same))) for number, same in itertools.groupby(blocks.tolist())]
@@ -120,6 +123,8 @@ FAST = {
 @torch.compiler.disable
 def _attend(layer: Any, query: Tensor, key: Tensor, value: Tensor, rows: Rows) -> Tensor:
     """Query, key and value (rows, width, heads, size) -> context of that shape, as `layer` attends."""
+    if isinstance(query, FakeTensor):
+        return _Rehearsal.apply(query, key, value, layer.block_size, layer.num_random_blocks)
     drawn = []
     for blocks, _ in rows.groups:
         sparse = blocks >= shortest_sparse(layer.num_random_blocks)
@@ -175,6 +180,34 @@ class _BlockSparse(torch.autograd.Function):
                 for part, whole in zip((d_q.mul_(scale), d_k, d_v), gradients, strict=True):
                     group.put(part, whole)
         return (*gradients, None, None, None, None)
+
+
+class _Rehearsal(torch.autograd.Function):
+    """The memory that `_BlockSparse` takes for rows of full width, for tensors without values: the same copies, no content."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, block_size: int, number: int) -> Tensor:
+        context = torch.empty_like(query)
+        ctx.save_for_backward(query, key, value, context)
+        blocks, heads = query.shape[1] // block_size, len(query) * query.shape[2]
+        seen = 5 + number if blocks >= shortest_sparse(number) else blocks
+        room = SCORES_PER_CORE * torch.get_num_threads() if query.device.type == "cpu" else SCORES_ELSEWHERE
+        ctx.scores = min(max(room, block_size**2 * seen), heads * blocks * block_size**2 * seen)
+        copies = [torch.empty_like(query) for _ in range(4)]
+        scores = [query.new_empty(ctx.scores, dtype=torch.float32) for _ in range(2)]
+        del copies, scores
+        return context
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple:
+        saved = ctx.saved_tensors  # under checkpointing they may be asked for once only
+        query = saved[0]
+        gradients = [torch.empty_like(x) for x in saved[:3]]
+        copies = [torch.empty_like(query) for _ in range(6)]
+        sums = [torch.empty_like(query, dtype=torch.float32) for _ in range(2)]
+        scores = [query.new_empty(ctx.scores, dtype=torch.float32) for _ in range(3)]
+        del copies, sums, scores
+        return (*gradients, None, None)
 
 
 @dataclass(frozen=True)

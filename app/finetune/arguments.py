@@ -111,12 +111,18 @@ class RunArguments:
 
     output_dir: str | None = option(help="where the run's files go")
     overwrite_output_dir: bool = option(False, help="replace the run that --output_dir holds")
+    shared_output_dir: bool = option(
+        False, help="all machines see --output_dir: nothing of it is compared or sent between them"
+    )
     do_train: bool | None = option(help="train (default: true unless only --do_eval or --do_predict is given)")
     do_eval: bool | None = option(help="evaluate on the validation rows (default: as --do_train)")
     do_predict: bool = option(False, help="predict the test file with the best model")
     eval_strategy: str = option("epoch", choices=("epoch", "steps", "no"), help="when to evaluate during training")
     eval_steps: int | None = option(at_least=1, help="optimizer steps between evaluations with --eval_strategy steps")
     save_steps: int | None = option(at_least=0, help="steps between checkpoints; 0: none; default: every epoch's end")
+    max_train_time: float | None = option(
+        above=0, help="seconds from the start after which training saves a checkpoint and stops, as if it was asked to"
+    )
     save_total_limit: int = option(2, at_least=1, help="how many checkpoints to keep")
     metric_for_best_model: str | None = option(help="the figure that decides which model is best")
     greater_is_better: bool | None = option(help="default: true, except for a loss")
@@ -144,6 +150,7 @@ class LaunchArguments:
     )
     ddp_backend: str | None = option(choices=("nccl", "gloo"), help="default: nccl on GPUs, gloo elsewhere")
     ddp_timeout: int = option(1800, at_least=10, help="seconds after which a silent peer ends the job")
+    start_timeout: int = option(600, at_least=1, help="seconds to wait at the start until every machine is there")
     local_rank: int | None = option(help="set by the deepspeed launcher", hidden=True)
 
 

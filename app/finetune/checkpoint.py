@@ -1,29 +1,35 @@
 """Checkpoints in one format whatever the launch: full fp32 weights and Adam moments by parameter name. Level 5.
 
-A checkpoint is complete or not there: it is written beside its place, checksummed, flushed and renamed. It holds no
-random-number state and no order, since both are functions of (seed, step).
+A checkpoint is complete or not there: it is written beside its place, checksummed, flushed and renamed, by a thread while the
+run goes on. It holds no random-number state and no order, since both are functions of (seed, step).
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
-from finetune import zero
-from finetune.failure import InputError
+from finetune import status, zero
+from finetune.background import Background
+from finetune.failure import InputError, TrainingError
 from finetune.launch import Run
-from finetune.run_folder import replace_folder, write_json
+from finetune.run_folder import as_json, recover_folder, replace_folder, write_json, write_text
 
+FOLDER = "checkpoints"  # of the run's folder
 MANIFEST = "manifest.json"
+FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "identity.json")
+LEFT_BEHIND = ".left_behind"
 
 
 @dataclass
@@ -40,16 +46,22 @@ class TrainState:
     best_metric: float | None = None
     best_step: int | None = None
     evaluations_without_best: int = 0
+    unevaluated: bool = False  # the run was stopped before or inside the evaluation that was due at `step`
     loss_scale: dict[str, Any] | None = None
 
 
 def full_weights(run: Run, model: Any) -> dict[str, torch.Tensor]:
-    """The model's weights and persistent buffers by name, fp32, on the CPU. All processes must call it."""
+    """The model's weights and persistent buffers by name, fp32, in rank 0's memory; empty elsewhere. All processes must call
+    it."""
     if run.deepspeed_config is None:
+        if not run.is_main:
+            return {}
         copies: dict[Any, torch.Tensor] = {}  # one of each memory, so that tied weights stay tied
         state = run.accelerator.unwrap_model(model).state_dict()
         return {name: copies.setdefault((t.data_ptr(), t.shape), _host(t)) for name, t in state.items()}
-    parameters = zero.full_parameters(model)
+    parameters = zero.full_parameters(model, run.is_main)
+    if not run.is_main:
+        return {}
     buffers = {name: tensor for name, tensor in model.module.state_dict().items() if name not in parameters}
     named = {**parameters, **{name: _host(tensor) for name, tensor in buffers.items()}}
     # Tied weights have one parameter and several names.
@@ -58,31 +70,103 @@ def full_weights(run: Run, model: Any) -> dict[str, torch.Tensor]:
     return named
 
 
-def save(run: Run, folder: Path, model: Any, optimizer: Any, state: TrainState, identity: dict[str, Any], limit: int) -> None:
-    """Writes checkpoints/step_N; removes the oldest beyond `limit` and those after step N. All processes must call it."""
+def save(
+    run: Run,
+    folder: Path,
+    model: Any,
+    optimizer: Any,
+    state: TrainState,
+    identity: dict[str, Any],
+    limit: int,
+    writer: Background,
+    first: Callable[[], None],
+) -> None:
+    """Copies what a checkpoint needs to rank 0's memory and has `writer` write checkpoints/step_N beside the run, after calling
+    `first`; removes the oldest beyond `limit`. All processes must call it.
+
+    Waits for the checkpoint before, if that is still being written, and raises `TrainingError` if it could not be. The
+    same holds for `writer.wait()`, which is to be called (on rank 0) before the run ends.
+    """
+    run.on_main(writer.wait)
     weights = full_weights(run, model)
     moments = _moments(run, model, optimizer)
     state.loss_scale = _loss_scale(run, model)
+    if run.is_main:
+        flat = {f"{key}/{name}": tensor for key, tensors in moments.items() for name, tensor in tensors.items()}
+        content = {"model.safetensors": _distinct(weights), "optimizer.safetensors": flat}
+        # As text, since the run goes on counting in `state` meanwhile.
+        step, texts = state.step, {"state.json": as_json(asdict(state)), "identity.json": as_json(identity)}
+
+        def write() -> None:
+            first()
+            _write(folder, step, content, texts, limit)
+
+        writer.start(write)
+
+
+def _write(folder: Path, step: int, content: dict[str, dict[str, torch.Tensor]], texts: dict[str, str], limit: int) -> None:
+    path = folder / f"step_{step}"
 
     def fill(place: Path) -> None:
-        save_file(_distinct(weights), place / "model.safetensors")
-        flat = {f"{key}/{name}": tensor for key, tensors in moments.items() for name, tensor in tensors.items()}
-        save_file(flat, place / "optimizer.safetensors")
-        write_json(place / "state.json", asdict(state))
-        write_json(place / "identity.json", identity)
-        files = {path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in sorted(place.iterdir())}
-        write_json(place / MANIFEST, {"step": state.step, "files": files})
+        for name, tensors in content.items():
+            save_file(tensors, place / name)
+        for name, text in texts.items():
+            write_text(place / name, text)
+        files = {name: {"bytes": (place / name).stat().st_size, "sha256": _sha256(place / name)} for name in FILES}
+        write_json(place / MANIFEST, {"step": step, "files": files})
 
-    def write() -> None:
-        replace_folder(folder / f"step_{state.step}", fill)
-        known = list_checkpoints(folder)
-        count = known.index(folder / f"step_{state.step}") + 1
-        # Later ones are damaged or were left behind on purpose, else this run had gone on from them; counted with the rest they
-        # would push out this one, and "auto" would find them again.
-        for path in [*known[: max(0, count - limit)], *known[count:]]:
-            shutil.rmtree(path)
+    needed = sum(tensor.nbytes for tensors in content.values() for tensor in tensors.values())
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if shutil.disk_usage(folder).free < needed:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        _leave_behind(folder, step)
+        replace_folder(path, fill)
+        _rotate(folder, step, limit)
+    except Exception as error:
+        raise TrainingError(_not_written(path, needed, error)) from error
+    status.saved(step)
 
-    run.on_main(write)
+
+def _leave_behind(folder: Path, step: int) -> None:
+    """Sets aside the checkpoints after `step`: the run was made to go on from an earlier one, or they are damaged. "auto" must
+    not find them again, and they must not push out the run's own; they go when the run has passed them."""
+    later = [path for path in list_checkpoints(folder) if _step_of(path) > step]
+    for path in later:
+        aside = path.with_name(path.name + LEFT_BEHIND)
+        shutil.rmtree(aside, ignore_errors=True)
+        os.rename(path, aside)
+    if later:
+        names = ", ".join(path.name for path in later)
+        print(f"note           {names}: later than this run; kept as step_N{LEFT_BEHIND} until it gets there", flush=True)
+
+
+def _rotate(folder: Path, step: int, limit: int) -> None:
+    behind = _folders(folder, re.escape(LEFT_BEHIND))
+    for path in [*list_checkpoints(folder)[:-limit], *(path for path in behind if _step_of(path) <= step)]:
+        shutil.rmtree(path)
+
+
+def _not_written(path: Path, needed: int, error: Exception) -> str:
+    free = shutil.disk_usage(path.parent).free if path.parent.is_dir() else 0
+    kept = list_checkpoints(path.parent)
+    full = free < needed or getattr(error, "errno", None) == errno.ENOSPC or os.strerror(errno.ENOSPC) in str(error)
+    sizes = f"a checkpoint takes {needed / 1e6:.1f} MB and {free / 1e6:.1f} MB are free"
+    what = f"the disk is full: {sizes}" if full else str(error)
+    return (
+        f"checkpoint {path} could not be written ({what}). "
+        + (f"{kept[-1].name} is whole and stays" if kept else "There is no earlier one")
+        + "; when the cause is gone, run the same command with --resume_from_checkpoint auto"
+    )
+
+
+def tidy(folder: Path) -> None:
+    """Puts back what a crash inside a save left under its other name, and removes what it left unfinished; rank 0 only."""
+    for old in folder.glob(".step_*.old"):
+        recover_folder(folder / old.name.removeprefix(".").removesuffix(".old"))
+        shutil.rmtree(old, ignore_errors=True)
+    for unfinished in folder.glob(".step_*.unfinished"):
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def find(folder: Path, asked: str) -> Path | None:
@@ -114,8 +198,10 @@ def damage(path: Path) -> str | None:
         return "is not a folder"
     try:
         files = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["files"]
-        for name, expected in files.items():
-            file = path / name
+        for name in FILES:
+            if name not in files:
+                return f"{MANIFEST} does not list {name}"
+            file, expected = path / name, files[name]
             if not file.is_file():
                 return f"{name} is missing"
             if file.stat().st_size != expected["bytes"]:
@@ -129,8 +215,16 @@ def damage(path: Path) -> str | None:
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """The step_N folders, oldest step first."""
-    steps = {int(m[1]): p for p in folder.glob("step_*") if (m := re.fullmatch(r"step_(\d+)", p.name)) and p.is_dir()}
-    return [steps[step] for step in sorted(steps)]
+    return _folders(folder, "")
+
+
+def _folders(folder: Path, ending: str) -> list[Path]:
+    found = [path for path in folder.glob("step_*") if re.fullmatch(rf"step_\d+{ending}", path.name) and path.is_dir()]
+    return sorted(found, key=_step_of)
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step_").partition(".")[0])
 
 
 def load_weights(path: Path, model: torch.nn.Module) -> None:
@@ -156,7 +250,11 @@ def load_state(path: Path, identity: dict[str, Any]) -> TrainState:
     ]
     if differing:
         raise InputError(*differing)
-    return TrainState(**json.loads((path / "state.json").read_text(encoding="utf-8")))
+    stored = json.loads((path / "state.json").read_text(encoding="utf-8"))
+    unknown = stored.keys() - {field.name for field in fields(TrainState)}
+    if unknown:
+        raise InputError(f"checkpoint {path} is of another version of this code: it knows {', '.join(sorted(unknown))}")
+    return TrainState(**stored)
 
 
 def restore_optimizer(
@@ -186,7 +284,9 @@ def restore_optimizer(
 
 def _moments(run: Run, model: Any, optimizer: Any) -> dict[str, dict[str, torch.Tensor]]:
     if run.deepspeed_config is not None:
-        return zero.full_moments(model)
+        return zero.full_moments(model, run.is_main)
+    if not run.is_main:
+        return {}
     states = optimizer.optimizer.state
     named = list(run.accelerator.unwrap_model(model).named_parameters())
     return {key: {n: _host(states[p][key]) for n, p in named if p in states} for key in ("exp_avg", "exp_avg_sq")}
@@ -200,7 +300,7 @@ def _loss_scale(run: Run, model: Any) -> dict[str, Any] | None:
 
 def _host(tensor: torch.Tensor) -> torch.Tensor:
     tensor = tensor.detach()
-    return (tensor.float() if tensor.is_floating_point() else tensor).cpu().clone()
+    return tensor.to("cpu", torch.float32 if tensor.is_floating_point() else tensor.dtype, copy=True)
 
 
 def _first_name(module: torch.nn.Module, wanted: torch.nn.Parameter) -> str:

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from finetune.order import epoch_order, evaluation_batches, share_out
 from finetune.plan import Plan
+from finetune.stop import ignore_signals
 from finetune.task import Batch
 
 Encode = Callable[[list[str]], dict[str, list]]
@@ -174,6 +175,7 @@ def train_loader(steps: TrainSteps, first_step: int, num_workers: int, pin_memor
         num_workers=num_workers,
         pin_memory=pin_memory,
         multiprocessing_context=context,
+        worker_init_fn=ignore_signals,
     )
 
 

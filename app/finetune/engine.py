@@ -8,28 +8,31 @@ the gradient of the mean over the global batch, the incomplete last batch of an 
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 
-from finetune import checkpoint, zero
+from finetune import checkpoint, stop, zero
+from finetune.background import Background
 from finetune.checkpoint import TrainState
 from finetune.clock import StepClock, peak_memory_mb
 from finetune.data import EvalRows, TrainSteps, train_loader
-from finetune.failure import TrainingError
-from finetune.launch import Run
+from finetune.failure import EXIT_STOPPED, StopRequested, TrainingError
+from finetune.launch import Run, stop_here
 from finetune.optim import set_learning_rate
 from finetune.plan import Plan, lr_multiplier
 from finetune.task import Batch, Record, Task
 from finetune.tracker import Tracker
 
 SKIPPED_LIMIT = 20  # fp16 updates skipped in a row; a scale that starts at 2**16 is down to 1 after 16
+LOOK_SECONDS = 2.0  # the host waits for a GPU at least this often, and learns of requests to stop then
 
 
 @dataclass
@@ -45,6 +48,7 @@ class Training:
     output_dir: Path
     identity: dict[str, Any]
     on_best: Callable[[list[Record] | None, dict[str, float | None]], None]
+    writer: Background = field(default_factory=Background)  # of checkpoints
 
 
 @dataclass(frozen=True)
@@ -99,10 +103,12 @@ def train_step(
 
 
 @torch.no_grad()
-def evaluate(run: Run, model: Any, task: Task, rows: EvalRows) -> tuple[dict[str, float | None], list[Record] | None]:
+def evaluate(
+    run: Run, model: Any, task: Task, rows: EvalRows, stoppable: bool = False
+) -> tuple[dict[str, float | None], list[Record] | None]:
     """The figures of a file, each row counted once whatever the number of processes: (figures, on every process; records in
     the file's order, on rank 0). Raises `TrainingError` if a row is missing or came twice."""
-    records, _ = predict(run, model, task, rows)
+    records, _ = predict(run, model, task, rows, stoppable)
 
     def score() -> dict[str, float | None]:
         return task.score(records)
@@ -111,14 +117,20 @@ def evaluate(run: Run, model: Any, task: Task, rows: EvalRows) -> tuple[dict[str
 
 
 @torch.no_grad()
-def predict(run: Run, model: Any, task: Task, rows: EvalRows) -> tuple[list[Record] | None, float]:
-    """(one record per row in the file's order, on rank 0 and None elsewhere; seconds it took)."""
+def predict(run: Run, model: Any, task: Task, rows: EvalRows, stoppable: bool = False) -> tuple[list[Record] | None, float]:
+    """(one record per row in the file's order, on rank 0 and None elsewhere; seconds it took).
+
+    Raises `StopRequested` after a batch if it is `stoppable` and any process was asked to stop.
+    """
     started = time.perf_counter()
     was_training = model.training
     model.eval()
     mine: list[Record] = []
     for batch in rows.batches(run.launch.world_size, run.launch.rank):
         mine += task.predict(model, batch.to(run.device))
+        if stoppable and _asked_to_stop(run):
+            model.train(was_training)
+            raise StopRequested("asked to stop during an evaluation")
     model.train(was_training)
     gathered = run.gather(mine)
     records = None
@@ -133,18 +145,25 @@ def fit(run: Run, plan: Plan, training: Training, options: FitOptions, state: Tr
     """Trains from `state` to the end of the plan, or until early stopping. Returns the train_* figures; `state` and
     `training.model` hold the rest.
 
-    Raises `TrainingError` for a loss or gradient that is not finite, before anything of it is saved.
+    Raises `TrainingError` for a loss or gradient that is not finite, before anything of it is saved, and `StopRequested`
+    after a checkpoint if any process was asked to stop.
     """
-    if state.step >= plan.total_steps or _out_of_patience(options, state):
+    if (state.step >= plan.total_steps and not state.unevaluated) or _out_of_patience(options, state):
         run.print(f"training       is complete ({state.step} steps); nothing to do")
-        return {}
-    clock, pending = StepClock(run.device), []
+        known = _train_figures(run, training, state, StepClock(run.device), [])
+        return {name: value for name, value in known.items() if value is not None and name != "peak_memory_mb"}
+    stop.defer()
+    if _asked_to_stop(run):
+        stop_here(run, f"before step {state.step + 1}; there was nothing new to save")
+    clock, pending, stalls = StepClock(run.device), [], []
     training.model.train()
+    done = state.unevaluated and _finish_step(run, plan, training, options, state, stalls, True)
     loader = train_loader(training.steps, state.step, options.dataloader_num_workers, run.device.type == "cuda")
     started = time.perf_counter()
-    first_step = state.step
+    first_step = look = state.step
+    pace = 0.0
     clock.mark()
-    for micro_batches in loader:
+    for micro_batches in () if done else loader:
         step = state.step
         multiplier = lr_multiplier(state.updates, plan.total_steps, plan.warmup_steps, plan.lr_scheduler_type)
         set_learning_rate(training.optimizer, multiplier)
@@ -163,23 +182,29 @@ def fit(run: Run, plan: Plan, training: Training, options: FitOptions, state: Tr
         eval_due = training.validation is not None and plan.due(state.step, plan.eval_steps)
         save_due = plan.due(state.step, plan.save_steps)
         state.tokens += int(training.steps.lengths[training.steps.rows(step)].sum())
-        if log_due or eval_due or save_due or run.device.type == "cpu":
-            norms = _read(run, plan, training, state, pending)
-            state.train_seconds += clock.read()
+        asked = False
+        if log_due or eval_due or save_due or _host_is_device(run) or state.step > look:
+            norms, asked, agreed_pace = _read(run, training, state, pending, pace)
+            seconds = clock.read()
+            state.train_seconds += seconds
+            pace = seconds / len(norms)
+            look = state.step + (int(LOOK_SECONDS / agreed_pace) if agreed_pace else 0)
         rate = plan.batch.global_batch_size * (state.step - first_step) / (time.perf_counter() - started)
         training.tracker.advance(state.losses[-1] if state.losses else None, plan.learning_rate * multiplier, rate)
         if log_due:
             _log_step(plan, training, state, multiplier, norms[-1], rate)
-        stop = eval_due and _evaluate_and_keep_best(run, plan, training, options, state)
-        if save_due or (stop and plan.save_steps is not None):
-            folder = training.output_dir / "checkpoints"
-            checkpoint.save(run, folder, training.model, training.optimizer, state, training.identity, options.save_total_limit)
+        if asked:
+            _save_and_stop(run, plan, training, options, state, stalls, eval_due)
+        if (eval_due or save_due) and _finish_step(run, plan, training, options, state, stalls, eval_due):
+            break
         if eval_due or save_due:
             clock.pause()
             clock.mark()
-        if stop:
-            break
-    return _train_figures(run, plan, training, state, clock)
+    if _asked_to_stop(run):
+        _save_and_stop(run, plan, training, options, state, stalls, False)
+    run.on_main(training.writer.wait)
+    stop.end_with(EXIT_STOPPED)  # everything is on disk
+    return _train_figures(run, training, state, clock, stalls)
 
 
 def restore(run: Run, path: Path, training: Training, state: TrainState) -> None:
@@ -198,9 +223,14 @@ def seed_step(seed: int, step: int, rank: int) -> None:
     torch.manual_seed(int(np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)[0] >> 1))
 
 
-def _read(run: Run, plan: Plan, training: Training, state: TrainState, pending: list) -> list[float]:
-    """Waits for the device once, for all steps since the last time; returns their gradient norms."""
-    losses = run.sum(torch.stack([loss.double() for loss, _ in pending])).tolist()
+def _read(run: Run, training: Training, state: TrainState, pending: list, pace: float) -> tuple[list[float], bool, float]:
+    """Waits for the device once, for all steps since the last time; all processes must call it at the same step.
+
+    Returns (gradient norms of those steps; whether any process was asked to stop; mean of the processes' `pace`, seconds per
+    step). The last two travel with the losses: they cost no exchange and no wait of their own.
+    """
+    mine = torch.tensor([float(stop.requested() is not None), pace], dtype=torch.float64, device=run.device)
+    *losses, asked, paces = run.sum(torch.cat([torch.stack([loss.double() for loss, _ in pending]), mine])).tolist()
     norms = [float(norm) if norm is not None else math.nan for _, norm in pending]
     first = state.step - len(pending)
     pending.clear()
@@ -209,8 +239,61 @@ def _read(run: Run, plan: Plan, training: Training, state: TrainState, pending: 
         if not math.isfinite(loss) or (not math.isfinite(norm) and run.launch.precision != "fp16"):
             raise TrainingError(_not_finite(training, first + offset, loss, norm))
     state.losses += losses
-    state.loss_total += sum(losses)
-    return norms
+    for loss in losses:  # one by one, since how many come together depends on the clock
+        state.loss_total += loss
+    return norms, asked > 0, paces / run.launch.world_size
+
+
+def _host_is_device(run: Run) -> bool:
+    return run.device.type == "cpu"
+
+
+def _asked_to_stop(run: Run) -> bool:
+    """Whether any process was asked to stop; all must call it."""
+    mine = torch.tensor(float(stop.requested() is not None), device=run.device)
+    return run.sum(mine).item() > 0
+
+
+def _finish_step(
+    run: Run, plan: Plan, training: Training, options: FitOptions, state: TrainState, stalls: list[float], eval_due: bool
+) -> bool:
+    """Evaluates if that is due, saves if that is due; returns whether training stops early."""
+    state.unevaluated = False
+    try:
+        done = eval_due and _evaluate_and_keep_best(run, plan, training, options, state)
+    except StopRequested:
+        _save_and_stop(run, plan, training, options, state, stalls, True)
+    if plan.due(state.step, plan.save_steps) or (done and plan.save_steps is not None):
+        _save(run, training, options, state, stalls)
+    return done
+
+
+def _save(run: Run, training: Training, options: FitOptions, state: TrainState, stalls: list[float]) -> None:
+    """Begins a checkpoint; adds to `stalls` how many seconds the run was held for it."""
+    started = time.perf_counter()
+    checkpoint.save(
+        run,
+        training.output_dir / checkpoint.FOLDER,
+        training.model,
+        training.optimizer,
+        state,
+        training.identity,
+        options.save_total_limit,
+        training.writer,
+        first=training.tracker.flush,  # a checkpoint that survives a power cut must not be ahead of the history
+    )
+    stalls.append(time.perf_counter() - started)
+
+
+def _save_and_stop(
+    run: Run, plan: Plan, training: Training, options: FitOptions, state: TrainState, stalls: list[float], unevaluated: bool
+) -> NoReturn:
+    state.unevaluated = unevaluated
+    _save(run, training, options, state, stalls)
+    run.on_main(training.writer.wait)
+    path = training.output_dir / checkpoint.FOLDER / f"step_{state.step}"
+    done = f"step {state.step} of {plan.total_steps} is saved in {path}"
+    stop_here(run, f"{done}; the same command with --resume_from_checkpoint auto goes on")
 
 
 def _not_finite(training: Training, step: int, loss: float, norm: float) -> str:
@@ -260,7 +343,7 @@ def _log_step(plan: Plan, training: Training, state: TrainState, multiplier: flo
 
 def _evaluate_and_keep_best(run: Run, plan: Plan, training: Training, options: FitOptions, state: TrainState) -> bool:
     """Evaluates, exports the model if it is the best so far; returns whether patience has run out."""
-    figures, records = evaluate(run, training.model, training.task, training.validation)
+    figures, records = evaluate(run, training.model, training.task, training.validation, stoppable=True)
     training.tracker.log(
         {
             "step": state.step,
@@ -291,7 +374,9 @@ def _is_better(metric: float, best: float | None, greater_is_better: bool) -> bo
     return best is None or (metric > best if greater_is_better else metric < best)
 
 
-def _train_figures(run: Run, plan: Plan, training: Training, state: TrainState, clock: StepClock) -> dict[str, float | None]:
+def _train_figures(
+    run: Run, training: Training, state: TrainState, clock: StepClock, stalls: list[float]
+) -> dict[str, float | None]:
     rows = sum(len(training.steps.rows(step)) for step in range(state.step))
     seconds = state.train_seconds
     return {
@@ -301,6 +386,7 @@ def _train_figures(run: Run, plan: Plan, training: Training, state: TrainState, 
         "train_tokens_per_second": state.tokens / seconds if seconds else None,
         "train_step_time_p50": clock.percentile(0.5),
         "train_step_time_p95": clock.percentile(0.95),
+        "train_save_stall": statistics.median(stalls) if stalls else None,
         "train_steps": state.step,
         "train_skipped_steps": state.step - state.updates,
         "peak_memory_mb": peak_memory_mb(run.device),

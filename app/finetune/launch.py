@@ -17,13 +17,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from finetune import zero
-from finetune.failure import EXIT_TRAINING_FAILED, InputError, StopRequested, TrainingError
+from finetune import background, meeting, status, stop, zero
+from finetune.failure import EXIT_STOPPED, EXIT_TRAINING_FAILED, InputError, StopRequested, TrainingError
 from finetune.plan import BatchShape
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The part of a machine that a launch depends on."""
+
+    gpus: int
+    bf16: bool  # whether its GPUs have it
 
 
 @dataclass(frozen=True)
@@ -102,17 +110,25 @@ class Run:
         self.accelerator.wait_for_everyone()
 
 
-def describe_launch(arguments: Any) -> Launch:
-    """Reads what the launcher set and what the arguments ask for; starts nothing.
+def this_machine() -> Machine:
+    """What is here."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return Machine(0, True)
+    return Machine(torch.cuda.device_count(), torch.cuda.is_bf16_supported())
+
+
+def describe_launch(arguments: Any, machine: Machine | None = None) -> Launch:
+    """Reads what the launcher set and what the arguments ask for; starts nothing. `machine`: the one to be launched on, if it
+    is not this one.
 
     Raises `InputError` listing every contradiction between launcher, DeepSpeed file and arguments.
     """
-    import torch
-
-    env = os.environ
+    env, machine = os.environ, machine or this_machine()
     world_size, rank = int(env.get("WORLD_SIZE", 1)), int(env.get("RANK", 0))
     local_rank, local_world = int(env.get("LOCAL_RANK", 0)), int(env.get("LOCAL_WORLD_SIZE", env.get("LOCAL_SIZE", 1)))
-    use_cpu = not torch.cuda.is_available() or env.get("ACCELERATE_USE_CPU", "").lower() == "true"
+    use_cpu = machine.gpus == 0 or env.get("ACCELERATE_USE_CPU", "").lower() == "true"
 
     found: list[str] = []
     file, config = _deepspeed_config(arguments, found)
@@ -121,12 +137,12 @@ def describe_launch(arguments: Any) -> Launch:
         found += zero.problems(config, file, arguments.max_grad_norm, arguments.mixed_precision)
     if precision == "fp16" and use_cpu:
         found.append("fp16 is not available on a CPU; use bf16 or no mixed precision")
-    if precision == "bf16" and not use_cpu and not torch.cuda.is_bf16_supported():
+    if precision == "bf16" and not use_cpu and not machine.bf16:
         found.append("bf16 is not available on this GPU; use fp16 or no mixed precision")
     if arguments.ddp_backend == "nccl" and use_cpu:
         found.append("--ddp_backend nccl needs GPUs; leave it out or use gloo")
-    if not use_cpu and local_world > torch.cuda.device_count():
-        found.append(f"{local_world} processes on this machine but {torch.cuda.device_count()} GPU(s); start as many as GPUs")
+    if not use_cpu and local_world > machine.gpus:
+        found.append(f"{local_world} processes on this machine but {machine.gpus} GPU(s); start as many as GPUs")
     if found:
         raise InputError(*found)
     return Launch(
@@ -150,6 +166,9 @@ def start(launch: Launch, batch: BatchShape | None, report_to: tuple[str, ...] =
     as evaluation has no optimizer state to share out and runs on full copies.
     """
     _quiet_libraries(launch)
+    # A shell may well end before its `python`; a launcher must not. DeepSpeed's has a parent: the command that users know.
+    stop.watch_launcher({"python": 0, "deepspeed": 2}.get(launch.launcher, 1))
+    meeting.wait_until_ready(launch.timeout_seconds)
     if launch.use_cpu:
         # DeepSpeed looks for an accelerator when it is imported; Accelerate's own CPU switch would drop DeepSpeed silently.
         os.environ["DS_ACCELERATOR"] = "cpu"
@@ -173,7 +192,7 @@ def start(launch: Launch, batch: BatchShape | None, report_to: tuple[str, ...] =
     if launch.world_size > 1 or config is not None:
         handlers.append(InitProcessGroupKwargs(backend=launch.backend, timeout=timeout))
     # DeepSpeed prints on every process while it starts; what is printed is rank 0's.
-    with contextlib.redirect_stdout(sys.stderr):
+    with contextlib.redirect_stdout(sys.stderr), _roads_explained(launch):
         accelerator = Accelerator(
             cpu=launch.use_cpu and config is None,
             mixed_precision=launch.precision,
@@ -190,6 +209,7 @@ def start(launch: Launch, batch: BatchShape | None, report_to: tuple[str, ...] =
             f"the launcher started {launch.world_size} processes but {accelerator.num_processes} found each other; "
             "check the launcher's addresses and ports"
         )
+    meeting.closed()
     return Run(launch, accelerator, config)
 
 
@@ -212,26 +232,57 @@ def failures_end_the_job(debug: bool) -> Iterator[None]:
     launcher has ended them by then, unless the first one is well, and then their message is the one that counts.
     """
     code = 0
-    try:
-        yield
-    except (InputError, TrainingError, StopRequested) as error:
-        code = error.exit_code
-        if os.environ.get("LOCAL_RANK", "0") != "0":
-            time.sleep(3)
-        if debug:
-            traceback.print_exc()
-        print(_message(error), file=sys.stderr, flush=True)
-    except Exception as error:
-        code = EXIT_TRAINING_FAILED
-        if any(word in str(error) for word in ("closed by peer", "reset by peer")):
+    with stop.listen():
+        try:
+            yield
+        except StopRequested as error:
+            code = error.exit_code  # `stop_here` has told why
+        except (InputError, TrainingError) as error:
+            code = error.exit_code
+            status.end("failed", str(error))
+            stop.end_with(code, said=True)
+            meeting.leave_word(getattr(error, "problems", [str(error)]), code)
+            if os.environ.get("LOCAL_RANK", "0") != "0":
+                time.sleep(3)
+            if debug:
+                traceback.print_exc()
+            print(_message(error), file=sys.stderr, flush=True)
+        except Exception as error:
+            code = EXIT_TRAINING_FAILED
+            status.end("failed", f"{type(error).__name__}: {error}")
+            stop.end_with(code, said=True)
+            meeting.leave_word([f"{type(error).__name__}: {error}"], code)
             # The echo of a failure elsewhere; it waits, so that the cause is printed first and the launcher ends this.
-            time.sleep(3)
-        traceback.print_exc()
-        print(f"error on {_where()}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-    if code:
-        sys.stdout.flush()
-        # Not sys.exit: a process group that lost its peers can hang in its destructors.
-        os._exit(code)
+            # Nothing is left to say if the launcher has begun to.
+            echo = any(word in str(error) for word in ("closed by peer", "reset by peer"))
+            if echo and stop.requested() is None:
+                time.sleep(3)
+            if not echo or stop.requested() is None:
+                traceback.print_exc()
+                print(f"error on {_where()}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        if code:
+            sys.stdout.flush()
+            background.finish_all()
+            # Not sys.exit: a process group that lost its peers can hang in its destructors.
+            stop.leave(code)
+
+
+def stop_here(run: Run, where: str) -> NoReturn:
+    """Says on rank 0, once, who asked the run to stop and `where` it does; raises `StopRequested` on every process, all of
+    which must call it."""
+    asked = [(rank, why) for rank, why in run.gather([(run.launch.rank, stop.requested())]) if why is not None]
+    reason = ", ".join(sorted({why for _, why in asked}))
+    message = f"stopped on request ({reason}; rank {', '.join(str(rank) for rank, _ in asked)}): {where}"
+
+    def say() -> None:
+        status.end("stopped", reason)
+        print(message, file=sys.stderr, flush=True)
+
+    run.on_main(say)
+    stop.end_with(EXIT_STOPPED, said=True)
+    for tracker in run.accelerator.trackers:
+        tracker.finish()
+    raise StopRequested(message)
 
 
 def finish(run: Run) -> None:
@@ -241,6 +292,8 @@ def finish(run: Run) -> None:
     interpreter, and one that wakes up too late aborts a process whose work is done ("terminate called without an active
     exception", about one run in a hundred).
     """
+    stop.end_with(0, said=True)
+    status.end("done")
     run.accelerator.end_training()
     import torch
 
@@ -303,6 +356,29 @@ def _precision(arguments: Any, config: dict[str, Any] | None, found: list[str]) 
     if asked is not None and by_launcher not in ("no", asked):
         found.append(f"--mixed_precision {asked} but the accelerate config says {by_launcher}; keep one")
     return asked or by_launcher
+
+
+@contextlib.contextmanager
+def _roads_explained(launch: Launch) -> Iterator[None]:
+    """Says what to look at when processes that have met cannot connect to each other."""
+    try:
+        yield
+    except RuntimeError as error:
+        if launch.world_size == launch.local_world_size or launch.backend != "gloo" or not _of_a_network(str(error)):
+            raise
+        reason = str(error).strip().splitlines()[0][:300]
+        raise InputError(
+            f"{_where()}: met the others, but cannot connect to each of them over {_card()} ({reason}). Machines must reach "
+            "each other on every port; GLOO_SOCKET_IFNAME names the network card that they share"
+        ) from error
+
+
+def _of_a_network(message: str) -> bool:
+    return any(word in message.lower() for word in ("gloo", "connect", "address", "interface", "socket", "timed out"))
+
+
+def _card() -> str:
+    return f"network card {os.environ['GLOO_SOCKET_IFNAME']}" if "GLOO_SOCKET_IFNAME" in os.environ else "their host names"
 
 
 def _share_cores(launch: Launch) -> None:

@@ -73,6 +73,7 @@ class Plan:
     eval_steps: int | None  # None: never during training
     save_steps: int | None  # None: never
     logging_steps: int
+    lr_factor: float = 1.0  # what --lr_scaling multiplied --learning_rate by
 
     def epoch_of(self, step: int) -> tuple[int, int]:
         """(epoch, position in it) of the global batch that optimizer step `step` (0-based) trains on."""
@@ -105,6 +106,7 @@ def make_plan(arguments, num_rows: int, world_size: int) -> Plan:
         total_steps=total_steps,
         warmup_steps=warmup,
         learning_rate=a.learning_rate * factor,
+        lr_factor=factor,
         lr_scheduler_type=a.lr_scheduler_type,
         eval_steps=every,
         save_steps=steps_per_epoch if a.save_steps is None else a.save_steps or None,
@@ -130,11 +132,15 @@ def lr_multiplier(step: int, total_steps: int, warmup_steps: int, kind: str) -> 
 def describe(plan: Plan) -> list[str]:
     """The batch arithmetic in words, printed before the first step."""
     b = plan.batch
+    shape = (plan.total_steps, plan.warmup_steps, plan.lr_scheduler_type)
+    first, last = (plan.learning_rate * lr_multiplier(step, *shape) for step in (0, plan.total_steps - 1))
+    scaled = f" (--learning_rate times {plan.lr_factor:g}, --lr_scaling)" if plan.lr_factor != 1 else ""
     lines = [
         f"global batch   {b.global_batch_size} rows = {b.world_size} process(es) x at most {b.micro_batch_size} rows "
         f"x {b.accumulation} forward pass(es)",
         f"steps          {plan.total_steps} optimizer steps, {plan.steps_per_epoch} per epoch of {plan.num_rows} rows",
-        f"learning rate  {plan.learning_rate:g} at its peak, {plan.warmup_steps} warm-up step(s), {plan.lr_scheduler_type}",
+        f"learning rate  {plan.learning_rate:g} at its peak{scaled}, {first:.3g} in the first step, {last:.3g} in the last; "
+        f"{plan.warmup_steps} warm-up step(s), {plan.lr_scheduler_type}",
     ]
     if b.idle_share > 0.1:
         even = [size for size in _even_sizes(b) if size > 0]

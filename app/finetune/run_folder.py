@@ -17,6 +17,7 @@ from typing import Any, TextIO
 from finetune.failure import InputError
 
 RUN_FILE = "run.json"
+STATUS = "status.json"
 OURS = (
     RUN_FILE,
     "history.jsonl",
@@ -26,6 +27,7 @@ OURS = (
     "best",
     "checkpoints",
     "tensorboard",
+    STATUS,
 )
 
 
@@ -56,7 +58,8 @@ def check_output_dir(folder: Path, training: bool, overwrite: bool, resume: bool
 def holds_a_run(folder: Path) -> bool:
     """Whether there is anything in a folder that a new run would destroy; what a start that failed leaves is nothing."""
     history = folder / "history.jsonl"
-    kept = [name for name in OURS if name not in (RUN_FILE, "tensorboard", history.name) and (folder / name).exists()]
+    nothing = (RUN_FILE, STATUS, "tensorboard", history.name)
+    kept = [name for name in OURS if name not in nothing and (folder / name).exists()]
     return bool(kept) or (history.exists() and history.stat().st_size > 0)
 
 
@@ -85,12 +88,18 @@ def lock(folder: Path) -> TextIO:
     file.truncate(0)
     file.write(f"process {os.getpid()} on {socket.gethostname()}")
     file.flush()
+    os.register_at_fork(after_in_child=file.close)  # a worker that outlives this process must not hold the lock for it
     return file
 
 
 def write_json(path: Path, content: Any) -> None:
     """Writes a JSON file so that it is the old one or the new one, never half of it."""
-    write_text(path, json.dumps(content, ensure_ascii=False, indent=2, allow_nan=False) + "\n")
+    write_text(path, as_json(content))
+
+
+def as_json(content: Any) -> str:
+    """The text that `write_json` writes."""
+    return json.dumps(content, ensure_ascii=False, indent=2, allow_nan=False) + "\n"
 
 
 def write_text(path: Path, text: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.metadata
+import hashlib
 import importlib.util
 import json
 import platform
@@ -10,30 +10,39 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from finetune import checkpoint, engine, run_folder
+from finetune import checkpoint, engine, local_copy, meeting, memory, run_folder, status, stop
 from finetune.arguments import contradictions, tasks_to_do
 from finetune.checkpoint import TrainState
 from finetune.config import as_dict
 from finetune.engine import FitOptions, Training
 from finetune.failure import InputError
-from finetune.launch import Launch, Run, describe_launch, in_force
+from finetune.launch import Launch, Machine, Run, describe_launch, in_force
 from finetune.optim import build_optimizer
 from finetune.plan import Plan, describe
 from finetune.tracker import Tracker, read_history
+from finetune.versions import code_version, library_versions
 
-LIBRARIES = ("torch", "transformers", "accelerate", "deepspeed", "datasets", "tokenizers", "numpy")
 BEST = "best"
+# What may differ between machines: places, whose contents are compared instead, and what no other machine notices.
+OF_ONE_MACHINE = (
+    *("config", "debug", "local_rank", "start_timeout", "output_dir", "predictions_file", "report_to", "run_name"),
+    *("deepspeed", "deepspeed_config", "train_file", "validation_file", "test_file", "label_file", "user_dictionary"),
+    *("preprocessing_num_workers", "dataloader_num_workers"),
+)
+FILES = ("train_file", "validation_file", "test_file", "label_file", "user_dictionary")
 
 
-def check(arguments: Any) -> Launch:
-    """Everything that can be refused before any data is read. Raises `InputError` with all of it."""
+def check(arguments: Any, machine: Machine | None = None) -> Launch:
+    """Everything that can be refused before any data is read. Raises `InputError` with all of it. `machine`: the one to be
+    launched on, if it is not this one."""
     problems = contradictions(arguments)
     launch = None
     try:
-        launch = describe_launch(arguments)
+        launch = describe_launch(arguments, machine)
     except InputError as error:
         problems += error.problems
-    if arguments.output_dir is not None:
+    # Only rank 0 writes, and other machines may have another disk: theirs may even lack the folder.
+    if arguments.output_dir is not None and (launch is None or launch.rank == 0):
         train, _, _ = tasks_to_do(arguments)
         resume = arguments.resume_from_checkpoint is not None
         try:
@@ -44,7 +53,36 @@ def check(arguments: Any) -> Launch:
     problems += _missing_services(arguments)
     if problems:
         raise InputError(*problems)
+    if launch.world_size > launch.local_world_size:
+        meeting.call_the_roll(_compared(arguments, launch), arguments.start_timeout)
     return launch
+
+
+def _compared(arguments: Any, launch: Launch) -> dict[str, Any]:
+    """What every machine must have alike, known before any file is parsed. The parts that cost something come from one
+    process of each machine."""
+    given = {f"--{name}": value for name, value in as_dict(arguments).items() if name not in OF_ONE_MACHINE}
+    alike: dict[str, Any] = {
+        "arguments": given,
+        "DeepSpeed file": launch.deepspeed_config or {},
+        "--mixed_precision": launch.precision,
+        "the number of processes": launch.world_size,
+    }
+    if launch.local_rank == 0:
+        files = {f"--{name}": getattr(arguments, name, None) for name in FILES}
+        contents = {f"{name} ({Path(path).name})": _content(path) for name, path in files.items() if path is not None}
+        alike |= {"files": contents, "code": code_version(), "libraries": library_versions()}
+    return alike
+
+
+def _content(path: str) -> str:
+    """A file in one line. A file that is not there is told of later, by who reads it, with more to say."""
+    try:
+        with open(path, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()[:12]
+            return f"{file.tell()} bytes, sha256 {digest}"
+    except OSError as error:
+        return f"unreadable ({error.strerror})"
 
 
 def _missing_services(arguments: Any) -> list[str]:
@@ -94,16 +132,21 @@ def open_run(
         if arguments.overwrite_output_dir or not run_folder.holds_a_run(folder):
             run_folder.clear(folder)
         run_folder.recover_folder(folder / BEST)
-        found = None
+        checkpoint.tidy(folder / checkpoint.FOLDER)
+        found, step = None, 0
         if arguments.resume_from_checkpoint is not None:
-            found = checkpoint.find(folder / "checkpoints", arguments.resume_from_checkpoint)
+            found = checkpoint.find(folder / checkpoint.FOLDER, arguments.resume_from_checkpoint)
             if found is not None:
-                checkpoint.load_state(found, identity)
+                step = checkpoint.load_state(found, identity).step
         description = {**_description(run, arguments, plan, identity), **(details or {})}
         run_folder.write_json(folder / run_folder.RUN_FILE, description)
+        status.begin(folder, step)
         return found
 
+    stop.limit(arguments.max_train_time)
     found = run.on_main(take)
+    if arguments.shared_output_dir:
+        local_copy.check_shared(run, folder)
     lines = [*in_force(run), *(describe(plan) if plan else [])]
     lines += [f"note           {note}" for note in notes]
     if plan and arguments.resume_from_checkpoint is not None:
@@ -123,16 +166,19 @@ def prepare_training(
 ) -> tuple[Training, TrainState]:
     """Hands model and optimizer to Accelerate and puts a checkpoint's state back. `make` builds the `Training` from the
     prepared model, the prepared optimizer and the tracker."""
-    state = TrainState()
+    state, place = TrainState(), None
     if resume is not None:
-        state = checkpoint.load_state(resume, identity)
-        checkpoint.load_weights(resume, model)
+        place = local_copy.fetch(run, resume, arguments.shared_output_dir)
+        state = checkpoint.load_state(place, identity)
+        checkpoint.load_weights(place, model)
         _forget_lost_best(run, Path(arguments.output_dir), state)
     if arguments.gradient_checkpointing:
         try:
             model.gradient_checkpointing_enable()
         except ValueError as error:
             raise InputError(f"--gradient_checkpointing: {error}") from None
+    if run.is_main:
+        run.print(*_memory(run.launch, plan, model, make))
     if arguments.torch_compile:
         model.compile(dynamic=True)
     head = getattr(arguments, "head_learning_rate", None)
@@ -144,8 +190,31 @@ def prepare_training(
     tracker.start_trackers(arguments.run_name, as_dict(arguments))
     training = make(prepared, optimizer, tracker)
     if resume is not None:
-        engine.restore(run, resume, training, state)
+        engine.restore(run, place, training, state)
+        local_copy.discard(run, place, resume)
     return training, state
+
+
+def _memory(launch: Launch, plan: Plan, model: Any, make: Callable) -> list[str]:
+    """What the training will need, told before anything of it is on a device. A model that cannot be rehearsed is no reason
+    to stop."""
+    parts = make(model, None, None)
+    layout = memory.layout_of(launch, plan.batch)
+    try:
+        rehearsed = memory.rehearse(model, parts.task, memory.largest_batch(parts.steps), layout)
+    except Exception as error:
+        return [f"memory         not known in advance: the model cannot be rehearsed ({type(error).__name__})"]
+    return memory.memory_lines(rehearsed, layout)
+
+
+def load_best(run: Run, arguments: Any, load: Callable[[Path], Any]) -> Any:
+    """What `load` makes of best/, on every process; machines that do not see rank 0's folder get a copy for the time."""
+    folder = Path(arguments.output_dir) / BEST
+    place = local_copy.fetch(run, folder, arguments.shared_output_dir)
+    try:
+        return load(place)
+    finally:
+        local_copy.discard(run, place, folder)
 
 
 def _forget_lost_best(run: Run, folder: Path, state: TrainState) -> None:
@@ -183,6 +252,7 @@ def finish_training(run: Run, training: Training, state: TrainState) -> dict[str
     run.wait()
 
     def best_figures() -> dict[str, Any]:
+        status.saved(state.step)
         events = [e for e in read_history(training.output_dir) if e["step"] == state.best_step]
         figures = {key: value for event in events for key, value in event.items() if key.startswith("eval_")}
         return {"best_step": state.best_step, "best_metric": state.best_metric, **figures}
@@ -279,17 +349,10 @@ def _description(run: Run, arguments: Any, plan: Plan, identity: dict[str, Any])
         "deepspeed_config": _plain(run.deepspeed_config),
         "plan": asdict(plan),
         "identity": identity,
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in LIBRARIES}},
+        "versions": library_versions(),
     }
 
 
 def _plain(config: dict[str, Any] | None) -> dict[str, Any] | None:
     """DeepSpeed's and Accelerate's additions include infinities, which JSON has no word for."""
     return None if config is None else json.loads(json.dumps(config, default=str).replace("Infinity", '"inf"'))
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None

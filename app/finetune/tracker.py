@@ -6,6 +6,7 @@ history.jsonl holds only what the run computes, no clock, so that two equal runs
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,11 @@ class Tracker:
         for tracker in self.accelerator.trackers if self.is_main else []:
             if tracker.name == "tensorboard":
                 tracker.writer.add_text(tag, markdown)
+
+    def flush(self) -> None:
+        """Forces the history so far to disk."""
+        if self.is_main:
+            os.fsync(self.history.fileno())
 
     def close(self) -> None:
         if self.is_main:

@@ -139,20 +139,20 @@ def grad_norm(engine: Any) -> Any:
     return engine.get_global_grad_norm()
 
 
-def full_parameters(engine: Any) -> dict[str, Any]:
-    """Full fp32 weights by parameter name, on the CPU; every process must call this, and every process gets them."""
+def full_parameters(engine: Any, wanted: bool) -> dict[str, Any]:
+    """Full fp32 weights by parameter name, on the CPU; every process must call this, and gets them if they are `wanted`."""
     from deepspeed.utils import safe_get_full_fp32_param
 
-    return {name: _cpu(safe_get_full_fp32_param(p), p) for name, p in engine.module.named_parameters()}
+    return {name: _cpu(safe_get_full_fp32_param(p), p, wanted) for name, p in engine.module.named_parameters()}
 
 
-def full_moments(engine: Any) -> dict[str, dict[str, Any]]:
-    """Adam's moments, {"exp_avg": {name: tensor}, "exp_avg_sq": {...}}, full, fp32, on the CPU; a collective call."""
+def full_moments(engine: Any, wanted: bool) -> dict[str, dict[str, Any]]:
+    """Adam's moments, {"exp_avg": {name: tensor}, "exp_avg_sq": {...}}, full, fp32, on the CPU; as `full_parameters`."""
     from deepspeed.utils import safe_get_full_optimizer_state
 
     _link_moments(engine)
     return {
-        key: {n: _cpu(safe_get_full_optimizer_state(p, key), None) for n, p in engine.module.named_parameters()}
+        key: {n: _cpu(safe_get_full_optimizer_state(p, key), None, wanted) for n, p in engine.module.named_parameters()}
         for key in ("exp_avg", "exp_avg_sq")
     }
 
@@ -199,9 +199,11 @@ def restore_loss_scale(engine: Any, numbers: dict[str, Any]) -> None:
     vars(engine.optimizer.loss_scaler).update(numbers)
 
 
-def _cpu(tensor: Any, fallback: Any) -> Any:
+def _cpu(tensor: Any, fallback: Any, wanted: bool) -> Any:
+    import torch
+
     tensor = fallback.detach() if tensor is None else tensor
-    return tensor.float().cpu().clone()
+    return tensor.to("cpu", torch.float32, copy=True) if wanted else None
 
 
 def _section(config: dict[str, Any], key: str) -> dict[str, Any]:

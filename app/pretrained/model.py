@@ -50,10 +50,11 @@ def load_model(auto_class: Any, arguments: Any, config: Any) -> Any:
 
 
 def load_model_and_new_names(auto_class: Any, arguments: Any, config: Any) -> tuple[Any, set[str]]:
-    """`load_model`'s model, and the names of the parameters that no checkpoint gave a value."""
+    """`load_model`'s model, and the names of the parameters that no checkpoint gave a value. Under `torch.device("meta")` no
+    weights are read: the model has a shape and nothing else."""
     import torch
 
-    if arguments.from_scratch:
+    if arguments.from_scratch or on_meta():
         model = auto_class.from_config(config, trust_remote_code=arguments.trust_remote_code).float()
         return model, {name for name, _ in model.named_parameters()}
     check_weights(arguments)
@@ -70,6 +71,13 @@ def load_model_and_new_names(auto_class: Any, arguments: Any, config: Any) -> tu
     except Exception as error:
         raise InputError(explain("model", arguments.model_name_or_path, error)) from error
     return model, {*loading["missing_keys"], *(name for name, *_ in loading["mismatched_keys"])}
+
+
+def on_meta() -> bool:
+    """Whether tensors that are made now have no values."""
+    import torch
+
+    return torch.get_default_device().type == "meta"
 
 
 def check_weights(arguments: Any) -> None:

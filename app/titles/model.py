@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from finetune.failure import InputError
-from pretrained.model import drop_pooler, explain, load_config, load_model, take_vocabulary
+from pretrained.model import drop_pooler, explain, load_config, load_model, on_meta, take_vocabulary
 
 NO_ENCODER = (
     "has a decoder only; titles need an encoder-decoder model (BART, mT5, LED, PEGASUS, ...) or an encoder (BigBird, BERT)"
@@ -76,6 +78,28 @@ def build_title_model(arguments: Any, config: Any, tokenizer: Any, max_title_len
     return model
 
 
+def has_new_decoder(arguments: Any, config: Any) -> bool:
+    """Whether no checkpoint has trained the decoder of the model that the arguments name."""
+    return arguments.from_scratch or not (config.is_encoder_decoder or arguments.decoder_model_name_or_path)
+
+
+def set_output_bias(model: Any, title_ids: np.ndarray) -> bool:
+    """Gives the output layer of a decoder that no checkpoint trained the log-frequencies of the titles' tokens. Whether it did.
+
+    `title_ids`: the ids of all training titles, in one array. Half an occurrence is added to each token. As for a new
+    classifier's head: the first steps need not be spent on learning which tokens are rare.
+    """
+    import torch
+
+    bias = getattr(model.get_output_embeddings(), "bias", None)
+    if bias is None:
+        return False
+    counts = np.bincount(title_ids, minlength=len(bias)) + 0.5
+    with torch.no_grad():
+        bias.copy_(torch.as_tensor(np.log(counts / counts.sum())))
+    return True
+
+
 def _encoder_with_decoder(arguments: Any, config: Any, tokenizer: Any, max_title_length: int) -> Any:
     from transformers import AutoModel, AutoModelForCausalLM, EncoderDecoderModel
 
@@ -87,7 +111,10 @@ def _encoder_with_decoder(arguments: Any, config: Any, tokenizer: Any, max_title
         decoder = _load_decoder(arguments)
     else:
         decoder = AutoModelForCausalLM.from_config(_decoder_config(arguments, config, tokenizer, max_title_length))
-        if not arguments.from_scratch:
+        if arguments.from_scratch:
+            # What a token means to the reader it means to the writer: titles repeat words of their documents.
+            decoder.get_input_embeddings().load_state_dict(encoder.get_input_embeddings().state_dict())
+        else:
             _warm_start(decoder, encoder)
     return EncoderDecoderModel(encoder=encoder, decoder=decoder.float())
 
@@ -102,13 +129,15 @@ def _composed(config: Any) -> Any:
 
 def _load_decoder(arguments: Any) -> Any:
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     name = arguments.decoder_model_name_or_path
+    kind = {"is_decoder": True, "add_cross_attention": True, "trust_remote_code": arguments.trust_remote_code}
     try:
-        decoder = AutoModelForCausalLM.from_pretrained(
-            name, is_decoder=True, add_cross_attention=True, dtype=torch.float32, trust_remote_code=arguments.trust_remote_code
-        )
+        if on_meta():
+            decoder = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(name, **kind)).float()
+        else:
+            decoder = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, **kind)
     except Exception as error:
         raise InputError(explain("decoder", name, error)) from error
     if decoder.config.model_type == "big_bird":

@@ -1,14 +1,29 @@
+import errno
 import json
+import os
+import threading
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import pytest
 import torch
 from linear_task import LinearTask, collator, linear_layer, points
 
-from finetune import checkpoint
-from finetune.checkpoint import TrainState, damage, find, list_checkpoints, load_state, load_weights, restore_optimizer, save
+from finetune import checkpoint, run_folder
+from finetune.background import Background
+from finetune.checkpoint import (
+    TrainState,
+    damage,
+    find,
+    list_checkpoints,
+    load_state,
+    load_weights,
+    restore_optimizer,
+    save,
+    tidy,
+)
 from finetune.engine import train_step
-from finetune.failure import InputError
+from finetune.failure import InputError, TrainingError
 
 IDENTITY = {"task": "linear", "rows": 8, "labels": ["a", "b"]}
 
@@ -24,7 +39,9 @@ def trained(start_run, tmp_path):
         train_step(run, model, optimizer, LinearTask(), [batch], 1.0)
 
     def save_step(step, limit=9, **state):
-        save(run, tmp_path, model, optimizer, TrainState(step=step, updates=2, **state), IDENTITY, limit)
+        writer = Background()
+        save(run, tmp_path, model, optimizer, TrainState(step=step, updates=2, **state), IDENTITY, limit, writer, lambda: None)
+        writer.wait()
         return tmp_path / f"step_{step}"
 
     return run, model, optimizer, save_step
@@ -86,13 +103,47 @@ def test_the_oldest_beyond_the_limit_are_removed(trained, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_10", "step_11"]
 
 
-def test_later_checkpoints_that_a_run_did_not_go_on_from_do_not_push_out_its_own(trained, tmp_path):
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_later_checkpoints_that_a_run_did_not_go_on_from_stay_until_it_has_passed_them(trained, tmp_path, capsys):
     *_, save_step = trained
     for step in (2, 9, 10):
         save_step(step)
     flip(tmp_path / "step_9" / "state.json")
     save_step(4, limit=1)
-    assert [path.name for path in tmp_path.iterdir()] == ["step_4"]
+    assert names(tmp_path) == ["step_10.left_behind", "step_4", "step_9.left_behind"]
+    assert "step_9, step_10: later than this run; kept as step_N.left_behind" in capsys.readouterr().out
+    assert find(tmp_path, "auto") == tmp_path / "step_4"
+    assert damage(tmp_path / "step_10.left_behind") is None
+    save_step(9, limit=1)
+    assert names(tmp_path) == ["step_10.left_behind", "step_9"]
+    save_step(12, limit=1)
+    assert names(tmp_path) == ["step_12"]
+
+
+def test_the_last_that_is_left_behind_of_a_step_is_the_one_kept(trained, tmp_path):
+    """A crash may leave two of a step: behind the commit, before the rotation."""
+    *_, save_step = trained
+    save_step(6)
+    (tmp_path / "step_6.left_behind").mkdir()
+    save_step(4)
+    assert names(tmp_path) == ["step_4", "step_6.left_behind"]
+    assert damage(tmp_path / "step_6.left_behind") is None
+
+
+def test_a_crash_between_the_renames_of_a_save_loses_no_checkpoint(trained, tmp_path):
+    *_, save_step = trained
+    save_step(4)
+    (tmp_path / "step_4").rename(tmp_path / ".step_4.old")
+    (tmp_path / ".step_4.unfinished").mkdir()
+    save_step(2)
+    (tmp_path / ".step_2.old").mkdir()
+    tidy(tmp_path)
+    assert names(tmp_path) == ["step_2", "step_4"]
+    assert damage(tmp_path / "step_4") is None
+    tidy(tmp_path / "none")
 
 
 def cut(path):
@@ -122,14 +173,31 @@ def test_every_damaged_file_is_found(trained, name, harm, message):
     assert message in damage(path)
 
 
-@pytest.mark.parametrize("content", [None, b"", b"{", b"\xff", b"[]", b"{}", b'{"files": []}', b'{"files": {"state.json": 3}}'])
-def test_a_garbled_manifest_is_damage(trained, content):
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        *[(content, "cannot be read") for content in (None, b"", b"{", b"\xff", b"[]", b"{}", b'{"files": 3}')],
+        (b'{"files": {}}', "does not list model.safetensors"),
+        (b'{"files": []}', "does not list model.safetensors"),
+        (b'{"files": {"model.safetensors": 3}}', "cannot be read"),
+    ],
+)
+def test_a_garbled_manifest_is_damage(trained, content, told):
     *_, save_step = trained
     path = save_step(2)
     (path / checkpoint.MANIFEST).unlink()
     if content is not None:
         (path / checkpoint.MANIFEST).write_bytes(content)
-    assert damage(path).startswith("manifest.json cannot be read")
+    assert damage(path).startswith(f"manifest.json {told}")
+
+
+def test_a_manifest_that_forgets_a_file_is_damage(trained):
+    *_, save_step = trained
+    path = save_step(2)
+    manifest = json.loads((path / checkpoint.MANIFEST).read_text())
+    del manifest["files"]["identity.json"]
+    (path / checkpoint.MANIFEST).write_text(json.dumps(manifest))
+    assert damage(path) == "manifest.json does not list identity.json"
 
 
 def test_files_of_others_do_not_disturb(trained):
@@ -175,14 +243,80 @@ def test_a_failed_save_harms_no_earlier_one(trained, tmp_path, monkeypatch):
     def full_disk(tensors, place):
         real(tensors, place)
         if place.name == "optimizer.safetensors":
-            raise OSError(28, "No space left on device")
+            raise RuntimeError("I/O error: No space left on device (os error 28)")  # what safetensors raises
 
     monkeypatch.setattr(checkpoint, "save_file", full_disk)
     for step in (2, 4):
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(TrainingError, match=r"the disk is full: a checkpoint takes 0\.0 MB .* step_2 is whole and stays"):
             save_step(step, limit=1)
     assert list(tmp_path.iterdir()) == [path]
     assert damage(path) is None
+
+
+def test_a_disk_without_room_is_not_filled_up(trained, tmp_path, monkeypatch):
+    *_, save_step = trained
+    monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=95))
+    monkeypatch.setattr(checkpoint, "save_file", pytest.fail)
+    with pytest.raises(TrainingError) as caught:
+        save_step(2)
+    assert "step_2 could not be written (the disk is full: a checkpoint takes 0.0 MB and 0.0 MB are free)" in str(caught.value)
+    assert "There is no earlier one" in str(caught.value)
+
+
+@pytest.mark.parametrize(("module", "name"), [(os, "rename"), (os, "fsync"), (checkpoint, "_sha256")])
+def test_whatever_fails_the_earlier_checkpoint_stays(trained, tmp_path, monkeypatch, module, name):
+    *_, save_step = trained
+    save_step(2, limit=1)
+
+    def refuse(*_, **__):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, name, refuse)
+        with pytest.raises(TrainingError, match=r"step_4 could not be written \(.*Stale file handle\)\. step_2 is whole"):
+            save_step(4, limit=1)
+    assert names(tmp_path) == ["step_2"]
+    assert damage(tmp_path / "step_2") is None
+
+
+def test_a_checkpoint_is_of_the_moment_it_was_asked_for(trained, tmp_path, monkeypatch):
+    """The run goes on while it is written, and is held only by the one before."""
+    run, model, optimizer, save_step = trained
+    whole = {path.name: path.read_bytes() for path in save_step(2).iterdir()}
+    go_on, real, state, writer = threading.Event(), run_folder.replace_folder, TrainState(step=2, updates=2), Background()
+
+    def held(*given):
+        go_on.wait()
+        real(*given)
+
+    monkeypatch.setattr(checkpoint, "replace_folder", held)
+    save(run, tmp_path, model, optimizer, state, IDENTITY, 9, writer, lambda: None)
+    state.step, state.updates = 3, 3
+    train_step(run, model, optimizer, LinearTask(), [collator(*points(8))(torch.arange(8).numpy())], 1.0)
+    go_on.set()
+    save(run, tmp_path, model, optimizer, state, IDENTITY, 9, writer, lambda: None)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "step_2").iterdir()} == whole
+    writer.wait()
+    assert damage(tmp_path / "step_3") is None
+    assert (tmp_path / "step_3" / "model.safetensors").read_bytes() != whole["model.safetensors"]
+
+
+def test_a_failed_save_is_told_at_the_next(trained, tmp_path, monkeypatch):
+    run, model, optimizer, _ = trained
+    writer, state = Background(), TrainState(step=2, updates=2)
+    monkeypatch.setattr(checkpoint, "replace_folder", lambda *_: 1 / 0)
+    save(run, tmp_path, model, optimizer, state, IDENTITY, 9, writer, lambda: None)
+    with pytest.raises(TrainingError, match="step_2 could not be written"):
+        save(run, tmp_path, model, optimizer, state, IDENTITY, 9, writer, lambda: None)
+
+
+def test_a_checkpoint_of_a_later_version_is_refused(trained):
+    *_, save_step = trained
+    path = save_step(2)
+    stored = json.loads((path / "state.json").read_text())
+    (path / "state.json").write_text(json.dumps({**stored, "mood": 3}))
+    with pytest.raises(InputError, match="of another version of this code: it knows mood"):
+        load_state(path, IDENTITY)
 
 
 class Tied(torch.nn.Module):

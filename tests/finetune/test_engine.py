@@ -1,5 +1,6 @@
 import json
 import math
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -8,11 +9,12 @@ import pytest
 import torch
 from linear_task import LinearTask, collator, eval_rows, linear_layer, make_plan, points, train_steps
 
-from finetune import engine
+from finetune import engine, stop
+from finetune.background import finish_all
 from finetune.checkpoint import TrainState, list_checkpoints
 from finetune.data import collate_share
 from finetune.engine import SKIPPED_LIMIT, FitOptions, Training, evaluate, fit, predict, seed_step, train_step
-from finetune.failure import TrainingError
+from finetune.failure import StopRequested, TrainingError
 from finetune.plan import BatchShape
 from finetune.tracker import Tracker, read_history
 
@@ -258,6 +260,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_anything_of_it_is_saved(b
     assert str(caught.value).startswith(f"step {bad + 1}: the loss is nan; training rows of that batch (0-based): {rows[0]}, ")
     assert ", ".join(map(str, rows)) + ". Nothing of it was saved." in str(caught.value)
     folder = session.training.output_dir / "checkpoints"
+    finish_all()  # as the end of the process does
     assert [path.name for path in list_checkpoints(folder)] == [f"step_{step + 1}" for step in range(bad)]
     assert [event["step"] for event in read_history(session.training.output_dir)] == [*range(1, bad + 1)]
 
@@ -313,16 +316,18 @@ def test_a_run_that_stops_early_can_be_seen_to_have_stopped(begin, capsys):
     stored = json.loads((path / "state.json").read_text())
     assert (path.name, stored["evaluations_without_best"], stored["best_step"]) == ("step_3", 2, 1)
     before = {name: tensor.clone() for name, tensor in session.layer.state_dict().items()}
-    assert session.fit() == {}  # as when it is resumed: there is nothing left to do
+    assert session.fit()["train_steps"] == 3  # as when it is resumed: there is nothing left to do
     assert session.state.step == 3
     torch.testing.assert_close(session.layer.state_dict(), before, rtol=0, atol=0)
 
 
 def test_a_complete_run_has_nothing_left_to_do(begin, capsys):
     session = begin()
-    session.fit()
+    figures = session.fit()
     before = {name: tensor.clone() for name, tensor in session.layer.state_dict().items()}
-    assert session.fit() == {}
+    again = session.fit()
+    assert {"train_loss", "train_steps", "train_samples_per_second"} <= again.keys()
+    assert again == {name: figures[name] for name in again}
     assert "is complete (6 steps)" in capsys.readouterr().out
     torch.testing.assert_close(session.layer.state_dict(), before, rtol=0, atol=0)
 
@@ -348,3 +353,137 @@ def test_skipped_fp16_updates_are_counted_and_too_many_end_the_run():
         engine._count_skipped(run, None, state)
     with pytest.raises(TrainingError, match=f"{SKIPPED_LIMIT} fp16 updates in a row"):
         engine._count_skipped(run, None, state)
+
+
+# Requests to stop
+
+
+class Asks(LinearTask):
+    """Asks for a stop at the `number`-th call of one of its functions, as a signal would."""
+
+    def __init__(self, monkeypatch, function, number):
+        super().__init__()
+        object.__setattr__(self, "ask", lambda: monkeypatch.setattr(stop, "requested", lambda: "SIGTERM"))
+        object.__setattr__(self, "left", {function: number})
+
+    def _count(self, function):
+        self.left[function] = self.left.get(function, 0) - 1
+        if self.left[function] == 0:
+            self.ask()
+
+    def loss_sum(self, model, batch):
+        self._count("loss_sum")
+        return super().loss_sum(model, batch)
+
+    def predict(self, model, batch):
+        self._count("predict")
+        return super().predict(model, batch)
+
+    def score(self, records):
+        self._count("score")
+        return super().score(records)
+
+
+def stopped(session, capsys):
+    """Has the run stop; returns its one checkpoint's state."""
+    with pytest.raises(StopRequested):
+        session.fit()
+    said = capsys.readouterr().err
+    (path,) = list_checkpoints(session.training.output_dir / "checkpoints")
+    assert said.startswith(f"stopped on request (SIGTERM; rank 0): step {session.state.step} of 6 is saved in {path}; the same")
+    assert (path.name, session.state.step) == (f"step_{session.state.step}", session.state.step)
+    return json.loads((path / "state.json").read_text())
+
+
+def test_a_run_that_is_asked_to_stop_saves_the_step_and_does(begin, monkeypatch, capsys):
+    stored = stopped(begin(task=Asks(monkeypatch, "loss_sum", 3)), capsys)
+    assert (stored["step"], stored["updates"], stored["unevaluated"]) == (2, 2, False)
+
+
+def test_a_request_is_looked_at_before_an_evaluation_not_behind_it(begin, monkeypatch, capsys):
+    task = Asks(monkeypatch, "loss_sum", 3)
+    session = begin(task=task, validation=True, plan=make_plan(22, eval_steps=2))
+    stored = stopped(session, capsys)
+    assert (stored["step"], stored["unevaluated"]) == (2, True)
+    assert "predict" not in task.left
+
+
+def test_an_evaluation_is_broken_off(begin, monkeypatch, capsys):
+    task = Asks(monkeypatch, "predict", 2)
+    session = begin(task=task, validation=True, plan=make_plan(22, eval_steps=2))
+    stored = stopped(session, capsys)
+    assert (stored["step"], stored["unevaluated"], stored["best_step"]) == (2, True, None)
+    assert task.left["predict"] == 0
+    assert [event for event in read_history(session.training.output_dir) if "eval_loss" in event] == []
+
+
+def test_a_request_in_the_last_evaluation_is_not_forgotten(begin, monkeypatch, capsys):
+    session = begin(task=Asks(monkeypatch, "score", 2), validation=True, plan=make_plan(22, eval_steps=3))
+    stored = stopped(session, capsys)
+    assert (stored["step"], stored["unevaluated"]) == (6, False)
+    assert stored["best_step"] is not None
+
+
+def test_an_evaluation_that_was_broken_off_is_made_up_for(begin, monkeypatch, capsys, tmp_path):
+    plan = make_plan(22, eval_steps=2, save_steps=2)
+    whole = begin(validation=True, plan=plan)
+    whole.fit()
+    history, best = (tmp_path / "history.jsonl").read_bytes(), whole.best
+    (tmp_path / "history.jsonl").unlink()
+    shutil.rmtree(tmp_path / "checkpoints")
+
+    session = begin(task=Asks(monkeypatch, "predict", 2), validation=True, plan=plan)
+    stopped(session, capsys)
+    assert session.best == []
+    monkeypatch.setattr(stop, "requested", lambda: None)
+    session.fit()
+    assert (tmp_path / "history.jsonl").read_bytes() == history
+    assert session.best == best
+    assert not session.state.unevaluated
+    assert [path.name for path in list_checkpoints(tmp_path / "checkpoints")] == ["step_4", "step_6"]
+
+
+def test_the_last_evaluation_is_made_up_for_too_and_may_stop_the_run_early(begin, monkeypatch, capsys):
+    session = begin(validation=True, plan=make_plan(22, eval_steps=6))
+    session.state.step, session.state.unevaluated = 6, True
+    session.fit()
+    assert [step for step, _ in session.best] == [6]
+
+    session = begin(None, Scripted([2]), True, make_plan(22, eval_steps=2), early_stopping_patience=1)
+    session.state.step, session.state.unevaluated = 2, True
+    session.state.best_metric, session.state.best_step = 1, 1
+    session.fit()
+    assert session.state.step == 2
+
+
+def test_a_run_that_is_asked_before_its_first_step_has_nothing_to_save(begin, monkeypatch, capsys):
+    monkeypatch.setattr(stop, "requested", lambda: "SIGTERM")
+    session = begin()
+    with pytest.raises(StopRequested):
+        session.fit()
+    assert "before step 1; there was nothing new to save" in capsys.readouterr().err
+    assert not (session.training.output_dir / "checkpoints").exists()
+
+
+def test_a_checkpoint_that_could_not_be_written_ends_the_run(begin, monkeypatch):
+    session = begin(plan=make_plan(22, save_steps=4))
+    monkeypatch.setattr("finetune.checkpoint.save_file", lambda *_: 1 / 0)
+    with pytest.raises(TrainingError, match=r"step_4 could not be written \(division by zero\)"):
+        session.fit()
+    assert session.state.step == 6  # told at the next save
+
+
+def test_a_gpu_is_waited_for_every_other_second(begin, monkeypatch):
+    """On a GPU nothing is read between two log lines, unless a request to stop would wait for too long."""
+    seen, real = [], engine._read
+    session = begin(plan=make_plan(22, epochs=10, logging_steps=1000))
+
+    def read(*given):
+        seen.append(session.state.step)
+        return real(*given)
+
+    monkeypatch.setattr(engine, "_read", read)
+    monkeypatch.setattr(engine, "_host_is_device", lambda run: False)
+    monkeypatch.setattr(engine.StepClock, "read", lambda clock: 0.5 * (seen[-1] - (seen[-2] if len(seen) > 1 else 0)))
+    session.fit()
+    assert seen == [1, 2, 7, 12, 17, 22, 27, 30]

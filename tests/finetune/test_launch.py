@@ -201,9 +201,13 @@ def ended(monkeypatch, environment, capsys):
     return work
 
 
-@pytest.mark.parametrize(("error", "code"), [(InputError("a"), 2), (TrainingError("a"), 3), (StopRequested("a"), 75)])
+@pytest.mark.parametrize(("error", "code"), [(InputError("a"), 2), (TrainingError("a"), 3)])
 def test_a_known_failure_is_one_message_and_its_exit_code(ended, error, code):
     assert ended(error) == (code, "error: a\n", 0)
+
+
+def test_a_stop_has_been_told_of_already(ended):
+    assert ended(StopRequested("a")) == (75, "", 0)
 
 
 def test_several_problems_are_one_list(ended):

@@ -93,6 +93,16 @@ def test_learning_rate_scales_with_the_batch(arguments, kind, rate):
     assert make_plan(asked, 1000, 1).learning_rate == pytest.approx(rate, rel=1e-12)
 
 
+def test_what_scaling_made_of_the_learning_rate_is_printed(arguments):
+    asked = {"learning_rate": 1e-3, "global_batch_size": 64, "base_global_batch_size": 16, "max_steps": 4, "warmup_steps": 2}
+    line = describe(make_plan(arguments(**asked, lr_scaling="sqrt"), 1000, 1))[2]
+    assert line == (
+        "learning rate  0.002 at its peak (--learning_rate times 2, --lr_scaling), 0.001 in the first step, 0.001 in the last; "
+        "2 warm-up step(s), linear"
+    )
+    assert "times" not in describe(make_plan(arguments(**asked), 1000, 1))[2]
+
+
 def test_due_at_every_interval_and_at_the_end(arguments):
     plan = make_plan(arguments(max_steps=7), 1000, 1)
     assert [step for step in range(1, 8) if plan.due(step, 3)] == [3, 6, 7]

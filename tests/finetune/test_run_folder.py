@@ -13,7 +13,7 @@ def test_a_new_folder_is_made_and_left_empty(tmp_path):
     assert list((tmp_path / "a" / "b").iterdir()) == []
 
 
-REMAINS = ("run.json", "tensorboard")  # of a start that failed before the first step
+REMAINS = ("run.json", "status.json", "tensorboard")  # of a start that failed before the first step
 
 
 @pytest.mark.parametrize("name", [name for name in OURS if name not in REMAINS])
@@ -76,6 +76,22 @@ def test_one_run_per_folder(tmp_path):
         lock(tmp_path)
     held.close()  # as the kernel does when a process dies
     lock(tmp_path).close()
+
+
+def test_a_worker_that_outlives_its_run_does_not_hold_the_lock(tmp_path):
+    held = lock(tmp_path)
+    (go_on, may_end), (is_there, says_so) = os.pipe(), os.pipe()
+    worker = os.fork()
+    if worker == 0:
+        os.close(may_end)
+        os.write(says_so, b"1")
+        os.read(go_on, 1)  # until the other end is closed
+        os._exit(0)
+    os.read(is_there, 1)
+    held.close()
+    lock(tmp_path).close()
+    os.close(may_end)
+    assert os.waitpid(worker, 0)[1] == 0
 
 
 def test_json_is_written_whole_and_refuses_what_json_cannot_hold(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from linear_task import LinearTask, eval_rows, linear_layer, make_plan, points, train_steps
 
-from finetune import checkpoint, engine, run_folder, session
+from finetune import checkpoint, engine, run_folder, session, status, stop
 from finetune.engine import Training
 from finetune.failure import InputError
 
@@ -139,6 +139,22 @@ def test_overwriting_clears_and_resuming_recovers(opened, tmp_path):
 def test_auto_without_a_checkpoint_starts_from_the_beginning(opened, capsys):
     assert opened(resume_from_checkpoint="auto") is None
     assert "no checkpoint yet, starting from the beginning" in capsys.readouterr().out
+
+
+def test_a_run_says_how_it_stands_and_may_take_so_long(opened, tmp_path):
+    with stop.listen():
+        opened(max_train_time=0.0001)
+        assert json.loads((tmp_path / "status.json").read_text())["state"] == "running"
+        assert stop.requested() == "--max_train_time 0.0001 is over"
+    status.end("done")
+    assert json.loads((tmp_path / "status.json").read_text())["state"] == "done"
+
+
+def test_what_a_crash_left_of_a_save_is_tidied_up(opened, tmp_path):
+    (tmp_path / "checkpoints" / ".step_4.unfinished").mkdir(parents=True)
+    (tmp_path / "history.jsonl").write_text("{}")
+    opened(resume_from_checkpoint="auto")
+    assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
 def test_processes_that_read_other_data_are_told_apart(start_run):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, BertConfig, BertModel, BigBirdConfig, EncoderDecoderConfig, GPT2Config
 
 from finetune.failure import InputError
-from titles.model import build_title_model, load_title_config, special_ids
+from titles.model import build_title_model, has_new_decoder, load_title_config, set_output_bias, special_ids
 from titles.task import IGNORED, Generation, TitleTask
 from vocabulary.train import train_tokenizer
 
@@ -68,6 +69,38 @@ def test_a_pretrained_encoder_warms_its_decoder_up(tmp_path, tokenizer):
     words = model.decoder.bert.embeddings.word_embeddings.weight
     assert torch.equal(words[: len(tokenizer)], encoder.embeddings.word_embeddings.weight)
     assert hasattr(ours[0], "crossattention")
+
+
+def test_from_scratch_both_sides_start_with_one_meaning_of_a_token(tokenizer):
+    model = build_title_model(asked(), BertConfig(vocab_size=200, **SIZES), tokenizer, max_title_length=8)
+    ours, theirs = model.decoder.get_input_embeddings().weight, model.encoder.get_input_embeddings().weight
+    assert torch.equal(ours, theirs)
+    assert ours is not theirs
+    assert model.decoder.get_output_embeddings().weight is ours
+
+
+def test_a_new_decoders_first_guess_is_how_often_a_token_is_in_titles(tokenizer):
+    model = build_title_model(asked(), BertConfig(vocab_size=200, **SIZES), tokenizer, max_title_length=8)
+    assert set_output_bias(model, np.array([7, 7, 9]))
+    bias = model.decoder.get_output_embeddings().bias
+    chances = bias.exp()
+    assert chances.sum().item() == pytest.approx(1)
+    assert (chances[7] / chances[9]).item() == pytest.approx(2.5 / 1.5)
+    assert (chances[9] / chances[8]).item() == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "has_decoder", "new"),
+    [
+        ({}, False, True),
+        ({}, True, True),
+        ({"from_scratch": False}, False, True),
+        ({"from_scratch": False}, True, False),
+        ({"from_scratch": False, "decoder_model_name_or_path": "bert"}, False, False),
+    ],
+)
+def test_which_decoders_are_new(changes, has_decoder, new):
+    assert has_new_decoder(asked(**changes), SimpleNamespace(is_encoder_decoder=has_decoder)) is new
 
 
 def test_the_saved_model_generates_the_same_in_plain_transformers(tmp_path, tokenizer):

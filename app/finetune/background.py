@@ -1,0 +1,44 @@
+"""Work beside the run: one piece at a time, whose error is raised where the run next looks. Level 1."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+NAME = "work beside the run"
+
+
+class Background:
+    """At most one piece of work in flight. Work must not use the process group: the run uses it meanwhile."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+
+    def start(self, work: Callable[[], None]) -> None:
+        """Waits for the piece before, raises its error if it had one, and begins this one."""
+        self.wait()
+        self._thread = threading.Thread(target=self._do, args=(work,), name=NAME)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Waits until nothing is in flight; raises the error of what was."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _do(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:
+            self._error = error
+
+
+def finish_all() -> None:
+    """Waits for whatever is in flight in this process, well or not; for a process that is about to end."""
+    for thread in threading.enumerate():
+        if thread.name == NAME:
+            thread.join()

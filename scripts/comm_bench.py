@@ -1,0 +1,200 @@
+"""How fast the processes of a launch talk to each other, and what that means for a model's steps.
+
+    torchrun --nproc_per_node 8 scripts/comm_bench.py --model_name_or_path bert-base-uncased
+    accelerate launch --config_file accelerate_configs/ddp.yaml scripts/comm_bench.py --config_name FOLDER
+    deepspeed --num_gpus 8 scripts/comm_bench.py --deepspeed ds_configs/zero3.json --mixed_precision bf16 --config_name FOLDER
+
+Start it as you would start the training. It measures all-reduce and broadcast over messages of growing size on the backend
+that the launch gets (NCCL on GPUs, gloo elsewhere or with --ddp_backend gloo), and prints for each the time and the bus
+bandwidth, the figure that can be held against a link's speed whatever the number of processes n:
+
+    all-reduce  size / time * 2 (n - 1) / n        broadcast  size / time
+
+(https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md). Times are medians of the slowest process's.
+
+With a model, it says how long the communication of one optimizer step should take: its gradients in buckets, as DDP sends
+them. ZeRO-1 and 2 move as much, ZeRO-3 half as much again (arXiv:1910.02054, section 7). It happens once per step, however
+many forward passes are accumulated, and most of it while the backward pass still computes.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "app"))
+
+from finetune import arguments as groups
+from finetune.config import option, parse
+from finetune.failure import InputError
+from finetune.launch import describe_launch, failures_end_the_job, finish, start
+
+BUCKET = 25 * 2**20  # bytes; what DistributedDataParallel sends at a time (its bucket_cap_mb)
+KIB, MIB = 2**10, 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchArguments:
+    """Benchmark"""
+
+    max_size_mb: int = option(256, at_least=1, help="largest message, in MiB")
+    repeats: int = option(20, at_least=1, help="times that each message is sent")
+    model_name_or_path: str | None = option(help="hub id or folder of the model whose gradients are meant")
+    config_name: str | None = option(help="hub id, folder or config.json of its configuration; no weights are read")
+    trust_remote_code: bool = option(False, help="run code that comes with a hub model")
+    output: str | None = option(help="write the figures to this json file too")
+    debug: bool = option(False, help="show the stack trace of an error")
+    max_grad_norm: float = option(1.0, help="what a DeepSpeed file may state", hidden=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments(groups.LaunchArguments, BenchArguments):
+    """Communication benchmark"""
+
+
+def main(arguments: Arguments) -> None:
+    from finetune import meeting
+
+    launch = describe_launch(arguments)
+    if launch.world_size < 2:
+        raise InputError("one process has nobody to talk to; start two or more, as in torchrun --nproc_per_node 2")
+    parameters = count_parameters(arguments) if launch.rank == 0 else None
+    meeting.call_the_roll({}, arguments.start_timeout)
+    run = start(launch, None)
+    machines = len(set(run.gather([launch.rank - launch.local_rank])))
+    run.print(f"communication  {launch.world_size} processes on {machines} machine(s), {launch.backend} on {run.device.type}")
+    run.print(f"{'size':>10}{'all-reduce':>14}{'bus':>14}{'broadcast':>14}{'bus':>14}")
+    rows = []
+    for size in sizes(arguments.max_size_mb):
+        rows.append(measure(run, size, arguments.repeats))
+        run.print(line(rows[-1]))
+    figures: dict[str, Any] = {"processes": launch.world_size, "machines": machines, "backend": launch.backend, "sizes": rows}
+    parameters = run.broadcast(parameters)
+    if parameters is not None:
+        figures |= step_communication(run, parameters, arguments.repeats)
+        run.print(*explain(figures))
+    if arguments.output:
+        run.on_main(lambda: Path(arguments.output).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8"))
+    finish(run)
+
+
+def sizes(max_size_mb: int) -> list[int]:
+    """1 KiB, 4 KiB, ... and the largest itself, in bytes."""
+    largest, found = max_size_mb * MIB, []
+    size = KIB
+    while size < largest:
+        found.append(size)
+        size *= 4
+    return [*found, largest]
+
+
+def bus_bandwidth(operation: str, size: int, seconds: float, processes: int) -> float:
+    """Bytes per second as nccl-tests counts them (see the top)."""
+    factor = 2 * (processes - 1) / processes if operation == "all_reduce" else 1.0
+    return size / seconds * factor
+
+
+def measure(run: Any, size: int, repeats: int) -> dict[str, Any]:
+    """One row of the table: times in seconds, bandwidths in bytes per second."""
+    import torch
+
+    tensor = torch.zeros(size // 4, dtype=torch.float32, device=run.device)
+    row: dict[str, Any] = {"bytes": size}
+    for name, send in (
+        ("all_reduce", lambda: torch.distributed.all_reduce(tensor)),
+        ("broadcast", lambda: torch.distributed.broadcast(tensor, 0)),
+    ):
+        seconds = median_seconds(run, send, repeats)
+        bandwidth = bus_bandwidth(name, size, seconds, run.launch.world_size)
+        row |= {f"{name}_seconds": seconds, f"{name}_bus_bytes_per_second": bandwidth}
+    return row
+
+
+def median_seconds(run: Any, send: Callable[[], Any], repeats: int) -> float:
+    """The median of the slowest process's times, the same on every process. The first two are warm-up."""
+    import torch
+
+    def settle() -> None:
+        if run.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    times = []
+    for _ in range(repeats + 2):
+        torch.distributed.barrier()
+        settle()
+        started = time.perf_counter()
+        send()
+        settle()
+        times.append(time.perf_counter() - started)
+    slowest = torch.tensor(times[2:], dtype=torch.float64, device=run.device)
+    torch.distributed.all_reduce(slowest, op=torch.distributed.ReduceOp.MAX)
+    return statistics.median(slowest.tolist())
+
+
+def count_parameters(arguments: Any) -> int | None:
+    """Trainable numbers of the model that is named, without reading its weights; None where none is named."""
+    if not (arguments.config_name or arguments.model_name_or_path):
+        return None
+    import torch
+    from transformers import AutoModel
+
+    from pretrained.model import load_config
+
+    config = load_config(arguments)
+    try:
+        with torch.device("meta"):
+            model = AutoModel.from_config(config, trust_remote_code=arguments.trust_remote_code)
+    except Exception as error:
+        raise InputError(f"no model can be built from {config.model_type}'s configuration ({error})") from error
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def step_communication(run: Any, parameters: int, repeats: int) -> dict[str, Any]:
+    """What the gradients of one optimizer step weigh, and how long sending them takes at the speed of one bucket."""
+    half = run.launch.deepspeed_config is not None and run.launch.precision != "no"
+    weight = parameters * (2 if half else 4)  # DDP keeps fp32 gradients under bf16 and fp16 too
+    bucket = min(BUCKET, max(4, weight // 4 * 4))
+    seconds = measure(run, bucket, repeats)["all_reduce_seconds"] / bucket * weight
+    seconds *= 1.5 if run.launch.zero_stage == 3 else 1.0
+    return {
+        "parameters": parameters,
+        "gradient_bytes": weight,
+        "bucket_bytes": bucket,
+        "zero_stage": run.launch.zero_stage,
+        "step_communication_seconds": seconds,
+    }
+
+
+def line(row: dict[str, Any]) -> str:
+    cells = [
+        f"{1000 * row[f'{name}_seconds']:>11.3f} ms{row[f'{name}_bus_bytes_per_second'] / 1e9:>9.3f} GB/s"
+        for name in ("all_reduce", "broadcast")
+    ]
+    return f"{in_units(row['bytes']):>10}{''.join(cells)}"
+
+
+def explain(figures: dict[str, Any]) -> list[str]:
+    mode = f"ZeRO-{figures['zero_stage']}" if figures["zero_stage"] else "DDP"
+    return [
+        f"gradients      {in_units(figures['gradient_bytes'])} ({figures['parameters'] / 1e6:.3g} M parameters), in buckets of "
+        f"{in_units(figures['bucket_bytes'])}",
+        f"{mode:<15}communication should take about {1000 * figures['step_communication_seconds']:.1f} ms of a step",
+    ]
+
+
+def in_units(size: int) -> str:
+    for unit, name in ((2**30, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if size >= unit:
+            return f"{size / unit:.4g} {name}"
+    return f"{size} B"
+
+
+if __name__ == "__main__":
+    with failures_end_the_job(debug="--debug" in sys.argv):
+        main(parse(Arguments, description=__doc__))

@@ -1,0 +1,115 @@
+#!/usr/bin/env bash
+# One job on several machines over plain ssh, started from anywhere that reaches them:
+#
+#   bash scripts/multi_node.sh --hosts node1,node2 --processes_per_host 8 app/classify.py ARGS
+#   bash scripts/multi_node.sh --hosts node1,node2 --processes_per_host 8 \
+#     app/titlegen.py --deepspeed ds_configs/zero2.json --mixed_precision bf16 ARGS
+#
+# Every host needs this repository and the same Python environment (or --python FILE) at the same path, the current folder (or
+# --directory DIR), and an ssh login that asks for nothing. No disk need be shared. The first host is machine 0; the others must reach it under
+# that name (or --address NAME) at --port, and each other at any port.
+#
+# Variables that begin with HF_, NCCL_, GLOO_, OMP_ or TORCH_ are set there as they are here; tokens are not.
+# SIGTERM, SIGINT and SIGUSR1 go to every process: the job writes a checkpoint and ends with exit code 75. If this script or
+# its connection dies, the same happens. The exit code is that of the first process that failed.
+set -euo pipefail
+
+usage() {
+  echo "usage: multi_node.sh --hosts A,B,... --processes_per_host N [--port 29500] [--address NAME] [--directory DIR]" \
+    "[--python FILE] SCRIPT ARGS" >&2
+  exit 2
+}
+
+hosts='' processes='' port=29500 address='' directory=$PWD python=$(command -v python || command -v python3)
+while [ $# -gt 0 ]; do
+  case $1 in
+  --hosts | --processes_per_host | --port | --address | --directory | --python)
+    [ $# -ge 2 ] || usage
+    case $1 in
+    --hosts) hosts=$2 ;;
+    --processes_per_host) processes=$2 ;;
+    --port) port=$2 ;;
+    --address) address=$2 ;;
+    --directory) directory=$2 ;;
+    --python) python=$2 ;;
+    esac
+    shift 2
+    ;;
+  -*)
+    echo "error: unknown option $1 (options of the script come after it)" >&2
+    usage
+    ;;
+  *) break ;;
+  esac
+done
+{ [ -n "$hosts" ] && [[ $processes =~ ^[1-9][0-9]*$ ]] && [[ $port =~ ^[0-9]+$ ]] && [ $# -gt 0 ]; } || usage
+IFS=, read -r -a machines <<<"$hosts"
+count=${#machines[@]}
+address=${address:-${machines[0]#*@}}
+grace=${GRACE_SECONDS:-120} # for the other machines when one has failed
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+
+forwarded=("FINETUNE_MACHINES=$hosts" "GRACE_SECONDS=$grace")
+while IFS= read -r name; do
+  case $name in
+  *TOKEN*) ;;
+  HF_* | NCCL_* | GLOO_* | OMP_* | TORCH_*) forwarded+=("$name=${!name}") ;;
+  esac
+done < <(compgen -e)
+
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+
+# Every ssh reads from a pipe that this shell writes to: signals go there by name, and the end of this shell is the end of
+# the pipe. All are started before the first pipe is opened, so that none of them holds another's open.
+for ((i = 0; i < count; i++)); do
+  mkfifo "$folder/$i.in"
+  command=(env "${forwarded[@]}" "$python" "$here/machine.py" --node "$i" --nodes "$count" --processes "$processes"
+    --address "$address" --port "$port" "$@")
+  (
+    code=0
+    ssh -o BatchMode=yes -o ServerAliveInterval=30 "${machines[i]}" \
+      "cd $(printf '%q' "$directory") && exec$(printf ' %q' "${command[@]}")" <"$folder/$i.in" || code=$?
+    echo "$code" >"$folder/$i.code"
+  ) &
+done
+pipes=()
+for ((i = 0; i < count; i++)); do
+  exec {pipe}>"$folder/$i.in"
+  pipes+=("$pipe")
+done
+
+tell() {
+  local pipe
+  for pipe in "${pipes[@]}"; do
+    # in a subshell: writing to a connection that has ended would end this one
+    (echo "$1" >&"$pipe") 2>/dev/null || true
+  done
+}
+trap 'tell TERM' TERM INT HUP
+trap 'tell USR1' USR1
+
+failed=0 ended=0 deadline=0
+while [ "$ended" -lt "$count" ]; do
+  ended=0
+  for ((i = 0; i < count; i++)); do
+    [ -s "$folder/$i.code" ] || continue
+    ended=$((ended + 1))
+    code=$(<"$folder/$i.code")
+    if [ "$code" -ne 0 ] && [ "$failed" -eq 0 ]; then
+      failed=$code deadline=$((SECONDS + grace + 5))
+      case $code in
+      75) ;;
+      255) echo "error: ssh ${machines[i]} failed (255); the other machines are told to stop" >&2 && deadline=0 ;;
+      *) echo "error: ${machines[i]} ended with exit code $code" >&2 ;;
+      esac
+    fi
+  done
+  if [ "$failed" -ne 0 ] && [ "$SECONDS" -ge "$deadline" ]; then
+    tell TERM
+    [ "$SECONDS" -lt $((deadline + 30)) ] || tell KILL
+    deadline=$((SECONDS > deadline ? SECONDS + 5 : deadline + 5))
+  fi
+  sleep 0.2
+done
+exit "$failed"

@@ -1,0 +1,397 @@
+#!/usr/bin/env python3
+"""What a training command will do and need, before a GPU is touched or a process group started.
+
+    python scripts/plan.py [--launch accelerate_configs/NAME.yaml] [--num_processes N] [--gpu_memory GIB] app/classify.py ARGS
+    python scripts/plan.py --num_processes 8 app/titlegen.py --deepspeed ds_configs/zero2.json ARGS
+
+ARGS are the training command's own, unchanged. It runs anywhere, also on a laptop that plans for eight GPUs: data are read and
+tokenized as in the run, the model is built without weights, and one forward and backward pass is rehearsed on tensors without
+values. It prints the batch arithmetic, steps, tokens and learning rates; the memory of a GPU under every shipped launch
+file, and the cheapest of these that fits --gpu_memory; or everything that contradicts itself in launch file, DeepSpeed file
+and arguments, in one list.
+
+    --launch FILE       the file that `accelerate launch --config_file` gets; without it `python`, or torchrun or deepspeed
+    --num_processes N   processes on all machines, if not what FILE says
+    --gpu_memory GIB    memory of one GPU; without it nothing is recommended
+
+Exit codes: 0 done, and the planned launch fits; 1 it does not fit --gpu_memory; 2 contradictions or bad input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPOSITORY / "app"))
+
+from finetune.failure import EXIT_BAD_INPUT, InputError  # noqa: E402
+
+DOES_NOT_FIT = 1
+LAUNCH_FILES = REPOSITORY / "accelerate_configs"
+# What Accelerate refuses beside a DeepSpeed file (`DeepSpeedPlugin` of accelerate 1.15), since the file says it too.
+SAID_TWICE = (
+    *("gradient_accumulation_steps", "gradient_clipping", "zero_stage", "offload_optimizer_device", "offload_param_device"),
+    *("offload_param_nvme_path", "offload_optimizer_nvme_path", "zero3_save_16bit_model", "mixed_precision"),
+)
+PLANNED = "this launch"
+KINDS = ("NO", "MULTI_GPU", "DEEPSPEED")
+
+
+@dataclass(frozen=True)
+class LaunchFile:
+    """The part of an accelerate file that decides how a job runs."""
+
+    name: str
+    processes: int
+    machines: int
+    use_cpu: bool
+    precision: str
+    deepspeed_file: str | None
+    deepspeed: bool
+
+
+def main(argv: list[str]) -> int:
+    options, script, rest = read_options(argv)
+    try:
+        return plan(options, script, rest)
+    except InputError as error:
+        lines = [f"{len(error.problems)} problem(s):", *(f"  - {problem}" for problem in error.problems)]
+        print(*lines, sep="\n", file=sys.stderr)
+        return EXIT_BAD_INPUT
+
+
+def read_options(argv: list[str]) -> tuple[argparse.Namespace, Path, list[str]]:
+    """The options before the script, the script, and its arguments."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--launch", metavar="FILE")
+    parser.add_argument("--num_processes", type=int, metavar="N")
+    parser.add_argument("--gpu_memory", type=gigabytes, metavar="GIB")
+    parser.add_argument("script", type=Path, metavar="app/TASK.py")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS")
+    found = parser.parse_args(argv)
+    if found.num_processes is not None and found.num_processes < 1:
+        parser.error(f"--num_processes {found.num_processes}: at least 1")
+    if not found.script.is_file():
+        parser.error(f"{found.script}: is no file; name a task's script, such as app/classify.py")
+    return found, found.script, found.arguments
+
+
+def gigabytes(text: str) -> float:
+    """24, 24GB or 24GiB -> 24.0. Cards are sold by the GB and hold that many GiB, so the units are not told apart."""
+    number = float(text.lower().removesuffix("b").removesuffix("i").removesuffix("g"))
+    if number <= 0:
+        raise ValueError(text)
+    return number
+
+
+def plan(options: argparse.Namespace, script: Path, rest: list[str]) -> int:
+    """Prints everything. Raises `InputError` with all contradictions."""
+    task_script = load_script(script)
+    problems: list[str] = []
+    launch_file = collect(problems, lambda: read_launch_file(options.launch)) if options.launch else None
+    from finetune.config import parse
+
+    arguments = collect(problems, lambda: parse(task_script.Arguments, rest))
+    if problems and (arguments is None or (options.launch and launch_file is None)):
+        raise InputError(*problems)
+    if launch_file is not None:
+        problems += launch_problems(launch_file, options.num_processes)
+    processes = options.num_processes or (launch_file.processes if launch_file else 1)
+    use_cpu = launch_file is not None and launch_file.use_cpu
+    pretend(launch_file, processes, use_cpu)
+    asked = collect(problems, lambda: check(arguments, processes, use_cpu))
+    data, steps_plan = read_data(task_script, arguments, processes, asked, problems)
+    if problems:
+        raise InputError(*problems)
+    print("\n".join(describe_run(arguments, asked, data, steps_plan, launch_file)))
+    several_machines = launch_file is not None and launch_file.machines > 1
+    return memory_report(task_script, arguments, asked, data, steps_plan, several_machines, options.gpu_memory)
+
+
+def load_script(script: Path) -> Any:
+    """A task's script as a module."""
+    sys.path.insert(0, str(script.resolve().parent))
+    module = importlib.import_module(script.stem)
+    missing = [name for name in ("Arguments", "load_data", "rehearsal") if not hasattr(module, name)]
+    if missing:
+        raise InputError(f"{script}: is no task that can be planned, it has no {', '.join(missing)}")
+    return module
+
+
+def collect(problems: list[str], work: Callable[[], Any]) -> Any:
+    """The result of `work`; None, and its problems added, where there are some."""
+    try:
+        return work()
+    except InputError as error:
+        problems += [problem for problem in error.problems if problem not in problems]
+        return None
+
+
+# Launch files ---------------------------------------------------------------------------------------------------------
+
+
+def read_launch_file(name: str) -> LaunchFile:
+    """Reads an accelerate file. Raises `InputError` for one that cannot be read or that Accelerate would not take."""
+    path = next((p for p in (Path(name), REPOSITORY / name) if p.is_file()), None)
+    if path is None:
+        shipped = ", ".join(sorted(file.name for file in LAUNCH_FILES.glob("*.yaml")))
+        raise InputError(f"--launch {name}: no such file (in accelerate_configs/: {shipped})")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        raise InputError(f"{name}{f':{mark.line + 1}' if mark else ''}: not valid YAML") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{name}: expected `name: value` lines, found {type(content).__name__}")
+    problems = file_problems(name, content)
+    if problems:
+        raise InputError(*problems)
+    section = content.get("deepspeed_config") or {}
+    return LaunchFile(
+        name=name,
+        processes=int(content.get("num_processes") or 1),
+        machines=int(content.get("num_machines") or 1),
+        use_cpu=bool(content.get("use_cpu", False)),
+        precision=str(content.get("mixed_precision") or "no").lower(),
+        deepspeed_file=section.get("deepspeed_config_file"),
+        deepspeed=content.get("distributed_type") == "DEEPSPEED",
+    )
+
+
+def file_problems(name: str, content: dict[str, Any]) -> list[str]:
+    """What is wrong in an accelerate file, whatever it is used for."""
+    from accelerate.commands.config.config_args import ClusterConfig
+
+    found = [f"{name}: unknown key {key}" for key in sorted(set(content) - set(ClusterConfig.__dataclass_fields__))]
+    # YAML reads a bare NO as false.
+    kind = "NO" if content.get("distributed_type", "NO") is False else content.get("distributed_type", "NO")
+    if kind == "MULTI_CPU":
+        found.append(f"{name}: MULTI_CPU starts one process unless MPI does; use MULTI_GPU with use_cpu: true (cpu_ddp.yaml)")
+    elif kind not in KINDS:
+        found.append(f"{name}: distributed_type {kind} is not supported; {', '.join(KINDS)} are")
+    section = content.get("deepspeed_config") or {}
+    if kind == "DEEPSPEED" and not section.get("deepspeed_config_file"):
+        found.append(f"{name}: asks for DeepSpeed without a file; add deepspeed_config_file: ds_configs/zero2.json")
+    if kind != "DEEPSPEED" and section:
+        found.append(f"{name}: has a deepspeed_config but distributed_type is {kind}; keep one")
+    if section.get("deepspeed_config_file"):
+        twice = [key for key in SAID_TWICE if key in section or key in content]
+        found += [f"{name}: {key} stands beside a DeepSpeed file, which Accelerate refuses; remove it" for key in twice]
+    for key in ("num_processes", "num_machines"):
+        if not isinstance(content.get(key, 1), int) or content.get(key, 1) < 1:
+            found.append(f"{name}: {key} is {content[key]!r}, expected a whole number from 1")
+    return found
+
+
+def launch_problems(file: LaunchFile, processes: int | None) -> list[str]:
+    """What contradicts itself between an accelerate file and the number of processes."""
+    number = processes or file.processes
+    found = []
+    if number % file.machines:
+        found.append(f"{file.name}: {number} processes do not share out over {file.machines} machines")
+    if number > 1 and file.name.endswith(("cpu.yaml", "single_gpu.yaml")):
+        found.append(f"{file.name}: starts one process, --num_processes is {number}; use ddp.yaml or cpu_ddp.yaml")
+    return found
+
+
+def pretend(file: LaunchFile | None, processes: int, use_cpu: bool) -> None:
+    """Sets what the launcher would set for the first process. All machines are taken for one: nothing is connected."""
+    for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
+        del os.environ[name]
+    world = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
+    os.environ.update(world if processes > 1 else {})
+    if file is None:
+        os.environ.update({"TORCHELASTIC_RUN_ID": "plan"} if processes > 1 else {})
+        return
+    os.environ.update(ACCELERATE_MIXED_PRECISION=file.precision, ACCELERATE_USE_CPU=str(use_cpu))
+    if file.deepspeed:
+        os.environ.update(ACCELERATE_USE_DEEPSPEED="true", ACCELERATE_DEEPSPEED_CONFIG_FILE=file.deepspeed_file)
+
+
+def check(arguments: Any, processes: int, use_cpu: bool) -> Any:
+    """The launch that is asked for. Raises `InputError` as the run itself would."""
+    from finetune import session
+    from finetune.launch import Machine
+
+    return session.check(arguments, Machine(0 if use_cpu else processes, True))
+
+
+# The run ---------------------------------------------------------------------------------------------------------------
+
+
+def read_data(script: Any, arguments: Any, processes: int, asked: Any, problems: list[str]) -> tuple[Any, Any]:
+    """The run's data and plan; what is wrong with them is added to `problems`."""
+    from finetune import zero
+    from finetune.arguments import tasks_to_do
+    from finetune.plan import derive_batch, make_plan
+
+    train, evaluate, predict = tasks_to_do(arguments)
+    if not train:
+        raise InputError(*problems, "this command does not train; there is nothing to plan")
+    sizes = (arguments.global_batch_size, arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps)
+    batch = collect(problems, lambda: derive_batch(processes, *sizes))
+    if batch is not None and asked is not None and asked.deepspeed_config is not None:
+        file = (asked.deepspeed_config, asked.deepspeed_file)
+        collect(problems, lambda: zero.complete_config(*file, batch, asked.max_grad_norm, asked.precision))
+    if hasattr(script, "headline_of"):
+        collect(problems, lambda: script.headline_of(arguments))
+    data = collect(problems, lambda: script.load_data(arguments, train, evaluate, predict))
+    if data is None or batch is None:
+        return data, None
+    return data, collect(problems, lambda: make_plan(arguments, len(data.train.texts), processes))
+
+
+def describe_run(arguments: Any, asked: Any, data: Any, steps: Any, file: LaunchFile | None) -> list[str]:
+    """Processes, batches, steps, tokens and learning rates."""
+    from finetune.plan import describe
+
+    tokens = int(data.train.tokens.lengths.sum())
+    longest = int(data.train.tokens.lengths.max())
+    where = f"{asked.world_size} process(es) on {'CPU' if asked.use_cpu else 'GPUs'}"
+    machines = f" of {file.machines} machines" if file and file.machines > 1 else ""
+    stage = f"ZeRO-{asked.zero_stage} ({asked.deepspeed_file})" if asked.deepspeed_config else "no ZeRO"
+    total = steps.total_steps / steps.steps_per_epoch * tokens
+    lines = describe(steps)
+    return [
+        f"launch         {file.name if file else asked.launcher}: {where}{machines}, {asked.backend}, {stage}",
+        f"precision      {asked.precision if asked.precision != 'no' else 'fp32'}",
+        *(line for line in lines if not line.startswith("note")),
+        f"tokens         {tokens:,} per epoch without padding, about {total:,.0f} in the run; {longest} in the longest row",
+        f"idle           {steps.batch.idle_share:.1%} of the processes' time, counted in rows",
+        *(line for line in lines if line.startswith("note")),
+        *(f"note           {note}" for note in data.notes),
+    ]
+
+
+# Memory ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    """A launch and what it needs."""
+
+    name: str
+    layout: Any
+    estimate: Any
+
+    @property
+    def cost(self) -> tuple:
+        """What makes a launch slow, worst first: host memory in the way, then more to exchange."""
+        return self.layout.offload_parameters, self.layout.offload_optimizer, self.layout.stage
+
+
+def memory_report(
+    script: Any, arguments: Any, asked: Any, data: Any, steps: Any, several_machines: bool, gpu_memory: float | None
+) -> int:
+    """Prints the table and, for a memory, the cheapest launch that fits."""
+    from finetune import memory
+
+    model, task, batches = script.rehearsal(asked, arguments, data, steps)
+    if arguments.gradient_checkpointing:
+        try:
+            model.gradient_checkpointing_enable()
+        except ValueError as error:
+            raise InputError(f"--gradient_checkpointing: {error}") from None
+    batch = memory.largest_batch(batches)
+    layout = memory.layout_of(asked, steps.batch)
+    rehearsals: dict[tuple, Any] = {}
+
+    def row(name: str, layout: Any) -> Row:
+        kernels = (layout.own_precision, layout.autocast)
+        if kernels not in rehearsals:
+            rehearsals[kernels] = memory.rehearse(model, task, batch, layout)
+        return Row(name, layout, memory.estimate(rehearsals[kernels], layout))
+
+    try:
+        planned = row(PLANNED, layout)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
+        print(f"memory         not known in advance: the model cannot be rehearsed ({reason})")
+        return 0
+    shipped = [row(name, other) for name, other in shipped_layouts(layout, several_machines)]
+    first = next(iter(rehearsals.values()))
+    shape = "x".join(map(str, first.shape))
+    print(f"model          {first.weights:,} weights, {first.trainable:,} of them trained")
+    print(f"\nGiB per {'GPU' if layout.on_gpu else 'process'}, in passes over {shape} tokens\n")
+    print(*table([planned, *sorted(shipped, key=lambda r: r.cost)], gpu_memory), sep="\n")
+    if gpu_memory is None:
+        return 0
+    return recommend(planned, shipped, gpu_memory)
+
+
+def shipped_layouts(planned: Any, several_machines: bool) -> list[tuple[str, Any]]:
+    """The shipped launch files that could run this job on GPUs in the planned precision and number of processes."""
+    from finetune import memory, zero
+
+    found = []
+    for path in sorted(LAUNCH_FILES.glob("*.yaml")):
+        file = read_launch_file(f"{LAUNCH_FILES.name}/{path.name}")
+        several = planned.world_size > 1
+        if file.use_cpu or (file.machines > 1) != several_machines:
+            continue
+        if not file.deepspeed and ((file.processes > 1) != several or file.precision not in ("no", planned.precision)):
+            continue
+        plain = memory.Layout(planned.world_size, planned.precision, True, planned.accumulation, several)
+        said = file.precision == planned.precision
+        name = file.name if said else f"{file.name} --mixed_precision {planned.precision}"
+        if file.deepspeed:
+            plain = memory.with_zero(plain, zero.read_config(file.deepspeed_file, search=(REPOSITORY,)))
+        elif not said and several and not several_machines:
+            continue  # another of the shipped files says it
+        found.append((name, plain))
+    return found
+
+
+def table(rows: list[Row], gpu_memory: float | None) -> list[str]:
+    """One line a launch, in GiB."""
+    from finetune import memory
+
+    titles = ("weights", "gradients", "optimizer", "activations", "exchange", "  peak", "  host")
+    names = [
+        row.name.removeprefix(f"{LAUNCH_FILES.name}/").partition(" ")[0] if row.name != PLANNED else PLANNED for row in rows
+    ]
+    width = max(map(len, names))
+    lines = ["  ".join([f"{'':{width}}", *titles, *(["needs"] if gpu_memory else [])])]
+    for name, row in zip(names, rows, strict=True):
+        numbers = [f"{getattr(row.estimate, title.strip()) / memory.GIB:{len(title)}.2f}" for title in titles]
+        verdict = f"{memory.needed(row.estimate) / memory.GIB:5.1f}" if gpu_memory and row.layout.on_gpu else ""
+        lines.append("  ".join([f"{name:{width}}", *numbers, verdict]).rstrip())
+    lines.append("peak: what is there at once at the worst moment; host: memory of the machine, per process")
+    if gpu_memory:
+        lines.append(
+            f"needs: peak, {memory.FRAGMENTATION:.0%} for fragmentation, and {memory.OUTSIDE_TENSORS / memory.GIB:g} GiB for "
+            "what is no tensor (CUDA context, libraries, NCCL; assumed)"
+        )
+    return lines
+
+
+def recommend(planned: Row, shipped: list[Row], gpu_memory: float) -> int:
+    """Prints whether the planned launch fits and the cheapest shipped one that does."""
+    from finetune import memory
+
+    def fits(row: Row) -> bool:
+        return memory.needed(row.estimate) <= gpu_memory * memory.GIB
+
+    print(f"\nthis launch {'fits' if fits(planned) else 'does not fit'} {gpu_memory:g} GiB")
+    fitting = sorted((row for row in shipped if fits(row)), key=lambda row: row.cost)
+    if fitting:
+        print(f"the cheapest that fits is {fitting[0].name}")
+    else:
+        print(
+            "no shipped launch fits: try a smaller --per_device_train_batch_size (the global batch stays as it is), "
+            "--gradient_checkpointing, --mixed_precision bf16, or a smaller model"
+        )
+    return 0 if fits(planned) else DOES_NOT_FIT
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,106 @@
+"""What `session` asks of several machines before a run, and hands to those that do not see rank 0's disk."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from finetune import launch, local_copy, meeting, session
+from finetune.failure import InputError
+from finetune.launch import failures_end_the_job
+
+
+@pytest.fixture
+def place(environment, monkeypatch):
+    """Makes this process one of two machines with two processes each; returns what it brought to the roll call."""
+    brought = []
+    monkeypatch.setattr(meeting, "call_the_roll", lambda compared, timeout: brought.append((compared, timeout)))
+
+    def make(rank):
+        environment.update(RANK=str(rank), WORLD_SIZE="4", LOCAL_RANK=str(rank % 2), LOCAL_WORLD_SIZE="2")
+        return brought
+
+    return make
+
+
+def test_a_process_brings_what_must_be_alike(place, arguments, tmp_path):
+    (tmp_path / "train.csv").write_text("text,labels\na,b\n")
+    brought = place(2)
+    given = {"train_file": str(tmp_path / "train.csv"), "test_file": str(tmp_path / "none.csv"), "start_timeout": 7, "seed": 5}
+    session.check(arguments(output_dir=str(tmp_path / "run"), **given))
+    compared, timeout = brought[0]
+    assert timeout == 7
+    assert compared["arguments"]["--seed"] == 5
+    # Places may differ between machines; what they hold may not.
+    assert not {"--output_dir", "--train_file", "--test_file", "--start_timeout"} & set(compared["arguments"])
+    assert compared["files"]["--train_file (train.csv)"].startswith("16 bytes, sha256 ")
+    assert compared["files"]["--test_file (none.csv)"] == "unreadable (No such file or directory)"
+    assert set(compared["libraries"]) >= {"torch", "deepspeed"}
+    assert "app/finetune/session.py" in compared["code"]
+    json.dumps(compared)
+
+
+def test_one_process_of_a_machine_brings_what_costs_something(place, arguments, tmp_path):
+    brought = place(3)
+    session.check(arguments(output_dir=str(tmp_path)))
+    assert not {"files", "code", "libraries"} & set(brought[0][0])
+
+
+def test_a_file_of_the_arguments_is_compared_under_its_own_name_only(arguments):
+    names = set(vars(arguments()))
+    assert set(session.OF_ONE_MACHINE) - {"config", "label_file"} <= names
+    assert set(session.FILES) <= set(session.OF_ONE_MACHINE)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_only_rank_0_looks_at_the_folder(place, arguments, tmp_path, rank):
+    place(rank)
+    (tmp_path / "metrics.json").touch()
+    if rank == 0:
+        with pytest.raises(InputError, match="already holds a run"):
+            session.check(arguments(output_dir=str(tmp_path)))
+    else:
+        session.check(arguments(output_dir=str(tmp_path)))
+        session.check(arguments(output_dir=str(tmp_path / "new")))
+        assert not (tmp_path / "new").exists()
+
+
+def test_a_failure_is_told_to_the_machines_that_wait(environment, monkeypatch, capsys):
+    told, ended = [], []
+    monkeypatch.setattr(meeting, "leave_word", lambda problems, code: told.append((problems, code)))
+    monkeypatch.setattr("os._exit", ended.append)
+    monkeypatch.setattr("finetune.stop.leave", ended.append)
+    with failures_end_the_job(debug=False):
+        raise InputError("a.csv:3: bad", "b.csv: gone")
+    with failures_end_the_job(debug=False):
+        raise ZeroDivisionError("oops")
+    assert told == [(["a.csv:3: bad", "b.csv: gone"], 2), (["ZeroDivisionError: oops"], 3)]
+    assert ended == [2, 3]
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_best_model_is_loaded_from_where_this_machine_has_it(arguments, monkeypatch, tmp_path, shared):
+    seen = []
+    monkeypatch.setattr(local_copy, "fetch", lambda run, folder, shared: seen.append((folder, shared)) or tmp_path / "copy")
+    monkeypatch.setattr(local_copy, "discard", lambda run, place, folder: seen.append((place, folder)))
+    asked = arguments(output_dir="runs/a", shared_output_dir=shared)
+    best = Path("runs/a/best")
+    assert session.load_best(SimpleNamespace(), asked, lambda place: place) == tmp_path / "copy"
+    with pytest.raises(KeyError):
+        session.load_best(SimpleNamespace(), asked, {}.__getitem__)
+    assert seen == [(best, shared), (tmp_path / "copy", best)] * 2
+
+
+@pytest.mark.parametrize("machines", [1, 2])
+def test_processes_that_met_but_cannot_connect_are_told_what_to_look_at(environment, machines):
+    environment["GLOO_SOCKET_IFNAME"] = "eth0"
+    asked = SimpleNamespace(world_size=2, local_world_size=2 // machines, backend="gloo")
+    error = RuntimeError("Gloo connectFullMesh failed with [pair.cc:156] timed out\nmore")
+    with pytest.raises(InputError if machines == 2 else RuntimeError) as caught, launch._roads_explained(asked):
+        raise error
+    if machines == 2:
+        assert "over network card eth0 (Gloo connectFullMesh failed with [pair.cc:156] timed out)" in str(caught.value)
+    with pytest.raises(RuntimeError, match="of another kind"), launch._roads_explained(asked):
+        raise RuntimeError("of another kind")

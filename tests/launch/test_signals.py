@@ -1,0 +1,169 @@
+"""Requests to stop, as they reach a job under every launcher: whoever is asked, all stop at one step, which is saved."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+
+import psutil
+import pytest
+from launchers import TIMEOUT, accelerate, deepspeed, environment, python, run, torchrun, training
+
+from finetune.checkpoint import damage, list_checkpoints
+
+pytestmark = pytest.mark.slow
+
+TERM, USR1, INT, KILL = signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGKILL
+# Long enough for any machine to be asked in the middle of it.
+ENDLESS = {"max_steps": 100_000, "warmup_steps": 0, "save_steps": 0, "eval_strategy": "no", "eval_steps": None,
+           "global_batch_size": 8, "metric_for_best_model": None}  # fmt: skip
+DS_FILE = {"deepspeed": "ds_configs/zero1.json"}
+
+
+@dataclass
+class Job:
+    """A command that runs: its process, its descendants as of the moment that it trained, and what it says."""
+
+    process: subprocess.Popen
+    family: list
+    said: object
+
+    def worker(self, rank):
+        """The process of a rank."""
+        return next(member for member in self.family if member.environ().get("RANK") == str(rank) and is_script(member))
+
+    def ended(self):
+        """The launcher's exit code, once everything that belonged to the job is gone."""
+        code = self.process.wait(TIMEOUT)
+        _, alive = psutil.wait_procs(self.family, TIMEOUT)
+        assert alive == []
+        return code
+
+    def text(self):
+        self.said.seek(0)
+        return self.said.read()
+
+
+def is_script(process):
+    """Whether a process runs the script itself, rather than launches it."""
+    command = process.cmdline()
+    return len(command) > 1 and any(part.endswith("classify.py") for part in command[1:3])
+
+
+@pytest.fixture
+def start(home):
+    """Starts a command and waits until it has trained for some steps; kills what is left of it in the end."""
+    jobs = []
+
+    def begin(command, folder, steps=3):
+        said = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed below
+        process = subprocess.Popen(
+            command, cwd=home, env=environment(home), stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True
+        )
+        job = Job(process, [], said)
+        jobs.append(job)
+        history, until = folder / "history.jsonl", time.monotonic() + TIMEOUT
+        while not history.exists() or history.read_bytes().count(b"\n") < steps:
+            assert process.poll() is None, job.text()
+            assert time.monotonic() < until, job.text()
+            time.sleep(0.01)
+        job.family = psutil.Process(process.pid).children(recursive=True)
+        return job
+
+    yield begin
+    for job in jobs:
+        for member in [*job.family, psutil.Process(job.process.pid)] if job.process.poll() is None else job.family:
+            if member.is_running():
+                member.kill()
+        job.said.close()
+
+
+def read_json(path):
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def launcher(number):
+    return lambda job: job.process.send_signal(number)
+
+
+def rank(place, number):
+    return lambda job: job.worker(place).send_signal(number)
+
+
+def inner(number):
+    """The process below DeepSpeed's command, which has the workers."""
+    return lambda job: psutil.Process(job.worker(0).ppid()).send_signal(number)
+
+
+def everyone(number):
+    """What a terminal does with Ctrl-C."""
+    return lambda job: os.killpg(job.process.pid, number)
+
+
+ASKED = {
+    "python TERM": (python, {}, launcher(TERM), 75, "SIGTERM"),
+    "python USR1": (python, {}, launcher(USR1), 75, "SIGUSR1"),
+    "python INT": (python, {"dataloader_num_workers": 1}, everyone(INT), 75, "SIGINT"),
+    "accelerate one TERM": (lambda: accelerate("cpu.yaml", 1), {}, launcher(TERM), -TERM, "the launcher is gone"),
+    "accelerate one Ctrl-C": (lambda: accelerate("cpu.yaml", 1), {}, everyone(INT), None, "SIGINT"),
+    "accelerate ddp TERM": (lambda: accelerate("cpu_ddp.yaml", 2), {}, launcher(TERM), 1, "SIGTERM"),
+    "accelerate zero2 INT": (lambda: accelerate("zero2.yaml", 2), {}, launcher(INT), 1, "SIGINT"),
+    "torchrun TERM": (lambda: torchrun(2), {"dataloader_num_workers": 1}, launcher(TERM), 1, "SIGTERM"),
+    "torchrun USR1": (lambda: torchrun(2), {}, launcher(USR1), -USR1, "the launcher is gone"),
+    "torchrun told of USR1": (
+        lambda: [*torchrun(2), "--signals-to-handle", "SIGTERM,SIGINT,SIGUSR1"], {}, launcher(USR1), 1, "SIGUSR1",
+    ),
+    "torchrun KILL": (lambda: torchrun(2), {}, launcher(KILL), -KILL, "the launcher is gone"),
+    "torchrun rank 1 USR1": (lambda: torchrun(2), {}, rank(1, USR1), 1, "SIGUSR1"),
+    "deepspeed TERM": (lambda: deepspeed(2), DS_FILE, launcher(TERM), -TERM, "the launcher is gone"),
+    "deepspeed Ctrl-C": (lambda: deepspeed(2), DS_FILE, everyone(INT), None, "SIGINT"),
+    "deepspeed rank 1 TERM": (lambda: deepspeed(2), DS_FILE, rank(1, TERM), 75, "SIGTERM"),
+    "deepspeed inner TERM": (lambda: deepspeed(2), DS_FILE, inner(TERM), None, "SIGTERM"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_request_stops_every_process_at_one_step_which_is_saved(name, start, tmp_path):
+    command, changed, ask, code, reason = ASKED[name]
+    job = start([*command(), *training(tmp_path, **ENDLESS, **changed)], tmp_path)
+    ask(job)
+    ended = job.ended()
+    said, found = job.text(), read_json(tmp_path / "status.json")
+    print(f"{name}: exit code {ended}")
+    assert code is None or ended == code, said
+    assert found["state"] == "stopped", said
+    assert reason in found["reason"].split(", "), said  # a launcher may add the signal that it passes on
+    (path,) = list_checkpoints(tmp_path / "checkpoints")
+    assert (path.name, damage(path)) == (f"step_{found['step']}", None)
+    last = json.loads((tmp_path / "history.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+    assert last["step"] == found["step"] < ENDLESS["max_steps"]
+    (line,) = [line for line in said.splitlines() if line.startswith("stopped on request")]
+    assert f"step {found['step']} of 100000 is saved in {path}; the same command with" in line
+    assert 'classify.py", line' not in said  # launchers show how they ended, the script does not
+
+
+def contents(folder):
+    """A hash per file of what two equal runs have in common: clocks, sizes of this machine and the lock are left out."""
+    files = [*folder.glob("best/*"), *folder.glob("checkpoints/step_*/*.safetensors"), folder / "history.jsonl"]
+    files.append(folder / "predictions.jsonl")
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.mark.parametrize("command", [python, lambda: torchrun(2)], ids=["python", "torchrun"])
+def test_a_run_that_was_stopped_ends_with_the_bytes_of_one_that_was_not(command, start, home, tmp_path):
+    settings = {"model": "bert_dropout", "max_steps": 60, "eval_steps": 20, "save_steps": 20, "global_batch_size": 7,
+                "early_stopping_patience": 9, "per_device_train_batch_size": 3}  # fmt: skip
+    stopped, whole = tmp_path / "stopped", tmp_path / "whole"
+    job = start([*command(), *training(stopped, **settings)], stopped, steps=5)
+    job.worker(0).send_signal(USR1) if job.family else job.process.send_signal(USR1)
+    job.ended()
+    assert read_json(stopped / "status.json")["state"] == "stopped"
+    went_on = run([*command(), *training(stopped, **settings), "--resume_from_checkpoint", "auto"], home).check()
+    assert "resume " in went_on.out
+    assert read_json(stopped / "status.json")["state"] == "done"
+    run([*command(), *training(whole, **settings)], home).check()
+    assert contents(stopped) == contents(whole)

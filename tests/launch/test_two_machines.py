@@ -1,0 +1,241 @@
+"""Two machines that share nothing but a cable: every launcher trains the same model as one process, and says what is wrong.
+
+Nobody sets a variable for the network: which card leads to the other machine is the application's business.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+import subprocess
+import sys
+
+import launchers
+import pytest
+from launchers import CLASSIFY, REPOSITORY, UNEVEN, accelerate, free_port, run_together, training
+from namespaces import machines, missing_for_machines
+from safetensors.torch import load_file
+
+REASON = missing_for_machines()
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(REASON is not None, reason=str(REASON))]
+
+# ssh and pdsh as far as launchers use them: a host, and a command for its shell. `enter` leads into the machine.
+SSH = """#!/usr/bin/env bash
+while [[ $1 == -* ]]; do if [[ $1 == -[op] ]]; then shift 2; else shift; fi; done
+host=$1
+shift
+if [ "$*" = "hostname -I" ]; then set -- ip -4 -o addr show dev eth0 "|" "sed 's/.*inet //; s,/.*,,'"; fi
+exec enter "$host" "$*"
+"""
+PDSH = """#!/usr/bin/env bash
+while [[ $1 == -* ]]; do case $1 in -w) hosts=$2 && shift 2 ;; -f) shift 2 ;; *) shift ;; esac; done
+number=0
+for host in ${hosts//,/ }; do
+  enter "$host" "${*//%n/$number}" &
+  jobs+=($!)
+  number=$((number + 1))
+done
+code=0
+for job in "${jobs[@]}"; do wait "$job" || code=$?; done
+exit "$code"
+"""
+
+
+@pytest.fixture(scope="module")
+def pair(home, tmp_path_factory):
+    """The two machines, each with its own copy of the data, which it sees in site/ too; the ssh and pdsh in bin/ lead there."""
+    base = tmp_path_factory.mktemp("machines")
+    homes = [base / "alpha", base / "beta"]
+    for folder in homes:
+        shutil.copytree(home, folder, ignore=shutil.ignore_patterns("runs", "cache", "contract"))
+    with machines(homes) as found:
+        (base / "bin").mkdir()
+        (base / "site").mkdir()
+        for machine in found:
+            subprocess.run(machine.inside(["mount", "--bind", str(machine.home), str(base / "site")]), check=True)
+        enter = "".join(f'{m.name}) exec {" ".join(m.inside(["bash", "-c"]))} "$2" ;;\n' for m in found)
+        for name, text in (("enter", f'#!/usr/bin/env bash\ncase "$1" in\n{enter}esac\n'), ("ssh", SSH), ("pdsh", PDSH)):
+            (base / "bin" / name).write_text(text)
+            (base / "bin" / name).chmod(0o755)
+        yield found
+
+
+def outside(pair, command):
+    """A command that runs on neither machine, but reaches both by ssh, in a folder that each of them has its own of."""
+    base, path = pair[0].home.parent, launchers.environment(pair[0].home)["PATH"]
+    return ["env", "--chdir", str(base / "site"), f"PATH={base / 'bin'}:{path}", *command]
+
+
+def torchrun(*options):
+    return [launchers.torchrun(1)[0], "--nnodes", "2", "--nproc_per_node", "1", *options]
+
+
+def node(number, port):
+    """scripts/machine.py, which passes the processes' own exit code on."""
+    place = ["--node", str(number), "--nodes", "2", "--processes", "1", "--address", "alpha", "--port", str(port)]
+    return [sys.executable, str(REPOSITORY / "scripts" / "machine.py"), *place]
+
+
+def accelerate_static(pair, port):
+    options = ["--num_machines", "2", "--main_process_ip", "alpha", "--main_process_port", str(port)]
+    for number, machine in enumerate(pair):
+        launcher = accelerate("multi_node_ddp.yaml", 2, *options, "--machine_rank", str(number))
+        yield machine.inside([*launcher, *arguments("accelerate_static")])
+
+
+def accelerate_c10d(pair, port):
+    options = ["--num_machines", "2", "--main_process_ip", "alpha", "--main_process_port", str(port), "--rdzv_backend", "c10d"]
+    for number, machine in enumerate(pair):
+        launcher = accelerate("multi_node_ddp.yaml", 2, *options, "--machine_rank", str(number))
+        yield machine.inside([*launcher, *arguments("accelerate_c10d", step=2)])
+
+
+def torchrun_c10d(pair, port):
+    launcher = torchrun("--rdzv_backend", "c10d", "--rdzv_id", "1", "--rdzv_endpoint", f"alpha:{port}")
+    for machine in pair:
+        yield machine.inside([*launcher, *arguments("torchrun_c10d", step=4)])
+
+
+def torchrun_static(pair, port):
+    for number, machine in enumerate(pair):
+        launcher = torchrun("--node_rank", str(number), "--master_addr", "alpha", "--master_port", str(port))
+        yield machine.inside([*launcher, *arguments("torchrun_static", step=4, deepspeed="ds_configs/zero3.json")])
+
+
+def deepspeed_hostfile(pair, port):
+    hostfile = pair[0].home.parent / "hostfile"
+    hostfile.write_text("alpha slots=1\nbeta slots=1\n")
+    options = ["--hostfile", str(hostfile), "--master_port", str(port)]
+    job = arguments("deepspeed_hostfile", step=2, deepspeed="ds_configs/zero2.json")
+    yield outside(pair, [launchers.deepspeed(1)[0], *options, *job])
+
+
+def multi_node_script(pair, port):
+    script = ["bash", str(REPOSITORY / "scripts" / "multi_node.sh"), "--python", sys.executable]
+    hosts = ["--hosts", "alpha,beta", "--processes_per_host", "1", "--port", str(port)]
+    yield outside(pair, [*script, *hosts, *arguments("multi_node_script", step=4)])
+
+
+JOBS = {
+    job.__name__: job
+    for job in (accelerate_static, accelerate_c10d, torchrun_c10d, torchrun_static, deepspeed_hostfile, multi_node_script)
+}
+LAUNCHERS = {"torchrun_c10d": "torchrun", "torchrun_static": "torchrun", "deepspeed_hostfile": "deepspeed"}
+
+
+def arguments(name, step=None, **changed):
+    """The common job; from the checkpoint after `step` of the first one, which machine alpha alone has."""
+    start = {"resume_from_checkpoint": f"runs/accelerate_static/checkpoints/step_{step}"} if step else {}
+    return training(f"runs/{name}", global_batch_size=UNEVEN, **start, **changed)
+
+
+@pytest.fixture(scope="module")
+def trained(pair):
+    """A function from a job's name to machine alpha's folder of it; started when first asked for, then kept."""
+
+    @functools.cache
+    def launch(name):
+        if name != "accelerate_static":
+            launch("accelerate_static")
+        for finished in run_together(list(JOBS[name](pair, free_port())), pair[0].home):
+            finished.check()
+        return pair[0].home / "runs" / name
+
+    return launch
+
+
+def weights(folder):
+    found = load_file(folder / "checkpoints" / "step_6" / "model.safetensors")
+    return {name: tensor for name, tensor in found.items() if not name.endswith(".key.bias")}  # see test_parity
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_weights_agree_with_one_process(name, trained, launched):
+    ours, theirs = weights(trained(name)), weights(launched("python").folder)
+
+    assert ours.keys() == theirs.keys()
+    differences = {key: float((ours[key] - theirs[key]).abs().max() / theirs[key].abs().max()) for key in theirs}
+    worst = max(differences, key=differences.get)
+    assert differences[worst] <= 1e-5, f"{worst}: {differences[worst]:.1e}"
+    run = json.loads((trained(name) / "run.json").read_text(encoding="utf-8"))
+    expected = "python" if name == "multi_node_script" else LAUNCHERS.get(name, "accelerate")
+    assert (run["world_size"], run["launcher"]) == (2, expected)
+
+
+def test_the_second_machine_keeps_a_cache_of_its_own_and_nothing_of_the_run(pair, trained):
+    for name in JOBS:
+        trained(name)
+
+    assert list((pair[1].home / "cache" / "tokens").iterdir())
+    assert [path for path in pair[1].home.rglob("*") if path.is_file() and "runs" in path.parts] == []
+    assert (pair[0].home / "runs" / "accelerate_c10d" / "best" / "model.safetensors").is_file()
+    assert not list((pair[0].home / "runs").rglob("*of_rank_0*"))
+
+
+def problems(finished):
+    return [line for line in finished.err.splitlines() if line.strip() and "[c10d]" not in line]
+
+
+def test_machines_that_differ_are_told_all_of_it(pair):
+    alpha, beta = pair
+    shutil.copytree(REPOSITORY / "app", beta.home / "app", ignore=shutil.ignore_patterns("__pycache__"))
+    with (beta.home / "app" / "metrics" / "thresholds.py").open("a", encoding="utf-8") as file:
+        file.write("# another version\n")
+    with (beta.home / "other.csv").open("a", encoding="utf-8") as file:
+        file.write((beta.home / "train.csv").read_text(encoding="utf-8") + "one row more,a\n")
+    port = free_port()
+    here = training("runs/differ", global_batch_size=UNEVEN)
+    there = training("runs/differ", global_batch_size=UNEVEN, train_file="other.csv", learning_rate=0.002)
+    assert (here[0], there[0]) == (str(CLASSIFY), str(CLASSIFY))
+    commands = [alpha.inside([*node(0, port), *here]), beta.inside([*node(1, port), "app/classify.py", *there[1:]])]
+    for finished in run_together(commands, alpha.home):
+        assert finished.code == 2, finished.err
+        assert "rank 1 (beta): --learning_rate is 0.002, but 0.001 on rank 0 (alpha)" in finished.err
+        assert "rank 1 (beta): app/metrics/thresholds.py is " in finished.err
+        assert "--train_file" in finished.err
+        assert "Traceback" not in finished.err
+    assert not (alpha.home / "runs" / "differ" / "run.json").exists()
+
+
+def test_what_keeps_machines_apart_is_named(pair):
+    """Five starts at the same time, none of which finds its other machine."""
+    alpha, beta = pair
+    job = [*training("runs/never", global_batch_size=UNEVEN), "--start_timeout", "8"]
+    ports = [free_port() for _ in range(4)]
+    listen = "import socket, subprocess, sys; taken = socket.create_server(('', int(sys.argv[1])))"
+    listen += "; sys.exit(subprocess.call(sys.argv[2:]))"
+    names = {"FINETUNE_MACHINES": "alpha,beta"}
+    commands = {
+        "alone": alpha.inside([*node(0, ports[0]), *job], **names),
+        "late": beta.inside([*node(1, ports[1]), *job], **names),
+        "taken": alpha.inside([sys.executable, "-c", listen, str(ports[2]), *node(0, ports[2]), *job]),
+        "card": alpha.inside([*node(0, ports[3]), *job]),
+        "other card": beta.inside([*node(1, ports[3]), *job], GLOO_SOCKET_IFNAME="eth7"),
+    }
+    finished = dict(zip(commands, run_together(list(commands.values()), alpha.home), strict=True))
+
+    assert {name: ended.code for name, ended in finished.items()} == dict.fromkeys(commands, 2)
+    said = {name: "\n".join(problems(ended)) for name, ended in finished.items()}
+    assert f"1 of 2 processes did not come to alpha:{ports[0]} within 8 s: machine 1 (beta): rank 1." in said["alone"]
+    assert f"rank 1 on beta: machine 0 (alpha) did not answer at alpha:{ports[1]} within 8 s" in said["late"]
+    assert f"port {ports[2]} of alpha is in use" in said["taken"]
+    for name in ("card", "other card"):
+        assert "GLOO_SOCKET_IFNAME=eth7: beta has no such network card; it has lo (127.0.0.1), eth0 (10.77.0.2)" in said[name]
+    assert not [name for name, text in said.items() if "Traceback" in text]
+
+
+def test_a_file_that_is_wrong_on_one_machine_ends_both_with_its_message(pair):
+    alpha, beta = pair
+    for machine in pair:
+        (machine.home / "late.csv").write_text("text,labels\na,b\n", encoding="utf-8")
+    (beta.home / "late.csv").unlink()
+    script = ["bash", str(REPOSITORY / "scripts" / "multi_node.sh"), "--python", sys.executable]
+    hosts = ["--hosts", "alpha,beta", "--processes_per_host", "1", "--port", str(free_port())]
+    command = outside(pair, [*script, *hosts, *training("runs/late", validation_file="late.csv")])
+    finished = run_together([command], alpha.home)[0]
+
+    assert finished.code == 2
+    assert "late.csv" in finished.err
+    assert "beta" in finished.err
+    assert finished.seconds < 120

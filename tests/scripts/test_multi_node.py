@@ -1,0 +1,179 @@
+"""scripts/multi_node.sh and scripts/machine.py against an ssh that runs its command here and a stub that says what it got."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+SSH = """#!/usr/bin/env bash
+set -euo pipefail
+while [[ $1 == -* ]]; do if [[ $1 == -o ]]; then shift 2; else shift; fi; done
+host=$1
+shift
+echo "$host" >>"$HOSTS_ASKED"
+[ "$host" != broken ] || exit 255
+export HERE=$host
+exec bash -c "$*"
+"""
+# Leaves NODE-RANK.json; ends with the exit code of its first argument, or waits for a signal and leaves that.
+STUB = """
+import json, os, signal, sys, time
+from pathlib import Path
+from threading import Event
+
+asked, *rest = sys.argv[1:]
+rank = os.environ["RANK"]
+heard, event = [], Event()
+for name in ("SIGTERM", "SIGUSR1", "SIGINT"):
+    signal.signal(getattr(signal, name), lambda number, frame: heard.append(signal.Signals(number).name))
+def leave():
+    names = ("HERE", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "FINETUNE_MACHINES",
+             "HF_HOME", "HF_TOKEN", "NCCL_DEBUG")
+    known = {name: os.environ.get(name) for name in names}
+    Path(f"{rank}.part").write_text(json.dumps({"arguments": rest, "heard": heard, **known}))
+    os.rename(f"{rank}.part", f"{rank}.json")
+leave()
+until = time.monotonic() + 30
+waits = asked == "wait" or (asked.startswith("rank") and not asked.startswith(f"rank{rank}="))
+while waits and not heard and time.monotonic() < until:
+    time.sleep(0.05)
+leave()
+sys.exit(75 if heard else int(asked.partition("=")[2] or asked) if not waits else 9)
+"""
+
+
+@pytest.fixture
+def place(tmp_path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "ssh").write_text(SSH)
+    (tmp_path / "bin" / "ssh").chmod(0o755)
+    (tmp_path / "stub.py").write_text(STUB)
+    return tmp_path
+
+
+def begin(place, *arguments, **environment):
+    variables = {
+        **os.environ,
+        "PATH": f"{place / 'bin'}:{os.environ['PATH']}",
+        "HOSTS_ASKED": str(place / "asked"),
+        "GRACE_SECONDS": "1",
+        **environment,
+    }
+    command = ["bash", str(SCRIPTS / "multi_node.sh"), *arguments]
+    return subprocess.Popen(command, cwd=place, env=variables, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def finish(place, *arguments, **environment):
+    process = begin(place, *arguments, **environment)
+    _, err = process.communicate(timeout=60)
+    return process.returncode, err
+
+
+def on(hosts, processes, *command):
+    return ["--hosts", hosts, "--processes_per_host", str(processes), "--python", sys.executable, *command]
+
+
+def left(place):
+    return {int(path.stem): json.loads(path.read_text()) for path in place.glob("*.json")}
+
+
+def wait_until(condition):
+    until = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_every_process_has_its_place_and_the_arguments_as_they_were(place):
+    arguments = ["--text", "two words", 'it\'s "quoted" $HOME *', ""]
+    environment = {"HF_HOME": "/a b", "NCCL_DEBUG": "INFO", "HF_TOKEN": "secret"}
+    # The ssh here inherits the environment, a real one does not: without these, what arrives was sent.
+    forgets = "unset HF_HOME NCCL_DEBUG HF_TOKEN FINETUNE_MACHINES"
+    (place / "bin" / "ssh").write_text(SSH.replace("export HERE", f"{forgets}\nexport HERE"))
+    code, err = finish(place, "--port", "12345", *on("user@one,two", 2, "stub.py", "0", *arguments), **environment)
+
+    assert (code, err) == (0, "")
+    found = left(place)
+    assert sorted(found) == [0, 1, 2, 3]
+    for rank, says in found.items():
+        assert says["arguments"] == arguments
+        assert (says["HERE"], says["LOCAL_RANK"]) == ("user@one" if rank < 2 else "two", str(rank % 2))
+        assert (says["WORLD_SIZE"], says["LOCAL_WORLD_SIZE"]) == ("4", "2")
+        assert (says["MASTER_ADDR"], says["MASTER_PORT"]) == ("one", "12345")
+        assert says["FINETUNE_MACHINES"] == "user@one,two"
+        assert (says["HF_HOME"], says["NCCL_DEBUG"], says["HF_TOKEN"]) == ("/a b", "INFO", None)
+
+
+@pytest.mark.parametrize("code", [2, 3, 75])
+def test_the_exit_code_is_the_processes_own(place, code):
+    found, err = finish(place, *on("one,two", 1, "stub.py", str(code)))
+    assert found == code
+    assert (f"ended with exit code {code}" in err) == (code != 75)
+
+
+def test_the_first_failure_ends_the_others_and_is_the_exit_code(place):
+    code, err = finish(place, *on("one,two", 2, "stub.py", "rank3=3"))
+    assert code == 3
+    assert "error: two ended with exit code 3" in err
+    found = left(place)
+    assert found[3]["heard"] == []
+    assert all(set(found[rank]["heard"]) == {"SIGTERM"} for rank in (0, 1, 2))
+
+
+def test_a_host_that_ssh_cannot_reach_ends_the_others(place):
+    code, err = finish(place, *on("one,broken", 1, "stub.py", "wait"))
+    assert code == 255
+    assert "error: ssh broken failed (255)" in err
+    assert not left(place) or left(place)[0]["heard"] == ["SIGTERM"]
+
+
+@pytest.mark.parametrize(("sent", "arrives"), [("TERM", "SIGTERM"), ("USR1", "SIGUSR1"), ("INT", "SIGTERM")])
+def test_a_signal_reaches_every_process_and_75_comes_back(place, sent, arrives):
+    process = begin(place, *on("one,two", 2, "stub.py", "wait"))
+    wait_until(lambda: len(left(place)) == 4)
+    process.send_signal(getattr(signal, f"SIG{sent}"))
+    process.communicate(timeout=60)
+    assert process.returncode == 75
+    assert [says["heard"] for says in left(place).values()] == [[arrives]] * 4
+
+
+def test_the_processes_are_told_when_the_script_is_killed(place):
+    process = begin(place, *on("one,two", 1, "stub.py", "wait"))
+    wait_until(lambda: len(left(place)) == 2)
+    process.kill()
+    wait_until(lambda: all(says["heard"] for says in left(place).values()))
+    assert [says["heard"] for says in left(place).values()] == [["SIGTERM"]] * 2
+    process.communicate(timeout=60)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--hosts", "one"],
+        ["--hosts", "one", "--processes_per_host", "0", "stub.py"],
+        ["--hosts", "one", "--processes_per_host", "2"],
+        ["--hosts", "one", "--processes_per_host", "2", "--ports", "1", "stub.py"],
+        ["--hosts"],
+    ],
+)
+def test_a_command_that_lacks_something_starts_nothing(place, arguments):
+    code, err = finish(place, *arguments)
+    assert code == 2
+    assert "usage: multi_node.sh --hosts" in err
+    assert not (place / "asked").exists()
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+@pytest.mark.parametrize(
+    "path", [SCRIPTS / "multi_node.sh", *sorted((SCRIPTS / "slurm").iterdir())], ids=lambda path: path.name
+)
+def test_shellcheck(path):
+    subprocess.run(["shellcheck", "--shell", "bash", str(path)], check=True)

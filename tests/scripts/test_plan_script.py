@@ -1,0 +1,202 @@
+"""scripts/plan.py as users run it, and its parts."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "scripts" / "plan.py"
+TASK = str(ROOT / "app" / "classify.py")
+ROWS = [{"text": f"sort the values of matrix {n} and return it", "labels": ["a", "b"][: n % 3]} for n in range(40)]
+
+
+@pytest.fixture(scope="module")
+def planner():
+    spec = importlib.util.spec_from_file_location("plan_script", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["plan_script"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["plan_script"]
+
+
+@pytest.fixture
+def command(tmp_path, bert_folder, token_cache):
+    """The arguments of a training command."""
+    file = tmp_path / "train.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return [
+        "--model_name_or_path", str(bert_folder), "--train_file", str(file), "--output_dir", str(tmp_path / "run"),
+        "--report_to", "none", "--max_length", "16", "--validation_split", "0.2", "--learning_rate", "1e-3",
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def run(planner, environment, command, capsys):
+    """Plans the command with more options before and arguments behind: (exit code, standard output, problems)."""
+
+    def plan(options=(), *more):
+        code = planner.main([*options, TASK, *command, *more])
+        out, err = capsys.readouterr()
+        return code, out, [line.removeprefix("  - ") for line in err.splitlines() if line.startswith("  - ")]
+
+    return plan
+
+
+def launch_file(folder, **content):
+    import yaml
+
+    path = folder / "launch.yaml"
+    path.write_text(yaml.safe_dump({"compute_environment": "LOCAL_MACHINE", "main_training_function": "main", **content}))
+    return str(path)
+
+
+def test_the_plan_of_a_run(run):
+    code, out, problems = run(
+        ("--launch", "accelerate_configs/zero2.yaml", "--gpu_memory", "24GB"), "--global_batch_size", "12",
+        "--num_train_epochs", "2", "--warmup_steps", "2", "--lr_scaling", "linear", "--base_global_batch_size", "6",
+        "--mixed_precision", "bf16",
+    )  # fmt: skip
+    assert (code, problems) == (0, [])
+    lines = out.splitlines()
+    assert lines[:5] == [
+        "launch         accelerate_configs/zero2.yaml: 8 process(es) on GPUs, nccl, ZeRO-2 (ds_configs/zero2.json)",
+        "precision      bf16",
+        "global batch   12 rows = 8 process(es) x at most 2 rows x 1 forward pass(es)",
+        "steps          6 optimizer steps, 3 per epoch of 32 rows",
+        "learning rate  0.002 at its peak (--learning_rate times 2, --lr_scaling), 0.001 in the first step, 0.0005 in the last"
+        "; 2 warm-up step(s), linear",
+    ]
+    assert lines[6] == "idle           25.0% of the processes' time, counted in rows"
+    table = {line.split()[0]: line.split()[1:] for line in lines if line.split()[:1] and line.split()[0].endswith(".yaml")}
+    assert set(table) == {
+        "ddp_bf16.yaml", "zero1.yaml", "zero2.yaml", "zero3.yaml", "zero2_offload.yaml", "zero3_offload.yaml"
+    }  # fmt: skip
+    assert next(iter(table)) == "ddp_bf16.yaml"
+    assert lines[-2:] == ["this launch fits 24 GiB", "the cheapest that fits is accelerate_configs/ddp_bf16.yaml"]
+
+
+def test_a_launch_that_does_not_fit(run):
+    code, out, _ = run(("--launch", "accelerate_configs/ddp.yaml", "--gpu_memory", "1"))
+    assert code == 1
+    assert "this launch does not fit 1 GiB" in out
+    assert "no shipped launch fits" in out
+
+
+def test_one_gpu_without_a_launch_file(run):
+    code, out, _ = run((), "--gradient_checkpointing", "--mixed_precision", "fp16")
+    assert code == 0  # also where the planning machine has no GPU and so no fp16
+    assert "precision      fp16" in out
+    assert "launch         python: 1 process(es) on GPUs" in out
+    assert "single_gpu.yaml" in out
+    assert "zero2_offload.yaml" in out  # of use on one GPU too
+    assert "ddp.yaml" not in out
+
+
+def test_several_machines_get_the_files_of_several_machines(run):
+    code, out, _ = run(("--launch", "accelerate_configs/multi_node_ddp.yaml"))
+    assert code == 0
+    assert "16 process(es) on GPUs of 2 machines" in out
+    assert "multi_node_zero2.yaml" in out
+    assert "zero3.yaml" not in out
+
+
+def test_every_contradiction_in_one_list(run, tmp_path):
+    config = tmp_path / "ds.json"
+    config.write_text(json.dumps({
+        "zero_optimization": {"stage": 2}, "optimizer": {}, "gradient_clipping": 0.5, "bf16": {"enabled": True},
+    }))  # fmt: skip
+    launch = launch_file(
+        tmp_path, distributed_type="DEEPSPEED", num_processes=3, num_machines=2,
+        deepspeed_config={"deepspeed_config_file": str(config)},
+    )  # fmt: skip
+    code, out, problems = run(
+        ("--launch", launch), "--warmup_steps", "3", "--warmup_ratio", "0.1", "--mixed_precision", "fp16",
+        "--label_column", "tags",
+    )  # fmt: skip
+    assert (code, out) == (2, "")
+    expected = [
+        "3 processes do not share out over 2 machines",
+        "--warmup_steps and --warmup_ratio are both given",
+        "remove the section 'optimizer'",
+        "gradient_clipping is 0.5 but --max_grad_norm is 1",
+        "its precision is bf16 but --mixed_precision is fp16",
+        "tags",
+    ]
+    assert [part for part in expected if not any(part in problem for problem in problems)] == []
+    assert len(problems) == len(set(problems))
+
+
+def test_batch_sizes_of_a_deepspeed_file_that_differ(run, tmp_path):
+    config = tmp_path / "ds.json"
+    config.write_text(json.dumps({"zero_optimization": {"stage": 2}, "train_batch_size": 7, "zero_allow": "auto"}))
+    code, _, problems = run(("--num_processes", "2"), "--deepspeed", str(config))
+    assert code == 2
+    assert any("train_batch_size is 7 but --global_batch_size is 32" in problem for problem in problems)
+    assert any('zero_allow is "auto", which nothing fills in' in problem for problem in problems)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ({"distributed_type": "MULTI_CPU", "num_processes": 2}, "MULTI_CPU starts one process unless MPI does"),
+        ({"distributed_type": "FSDP"}, "distributed_type FSDP is not supported; NO, MULTI_GPU, DEEPSPEED are"),
+        ({"distributed_type": "DEEPSPEED"}, "asks for DeepSpeed without a file"),
+        ({"distributed_type": "MULTI_GPU", "deepspeed_config": {"deepspeed_config_file": "a.json"}}, "keep one"),
+        ({"distributed_type": "NO", "num_process": 2}, "unknown key num_process"),
+        ({"distributed_type": "NO", "num_processes": 0}, "num_processes is 0, expected a whole number from 1"),
+        (
+            {
+                "distributed_type": "DEEPSPEED",
+                "mixed_precision": "bf16",
+                "deepspeed_config": {"deepspeed_config_file": "a.json"},
+            },
+            "mixed_precision stands beside a DeepSpeed file, which Accelerate refuses",
+        ),
+    ],
+)
+def test_launch_files_that_accelerate_would_not_take(planner, tmp_path, content, problem):
+    with pytest.raises(planner.InputError) as caught:
+        planner.read_launch_file(launch_file(tmp_path, **content))
+    assert any(problem in line for line in caught.value.problems)
+
+
+def test_every_shipped_launch_file_is_read(planner):
+    files = sorted((ROOT / "accelerate_configs").glob("*.yaml"))
+    assert len(files) > 10
+    for file in files:
+        found = planner.read_launch_file(str(file))
+        assert found.deepspeed == (found.deepspeed_file is not None) == ("zero" in file.name)
+        assert (found.machines > 1) == file.name.startswith("multi_node")
+
+
+def test_a_launch_file_that_is_not_there_and_one_that_is_no_yaml(planner, tmp_path):
+    with pytest.raises(planner.InputError, match=r"--launch nowhere.yaml: no such file \(in accelerate_configs/: .*zero3"):
+        planner.read_launch_file("nowhere.yaml")
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("a: 1\nb: [\n")
+    with pytest.raises(planner.InputError, match=r"broken.yaml:3: not valid YAML"):
+        planner.read_launch_file(str(broken))
+
+
+def test_a_command_that_does_not_train_and_a_script_that_is_no_task(run, planner, capsys):
+    assert run((), "--do_eval")[2] == ["this command does not train; there is nothing to plan"]
+    assert planner.main([str(ROOT / "scripts" / "make_sample_data.py")]) == 2
+    assert "is no task that can be planned, it has no Arguments, load_data, rehearsal" in capsys.readouterr().err
+
+
+def test_from_a_shell_in_another_folder(command, tmp_path):
+    done = subprocess.run(
+        [sys.executable, SCRIPT, "--num_processes", "4", "--gpu_memory", "24", TASK, *command, "--global_batch_sice", "3"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[-2:] == [
+        "1 problem(s):",
+        "  - unknown argument --global_batch_sice; did you mean --global_batch_size?",
+    ]
+    assert not (tmp_path / "run").exists()
