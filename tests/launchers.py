@@ -254,6 +254,8 @@ def training(output_dir: Path, model: str = "bert", **changed: object) -> list[s
         # Adam's first step moves an element by g / (|g| + epsilon): at 1e-8 an element whose gradient happens to be a
         # thousandth of the others' doubles its round-off many times over. Other gradients here are about 1e-5.
         "adam_epsilon": 1e-6,
+        # For the same reason: a head that starts at the labels' log-odds has gradients that all but cancel over a batch.
+        "head_bias": "zero",
         "warmup_steps": 2,
         "max_steps": 6,
         "max_grad_norm": 0.05,

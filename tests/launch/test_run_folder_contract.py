@@ -13,7 +13,8 @@ pytestmark = pytest.mark.slow
 
 HEADINGS = (
     "launch  ", "precision  ", "global batch  ", "steps  ", "learning rate  ", "note  ", "resume  ", "step ", "predictions  ",
-    "eval  ", "test  ", "done  ",
+    "eval  ", "test  ", "done  ", "memory  ",
+    "               (weights ", "               and ",
 )  # fmt: skip
 ONCE = (
     "launch  ",
@@ -21,6 +22,7 @@ ONCE = (
     "global batch  ",
     "steps  ",
     "learning rate  ",
+    "memory  ",
     "predictions  ",
     "eval  ",
     "test  ",
@@ -68,6 +70,7 @@ def test_the_folder_holds_what_the_contract_says(finished_run):
     folder, _ = finished_run
     assert {path.name for path in folder.iterdir()} - {".lock"} == {
         "run.json",
+        "status.json",
         "history.jsonl",
         "metrics.json",
         "best",

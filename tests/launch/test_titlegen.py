@@ -74,7 +74,7 @@ def arguments(**changed: object) -> list[str]:
         "num_return_sequences": 2,
         "per_device_eval_batch_size": 3,
         "global_batch_size": 15,
-        "learning_rate": 1e-2,
+        "learning_rate": 2e-3,
         "adam_epsilon": 1e-6,
         "label_smoothing_factor": 0.1,
         "max_grad_norm": 0.5,
