@@ -221,3 +221,61 @@ def test_bad_input_is_refused(case, tmp_path, monkeypatch):
         titlegen.main(parse(titlegen.Arguments, argv))
     assert words in str(refused.value)
     assert list((tmp_path / "run").glob("[!.]*")) == []
+
+
+FILES_REFUSED = {
+    "a missing file": (None, {}, "train.jsonl"),
+    "broken JSON": (b'{"text": "a", "title": "b"}\n{"text": \n', {}, "train.jsonl:2"),
+    "another encoding": ('{"text": "\u4e2d\u6587", "title": "b"}\n'.encode("gb18030"), {}, "gb18030"),
+    "an empty file": (b"", {}, "train.jsonl"),
+    "batch arguments that contradict each other": (
+        b'{"text": "a", "title": "b"}\n',
+        {"global_batch_size": 12, "per_device_train_batch_size": 5, "gradient_accumulation_steps": 7},
+        "--gradient_accumulation_steps",
+    ),
+    "a DeepSpeed file that contradicts the arguments": (
+        b'{"text": "a", "title": "b"}\n',
+        {"deepspeed": "clash.json"},
+        "gradient_clipping is 9",
+    ),
+    "a model folder without weights": (b'{"text": "a", "title": "b"}\n', {"model_name_or_path": "bigbird"}, "holds no weights"),
+}
+
+
+@pytest.mark.parametrize("case", FILES_REFUSED)
+def test_what_classification_refuses_is_refused_here(case, tmp_path, monkeypatch):
+    content, changed, words = FILES_REFUSED[case]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    if content is not None:
+        (tmp_path / "train.jsonl").write_bytes(content)
+    write(tmp_path / "valid.jsonl", [{"text": TEXT, "title": "one"}])
+    (tmp_path / "clash.json").write_text(json.dumps({"zero_optimization": {"stage": 2}, "gradient_clipping": 9}))
+    (tmp_path / "bigbird").mkdir()
+    (tmp_path / "bigbird" / "config.json").write_text(json.dumps(BIGBIRD), encoding="utf-8")
+    asked = {"test_file": None, "output_dir": tmp_path / "run", "vocab_size": 200, **changed}
+    pretrained = "model_name_or_path" in changed
+    if pretrained:
+        asked["config_name"] = asked["vocab_size"] = None
+        asked["tokenizer_type"] = None
+    argv = [*([] if pretrained else ["--from_scratch"]), "--do_train", *arguments(**asked)]
+    with pytest.raises(InputError) as refused:
+        titlegen.main(parse(titlegen.Arguments, argv))
+    assert words in str(refused.value)
+    assert list((tmp_path / "run").glob("[!.]*")) == []
+
+
+def test_an_output_dir_that_holds_another_run_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text("{}")
+    for name in ("train", "valid", "test"):
+        write(tmp_path / f"{name}.jsonl", [{"text": TEXT, "title": "one"}] * 3)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="already holds a run"):
+        titlegen.main(parse(titlegen.Arguments, ["--from_scratch", "--do_train", *arguments(output_dir=tmp_path / "run")]))
+    assert (tmp_path / "run" / "run.json").read_text() == "{}"
+
+
+def test_a_misspelt_argument_is_refused_with_the_nearest():
+    with pytest.raises(InputError, match="num_beams"):
+        parse(titlegen.Arguments, ["--num_beam", "2"])
