@@ -267,13 +267,13 @@ def test_what_classification_refuses_is_refused_here(case, tmp_path, monkeypatch
 
 def test_an_output_dir_that_holds_another_run_is_refused(tmp_path, monkeypatch):
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "run.json").write_text("{}")
+    (tmp_path / "run" / "history.jsonl").write_text("{}\n")
     for name in ("train", "valid", "test"):
         write(tmp_path / f"{name}.jsonl", [{"text": TEXT, "title": "one"}] * 3)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match="already holds a run"):
         titlegen.main(parse(titlegen.Arguments, ["--from_scratch", "--do_train", *arguments(output_dir=tmp_path / "run")]))
-    assert (tmp_path / "run" / "run.json").read_text() == "{}"
+    assert (tmp_path / "run" / "history.jsonl").read_text() == "{}\n"
 
 
 def test_a_misspelt_argument_is_refused_with_the_nearest():
