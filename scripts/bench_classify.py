@@ -26,7 +26,6 @@ import gzip
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
@@ -34,7 +33,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarking import report as reports
-from benchmarking.processes import REPOSITORY, run_child, run_group
+from benchmarking.corpus import sample_training_file
+from benchmarking.processes import run_child, run_group
 from benchmarking.report import row, spread
 
 CHECKED_ROWS = 64  # rows whose loss is taken after training, to see that all contenders learnt the same
@@ -86,11 +86,7 @@ def parse_options() -> argparse.Namespace:
 
 def prepare(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """What every child is told; makes the default data and model first."""
-    data = options.train_file
-    if data is None:
-        corpus = REPOSITORY / "sample_data"
-        subprocess.run([sys.executable, REPOSITORY / "scripts/make_sample_data.py", "--output_dir", corpus], check=True)
-        data = str(corpus / "train.jsonl")
+    data = options.train_file or sample_training_file()
     names = ("rows", "batch_size", "max_length", "learning_rate", "seed", "bf16")
     settings = {name: getattr(options, name) for name in names}
     settings |= {"train_file": data, "model": options.model, "micro_batch_size": options.micro_batch_size}

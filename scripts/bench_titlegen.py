@@ -34,7 +34,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -43,6 +42,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarking import report as reports
+from benchmarking.corpus import sample_training_file
 from benchmarking.processes import REPOSITORY, run_child, run_group
 
 PARTS = ("train", "generate", "tokenize")
@@ -118,11 +118,7 @@ def parse_options() -> argparse.Namespace:
 
 def prepare(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """What every child is told; makes data, models and vocabularies first."""
-    data = options.train_file
-    if data is None:
-        corpus = REPOSITORY / "sample_data"
-        subprocess.run([sys.executable, REPOSITORY / "scripts/make_sample_data.py", "--output_dir", corpus], check=True)
-        data = str(corpus / "train.jsonl")
+    data = options.train_file or sample_training_file()
     names = (
         *("model", "hidden", "layers", "decoder_layers", "block_size", "precision", "tokens_per_step", "documents", "beams"),
         *("eval_batch_size", "title_length", "max_steps", "seed", "chinese_file"),

@@ -290,7 +290,7 @@ def finish(run: Run) -> None:
 
     The interpreter is not torn down then: DeepSpeed keeps references to process groups whose threads outlive the
     interpreter, and one that wakes up too late aborts a process whose work is done ("terminate called without an active
-    exception", about one run in a hundred).
+    exception"; seen once, in a ZeRO-2 run over two launchers).
     """
     stop.end_with(0, said=True)
     status.end("done")
