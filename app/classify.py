@@ -22,15 +22,16 @@ from typing import TYPE_CHECKING, Any
 
 from finetune import arguments as groups
 from finetune.config import option, parse
+from finetune.ending import failures_end_the_job
 from finetune.failure import InputError
-from finetune.launch import failures_end_the_job
 
 if TYPE_CHECKING:  # torch and transformers are imported by the functions that use them, so that --help does not wait
     import numpy as np
 
     from finetune.data import Ragged
-    from finetune.launch import Launch, Run
+    from finetune.launch import Launch
     from finetune.plan import Plan
+    from finetune.processes import Run
     from finetune.tables import Table
     from multilabel.task import MultiLabelTask
 
@@ -98,7 +99,7 @@ class Data:
 
 
 def main(arguments: Arguments) -> None:
-    from finetune import engine, launch, session
+    from finetune import ending, engine, processes, session
     from finetune.plan import make_plan
 
     asked = session.check(arguments)
@@ -106,7 +107,7 @@ def main(arguments: Arguments) -> None:
     data = load_data(arguments, train, evaluate, predict)
     plan = make_plan(arguments, len(data.train.texts), asked.world_size) if train else None
     task = make_task(arguments, data)
-    run = launch.start(asked, plan.batch if plan else None, arguments.report_to, arguments.output_dir)
+    run = processes.start(asked, plan.batch if plan else None, arguments.report_to, arguments.output_dir)
     identity = session.make_identity(arguments, plan, data.identity)
     resume = session.open_run(run, arguments, plan, identity, data.notes, describe_weights(task, data))
 
@@ -127,7 +128,7 @@ def main(arguments: Arguments) -> None:
         write_card(run, arguments)
     session.push_to_hub(run, arguments)
     report(run, arguments, figures)
-    launch.finish(run)
+    ending.finish(run)
 
 
 # Data ----------------------------------------------------------------------------------------------------------------

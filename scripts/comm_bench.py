@@ -32,8 +32,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "app"))
 
 from finetune import arguments as groups
 from finetune.config import option, parse
+from finetune.ending import failures_end_the_job, finish
 from finetune.failure import InputError
-from finetune.launch import describe_launch, failures_end_the_job, finish, start
+from finetune.launch import describe_launch
+from finetune.processes import start
 
 BUCKET = 25 * 2**20  # bytes; what DistributedDataParallel sends at a time (its bucket_cap_mb)
 KIB, MIB = 2**10, 2**20

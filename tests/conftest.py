@@ -57,10 +57,11 @@ def environment(monkeypatch):
 
 @pytest.fixture
 def start_run(environment):
-    """Starts the real thing with one process on the CPU: (batch shape, precision) -> `launch.Run`."""
+    """Starts the real thing with one process on the CPU: (batch shape, precision) -> `processes.Run`."""
     from accelerate.state import AcceleratorState, GradientState
 
-    from finetune.launch import Launch, start
+    from finetune.launch import Launch
+    from finetune.processes import start
 
     def reset():
         AcceleratorState._reset_state(reset_partial_state=True)

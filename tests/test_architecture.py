@@ -37,10 +37,12 @@ LEVELS = {
     "columns": 4,
     "launch": 4,
     "memory": 4,
-    "checkpoint": 5,
-    "local_copy": 5,
-    "engine": 6,
-    "session": 7,
+    "processes": 5,
+    "checkpoint": 6,
+    "ending": 6,
+    "local_copy": 6,
+    "engine": 7,
+    "session": 8,
 }
 
 
@@ -67,7 +69,7 @@ TASKS = {path.stem for path in APP.glob("*.py")}
 
 
 def test_the_walk_sees_imports_at_the_top_and_inside_functions():
-    assert "finetune.plan.BatchShape" in imports(ENGINE["launch"])
+    assert "finetune.plan.BatchShape" in imports(ENGINE["processes"])
     assert "deepspeed.utils" in imports(ENGINE["zero"])
     assert {"classify", "finetune", "multilabel"} <= TASKS | PACKAGES
 

@@ -1,4 +1,4 @@
-"""Checkpoints in one format whatever the launch: full fp32 weights and Adam moments by parameter name. Level 5.
+"""Checkpoints in one format whatever the launch: full fp32 weights and Adam moments by parameter name. Level 6.
 
 A checkpoint is complete or not there: it is written beside its place, checksummed, flushed and renamed, by a thread while the
 run goes on. It holds no random-number state and no order, since both are functions of (seed, step).
@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from finetune import status, zero
 from finetune.background import Background
 from finetune.failure import InputError, TrainingError
-from finetune.launch import Run
+from finetune.processes import Run
 from finetune.run_folder import as_json, recover_folder, replace_folder, write_json, write_text
 
 FOLDER = "checkpoints"  # of the run's folder

@@ -1,4 +1,4 @@
-"""The step, the loop and the evaluation. Level 6.
+"""The step, the loop and the evaluation. Level 7.
 
 One formula for every launch: the loss summed over a micro-batch is multiplied by (accumulation x processes / targets in the
 whole global batch). Accelerate or DeepSpeed divides by the accumulation, DDP or ZeRO by the processes, and what is left is
@@ -24,10 +24,11 @@ from finetune.background import Background
 from finetune.checkpoint import TrainState
 from finetune.clock import StepClock, peak_memory_mb
 from finetune.data import EvalRows, TrainSteps, train_loader
+from finetune.ending import stop_here
 from finetune.failure import EXIT_STOPPED, StopRequested, TrainingError
-from finetune.launch import Run, stop_here
 from finetune.optim import set_learning_rate
 from finetune.plan import Plan, lr_multiplier
+from finetune.processes import Run
 from finetune.task import Batch, Record, Task
 from finetune.tracker import Tracker
 

@@ -1,5 +1,8 @@
 """How a run ends when it does not end well: the exceptions and their exit codes. Level 0: imports nothing of ours."""
 
+import os
+import socket
+
 EXIT_BAD_INPUT = 2
 EXIT_TRAINING_FAILED = 3
 EXIT_STOPPED = 75  # EX_TEMPFAIL of sysexits.h: "try again later", what schedulers requeue on
@@ -29,3 +32,8 @@ class StopRequested(Exception):  # noqa: N818 - a request, no error
     """The job was asked to stop and has written a checkpoint. Ends the job with exit code 75."""
 
     exit_code = EXIT_STOPPED
+
+
+def where() -> str:
+    """Which process of the job this is, in words."""
+    return f"rank {os.environ.get('RANK', '0')} of {os.environ.get('WORLD_SIZE', '1')} ({socket.gethostname()})"

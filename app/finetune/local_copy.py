@@ -1,4 +1,4 @@
-"""Rank 0's files for machines that do not see its disk. Level 5.
+"""Rank 0's files for machines that do not see its disk. Level 6.
 
 Only rank 0 writes results. What every process must read again - a checkpoint to resume from, the best model - is sent to
 the machines that lack it, through the process group, and removed there after use.
@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from finetune.failure import InputError
-from finetune.launch import Run
+from finetune.processes import Run
 
 CHUNK = 16 * 1024 * 1024  # bytes sent at a time, to every process
 

@@ -1,4 +1,4 @@
-"""A run from its folder to its files: what every task does around `engine.fit`. Level 7."""
+"""A run from its folder to its files: what every task does around `engine.fit`. Level 8."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from finetune.checkpoint import TrainState
 from finetune.config import as_dict
 from finetune.engine import FitOptions, Training
 from finetune.failure import InputError
-from finetune.launch import Launch, Machine, Run, describe_launch, in_force
+from finetune.launch import Launch, Machine, describe_launch
 from finetune.optim import build_optimizer
 from finetune.plan import Plan, describe
+from finetune.processes import Run, in_force
 from finetune.tracker import Tracker, read_history
 from finetune.versions import code_version, library_versions
 

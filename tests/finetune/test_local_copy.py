@@ -13,7 +13,7 @@ FILES = {"model.bin": b"x" * 70, "empty": b"", "deep/er/config.json": b"{}"}
 
 
 class Team:
-    """What `launch.Run` offers, over threads."""
+    """What `processes.Run` offers, over threads."""
 
     def __init__(self, size, per_machine):
         self.size, self.per_machine = size, per_machine

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from finetune import launch, local_copy, meeting, session
+from finetune import local_copy, meeting, processes, session
+from finetune.ending import failures_end_the_job
 from finetune.failure import InputError
-from finetune.launch import failures_end_the_job
 
 
 @pytest.fixture
@@ -98,9 +98,9 @@ def test_processes_that_met_but_cannot_connect_are_told_what_to_look_at(environm
     environment["GLOO_SOCKET_IFNAME"] = "eth0"
     asked = SimpleNamespace(world_size=2, local_world_size=2 // machines, backend="gloo")
     error = RuntimeError("Gloo connectFullMesh failed with [pair.cc:156] timed out\nmore")
-    with pytest.raises(InputError if machines == 2 else RuntimeError) as caught, launch._roads_explained(asked):
+    with pytest.raises(InputError if machines == 2 else RuntimeError) as caught, processes._roads_explained(asked):
         raise error
     if machines == 2:
         assert "over network card eth0 (Gloo connectFullMesh failed with [pair.cc:156] timed out)" in str(caught.value)
-    with pytest.raises(RuntimeError, match="of another kind"), launch._roads_explained(asked):
+    with pytest.raises(RuntimeError, match="of another kind"), processes._roads_explained(asked):
         raise RuntimeError("of another kind")

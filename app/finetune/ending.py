@@ -1,0 +1,106 @@
+"""How a run ends: done, stopped on request, or with one message and an exit code for the whole job. Level 6."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NoReturn
+
+from finetune import background, meeting, status, stop
+from finetune.failure import EXIT_STOPPED, EXIT_TRAINING_FAILED, InputError, StopRequested, TrainingError, where
+
+if TYPE_CHECKING:
+    from finetune.processes import Run
+
+
+@contextlib.contextmanager
+def failures_end_the_job(debug: bool) -> Iterator[None]:
+    """Turns the exceptions of `failure.py` into one message and an exit code; any other keeps its stack trace.
+
+    A message that every process of a machine has is printed by the first. The others wait a moment before they speak: the
+    launcher has ended them by then, unless the first one is well, and then their message is the one that counts.
+    """
+    code = 0
+    with stop.listen():
+        try:
+            yield
+        except StopRequested as error:
+            code = error.exit_code  # `stop_here` has told why
+        except (InputError, TrainingError) as error:
+            code = error.exit_code
+            status.end("failed", str(error))
+            stop.end_with(code, said=True)
+            meeting.leave_word(getattr(error, "problems", [str(error)]), code)
+            if os.environ.get("LOCAL_RANK", "0") != "0":
+                time.sleep(3)
+            if debug:
+                traceback.print_exc()
+            print(_message(error), file=sys.stderr, flush=True)
+        except Exception as error:
+            code = EXIT_TRAINING_FAILED
+            status.end("failed", f"{type(error).__name__}: {error}")
+            stop.end_with(code, said=True)
+            meeting.leave_word([f"{type(error).__name__}: {error}"], code)
+            # The echo of a failure elsewhere; it waits, so that the cause is printed first and the launcher ends this.
+            # Nothing is left to say if the launcher has begun to.
+            echo = any(word in str(error) for word in ("closed by peer", "reset by peer"))
+            if echo and stop.requested() is None:
+                time.sleep(3)
+            if not echo or stop.requested() is None:
+                traceback.print_exc()
+                print(f"error on {where()}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        if code:
+            sys.stdout.flush()
+            background.finish_all()
+            # Not sys.exit: a process group that lost its peers can hang in its destructors.
+            stop.leave(code)
+
+
+def stop_here(run: Run, place: str) -> NoReturn:
+    """Says on rank 0, once, who asked the run to stop and at which `place` it does; raises `StopRequested` on every process,
+    all of which must call it."""
+    asked = [(rank, why) for rank, why in run.gather([(run.launch.rank, stop.requested())]) if why is not None]
+    reason = ", ".join(sorted({why for _, why in asked}))
+    message = f"stopped on request ({reason}; rank {', '.join(str(rank) for rank, _ in asked)}): {place}"
+
+    def say() -> None:
+        status.end("stopped", reason)
+        print(message, file=sys.stderr, flush=True)
+
+    run.on_main(say)
+    stop.end_with(EXIT_STOPPED, said=True)
+    for tracker in run.accelerator.trackers:
+        tracker.finish()
+    raise StopRequested(message)
+
+
+def finish(run: Run) -> None:
+    """Closes trackers and the process group, and ends a process that had one, with exit code 0.
+
+    The interpreter is not torn down then: DeepSpeed keeps references to process groups whose threads outlive the
+    interpreter, and one that wakes up too late aborts a process whose work is done ("terminate called without an active
+    exception"; seen once, in a ZeRO-2 run over two launchers).
+    """
+    stop.end_with(0, said=True)
+    status.end("done")
+    run.accelerator.end_training()
+    import torch
+
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def _message(error: Exception) -> str:
+    problems = getattr(error, "problems", [str(error)])
+    if len(problems) == 1:
+        return f"error: {problems[0]}"
+    return f"{len(problems)} errors:\n" + "\n".join(f"  - {problem}" for problem in problems)

@@ -1,0 +1,25 @@
+import pytest
+import torch
+
+from finetune import processes
+from finetune.failure import InputError
+from finetune.launch import describe_launch
+from finetune.processes import in_force
+
+
+def test_a_started_run_of_one_process(start_run):
+    run = start_run()
+    assert run.is_main
+    assert run.device.type == "cpu"
+    assert run.accelerator.mixed_precision == "no"
+    assert (run.gather([1]), run.broadcast("a"), run.sum(torch.ones(2)).tolist()) == ([1], "a", [1, 1])
+    assert run.on_main(lambda: 7) == 7
+    with pytest.raises(InputError, match="wrong"):
+        run.on_main(lambda: (_ for _ in ()).throw(InputError("wrong")))
+    assert in_force(run)[0] == "launch         python: 1 process(es) on cpu, no communication, no ZeRO"
+
+
+def test_deepspeed_for_one_process_gets_an_address(environment, arguments):
+    processes._single_process_group(describe_launch(arguments()))
+    assert (environment["WORLD_SIZE"], environment["RANK"], environment["MASTER_ADDR"]) == ("1", "0", "127.0.0.1")
+    assert 0 < int(environment["MASTER_PORT"]) < 65536
