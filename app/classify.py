@@ -338,7 +338,7 @@ def build_model(arguments: Arguments, data: Data, task: MultiLabelTask) -> Any:
     import torch
     from transformers import AutoModelForSequenceClassification
 
-    from bigbird.attention import use_fast_attention
+    from bigbird.layers import use_fast_attention
     from multilabel.classifier import configure, set_head_bias
     from multilabel.task import prior_bias
     from pretrained.model import check_vocabulary, drop_pooler, load_model_and_new_names, take_vocabulary
@@ -447,7 +447,7 @@ def load_trained(run: Run, arguments: Arguments, data: Data, trained: bool) -> A
     """The exported model, in plain transformers: what is reported is what a user of best/ gets."""
     from transformers import AutoModelForSequenceClassification
 
-    from bigbird.attention import use_fast_attention
+    from bigbird.layers import use_fast_attention
     from finetune.session import load_best
     from pretrained.model import check_vocabulary, load_model
 

@@ -339,7 +339,7 @@ def build_model(arguments: Arguments, data: Data) -> Any:
     """The encoder-decoder, the same initial weights on every process."""
     import torch
 
-    from bigbird.attention import use_fast_attention
+    from bigbird.layers import use_fast_attention
     from pretrained.model import check_vocabulary
     from titles.model import build_title_model, has_new_decoder, set_output_bias
 
@@ -429,7 +429,7 @@ def load_trained(run: Run, arguments: Arguments, data: Data, trained: bool) -> A
     """The exported model, in plain transformers: what is reported is what a user of best/ gets."""
     from transformers import AutoModelForSeq2SeqLM
 
-    from bigbird.attention import use_fast_attention
+    from bigbird.layers import use_fast_attention
     from finetune.session import load_best
     from pretrained.model import check_vocabulary, load_model
 

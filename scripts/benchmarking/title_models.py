@@ -72,7 +72,7 @@ def arguments_of(settings: dict[str, Any], given: dict[str, Any]) -> list[str]:
 
 def plain_model(arguments: Any, data: Any) -> Any:
     """`titlegen.build_model`'s model, the same weights, with transformers' own attention."""
-    with mock.patch("bigbird.attention.use_fast_attention"):
+    with mock.patch("bigbird.layers.use_fast_attention"):
         return titlegen.build_model(arguments, data)
 
 

@@ -22,8 +22,8 @@ from transformers import (
     EncoderDecoderModel,
 )
 
-import bigbird.attention
-from bigbird.attention import use_fast_attention
+import bigbird.scores
+from bigbird.layers import use_fast_attention
 
 # Blocks of 4 and 2 random blocks: sparse from 37 tokens (10 blocks) on. Long and short rows, whole and broken blocks.
 LENGTHS = (61, 37, 20, 100, 40, 62, 3, 36)
@@ -96,7 +96,7 @@ def check_rows(model, ids, mask, tolerance=1e-5):
 @pytest.mark.parametrize("scores", [1, 500, 3000, 2**19])
 def test_every_row_of_a_mixed_batch_is_as_it_is_alone(training, scores, monkeypatch):
     # However the work is cut: single blocks, several blocks, several heads, everything at once.
-    monkeypatch.setattr(bigbird.attention, "SCORES_PER_CORE", scores)
+    monkeypatch.setattr(bigbird.scores, "SCORES_PER_CORE", scores)
     check_rows(encoder().train(training), *batch(LENGTHS))
 
 

@@ -35,7 +35,7 @@ def big_bird_titles():
     """Our BigBird in front of a BERT decoder, block-sparse."""
     from transformers import BertConfig, BertLMHeadModel, BigBirdConfig, BigBirdModel, EncoderDecoderModel
 
-    from bigbird.attention import use_fast_attention
+    from bigbird.layers import use_fast_attention
 
     torch.manual_seed(0)
     encoder = BigBirdModel(BigBirdConfig(**SIZES, block_size=16, max_position_embeddings=256))
