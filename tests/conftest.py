@@ -67,9 +67,9 @@ def start_run(environment):
         AcceleratorState._reset_state(reset_partial_state=True)
         GradientState._reset_state()
 
-    def begin(batch=None):
+    def begin(batch=None, precision="no"):
         reset()
-        launch = Launch("python", 0, 0, 1, 1, True, "gloo", "no", 60, None, None, 1.0)
+        launch = Launch("python", 0, 0, 1, 1, True, "gloo", precision, 60, None, None, 1.0)
         return start(launch, batch)
 
     yield begin

@@ -128,7 +128,8 @@ def predict(run: Run, model: Any, task: Task, rows: EvalRows, stoppable: bool = 
     model.eval()
     mine: list[Record] = []
     for batch in rows.batches(run.launch.world_size, run.launch.rank):
-        mine += task.predict(model, batch.to(run.device))
+        with run.accelerator.autocast():  # what does not go through the prepared model's forward, as generate()
+            mine += task.predict(model, batch.to(run.device))
         if stoppable and _asked_to_stop(run):
             model.train(was_training)
             raise StopRequested("asked to stop during an evaluation")

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy
+from transformers.modeling_outputs import BaseModelOutput
 
 from finetune.failure import TrainingError
 from finetune.task import Batch, Record
@@ -57,12 +58,15 @@ class TitleTask:
         plain = getattr(model, "module", model)
         rows = batch.rows.tolist()
         losses = counts = [None] * len(rows)
+        encoded = {}
         if batch.labels is not None:
             # Through the wrapper, which may autocast; the gathering of ZeRO-3 hangs on the inner modules.
-            logits = model(**batch.inputs, **self.teacher_forcing(batch.labels)).logits
-            losses = self.token_losses(logits, batch, 0.0).sum(dim=1).double().tolist()
+            out = model(**batch.inputs, **self.teacher_forcing(batch.labels))
+            losses = self.token_losses(out.logits, batch, 0.0).sum(dim=1).double().tolist()
             counts = (batch.labels != IGNORED).sum(dim=1).tolist()
-        sequences, scores = self.search(plain, batch)
+            # The search starts from the same documents: most of the work is done.
+            encoded = {"encoder_outputs": BaseModelOutput(last_hidden_state=out.encoder_last_hidden_state)}
+        sequences, scores = self.search(plain, batch, encoded)
         titles, each = self.decode(sequences), self.generation.num_return_sequences
         found = []
         for i, row in enumerate(rows):
@@ -98,11 +102,15 @@ class TitleTask:
         )
         return flat.view(labels.shape)
 
-    def search(self, model: Any, batch: Batch) -> tuple[list[list[int]], list[float]]:
-        """Beam search: (rows x num_return_sequences) ids, best first within a row, and their scores."""
+    def search(self, model: Any, batch: Batch, encoded: dict[str, Any]) -> tuple[list[list[int]], list[float]]:
+        """Beam search: (rows x num_return_sequences) ids, best first within a row, and their scores.
+
+        `encoded`: the encoder's outputs for the batch, if they are known.
+        """
         asked = self.generation
         out = model.generate(
             **batch.inputs,
+            **encoded,
             do_sample=False,
             num_beams=max(asked.num_beams, asked.num_return_sequences),
             length_penalty=asked.length_penalty,

@@ -161,6 +161,20 @@ def test_evaluation_leaves_the_model_as_it_was(start_run):
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_all_of_a_prediction_has_the_runs_precision(start_run, precision):
+    """Also what does not go through the prepared model, such as a search for words."""
+    found = []
+
+    class Looks(LinearTask):
+        def predict(self, model, batch):
+            found.append(torch.is_autocast_enabled("cpu"))
+            return super().predict(model, batch)
+
+    predict(start_run(precision=precision), linear_layer(), Looks(), eval_rows(*points(3)))
+    assert found == [precision == "bf16"]
+
+
 # The loop
 
 

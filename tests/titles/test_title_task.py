@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.nn.functional import log_softmax
+from transformers import BertConfig, EncoderDecoderConfig, EncoderDecoderModel
 
 from finetune.failure import TrainingError
 from finetune.task import Batch
@@ -89,3 +91,30 @@ def test_titles_become_targets_without_start_and_with_one_end():
     one, two, three = tokenizer.convert_tokens_to_ids(["one", "two", "three"])
     assert found["input_ids"] == [[one, two, 3], [one, two, three, 3]]
     assert found["cut"] == [False, True]
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_documents_that_are_scored_are_encoded_once_and_titled_as_ever(beams):
+    torch.manual_seed(0)
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 30}
+    encoder, decoder = BertConfig(**small), BertConfig(**small, is_decoder=True, add_cross_attention=True)
+    config = EncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
+    model = EncoderDecoderModel(config).eval()
+    for part in (model.config, model.generation_config):
+        part.decoder_start_token_id, part.pad_token_id, part.eos_token_id = 2, 0, 3
+    ids = torch.randint(4, 30, (3, 7))
+    mask = torch.tensor([[1] * 7, [1] * 5 + [0] * 2, [1] * 7])
+    rows = Batch(torch.tensor([0, 1, -1]), {"input_ids": ids, "attention_mask": mask}, torch.tensor([[5, 3], [6, 3], [7, 3]]))
+    wanted = task()
+    wanted = dataclasses.replace(wanted, generation=dataclasses.replace(wanted.generation, num_beams=beams))
+    encoded = []
+    handle = model.encoder.register_forward_hook(lambda *_: encoded.append(1))
+    with torch.no_grad():
+        found = wanted.predict(model, rows)
+        assert len(encoded) == 1
+        handle.remove()
+        alone = wanted.predict(model, dataclasses.replace(rows, labels=None))
+    assert [record["row"] for record in found] == [0, 1]
+    assert [record["titles"] for record in found] == [record["titles"] for record in alone]
+    assert found[0]["loss"] > 0
+    assert alone[0]["loss"] is None
