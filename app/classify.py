@@ -385,7 +385,7 @@ def train_steps(arguments: Arguments, data: Data, plan: Plan, rank: int) -> Any:
     from finetune.data import TrainSteps
 
     lengths, grouping = data.train.tokens.lengths, arguments.length_grouping
-    return TrainSteps(collator(data.train, data), lengths, plan, rank, arguments.seed, grouping)
+    return TrainSteps(collator(data.train, data), lengths, plan, rank, arguments.seed, grouping, data.padding)
 
 
 def rehearsal(asked: Launch, arguments: Arguments, data: Data, plan: Plan) -> tuple[Any, Any, Any]:

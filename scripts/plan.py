@@ -232,13 +232,12 @@ def read_data(script: Any, arguments: Any, processes: int, asked: Any, problems:
     """The run's data and plan; what is wrong with them is added to `problems`."""
     from finetune import zero
     from finetune.arguments import tasks_to_do
-    from finetune.plan import derive_batch, make_plan
+    from finetune.plan import batch_of, make_plan
 
     train, evaluate, predict = tasks_to_do(arguments)
     if not train:
         raise InputError(*problems, "this command does not train; there is nothing to plan")
-    sizes = (arguments.global_batch_size, arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps)
-    batch = collect(problems, lambda: derive_batch(processes, *sizes))
+    batch = collect(problems, lambda: batch_of(arguments, processes))
     if batch is not None and asked is not None and asked.deepspeed_config is not None:
         file = (asked.deepspeed_config, asked.deepspeed_file)
         collect(problems, lambda: zero.complete_config(*file, batch, asked.max_grad_norm, asked.precision))
@@ -261,12 +260,14 @@ def describe_run(arguments: Any, asked: Any, data: Any, steps: Any, file: Launch
     stage = f"ZeRO-{asked.zero_stage} ({asked.deepspeed_file})" if asked.deepspeed_config else "no ZeRO"
     total = steps.total_steps / steps.steps_per_epoch * tokens
     lines = describe(steps)
+    by_tokens = steps.batch.max_tokens is not None
+    idle = [] if by_tokens else [f"idle           {steps.batch.idle_share:.1%} of the processes' time, counted in rows"]
     return [
         f"launch         {file.name if file else asked.launcher}: {where}{machines}, {asked.backend}, {stage}",
         f"precision      {asked.precision if asked.precision != 'no' else 'fp32'}",
         *(line for line in lines if not line.startswith("note")),
         f"tokens         {tokens:,} per epoch without padding, about {total:,.0f} in the run; {longest} in the longest row",
-        f"idle           {steps.batch.idle_share:.1%} of the processes' time, counted in rows",
+        *idle,
         *(line for line in lines if line.startswith("note")),
         *(f"note           {note}" for note in data.notes),
     ]

@@ -70,6 +70,9 @@ class BatchArguments:
     gradient_accumulation_steps: int | None = option(
         at_least=1, help="forward passes per optimizer step; the micro-batch is derived from it"
     )
+    max_tokens_per_micro_batch: int | None = option(
+        at_least=1, help="most tokens per process in one forward pass, padding included, instead of a number of samples"
+    )
     per_device_eval_batch_size: int = option(32, at_least=1, help="samples per process in one evaluation pass")
     length_grouping: bool = option(True, help="batch rows of similar length together, so that little is padded")
 
@@ -159,6 +162,13 @@ def contradictions(arguments) -> list[str]:
     a, found = arguments, []
     if a.warmup_steps is not None and a.warmup_ratio is not None:
         found.append("--warmup_steps and --warmup_ratio are both given; keep one")
+    sizes = ("per_device_train_batch_size", "gradient_accumulation_steps")
+    if a.max_tokens_per_micro_batch:
+        found += [
+            f"--max_tokens_per_micro_batch and --{name} are both given; keep one"
+            for name in sizes
+            if getattr(a, name) is not None
+        ]
     if a.lr_scheduler_type == "constant" and (a.warmup_steps or a.warmup_ratio):
         found.append("--lr_scheduler_type constant has no warm-up; use constant_with_warmup")
     if a.deepspeed and a.deepspeed_config and a.deepspeed != a.deepspeed_config:

@@ -43,6 +43,7 @@ class TrainState:
     losses: list[float] = field(default_factory=list)  # of the steps since the last line of history.jsonl
     train_seconds: float = 0.0
     tokens: int = 0
+    padded_tokens: int = 0  # the same with padding
     best_metric: float | None = None
     best_step: int | None = None
     evaluations_without_best: int = 0

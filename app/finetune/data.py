@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from finetune.order import epoch_order, evaluation_batches, share_out
+from finetune.order import epoch_order, evaluation_batches, share_out, share_out_tokens
 from finetune.plan import Plan
 from finetune.stop import ignore_signals
 from finetune.task import Batch
@@ -136,8 +136,14 @@ def one_hot(labels: Ragged, rows: np.ndarray, num_labels: int) -> torch.Tensor:
 class TrainSteps(Dataset):
     """Optimizer step -> this process's micro-batches; a function of (seed, step), so a run can go on from any step."""
 
-    def __init__(self, collate: Collate, lengths: np.ndarray, plan: Plan, rank: int, seed: int, length_grouping: bool) -> None:
+    def __init__(
+        self, collate: Collate, lengths: np.ndarray, plan: Plan, rank: int, seed: int, length_grouping: bool,
+        padding: tuple[int, int] = (1, 1),
+    ) -> None:  # fmt: skip
+        """`padding`: what a batch's width is a multiple of, and its least width, as `collate` pads."""
         self.collate, self.lengths, self.plan, self.rank = collate, lengths, plan, rank
+        multiple, minimum = padding
+        self.widths = -(-np.maximum(lengths, minimum) // multiple) * multiple
         self._order = lru_cache(maxsize=2)(
             lambda epoch: epoch_order(seed, epoch, lengths, plan.batch.global_batch_size, length_grouping)
         )
@@ -151,10 +157,21 @@ class TrainSteps(Dataset):
     def __len__(self) -> int:
         return self.plan.total_steps
 
-    def __getitem__(self, step: int) -> list[Batch]:
+    def shares(self, step: int) -> list[list[np.ndarray]]:
+        """[forward pass][process] -> rows of optimizer step `step`."""
         batch, rows = self.plan.batch, self.rows(step)
-        shares = share_out(rows, self.lengths, batch.world_size, batch.accumulation)
-        return [collate_share(self.collate, share[self.rank], rows) for share in shares]
+        if batch.max_tokens is not None:
+            return share_out_tokens(rows, self.widths, batch.world_size, batch.max_tokens)
+        return share_out(rows, self.lengths, batch.world_size, batch.accumulation)
+
+    def tokens(self, step: int) -> tuple[int, int]:
+        """Tokens of the global batch of optimizer step `step`, and what padding makes of them."""
+        padded = sum(len(share) * int(self.widths[share].max()) for each in self.shares(step) for share in each if len(share))
+        return int(self.lengths[self.rows(step)].sum()), padded
+
+    def __getitem__(self, step: int) -> list[Batch]:
+        rows = self.rows(step)
+        return [collate_share(self.collate, share[self.rank], rows) for share in self.shares(step)]
 
 
 def collate_share(collate: Collate, rows: np.ndarray, others: np.ndarray) -> Batch:

@@ -183,7 +183,9 @@ def fit(run: Run, plan: Plan, training: Training, options: FitOptions, state: Tr
         log_due = plan.due(state.step, plan.logging_steps)
         eval_due = training.validation is not None and plan.due(state.step, plan.eval_steps)
         save_due = plan.due(state.step, plan.save_steps)
-        state.tokens += int(training.steps.lengths[training.steps.rows(step)].sum())
+        tokens, padded = training.steps.tokens(step)
+        state.tokens += tokens
+        state.padded_tokens += padded
         asked = False
         if log_due or eval_due or save_due or _host_is_device(run) or state.step > look:
             norms, asked, agreed_pace = _read(run, training, state, pending, pace)
@@ -313,7 +315,8 @@ def _out_of_memory(step: int, micro_batches: list[Batch], error: Exception) -> s
     largest = max(shapes, key=lambda shape: (torch.Size(shape).numel(), shape))
     return (
         f"step {step + 1}: out of memory on a batch of {largest[0]} rows x {'x'.join(map(str, largest[1:]))}. Try a smaller "
-        "--per_device_train_batch_size (the global batch stays as it is), --gradient_checkpointing, a smaller --max_length, "
+        "--per_device_train_batch_size or --max_tokens_per_micro_batch (the global batch stays as it is), "
+        "--gradient_checkpointing, a smaller --max_length, "
         f"--mixed_precision bf16, or a ds_configs/zero*.json file ({str(error).splitlines()[0]})"
     )
 
@@ -386,6 +389,7 @@ def _train_figures(
         "train_runtime": seconds,
         "train_samples_per_second": rows / seconds if seconds else None,
         "train_tokens_per_second": state.tokens / seconds if seconds else None,
+        "train_padding_share": 1 - state.tokens / state.padded_tokens if state.padded_tokens else None,
         "train_step_time_p50": clock.percentile(0.5),
         "train_step_time_p95": clock.percentile(0.95),
         "train_save_stall": statistics.median(stalls) if stalls else None,

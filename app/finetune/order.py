@@ -51,6 +51,46 @@ def share_out(rows: np.ndarray, lengths: np.ndarray, world_size: int, accumulati
     return [shares[step * world_size : (step + 1) * world_size] for step in range(accumulation)]
 
 
+def share_out_tokens(rows: np.ndarray, widths: np.ndarray, world_size: int, max_tokens: int) -> list[list[np.ndarray]]:
+    """As `share_out`, in forward passes of at most `max_tokens` tokens each, padding included; as few as that takes.
+
+    `widths`: of each row of the file, padded. A row wider than `max_tokens` gets a pass of its own. Rows are cut into runs of
+    similar length, the most even ones that fit, so that the processes of a pass have about as many tokens; where processes
+    outnumber runs, the runs of most tokens are halved.
+    """
+    by_length = rows[np.lexsort((rows, -widths[rows]))]
+    passes = -(-len(_runs(by_length, widths, max_tokens)) // world_size)
+    low, high = 1, max_tokens  # the least budget that takes no more passes
+    while low < high:
+        middle = (low + high) // 2
+        if len(_runs(by_length, widths, middle)) <= passes * world_size:
+            high = middle
+        else:
+            low = middle + 1
+    runs = _runs(by_length, widths, high)
+    while len(runs) < passes * world_size:
+        place = max((i for i, run in enumerate(runs) if len(run) > 1), key=lambda i: _tokens(runs[i], widths), default=None)
+        if place is None:
+            runs.append(rows[:0])
+        else:
+            runs[place : place + 1] = np.array_split(runs[place], 2)
+    return [runs[first : first + world_size] for first in range(0, len(runs), world_size)]
+
+
+def _runs(rows: np.ndarray, widths: np.ndarray, max_tokens: int) -> list[np.ndarray]:
+    """`rows`, longest first, in runs of at most `max_tokens` tokens or one row."""
+    found, first = [], 0
+    while first < len(rows):
+        size = max(1, max_tokens // int(widths[rows[first]]))
+        found.append(rows[first : first + size])
+        first += size
+    return found
+
+
+def _tokens(run: np.ndarray, widths: np.ndarray) -> int:
+    return len(run) * int(widths[run[0]]) if len(run) else 0
+
+
 def evaluation_batches(lengths: np.ndarray, batch_size: int, world_size: int, rank: int) -> list[np.ndarray]:
     """This process's batches of a file that is evaluated: longest rows first, every row on exactly one process.
 

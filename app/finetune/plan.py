@@ -21,7 +21,8 @@ class BatchShape:
     global_batch_size: int
     world_size: int
     micro_batch_size: int  # most rows in one forward pass of one process
-    accumulation: int  # forward passes per process and optimizer step
+    accumulation: int  # forward passes per process and optimizer step; with `max_tokens` the most there can be
+    max_tokens: int | None = None  # most tokens in one forward pass of one process, padding included
 
     @property
     def idle_share(self) -> float:
@@ -35,11 +36,13 @@ def derive_batch(
     global_batch_size: int | None = None,
     per_device_train_batch_size: int | None = None,
     gradient_accumulation_steps: int | None = None,
+    max_tokens: int | None = None,
 ) -> BatchShape:
     """Fills in the batch sizes that were not given.
 
     `per_device_train_batch_size` is an upper bound when the global batch is given; with `gradient_accumulation_steps` and
-    without a global batch it is exact, and the global batch is their product with the number of processes.
+    without a global batch it is exact, and the global batch is their product with the number of processes. `max_tokens`
+    stands in place of both.
 
     Raises `InputError` when all three are given and contradict each other.
     """
@@ -47,6 +50,8 @@ def derive_batch(
     if total is None:
         total = world_size * micro * accumulation if micro and accumulation else DEFAULT_GLOBAL_BATCH_SIZE
     per_process = math.ceil(total / world_size)
+    if max_tokens is not None:  # how many passes a step needs depends on its rows: one each where all are long
+        return BatchShape(total, world_size, per_process, per_process, max_tokens)
     needed = math.ceil(per_process / micro) if micro else accumulation or 1
     if accumulation and needed != accumulation:
         raise InputError(
@@ -84,13 +89,20 @@ class Plan:
         return interval is not None and (step % interval == 0 or step == self.total_steps)
 
 
+def batch_of(arguments, world_size: int) -> BatchShape:
+    """`derive_batch` for the fields of BatchArguments."""
+    a = arguments
+    sizes = (a.global_batch_size, a.per_device_train_batch_size, a.gradient_accumulation_steps, a.max_tokens_per_micro_batch)
+    return derive_batch(world_size, *sizes)
+
+
 def make_plan(arguments, num_rows: int, world_size: int) -> Plan:
     """Derives the plan. `arguments` has the fields of BatchArguments, OptimizationArguments and RunArguments.
 
     Raises `InputError` for batch arguments that contradict each other and for a warm-up longer than the run.
     """
     a = arguments
-    batch = derive_batch(world_size, a.global_batch_size, a.per_device_train_batch_size, a.gradient_accumulation_steps)
+    batch = batch_of(arguments, world_size)
     steps_per_epoch = math.ceil(num_rows / batch.global_batch_size)
     total_steps = a.max_steps or max(1, math.ceil(steps_per_epoch * a.num_train_epochs))
     warmup = a.warmup_steps if a.warmup_steps is not None else math.ceil(total_steps * (a.warmup_ratio or 0))
@@ -135,14 +147,17 @@ def describe(plan: Plan) -> list[str]:
     shape = (plan.total_steps, plan.warmup_steps, plan.lr_scheduler_type)
     first, last = (plan.learning_rate * lr_multiplier(step, *shape) for step in (0, plan.total_steps - 1))
     scaled = f" (--learning_rate times {plan.lr_factor:g}, --lr_scaling)" if plan.lr_factor != 1 else ""
+    if b.max_tokens is None:
+        share = f"at most {b.micro_batch_size} rows x {b.accumulation} forward pass(es)"
+    else:
+        share = f"forward passes of at most {b.max_tokens} tokens, as many as a step's rows need"
     lines = [
-        f"global batch   {b.global_batch_size} rows = {b.world_size} process(es) x at most {b.micro_batch_size} rows "
-        f"x {b.accumulation} forward pass(es)",
+        f"global batch   {b.global_batch_size} rows = {b.world_size} process(es) x {share}",
         f"steps          {plan.total_steps} optimizer steps, {plan.steps_per_epoch} per epoch of {plan.num_rows} rows",
         f"learning rate  {plan.learning_rate:g} at its peak{scaled}, {first:.3g} in the first step, {last:.3g} in the last; "
         f"{plan.warmup_steps} warm-up step(s), {plan.lr_scheduler_type}",
     ]
-    if b.idle_share > 0.1:
+    if b.max_tokens is None and b.idle_share > 0.1:
         even = [size for size in _even_sizes(b) if size > 0]
         lines.append(
             f"note           {b.idle_share:.0%} of the processes' time is idle: {b.global_batch_size} rows do not share out "

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finetune.order import epoch_order, evaluation_batches, share_out
+from finetune.order import epoch_order, evaluation_batches, share_out, share_out_tokens
 
 LENGTHS = st.lists(st.integers(1, 500), min_size=1, max_size=200).map(np.array)
 SIZES = st.integers(1, 40)
@@ -71,6 +71,32 @@ def test_shares_do_not_depend_on_the_order_within_the_batch():
     first, again = share_out(rows, lengths, 2, 1), share_out(rows[::-1], lengths, 2, 1)
     assert [[share.tolist() for share in shares] for shares in first] == [[[2, 0, 1], [3, 4]]]
     assert [[share.tolist() for share in shares] for shares in again] == [[[2, 0, 1], [3, 4]]]
+
+
+@given(LENGTHS, st.integers(1, 8), st.integers(1, 4000))
+def test_passes_of_so_many_tokens(widths, world_size, budget):
+    rows = np.random.default_rng(0).permutation(len(widths))[: 1 + len(widths) // 2]
+    passes = share_out_tokens(rows, widths, world_size, budget)
+    shares = [share for shares in passes for share in shares]
+    assert {len(shares) for shares in passes} == {world_size}
+    assert sorted(np.concatenate(shares)) == sorted(rows)
+    assert all(len(share) <= 1 or len(share) * widths[share].max() <= budget for share in shares)
+    assert any(map(len, passes[-1]))  # no pass without rows
+    np.testing.assert_array_equal(widths[np.concatenate(shares)], np.sort(widths[rows])[::-1])
+    # A process has no rows only where every other has at most one.
+    assert all(map(len, shares)) or max(map(len, shares)) == 1
+
+
+def test_passes_are_as_few_and_as_even_as_the_budget_allows():
+    widths, rows = np.array([100] * 6 + [10] * 10), np.arange(16)
+
+    def sizes(world_size, budget):
+        return [[len(share) for share in shares] for shares in share_out_tokens(rows, widths, world_size, budget)]
+
+    assert sizes(1, 450) == [[3], [3], [10]]  # rather than 4, 4 and 8
+    assert sizes(2, 300) == [[2, 2], [2, 10]]
+    assert sizes(3, 200) == [[1, 1, 1], [1, 2, 10]]  # four passes' worth of rows for six processes: two are halved
+    assert sizes(1, 5) == [[1]] * 16  # rows that pass the budget go alone
 
 
 @given(LENGTHS, SIZES, st.integers(1, 5))
