@@ -20,6 +20,7 @@ LEVELS = {
     "network": 1,
     "order": 1,
     "plan": 1,
+    "profiling": 1,
     "run_folder": 1,
     "stop": 1,
     "textfile": 1,

@@ -135,6 +135,7 @@ class RunArguments:
     report_to: tuple[str, ...] = option(
         ("tensorboard",), choices=("tensorboard", "wandb", "mlflow", "none"), help="trackers, separated by commas"
     )
+    profile: int | None = option(at_least=1, help="write a trace of N steps by torch's profiler, and say what costs most")
     run_name: str | None = option(help="name of the run for trackers")
     push_to_hub: bool = option(False, help="upload the best model to the hub when the run is done")
     hub_model_id: str | None = option(help="hub repository for --push_to_hub")

@@ -29,6 +29,7 @@ from finetune.failure import EXIT_STOPPED, StopRequested, TrainingError
 from finetune.optim import set_learning_rate
 from finetune.plan import Plan, lr_multiplier
 from finetune.processes import Run
+from finetune.profiling import part, profiled
 from finetune.task import Batch, Record, Task
 from finetune.tracker import Tracker
 
@@ -64,6 +65,7 @@ class FitOptions:
     save_total_limit: int
     dataloader_num_workers: int
     shown: tuple[str, ...]  # evaluation figures for the console
+    profile: int | None = None  # steps that torch's profiler watches
 
 
 def train_step(
@@ -90,16 +92,19 @@ def train_step(
         # Set by hand: `accumulate()` asks the dataloader where it ends, and steps at the wrong place when we fetch ahead.
         accelerator.sync_gradients = last
         with nullcontext() if last else accelerator.no_sync(model):
-            loss_sum = task.loss_sum(model, batch)
-            accelerator.backward(loss_sum * scale)
+            with part("forward"):
+                loss_sum = task.loss_sum(model, batch)
+            with part("backward"):
+                accelerator.backward(loss_sum * scale)
         loss += loss_sum.detach().float()
-    norm = (
-        zero.grad_norm(model)
-        if run.deepspeed_config is not None
-        else accelerator.clip_grad_norm_(model.parameters(), max_grad_norm or math.inf)
-    )
-    optimizer.step()
-    optimizer.zero_grad()
+    with part("optimizer"):
+        norm = (
+            zero.grad_norm(model)
+            if run.deepspeed_config is not None
+            else accelerator.clip_grad_norm_(model.parameters(), max_grad_norm or math.inf)
+        )
+        optimizer.step()
+        optimizer.zero_grad()
     return loss / targets, norm
 
 
@@ -161,6 +166,8 @@ def fit(run: Run, plan: Plan, training: Training, options: FitOptions, state: Tr
     training.model.train()
     done = state.unevaluated and _finish_step(run, plan, training, options, state, stalls, True)
     loader = train_loader(training.steps, state.step, options.dataloader_num_workers, run.device.type == "cuda")
+    if run.is_main:
+        loader = profiled(loader, options.profile, training.output_dir, run.device, training.tracker.say)
     started = time.perf_counter()
     first_step = look = state.step
     pace = 0.0

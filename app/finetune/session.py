@@ -241,6 +241,7 @@ def fit_options(arguments: Any, headline: str, shown: tuple[str, ...]) -> FitOpt
         save_total_limit=a.save_total_limit,
         dataloader_num_workers=a.dataloader_num_workers,
         shown=shown,
+        profile=a.profile,
     )
 
 
