@@ -29,24 +29,26 @@ def profiled(
     if steps is None:
         yield from source
         return
-    done = []
+    seen = 0
 
     def finish(profiler: Any) -> None:
-        done.append(True)
+        if seen <= BEFORE:
+            return
         path = output_dir / TRACE
         path.parent.mkdir(exist_ok=True)
         profiler.export_chrome_trace(str(path))
         for line in describe(profiler.key_averages(), device):
             say(line)
-        say(f"profile        {steps} step(s) are in {path}")
+        say(f"profile        {min(steps, seen - BEFORE)} step(s) are in {path}")
 
     on_gpu = [ProfilerActivity.CUDA] if device.type == "cuda" else []
     plan = schedule(skip_first=BEFORE - 1, wait=0, warmup=1, active=steps, repeat=1)
     with profile(activities=[ProfilerActivity.CPU, *on_gpu], schedule=plan, on_trace_ready=finish) as profiler:
         for item in source:
+            seen += 1
             yield item
             profiler.step()
-    if not done:
+    if seen <= BEFORE:
         say(f"profile        nothing was recorded: it needs more than {BEFORE} steps")
 
 
