@@ -8,6 +8,7 @@
     trainer         transformers' Trainer as it comes: random batches, padded to the longest row of each
     padded          the loop of many tutorials: random batches padded to --max_length, AdamW as it comes
     ours_micro      ours with each batch cut into micro-batches by length (--micro_batch_size; not run unless named)
+    ours_tokens     ours in micro-batches of at most so many tokens (--max_tokens; not run unless named)
 
 Every measurement is one epoch over the same rows in a process of its own, and the contenders take turns within one run, so
 that what else the machine does meets all of them; with --turns steps they do so step by step. Without --train_file the rows
@@ -65,6 +66,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=640, help="the first N rows (default: %(default)s)")
     parser.add_argument("--batch_size", type=int, default=16, help="rows per optimizer step (default: %(default)s)")
     parser.add_argument("--micro_batch_size", type=int, help="rows per forward pass of ours_micro (default: half a batch)")
+    parser.add_argument("--max_tokens", type=int, default=2048, help="tokens per pass of ours_tokens (default: %(default)s)")
     parser.add_argument("--max_length", type=int, default=512, help="tokens of a text that are kept (default: %(default)s)")
     parser.add_argument("--learning_rate", type=float, default=5e-5, help="peak, falls linearly (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=42)
@@ -87,7 +89,7 @@ def parse_options() -> argparse.Namespace:
 def prepare(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """What every child is told; makes the default data and model first."""
     data = options.train_file or sample_training_file()
-    names = ("rows", "batch_size", "max_length", "learning_rate", "seed", "bf16")
+    names = ("rows", "batch_size", "max_tokens", "max_length", "learning_rate", "seed", "bf16")
     settings = {name: getattr(options, name) for name in names}
     settings |= {"train_file": data, "model": options.model, "micro_batch_size": options.micro_batch_size}
     settings["micro_batch_size"] = settings["micro_batch_size"] or max(1, options.batch_size // 2)
@@ -274,6 +276,8 @@ def our_arguments(settings: dict[str, Any]) -> list[str]:
     }  # fmt: skip
     if s["contender"] == "ours_micro":
         given["per_device_train_batch_size"] = s["micro_batch_size"]
+    if s["contender"] == "ours_tokens":
+        given["max_tokens_per_micro_batch"] = s["max_tokens"]
     return [word for name, value in given.items() for word in (f"--{name}", str(value))]
 
 
@@ -493,10 +497,11 @@ CHILDREN: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "trainer": train_with_trainer,
     "padded": train_padded,
     "ours_micro": train_ours,
+    "ours_tokens": train_ours,
     "prepare": make_model,
 }
 CONTENDERS = [name for name in CHILDREN if name != "prepare"]
-DEFAULT = [name for name in CONTENDERS if name != "ours_micro"]
+DEFAULT = [name for name in CONTENDERS if name not in ("ours_micro", "ours_tokens")]
 SLOW = ("trainer", "padded", "ours_micro")
 MEDIANS = (
     *("samples_per_second", "tokens_per_second", "padding_share", "step_p50", "peak_memory_mb", "startup_seconds"),
