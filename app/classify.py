@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from finetune import arguments as groups
 from finetune.config import option, parse
 from finetune.ending import failures_end_the_job
+from finetune.garbage import uncollected
 from finetune.failure import InputError
 
 if TYPE_CHECKING:  # torch and transformers are imported by the functions that use them, so that --help does not wait
@@ -74,10 +75,12 @@ class Arguments(
 
 @dataclass(frozen=True)
 class Split:
-    """One file, ready to be batched. `labels`: each row's label numbers, None for a file without labels."""
+    """One file, ready to be batched. `content`: the texts' fingerprint; `labels`: each row's label numbers, None for a file
+    without labels."""
 
     table: Table
     texts: list[str]
+    content: str
     tokens: Ragged
     labels: Ragged | None
 
@@ -104,7 +107,8 @@ def main(arguments: Arguments) -> None:
 
     asked = session.check(arguments)
     train, evaluate, predict = groups.tasks_to_do(arguments)
-    data = load_data(arguments, train, evaluate, predict)
+    with uncollected():
+        data = load_data(arguments, train, evaluate, predict)
     plan = make_plan(arguments, len(data.train.texts), asked.world_size) if train else None
     task = make_task(arguments, data)
     run = processes.start(asked, plan.batch if plan else None, arguments.report_to, arguments.output_dir)
@@ -217,7 +221,8 @@ def make_split(
         notes.append(f"{table.path}: {cut} of {len(table)} texts ({cut / len(table):.1%}) are cut to {max_length} tokens")
     if blank:
         notes.append(f"{table.path}: {blank} row(s) have no text; they are kept and read as an empty text")
-    return Split(table, texts[split], encoded["input_ids"], None if ids is None else Ragged.of(ids))
+    labels = None if ids is None else Ragged.of(ids)
+    return Split(table, texts[split], encoded["content"], encoded["input_ids"], labels)
 
 
 def check_labels(train: Split, validation: Split | None, labels: list[str], notes: list[str]) -> None:
@@ -247,7 +252,7 @@ def identity_of(arguments: Arguments, splits: dict, labels: list[str], tokenizer
 
     def rows(split: Split) -> str:
         numbers = [] if split.labels is None else [split.labels.values.tobytes(), split.labels.offsets.tobytes()]
-        return fingerprint([*split.texts, *numbers])[:16]
+        return fingerprint([split.content, *numbers])[:16]
 
     return {
         "task": "classify",

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from finetune import arguments as groups
 from finetune.config import option, parse
 from finetune.ending import failures_end_the_job
+from finetune.garbage import uncollected
 from finetune.failure import InputError
 
 if TYPE_CHECKING:  # torch and transformers are imported by the functions that use them, so that --help does not wait
@@ -76,11 +77,13 @@ class Arguments(
 
 @dataclass(frozen=True)
 class Split:
-    """One file, ready to be batched. `labels`: each row's title as ids, None for a file without titles."""
+    """One file, ready to be batched. `content`: the texts' and titles' fingerprint; `labels`: each row's title as ids, None for
+    a file without titles."""
 
     table: Table
     texts: list[str]
     titles: list[str] | None
+    content: str
     tokens: Ragged
     labels: Ragged | None
 
@@ -108,7 +111,8 @@ def main(arguments: Arguments) -> None:
     asked = session.check(arguments)
     headline_of(arguments)
     train, evaluate, predict = groups.tasks_to_do(arguments)
-    data = load_data(arguments, train, evaluate, predict)
+    with uncollected():
+        data = load_data(arguments, train, evaluate, predict)
     plan = make_plan(arguments, len(data.train.texts), asked.world_size) if train else None
     run = processes.start(asked, plan.batch if plan else None, arguments.report_to, arguments.output_dir)
     identity = session.make_identity(arguments, plan, data.identity)
@@ -217,7 +221,7 @@ def make_split(
 ) -> Split:
     """Tokenizes a file's documents and titles and notes what was cut."""
     from finetune.columns import is_blank, texts_of
-    from finetune.data import encode_cached
+    from finetune.data import encode_cached, fingerprint
     from pretrained.tokenizer import text_encoder, title_encoder, tokenizer_fingerprint
 
     texts, workers = texts_of(table, arguments.text_column), arguments.preprocessing_num_workers
@@ -238,13 +242,12 @@ def make_split(
     blank = sum(map(is_blank, texts))
     if blank:
         notes.append(f"{table.path}: {blank} row(s) have no text; they are kept and read as an empty text")
-    return Split(table, texts, titles, encoded["input_ids"], labels)
+    content = fingerprint(rows["content"] for _, rows, _ in cuts)
+    return Split(table, texts, titles, content, encoded["input_ids"], labels)
 
 
 def identity_of(arguments: Arguments, splits: dict[str, Split], tokenizer: str, max_length: int) -> dict[str, Any]:
     """What must be equal on every machine, and for a checkpoint to be this run's."""
-    from finetune.data import fingerprint
-
     trained = {split: rows for split, rows in splits.items() if split != "test"}
     return {
         "task": "titlegen",
@@ -254,7 +257,7 @@ def identity_of(arguments: Arguments, splits: dict[str, Split], tokenizer: str, 
         "max_length": max_length,
         "max_title_length": arguments.max_title_length,
         **{f"{split}_rows": len(rows.texts) for split, rows in trained.items()},
-        **{f"{split}_content": fingerprint([*rows.texts, *(rows.titles or [])])[:16] for split, rows in trained.items()},
+        **{f"{split}_content": rows.content[:16] for split, rows in trained.items()},
     }
 
 

@@ -17,6 +17,7 @@ LEVELS = {
     "clock": 1,
     "config": 1,
     "file_problems": 1,
+    "garbage": 1,
     "network": 1,
     "order": 1,
     "plan": 1,

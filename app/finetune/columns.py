@@ -59,7 +59,8 @@ def texts_of(table: Table, column: str) -> list[str]:
 
 def is_blank(text: str) -> bool:
     """Whether a text shows nothing: empty, white space or zero-width characters only."""
-    return not text.strip().strip(INVISIBLE).strip()
+    shown = text.strip()
+    return not shown or (shown[0] in INVISIBLE and not shown.strip(INVISIBLE).strip())
 
 
 def drop_blank(table: Table, column: str, notes: list[str]) -> Table:

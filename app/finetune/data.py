@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +55,11 @@ class Ragged:
 
 def fingerprint(parts: Iterable[str | bytes]) -> str:
     """A hash over texts that knows where one ends and the next begins."""
-    digest = hashlib.sha256()
-    for part in parts:
-        data = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
-        digest.update(len(data).to_bytes(8, "little"))
-        digest.update(data)
+    digest, rest = hashlib.sha256(), iter(parts)
+    while some := list(islice(rest, 4096)):
+        encoded = [part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part for part in some]
+        digest.update(np.array([len(encoded), *map(len, encoded)], dtype="<u8").tobytes())
+        digest.update(b"".join(encoded))
     return digest.hexdigest()
 
 
@@ -66,7 +67,8 @@ def encode_cached(texts: list[str], encode: Encode, settings: str, num_proc: int
     """Tokenizes `texts` or finds their tokens on disk.
 
     `encode` turns a list of texts into columns: "input_ids" (a list of ids per text) and "cut" (whether it lost its end).
-    `settings` names everything that its result depends on. Returns {"input_ids": Ragged, "cut": (rows,) bool}.
+    `settings` names everything that its result depends on. Returns {"input_ids": Ragged, "cut": (rows,) bool, "content": the
+    fingerprint of the texts}.
     Processes that start together wait for the first on a file lock, not in a collective: tokenizing may take longer than a
     process group waits, and machines need not share a disk.
     """
@@ -75,14 +77,15 @@ def encode_cached(texts: list[str], encode: Encode, settings: str, num_proc: int
 
     folder = Path(datasets.config.HF_DATASETS_CACHE) / "tokens"
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / fingerprint([settings, *texts])[:40]
+    content = fingerprint(texts)
+    path = folder / fingerprint([settings, content])[:40]
     with FileLock(f"{path}.lock"):
         if not path.exists():
             _encode_to(path, texts, encode, num_proc)
         table = datasets.load_from_disk(str(path)).data.table
     ids = table.column("input_ids").combine_chunks()
     values, offsets = ids.values.to_numpy(zero_copy_only=False), ids.offsets.to_numpy(zero_copy_only=False)
-    return {"input_ids": Ragged(values, offsets.astype(np.int64)), "cut": table.column("cut").to_numpy()}
+    return {"input_ids": Ragged(values, offsets.astype(np.int64)), "cut": table.column("cut").to_numpy(), "content": content}
 
 
 def _encode_to(path: Path, texts: list[str], encode: Encode, num_proc: int | None) -> None:

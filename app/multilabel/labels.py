@@ -32,9 +32,11 @@ def label_names(table: Table, arguments: Any, notes: list[str]) -> list[list[str
             names = []
         elif kind:
             kinds.setdefault(kind, row)
-        distinct = list(dict.fromkeys(names))
-        repeated += len(distinct) < len(names)
-        rows.append(distinct)
+        if len(names) > 1:
+            distinct = list(dict.fromkeys(names))
+            repeated += len(distinct) < len(names)
+            names = distinct
+        rows.append(names)
     if len(kinds) > 1:
         (first, first_row), (second, second_row) = list(kinds.items())[:2]
         problems.append(
@@ -78,10 +80,13 @@ def label_ids(
     unknown: dict[str, list[int]] = {}
     ids = []
     for row, names in enumerate(rows):
-        for name in names:
-            if name not in number:
-                unknown.setdefault(name, []).append(row)
-        ids.append(sorted(number[name] for name in names if name in number))
+        try:
+            ids.append(sorted(map(number.__getitem__, names)))
+        except KeyError:
+            for name in names:
+                if name not in number:
+                    unknown.setdefault(name, []).append(row)
+            ids.append(sorted(number[name] for name in names if name in number))
     if unknown and ignore_unknown:
         count = sum(map(len, unknown.values()))
         notes.append(f"{table.path}: {count} label(s) of {len(unknown)} kind(s) that training does not have are ignored")
@@ -105,11 +110,13 @@ def _names(cell: Any, separator: str) -> tuple[list[str], str]:
             return [], f"!{cell!r} has an empty label between separators {separator!r}"
         return parts, "a text"
     if isinstance(cell, list | tuple):
-        if all(isinstance(item, str) for item in cell):
-            if not all(item.strip() for item in cell):
+        types = set(map(type, cell))
+        if types <= {str}:
+            names = list(map(str.strip, cell))
+            if not all(names):
                 return [], "!holds an empty label"
-            return [item.strip() for item in cell], "a list of texts" if cell else ""
-        if all(isinstance(item, int) and not isinstance(item, bool) for item in cell):
+            return names, "a list of texts" if cell else ""
+        if types == {int}:
             return [str(item) for item in cell], "a list of numbers"
         return [], f"!{cell!r:.80} mixes types; expected a list of texts or a list of whole numbers"
     if isinstance(cell, int) and not isinstance(cell, bool):
