@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 from finetune import arguments as groups
 from finetune.config import option, parse
 from finetune.ending import failures_end_the_job
-from finetune.garbage import uncollected
 from finetune.failure import InputError
+from finetune.garbage import uncollected
 
 if TYPE_CHECKING:  # torch and transformers are imported by the functions that use them, so that --help does not wait
     import numpy as np

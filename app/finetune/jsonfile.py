@@ -4,6 +4,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import chain
 
 from finetune.failure import InputError
@@ -89,9 +90,10 @@ def _line_values(lines: Iterable[tuple[int, str]], problems: Problems) -> Iterat
 def _decode(decoder: json.JSONDecoder, line: str) -> object:
     """`decoder.decode`, without its overhead where an object fills the line."""
     if line.startswith("{") and line.endswith("}"):
-        value, end = decoder.scan_once(line, 0)
-        if end == len(line):
-            return value
+        with suppress(StopIteration):  # how it says that a value is missing
+            value, end = decoder.scan_once(line, 0)
+            if end == len(line):
+                return value
     return decoder.decode(line)
 
 
