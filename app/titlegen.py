@@ -113,7 +113,7 @@ def main(arguments: Arguments) -> None:
     train, evaluate, predict = groups.tasks_to_do(arguments)
     with uncollected():
         data = load_data(arguments, train, evaluate, predict)
-    plan = make_plan(arguments, len(data.train.texts), asked.world_size) if train else None
+    plan = make_plan(arguments, len(data.train.texts), asked.world_size, asked.passes_by_tokens) if train else None
     run = processes.start(asked, plan.batch if plan else None, arguments.report_to, arguments.output_dir)
     identity = session.make_identity(arguments, plan, data.identity)
     resume = session.open_run(run, arguments, plan, identity, data.notes)

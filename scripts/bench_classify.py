@@ -3,12 +3,12 @@
     python scripts/bench_classify.py [--train_file train.csv --model MODEL] [--rows 640] [--repeats 3] [--output NAME.json]
 
     ours            app/classify.py itself, from its arguments to the end of training (no evaluation, nothing saved)
-    bare            a plain PyTorch loop over the very same batches: fused AdamW, clipping, no Accelerate
+    bare            a plain PyTorch loop over the very same batches and passes: fused AdamW, clipping, no Accelerate
     trainer_grouped transformers' Trainer at its best here: fused AdamW, batches of similar length
     trainer         transformers' Trainer as it comes: random batches, padded to the longest row of each
     padded          the loop of many tutorials: random batches padded to --max_length, AdamW as it comes
     ours_micro      ours with each batch cut into micro-batches by length (--micro_batch_size; not run unless named)
-    ours_tokens     ours in micro-batches of at most so many tokens (--max_tokens; not run unless named)
+    ours_whole      ours with each batch in one pass, which is the default on a GPU (not run unless named)
 
 Every measurement is one epoch over the same rows in a process of its own, and the contenders take turns within one run, so
 that what else the machine does meets all of them; with --turns steps they do so step by step. Without --train_file the rows
@@ -40,6 +40,7 @@ from benchmarking.report import row, spread
 
 CHECKED_ROWS = 64  # rows whose loss is taken after training, to see that all contenders learnt the same
 HIDDEN = {"--train_file": None, "--model": "MODEL", "--output": None}  # their values may be folders of one machine
+Batch = tuple[dict[str, Any], Any]  # inputs and labels
 REPORT_KEY = ("data", "model", "precision", "machine")
 
 
@@ -66,7 +67,6 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=640, help="the first N rows (default: %(default)s)")
     parser.add_argument("--batch_size", type=int, default=16, help="rows per optimizer step (default: %(default)s)")
     parser.add_argument("--micro_batch_size", type=int, help="rows per forward pass of ours_micro (default: half a batch)")
-    parser.add_argument("--max_tokens", type=int, default=2048, help="tokens per pass of ours_tokens (default: %(default)s)")
     parser.add_argument("--max_length", type=int, default=512, help="tokens of a text that are kept (default: %(default)s)")
     parser.add_argument("--learning_rate", type=float, default=5e-5, help="peak, falls linearly (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=42)
@@ -89,7 +89,7 @@ def parse_options() -> argparse.Namespace:
 def prepare(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """What every child is told; makes the default data and model first."""
     data = options.train_file or sample_training_file()
-    names = ("rows", "batch_size", "max_tokens", "max_length", "learning_rate", "seed", "bf16")
+    names = ("rows", "batch_size", "max_length", "learning_rate", "seed", "bf16")
     settings = {name: getattr(options, name) for name in names}
     settings |= {"train_file": data, "model": options.model, "micro_batch_size": options.micro_batch_size}
     settings["micro_batch_size"] = settings["micro_batch_size"] or max(1, options.batch_size // 2)
@@ -276,12 +276,12 @@ def our_arguments(settings: dict[str, Any]) -> list[str]:
     }  # fmt: skip
     if s["contender"] == "ours_micro":
         given["per_device_train_batch_size"] = s["micro_batch_size"]
-    if s["contender"] == "ours_tokens":
-        given["max_tokens_per_micro_batch"] = s["max_tokens"]
+    if s["contender"] == "ours_whole":
+        given["gradient_accumulation_steps"] = 1
     return [word for name, value in given.items() for word in (f"--{name}", str(value))]
 
 
-def our_batches(collate: Any, lengths: Any, batch_size: int) -> Iterable[tuple[dict[str, Any], Any]]:
+def our_batches(collate: Any, lengths: Any, batch_size: int) -> Iterable[Batch]:
     import numpy as np
 
     rows = np.arange(min(CHECKED_ROWS, len(lengths)))
@@ -298,27 +298,29 @@ def train_bare(settings: dict[str, Any]) -> dict[str, Any]:
     from benchmarking.watch import Watch
 
     from finetune.config import parse
-    from finetune.order import epoch_order, share_out
+    from finetune.plan import make_plan
 
-    watch, size = Watch(settings), settings["batch_size"]
+    watch = Watch(settings)
     arguments = parse(classify.Arguments, description="", argv=our_arguments(settings))
     data = classify.load_data(arguments, True, False, False)
-    lengths = data.train.tokens.lengths
-    collate = classify.collator(data.train, data)
-    order = epoch_order(settings["seed"], 0, lengths, size, True)
-    steps = [share_out(order[start : start + size], lengths, 1, 1)[0][0] for start in range(0, len(order), size)]
+    collate, lengths = classify.collator(data.train, data), data.train.tokens.lengths
+    plan = make_plan(arguments, len(lengths), 1, by_tokens=watch.device.type == "cpu")
+    steps = classify.train_steps(arguments, data, plan, 0)
 
-    def batches() -> Iterable[tuple[dict[str, Any], Any]]:
-        for rows in steps:
-            batch = collate(rows)
-            batch = (batch.pin_memory() if watch.device.type == "cuda" else batch).to(watch.device)
-            yield batch.inputs, batch.labels
+    def batches() -> Iterable[list[Batch]]:
+        for step in range(len(steps)):
+            passes = []
+            for (rows,) in steps.shares(step):
+                batch = collate(rows)
+                batch = (batch.pin_memory() if watch.device.type == "cuda" else batch).to(watch.device)
+                passes.append((batch.inputs, batch.labels))
+            yield passes
 
     model = load_model(settings, len(data.labels)).to(watch.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings["learning_rate"], fused=True)
     loss = plain_loop(settings, watch, model, optimizer, batches(), len(steps))
-    tokens, labels = int(lengths.sum()), len(data.labels)
-    return result_of(watch, len(order), tokens, labels, loss, lambda: loss_of(model, our_batches(collate, lengths, size)))
+    tokens, labels, size = int(lengths.sum()), len(data.labels), settings["batch_size"]
+    return result_of(watch, len(lengths), tokens, labels, loss, lambda: loss_of(model, our_batches(collate, lengths, size)))
 
 
 def train_padded(settings: dict[str, Any]) -> dict[str, Any]:
@@ -337,40 +339,44 @@ def train_padded(settings: dict[str, Any]) -> dict[str, Any]:
     model = load_model(settings, labels.shape[1]).to(watch.device)
     loader = torch.utils.data.DataLoader(rows, batch_size=size, shuffle=True, pin_memory=watch.device.type == "cuda")
 
-    def batches(source: Iterable) -> Iterable[tuple[dict[str, Any], Any]]:
+    def batches(source: Iterable) -> Iterable[Batch]:
         for *inputs, wanted in source:
             moved = [tensor.to(watch.device, non_blocking=True) for tensor in (*inputs, wanted)]
             yield dict(zip(names, moved, strict=False)), moved[-1]
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings["learning_rate"])
-    loss = plain_loop(settings, watch, model, optimizer, batches(loader), len(loader))
+    loss = plain_loop(settings, watch, model, optimizer, ([batch] for batch in batches(loader)), len(loader))
     tokens = int(encoded["attention_mask"].sum())
     first = torch.utils.data.DataLoader(torch.utils.data.Subset(rows, range(min(CHECKED_ROWS, len(rows)))), size)
     return result_of(watch, len(texts), tokens, labels.shape[1], loss, lambda: loss_of(model, batches(first)))
 
 
 def plain_loop(
-    settings: dict[str, Any], watch: Any, model: Any, optimizer: Any, batches: Iterable[tuple[dict, Any]], steps: int
+    settings: dict[str, Any], watch: Any, model: Any, optimizer: Any, batches: Iterable[list[Batch]], steps: int
 ) -> float:
-    """A training loop as one writes it by hand; returns the mean loss."""
+    """A training loop as one writes it by hand, over the passes of each batch; returns the mean loss."""
     import torch
     from torch.nn.functional import binary_cross_entropy_with_logits
 
     model.train()
     losses = []
     watch.mark()
-    for step, (inputs, labels) in enumerate(batches):
-        watch.saw(inputs["input_ids"])
+    for step, passes in enumerate(batches):
+        targets = sum(labels.numel() for _, labels in passes)
+        total = 0.0
         for group in optimizer.param_groups:
             group["lr"] = settings["learning_rate"] * (1 - step / steps)
-        with torch.autocast(watch.device.type, torch.bfloat16, enabled=settings["bf16"]):
-            logits = model(**inputs).logits
-        loss = binary_cross_entropy_with_logits(logits.float(), labels)
-        loss.backward()
+        for inputs, labels in passes:
+            watch.saw(inputs["input_ids"])
+            with torch.autocast(watch.device.type, torch.bfloat16, enabled=settings["bf16"]):
+                logits = model(**inputs).logits
+            loss = binary_cross_entropy_with_logits(logits.float(), labels, reduction="sum") / targets
+            loss.backward()
+            total = total + loss.detach()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(loss.detach())
+        losses.append(total)
         watch.mark()
     return float(torch.stack(losses).mean())
 
@@ -455,7 +461,7 @@ def load_model(settings: dict[str, Any], num_labels: int) -> Any:
     )
 
 
-def loss_of(model: Any, batches: Iterable[tuple[dict[str, Any], Any]]) -> float:
+def loss_of(model: Any, batches: Iterable[Batch]) -> float:
     """Mean loss without dropout over `batches` of (inputs, labels)."""
     import torch
     from torch.nn.functional import binary_cross_entropy_with_logits
@@ -497,11 +503,11 @@ CHILDREN: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "trainer": train_with_trainer,
     "padded": train_padded,
     "ours_micro": train_ours,
-    "ours_tokens": train_ours,
+    "ours_whole": train_ours,
     "prepare": make_model,
 }
 CONTENDERS = [name for name in CHILDREN if name != "prepare"]
-DEFAULT = [name for name in CONTENDERS if name not in ("ours_micro", "ours_tokens")]
+DEFAULT = [name for name in CONTENDERS if name not in ("ours_micro", "ours_whole")]
 SLOW = ("trainer", "padded", "ours_micro")
 MEDIANS = (
     *("samples_per_second", "tokens_per_second", "padding_share", "step_p50", "peak_memory_mb", "startup_seconds"),

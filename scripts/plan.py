@@ -237,7 +237,8 @@ def read_data(script: Any, arguments: Any, processes: int, asked: Any, problems:
     train, evaluate, predict = tasks_to_do(arguments)
     if not train:
         raise InputError(*problems, "this command does not train; there is nothing to plan")
-    batch = collect(problems, lambda: batch_of(arguments, processes))
+    by_tokens = asked is not None and asked.passes_by_tokens
+    batch = collect(problems, lambda: batch_of(arguments, processes, by_tokens))
     if batch is not None and asked is not None and asked.deepspeed_config is not None:
         file = (asked.deepspeed_config, asked.deepspeed_file)
         collect(problems, lambda: zero.complete_config(*file, batch, asked.max_grad_norm, asked.precision))
@@ -246,7 +247,7 @@ def read_data(script: Any, arguments: Any, processes: int, asked: Any, problems:
     data = collect(problems, lambda: script.load_data(arguments, train, evaluate, predict))
     if data is None or batch is None:
         return data, None
-    return data, collect(problems, lambda: make_plan(arguments, len(data.train.texts), processes))
+    return data, collect(problems, lambda: make_plan(arguments, len(data.train.texts), processes, by_tokens))
 
 
 def describe_run(arguments: Any, asked: Any, data: Any, steps: Any, file: LaunchFile | None) -> list[str]:

@@ -71,7 +71,9 @@ class BatchArguments:
         at_least=1, help="forward passes per optimizer step; the micro-batch is derived from it"
     )
     max_tokens_per_micro_batch: int | None = option(
-        at_least=1, help="most tokens per process in one forward pass, padding included, instead of a number of samples"
+        at_least=1,
+        help="most tokens per process in one forward pass, padding included, instead of a number of samples "
+        "(default: 2048 on a CPU, as many as the samples have elsewhere)",
     )
     per_device_eval_batch_size: int = option(32, at_least=1, help="samples per process in one evaluation pass")
     length_grouping: bool = option(True, help="batch rows of similar length together, so that little is padded")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -84,6 +85,32 @@ def ids_of(table: Table, column: str) -> list[Any]:
     return table.columns.get(column, list(range(len(table))))
 
 
+def check_ids(table: Table, column: str, notes: list[str]) -> None:
+    """Notes ids that stand twice. Raises `InputError` for those that predictions, which are JSON, cannot hold: better known
+    now than when everything is predicted."""
+    written, wrong = [], []
+    for row, value in enumerate(table.columns.get(column, [])):
+        try:
+            written.append(json.dumps(value, allow_nan=False))
+        except (TypeError, ValueError):
+            wrong.append(f"{table.where(row)}: {column} is {_kind(value)}, expected a text or a number")
+    if wrong:
+        raise InputError(*wrong[:SHOWN], *more(len(wrong)))
+    if repeated := len(written) - len(set(written)):
+        notes.append(f"{table.path}: {repeated} row(s) repeat the {column} of an earlier row; predictions keep them all")
+
+
+def note_repeated_texts(texts: dict[str, list[str]], notes: list[str]) -> None:
+    """Notes how many training texts stand twice, and how many of the other files' are among them. `texts`: by split."""
+    seen = set(texts["train"])
+    if repeated := len(texts["train"]) - len(seen):
+        notes.append(f"{repeated} training row(s) repeat the text of an earlier row")
+    for split in ("validation", "test"):
+        shared = sum(text in seen for text in texts.get(split, []))
+        if shared:
+            notes.append(f"{shared} of {len(texts[split])} {split} texts are in the training rows too")
+
+
 def more(count: int) -> list[str]:
     """The line that stands for the problems beyond the first 20."""
     return [f"... and {count - SHOWN} more"] if count > SHOWN else []
@@ -124,7 +151,13 @@ def read_splits(arguments: Any, required: dict[str, tuple[str, ...]], train: boo
     are missing or wrong, in one list.
     """
     tables, problems = {}, []
+    names = max(required.values(), key=len, default=())
+    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    if twice:
+        raise InputError(f"column {twice[0]!r} is asked for twice; text and what is to be learnt stand in columns of their own")
     for split, columns in required.items():
+        if split == "test" and arguments.id_column != "id":  # the default need not be there
+            columns = (*columns, arguments.id_column)
         try:
             table = read_split(arguments, split, columns)
         except InputError as error:

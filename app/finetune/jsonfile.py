@@ -28,6 +28,9 @@ def read_json(path: str, encoding: str, required: Sequence[str]) -> tuple[str, d
         raise InputError(f"{path}: no rows: only blank lines")
     problems = Problems(path)
     first_line, opening = first[0], first[1].strip()[:2]
+    for mark, kind in ((",", "csv"), ("\t", "tsv")):
+        if opening[0] not in "[{" and set(required) & {name.strip(' "') for name in first[1].strip().split(mark)}:
+            raise InputError(f"{path}:{first_line}: it holds column names, not JSON: name it .{kind}")
     if opening.startswith("["):
         del first  # it may be the whole file
         lines.close()

@@ -43,6 +43,11 @@ class Launch:
     max_grad_norm: float
 
     @property
+    def passes_by_tokens(self) -> bool:
+        """Whether forward passes have a number of tokens by default: on a CPU. A DeepSpeed file may state their rows."""
+        return self.use_cpu and self.deepspeed_config is None
+
+    @property
     def zero_stage(self) -> int:
         return zero.stage_of(self.deepspeed_config) if self.deepspeed_config else 0
 

@@ -124,6 +124,9 @@ def _rows_of_width(
     width = len(header)
     for line, row in rows:
         if len(row) == width:
+            if width > 1 and (row == header or [row[0].removeprefix("\ufeff"), *row[1:]] == header):
+                problems.add(line, "the column names once more, as if files had been joined: remove this line")
+                continue
             lines.append(line)
             yield row
         elif not _is_blank(row):
@@ -146,14 +149,8 @@ def _check_header(header: list[str], line: int, kind: str, required: Sequence[st
             column = f"column {short(name)} appears {len(numbers)} times" if name else "several columns have no name"
             problems.add(line, f"{column} (columns {listed(numbers)}): rename or remove all but one")
     missing = [name for name in required if name not in places]
-    if missing and len(header) == 1 and (delimiter := _other_delimiter(header[0], missing)):
-        right = {"\t": ".tsv", ",": ".csv"}.get(delimiter)
-        advice = f"name it {right}" if right else "save it with commas"
-        problems.add(
-            line,
-            f"column {short(missing[0])} not found; found: {listed(header)}; {delimiter!r} seems to separate the "
-            f"cells, which a .{kind} file is not split at: {advice}",
-        )
+    if missing and (advice := _not_this_kind(header, kind, missing)):
+        problems.add(line, f"column {short(missing[0])} not found; found: {listed(header)}; {advice}")
         problems.raise_any()  # every row would count as ragged
     for name in missing:
         problems.add(line, not_found("column", name, header))
@@ -161,8 +158,27 @@ def _check_header(header: list[str], line: int, kind: str, required: Sequence[st
         problems.add(line, "the first line must hold the column names: is it missing?")
 
 
-def _other_delimiter(header: str, missing: Sequence[str]) -> str | None:
-    return next((mark for mark in "\t;|," if set(missing) & {name.strip(' "') for name in header.split(mark)}), None)
+def _not_this_kind(header: list[str], kind: str, missing: Sequence[str]) -> str | None:
+    """What a file without its columns is instead, and what to do about it; None where that cannot be told."""
+    first = header[0].strip()
+    if first.startswith(('{"', "[{")):
+        return f"it holds JSON: name it .{'json' if first[0] == '[' else 'jsonl'}"
+    if first.startswith("version https://git-lfs"):
+        return "it is a pointer of Git LFS, not the file itself: fetch that with `git lfs pull`"
+    if first.lower().startswith(("<!doctype", "<html", "<?xml")):
+        return "it is a web page or XML, perhaps the error message of a download: download it again"
+    if first.lower().startswith("sep="):
+        return "its first line is a spreadsheet's: remove it"
+    if len(header) > 1:
+        return None
+    found = next((mark for mark in "\t;|," if set(missing) & {name.strip(' "') for name in first.split(mark)}), None)
+    if found is None:
+        return None
+    if found == DELIMITERS[kind]:
+        return "every row seems to stand in quotes as a whole: remove the outer quotes"
+    right = {"\t": ".tsv", ",": ".csv"}.get(found)
+    advice = f"name it {right}" if right else "save it with commas"
+    return f"{found!r} seems to separate the cells, which a .{kind} file is not split at: {advice}"
 
 
 def _read_parquet(path: str, required: Sequence[str]) -> Table:

@@ -121,6 +121,12 @@ def _missing(path: str) -> str:
         return "no such file: '~' was not expanded by the shell, write the folder in full"
     if os.path.islink(path):
         return f"is a link to {os.readlink(path)!r}, which does not exist: restore that file or name another"
+    if any(mark in path for mark in "*?["):
+        return "no such file: a pattern is not expanded here, name one file"
+    if path.rstrip("/") != path and os.path.isfile(path.rstrip("/")):
+        return "no such folder, but there is such a file: leave out the '/' at the end"
+    if os.path.isfile(path.split(",")[0]):
+        return "no such file: one file can be named, not several; join them"
     folder, name = os.path.split(path)
     if not os.path.isdir(folder or "."):
         return f"no such file: there is no folder {folder!r}"
@@ -180,7 +186,8 @@ def _explain_nul(path: str, encoding: str) -> str:
 def _explain_encoding(path: str, encoding: str) -> str:
     data = _readable_bytes(path)
     try:
-        data.decode(encoding)
+        # As the file was read: bytes.decode("utf-16") takes what lacks a byte order mark, a stream does not.
+        codecs.getincrementaldecoder(encoding)().decode(data, final=True)
     except UnicodeDecodeError as error:
         start = error.start
     except UnicodeError:
@@ -247,7 +254,7 @@ def _byte_encoding(data: bytes) -> str | None:
         first = foreign.search(text)
         found = "".join(foreign.findall(text, first.start(), first.start() + SAMPLE)) if first else ""
         if len(found.encode("gb2312", "ignore")) > 0.8 * 2 * len(found):
-            return "looks like GB18030: pass --encoding gb18030"
+            return "looks like GB18030: pass --encoding gb18030 and look at the first rows"
     name = "cp1252" if _decodes(data, "cp1252") else "latin-1"
     if sum(byte > 0x7F for byte in data[:SAMPLE]) < 0.3 * min(len(data), SAMPLE):
         return f"may be {name} (Western European): pass --encoding {name} and look at the first rows"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from finetune.columns import SHOWN, more
 from finetune.failure import InputError
+from finetune.file_problems import nearest
 from finetune.tables import Table
 
+LIST_AS_TEXT = re.compile(r"\[\s*(([\"']).*\2\s*)?\]", re.DOTALL)  # ['a', 'b'], as spreadsheets and pandas write a list
 ONE, ZERO = {"1", "true", "True", "TRUE", "1.0"}, {"0", "false", "False", "FALSE", "0.0"}
 
 
@@ -47,7 +50,20 @@ def label_names(table: Table, arguments: Any, notes: list[str]) -> list[list[str
         raise InputError(*problems[:SHOWN], *more(len(problems)))
     if repeated:
         notes.append(f"{table.path}: {repeated} row(s) name a label twice; it counts once")
+    if set(kinds) == {"a text"}:
+        notes += _other_separator(table, rows, arguments.label_separator)
     return rows
+
+
+def _other_separator(table: Table, rows: list[list[str]], separator: str) -> list[str]:
+    """A note on labels that look like several: every row has one at most, and many have another mark inside."""
+    if any(len(names) > 1 for names in rows):
+        return []
+    labelled = sum(map(len, rows))
+    for mark in ",;":
+        if mark != separator and 4 * sum(mark in name for names in rows for name in names) > labelled:
+            return [f"{table.path}: no row has two labels, but many have {mark!r} in theirs; is --label_separator {mark!r} meant?"]
+    return []
 
 
 def read_label_file(path: str) -> list[str]:
@@ -57,7 +73,11 @@ def read_label_file(path: str) -> list[str]:
     except OSError as error:
         raise InputError(f"--label_file {path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError as error:
-        raise InputError(f"--label_file {path}: not UTF-8 at byte {error.start}") from None
+        raise InputError(f"--label_file {path}: not UTF-8 at byte {error.start}; save it as UTF-8") from None
+    for name in names:
+        if "\0" in name or LIST_AS_TEXT.fullmatch(name):
+            what = "a NUL character" if "\0" in name else f"a list, {name!r:.60}"
+            raise InputError(f"--label_file {path}: holds {what}; write one label a line, in UTF-8")
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise InputError(f"--label_file {path}: {', '.join(map(repr, twice[:SHOWN]))} stands twice")
@@ -72,10 +92,10 @@ def first_appearance(rows: list[list[str]]) -> list[str]:
 
 
 def label_ids(
-    table: Table, rows: list[list[str]], labels: list[str], ignore_unknown: bool, notes: list[str]
+    table: Table, rows: list[list[str]], labels: list[str], ignore_unknown: bool, notes: list[str], source: str = "training data"
 ) -> list[list[int]]:
     """Each row's label numbers. Raises `InputError` listing the labels that the label list lacks, with their lines, unless
-    `ignore_unknown`: then they are left out and counted in a note."""
+    `ignore_unknown`: then they are left out and counted in a note. `source`: where the label list is from."""
     number = {name: i for i, name in enumerate(labels)}
     unknown: dict[str, list[int]] = {}
     ids = []
@@ -89,12 +109,14 @@ def label_ids(
             ids.append(sorted(number[name] for name in names if name in number))
     if unknown and ignore_unknown:
         count = sum(map(len, unknown.values()))
-        notes.append(f"{table.path}: {count} label(s) of {len(unknown)} kind(s) that training does not have are ignored")
+        notes.append(f"{table.path}: {count} label(s) of {len(unknown)} kind(s) that the {source} does not have are ignored")
     elif unknown:
+        near = {name: nearest(name, labels) for name in list(unknown)[:SHOWN]}
         shown = [
-            f"{table.where(found[0])}: label {name!r} is not in the training data ({len(found)} row(s)); correct it, name it "
-            "in --label_file, or leave such labels out with --unknown_labels ignore"
-            for name, found in list(unknown.items())[:SHOWN]
+            f"{table.where(unknown[name][0])}: label {name!r:.80} is not in the {source} ({len(unknown[name])} row(s)); "
+            f"{f'did you mean {other!r}? C' if other else 'c'}orrect it, name it in --label_file, or leave such labels out with "
+            "--unknown_labels ignore"
+            for name, other in near.items()
         ]
         raise InputError(*shown, *more(len(unknown)))
     return ids
@@ -105,6 +127,8 @@ def _names(cell: Any, separator: str) -> tuple[list[str], str]:
     if isinstance(cell, str):
         if not cell.strip():
             return [], ""
+        if cell.lstrip()[0] == "[" and LIST_AS_TEXT.fullmatch(cell.strip()):
+            return [], f"!{cell!r:.60} is a list written as a text; write a{separator}b, or use a jsonl file, which has lists"
         parts = [part.strip() for part in cell.split(separator)]
         if not all(parts):
             return [], f"!{cell!r} has an empty label between separators {separator!r}"

@@ -5,7 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finetune.failure import InputError
-from finetune.plan import DEFAULT_GLOBAL_BATCH_SIZE, BatchShape, derive_batch, describe, lr_multiplier, make_plan
+from finetune.plan import (
+    CPU_TOKENS,
+    DEFAULT_GLOBAL_BATCH_SIZE,
+    BatchShape,
+    batch_of,
+    derive_batch,
+    describe,
+    lr_multiplier,
+    make_plan,
+)
 
 SIZES = st.integers(1, 300)
 
@@ -142,3 +151,15 @@ def test_batch_arithmetic_in_words(arguments):
     assert lines[-1].endswith("9 rows do not share out evenly over 8 processes; --global_batch_size 8 or 16 would")
     assert len(describe(make_plan(arguments(global_batch_size=16), 90, 8))) == 3
     assert describe(make_plan(arguments(global_batch_size=3), 90, 8))[-1].endswith("--global_batch_size 8 would")
+
+
+def test_a_cpu_works_in_passes_of_so_many_tokens_unless_told_otherwise(arguments):
+    assert batch_of(arguments(), 2, by_tokens=True) == BatchShape(32, 2, 16, 16, CPU_TOKENS)
+    assert batch_of(arguments(), 2) == BatchShape(32, 2, 16, 1)
+    assert batch_of(arguments(max_tokens_per_micro_batch=99), 2) == BatchShape(32, 2, 16, 16, 99)
+    for asked in (arguments(per_device_train_batch_size=8), arguments(gradient_accumulation_steps=2)):
+        assert batch_of(asked, 2, by_tokens=True) == batch_of(asked, 2) == BatchShape(32, 2, 8, 2)
+    line = describe(make_plan(arguments(global_batch_size=9), 90, 8, by_tokens=True))[0]
+    assert (
+        line == "global batch   9 rows = 8 process(es) x forward passes of at most 2048 tokens, as many as a step's rows need"
+    )
