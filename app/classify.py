@@ -96,7 +96,7 @@ class Data:
     tokenizer: Any
     config: Any
     max_length: int
-    padding: tuple[int, int]  # texts are padded to a multiple of the first, to at least the second
+    padding: int  # texts are padded to a multiple of this
     identity: dict[str, Any]
     notes: list[str]
 
@@ -197,7 +197,7 @@ def load_data(arguments: Arguments, train: bool, evaluate: bool, predict: bool) 
         tokenizer=tokenizer,
         config=config,
         max_length=max_length,
-        padding=padding_of(config, max_length),
+        padding=padding_of(config),
         identity=identity_of(arguments, splits, labels, tokenizer_fingerprint(tokenizer), max_length),
         notes=notes,
     )
@@ -273,7 +273,7 @@ def collator(split: Split, data: Data) -> Any:
     from finetune.data import one_hot, pad_rows
     from finetune.task import Batch
 
-    shape = (data.tokenizer.padding_side, *data.padding)
+    shape = (data.tokenizer.padding_side, data.padding)
 
     def collate(rows: np.ndarray) -> Batch:
         ids = [split.tokens[row] for row in rows]

@@ -99,7 +99,7 @@ class Data:
     config: Any
     start_id: int
     max_length: int
-    padding: tuple[int, int]  # documents are padded to a multiple of the first, to at least the second
+    padding: int  # documents are padded to a multiple of this
     identity: dict[str, Any]
     notes: list[str]
 
@@ -189,7 +189,7 @@ def load_data(arguments: Arguments, train: bool, evaluate: bool, predict: bool) 
         config=config,
         start_id=start_id,
         max_length=max_length,
-        padding=padding_of(reader, max_length),
+        padding=padding_of(reader),
         identity=identity_of(arguments, splits, tokenizer_fingerprint(tokenizer), max_length),
         notes=notes,
     )
@@ -269,12 +269,11 @@ def collator(split: Split, data: Data) -> Any:
     from finetune.task import Batch
     from titles.task import IGNORED
 
-    tokenizer, (multiple, minimum) = data.tokenizer, data.padding
+    tokenizer, shape = data.tokenizer, (data.tokenizer.padding_side, data.padding)
     reads_globally = data.config.model_type == "led"
 
     def collate(rows: np.ndarray) -> Batch:
         ids = [split.tokens[row] for row in rows]
-        shape = (tokenizer.padding_side, multiple, minimum)
         inputs = {
             "input_ids": pad_rows(ids, tokenizer.pad_token_id, *shape),
             "attention_mask": pad_rows([row * 0 + 1 for row in ids], 0, *shape),

@@ -47,16 +47,12 @@ def choose_attention(config: Any, max_length: int) -> str | None:
     return None
 
 
-def padding_of(config: Any, max_length: int) -> tuple[int, int]:
-    """What a batch's width must be a multiple of, and its least width, in tokens; (1, 1) where any width will do.
-
-    transformers turns a block-sparse model dense for good on the first batch that is narrower.
-    """
+def padding_of(config: Any) -> int:
+    """What a batch's width must be a multiple of, in tokens."""
     encoder = _encoder(config)
     if encoder is None or encoder.attention_type != "block_sparse":
-        return 1, 1
-    shortest = shortest_sparse(encoder.num_random_blocks) * encoder.block_size
-    return (encoder.block_size, shortest) if max_length > shortest - encoder.block_size else (1, 1)
+        return 1
+    return encoder.block_size
 
 
 def random_blocks(*, blocks: int, heads: int, number: int, block_size: int, positions: int, seed: int) -> np.ndarray:

@@ -113,11 +113,9 @@ def _encode_to(path: Path, texts: list[str], encode: Encode, num_proc: int | Non
             datasets.enable_progress_bars()
 
 
-def pad_rows(
-    rows: Sequence[np.ndarray], pad_value: int, side: str = "right", multiple: int = 1, minimum: int = 1
-) -> torch.Tensor:
-    """(b, width) int64: rows padded to the longest of them, to at least `minimum`, rounded up to `multiple`."""
-    width = -(-max(minimum, *(len(row) for row in rows)) // multiple) * multiple
+def pad_rows(rows: Sequence[np.ndarray], pad_value: int, side: str = "right", multiple: int = 1) -> torch.Tensor:
+    """(b, width) int64: rows padded to the longest of them, of one token at least, rounded up to `multiple`."""
+    width = -(-max(1, *(len(row) for row in rows)) // multiple) * multiple
     padded = np.full((len(rows), width), pad_value, dtype=np.int64)
     for target, row in zip(padded, rows, strict=True):
         if side == "right":
@@ -141,12 +139,11 @@ class TrainSteps(Dataset):
 
     def __init__(
         self, collate: Collate, lengths: np.ndarray, plan: Plan, rank: int, seed: int, length_grouping: bool,
-        padding: tuple[int, int] = (1, 1),
+        multiple: int = 1,
     ) -> None:  # fmt: skip
-        """`padding`: what a batch's width is a multiple of, and its least width, as `collate` pads."""
+        """`multiple`: of what a batch's width is a multiple, as `collate` pads."""
         self.collate, self.lengths, self.plan, self.rank = collate, lengths, plan, rank
-        multiple, minimum = padding
-        self.widths = -(-np.maximum(lengths, minimum) // multiple) * multiple
+        self.widths = -(-np.maximum(lengths, 1) // multiple) * multiple
         self._order = lru_cache(maxsize=2)(
             lambda epoch: epoch_order(seed, epoch, lengths, plan.batch.global_batch_size, length_grouping)
         )
