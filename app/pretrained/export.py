@@ -31,6 +31,9 @@ def export_model(
     logging.disable_progress_bar()
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer.model_max_length = max_length
+    if tokenizer.is_fast:  # it saves how it was last called, which tokens that were kept from an earlier run leave out
+        tokenizer.backend_tokenizer.no_truncation()
+        tokenizer.backend_tokenizer.no_padding()
 
     def fill(place: Path) -> None:
         model.save_pretrained(place, state_dict=weights)

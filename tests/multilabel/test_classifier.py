@@ -123,6 +123,16 @@ def test_an_export_is_plain_transformers(model, tokenizer, tmp_path):
     assert (stored["dtype"], stored["problem_type"]) == ("float32", "multi_label_classification")
 
 
+def test_an_export_does_not_depend_on_how_the_tokenizer_was_last_called(model, tokenizer, tmp_path):
+    found = records(model, tokenizer, WORDS, 16)
+    stored = []
+    for name, settings in (("plain", {}), ("cut", {"truncation": True, "max_length": 8, "padding": "max_length"})):
+        tokenizer("some words", **settings)
+        export(tmp_path / name, model, model.state_dict(), tokenizer, found)
+        stored.append((tmp_path / name / "tokenizer.json").read_bytes())
+    assert stored[0] == stored[1]
+
+
 def test_a_half_precision_model_is_exported_in_full(model, tokenizer, tmp_path):
     weights = {name: tensor.float() for name, tensor in model.state_dict().items()}
     model.config.dtype = torch.bfloat16

@@ -1,0 +1,71 @@
+"""kill -9 at random moments, and the bytes of the run that was never killed. scripts/soak.py does the same for longer."""
+
+import json
+import shutil
+import sys
+
+import launchers
+import pytest
+import title_job
+from launchers import SCRIPTS, torchrun, training
+
+sys.path.append(str(SCRIPTS))
+
+from soaking.comparison import differences
+
+pytestmark = pytest.mark.slow
+
+# Dropout, accumulation, evaluations and checkpoints that do not come together, an end in the midst of an epoch.
+OF_A_RUN = {"per_device_train_batch_size": 4, "max_steps": 8, "save_steps": 2, "eval_steps": 3, "early_stopping_patience": 3}
+
+
+def soak(home, folder, command, *options):
+    tool = [sys.executable, str(SCRIPTS / "soak.py"), "--output_dir", str(folder), *options]
+    finished = launchers.run([*tool, *command], home, timeout=900).check()
+    return finished, json.loads((folder / "soak.json").read_text(encoding="utf-8"))
+
+
+def classify(folder):
+    return training(folder, model="bert_dropout", **OF_A_RUN)
+
+
+def titles(folder):
+    asked = title_job.arguments(config_name="bigbird_dropout/config.json", output_dir=folder, **OF_A_RUN)
+    return [str(title_job.SCRIPT), "--from_scratch", "--do_train", "--do_predict", *asked]
+
+
+@pytest.mark.parametrize(("command", "kills"), [(classify, 14), (titles, 11)], ids=["classify", "titlegen"])
+def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(command, kills, home, title_home, tmp_path):
+    place = home if command is classify else title_home
+    _, report = soak(place, tmp_path / "soak", command(tmp_path / "never"), "--kills", str(kills))
+    assert (report["kills"], report["wrong"]) == (kills, [])
+    by_clock = sum(count for where, count in report["where"].items() if where.startswith("by the clock"))
+    assert 0 < by_clock < kills  # the others hit a call that flushes or renames
+    assert any("checkpoints" in where for where in report["where"])  # inside a save
+
+
+def test_a_job_of_two_processes_is_killed_whole_or_by_a_rank(home, tmp_path):
+    launcher = " ".join(torchrun(2))
+    _, report = soak(home, tmp_path / "soak", classify(tmp_path / "never"), "--kills", "3", "--launch", launcher)
+    assert (report["kills"], report["wrong"]) == (3, [])
+
+
+def test_what_a_kill_could_spoil_is_seen(launched, tmp_path):
+    straight = launched("python").folder
+    assert differences(straight, straight) == []
+    for name, spoil, told in [
+        ("best/model.safetensors", lambda data: data[:-1] + b"\1", "best/model.safetensors differs"),
+        ("checkpoints/step_6/optimizer.safetensors", lambda data: data[:-1] + b"\1", "optimizer.safetensors differs"),
+        ("history.jsonl", lambda data: data + data.splitlines(keepends=True)[-1], "history.jsonl differs"),
+        ("predictions.jsonl", None, "predictions.jsonl is missing"),
+        ("metrics.json", lambda data: data.replace(b'"train_steps": 6', b'"train_steps": 7'), "train_steps 6 and 7"),
+    ]:
+        other = tmp_path / name.replace("/", "_")
+        shutil.copytree(straight, other)
+        content = (other / name).read_bytes()
+        (other / name).unlink()
+        if spoil is not None:
+            (other / name).write_bytes(spoil(content))
+        found = differences(straight, other)
+        assert len(found) == 1
+        assert told in found[0]
