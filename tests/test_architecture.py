@@ -22,6 +22,7 @@ LEVELS = {
     "order": 1,
     "plan": 1,
     "profiling": 1,
+    "pulse": 1,
     "run_folder": 1,
     "stop": 1,
     "textfile": 1,

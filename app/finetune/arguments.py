@@ -190,6 +190,24 @@ def contradictions(arguments) -> list[str]:
         found.append("--user_dictionary is for --tokenizer_type jieba")
     if a.output_dir is None:
         found.append("--output_dir is missing: name the folder for the run's files")
+    train, evaluate, predict = tasks_to_do(a)
+    if not (train or evaluate or predict):
+        found.append("nothing to do: --do_train is false, and neither --do_eval nor --do_predict is given")
+    if not train and (a.from_scratch or a.tokenizer_type == "train"):
+        what = "--from_scratch" if a.from_scratch else "--tokenizer_type train"
+        found.append(f"{what} is for training, which is not asked for; name a trained model, or add --do_train")
+    if train and a.tokenizer_type == "train" and not a.from_scratch:
+        found.append(
+            "--tokenizer_type train makes a vocabulary that trained weights do not know; add --from_scratch or leave it out"
+        )
+    if train and not evaluate:
+        for name in ("early_stopping_patience", "metric_for_best_model"):
+            if getattr(a, name) is not None:
+                found.append(f"--{name} needs evaluations; --do_eval is false")
+    if a.dataset_config_name and not a.dataset_name:
+        found.append("--dataset_config_name is given but --dataset_name is not")
+    if a.hub_model_id and not a.push_to_hub:
+        found.append("--hub_model_id is given but --push_to_hub is not")
     if a.overwrite_output_dir and a.resume_from_checkpoint:
         found.append("--overwrite_output_dir and --resume_from_checkpoint are both given; keep one")
     return found

@@ -176,9 +176,10 @@ def find(folder: Path, asked: str) -> Path | None:
     Raises `InputError` for a path that holds no complete checkpoint, and when all that "auto" finds are damaged.
     """
     if asked != "auto":
-        problem = damage(Path(asked))
+        problem = damage(Path(asked)) if (Path(asked) / MANIFEST).exists() else "is no checkpoint's folder"
         if problem:
-            raise InputError(f"--resume_from_checkpoint {asked}: {problem}")
+            known = ", ".join(map(str, list_checkpoints(folder))) or "none"
+            raise InputError(f"--resume_from_checkpoint {asked}: {problem}; those of this run: {known}; or give auto")
         return Path(asked)
     damaged = []
     for path in reversed(list_checkpoints(folder)):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import functools
 import math
 import re
 import sys
@@ -57,7 +58,7 @@ def parse(cls: type[T], argv: list[str] | None = None, description: str = "") ->
     texts: dict[str, tuple[str | None, str]] = {}
     config_file = given.pop("config", None)
     if config_file is not None:
-        from_file, file_problems = _read_yaml(config_file, fields)
+        from_file, file_problems = _read_yaml(config_file, fields, cls)
         texts.update({name: (text, f"{config_file}: {name}") for name, text in from_file.items()})
         problems += file_problems
     texts.update({name: (text, f"--{name}") for name, text in given.items()})
@@ -104,7 +105,10 @@ def _typed(text: str, kind: type, limits: typing.Mapping) -> Any:
             return text.lower() in TRUE
         raise refused
     if kind is tuple:
-        return tuple(part.strip() for part in text.split(",") if part.strip())
+        parts = tuple(part.strip() for part in text.split(",") if part.strip())
+        if not parts:
+            raise refused
+        return parts
     if kind in (int, float):
         try:
             value = kind(text)
@@ -132,13 +136,23 @@ def _describe(kind: type, limits: typing.Mapping) -> str:
         return "one of " + ", ".join(limits["choices"])
     noun = {int: "a whole number", float: "a number", bool: "true or false", tuple: "names separated by commas"}
     words = {"at_least": "at least", "above": "above", "at_most": "at most", "below": "below"}
-    ranges = [f"{word} {limits[key]:g}" for key, word in words.items() if limits[key] is not None]
+    # :g would round a large whole number
+    ranges = [
+        f"{word} {limits[key]:{'d' if isinstance(limits[key], int) else 'g'}}"
+        for key, word in words.items()
+        if limits[key] is not None
+    ]
     return " ".join([noun.get(kind, "a text"), " and ".join(ranges)]).strip()
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
 
 
 def _kind(cls: type, name: str) -> tuple[type, bool]:
     """The field's plain type and whether None is allowed."""
-    hint = typing.get_type_hints(cls)[name]
+    hint = _hints(cls)[name]
     optional = False
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         members = [member for member in typing.get_args(hint) if member is not type(None)]
@@ -177,10 +191,16 @@ def _add_argument(group: Any, cls: type, field: dataclasses.Field) -> None:
 
 
 def _with_negative_numbers(argv: list[str]) -> list[str]:
-    """`--name -1e-3` as `--name=-1e-3`: argparse takes a negative number with an exponent for the name of an argument."""
+    """`--name -1e-3` as `--name=-1e-3`: argparse takes a negative number with an exponent, and -inf, for the name of an
+    argument."""
     joined: list[str] = []
     for text in argv:
-        if joined and joined[-1].startswith("--") and "=" not in joined[-1] and re.match(r"-\.?\d", text):
+        if (
+            joined
+            and joined[-1].startswith("--")
+            and "=" not in joined[-1]
+            and re.match(r"-(\.?\d|inf|nan)", text, re.IGNORECASE)
+        ):
             joined[-1] += f"={text}"
         else:
             joined.append(text)
@@ -204,8 +224,14 @@ def _nearest(name: str, fields: dict[str, dataclasses.Field], prefix: str = "") 
     return f"; did you mean {prefix}{near[0]}?" if near else " (--help lists the arguments)"
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """PyYAML keeps the last of two equal keys without a word; here the second is an error."""
+class _Loader(yaml.SafeLoader):
+    """Values are the texts that stand in the file, as on a command line, but for null: YAML 1.1 reads `no` as false, 1:30 as
+    90 and 010 as 8. PyYAML keeps the last of two equal keys without a word; here the second is an error."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML's own
+        first: [(tag, pattern) for tag, pattern in pairs if tag.endswith(":null")]
+        for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         seen = set()
@@ -221,7 +247,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
 def read_yaml_mapping(path: str) -> dict[str, Any]:
     """Reads a YAML file that must hold one mapping. Raises `InputError` naming file and line."""
     try:
-        content = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
+        content = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_Loader)
     except OSError as error:
         raise InputError(f"--config {path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError as error:
@@ -229,22 +255,28 @@ def read_yaml_mapping(path: str) -> dict[str, Any]:
     except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
-        raise InputError(f"{path}{line}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
+        reason = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise InputError(f"{path}{line}: not valid YAML: {reason}") from None
     except (LookupError, AttributeError, RecursionError) as error:  # PyYAML on a value unlike its !!tag, or on deep nesting
         raise InputError(f"{path}: not valid YAML ({type(error).__name__}); expected `name: value` lines") from None
     if not isinstance(content, dict):
-        raise InputError(f"{path}: expected `name: value` lines, found {type(content).__name__}")
+        found = {type(None): "nothing", list: "a list", str: "a text"}.get(type(content), type(content).__name__)
+        raise InputError(f"{path}: expected `name: value` lines, found {found}")
     return content
 
 
-def _read_yaml(path: str, fields: dict[str, dataclasses.Field]) -> tuple[dict[str, str | None], list[str]]:
+def _read_yaml(path: str, fields: dict[str, dataclasses.Field], cls: type) -> tuple[dict[str, str | None], list[str]]:
     texts, problems = {}, []
     for key, value in read_yaml_mapping(path).items():
         name = str(key)
-        if name not in fields:
+        if name not in fields and isinstance(value, dict):
+            problems.append(f"{path}: {name} is a section; arguments stand without sections, each as `name: value`")
+        elif name not in fields:
             problems.append(f"{path}: unknown key {name}{_nearest(name, fields)}")
         elif isinstance(value, dict):
             problems.append(f"{path}: {name}: expected one value, found a mapping")
+        elif isinstance(value, list) and _kind(cls, name)[0] is not tuple:
+            problems.append(f"{path}: {name}: expected one value, found a list")
         elif isinstance(value, list):
             texts[name] = ",".join(str(item) for item in value)
         else:

@@ -102,7 +102,7 @@ def _encode_to(path: Path, texts: list[str], encode: Encode, num_proc: int | Non
             batched=True,
             remove_columns=["text"],
             features=features,
-            num_proc=num_proc,
+            num_proc=num_proc and min(num_proc, len(texts)),
             new_fingerprint=path.name,
         )
         encoded.flatten_indices().save_to_disk(str(unfinished))

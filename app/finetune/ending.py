@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NoReturn
 
-from finetune import background, meeting, status, stop
+from finetune import background, meeting, pulse, status, stop
 from finetune.failure import EXIT_STOPPED, EXIT_TRAINING_FAILED, InputError, StopRequested, TrainingError, where
 
 if TYPE_CHECKING:
@@ -43,22 +43,43 @@ def failures_end_the_job(debug: bool) -> Iterator[None]:
             print(_message(error), file=sys.stderr, flush=True)
         except Exception as error:
             code = EXIT_TRAINING_FAILED
-            status.end("failed", f"{type(error).__name__}: {error}")
+            said = f"{type(error).__name__}: {error}"
             stop.end_with(code, said=True)
-            meeting.leave_word([f"{type(error).__name__}: {error}"], code)
-            # The echo of a failure elsewhere; it waits, so that the cause is printed first and the launcher ends this.
-            # Nothing is left to say if the launcher has begun to.
-            echo = any(word in str(error) for word in ("closed by peer", "reset by peer"))
-            if echo and stop.requested() is None:
-                time.sleep(3)
-            if not echo or stop.requested() is None:
+            meeting.leave_word([said], code)
+            if pulse.is_loss(error):
+                _report_loss(said, debug)
+            else:
+                status.end("failed", said)
                 traceback.print_exc()
-                print(f"error on {where()}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+                print(f"error on {where()}: {said}", file=sys.stderr, flush=True)
         if code:
             sys.stdout.flush()
             background.finish_all()
             # Not sys.exit: a process group that lost its peers can hang in its destructors.
             stop.leave(code)
+
+
+def _report_loss(said: str, debug: bool) -> None:
+    """An exchange with the others failed: the echo of a failure elsewhere. Says whose, if that process cannot.
+
+    Listening takes a few seconds, in which a launcher that knows of a dead process ends this one: then nothing is left to say.
+    """
+    status.failing(said)
+    if stop.requested() is not None:
+        return
+    silent = pulse.silent()
+    told = f"{', '.join(silent)} no longer answers: killed, stopped, or cut off from the network" if silent else said
+    status.end("failed", told)
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        time.sleep(3)
+    if stop.requested() is not None:
+        return
+    if debug or not silent:
+        traceback.print_exc()
+    if silent:
+        resume = "The same command with --resume_from_checkpoint auto goes on from the newest checkpoint"
+        told = f"{told}. {resume} ({said.splitlines()[0][:200]})"
+    print(f"error on {where()}: {told}", file=sys.stderr, flush=True)
 
 
 def stop_here(run: Run, place: str) -> NoReturn:
@@ -86,6 +107,7 @@ def finish(run: Run) -> None:
     interpreter, and one that wakes up too late aborts a process whose work is done ("terminate called without an active
     exception"; seen once, in a ZeRO-2 run over two launchers).
     """
+    pulse.stop()
     stop.end_with(0, said=True)
     status.end("done")
     run.accelerator.end_training()

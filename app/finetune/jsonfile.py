@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
+from pathlib import Path
 
 from finetune.failure import InputError
 from finetune.file_problems import Problems, not_found, short
@@ -47,6 +48,28 @@ def read_json(path: str, encoding: str, required: Sequence[str]) -> tuple[str, d
         problems.add(0, "no rows: the array is empty")
     problems.raise_any()
     return kind, columns, row_lines
+
+
+def read_object(path: str | Path) -> dict:
+    """The one object of a json file, such as a configuration. A key that stands twice and numbers that JSON does not have are
+    errors. Raises InputError naming file and line."""
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 at byte {error.start}; save it as UTF-8") from None
+    complaints: list[str] = []
+    try:
+        content = _json_decoder(complaints).decode(text)
+    except (ValueError, RecursionError) as error:
+        line = getattr(error, "lineno", 1)
+        raise InputError(f"{path}:{line}: not valid JSON: {_broken_json(error, text)}") from None
+    if complaints:
+        raise InputError(*(f"{path}: {complaint}" for complaint in complaints))
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: expected an object, found {JSON_TYPES.get(type(content), 'a number')}")
+    return content
 
 
 def _json_decoder(complaints: list[str]) -> json.JSONDecoder:

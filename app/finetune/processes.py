@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from finetune import meeting, stop, zero
+from finetune import meeting, pulse, stop, zero
 from finetune.failure import InputError, where
 from finetune.launch import Launch
 from finetune.plan import BatchShape
@@ -93,6 +93,7 @@ def start(launch: Launch, batch: BatchShape | None, report_to: tuple[str, ...] =
         config = zero.complete_config(
             launch.deepspeed_config, launch.deepspeed_file, batch, launch.max_grad_norm, launch.precision
         )
+        zero.check_by_deepspeed(config, launch.deepspeed_file)
     else:
         # Accelerate would read these again and start DeepSpeed from them.
         os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)
@@ -101,6 +102,7 @@ def start(launch: Launch, batch: BatchShape | None, report_to: tuple[str, ...] =
     handlers: list[Any] = [DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)]
     if launch.world_size > 1 or config is not None:
         handlers.append(InitProcessGroupKwargs(backend=launch.backend, timeout=timeout))
+    _meet_anew(launch)
     # DeepSpeed prints on every process while it starts; what is printed is rank 0's.
     with contextlib.redirect_stdout(sys.stderr), _roads_explained(launch):
         accelerator = Accelerator(
@@ -114,12 +116,15 @@ def start(launch: Launch, batch: BatchShape | None, report_to: tuple[str, ...] =
         )
     if config is not None:
         zero.build_models_whole(accelerator)
+        zero.bound_waits(timeout)
     if accelerator.num_processes != launch.world_size:
         raise InputError(
             f"the launcher started {launch.world_size} processes but {accelerator.num_processes} found each other; "
             "check the launcher's addresses and ports"
         )
     meeting.closed()
+    if launch.world_size > 1:
+        pulse.start()
     return Run(launch, accelerator, config)
 
 
@@ -174,6 +179,29 @@ def _single_process_group(launch: Launch) -> None:
     defaults = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+
+
+def _meet_anew(launch: Launch) -> None:
+    """Opens the process group of a job that torchrun has restarted, under names of its own.
+
+    With a static rendezvous (`--master_port`, `accelerate launch`) the launcher keeps its store over restarts (torch 2.13), and
+    processes would find the addresses of those that died in it. Accelerate takes a group that is there.
+    """
+    restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    if restarts == 0 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return
+    import torch.distributed as dist
+
+    timeout = timedelta(seconds=launch.timeout_seconds)
+    address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    store = dist.TCPStore(*address, launch.world_size, is_master=False, timeout=timeout)
+    dist.init_process_group(
+        launch.backend,
+        store=dist.PrefixStore(f"restart {restarts}", store),
+        rank=launch.rank,
+        world_size=launch.world_size,
+        timeout=timeout,
+    )
 
 
 def _quiet_libraries(launch: Launch) -> None:

@@ -5,6 +5,7 @@ Only rank 0 calls what writes.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -18,12 +19,13 @@ from finetune.failure import InputError
 
 RUN_FILE = "run.json"
 STATUS = "status.json"
+CARD = "README.md"
 OURS = (
     RUN_FILE,
     "history.jsonl",
     "metrics.json",
     "predictions.jsonl",
-    "README.md",
+    CARD,
     "best",
     "checkpoints",
     "tensorboard",
@@ -42,9 +44,15 @@ def check_output_dir(folder: Path, training: bool, overwrite: bool, resume: bool
         probe.touch()
         probe.unlink()
     except FileExistsError:
-        raise InputError(f"--output_dir {folder}: is a file, not a folder") from None
+        what = f"a link to {os.readlink(folder)!r}, which does not exist" if _dangles(folder) else "a file, not a folder"
+        raise InputError(f"--output_dir {folder}: is {what}") from None
     except OSError as error:
         raise InputError(f"--output_dir {folder}: cannot be written ({error.strerror})") from None
+    if training and overwrite and (folder / CARD).exists() and not (folder / RUN_FILE).exists():
+        raise InputError(
+            f"--output_dir {folder}: holds a {CARD} but no {RUN_FILE}, so it is no run's folder, and --overwrite_output_dir "
+            "would remove what is not ours. Name another folder"
+        )
     if not training or overwrite or resume:
         return
     if holds_a_run(folder):
@@ -53,6 +61,20 @@ def check_output_dir(folder: Path, training: bool, overwrite: bool, resume: bool
             f"--output_dir {folder} already holds a run ({', '.join(present)}); go on by --resume_from_checkpoint auto, "
             "replace it by --overwrite_output_dir, or name another folder"
         )
+
+
+def _dangles(path: Path) -> bool:
+    return path.is_symlink() and not path.exists()
+
+
+def was_restarted(folder: Path) -> bool:
+    """Whether torchrun starts this job again after it failed (--max_restarts), and the run in `folder` is this job's own: then
+    it goes on, whatever the arguments say of other runs."""
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) == 0:
+        return False
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        return json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))["launcher_process"] == os.getppid()
+    return False
 
 
 def holds_a_run(folder: Path) -> bool:

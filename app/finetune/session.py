@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import os
 import platform
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +31,10 @@ OF_ONE_MACHINE = (
     *("deepspeed", "deepspeed_config", "train_file", "validation_file", "test_file", "label_file", "user_dictionary"),
     *("preprocessing_num_workers", "dataloader_num_workers"),
 )
+READ = (
+    *("train_file", "validation_file", "test_file", "dataset_name", "label_file", "user_dictionary", "config_name"),
+    *("model_name_or_path", "tokenizer_name", "decoder_model_name_or_path"),
+)
 FILES = ("train_file", "validation_file", "test_file", "label_file", "user_dictionary")
 
 
@@ -45,18 +50,45 @@ def check(arguments: Any, machine: Machine | None = None) -> Launch:
     # Only rank 0 writes, and other machines may have another disk: theirs may even lack the folder.
     if arguments.output_dir is not None and (launch is None or launch.rank == 0):
         train, _, _ = tasks_to_do(arguments)
-        resume = arguments.resume_from_checkpoint is not None
+        folder = Path(arguments.output_dir)
+        resume = arguments.resume_from_checkpoint is not None or run_folder.was_restarted(folder)
         try:
-            folder = Path(arguments.output_dir)
             run_folder.check_output_dir(folder, train, arguments.overwrite_output_dir, resume)
         except InputError as error:
             problems += error.problems
+        problems += _places(arguments, folder, train)
     problems += _missing_services(arguments)
     if problems:
         raise InputError(*problems)
     if launch.world_size > launch.local_world_size:
         meeting.call_the_roll(_compared(arguments, launch), arguments.start_timeout)
     return launch
+
+
+def _places(arguments: Any, folder: Path, train: bool) -> list[str]:
+    """What would be lost, or found missing when everything is done, by where this run reads and writes. `folder`:
+    --output_dir."""
+    named = {name: getattr(arguments, name, None) for name in READ}
+    # Not Path.resolve, which raises for links in a circle.
+    read = {f"--{name} {path}": Path(os.path.realpath(path)) for name, path in named.items() if path is not None}
+    found = []
+    if train and arguments.overwrite_output_dir:
+        removed = [Path(os.path.realpath(folder / name)) for name in run_folder.OURS]
+        found += [
+            f"--overwrite_output_dir would remove {name}, which is read; name another --output_dir"
+            for name, path in read.items()
+            if any(path.is_relative_to(place) for place in removed)
+        ]
+    if arguments.do_predict and arguments.predictions_file is not None:
+        path = Path(arguments.predictions_file)
+        same = next((name for name, other in read.items() if other == Path(os.path.realpath(path))), None)
+        if same:
+            found.append(f"--predictions_file {path}: would replace {same}; name another")
+        elif path.is_dir():
+            found.append(f"--predictions_file {path}: is a folder; name a file in it")
+        elif not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+            found.append(f"--predictions_file {path}: folder {path.parent} does not exist or cannot be written")
+    return found
 
 
 def _compared(arguments: Any, launch: Launch) -> dict[str, Any]:
@@ -130,13 +162,15 @@ def open_run(
         _lock = run_folder.lock(folder)
         if plan is None:
             return None
-        if arguments.overwrite_output_dir or not run_folder.holds_a_run(folder):
+        restarted = run_folder.was_restarted(folder)
+        resume = "auto" if restarted else arguments.resume_from_checkpoint
+        if (arguments.overwrite_output_dir and not restarted) or not run_folder.holds_a_run(folder):
             run_folder.clear(folder)
         run_folder.recover_folder(folder / BEST)
         checkpoint.tidy(folder / checkpoint.FOLDER)
         found, step = None, 0
-        if arguments.resume_from_checkpoint is not None:
-            found = checkpoint.find(folder / checkpoint.FOLDER, arguments.resume_from_checkpoint)
+        if resume is not None:
+            found = checkpoint.find(folder / checkpoint.FOLDER, resume)
             if found is not None:
                 step = checkpoint.load_state(found, identity).step
         description = {**_description(run, arguments, plan, identity), **(details or {})}
@@ -149,8 +183,10 @@ def open_run(
     if arguments.shared_output_dir:
         local_copy.check_shared(run, folder)
     lines = [*in_force(run), *(describe(plan) if plan else [])]
+    if arguments.test_file is not None and not arguments.do_predict:
+        notes = [*notes, f"--test_file {arguments.test_file} is not read: --do_predict is not given"]
     lines += [f"note           {note}" for note in notes]
-    if plan and arguments.resume_from_checkpoint is not None:
+    if plan and (found is not None or arguments.resume_from_checkpoint is not None):
         lines.append(f"resume         {found or 'no checkpoint yet, starting from the beginning'}")
     run.print(*lines)
     return found
@@ -175,7 +211,8 @@ def prepare_training(
         _forget_lost_best(run, Path(arguments.output_dir), state)
     if arguments.gradient_checkpointing:
         try:
-            model.gradient_checkpointing_enable()
+            # Its name until transformers 5.23, which warns of the old one.
+            getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
         except ValueError as error:
             raise InputError(f"--gradient_checkpointing: {error}") from None
     if run.is_main:
@@ -342,6 +379,7 @@ def _description(run: Run, arguments: Any, plan: Plan, identity: dict[str, Any])
     return {
         "arguments": as_dict(arguments),
         "launcher": launch.launcher,
+        "launcher_process": os.getppid(),
         "world_size": launch.world_size,
         "device": run.device.type,
         "backend": launch.backend,

@@ -35,6 +35,12 @@ def saved(step: int) -> None:
         _write("running", None)
 
 
+def failing(reason: str) -> None:
+    """The run fails; `end` may still say better why, if this process lives that long."""
+    with contextlib.suppress(OSError):
+        _write("failed", reason)
+
+
 def end(state: str, reason: str | None = None) -> None:
     """The run ends: "done", "stopped" or "failed". Does nothing before `begin`, and nothing the second time; never raises for
     a disk that is full or gone, since that may be why the run ends."""

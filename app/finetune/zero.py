@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from finetune.failure import InputError
+from finetune.file_problems import nearest
+from finetune.jsonfile import read_object
 
 # Bucket sizes only shape communication. Accelerate derives "auto" from `config.hidden_size`, which composite models lack.
 BUCKETS = {
@@ -19,6 +21,10 @@ BUCKETS = {
     "stage3_prefetch_bucket_size": 50_000_000,
     "stage3_param_persistence_threshold": 100_000,
 }
+READ_HERE = (
+    *("zero_optimization", "fp16", "bf16", "gradient_clipping", "gradient_accumulation_steps"),
+    *("train_batch_size", "train_micro_batch_size_per_gpu"),
+)
 OWNED_BY_ARGUMENTS = {
     "optimizer": "--learning_rate, --weight_decay and --adam_* own it",
     "scheduler": "--lr_scheduler_type and --warmup_steps own it",
@@ -33,18 +39,9 @@ def read_config(path: str, search: tuple[Path, ...] = ()) -> dict[str, Any]:
     candidates = [Path(path), *(folder / path for folder in search)]
     file = next((candidate for candidate in candidates if candidate.is_file()), None)
     if file is None:
-        raise InputError(f"DeepSpeed file {path} does not exist (the shipped ones are in ds_configs/)")
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"DeepSpeed file {path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"DeepSpeed file {path}: not UTF-8 at byte {error.start}") from None
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path}:{error.lineno}: not valid JSON: {error.msg}") from None
-    if not isinstance(config, dict):
-        raise InputError(f"DeepSpeed file {path}: expected an object, found {type(config).__name__}")
-    return config
+        what = "is a folder" if any(candidate.is_dir() for candidate in candidates) else "does not exist"
+        raise InputError(f"DeepSpeed file {path} {what} (the shipped ones are in ds_configs/)")
+    return read_object(file)
 
 
 def stated_precision(config: dict[str, Any]) -> str | None:
@@ -59,16 +56,24 @@ def stated_precision(config: dict[str, Any]) -> str | None:
 def stage_of(config: dict[str, Any]) -> int:
     """The ZeRO stage the file asks for; 0 when it asks for none."""
     stage = _section(config, "zero_optimization").get("stage", 0)
-    return stage if isinstance(stage, int) else 0
+    return stage if type(stage) is int else 0
 
 
 def problems(config: dict[str, Any], source: str, max_grad_norm: float, mixed_precision: str | None) -> list[str]:
     """What in a DeepSpeed file cannot be run as the arguments ask, batch sizes apart; one message each."""
     found = [f"{source}: remove the section {key!r}: {why}" for key, why in OWNED_BY_ARGUMENTS.items() if key in config]
+    for key in set(config) - set(READ_HERE):  # DeepSpeed says nothing of a section that it does not know
+        meant = nearest(key, READ_HERE)
+        if meant:
+            found.append(f"{source}: unknown key {key!r}; did you mean {meant!r}?")
     for key in ("zero_optimization", "fp16", "bf16"):
         if not isinstance(config.get(key, {}), dict):
             found.append(f"{source}: {key} must be an object, found {config[key]!r}")
             return found
+    for kind in ("fp16", "bf16"):
+        enabled = _section(config, kind).get("enabled", "auto")
+        if enabled not in (True, False, "auto"):
+            found.append(f'{source}: {kind}.enabled must be true, false or "auto", found {enabled!r}')
     if stage_of(config) not in (1, 2, 3):
         found.append(f"{source}: zero_optimization.stage must be 1, 2 or 3 (without ZeRO, launch with ddp.yaml instead)")
     clipping = config.get("gradient_clipping", "auto")
@@ -115,6 +120,25 @@ def complete_config(config: dict[str, Any], source: str, batch: Any, max_grad_no
     return full
 
 
+def check_by_deepspeed(config: dict[str, Any], source: str) -> None:
+    """Raises `InputError` with what DeepSpeed itself does not take in a complete configuration; it would say so only when the
+    model is handed over."""
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    copy = json.loads(json.dumps(config))
+    # Before there is a process group DeepSpeed counts one process.
+    copy["train_batch_size"] = copy["train_micro_batch_size_per_gpu"] * copy["gradient_accumulation_steps"]
+    try:
+        DeepSpeedConfig(copy)
+    except Exception as error:  # pydantic's, assertions and DeepSpeed's own
+        each = getattr(error, "errors", None)
+        if each is None:
+            raise InputError(f"{source}: DeepSpeed does not take it: {' '.join(str(error).split())[:300]}") from None
+        raise InputError(
+            *(f"{source}: {'.'.join(map(str, e['loc']))} is {e['input']!r:.60}: {e['msg'].lower()}" for e in each())
+        ) from None
+
+
 def plugin(config: dict[str, Any]) -> Any:
     """Accelerate's DeepSpeed plugin around a complete configuration."""
     from accelerate.utils import DeepSpeedPlugin
@@ -132,6 +156,14 @@ def build_models_whole(accelerator: Any) -> None:
 
     unset_hf_deepspeed_config()
     accelerator.state.deepspeed_plugin.dschf = None
+
+
+def bound_waits(timeout: Any) -> None:
+    """Makes DeepSpeed's copy of the process group, over which it exchanges gradients, wait no longer than the group itself."""
+    import torch.distributed as dist
+    from deepspeed.utils import groups
+
+    groups._WORLD_GROUP = dist.new_group(timeout=timeout)
 
 
 def grad_norm(engine: Any) -> Any:

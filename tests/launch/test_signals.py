@@ -1,17 +1,15 @@
 """Requests to stop, as they reach a job under every launcher: whoever is asked, all stop at one step, which is saved."""
 
+import functools
 import hashlib
 import json
 import os
 import signal
-import subprocess
-import tempfile
-import time
-from dataclasses import dataclass
 
 import psutil
 import pytest
-from launchers import TIMEOUT, accelerate, deepspeed, environment, python, run, torchrun, training
+from launchers import accelerate, deepspeed, python, run, torchrun, training
+from running import running
 
 from finetune.checkpoint import damage, list_checkpoints
 
@@ -24,62 +22,11 @@ ENDLESS = {"max_steps": 100_000, "warmup_steps": 0, "save_steps": 0, "eval_strat
 DS_FILE = {"deepspeed": "ds_configs/zero1.json"}
 
 
-@dataclass
-class Job:
-    """A command that runs: its process, its descendants as of the moment that it trained, and what it says."""
-
-    process: subprocess.Popen
-    family: list
-    said: object
-
-    def worker(self, rank):
-        """The process of a rank."""
-        return next(member for member in self.family if member.environ().get("RANK") == str(rank) and is_script(member))
-
-    def ended(self):
-        """The launcher's exit code, once everything that belonged to the job is gone."""
-        code = self.process.wait(TIMEOUT)
-        _, alive = psutil.wait_procs(self.family, TIMEOUT)
-        assert alive == []
-        return code
-
-    def text(self):
-        self.said.seek(0)
-        return self.said.read()
-
-
-def is_script(process):
-    """Whether a process runs the script itself, rather than launches it."""
-    command = process.cmdline()
-    return len(command) > 1 and any(part.endswith("classify.py") for part in command[1:3])
-
-
 @pytest.fixture
 def start(home):
     """Starts a command and waits until it has trained for some steps; kills what is left of it in the end."""
-    jobs = []
-
-    def begin(command, folder, steps=3):
-        said = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed below
-        process = subprocess.Popen(
-            command, cwd=home, env=environment(home), stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True
-        )
-        job = Job(process, [], said)
-        jobs.append(job)
-        history, until = folder / "history.jsonl", time.monotonic() + TIMEOUT
-        while not history.exists() or history.read_bytes().count(b"\n") < steps:
-            assert process.poll() is None, job.text()
-            assert time.monotonic() < until, job.text()
-            time.sleep(0.01)
-        job.family = psutil.Process(process.pid).children(recursive=True)
-        return job
-
-    yield begin
-    for job in jobs:
-        for member in [*job.family, psutil.Process(job.process.pid)] if job.process.poll() is None else job.family:
-            if member.is_running():
-                member.kill()
-        job.said.close()
+    with running() as begin:
+        yield functools.partial(begin, home)
 
 
 def read_json(path):

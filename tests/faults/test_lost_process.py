@@ -1,0 +1,73 @@
+"""A process of a job dies or falls silent: the job ends, says whose fault it was, and leaves nobody behind."""
+
+import hashlib
+import json
+import signal
+
+import pytest
+from launchers import deepspeed, run, torchrun, training
+from running import running, wait_for
+
+from finetune.checkpoint import list_checkpoints
+
+pytestmark = pytest.mark.slow
+
+# Long enough for any machine to lose a process in the midst of it; the least that --ddp_timeout may be.
+ENDLESS = {"max_steps": 100_000, "warmup_steps": 0, "save_steps": 0, "eval_strategy": "no", "eval_steps": None,
+           "global_batch_size": 8, "metric_for_best_model": None, "ddp_timeout": 10}  # fmt: skip
+ZERO2 = {"deepspeed": "ds_configs/zero2.json"}
+
+
+@pytest.fixture
+def start():
+    with running() as begin:
+        yield begin
+
+
+def status_of(folder):
+    return json.loads((folder / "status.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("launcher", "options", "rank", "name"),
+    [(torchrun, {}, 1, "rank 1 ("), (deepspeed, ZERO2, 0, "rank 0, which holds the store")],
+    ids=["torchrun, rank 1", "zero2, rank 0"],
+)
+def test_a_process_that_stops_ends_the_job_and_is_named(launcher, options, rank, name, start, home, tmp_path):
+    job = start(home, [*launcher(2), *training(tmp_path, **ENDLESS, **options)], tmp_path)
+    job.worker(rank).send_signal(signal.SIGSTOP)
+    assert job.ended() != 0
+    (line,) = [line for line in job.text().splitlines() if line.startswith("error on rank")]
+    assert line.startswith(f"error on rank {1 - rank} of 2 (")
+    assert name in line
+    assert "no longer answers: killed, stopped, or cut off from the network" in line
+    assert 'classify.py", line' not in job.text()
+    if rank != 0:  # who is stopped cannot write
+        found = status_of(tmp_path)
+        assert (found["state"], name in found["reason"]) == ("failed", True)
+
+
+def test_a_process_that_is_killed_ends_the_job_at_once(start, home, tmp_path):
+    job = start(home, [*deepspeed(2), *training(tmp_path, **ENDLESS | {"ddp_timeout": 1800}, **ZERO2)], tmp_path)
+    job.worker(1).kill()
+    assert job.ended() != 0
+    said = job.text()
+    assert "--local_rank=1" in next(line for line in said.splitlines() if "exits with return code = -9" in line)
+    assert status_of(tmp_path)["state"] == "failed"
+
+
+def test_torchruns_restart_goes_on_from_the_newest_checkpoint(start, home, tmp_path):
+    settings = {"model": "bert_dropout", "max_steps": 60, "eval_steps": 20, "save_steps": 10, "global_batch_size": 7}
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    command = [*torchrun(2), "--max_restarts", "2"]
+    job = start(home, [*command, *training(killed, **settings), "--overwrite_output_dir"], killed)
+    wait_for(lambda: bool(list_checkpoints(killed / "checkpoints")), job)
+    job.worker(1).kill()
+    job.family = []  # the next ones are others
+    assert job.ended() == 0, job.text()
+    said = job.text()
+    assert f"resume         {killed / 'checkpoints'}" in said
+    run([*torchrun(2), *training(whole, **settings)], home).check()
+    for name in ("best/model.safetensors", "history.jsonl", "predictions.jsonl", "checkpoints/step_60/optimizer.safetensors"):
+        digests = [hashlib.sha256((folder / name).read_bytes()).hexdigest() for folder in (killed, whole)]
+        assert digests[0] == digests[1], name
