@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import os
 import sys
 import time
@@ -16,6 +17,10 @@ from finetune.failure import EXIT_STOPPED, EXIT_TRAINING_FAILED, InputError, Sto
 
 if TYPE_CHECKING:
     from finetune.processes import Run
+
+
+RESUME = "The same command with --resume_from_checkpoint auto goes on from the newest checkpoint"
+WHOLE = f"What was whole before still is. Make room. {RESUME}"
 
 
 @contextlib.contextmanager
@@ -44,19 +49,27 @@ def failures_end_the_job(debug: bool) -> Iterator[None]:
         except Exception as error:
             code = EXIT_TRAINING_FAILED
             said = f"{type(error).__name__}: {error}"
+            if _is_full_disk(error):
+                said = f"the disk is full ({error}). {WHOLE}"
             stop.end_with(code, said=True)
             meeting.leave_word([said], code)
             if pulse.is_loss(error):
                 _report_loss(said, debug)
             else:
                 status.end("failed", said)
-                traceback.print_exc()
+                if debug or not _is_full_disk(error):
+                    traceback.print_exc()
                 print(f"error on {where()}: {said}", file=sys.stderr, flush=True)
         if code:
             sys.stdout.flush()
             background.finish_all()
             # Not sys.exit: a process group that lost its peers can hang in its destructors.
             stop.leave(code)
+
+
+def _is_full_disk(error: Exception) -> bool:
+    """Also where a library in another language says so."""
+    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or os.strerror(errno.ENOSPC) in str(error)
 
 
 def _report_loss(said: str, debug: bool) -> None:
@@ -77,8 +90,7 @@ def _report_loss(said: str, debug: bool) -> None:
     if debug or not silent:
         traceback.print_exc()
     if silent:
-        resume = "The same command with --resume_from_checkpoint auto goes on from the newest checkpoint"
-        told = f"{told}. {resume} ({said.splitlines()[0][:200]})"
+        told = f"{told}. {RESUME} ({said.splitlines()[0][:200]})"
     print(f"error on {where()}: {told}", file=sys.stderr, flush=True)
 
 

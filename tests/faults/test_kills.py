@@ -8,9 +8,6 @@ import launchers
 import pytest
 import title_job
 from launchers import SCRIPTS, torchrun, training
-
-sys.path.append(str(SCRIPTS))
-
 from soaking.comparison import differences
 
 pytestmark = pytest.mark.slow

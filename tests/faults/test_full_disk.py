@@ -1,0 +1,50 @@
+"""A disk that runs full: one message, what was whole stays; with room again the run ends with the bytes of one that had it."""
+
+import os
+import shutil
+import subprocess
+
+import pytest
+from launchers import python, run, torchrun, training
+from soaking.comparison import differences
+
+from finetune.checkpoint import damage, list_checkpoints
+
+SETTINGS = {"model": "bert_dropout", "max_steps": 12, "save_total_limit": 5}
+# Its own mounts, in a user namespace of its own where one is not root.
+ALONE = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"])]
+
+
+def may_mount(folder):
+    command = [*ALONE, "mount", "-t", "tmpfs", "tmpfs", str(folder)]
+    return shutil.which("unshare") is not None and subprocess.run(command, capture_output=True).returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("launcher", "kilobytes", "code", "told", "steps"),
+    [
+        (python, 1100, 3, "could not be written (the disk is full: a checkpoint takes", ["step_2", "step_4"]),
+        (lambda: torchrun(2), 1100, 1, "could not be written (the disk is full: a checkpoint takes", ["step_2", "step_4"]),
+        (python, 100, 3, "the disk is full (", []),  # not even the first model has room
+    ],
+    ids=["python", "torchrun", "export"],
+)
+def test_a_full_disk_ends_the_run_and_harms_nothing(launcher, kilobytes, code, told, steps, home, tmp_path):
+    disk, kept, whole = tmp_path / "disk", tmp_path / "kept", tmp_path / "whole"
+    disk.mkdir()
+    if not may_mount(disk):
+        pytest.skip("a small disk needs mounts, which are not allowed here")
+    script = f'mount -t tmpfs -o size={kilobytes}k tmpfs {disk} && "$@"; code=$?; cp -a {disk} {kept}; exit $code'
+    finished = run([*ALONE, "bash", "-c", script, "bash", *launcher(), *training(disk, **SETTINGS)], home)
+    assert finished.code == code, finished.err
+    (line,) = [line for line in finished.err.splitlines() if line.startswith("error")]
+    assert told in line
+    assert "--resume_from_checkpoint auto" in line
+    assert 'classify.py", line' not in finished.err
+    found = list_checkpoints(kept / "checkpoints")
+    assert [path.name for path in found] == steps
+    assert [damage(path) for path in found] == [None] * len(steps)
+    run([*launcher(), *training(kept, **SETTINGS), "--resume_from_checkpoint", "auto"], home).check()
+    run([*launcher(), *training(whole, **SETTINGS)], home).check()
+    assert differences(whole, kept) == []
