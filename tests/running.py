@@ -41,17 +41,19 @@ class Job:
 
 @contextlib.contextmanager
 def running() -> Iterator[Callable[..., Job]]:
-    """A function that starts a command in `home` and waits until `folder` shows that it has trained for some steps. In the end
-    what is left of the jobs is killed."""
+    """A function that starts a command in `home` and waits until `folder` shows that it has trained for some steps (None: does
+    not wait). In the end what is left of the jobs is killed."""
     jobs: list[Job] = []
 
-    def begin(home: Path, command: list[str], folder: Path, steps: int = 3) -> Job:
+    def begin(home: Path, command: list[str], folder: Path | None, steps: int = 3) -> Job:
         said = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed below
         process = subprocess.Popen(
             command, cwd=home, env=environment(home), stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True
         )
         job = Job(process, [], said)
         jobs.append(job)
+        if folder is None:
+            return job
         wait_for(lambda: lines_of(folder / "history.jsonl") >= steps, job)
         job.family = psutil.Process(process.pid).children(recursive=True)
         return job

@@ -60,7 +60,8 @@ def silent() -> list[str]:
     if heard:
         return heard[0]
     agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return [] if agents else ["rank 0, which holds the store that the others meet at,"]
+    holder = "the launcher of rank 0" if agents else "rank 0"
+    return [f"{holder}, which holds the store that the others meet at ({os.environ.get('MASTER_ADDR', 'unknown address')}),"]
 
 
 def _listen(heard: list[list[str]]) -> None:

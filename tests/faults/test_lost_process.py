@@ -34,7 +34,8 @@ def status_of(folder):
     ids=["torchrun, rank 1", "zero2, rank 0"],
 )
 def test_a_process_that_stops_ends_the_job_and_is_named(launcher, options, rank, name, start, home, tmp_path):
-    job = start(home, [*launcher(2), *training(tmp_path, **ENDLESS, **options)], tmp_path)
+    quick = ["env", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT=3"]  # what torchrun waits before it ends a process that does not
+    job = start(home, [*quick, *launcher(2), *training(tmp_path, **ENDLESS, **options)], tmp_path)
     job.worker(rank).send_signal(signal.SIGSTOP)
     assert job.ended() != 0
     (line,) = [line for line in job.text().splitlines() if line.startswith("error on rank")]
