@@ -113,11 +113,14 @@ def main(arguments: Arguments) -> None:
     task = make_task(arguments, data)
     run = processes.start(asked, plan.batch if plan else None, arguments.report_to, arguments.output_dir)
     identity = session.make_identity(arguments, plan, data.identity)
+    # Before the folder is taken: what is wrong with a model harms nothing that is there.
+    model = build_model(arguments, data, task) if train else None
     resume = session.open_run(run, arguments, plan, identity, data.notes, describe_weights(task, data))
 
     figures: dict[str, Any] = {}
     if train:
-        training, state = prepare_training(run, arguments, data, plan, task, resume, identity)
+        training, state = prepare_training(run, arguments, data, plan, task, model, resume, identity)
+        del model
         figures |= engine.fit(run, plan, training, session.fit_options(arguments, task.headline, SHOWN), state)
         figures |= session.finish_training(run, training, state)
         session.release(run, training)
@@ -140,11 +143,13 @@ def main(arguments: Arguments) -> None:
 
 def load_data(arguments: Arguments, train: bool, evaluate: bool, predict: bool) -> Data:
     """Reads and checks every file, decides the label list, tokenizes. Raises `InputError` with what is wrong."""
+    from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+
     from bigbird.plan import choose_attention, padding_of
-    from finetune.columns import drop_blank, read_splits, split_off, texts_of
+    from finetune.columns import drop_blank, note_repeated_texts, read_splits, split_off, texts_of
     from multilabel.classifier import has_own_labels, labels_of
     from multilabel.labels import first_appearance, label_names, read_label_file
-    from pretrained.model import check_weights, choose_max_length, load_config
+    from pretrained.model import check_kind, check_weights, choose_max_length, load_config
     from pretrained.tokenizer import load_tokenizer, tokenizer_fingerprint
 
     notes: list[str] = []
@@ -157,6 +162,7 @@ def load_data(arguments: Arguments, train: bool, evaluate: bool, predict: bool) 
     if train:
         tables["train"] = drop_blank(tables["train"], arguments.text_column, notes)
         if evaluate and "validation" not in tables:
+            label_names(tables["train"], arguments, [])  # forms that do not go together are told of before rows go apart
             tables["train"], tables["validation"] = split_off(tables["train"], arguments.validation_split, arguments.seed)
             notes.append(f"{len(tables['validation'])} training rows are kept for validation (--validation_split)")
     texts = {split: texts_of(table, arguments.text_column) for split, table in tables.items()}
@@ -167,6 +173,7 @@ def load_data(arguments: Arguments, train: bool, evaluate: bool, predict: bool) 
     }
 
     config = load_config(arguments)
+    check_kind(arguments, config, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, "classify texts")
     check_weights(arguments)
     if not train:
         labels = labels_of(config)
@@ -176,6 +183,8 @@ def load_data(arguments: Arguments, train: bool, evaluate: bool, predict: bool) 
         labels = list(arguments.label_columns or first_appearance(names["train"]))
         if has_own_labels(config) and set(labels_of(config)) == set(labels):
             labels = labels_of(config)  # going on from a model that was trained on these very labels
+    if train and has_own_labels(config) and labels_of(config) != labels:
+        notes.append(f"the model's head for {len(labels_of(config))} label(s) is replaced by a new one for {len(labels)}")
     if not labels:
         raise InputError(f"{tables['train'].path}: no row has a label; name the labels with --label_file if that is meant")
 
@@ -189,6 +198,7 @@ def load_data(arguments: Arguments, train: bool, evaluate: bool, predict: bool) 
     }
     if train:
         check_labels(splits["train"], splits.get("validation"), labels, notes)
+        note_repeated_texts(texts, notes)
     return Data(
         train=splits.get("train"),
         validation=splits.get("validation"),
@@ -207,15 +217,22 @@ def make_split(
     arguments: Arguments, split: str, tables: dict, texts: dict, names: dict, labels: list[str], tokenizer: Any,
     max_length: int, notes: list[str],
 ) -> Split:  # fmt: skip
-    from finetune.columns import is_blank
+    from finetune.columns import check_ids, is_blank
     from finetune.data import Ragged, encode_cached
     from multilabel.labels import label_ids
-    from pretrained.tokenizer import text_encoder, tokenizer_fingerprint
+    from pretrained.tokenizer import note_unknown, text_encoder, tokenizer_fingerprint
 
     table, ignore = tables[split], arguments.unknown_labels == "ignore"
-    ids = label_ids(table, names[split], labels, ignore, notes) if split in names else None
+    if split == "test":
+        check_ids(table, arguments.id_column, notes)
+    if "train" not in tables:
+        source = f"labels of {arguments.model_name_or_path}"
+    else:
+        source = "training data" if arguments.label_file is None else f"--label_file {arguments.label_file}"
+    ids = label_ids(table, names[split], labels, ignore, notes, source) if split in names else None
     settings = f"{tokenizer_fingerprint(tokenizer)} {max_length}"
     encoded = encode_cached(texts[split], text_encoder(tokenizer, max_length), settings, arguments.preprocessing_num_workers)
+    note_unknown(encoded["input_ids"].values, tokenizer, table.path, notes)
     cut, blank = int(encoded["cut"].sum()), sum(map(is_blank, texts[split]))
     if cut:
         notes.append(f"{table.path}: {cut} of {len(table)} texts ({cut / len(table):.1%}) are cut to {max_length} tokens")
@@ -240,10 +257,17 @@ def check_labels(train: Split, validation: Split | None, labels: list[str], note
     if never:
         notes.append(f"no training row has {', '.join(never[:20])}{', ...' if len(never) > 20 else ''}")
     if validation is not None:
-        seen = set(train.texts)
-        shared = sum(text in seen for text in validation.texts)
-        if shared:
-            notes.append(f"{shared} of {len(validation.texts)} validation texts are in the training rows too")
+        bare = int((validation.labels.lengths == 0).sum())
+        if bare:
+            notes.append(f"{validation.table.path}: {bare} row(s) have no label")
+        counts = np.bincount(validation.labels.values, minlength=len(labels))
+        undefined = [label for label, count in zip(labels, counts, strict=True) if count in (0, len(validation.texts))]
+        if undefined:
+            shown = f"{', '.join(undefined[:20])}{', ...' if len(undefined) > 20 else ''}"
+            notes.append(
+                f"ROC AUC is undefined for {len(undefined)} label(s) that no or every validation row has, and left out of its "
+                f"average: {shown}"
+            )
 
 
 def identity_of(arguments: Arguments, splits: dict, labels: list[str], tokenizer: str, max_length: int) -> dict[str, Any]:
@@ -366,7 +390,14 @@ def build_model(arguments: Arguments, data: Data, task: MultiLabelTask) -> Any:
 
 
 def prepare_training(
-    run: Run, arguments: Arguments, data: Data, plan: Plan, task: MultiLabelTask, resume: Path | None, identity: dict
+    run: Run,
+    arguments: Arguments,
+    data: Data,
+    plan: Plan,
+    task: MultiLabelTask,
+    model: Any,
+    resume: Path | None,
+    identity: dict,
 ) -> tuple[Any, Any]:
     """Everything that `engine.fit` works on, with a checkpoint's state if there is one."""
     from finetune import session
@@ -382,7 +413,7 @@ def prepare_training(
         folder = Path(arguments.output_dir)
         return Training(model, optimizer, task, steps, validation, tracker, folder, identity, on_best)
 
-    return session.prepare_training(run, arguments, plan, build_model(arguments, data, task), make, resume, identity)
+    return session.prepare_training(run, arguments, plan, model, make, resume, identity)
 
 
 def train_steps(arguments: Arguments, data: Data, plan: Plan, rank: int) -> Any:
@@ -454,12 +485,17 @@ def load_trained(run: Run, arguments: Arguments, data: Data, trained: bool) -> A
 
     from bigbird.layers import use_fast_attention
     from finetune.session import load_best
-    from pretrained.model import check_vocabulary, load_model
+    from pretrained.model import check_vocabulary, load_model_and_new_names
 
     if trained:
         model = load_best(run, arguments, AutoModelForSequenceClassification.from_pretrained)
     else:
-        model = load_model(AutoModelForSequenceClassification, replace(arguments, from_scratch=False), data.config)
+        asked = replace(arguments, from_scratch=False)
+        model, new_names = load_model_and_new_names(AutoModelForSequenceClassification, asked, data.config)
+        if new_names:
+            raise InputError(
+                f"{arguments.model_name_or_path}: has no trained classifier ({min(new_names)} is missing); train first"
+            )
     check_vocabulary(model, data.tokenizer)
     use_fast_attention(model)
     return run.accelerator.prepare_model(model.to(run.device), evaluation_mode=True)

@@ -14,6 +14,7 @@ An encoder (BigBird, BERT, ...) gets a BERT decoder; a model that has a decoder 
 
 from __future__ import annotations
 
+import difflib
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -109,19 +110,22 @@ def main(arguments: Arguments) -> None:
     from finetune.plan import make_plan
 
     asked = session.check(arguments)
-    headline_of(arguments)
+    check_arguments(arguments)
     train, evaluate, predict = groups.tasks_to_do(arguments)
     with uncollected():
         data = load_data(arguments, train, evaluate, predict)
     plan = make_plan(arguments, len(data.train.texts), asked.world_size, asked.passes_by_tokens) if train else None
     run = processes.start(asked, plan.batch if plan else None, arguments.report_to, arguments.output_dir)
     identity = session.make_identity(arguments, plan, data.identity)
+    # Before the folder is taken: what is wrong with a model harms nothing that is there.
+    model = build_model(arguments, data) if train else None
     resume = session.open_run(run, arguments, plan, identity, data.notes)
 
     task = make_task(arguments, data, data.validation, gathers_weights(run))
     figures: dict[str, Any] = {}
     if train:
-        training, state = prepare_training(run, arguments, data, plan, task, resume, identity)
+        training, state = prepare_training(run, arguments, data, plan, task, model, resume, identity)
+        del model
         figures |= engine.fit(run, plan, training, session.fit_options(arguments, task.headline, SHOWN), state)
         figures |= session.finish_training(run, training, state)
         session.release(run, training)
@@ -148,10 +152,10 @@ def main(arguments: Arguments) -> None:
 def load_data(arguments: Arguments, train: bool, evaluate: bool, predict: bool) -> Data:
     """Reads and checks every file, tokenizes documents and titles. Raises `InputError` with what is wrong."""
     from bigbird.plan import choose_attention, padding_of
-    from finetune.columns import drop_blank, read_splits, split_off
-    from pretrained.model import check_weights, choose_max_length
+    from finetune.columns import drop_blank, note_repeated_texts, read_splits, split_off
+    from pretrained.model import check_weights, choose_max_length, load_config
     from pretrained.tokenizer import load_tokenizer, tokenizer_fingerprint
-    from titles.model import encoder_config, load_title_config, special_ids
+    from titles.model import check_title_length, encoder_config, load_title_config, special_ids
 
     notes: list[str] = []
     text, titled = (arguments.text_column,), (arguments.text_column, arguments.title_column)
@@ -169,6 +173,13 @@ def load_data(arguments: Arguments, train: bool, evaluate: bool, predict: bool) 
 
     config = load_title_config(arguments)
     check_weights(arguments)
+    if config.is_encoder_decoder:
+        check_title_length(config, arguments.max_title_length)
+    elif arguments.decoder_model_name_or_path:
+        named = {"model_name_or_path": arguments.decoder_model_name_or_path, "config_name": None, "from_scratch": False}
+        decoder = replace(arguments, **named)
+        check_title_length(load_config(decoder), arguments.max_title_length)
+        check_weights(decoder)
     tokenizer = load_tokenizer(arguments, vocabulary_texts(tables.get("train"), arguments))
     tokenizer.truncation_side = arguments.truncation_side
     start_id, end_id = special_ids(config, tokenizer)
@@ -181,6 +192,7 @@ def load_data(arguments: Arguments, train: bool, evaluate: bool, predict: bool) 
     if train:
         tokens = int(splits["train"].tokens.lengths.sum())
         notes.insert(0, f"{len(splits['train'].texts)} training rows, {tokens} tokens of documents")
+        note_repeated_texts({split: rows.texts for split, rows in splits.items()}, notes)
     return Data(
         train=splits.get("train"),
         validation=splits.get("validation"),
@@ -220,14 +232,17 @@ def make_split(
     arguments: Arguments, split: str, table: Table, tokenizer: Any, max_length: int, ids: tuple[int, int], notes: list[str]
 ) -> Split:
     """Tokenizes a file's documents and titles and notes what was cut."""
-    from finetune.columns import is_blank, texts_of
+    from finetune.columns import check_ids, is_blank, texts_of
     from finetune.data import encode_cached, fingerprint
-    from pretrained.tokenizer import text_encoder, title_encoder, tokenizer_fingerprint
+    from pretrained.tokenizer import note_unknown, text_encoder, title_encoder, tokenizer_fingerprint
 
+    if split == "test":
+        check_ids(table, arguments.id_column, notes)
     texts, workers = texts_of(table, arguments.text_column), arguments.preprocessing_num_workers
     stated = tokenizer_fingerprint(tokenizer)
     encoded = encode_cached(texts, text_encoder(tokenizer, max_length), f"{stated} {max_length}", workers)
     titles = labels = None
+    note_unknown(encoded["input_ids"].values, tokenizer, table.path, notes)
     cuts = [("documents", encoded, max_length)]
     if arguments.title_column in table.columns:
         titles, most = table.columns[arguments.title_column], arguments.max_title_length
@@ -329,11 +344,30 @@ def make_task(arguments: Arguments, data: Data, split: Split | None, in_step: bo
     )
 
 
+def check_arguments(arguments: Arguments) -> None:
+    """Raises `InputError` with what this task's own arguments contradict each other in."""
+    found = []
+    if arguments.min_title_length > arguments.max_title_length:
+        found.append(
+            f"--min_title_length {arguments.min_title_length} is more than --max_title_length {arguments.max_title_length}"
+        )
+    if arguments.decoder_layers is not None and arguments.decoder_model_name_or_path is not None:
+        found.append("--decoder_layers and --decoder_model_name_or_path are both given; keep one")
+    try:
+        headline_of(arguments)
+    except InputError as error:
+        found += error.problems
+    if found:
+        raise InputError(*found)
+
+
 def headline_of(arguments: Arguments) -> str:
     """The figure that decides which model is best. Raises `InputError` for one that does not exist."""
     headline = (arguments.metric_for_best_model or HEADLINE).removeprefix("eval_")
     if headline not in FIGURES:
-        raise InputError(f"--metric_for_best_model {headline}: no such figure; they are {', '.join(FIGURES)}")
+        near = difflib.get_close_matches(headline, FIGURES, 1)
+        hint = f"; did you mean {near[0]}?" if near else ";"
+        raise InputError(f"--metric_for_best_model {headline}: no such figure{hint} They are {', '.join(FIGURES)}")
     return headline
 
 
@@ -355,7 +389,7 @@ def build_model(arguments: Arguments, data: Data) -> Any:
 
 
 def prepare_training(
-    run: Run, arguments: Arguments, data: Data, plan: Plan, task: TitleTask, resume: Path | None, identity: dict
+    run: Run, arguments: Arguments, data: Data, plan: Plan, task: TitleTask, model: Any, resume: Path | None, identity: dict
 ) -> tuple[Any, Any]:
     """Everything that `engine.fit` works on, with a checkpoint's state if there is one."""
     from finetune import session
@@ -370,7 +404,7 @@ def prepare_training(
 
         return Training(model, optimizer, task, steps, validation, tracker, Path(arguments.output_dir), identity, on_best)
 
-    return session.prepare_training(run, arguments, plan, build_model(arguments, data), make, resume, identity)
+    return session.prepare_training(run, arguments, plan, model, make, resume, identity)
 
 
 def train_steps(arguments: Arguments, data: Data, plan: Plan, rank: int) -> Any:

@@ -300,7 +300,7 @@ def memory_report(
     model, task, batches = script.rehearsal(asked, arguments, data, steps)
     if arguments.gradient_checkpointing:
         try:
-            model.gradient_checkpointing_enable()
+            model.activation_checkpointing_enable()
         except ValueError as error:
             raise InputError(f"--gradient_checkpointing: {error}") from None
     batch = memory.largest_batch(batches)

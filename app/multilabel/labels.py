@@ -62,7 +62,7 @@ def _other_separator(table: Table, rows: list[list[str]], separator: str) -> lis
     labelled = sum(map(len, rows))
     for mark in ",;":
         if mark != separator and 4 * sum(mark in name for names in rows for name in names) > labelled:
-            return [f"{table.path}: no row has two labels, but many have {mark!r} in theirs; is --label_separator {mark!r} meant?"]
+            return [f"{table.path}: no row has two labels, but many labels hold {mark!r}; is --label_separator {mark!r} meant?"]
     return []
 
 
@@ -92,7 +92,12 @@ def first_appearance(rows: list[list[str]]) -> list[str]:
 
 
 def label_ids(
-    table: Table, rows: list[list[str]], labels: list[str], ignore_unknown: bool, notes: list[str], source: str = "training data"
+    table: Table,
+    rows: list[list[str]],
+    labels: list[str],
+    ignore_unknown: bool,
+    notes: list[str],
+    source: str = "training data",
 ) -> list[list[int]]:
     """Each row's label numbers. Raises `InputError` listing the labels that the label list lacks, with their lines, unless
     `ignore_unknown`: then they are left out and counted in a note. `source`: where the label list is from."""
@@ -111,13 +116,13 @@ def label_ids(
         count = sum(map(len, unknown.values()))
         notes.append(f"{table.path}: {count} label(s) of {len(unknown)} kind(s) that the {source} does not have are ignored")
     elif unknown:
-        near = {name: nearest(name, labels) for name in list(unknown)[:SHOWN]}
-        shown = [
-            f"{table.where(unknown[name][0])}: label {name!r:.80} is not in the {source} ({len(unknown[name])} row(s)); "
-            f"{f'did you mean {other!r}? C' if other else 'c'}orrect it, name it in --label_file, or leave such labels out with "
-            "--unknown_labels ignore"
-            for name, other in near.items()
-        ]
+        advice = "correct it, name it in --label_file, or leave such labels out with --unknown_labels ignore"
+        shown = []
+        for name, found in list(unknown.items())[:SHOWN]:
+            near = nearest(name, labels)
+            meant = f"; did you mean {near!r}?" if near else ""
+            where = f"{table.where(found[0])}: label {name!r:.80}"
+            shown.append(f"{where} is not in the {source} ({len(found)} row(s)){meant}; {advice}")
         raise InputError(*shown, *more(len(unknown)))
     return ids
 
@@ -131,7 +136,7 @@ def _names(cell: Any, separator: str) -> tuple[list[str], str]:
             return [], f"!{cell!r:.60} is a list written as a text; write a{separator}b, or use a jsonl file, which has lists"
         parts = [part.strip() for part in cell.split(separator)]
         if not all(parts):
-            return [], f"!{cell!r} has an empty label between separators {separator!r}"
+            return [], f"!{cell!r:.60} has an empty label between separators {separator!r}"
         return parts, "a text"
     if isinstance(cell, list | tuple):
         types = set(map(type, cell))

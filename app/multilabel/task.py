@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,12 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from finetune.failure import InputError, TrainingError
+from finetune.jsonfile import read_object
 from finetune.task import Batch, Record
 from metrics.multilabel import binary_cross_entropy, decision_scores, multilabel_scores
 from metrics.thresholds import tune_thresholds
+
+MOST_WEIGHT = 1e6  # of a positive target: beyond it fp32 losses would soon be infinite
 
 
 @dataclass(frozen=True)
@@ -101,14 +103,14 @@ def positive_weights(choice: str, cap: float, label_rows: list, labels: list[str
     if choice == "balanced":
         return balanced_pos_weight(label_rows, len(labels), cap)
     try:
-        given = json.loads(Path(choice).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"--pos_weight {choice}: cannot be read ({error.strerror}); none, balanced or a json file") from None
-    except ValueError as error:
-        raise InputError(f"--pos_weight {choice}: not valid JSON ({error})") from None
-    if not isinstance(given, dict):
-        raise InputError(f'--pos_weight {choice}: expected an object {{"label": weight}}, found {type(given).__name__}')
-    wrong = [x for x in labels if not isinstance(given.get(x), int | float) or not 0 < given[x] < float("inf")]
+        given = read_object(choice)
+    except InputError as error:
+        hint = "" if Path(choice).is_file() else "; none, balanced or a json file"
+        raise InputError(*(f"--pos_weight {problem}{hint}" for problem in error.problems)) from None
+    wrong = [x for x in labels if type(given.get(x)) not in (int, float) or not 0 < given[x] <= MOST_WEIGHT]
     if wrong:
-        raise InputError(f"--pos_weight {choice}: no positive weight for {', '.join(map(repr, wrong[:20]))}")
+        raise InputError(
+            f"--pos_weight {choice}: no positive weight for {', '.join(map(repr, wrong[:20]))}; expected a number above 0 and "
+            f"at most {MOST_WEIGHT:g} for every label"
+        )
     return np.array([float(given[label]) for label in labels])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from pathlib import Path
 from typing import Any
@@ -35,10 +36,49 @@ def load_config(arguments: Any, **overrides: Any) -> Any:
     name = arguments.config_name or arguments.model_name_or_path
     if name is None:
         raise InputError("no model: give --model_name_or_path, or --from_scratch with --config_name")
+    _check_config_file(Path(name))
     try:
-        return AutoConfig.from_pretrained(name, trust_remote_code=arguments.trust_remote_code, **overrides)
+        config = AutoConfig.from_pretrained(name, trust_remote_code=arguments.trust_remote_code, **overrides)
     except Exception as error:
         raise InputError(explain("configuration", name, error)) from error
+    for size in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
+        value = getattr(config, size, None)
+        if isinstance(value, int) and value < 1:
+            raise InputError(f"configuration {name}: {size} is {value}, expected at least 1")
+    return config
+
+
+def _check_config_file(path: Path) -> None:
+    """Raises `InputError` with file and line for a local configuration that is missing, no JSON, or of an unknown model."""
+    import transformers
+
+    if not path.exists():
+        return
+    file = path / "config.json" if path.is_dir() else path
+    if not file.is_file():
+        raise InputError(f"model {path}: the folder holds no config.json (it holds: {_held(path)})")
+    try:
+        stated = json.loads(file.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file}: not UTF-8 at byte {error.start}; it should be a model's config.json") from None
+    except (ValueError, RecursionError) as error:
+        line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+        raise InputError(f"{file}{line}: not valid JSON ({_brief(error)}); it should be a model's config.json") from None
+    if not isinstance(stated, dict):
+        raise InputError(f"{file}: expected an object, found {type(stated).__name__}; it should be a model's config.json")
+    kind, known = stated.get("model_type"), list(transformers.CONFIG_MAPPING.keys())
+    if isinstance(kind, str) and kind not in known and "auto_map" not in stated:
+        near = difflib.get_close_matches(kind, known, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise InputError(f"{file}: model_type {kind!r} is unknown to transformers {transformers.__version__}{hint}")
+
+
+def check_kind(arguments: Any, config: Any, mapping: Any, can: str) -> None:
+    """Raises `InputError` unless transformers has a model of this configuration in `mapping`, a class of models that `can` do
+    what the task needs. Code that comes with a model is believed."""
+    if type(config) not in mapping and not arguments.trust_remote_code:
+        name = arguments.config_name or arguments.model_name_or_path
+        raise InputError(f"{name}: a {config.model_type} model cannot {can}; name another")
 
 
 def load_model(auto_class: Any, arguments: Any, config: Any) -> Any:
@@ -70,7 +110,32 @@ def load_model_and_new_names(auto_class: Any, arguments: Any, config: Any) -> tu
         )
     except Exception as error:
         raise InputError(explain("model", arguments.model_name_or_path, error)) from error
+    _check_fit(arguments.model_name_or_path, model, loading)
     return model, {*loading["missing_keys"], *(name for name, *_ in loading["mismatched_keys"])}
+
+
+def _check_fit(name: str, model: Any, loading: dict[str, Any]) -> None:
+    """Raises `InputError` if weights of the model's body were missing or had another shape, and so were left random, or if any
+    is not finite. A new head is usual, and so is a checkpoint without a pooler."""
+    import torch
+
+    body = "" if model.base_model is model else f"{model.base_model_prefix}."
+    own = {key for key, _ in model.named_parameters() if key.startswith(body) and "pooler" not in key}
+    for key, theirs, ours in loading["mismatched_keys"]:
+        if key in own:
+            raise InputError(
+                f"model {name}: the weights are not those of its config.json: {key} is {tuple(theirs)} in the file, "
+                f"{tuple(ours)} by the configuration"
+            )
+    missing = sorted(own & set(loading["missing_keys"]))
+    if missing:
+        raise InputError(
+            f"model {name}: the weights are not those of its config.json: {len(missing)} of {len(own)} are missing, such as "
+            f"{missing[0]}"
+        )
+    wrong = next((key for key, weight in model.named_parameters() if not torch.isfinite(weight).all()), None)
+    if wrong is not None:
+        raise InputError(f"model {name}: its weight {wrong} holds NaN or infinity: the model diverged or its file is damaged")
 
 
 def on_meta() -> bool:
@@ -95,10 +160,9 @@ def check_weights(arguments: Any) -> None:
         return
     found = next((folder / file for file in WEIGHTS if (folder / file).is_file()), None)
     if found is None:
-        present = ", ".join(sorted(p.name for p in folder.iterdir())[:12]) or "nothing"
         raise InputError(
-            f"model {name}: the folder holds no weights, such as {WEIGHTS[0]} (it holds: {present}); name another, or start "
-            "from random weights with --from_scratch"
+            f"model {name}: the folder holds no weights, such as {WEIGHTS[0]} (it holds: {_held(folder)}); name another, or "
+            "start from random weights with --from_scratch"
         )
     for file in sorted(_weight_files(found)):
         _check_weight_file(file)
@@ -123,7 +187,7 @@ def _check_weight_file(file: Path) -> None:
             with safe_open(file, "pt"):  # reads the header and compares it with the file's length
                 pass
         except (SafetensorError, OSError) as error:
-            raise InputError(f"{file}: is no whole safetensors file ({_first_line(error)}); copy it again") from None
+            raise InputError(f"{file}: is no whole safetensors file ({_brief(error)}); copy it again") from None
 
 
 def length_limit(config: Any, tokenizer: Any) -> int | None:
@@ -161,33 +225,67 @@ def drop_pooler(encoder: Any) -> None:
             encoder.activation = None
 
 
-def check_vocabulary(model: Any, tokenizer: Any) -> None:
+def check_vocabulary(model: Any, tokenizer: Any, what: str = "model") -> None:
     """Raises `InputError` if a token id has no embedding: on a GPU that would be an assertion without a name."""
     rows = model.get_input_embeddings().weight.shape[0]
     highest = max(tokenizer.get_vocab().values())
     if highest >= rows:
         raise InputError(
-            f"the tokenizer has token ids up to {highest}, the model only {rows} embeddings; they do not belong together "
+            f"the tokenizer has token ids up to {highest}, the {what} only {rows} embeddings; they do not belong together "
             "(check --tokenizer_name)"
         )
 
 
 def explain(what: str, name: str, error: Exception) -> str:
     """One message for whatever transformers raised on loading."""
-    if name.startswith((".", "/", "~")) or name.count("/") > 1 or Path(name).exists():
-        path = Path(name).expanduser()
+    if "://" in name:
+        return (
+            f"{what} {name}: is a URL; give the name that the hub has for it, such as google/bigbird-roberta-base, or a folder"
+        )
+    path = Path(name).expanduser()
+    near = _nearest(path)
+    if name.startswith((".", "/", "~")) or name.count("/") > 1 or path.exists():
         if not path.exists():
-            return f"{what} {name}: this folder does not exist"
-        if path.is_dir():
-            present = ", ".join(sorted(p.name for p in path.iterdir())[:12]) or "nothing"
-            return f"{what} {name}: {_first_line(error)} (the folder holds: {present})"
-        return f"{what} {name}: {_first_line(error)}"
+            return f"{what} {name}: this folder does not exist{near}"
+        if type(error).__name__ == "UnpicklingError":
+            reason = (
+                "its weights are a pickle that is damaged or holds more than tensors, which is not read; convert them to "
+                "safetensors, or copy them again"
+            )
+        else:
+            reason = _broken_json(path) if isinstance(error, json.JSONDecodeError) else None
+        return f"{what} {name}: {reason or _brief(error)}{f' (the folder holds: {_held(path)})' if path.is_dir() else ''}"
     return (
-        f"{what} {name}: is no folder here, and could not be had from the hub either ({_first_line(error)}); check the "
+        f"{what} {name}: is no folder here{near}, and could not be had from the hub either ({_brief(error)}); check the "
         "spelling, or give the path of a local folder"
     )
 
 
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0][:200]}" if text else type(error).__name__
+def _nearest(path: Path) -> str:
+    """A folder that was probably meant, in words."""
+    if path.exists() or not path.parent.is_dir() or not path.name:
+        return ""
+    near = difflib.get_close_matches(path.name, [p.name for p in path.parent.iterdir() if p.is_dir()], 1)
+    return f" (did you mean {str(path.parent / near[0])!r}?)" if near else ""
+
+
+def _broken_json(folder: Path) -> str | None:
+    """Which of a folder's json files is none, and in which line."""
+    for file in sorted(folder.glob("*.json")):
+        try:
+            json.loads(file.read_text(encoding="utf-8"))
+        except json.JSONDecodeError as error:
+            return f"{file.name}:{error.lineno}: not valid JSON ({error.msg})"
+        except (OSError, ValueError, RecursionError):
+            continue
+    return None
+
+
+def _held(folder: Path) -> str:
+    return ", ".join(sorted(p.name for p in folder.iterdir())[:12]) or "nothing"
+
+
+def _brief(error: Exception) -> str:
+    """An exception in one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__

@@ -9,9 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from finetune.data import fingerprint
 from finetune.failure import InputError
 from pretrained.model import explain
+
+MUCH_UNKNOWN = 0.1  # of the tokens; special tokens count as known
 
 
 def load_tokenizer(arguments: Any, train_texts: list[str]) -> Any:
@@ -76,6 +80,13 @@ def title_encoder(tokenizer: Any, start_id: int, end_id: int, max_length: int) -
         }
 
     return encode
+
+
+def note_unknown(ids: np.ndarray, tokenizer: Any, path: str, notes: list[str]) -> None:
+    """Notes a file of which much is unknown to the tokenizer: it is probably one for another language. `ids`: of all rows."""
+    unknown = float((ids == tokenizer.unk_token_id).mean()) if tokenizer.unk_token_id is not None and len(ids) else 0.0
+    if unknown > MUCH_UNKNOWN:
+        notes.append(f"{path}: {unknown:.0%} of the tokens are unknown to the tokenizer; is it one for this language?")
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:

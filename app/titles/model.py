@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from finetune.failure import InputError
-from pretrained.model import drop_pooler, explain, load_config, load_model, on_meta, take_vocabulary
+from pretrained.model import check_vocabulary, drop_pooler, explain, load_config, load_model, on_meta, take_vocabulary
 
 NO_ENCODER = (
     "has a decoder only; titles need an encoder-decoder model (BART, mT5, LED, PEGASUS, ...) or an encoder (BigBird, BERT)"
@@ -35,7 +35,18 @@ def load_title_config(arguments: Any) -> Any:
 
     if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and type(config) not in MODEL_FOR_MASKED_LM_MAPPING:
         raise InputError(f"{name}: {config.model_type} {NO_ENCODER}")
+    if not hasattr(config, "vocab_size"):
+        raise InputError(f"{name}: a {config.model_type} model cannot read texts; name another")
     return config
+
+
+def check_title_length(decoder: Any, asked: int) -> None:
+    """Raises `InputError` if titles of so many tokens pass a trained decoder's position table. `decoder`: its configuration, or
+    the encoder-decoder's."""
+    decoder = getattr(decoder, "decoder", None) or decoder
+    limit = getattr(decoder, "max_decoder_position_embeddings", None) or getattr(decoder, "max_position_embeddings", None)
+    if limit is not None and asked + 2 > limit:  # start and end take a place each
+        raise InputError(f"--max_title_length {asked} is more than the decoder can write; give at most {limit - 2}")
 
 
 def encoder_config(config: Any) -> Any:
@@ -109,6 +120,7 @@ def _encoder_with_decoder(arguments: Any, config: Any, tokenizer: Any, max_title
     encoder = load_model(AutoModel, arguments, config)
     if arguments.decoder_model_name_or_path:
         decoder = _load_decoder(arguments)
+        check_vocabulary(decoder, tokenizer, "decoder")
     else:
         decoder = AutoModelForCausalLM.from_config(_decoder_config(arguments, config, tokenizer, max_title_length))
         if arguments.from_scratch:

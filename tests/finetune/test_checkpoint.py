@@ -231,7 +231,7 @@ def test_a_checkpoint_asked_for_by_its_path(trained, tmp_path):
     flip(path / "model.safetensors")
     with pytest.raises(InputError, match=r"--resume_from_checkpoint .*step_2: model\.safetensors was changed"):
         find(tmp_path, str(path))
-    with pytest.raises(InputError, match="step_3: is not a folder"):
+    with pytest.raises(InputError, match=r"step_3: is no checkpoint.s folder; those of this run: "):
         find(tmp_path, str(tmp_path / "step_3"))
 
 

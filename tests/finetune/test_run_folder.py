@@ -21,10 +21,18 @@ def test_another_run_is_not_written_over(tmp_path, name):
     (tmp_path / name).write_text("x")
     with pytest.raises(InputError, match=rf"already holds a run \({name}\).*--overwrite_output_dir"):
         check_output_dir(tmp_path, training=True, overwrite=False, resume=False)
+    (tmp_path / "run.json").touch()
     check_output_dir(tmp_path, training=True, overwrite=True, resume=False)
     check_output_dir(tmp_path, training=True, overwrite=False, resume=True)
     check_output_dir(tmp_path, training=False, overwrite=False, resume=False)
     assert (tmp_path / name).read_text() == "x"
+
+
+def test_a_folder_that_is_no_runs_is_not_written_over(tmp_path):
+    (tmp_path / "README.md").write_text("of my project")
+    with pytest.raises(InputError, match=r"holds a README\.md but no run\.json, .* Name another folder"):
+        check_output_dir(tmp_path, training=True, overwrite=True, resume=False)
+    check_output_dir(tmp_path, training=False, overwrite=False, resume=False)
 
 
 def test_a_start_that_failed_does_not_stand_in_the_way(tmp_path):

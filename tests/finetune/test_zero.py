@@ -141,7 +141,7 @@ def test_a_relative_path_is_looked_for_in_both_places(tmp_path, monkeypatch):
     ("content", "message"),
     [
         (b'{\n"a": 1,\n}', ":3: not valid JSON: "),
-        (b"[]", "expected an object, found list"),
+        (b"[]", "expected an object, found a list"),
         (b'{"a": "\xff"}', "not UTF-8 at byte 7"),
     ],
 )

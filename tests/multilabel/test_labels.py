@@ -111,7 +111,7 @@ def test_label_numbers_are_sorted_and_unknown_labels_are_named_once_each():
     ]
     assert notes == []
     assert label_ids(made, rows, known, True, notes) == [[0, 1], [1], [], []]
-    assert notes == ["train.jsonl: 3 label(s) of 2 kind(s) that training does not have are ignored"]
+    assert notes == ["train.jsonl: 3 label(s) of 2 kind(s) that the training data does not have are ignored"]
 
 
 def test_label_file(tmp_path):

@@ -139,8 +139,12 @@ def test_weights_by_name(tmp_path):
         ("[1]", "expected an object"),
         ('{"a": 1}', "no positive weight for 'b'"),
         ('{"a": 0, "b": -1}', "no positive weight for 'a', 'b'"),
-        ('{"a": 1, "b": Infinity}', "no positive weight for 'b'"),
-        ('{"a": 1, "b": NaN}', "no positive weight for 'b'"),
+        ('{"a": 1, "b": Infinity}', "Infinity is not JSON"),
+        ('{"a": 1, "b": NaN}', "NaN is not JSON"),
+        ('{"a": 1, "b": true}', "no positive weight for 'b'"),
+        ('{"a": 1, "b": 1' + "0" * 400 + "}", "no positive weight for 'b'"),
+        ('{"a": 1, "b": 1, "a": 2}', "'a' appears twice in one object"),
+        ("[" * 100_000, "not valid JSON: broken JSON: nested too deeply"),
         ('{"a": 1, "b": "2"}', "no positive weight for 'b'"),
     ],
 )
@@ -148,5 +152,5 @@ def test_weights_that_are_none(tmp_path, content, message):
     path = tmp_path / "weights.json"
     if content is not None:
         path.write_text(content)
-    with pytest.raises(InputError, match=f"--pos_weight .*: {message}"):
+    with pytest.raises(InputError, match=f"--pos_weight .*{message}"):
         positive_weights(str(path), 20, [], ["a", "b"])

@@ -1,0 +1,141 @@
+"""Unusual input that must work, and what the run says about it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from catalogue_case import GOOD, VALID, Case, encoded, lines, parquet, train
+
+CLASSIFY, TITLEGEN = ("classify",), ("titlegen",)
+PREDICT = {"do_train": "true", "do_predict": "true", "test_file": "test.csv"}
+TRAINED_ON = r"note           4 training rows"
+MANY = [f"label {number}" for number in range(10_000)]
+LABELLED = [{"text": f"row {number}", "labels": ["red"] if number % 2 else ["green", "fruit"]} for number in range(4)]
+
+
+def works(name: str, *said: str, tasks: tuple[str, ...] = ("classify", "titlegen"), **made: object) -> Case:
+    return Case(name, list(said) or [TRAINED_ON], tasks, code=0, **made)
+
+
+def moved(names: tuple[str, ...], place: str):
+    """Puts files into another folder, with links to them in their old places."""
+
+    def move(folder: Path) -> None:
+        (folder / place).mkdir()
+        for name in names:
+            (folder / name).rename(folder / place / name)
+            (folder / name).symlink_to(Path(place) / name)
+
+    return move
+
+
+FILES = [
+    works("byte order mark", **train("\ufeff" + GOOD)),
+    works("line ends of Windows", **train(GOOD.replace("\n", "\r\n"))),
+    works("line ends of old Macs", **train(GOOD.replace("\n", "\r"))),
+    works("no line end at the end", **train(GOOD.rstrip())),
+    works("blank lines between rows", **train(GOOD.replace("\n", "\n\n"))),
+    works("line breaks in cells", **train(GOOD.replace("red apple pie", '"red\r\napple\n\npie"'))),
+    works("more columns",
+          **train(GOOD.replace("\n", ",x\n", 1).replace("red\n", "red,NA\n").replace("green\n", "green,007\n"))),
+    works("tabs", **train(GOOD.replace(",", "\t"), "train.tsv")),
+    works("capitals in the extension", **train(GOOD, "train.CSV")),
+    works("gzip", **train(lambda target: gzip.compress(GOOD.replace("TARGET", target).encode()), "train.csv.gz")),
+    works("GB18030, named", **train(encoded(GOOD, "gb18030"), encoding="gb18030", validation_file="train.csv")),
+    works("UTF-16, named", **train(encoded(GOOD, "utf-16"), encoding="utf-16", validation_file="train.csv")),
+    works("JSON array", **train(json.dumps([{"text": f"red {i}", "TARGET": "red"} for i in range(4)], indent=1), "train.json",
+                                validation_file="train.json")),
+    works("JSON lines with blank ones",
+          **train("\n\n".join([json.dumps({"text": f"red {i}", "TARGET": "red"}) for i in range(4)]),
+                                                "train.jsonl", validation_file="train.jsonl")),
+    works("parquet", **train(parquet(text=list("abcd"), TARGET=["red", "green", "red", "fruit"]), "train.parquet")),
+    works("parquet of lists", tasks=CLASSIFY,
+          **train(parquet(text=list("abcd"), labels=[["red", "fruit"], [], ["green"], ["red"]]), "train.parquet")),
+    works("lists in JSON", tasks=CLASSIFY, **train(lines(*LABELLED), "train.jsonl")),
+    works("columns of 0 and 1", tasks=CLASSIFY, files={"wide.csv": "text,red,green\na,1,0\nb,0,1\nc,1,1\nd,0,0\n"},
+          arguments={"train_file": "wide.csv", "validation_file": "wide.csv", "label_columns": "red,green"}),
+    works("another separator", tasks=CLASSIFY,
+          **train(GOOD.replace("|", ";"), label_separator=";", validation_file="train.csv")),
+]  # fmt: skip
+
+PLACES = [
+    works("spaces and characters of all kinds in paths", r"^done           résultats 结果 🎉/lauf 1$",
+          files={"données 数据/train file (1).csv": GOOD},
+          arguments={"train_file": "données 数据/train file (1).csv", "output_dir": "résultats 结果 🎉/lauf 1"}),
+    works("links to files", make=moved(("train.csv", "valid.csv"), "elsewhere")),
+    works("link to the folder of the run", arguments={"output_dir": "link"},
+          make=lambda folder: ((folder / "real").mkdir(), (folder / "link").symlink_to("real"))),
+    works("path with dots", arguments={"train_file": "./run/../train.csv"}),
+    works("configuration by its file", arguments={"config_name": "models/config/config.json"}),
+    works("weights as a pickle of tensors", tasks=CLASSIFY,
+          arguments={"model_name_or_path": "models/pickle", "from_scratch": None, "config_name": None, "tokenizer_type": None}),
+    works("arguments from a file", r"^learning rate  0\.001 at its peak", arguments={"config": "run.yaml"},
+          files={"run.yaml": "learning_rate: 1e-3\neval_strategy: no\nmixed_precision: no\ntest_file: null\nseed: 010\n"}),
+]  # fmt: skip
+
+ROWS = [
+    works("one row to train on", r"note           1 training rows",
+          **train("text,TARGET\nred apple,red\n", validation_file="train.csv"),),
+    works("two rows share training and validation", r"1 training rows are kept for validation",
+          **train("text,TARGET\nred apple,red\nred pear,red\n", validation_file=None)),
+    works("fewer rows than a batch", r"^steps          1 optimizer steps", arguments={"global_batch_size": 64}),
+    works("identical rows", r"3 training row\(s\) repeat the text of an earlier row",
+          **train("text,TARGET\n" + "red apple,red\n" * 4, validation_file="train.csv")),
+    works("rows in training and validation", r"2 of 4 validation texts are in the training rows too",
+          files={"valid.csv": VALID.replace("red wine", "red brick wall").replace("blue sky", "plain water")}),
+    works("rows in training and test", r"1 of 1 test texts are in the training rows too", arguments=PREDICT,
+          files={"test.csv": "text\nplain water\n"}),
+    works("blank texts", r"train\.csv: 2 row\(s\) without a text left out \(line 3, 5\)",
+          **train("text,TARGET\nred apple,red\n  ,green\ngreen fruit,fruit|green\n\u200b,red\ngreen,green\n")),
+    works("blank texts to predict", r"test\.csv: 2 row\(s\) have no text; they are kept", arguments=PREDICT,
+          files={"test.csv": 'text\nred\n" "\n""\n'}),
+    works("ids that stand twice", r"test\.csv: 1 row\(s\) repeat the id of an earlier row", arguments=PREDICT,
+          files={"test.csv": "id,text\n7,red\n7,green\n"}),
+    works("test file that is not read", r"--test_file nothing\.csv is not read", arguments={"test_file": "nothing.csv"}),
+    works("text of a megabyte", r"train\.csv: 1 of 4 texts \(25\.0%\) are cut to 32 tokens", tasks=CLASSIFY,
+          **train(GOOD.replace("red apple pie", "red apple pie " * 75_000))),
+    works("long texts", r"train\.csv: 3 of 4 texts \(75\.0%\) are cut to 4 tokens", tasks=CLASSIFY,
+          arguments={"max_length": 4}),
+    works("long titles", r"train\.csv: 1 of 4 titles \(25\.0%\) are cut to 8 tokens", tasks=TITLEGEN,
+          **train(GOOD.replace("fruit|red", "red " * 9))),
+    works("words that the tokenizer does not know", r"train\.csv: \d\d% of the tokens are unknown to the tokenizer",
+          **train("text,TARGET\n红色 的 苹果,red\n绿色 的 草地,green|fruit\n", tokenizer_type=None,
+                  tokenizer_name="models/classifier")),
+    works("test rows without titles", tasks=TITLEGEN, arguments=PREDICT, files={"test.csv": "text,title\nred,\ngreen,\n"}),
+]  # fmt: skip
+
+LABELS = [
+    works("label that no row has", r"note           no training row has never$",
+          r"ROC AUC is undefined for 1 label\(s\) that no or every validation row has, and left out of its average: never$",
+          tasks=CLASSIFY, arguments={"label_file": "labels.txt"}, files={"labels.txt": "red\ngreen\nfruit\nnever\n"}),
+    works("label that every row has", r"ROC AUC is undefined for 1 label\(s\) .*: red$", tasks=CLASSIFY,
+          files={"train.csv": GOOD, "valid.csv": "text,labels\na,red\nb,red|green\nc,fruit|red\n"}),
+    works("rows without a label", r"train\.csv: 1 row\(s\) have no label", r"valid\.csv: 2 row\(s\) have no label",
+          tasks=CLASSIFY,
+          files={"train.csv": GOOD.replace("water,green", "water,"), "valid.csv": "text,labels\na,\nb,red\nc,\n"}),
+    works("no validation row has a label", r"ROC AUC is undefined for 3 label\(s\)", tasks=CLASSIFY,
+          files={"valid.csv": "text,labels\na,\nb,\n"}),
+    works("label twice in a row", r"train\.csv: 1 row\(s\) name a label twice; it counts once", tasks=CLASSIFY,
+          **train(GOOD.replace("fruit|red", "fruit|red|fruit"))),
+    works("unknown labels, ignored",
+          r"valid\.csv: 2 label\(s\) of 1 kind\(s\) that the training data does not have are ignored",
+          tasks=CLASSIFY, arguments={"unknown_labels": "ignore"}, files={"valid.csv": "text,labels\na,new\nb,new|red\n"}),
+    works("labels with another separator in them", r"train\.csv: no row has two labels, but many labels hold ','",
+          tasks=CLASSIFY, **train('text,labels\na,"red,green"\nb,"green,red"\n', validation_file="train.csv")),
+    works("other labels than the model's", r"the model's head for 3 label\(s\) is replaced by a new one for 2", tasks=CLASSIFY,
+          **train("text,labels\na,yes\nb,no\n", model_name_or_path="models/classifier", from_scratch=None, config_name=None,
+                  tokenizer_type=None, validation_file="train.csv")),
+    works("ten thousand labels", r"10000 labels", tasks=CLASSIFY,
+          **train(f"text,labels\nall of them,{'|'.join(MANY)}\nthe first,{MANY[0]}\n", validation_file="train.csv")),
+]  # fmt: skip
+
+
+def by_turns(cases: list[Case]) -> list[Case]:
+    """Each with one task, since both read files by the same code."""
+    return [replace(case, tasks=(case.tasks[number % len(case.tasks)],)) for number, case in enumerate(cases)]
+
+
+CASES = [*by_turns(FILES), *by_turns(PLACES), *ROWS, *LABELS]

@@ -1,0 +1,110 @@
+"""The application's scripts in this process, as users start them: arguments in; exit code and what was printed out."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import classify
+import pytest
+import titlegen
+
+from finetune import stop
+from finetune.config import parse
+from finetune.ending import failures_end_the_job
+
+SCRIPTS = {"classify": classify, "titlegen": titlegen}
+QUIET = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)  # as in Python itself
+
+
+class Left(BaseException):
+    """The process would have ended here."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a script ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+@contextlib.contextmanager
+def heard_like_a_process() -> Iterator[list[str]]:
+    """Warnings and the libraries' logs as a new process would show them; gives the warnings that came."""
+    import datasets
+    import transformers
+
+    transformers.utils.logging.set_verbosity_warning()
+    datasets.utils.logging.set_verbosity_warning()
+    for name in ("transformers", "datasets", "accelerate", "torch", None):
+        for handler in logging.getLogger(name).handlers:
+            if type(handler) is logging.StreamHandler:
+                handler.stream = sys.stderr  # theirs is that of another test, which is closed
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.resetwarnings()
+        for category in QUIET:
+            warnings.simplefilter("ignore", category)
+        told: list[str] = []
+        yield told
+        told += [f"{warning.category.__name__}: {warning.message}" for warning in caught]
+
+
+@pytest.fixture
+def script(monkeypatch, environment, token_cache, capfd) -> Callable[[str, list[str]], Ended]:
+    """A function that runs a task's script with these arguments."""
+    import datasets
+    import huggingface_hub
+    from accelerate.state import AcceleratorState, GradientState
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setitem(os.environ, "CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(stop, "watch_launcher", lambda generations: None)
+
+    def leave(code: int) -> NoReturn:
+        raise Left(code)
+
+    monkeypatch.setattr(stop, "leave", leave)
+
+    def run(task: str, argv: list[str]) -> Ended:
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+        capfd.readouterr()
+        module, code = SCRIPTS[task], 0
+        with heard_like_a_process() as told:
+            try:
+                with failures_end_the_job(debug="--debug" in argv):
+                    module.main(parse(module.Arguments, argv))
+            except Left as left:
+                code = left.args[0]
+        out, err = capfd.readouterr()
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+        return Ended(code, out, err + "".join(f"{text}\n" for text in told))
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory) -> Path:
+    """The folder of the catalogue's models, good ones and damaged ones."""
+    from catalogue_models import make_models
+
+    return make_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+def workplace(tmp_path, models, monkeypatch) -> Path:
+    """The folder of a case: the current one, with the catalogue's models."""
+    (tmp_path / "models").symlink_to(models)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

@@ -1,0 +1,203 @@
+"""Arguments, run configurations (YAML) and DeepSpeed files (json) that must be refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+from catalogue_case import Case
+
+ZERO = {"zero_optimization": {"stage": 2}, "gradient_clipping": "auto"}
+ONE = ("classify",)  # what is shared by the tasks is tried with one of them
+
+
+def argument(what: str, *said: str, tasks: tuple[str, ...] = ONE, **changed: object) -> Case:
+    return Case(what, list(said), tasks, changed)
+
+
+def in_yaml(what: str, content: str | bytes, *said: str) -> Case:
+    return Case(f"run.yaml {what}", list(said), ONE, {"config": "run.yaml"}, {"run.yaml": content})
+
+
+def in_zero(what: str, *said: str, raw: str | bytes | None = None, asked: dict | None = None, **sections: object) -> Case:
+    """`raw`: the file as it is, else its sections; `asked`: more arguments."""
+    content = json.dumps(ZERO | sections) if raw is None else raw
+    return Case(f"ds.json {what}", list(said), ONE, {"deepspeed": "ds.json", **(asked or {})}, {"ds.json": content})
+
+
+BOTH = ("classify", "titlegen")
+COMMAND_LINE = [
+    argument("misspelt", r"unknown argument --lerning_rate; did you mean --learning_rate\?", tasks=BOTH, lerning_rate=1),
+    argument("misspelt, of titles", r"unknown argument --num_beam; did you mean --num_beams", tasks=("titlegen",), num_beam=1),
+    argument("of the other task", r"unknown argument --num_beams", num_beams=2),
+    argument("with a dash", r"unknown argument --train-file; did you mean --train_file\?", **{"train-file": "x"}),
+    argument("choice misspelt", r"--lr_scheduler_type: 'cosin' is not one of .*did you mean cosine", lr_scheduler_type="cosin"),
+    argument("word for a number", r"--learning_rate: 'fast' is not a number above 0", learning_rate="fast"),
+    argument("comma in a number", r"--learning_rate: '0,001' is not a number", learning_rate="0,001"),
+    argument("fraction for a whole number", r"--global_batch_size: '2\.0' is not a whole number at least 1",
+             global_batch_size="2.0"),
+    argument("exponent for a whole number", r"--max_steps: '1e3' is not a whole number", max_steps="1e3"),
+    argument("hexadecimal", r"--seed: '0x10' is not a whole number at least 0 and at most 2147483647", seed="0x10"),
+    argument("31 digits", r"--seed: 1000\d+ is out of range, expected .* at most 2147483647", seed=10**30),
+    argument("negative, with an exponent", r"--learning_rate: -1e-3 is out of range", learning_rate="-1e-3"),
+    argument("negative infinity", r"--learning_rate: '-inf' is not a number above 0", learning_rate="-inf"),
+    argument("value missing", r"argument --learning_rate: expected one argument", learning_rate=...),
+    argument("value without a name", r"unexpected value 'train\.csv': arguments are written --name value", **{"": "train.csv"}),
+    argument("several wrong at once", r"^3 errors:", r"--seed: ", r"--max_steps: ", r"--eval_strategy: ",
+             seed="x", max_steps="-3", eval_strategy="epochs"),
+    argument("tracker misspelt", r"--report_to: 'tensorbord' is not one of .*did you mean tensorboard", report_to="tensorbord"),
+    argument("none beside a tracker", r"--report_to none stands beside other trackers", report_to="none,tensorboard"),
+    argument("no tracker named", r"--report_to: '' is not one of", report_to=""),
+    argument("config missing", r"--config run\.yaml: cannot be read \(No such file", config="run.yaml"),
+    argument("config a folder", r"--config run: cannot be read \(Is a directory\)", config="run"),
+]  # fmt: skip
+
+CONTRADICTIONS = [
+    argument("three batch sizes", r"--global_batch_size 32 on 1 process\(es\) is 32 rows each", r"leave one of the three out",
+             global_batch_size=32, per_device_train_batch_size=8, gradient_accumulation_steps=2),
+    argument("two warm-ups", r"--warmup_steps and --warmup_ratio are both given", warmup_steps=1, warmup_ratio=0.1),
+    argument("warm-up longer than the run", r"--warmup_steps 9 is longer than the run \(2 optimizer steps\)", tasks=BOTH,
+             warmup_steps=9),
+    argument("warm-up to a constant", r"--lr_scheduler_type constant has no warm-up", lr_scheduler_type="constant",
+             warmup_steps=1),
+    argument("eval_steps without its strategy", r"--eval_steps is given but --eval_strategy is epoch", eval_steps=5),
+    argument("strategy without eval_steps", r"--eval_strategy steps needs --eval_steps", eval_strategy="steps"),
+    argument("patience without a strategy", r"--early_stopping_patience needs evaluations; --eval_strategy is no",
+             early_stopping_patience=2, eval_strategy="no"),
+    argument("patience without evaluations", r"--early_stopping_patience needs evaluations; --do_eval is false",
+             early_stopping_patience=2, do_train="true", do_eval="false"),
+    argument("figure without evaluations", r"--metric_for_best_model needs evaluations", metric_for_best_model="loss",
+             do_train="true", do_eval="false"),
+    argument("nothing to do", r"nothing to do: --do_train is false", tasks=BOTH, do_train="false", from_scratch=None,
+             tokenizer_type=None),
+    argument("random weights to predict with", r"--from_scratch is for training", tasks=BOTH, do_predict="true",
+             test_file="valid.csv"),
+    argument("new vocabulary to predict with", r"--tokenizer_type train is for training", do_predict="true", from_scratch=None,
+             test_file="valid.csv", model_name_or_path="models/classifier"),
+    argument("new vocabulary for trained weights",
+             r"--tokenizer_type train makes a vocabulary that trained weights do not know",
+             tasks=BOTH, from_scratch=None, model_name_or_path="models/classifier"),
+    argument("files and a data set", r"--train_file and --dataset_name are both given", dataset_name="some/data"),
+    argument("data set's configuration alone", r"--dataset_config_name is given but --dataset_name is not",
+             dataset_config_name="x"),
+    argument("overwrite and resume", r"--overwrite_output_dir and --resume_from_checkpoint are both given",
+             resume_from_checkpoint="auto"),
+    argument("user dictionary without jieba", r"--user_dictionary is for --tokenizer_type jieba", user_dictionary="x.txt"),
+    argument("hub name without an upload", r"--hub_model_id is given but --push_to_hub is not", hub_model_id="a/b"),
+    argument("upload without a token", r"--push_to_hub: no token; log in first", push_to_hub="true"),
+    argument("shortest title above the longest", r"--min_title_length 20 is more than --max_title_length 8",
+             tasks=("titlegen",),
+             min_title_length=20),
+    argument("two ways to a decoder", r"--decoder_layers and --decoder_model_name_or_path are both given", tasks=("titlegen",),
+             decoder_model_name_or_path="models/encoder"),
+    argument("fp16 on a CPU", r"fp16 is not available on a CPU; use bf16", tasks=BOTH, mixed_precision="fp16"),
+    argument("nccl on a CPU", r"--ddp_backend nccl needs GPUs", ddp_backend="nccl"),
+    argument("length beyond the model's", r"--max_length 99 is more than the model can read \(32 tokens\)", tasks=BOTH,
+             max_length=99),
+    Case("vocabulary too small for the characters", [r"vocabulary: a size of 128 is too small.*Ask for more than"], BOTH,
+             {"train_file": "many.csv"},
+             {"many.csv": "text,TARGET\n" + "".join(map(chr, range(0x4E00, 0x4F00))) + ",green\nb,red|fruit\n"}),
+]  # fmt: skip
+
+YAML = [
+    in_yaml("key misspelt", "learning_rat: 1\n", r"run\.yaml: unknown key learning_rat; did you mean learning_rate"),
+    in_yaml("key with a dash", "learning-rate: 1\n", r"unknown key learning-rate; did you mean learning_rate"),
+    in_yaml("wrong value", "learning_rate: many\n", r"run\.yaml: learning_rate: 'many' is not a number"),
+    in_yaml("tab", "seed: 1\n\tmax_steps: 2\n", r"run\.yaml:2: not valid YAML: found character '\\t'"),
+    in_yaml("key twice", "seed: 1\nseed: 2\n", r"run\.yaml:2: .*'seed' stands twice"),
+    in_yaml("list", "- seed\n", r"run\.yaml: expected `name: value` lines, found a list"),
+    in_yaml("empty", "", r"run\.yaml: expected `name: value` lines, found nothing"),
+    in_yaml("comments only", "# none\n", r"run\.yaml: .*found nothing"),
+    in_yaml("one word", "seed\n", r"run\.yaml: .*found a text"),
+    in_yaml("UTF-16", "seed: 1\n".encode("utf-16"), r"run\.yaml: not UTF-8 at byte 0; save the file as UTF-8"),
+    in_yaml("GBK", "run_name: 红色\n".encode("gbk"), r"run\.yaml: not UTF-8 at byte 10"),
+    in_yaml("NUL character", b"seed: 1\0\n", r"run\.yaml: not valid YAML: unacceptable character #x0000"),
+    in_yaml("command", "seed: !!python/object/apply:os.system ['touch harmed']\n",
+            r"run\.yaml:1: not valid YAML: .*os\.system"),
+    in_yaml("two documents", "seed: 1\n---\nseed: 2\n", r"run\.yaml:2: not valid YAML"),
+    in_yaml("section", "optimization:\n  seed: 1\n", r"run\.yaml: optimization is a section; arguments stand without sections"),
+    in_yaml("mapping for a value", "seed: {a: 1}\n", r"run\.yaml: seed: expected one value, found a mapping"),
+    in_yaml("list for a value", "text_column: [a, b]\n", r"run\.yaml: text_column: expected one value, found a list"),
+    in_yaml("boolean for a number", "seed: true\n", r"run\.yaml: seed: 'true' is not a whole number"),
+    in_yaml("time for a number", "max_steps: 1:30\n", r"run\.yaml: max_steps: '1:30' is not a whole number"),
+    in_yaml("not a number", "learning_rate: .nan\n", r"run\.yaml: learning_rate: '\.nan' is not a number"),
+    in_yaml("out of range", "validation_split: 1.5\n",
+            r"run\.yaml: validation_split: 1\.5 is out of range, expected .*below 1"),
+    in_yaml("nothing for a number", "seed:\n", r"run\.yaml: seed: has no value, expected a whole number"),
+    in_yaml("nested too deeply", "seed: " + "[" * 5000, r"run\.yaml: not valid YAML \(RecursionError\)"),
+    in_yaml("another configuration", "config: other.yaml\n", r"run\.yaml: unknown key config"),
+    in_yaml("contradiction", "warmup_steps: 1\nwarmup_ratio: 0.5\n", r"--warmup_steps and --warmup_ratio are both given"),
+    in_yaml("several problems", "sed: 1\nseed: x\nrate: {a: 1}\n", r"^3 errors:"),
+    in_yaml("nested aliases",
+            "a: &a [x, x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}]\n" for a, b in zip("abcdefghij", "bcdefghijk", strict=True)),
+            r"^11 errors:", r"unknown key k"),
+]  # fmt: skip
+
+DEEPSPEED = [
+    Case("ds.json missing", [r"DeepSpeed file ds\.json does not exist \(the shipped ones are in ds_configs/\)"], BOTH,
+         {"deepspeed": "ds.json"}),
+    Case("ds.json a folder", [r"DeepSpeed file run is a folder"], ONE, {"deepspeed": "run"}),
+    Case("two DeepSpeed files", [r"--deepspeed a\.json and --deepspeed_config b\.json differ"], ONE,
+         {"deepspeed": "a.json", "deepspeed_config": "b.json"}, {"a.json": json.dumps(ZERO), "b.json": json.dumps(ZERO)}),
+    in_zero("no JSON", r"ds\.json:2: not valid JSON", raw="{\noops}"),
+    in_zero("empty", r"ds\.json:1: not valid JSON", raw=""),
+    in_zero("YAML", r"ds\.json:1: not valid JSON", raw="zero_optimization:\n  stage: 2\n"),
+    in_zero("with a comment", r"ds\.json:1: not valid JSON", raw='{"zero_optimization": {"stage": 2} // two\n}'),
+    in_zero("with a comma too many", r"ds\.json:1: not valid JSON: .*remove that comma",
+            raw='{"zero_optimization": {"stage": 2},}'),
+    in_zero("a list", r"ds\.json: expected an object, found a list", raw="[]"),
+    in_zero("UTF-16", r"ds\.json: not UTF-8 at byte 0; save it as UTF-8", raw=json.dumps(ZERO).encode("utf-16")),
+    in_zero("nested too deeply", r"ds\.json:1: not valid JSON: .*nested too deeply", raw="[" * 100_000),
+    in_zero("key twice", r"ds\.json: 'zero_optimization' appears twice",
+            raw='{"zero_optimization": {"stage": 2}, "zero_optimization": {"stage": 3}}'),
+    in_zero("NaN", r"ds\.json: NaN is not JSON", raw='{"zero_optimization": {"stage": 2}, "gradient_clipping": NaN}'),
+    in_zero("optimizer", r"ds\.json: remove the section 'optimizer': --learning_rate", optimizer={"type": "Adam"}),
+    in_zero("scheduler", r"ds\.json: remove the section 'scheduler'", scheduler={"type": "x"}),
+    in_zero("key misspelt", r"ds\.json: unknown key 'zero_optimisation'; did you mean 'zero_optimization'",
+            zero_optimisation={"stage": 3}),
+    in_zero("stage 0", r"ds\.json: zero_optimization\.stage must be 1, 2 or 3", zero_optimization={"stage": 0}),
+    in_zero("stage a text", r"zero_optimization\.stage must be 1, 2 or 3", zero_optimization={"stage": "2"}),
+    in_zero("stage true", r"zero_optimization\.stage must be 1, 2 or 3", zero_optimization={"stage": True}),
+    in_zero("section that is none", r"ds\.json: fp16 must be an object, found True", fp16=True),
+    in_zero("zero_optimization null", r"ds\.json: zero_optimization must be an object, found None", zero_optimization=None),
+    in_zero("precision that is none", r'ds\.json: bf16\.enabled must be true, false or "auto", found \'yes\'',
+            bf16={"enabled": "yes"}),
+    in_zero("other clipping", r"ds\.json: gradient_clipping is 5\.0 but --max_grad_norm is 1", gradient_clipping=5.0),
+    in_zero("other batch", r"ds\.json: train_batch_size is 99 but --global_batch_size is 2", train_batch_size=99),
+    in_zero("other accumulation", r"gradient_accumulation_steps is 7 but the run's is 1", gradient_accumulation_steps=7),
+    in_zero("other micro-batch", r"train_micro_batch_size_per_gpu is 7 but the run's is 2", train_micro_batch_size_per_gpu=7),
+    in_zero("other precision", r"its precision is bf16 but --mixed_precision is no", bf16={"enabled": True},
+            asked={"mixed_precision": "no"}),
+    in_zero("two precisions", r"fp16 and bf16 are both enabled", fp16={"enabled": True}, bf16={"enabled": True}),
+    in_zero("fp16 on a CPU", r"fp16 is not available on a CPU", fp16={"enabled": True}),
+    in_zero("auto that nothing fills in", r'ds\.json: steps_per_print is "auto"', steps_per_print="auto"),
+    in_zero("unknown key of ZeRO", r"ds\.json: overlap_com is True: extra inputs are not permitted",
+            zero_optimization={"stage": 2, "overlap_com": True}),
+    in_zero("text for a bucket", r"ds\.json: reduce_bucket_size is 'big': input should be a valid integer",
+            zero_optimization={"stage": 2, "reduce_bucket_size": "big"}),
+    in_zero("offload to nowhere", r"ds\.json: offload_optimizer\.device is 'disk'",
+            zero_optimization={"stage": 2, "offload_optimizer": {"device": "disk"}}),
+    in_zero("section that DeepSpeed gave up", r"ds\.json: DeepSpeed does not take it: .*elasticity",
+            elasticity={"enabled": True}),
+]  # fmt: skip
+
+CASES = [*COMMAND_LINE, *CONTRADICTIONS, *YAML, *DEEPSPEED]
+
+
+def wrong_values(field: dataclasses.Field, kind: type) -> list[str]:
+    """Texts that an argument of this kind and with these limits cannot have."""
+    if field.metadata["choices"]:
+        return ["no-such-choice"]
+    found = {
+        int: ["", "x", "1.5", "1e2", "nan", "inf"],
+        float: ["", "x", "nan", "inf", "-inf", "1,5"],
+        bool: ["", "2", "maybe"],
+    }
+    values = list(found.get(kind, [""]))
+    limits = field.metadata
+    if kind in (int, float):
+        tiny = 1 if kind is int else 0.5
+        values += [str(limits[key]) for key in ("above", "below") if limits[key] is not None]
+        values += [str(limits["at_least"] - tiny)] if limits["at_least"] is not None else []
+        values += [str(limits["at_most"] + tiny)] if limits["at_most"] is not None else []
+    return values

@@ -1,0 +1,170 @@
+"""Models, tokenizers and places on disk that must be refused."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from catalogue_case import BOTH, Case
+
+CLASSIFY, TITLEGEN = ("classify",), ("titlegen",)
+PRETRAINED = {"from_scratch": None, "config_name": None, "tokenizer_type": None}
+PREDICT = {"do_predict": "true", "test_file": "test.csv"}
+UNLABELLED = {"test.csv": "text\nred wine\n"}
+
+
+def model(name: str, *said: str, tasks: tuple[str, ...] = BOTH, **changed: object) -> Case:
+    """A run that starts from a model of `catalogue_models.make_models`."""
+    asked = PRETRAINED | {"model_name_or_path": f"models/{name}"} | changed
+    return Case(f"model {name}", list(said), tasks, asked)
+
+
+FOLDERS = [
+    model("empty", r"model models/empty: the folder holds no config\.json \(it holds: nothing\)"),
+    model("no_config", r"model models/no_config: the folder holds no config\.json \(it holds: model\.safetensors, "),
+    model("broken_config", r"models/broken_config/config\.json:2: not valid JSON"),
+    model("empty_config", r"models/empty_config/config\.json:1: not valid JSON"),
+    model("config_is_a_list", r"models/config_is_a_list/config\.json: expected an object, found list"),
+    model("config_not_utf8", r"models/config_not_utf8/config\.json: not UTF-8 at byte 32"),
+    model("config_without_type", r"configuration models/config_without_type: .*model_type"),
+    model("unknown_type",
+          r"models/unknown_type/config\.json: model_type 'bertt' is unknown to transformers [\d.]+; did you mean 'bert'"),
+    model("text_for_a_size", r"configuration models/text_for_a_size: .*hidden_size.*many"),
+    model("negative_layers", r"configuration models/negative_layers: num_hidden_layers is -1, expected at least 1"),
+    model("wrong_sizes", r"model models/wrong_sizes: .*hidden size \(15\) is not a multiple of the number of attention heads"),
+    model("no_weights", r"model models/no_weights: the folder holds no weights, such as model\.safetensors .*--from_scratch"),
+    model("cut_weights", r"models/cut_weights/model\.safetensors: is no whole safetensors file .*copy it again"),
+    model("weights_of_zeros", r"models/weights_of_zeros/model\.safetensors: is no whole safetensors file"),
+    model("weights_are_a_pointer", r"models/weights_are_a_pointer/model\.safetensors: is no whole safetensors file"),
+    model("part_missing", r"models/part_missing/part-2\.safetensors: is missing; the folder's index of weights names it"),
+    model("broken_index", r"models/broken_index/model\.safetensors\.index\.json: cannot be read as an index of weights"),
+    model("other_sizes", r"model models/other_sizes: the weights are not those of its config\.json: \S+ is \(.*\) in the file"),
+    model("more_layers", r"model models/more_layers: the weights are not those of its config\.json: 16 of \d+ are missing"),
+    model("weights_of_another",
+          r"model models/weights_of_another: the weights are not those of its config\.json: \d+ of \d+ are"),
+    model("nan_weights", r"model models/nan_weights: its weight \S+ holds NaN or infinity", tasks=CLASSIFY),
+    model("harmful_pickle", r"model models/harmful_pickle: its weights are a pickle .*convert them to safetensors"),
+    model("no_tokenizer", r"tokenizer models/no_tokenizer: its vocabulary is empty; the folder lacks tokenizer\.json"),
+    model("broken_tokenizer", r"tokenizer models/broken_tokenizer: tokenizer\.json:1: not valid JSON"),
+    model("broken_tokenizer_config", r"tokenizer models/broken_tokenizer_config: tokenizer_config\.json:1: not valid JSON"),
+    model("tokenizer_not_one", r"tokenizer models/tokenizer_not_one: .*the folder holds: config\.json"),
+    model("larger_vocabulary",
+          r"the tokenizer has token ids up to \d+, the model only \d+ embeddings; they do not belong together"),
+    model("vision", r"models/vision: a vit model cannot classify texts", tasks=CLASSIFY),
+    model("vision", r"models/vision: a vit model cannot read texts", tasks=TITLEGEN),
+    model("titles", r"models/titles: a encoder-decoder model cannot classify texts", tasks=CLASSIFY),
+    model("gpt2", r"models/gpt2: gpt2 has a decoder only; titles need an encoder-decoder model", tasks=TITLEGEN),
+    model("bigbird_decoder", r"models/bigbird_decoder: its decoder is a BigBird", tasks=TITLEGEN),
+    model("titles_cut", r"models/titles_cut/model\.safetensors: is no whole safetensors file", tasks=TITLEGEN),
+    model("titles_no_tokenizer", r"tokenizer models/titles_no_tokenizer: its vocabulary is empty", tasks=TITLEGEN),
+    model("titles_larger", r"the tokenizer has token ids up to \d+, the model only \d+ embeddings", tasks=TITLEGEN),
+]  # fmt: skip
+
+NAMES = [
+    Case("no model", [r"no model: give --model_name_or_path"], arguments={"config_name": None}),
+    Case("no weights named", [r"no weights: give --model_name_or_path, or --from_scratch"],
+         arguments=PRETRAINED | {"config_name": "models/config"}),
+    Case("no tokenizer named", [r"no tokenizer: give --model_name_or_path, --tokenizer_name or"],
+         arguments={"tokenizer_type": None}),
+    Case("folder missing", [r"configuration \./nothing: this folder does not exist"],
+         arguments=PRETRAINED | {"model_name_or_path": "./nothing"}),
+    Case("folder misspelt", [r"is no folder here \(did you mean 'models/classifier'\?\)"],
+         arguments=PRETRAINED | {"model_name_or_path": "models/clasifier"}),
+    Case("hub model offline", [r"some/model: is no folder here, and could not be had from the hub"],
+         arguments=PRETRAINED | {"model_name_or_path": "some/model"}),
+    Case("URL for a model", [r"is a URL; give the name that the hub has for it"],
+         arguments=PRETRAINED | {"model_name_or_path": "https://host/some/model"}),
+    Case("name with a space", [r"my model: is no folder here"], arguments=PRETRAINED | {"model_name_or_path": "my model"}),
+    Case("data for a configuration", [r"train\.csv:1: not valid JSON .*should be a model's config\.json"],
+         arguments={"config_name": "train.csv"}),
+    Case("weights for a model", [r"model\.safetensors: not UTF-8|not valid JSON"],
+         arguments=PRETRAINED | {"model_name_or_path": "models/classifier/model.safetensors"}),
+    Case("run for a model", [r"model run: the folder holds no config\.json \(it holds: best, "],
+         arguments=PRETRAINED | {"model_name_or_path": "run"}),
+    Case("folder without a tokenizer", [r"tokenizer models/config: its vocabulary is empty"],
+         arguments={"tokenizer_type": None, "tokenizer_name": "models/config"}),
+    Case("tokenizer missing", [r"tokenizer \./nothing: this folder does not exist"],
+         arguments={"tokenizer_type": None, "tokenizer_name": "./nothing"}),
+    Case("tokenizer of another model", [r"token ids up to \d+, the model only \d+ embeddings; .*check --tokenizer_name"],
+         arguments=PRETRAINED | {"model_name_or_path": "models/encoder", "tokenizer_name": "models/larger_tokenizer"}),
+    Case("jieba over letters", [r"models/classifier holds no Chinese word of two or more characters"],
+         arguments={"tokenizer_type": "jieba", "tokenizer_name": "models/classifier"}),
+    Case("user dictionary missing", [r"user dictionary: no\.txt cannot be read"],
+         arguments={"tokenizer_type": "jieba", "tokenizer_name": "models/classifier", "user_dictionary": "no.txt"}),
+    Case("user dictionary broken", [r"user dictionary: words\.txt:2: 'a b c d' is not 'word"],
+         arguments={"tokenizer_type": "jieba", "tokenizer_name": "models/classifier", "user_dictionary": "words.txt"},
+         files={"words.txt": "苹果\na b c d\n"}),
+    Case("decoder missing", [r"configuration \./nothing: this folder does not exist"], TITLEGEN,
+         {"decoder_model_name_or_path": "./nothing", "decoder_layers": None}),
+    Case("decoder cut off", [r"models/cut_weights/model\.safetensors: is no whole safetensors file"], TITLEGEN,
+         {"decoder_model_name_or_path": "models/cut_weights", "decoder_layers": None}),
+    Case("decoder of another vocabulary", [r"token ids up to \d+, the decoder only \d+ embeddings"], TITLEGEN,
+         {"decoder_model_name_or_path": "models/encoder", "decoder_layers": None, "tokenizer_type": None,
+          "tokenizer_name": "models/larger_tokenizer"}),
+    Case("titles longer than the decoder's positions",
+         [r"--max_title_length 31 is more than the decoder can write; give at most 30"],
+         TITLEGEN, PRETRAINED | {"model_name_or_path": "models/titles", "max_title_length": 31}),
+    Case("titles longer than the named decoder's positions", [r"--max_title_length 99 is more than the decoder can write"],
+         TITLEGEN, {"decoder_model_name_or_path": "models/encoder", "decoder_layers": None, "max_title_length": 99}),
+    Case("predicting with an encoder", [r"models/encoder: has no decoder, so it cannot write titles before it is trained"],
+         TITLEGEN, PRETRAINED | PREDICT | {"model_name_or_path": "models/encoder"}, UNLABELLED, late=True),
+    Case("predicting without a classifier",
+         [r"models/encoder: has no trained classifier \(classifier\.\w+ is missing\); train first"],
+         CLASSIFY, PRETRAINED | PREDICT | {"model_name_or_path": "models/encoder"}, UNLABELLED, late=True),
+    Case("predicting with NaN", [r"its weight \S+ holds NaN"], CLASSIFY,
+         PRETRAINED | PREDICT | {"model_name_or_path": "models/nan_weights"}, UNLABELLED, late=True),
+]  # fmt: skip
+
+
+def link(name: str, target: str):
+    return lambda folder: (folder / name).symlink_to(target)
+
+
+def copied(folder: Path) -> None:
+    """A model in the place where a run would leave its best one."""
+    shutil.rmtree(folder / "run" / "best")
+    shutil.copytree(folder / "models" / "classifier", folder / "run" / "best")
+
+
+PLACES = [
+    Case("no output_dir", [r"--output_dir is missing"], arguments={"output_dir": None}),
+    Case("output_dir empty", [r"--output_dir: is empty"], arguments={"output_dir": ""}),
+    Case("output_dir a file", [r"--output_dir train\.csv: is a file, not a folder"], arguments={"output_dir": "train.csv"}),
+    Case("output_dir below a file", [r"--output_dir train\.csv/run: cannot be written"],
+         arguments={"output_dir": "train.csv/run"}),
+    Case("output_dir a broken link", [r"--output_dir link: is a link to 'gone/x', which does not exist"],
+         arguments={"output_dir": "link"}, make=link("link", "gone/x")),
+    Case("output_dir a link to a file", [r"--output_dir link: is a file, not a folder"],
+         arguments={"output_dir": "link"}, make=link("link", "train.csv")),
+    Case("output_dir where nobody writes", [r"--output_dir /proc/run: cannot be written"],
+         arguments={"output_dir": "/proc/run"}),
+    Case("output_dir too long", [r"cannot be written \(File name too long\)"], arguments={"output_dir": "a" * 300}),
+    Case("output_dir of another run", [r"--output_dir run already holds a run \(run\.json, history\.jsonl, best, checkpoints\)",
+         r"--resume_from_checkpoint auto"], arguments={"overwrite_output_dir": None}),
+    Case("output_dir of no run", [r"--output_dir project: holds a README\.md but no run\.json, so it is no run's folder"],
+         arguments={"output_dir": "project"}, files={"project/README.md": "# My project"}),
+    Case("model inside the run that is replaced",
+         [r"--overwrite_output_dir would remove --model_name_or_path run/best, which is read"],
+         arguments=PRETRAINED | {"model_name_or_path": "run/best"}, make=copied),
+    Case("data inside the run that is replaced", [r"would remove --train_file run/checkpoints/train\.csv"],
+         arguments={"train_file": "run/checkpoints/train.csv"}, files={"run/checkpoints/train.csv": "text,TARGET\na,red\n"}),
+    Case("predictions over the training file", [r"--predictions_file train\.csv: would replace --train_file train\.csv"],
+         arguments={"do_train": "true", "do_predict": "true", "test_file": "valid.csv", "predictions_file": "train.csv"}),
+    Case("predictions a folder", [r"--predictions_file run: is a folder; name a file in it"],
+         arguments={"do_train": "true", "do_predict": "true", "test_file": "valid.csv", "predictions_file": "run"}),
+    Case("predictions in no folder", [r"--predictions_file no/p\.jsonl: folder no does not exist or cannot be written"],
+         arguments={"do_train": "true", "do_predict": "true", "test_file": "valid.csv", "predictions_file": "no/p.jsonl"}),
+    Case("checkpoint missing",
+         [r"run/checkpoints/step_9: is no checkpoint's folder; those of this run: run/checkpoints/step_1; or give auto"],
+         arguments={"overwrite_output_dir": None, "resume_from_checkpoint": "run/checkpoints/step_9"}),
+    Case("run for a checkpoint", [r"--resume_from_checkpoint run: is no checkpoint's folder"],
+         arguments={"overwrite_output_dir": None, "resume_from_checkpoint": "run"}),
+    Case("word for a checkpoint", [r"--resume_from_checkpoint true: is no checkpoint's folder; .*give auto"],
+         arguments={"overwrite_output_dir": None, "resume_from_checkpoint": "true"}),
+    Case("checkpoint damaged", [r"run/checkpoints/step_1: manifest\.json cannot be read"],
+         arguments={"overwrite_output_dir": None, "resume_from_checkpoint": "run/checkpoints/step_1"}),
+    Case("every checkpoint damaged", [r"checkpoint run/checkpoints/step_1: manifest", r"no complete checkpoint is left"],
+         arguments={"overwrite_output_dir": None, "resume_from_checkpoint": "auto"}),
+]  # fmt: skip
+
+CASES = [*FOLDERS, *NAMES, *PLACES]

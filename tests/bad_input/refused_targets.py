@@ -1,0 +1,145 @@
+"""Rows whose labels, titles or ids must be refused."""
+
+from __future__ import annotations
+
+import datetime
+
+from catalogue_case import Case, lines, parquet, train
+
+CLASSIFY, TITLEGEN = ("classify",), ("titlegen",)
+WIDE = {"train_file": "wide.csv", "validation_file": None, "label_columns": "red,green"}
+PREDICT = {"do_train": "true", "do_predict": "true", "test_file": "test.csv"}
+
+
+def cells(*labels: object) -> dict[str, dict]:
+    """A file of rows with these labels."""
+    return train(lines(*({"text": f"row {i}", "labels": cell} for i, cell in enumerate(labels))), "train.jsonl")
+
+
+def wide(content: str, **changed: object) -> dict[str, dict]:
+    return {"files": {"wide.csv": content}, "arguments": WIDE | changed}
+
+
+LABELS = [
+    Case("label an object", [r"train\.jsonl:1: labels is \{'a': 1\} \(dict\), expected a list or a text"], CLASSIFY,
+         **cells({"a": 1})),
+    Case("label a fraction", [r"train\.jsonl:1: labels is 0\.5 \(float\)"], CLASSIFY, **cells(0.5)),
+    Case("label true", [r"train\.jsonl:2: labels is True \(bool\)"], CLASSIFY, **cells(["a"], True)),
+    Case("labels null", [r"train\.jsonl:1: labels is missing; write an empty list"], CLASSIFY, **cells(None)),
+    Case("null in a list", [r"train\.jsonl:1: labels \['a', None\] mixes types"], CLASSIFY, **cells(["a", None])),
+    Case("list of mixed types", [r"train\.jsonl:1: labels \['a', 1\] mixes types"], CLASSIFY, **cells(["a", 1])),
+    Case("list in a list", [r"train\.jsonl:1: labels \[\['a'\]\] mixes types"], CLASSIFY, **cells([["a"]])),
+    Case("blank label in a list", [r"train\.jsonl:1: labels holds an empty label"], CLASSIFY, **cells(["a", " "])),
+    Case("lists in one row, text in another", [r"train\.jsonl:2: labels is a text, but a list of texts at train\.jsonl:1"],
+         CLASSIFY, **cells(["a"], "a")),
+    Case("numbers in one row, texts in another", [r"train\.jsonl:2: labels is a list of texts, but a list of numbers"],
+         CLASSIFY, **cells([1], ["1"])),
+    Case("mixed forms are found before rows are kept back", [r"train\.jsonl:2: labels is a text, but a list of texts"],
+         CLASSIFY, **train(lines({"text": "a", "labels": ["x"]}, {"text": "b", "labels": "x"}), "train.jsonl",
+                           validation_file=None)),
+    Case("empty label", [r"train\.csv:2: labels 'a\|\|b' has an empty label"], CLASSIFY, **train("text,labels\nx,a||b\n")),
+    Case("list written as a text by Python",
+         [r"""train\.csv:2: labels "\['a', 'b'\]" is a list written as a text; write a\|b"""],
+         CLASSIFY, **train("text,labels\nx,\"['a', 'b']\"\n")),
+    Case("list written as a text by JSON", [r"train\.csv:2: .* is a list written as a text"],
+         CLASSIFY, **train('text,labels\nx,"[""a"", ""b""]"\n')),
+    Case("empty list written as a text", [r"train\.csv:3: labels '\[\]' is a list written as a text"],
+         CLASSIFY, **train("text,labels\nx,a\ny,[]\n")),
+    Case("no row has a label", [r"train\.csv: no row has a label; name the labels with --label_file"],
+         CLASSIFY, **train("text,labels\nx,\ny,\n")),
+    Case("label that training lacks", [r"valid\.csv:2: label 'new' is not in the training data \(2 row\(s\)\)",
+         r"--unknown_labels ignore"], CLASSIFY, files={"valid.csv": "text,labels\nx,new\ny,red|new\n"}),
+    Case("label misspelt in validation",
+         [r"valid\.csv:2: label 'Red' .*did you mean 'red'", r"label 'gren' .*did you mean 'green'"],
+         CLASSIFY, files={"valid.csv": "text,labels\nx,Red\ny,gren\n"}),
+    Case("fifty labels that training lacks", [r"^21 errors:", r"\.\.\. and 30 more"],
+         CLASSIFY, files={"valid.csv": "text,labels\n" + "".join(f"x,new {i}\n" for i in range(50))}),
+    Case("label of the test file that training lacks", [r"test\.csv:3: label 'new' is not"],
+         CLASSIFY, PREDICT, {"test.csv": "text,labels\nx,red\ny,new\n"}),
+    Case("label that the model lacks", [r"valid\.csv:3: label 'blue' is not in the labels of models/classifier"], CLASSIFY,
+         {"do_eval": "true", "model_name_or_path": "models/classifier", "config_name": None, "from_scratch": None,
+          "tokenizer_type": None}, {"valid.csv": "text,labels\nx,red\ny,blue\n"}),
+    Case("0/1 column with something else", [r"wide\.csv:3: green is '2', expected 0 or 1"],
+         CLASSIFY, **wide("text,red,green\na,1,0\nb,0,2\n")),
+    Case("0/1 column with nothing", [r"wide\.csv:3: green is '', expected 0 or 1"], CLASSIFY,
+         **wide("text,red,green\na,1,0\nb,0,\n")),
+    Case("0/1 column missing", [r"column 'grene' not found; found: text, red, green; did you mean 'green'"],
+         CLASSIFY, **wide("text,red,green\na,1,0\n", label_columns="red,grene")),
+    Case("0/1 column twice", [r"column 'red' is asked for twice"], CLASSIFY,
+         **wide("text,red,green\na,1,0\n", label_columns="red,red")),
+    Case("0/1 columns with none named", [r"--label_columns: '' is not names"], CLASSIFY,
+         **wide("text,red\na,1\n", label_columns="")),
+    Case("label file missing", [r"--label_file labels\.txt: cannot be read"], CLASSIFY, {"label_file": "labels.txt"}),
+    Case("label file a folder", [r"--label_file run: cannot be read \(Is a directory\)"], CLASSIFY, {"label_file": "run"}),
+    Case("label file empty", [r"--label_file labels\.txt: holds no label"], CLASSIFY, {"label_file": "labels.txt"},
+         {"labels.txt": " \n"}),
+    Case("label file with a label twice", [r"--label_file labels\.txt: 'red' stands twice"],
+         CLASSIFY, {"label_file": "labels.txt"}, {"labels.txt": "red\ngreen\nred\n"}),
+    Case("label file in GBK", [r"--label_file labels\.txt: not UTF-8 at byte 0; save it as UTF-8"],
+         CLASSIFY, {"label_file": "labels.txt"}, {"labels.txt": "红\n".encode("gbk")}),
+    Case("label file in UTF-16", [r"--label_file labels\.txt: holds a NUL character"],
+         CLASSIFY, {"label_file": "labels.txt"}, {"labels.txt": "red\ngreen\n".encode("utf-16-le")}),
+    Case("label file that is JSON", [r"--label_file labels\.json: holds a list, .*write one label a line"],
+         CLASSIFY, {"label_file": "labels.json"}, {"labels.json": '["red", "green", "fruit"]'}),
+    Case("label file without a label of the data", [r"train\.csv:2: label 'fruit' is not in the --label_file labels\.txt"],
+         CLASSIFY, {"label_file": "labels.txt"}, {"labels.txt": "red\ngreen\n"}),
+    Case("positive weights missing", [r"--pos_weight balance: cannot be read .*none, balanced"], CLASSIFY,
+         {"pos_weight": "balance"}),
+    *(
+        Case(f"positive weights {what}", [rf"--pos_weight w\.json.*{said}"], CLASSIFY, {"pos_weight": "w.json"},
+             {"w.json": content})
+        for what, content, said in [
+            ("incomplete", '{"fruit": 1, "green": 2}', "no positive weight for 'red'; expected a number above 0"),
+            ("below 0", '{"fruit": 1, "green": 2, "red": -1}', "no positive weight for 'red'"),
+            ("of true", '{"fruit": true, "green": 2, "red": 1}', "no positive weight for 'fruit'"),
+            ("of text", '{"fruit": "1", "green": 2, "red": 1}', "no positive weight for 'fruit'"),
+            ("of 400 digits", '{"fruit": 1, "green": 2, "red": 1' + "0" * 400 + "}", "no positive weight for 'red'"),
+            ("of NaN", '{"fruit": NaN, "green": 2, "red": 1}', "NaN is not JSON"),
+            ("twice", '{"fruit": 1, "fruit": 5, "green": 2, "red": 1}', "'fruit' appears twice"),
+            ("in a list", "[1, 2, 3]", "expected an object, found a list"),
+            ("that are no JSON", "{oops", "1: not valid JSON"),
+            ("nested too deeply", "[" * 100_000, "nested too deeply"),
+            ("in GBK", '{"红": 1}'.encode("gbk"), "not UTF-8 at byte 2"),
+        ]
+    ),
+]  # fmt: skip
+
+TITLES = [
+    Case("title blank", [r"train\.csv:3: title is empty; give it a title or leave the row out"],
+         TITLEGEN, **train("text,title\na,b\nc, \n")),
+    Case("title of zero width", [r"train\.csv:2: title is empty"], TITLEGEN, **train("text,title\na,\u200b\nc,d\n")),
+    Case("title blank in validation", [r"valid\.csv:2: title is empty"], TITLEGEN,
+         files={"valid.csv": "text,title\na,\nb,c\n"}),
+    Case("titles in a part of the test rows", [r"test\.csv:3: title is empty"],
+         TITLEGEN, PREDICT, {"test.csv": "text,title\nx,red\ny,\n"}),
+    Case("every blank title counted", [r"^21 errors:", r"\.\.\. and 10 more"], TITLEGEN, **train("text,title\n" + "a,\n" * 30)),
+    Case("title null", [r"train\.jsonl:2: title is missing, expected a text"], TITLEGEN,
+         **train(lines({"text": "a", "title": "b"}, {"text": "a", "title": None}), "train.jsonl")),
+    Case("title a number", [r"train\.jsonl:1: title is 7 \(int\), expected a text"], TITLEGEN,
+         **train(lines({"text": "a", "title": 7}), "train.jsonl")),
+    Case("title a list", [r"train\.jsonl:1: title is \['x'\] \(list\)"], TITLEGEN,
+         **train(lines({"text": "a", "title": ["x"]}), "train.jsonl")),
+    Case("text and title from one column", [r"column 'text' is asked for twice"], TITLEGEN, {"title_column": "text"}),
+    Case("text and labels from one column", [r"column 'text' is asked for twice"], CLASSIFY, {"label_column": "text"}),
+]  # fmt: skip
+
+IDS = [
+    Case("ids that predictions cannot hold",
+         [r"test\.parquet row 1: id is datetime\.date\(2026, 1, 2\) \(date\), expected a text or"],
+         arguments=PREDICT | {"test_file": "test.parquet"},
+         files={"test.parquet": parquet(id=[datetime.date(2026, 1, 2)], text=["a"])}),
+    Case("ids that are no numbers", [r"test\.parquet row 2: id is nan \(float\)"],
+         arguments=PREDICT | {"test_file": "test.parquet"},
+         files={"test.parquet": parquet(id=[1.0, float("nan")], text=["a", "b"])}),
+]  # fmt: skip
+
+FIGURES = [
+    Case("figure that is none", [r"--metric_for_best_model f1_makro: no such figure; did you mean f1_macro"],
+         CLASSIFY, {"metric_for_best_model": "f1_makro"}),
+    Case("figure of titles that is none", [r"--metric_for_best_model rouge-L: no such figure; did you mean rougeL"],
+         TITLEGEN, {"metric_for_best_model": "rouge-L"}),
+    Case("figure that these rows leave undefined", [r"roc_auc_macro is undefined on these validation rows"],
+         CLASSIFY, {"metric_for_best_model": "roc_auc_macro"}, {"valid.csv": "text,labels\nx,red\n"}),
+]  # fmt: skip
+
+CASES = [*LABELS, *TITLES, *IDS, *FIGURES]

@@ -1,0 +1,92 @@
+"""Unusual input that must work: the run ends well, says what it should, and writes no figure that is none."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import NoReturn
+
+import accepted
+import pytest
+from catalogue_case import GOOD, TARGETS, Case, command_line, lay_out, lines
+
+TRIED = [pytest.param(case, task, id=f"{case.name}-{task}") for case in accepted.CASES for task in case.tasks]
+
+
+def refuse(name: str) -> NoReturn:
+    raise AssertionError(f"{name} is not JSON")
+
+
+def read_json(text: str) -> dict:
+    return json.loads(text, parse_constant=refuse)
+
+
+def output_dir(argv: list[str]) -> Path:
+    return Path(argv[argv.index("--output_dir") + 1])
+
+
+@pytest.mark.parametrize(("case", "task"), TRIED)
+def test_unusual_input_works(case: Case, task: str, workplace, script):
+    lay_out(case, task, workplace)
+    argv = command_line(case, task)
+
+    ended = script(task, argv)
+
+    assert (ended.code, ended.err) == (0, "")
+    for words in case.said:
+        assert re.search(words.replace("TARGET", TARGETS[task]), ended.out, re.MULTILINE), ended.out
+    folder = output_dir(argv)
+    assert (folder / "best" / "model.safetensors").is_file()
+    assert read_json((folder / "metrics.json").read_text(encoding="utf-8"))
+    for line in (folder / "history.jsonl").read_text(encoding="utf-8").splitlines():
+        assert read_json(line)
+    assert Path("run/notes.txt").read_text() == "mine"
+
+
+STRANGE = ["😀 👩‍👩‍👧 🇫🇷", "مرحبا بالعالم", "e\u0301 ñ \u202eabc", "a\u2028b\u00a0c", "NA", "007", '"quoted", 100%']
+
+
+def strange_rows(folder: Path, task: str) -> None:
+    rows = [{"id": text, "text": f"about {text}", TARGETS[task]: [text] if task == "classify" else text} for text in STRANGE]
+    for name in ("train", "test"):
+        (folder / f"{name}.jsonl").write_text(lines(*rows), encoding="utf-8")
+
+
+@pytest.mark.parametrize("task", TARGETS)
+def test_every_character_comes_back_as_it_was(task, workplace, script):
+    files = {"train_file": "train.jsonl", "validation_file": "train.jsonl", "test_file": "test.jsonl"}
+    case = Case("", [], (task,), {**files, "do_train": "true", "do_predict": "true", "vocab_size": 400})
+    lay_out(case, task, workplace)
+    strange_rows(workplace, task)
+    ended = script(task, command_line(case, task))
+    assert (ended.code, ended.err) == (0, "")
+    found = [read_json(line) for line in Path("run/predictions.jsonl").read_text(encoding="utf-8").split("\n")[:-1]]
+    assert [line["id"] for line in found] == STRANGE
+    if task == "classify":
+        assert all(list(line["probabilities"]) == STRANGE for line in found)
+        labels = read_json(Path("run/best/config.json").read_text(encoding="utf-8"))["id2label"]
+        assert list(labels.values()) == STRANGE
+    else:
+        examples = read_json(Path("run/metrics.json").read_text(encoding="utf-8"))["examples"]
+        assert {example["reference"] for example in examples} == set(STRANGE)
+
+
+def test_figures_that_are_undefined_are_null(workplace, script):
+    """A label without positive rows: no warning, no NaN, and the averages say over how many labels they are."""
+    case = Case("", [], ("classify",), {"label_file": "labels.txt"}, {"labels.txt": "red\ngreen\nfruit\nnever\n"})
+    lay_out(case, "classify", workplace)
+    assert script("classify", command_line(case, "classify")).code == 0
+    figures = read_json(Path("run/metrics.json").read_text(encoding="utf-8"))
+    (never,) = [row for row in figures["eval_per_label"] if row["label"] == "never"]
+    assert (never["support"], never["roc_auc"], never["average_precision"]) == (0, None, None)
+    assert figures["eval_roc_auc_macro_labels"] == 3
+
+
+def test_an_undefined_figure_is_null_and_left_out_of_the_console(workplace, script):
+    case = Case("", [], ("classify",), files={"train.csv": GOOD, "valid.csv": "text,labels\nx,red\n"})
+    lay_out(case, "classify", workplace)
+    ended = script("classify", command_line(case, "classify"))
+    assert (ended.code, ended.err) == (0, "")
+    assert read_json(Path("run/metrics.json").read_text(encoding="utf-8"))["eval_roc_auc_macro"] is None
+    assert "roc_auc_macro" not in ended.out

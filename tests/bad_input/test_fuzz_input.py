@@ -1,0 +1,259 @@
+"""Anything at all, given to everything that reads input: a result or an `InputError` in words, never another exception."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import io
+import json
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import classify
+import pyarrow
+import pyarrow.parquet
+import pytest
+import titlegen
+import yaml
+from catalogue_case import GOOD, VALID
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from finetune import zero
+from finetune.arguments import contradictions
+from finetune.config import parse
+from finetune.failure import InputError
+from finetune.plan import BatchShape
+from finetune.tables import Table, read_table
+from multilabel.labels import label_ids, label_names, read_label_file
+from multilabel.task import positive_weights
+from pretrained.model import load_config
+
+quick = settings(
+    max_examples=150,
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+@pytest.fixture(autouse=True)
+def _in_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def result_or_words(work: Callable[[], Any]) -> Any:
+    """What `work` gives, or None where it refuses in complete lines."""
+    try:
+        return work()
+    except InputError as error:
+        problems = error.problems
+    assert problems
+    assert all(problem.strip() and len(problem.splitlines()) == 1 for problem in problems), problems
+    return None
+
+
+def write(name: str, data: bytes) -> str:
+    with open(name, "wb") as file:
+        file.write(data)
+    return name
+
+
+# Files of rows that were good until something happened to them
+
+
+def good_parquet() -> bytes:
+    table = pyarrow.table({"text": [f"row {i}" for i in range(20)], "labels": [["a", "b"], []] * 10})
+    file = io.BytesIO()
+    pyarrow.parquet.write_table(table, file)
+    return file.getvalue()
+
+
+ROWS = [{"text": text, "labels": labels} for text, labels in zip("abcd", [["red"], [], ["green", "red"], ["red"]], strict=True)]
+WHOLE = {
+    "a.csv": (GOOD + VALID.partition("\n")[2]).replace("TARGET", "labels").encode(),
+    "a.tsv": GOOD.replace("TARGET", "labels").replace(",", "\t").encode(),
+    "a.jsonl": "".join(json.dumps(row) + "\n" for row in ROWS).encode(),
+    "a.json": json.dumps(ROWS, indent=1).encode(),
+    "a.parquet": good_parquet(),
+    "a.csv.gz": gzip.compress(GOOD.replace("TARGET", "labels").encode(), mtime=0),
+}
+PLACES = st.integers(0, 2**16)
+
+
+@st.composite
+def damaged(draw: Any) -> tuple[str, bytes]:
+    """A good file with a few bytes changed, inserted, removed, doubled or cut off."""
+    name = draw(st.sampled_from(sorted(WHOLE)))
+    data = bytearray(WHOLE[name])
+    for _ in range(draw(st.integers(1, 3))):
+        at, length = draw(PLACES) % (len(data) + 1), draw(st.integers(1, 40))
+        match draw(st.sampled_from(["change", "insert", "remove", "double", "cut"])):
+            case "change":
+                data[at : at + 1] = draw(st.binary(min_size=1, max_size=1))
+            case "insert":
+                data[at:at] = draw(
+                    st.one_of(st.binary(min_size=1, max_size=4), st.sampled_from([b'"', b"\n", b"\0", b"\xff", b"{"]))
+                )
+            case "remove":
+                del data[at : at + length]
+            case "double":
+                data[at:at] = data[at : at + length]
+            case "cut":
+                del data[at:]
+    return name, bytes(data)
+
+
+@settings(quick, max_examples=400)
+@given(damaged())
+def test_a_damaged_file_is_a_table_or_refused(file):
+    table = result_or_words(lambda: read_table(write(*file), required=("text", "labels")))
+    if table is not None:
+        assert len(table) > 0
+        assert {len(cells) for cells in table.columns.values()} == {len(table)}
+        names = result_or_words(lambda: label_names(table, labels_asked(), []))
+        assert names is None or len(names) == len(table)
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+
+
+@quick
+@given(st.lists(st.tuples(texts, st.lists(texts, max_size=3), st.integers(-(2**63), 2**63 - 1)), min_size=1, max_size=6))
+def test_any_parquet_comes_back(rows):
+    columns = {"text": [row[0] for row in rows], "labels": [row[1] for row in rows], "id": [row[2] for row in rows]}
+    schema = pyarrow.schema([("text", pyarrow.string()), ("labels", pyarrow.list_(pyarrow.string())), ("id", pyarrow.int64())])
+    pyarrow.parquet.write_table(pyarrow.table(columns, schema=schema), "a.parquet")
+    table = read_table("a.parquet", required=("text", "labels"))
+    assert table.columns == columns
+    assert table.lines == list(range(1, len(rows) + 1))
+
+
+# Cells, label lists, weights
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=6)
+    | st.sampled_from(["a|b", "|", "[]", "['a']", " "]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def labels_asked(**given: Any) -> SimpleNamespace:
+    return SimpleNamespace(**{"label_columns": None, "label_column": "labels", "label_separator": "|", **given})
+
+
+@quick
+@given(st.lists(json_values, min_size=1, max_size=5), st.booleans())
+def test_any_label_cell_is_labels_or_refused(cells, as_columns):
+    table = Table("a.jsonl", "jsonl", {"labels": cells}, list(range(1, len(cells) + 1)))
+    asked = labels_asked(label_columns=("labels",) if as_columns else None)
+    rows = result_or_words(lambda: label_names(table, asked, []))
+    if rows is not None:
+        labels = sorted({name for names in rows for name in names})
+        assert all(name.strip() for name in labels)
+        assert [[labels[i] for i in ids] for ids in label_ids(table, rows, labels, False, [])] == [
+            sorted(names) for names in rows
+        ]
+
+
+@quick
+@given(st.one_of(st.binary(max_size=30), st.lists(st.sampled_from(["red", "green", " ", "['a']", "\u2028"])).map("\n".join)))
+def test_any_label_file_is_a_list_or_refused(content):
+    data = content if isinstance(content, bytes) else content.encode()
+    names = result_or_words(lambda: read_label_file(write("labels.txt", data)))
+    assert names is None or len(set(names)) == len(names) > 0
+
+
+@quick
+@given(
+    st.one_of(
+        st.binary(max_size=30), st.dictionaries(st.sampled_from("ab"), json_values).map(json.dumps), json_values.map(json.dumps)
+    )
+)
+def test_any_weights_are_positive_or_refused(content):
+    data = content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass")
+    weights = result_or_words(lambda: positive_weights(write("w.json", data), 20.0, [], ["a", "b"]))
+    assert weights is None or ((weights > 0) & (weights <= 1e6)).all()
+
+
+# Arguments, run configurations, DeepSpeed files, model configurations
+
+NAMES = [field.name for module in (classify, titlegen) for field in dataclasses.fields(module.Arguments)]
+ARGUMENTS = st.sampled_from([*dict.fromkeys(NAMES), "config", "lerning_rate", "", "-"])
+VALUES = st.one_of(
+    st.sampled_from(
+        ["1", "0", "-1", "0.5", "1e-3", "1e999", "nan", "none", "true", "no", "steps", "a,b", "train", ",", "a|b", "fp16"]
+    ),
+    st.text(max_size=6),
+)
+
+
+@quick
+@given(st.sampled_from([classify, titlegen]), st.lists(st.builds("--{}={}".format, ARGUMENTS, VALUES) | VALUES, max_size=6))
+def test_any_command_line_is_read_or_refused(module, argv):
+    arguments = result_or_words(lambda: parse(module.Arguments, argv))
+    if arguments is not None:
+        assert all(isinstance(problem, str) and problem for problem in contradictions(arguments))
+
+
+@quick
+@given(
+    st.sampled_from([classify, titlegen]),
+    st.one_of(
+        st.dictionaries(ARGUMENTS, st.one_of(json_values, VALUES), max_size=5).map(
+            lambda content: yaml.safe_dump(content).encode()
+        ),
+        st.lists(st.builds("{}: {}".format, ARGUMENTS, VALUES), max_size=4).map(lambda found: "\n".join(found).encode()),
+        st.binary(max_size=30),
+    ),
+)
+def test_any_run_configuration_is_read_or_refused(module, data):
+    result_or_words(lambda: parse(module.Arguments, ["--config", write("run.yaml", data)]))
+
+
+KEYS = st.sampled_from(
+    [
+        *("zero_optimization", "fp16", "bf16", "gradient_clipping", "train_batch_size", "gradient_accumulation_steps"),
+        *("train_micro_batch_size_per_gpu", "optimizer", "steps_per_print", "zero_optimisation"),
+        *("enabled", "stage", "reduce_bucket_size", "offload_optimizer", "device"),
+    ]
+)
+ZERO_VALUES = st.recursive(
+    st.sampled_from([1, 2, 3, True, False, None, "auto", "cpu", 1.0, 0, -1, "2", float("nan"), []]),
+    lambda inner: st.dictionaries(KEYS, inner, max_size=4) | st.lists(inner, max_size=2),
+    max_leaves=8,
+)
+DEEPSPEED = st.dictionaries(KEYS, ZERO_VALUES, max_size=5).map(lambda found: {"zero_optimization": {"stage": 2}, **found})
+
+
+@settings(quick, max_examples=300)
+@given(st.one_of(DEEPSPEED.map(lambda content: json.dumps(content).encode()), st.binary(max_size=40)))
+def test_any_deepspeed_file_is_completed_or_refused(data):
+    config = result_or_words(lambda: zero.read_config(write("ds.json", data)))
+    if config is None or zero.problems(config, "ds.json", 1.0, None):
+        return
+    full = result_or_words(lambda: zero.complete_config(config, "ds.json", BatchShape(8, 2, 2, 2), 1.0, "no"))
+    if full is not None:
+        assert (full["train_batch_size"], full["gradient_clipping"]) == (8, 1.0)
+        assert full["fp16"]["enabled"] is full["bf16"]["enabled"] is False
+
+
+SIZES = st.sampled_from(
+    ["model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "id2label", "num_labels"]
+)
+MODELS = st.dictionaries(
+    SIZES, st.one_of(st.sampled_from([1, 0, -1, "8", None, True, {"0": "a"}, [1]]), json_values), max_size=4
+)
+
+
+@quick
+@given(st.one_of(MODELS.map(lambda found: json.dumps({"model_type": "bert", **found}).encode()), st.binary(max_size=40)))
+def test_any_model_configuration_is_read_or_refused(data):
+    asked = SimpleNamespace(config_name=write("config.json", data), model_name_or_path=None, trust_remote_code=False)
+    result_or_words(lambda: load_config(asked))

@@ -1,0 +1,119 @@
+"""The catalogue under real launchers: one message for the whole job, and an exit code that is not 0."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+
+import pytest
+from catalogue_case import Case, command_line, contents, lay_out, lines
+from launchers import REPOSITORY, Finished, accelerate, deepspeed, hide_gpus, python, run, torchrun
+
+RAGGED = Case("a row too long", [r"train\.csv:3: 3 cells, expected 2"], files={"train.csv": "text,TARGET\na,b\nc,d,e\n"})
+MISSPELT = Case(
+    "a misspelt argument", [r"unknown argument --lerning_rate; did you mean --learning_rate"], arguments={"lerning_rate": 1}
+)
+TITLE = Case("a title is missing", [r"train\.jsonl:2: title is missing"], arguments={"train_file": "train.jsonl"},
+             files={"train.jsonl": lines({"text": "a", "title": "b"}, {"text": "c", "title": None})})  # fmt: skip
+# Rank 0 alone looks at its folder, before the processes have met; the others hear of it.
+TAKEN = Case("another run's folder", [r"--output_dir run already holds a run"], arguments={"overwrite_output_dir": None})
+# Found when the processes have met: by rank 0 alone, and by all at once.
+CHECKPOINT = Case("no checkpoint", [r"run/nothing: is no checkpoint's folder"],
+                  arguments={"overwrite_output_dir": None, "resume_from_checkpoint": "run/nothing"})  # fmt: skip
+VOCABULARY = Case("tokenizer and model that do not belong together", [r"token ids up to \d+, the model only \d+ embeddings"],
+                  arguments={"model_name_or_path": "models/larger_vocabulary", "from_scratch": None, "config_name": None,
+                             "tokenizer_type": None})  # fmt: skip
+ZERO = Case("a key that DeepSpeed does not know", [r"ds\.json: overlap_com is True"], arguments={"deepspeed": "ds.json"},
+            files={"ds.json": json.dumps({"zero_optimization": {"stage": 2, "overlap_com": True}})})  # fmt: skip
+CONFIG = Case("a configuration with a key twice", [r"run\.yaml:2: .*'seed' stands twice"], arguments={"config": "run.yaml"},
+              files={"run.yaml": "seed: 1\nseed: 2\n"})  # fmt: skip
+
+
+def ddp() -> list[str]:
+    return accelerate("cpu_ddp.yaml", 2)
+
+
+def two(launcher):
+    return lambda: launcher(2)
+
+
+LAUNCHES = [
+    (RAGGED, "classify", ddp),
+    (RAGGED, "titlegen", two(deepspeed)),
+    (TITLE, "titlegen", two(torchrun)),
+    (MISSPELT, "titlegen", ddp),
+    (CONFIG, "classify", two(deepspeed)),
+    (TAKEN, "classify", two(torchrun)),
+    (CHECKPOINT, "titlegen", ddp),
+    (VOCABULARY, "classify", two(torchrun)),
+    (ZERO, "classify", two(deepspeed)),
+]
+
+
+@pytest.fixture
+def place(tmp_path, models):
+    """A folder for subprocesses, without GPUs."""
+    hide_gpus(tmp_path)
+    (tmp_path / "models").symlink_to(models)
+    return tmp_path
+
+
+def start(launcher: list[str], case: Case, task: str, place, *more: str) -> Finished:
+    return run([*launcher, str(REPOSITORY / "app" / f"{task}.py"), *command_line(case, task), *more], place)
+
+
+def check_unharmed(before: dict, place) -> None:
+    kept = {name: digest for name, digest in contents(place).items() if not name.startswith("cache/") and name != "run/.lock"}
+    assert kept == before
+
+
+@pytest.mark.parametrize(("case", "task"), [(RAGGED, "classify"), (TITLE, "titlegen")])
+def test_a_process_says_it_once_and_exits_with_2(case, task, place):
+    lay_out(case, task, place)
+    before = contents(place)
+
+    finished = start(python(), case, task, place)
+
+    assert (finished.code, finished.out) == (2, "")
+    assert re.fullmatch(rf"error: {case.said[0]}.*\n", finished.err), finished.err
+    check_unharmed(before, place)
+
+
+@pytest.mark.slow
+def test_debug_shows_where_it_was_found(place):
+    lay_out(RAGGED, "classify", place)
+
+    finished = start(python(), RAGGED, "classify", place, "--debug")
+
+    assert finished.code == 2
+    assert finished.err.startswith("Traceback")
+    assert "in load_data" in finished.err
+    assert len(re.findall(rf"^error: {RAGGED.said[0]}", finished.err, re.MULTILINE)) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "task", "launcher"), LAUNCHES, ids=[f"{case.name}-{task}" for case, task, _ in LAUNCHES])
+def test_a_job_says_it_once_and_fails(case, task, launcher, place):
+    lay_out(case, task, place)
+    before = contents(place)
+
+    finished = start(launcher(), case, task, place)
+
+    assert finished.code != 0
+    assert len(re.findall(rf"^error: .*{case.said[0]}", finished.err, re.MULTILINE)) == 1, finished.err
+    assert not re.search(case.said[0], finished.out)
+    check_unharmed(before, place)
+
+
+@pytest.mark.slow
+def test_a_job_with_fewer_rows_than_processes_trains(place):
+    case = Case(
+        "", [], arguments={"train_file": "one.csv", "validation_file": "one.csv"}, files={"one.csv": "text,labels\nred,red\n"}
+    )
+    lay_out(case, "classify", place)
+    shutil.rmtree(place / "run")
+
+    start(torchrun(3), case, "classify", place).check()
+
+    assert json.loads((place / "run" / "metrics.json").read_text(encoding="utf-8"))["best_step"] == 1
