@@ -97,7 +97,8 @@ def test_run_json_says_what_was_asked_and_what_was_in_force(finished_run):
     assert found["arguments"]["lr_scheduler_type"] == "linear"
     assert (found["launcher"], found["world_size"], found["device"]) == ("python", 1, "cpu")
     assert (found["mixed_precision"], found["zero_stage"], found["deepspeed_config"]) == ("no", 0, None)
-    assert found["plan"]["batch"] == {"global_batch_size": 15, "world_size": 1, "micro_batch_size": 15, "accumulation": 1}
+    shape = {"global_batch_size": 15, "world_size": 1, "micro_batch_size": 15, "accumulation": 15, "max_tokens": 2048}
+    assert found["plan"]["batch"] == shape  # on a CPU as many passes as tokens ask for
     assert (found["plan"]["num_rows"], found["plan"]["steps_per_epoch"], found["plan"]["total_steps"]) == (31, 3, 6)
     assert found["versions"]["torch"] == torch.__version__
     assert found["versions"].keys() >= {"python", "transformers", "accelerate", "deepspeed", "datasets"}
@@ -111,6 +112,9 @@ def test_run_json_says_how_the_global_batch_was_shared_out(name, launched):
 
     assert (batch["global_batch_size"], batch["world_size"]) == (job.global_batch_size, job.processes)
     assert batch["micro_batch_size"] <= (job.micro_batch_size or job.global_batch_size)
+    assert (batch["max_tokens"] is None) == (job.micro_batch_size is not None or job.zero_stage > 0)
+    if batch["max_tokens"] is not None:
+        return
     capacity = job.processes * batch["micro_batch_size"] * batch["accumulation"]
     assert 0 <= capacity - job.global_batch_size < job.processes * batch["accumulation"]
 
