@@ -1,11 +1,22 @@
-"""Fixtures that several test files share. No test touches a hub, the user's caches or another test's environment."""
+"""Fixtures that several test files share. No test touches a hub, the user's caches or another test's environment.
 
+Of real launchers there is one folder and one run of each job for all tests: a launch costs seconds, and proves several things.
+"""
+
+from __future__ import annotations
+
+import functools
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read by the Hugging Face libraries when they are imported
 
+import launchers
 import pytest
+import title_job
+from launchers import JOBS, Launched
 
 from finetune import arguments as groups
 
@@ -107,3 +118,52 @@ def bert_folder(tmp_path_factory):
     BertForSequenceClassification(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that commands are run in: data, configurations, and runs/ with a folder per job."""
+    launchers.remove_stale_locks()
+    folder = tmp_path_factory.mktemp("launch")
+    launchers.write_corpus(folder)
+    launchers.write_partitioned(folder)
+    launchers.observe_steps(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def launched(home: Path) -> Callable[[str], Launched]:
+    """A function from a job's name to what it left; started when first asked for, then kept. Fails if the job failed."""
+
+    @functools.cache
+    def launch(name: str) -> Launched:
+        earlier = JOBS[name].goes_on_from
+        if earlier:
+            launch(earlier[0]).check()
+        return launchers.launch(name, home)
+
+    return lambda name: launch(name).check()
+
+
+@pytest.fixture(scope="session")
+def title_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `home`, for titles."""
+    launchers.remove_stale_locks()
+    folder = tmp_path_factory.mktemp("titles")
+    title_job.write_corpus(folder)
+    launchers.hide_gpus(folder)
+    launchers.observe_steps(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def titled(title_home: Path) -> Callable[[str], Path]:
+    """As `launched`, for the jobs of `title_job`; gives their folders."""
+
+    @functools.cache
+    def launch(name: str) -> Path:
+        if title_job.JOBS[name].goes_on_from:
+            launch(title_job.JOBS[name].goes_on_from[0])
+        return title_job.launch(name, title_home)
+
+    return launch

@@ -24,6 +24,7 @@ from pathlib import Path
 import psutil
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+SCRIPTS = REPOSITORY / "scripts"
 CLASSIFY = REPOSITORY / "app" / "classify.py"
 ACCELERATE_CONFIGS = REPOSITORY / "accelerate_configs"
 DS_CONFIGS = REPOSITORY / "ds_configs"
@@ -218,6 +219,14 @@ def hide_gpus(home: Path) -> None:
     (home / "no_gpu" / "sitecustomize.py").write_text('import os\n\nos.environ["CUDA_VISIBLE_DEVICES"] = ""\n')
 
 
+def observe_steps(home: Path) -> None:
+    """Has every training that `environment` reaches tell in observed/ which rows its steps trained on (see `observer`)."""
+    lines = ["import sys", "from pathlib import Path", f"sys.path.append({str(SCRIPTS)!r})"]
+    lines += ["from moving import observer", "sys.path.pop()", f"observer.observe_steps(Path({str(home / 'observed')!r}))"]
+    with (home / "no_gpu" / "sitecustomize.py").open("a", encoding="utf-8") as file:
+        file.write("\n".join([*lines, ""]))
+
+
 def write_csv(path: Path, header: list[str], rows: list[tuple[str, ...]]) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([header, *rows])
@@ -250,6 +259,7 @@ def training(output_dir: Path, model: str = "bert", **changed: object) -> list[s
         "test_file": "test.csv",
         "per_device_eval_batch_size": 7,
         "pos_weight": "balanced",
+        "label_smoothing_factor": 0.1,
         "learning_rate": 1e-3,
         # Adam's first step moves an element by g / (|g| + epsilon): at 1e-8 an element whose gradient happens to be a
         # thousandth of the others' doubles its round-off many times over. Other gradients here are about 1e-5.
@@ -299,12 +309,15 @@ def one(launcher: Callable[..., list[str]], *options: object) -> Callable[[], li
 JOBS = {
     "python": Job(one(python), 1, UNEVEN),
     "cpu": Job(one(accelerate, "cpu.yaml", 1), 1, UNEVEN, micro_batch_size=4),
+    "accumulating": Job(one(python), 1, UNEVEN, micro_batch_size=8),
     "single_gpu": Job(one(accelerate, "single_gpu.yaml", 1), 1, EVEN),
     "cpu_ddp": Job(one(accelerate, "cpu_ddp.yaml", 2), 2, EVEN, micro_batch_size=3),
     "ddp": Job(one(accelerate, "ddp.yaml", 2), 2, UNEVEN),
     "ddp_bf16": Job(one(accelerate, "ddp_bf16.yaml", 2), 2, EVEN, precision="bf16"),
-    "multi_node_ddp": Job(lambda: machines("multi_node_ddp.yaml", 2, 2), 2, UNEVEN, micro_batch_size=4),
-    "torchrun": Job(one(torchrun, 3), 3, UNEVEN),
+    "multi_node_ddp": Job(
+        lambda: machines("multi_node_ddp.yaml", 2, 2), 2, UNEVEN, micro_batch_size=4, goes_on_from=("python", 2)
+    ),
+    "torchrun": Job(one(torchrun, 3), 3, UNEVEN, goes_on_from=("multi_node_ddp", 4)),
     "torchrun_accumulating": Job(one(torchrun, 3), 3, EVEN, micro_batch_size=2),
     "zero1": Job(one(accelerate, "zero1.yaml", 2), 2, UNEVEN, zero_stage=1),
     "zero2": Job(one(accelerate, "zero2.yaml", 2), 2, EVEN, micro_batch_size=3, zero_stage=2),
@@ -314,7 +327,7 @@ JOBS = {
     "multi_node_zero2": Job(lambda: machines("multi_node_zero2.yaml", 2, 2), 2, EVEN, zero_stage=2),
     "deepspeed_zero1": Job(one(deepspeed, 2), 2, EVEN, deepspeed_file="ds_configs/zero1.json", zero_stage=1),
     "deepspeed_zero2": Job(
-        one(deepspeed, 2), 2, UNEVEN, deepspeed_file="ds_configs/zero2.json", zero_stage=2, goes_on_from=("python", 2)
+        one(deepspeed, 2), 2, UNEVEN, deepspeed_file="ds_configs/zero2.json", zero_stage=2, goes_on_from=("ddp", 2)
     ),
     "deepspeed_zero3": Job(
         one(deepspeed, 2), 2, UNEVEN, deepspeed_file="ds_configs/zero3.json", zero_stage=3, goes_on_from=("deepspeed_zero2", 4)

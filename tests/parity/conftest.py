@@ -1,0 +1,47 @@
+"""The runs of both tasks that are compared, as `moving.outcome` reads them."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import launchers
+import pytest
+import title_job
+from launchers import SCRIPTS
+
+sys.path.append(str(SCRIPTS))
+
+from moving.cells import CELLS
+from moving.outcome import Outcome, read_outcome
+
+
+@pytest.fixture(scope="session")
+def outcome(home, launched, title_home, titled) -> Callable[[str, str], Outcome]:
+    """A function from a task and the name of one of its jobs to what the run left."""
+
+    @functools.cache
+    def read(task: str, name: str) -> Outcome:
+        if task == "classify":
+            return read_outcome(launched(name).folder, home / "observed")
+        return read_outcome(titled(name), title_home / "observed")
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def title_table(title_home: Path) -> dict:
+    """parity.json of scripts/parity.py: the job of titles in every cell, with a model that has dropout outside of it."""
+    cells = ",".join(cell.name for cell in CELLS if cell.precision != "fp16" and cell.name != "bf16_ddp")
+    options = ["--cells", f"{cells},fp16", "--steps", str(title_job.STEPS), "--output_dir", "table"]
+    job = title_job.arguments(
+        config_name="bigbird_dropout/config.json", per_device_train_batch_size=15, output_dir=title_home / "runs" / "never"
+    )
+    command = [sys.executable, str(SCRIPTS / "parity.py"), *options, str(title_job.SCRIPT), "--from_scratch", *job]
+    finished = launchers.run(command, title_home, timeout=1800)
+    # fp16 is not for CPUs, and a cell that fails is a row.
+    assert finished.code == 1, f"{finished.out}\n{finished.err}"
+    return {"finished": finished, **json.loads((title_home / "table" / "parity.json").read_text(encoding="utf-8"))}

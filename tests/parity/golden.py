@@ -1,0 +1,47 @@
+"""Golden figures: what both tasks' reference jobs gave when they were written down. A refactor must not move them.
+
+    python tests/parity/golden.py --write
+
+trains both jobs anew, one process in fp32 on the CPU, and writes golden.json. That is for a change that is meant to change the
+numbers (another loss, another order of rows, other initial weights, a new version of a library), and its reason belongs in the
+commit's message.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+FILE = Path(__file__).with_name("golden.json")
+TESTS = Path(__file__).resolve().parents[1]
+
+
+def figures_of(folder: Path) -> list[dict[str, float | None]]:
+    """A run's events: losses, gradient norms and learning rates by step, and the evaluations' figures."""
+    return [json.loads(line) for line in (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def write(home: Path) -> None:
+    """Runs the reference jobs in `home` and writes golden.json."""
+    import launchers
+    import title_job
+
+    from finetune.versions import library_versions
+
+    launchers.write_corpus(home)
+    title_job.write_corpus(home)
+    folders = {"classify": launchers.launch("python", home).check().folder, "titlegen": title_job.launch("one", home)}
+    content = {"versions": library_versions()} | {task: figures_of(folder) for task, folder in folders.items()}
+    FILE.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["--write"]:
+        sys.exit(__doc__)
+    import tempfile
+
+    sys.path[:0] = [str(TESTS), str(TESTS.parent / "app")]
+    with tempfile.TemporaryDirectory() as place:
+        write(Path(place))
+    print(f"written: {FILE}; look at `git diff --stat {FILE}` before you commit it")

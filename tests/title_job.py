@@ -1,0 +1,109 @@
+"""One small job of titles, and the launches of it that tests look at."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import launchers
+from launchers import REPOSITORY, deepspeed, python, torchrun
+
+SCRIPT = REPOSITORY / "app" / "titlegen.py"
+ROWS = REPOSITORY / "tests" / "fixtures" / "chinese_titles.jsonl"
+# Documents here have 128 to 148 tokens: more than the 56 up to which this BigBird's attention would be dense.
+BIGBIRD = {
+    "model_type": "big_bird",
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "max_position_embeddings": 256,
+    "block_size": 8,
+    "num_random_blocks": 1,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+    "vocab_size": 1500,
+}
+STEPS = 6
+
+
+@dataclass(frozen=True)
+class Job:
+    """One launch of the job."""
+
+    launcher: Callable[..., list[str]]
+    options: tuple[int, ...] = ()
+    deepspeed_file: str | None = None
+    goes_on_from: tuple[str, int] | None = None  # another job's checkpoint after so many steps
+
+
+JOBS = {
+    "one": Job(python),
+    "ddp": Job(torchrun, (2,)),
+    "then_zero2": Job(deepspeed, (2,), "ds_configs/zero2.json", ("ddp", 1)),
+    "then_zero3": Job(torchrun, (2,), "ds_configs/zero3.json", ("then_zero2", 3)),
+    "then_one": Job(python, goes_on_from=("then_zero3", 5)),
+}
+
+
+def write_corpus(folder: Path) -> None:
+    """train.jsonl, valid.jsonl, test.jsonl; bigbird/ and bigbird_dropout/ hold configurations."""
+    for name, dropout in (("bigbird", 0.0), ("bigbird_dropout", 0.1)):
+        (folder / name).mkdir(parents=True)
+        config = {**BIGBIRD, "hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+        (folder / name / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    rows = [json.loads(line) for line in ROWS.read_text(encoding="utf-8").splitlines()]
+    for row in rows[:6]:
+        row["text"] = row["text"][:20]  # too short for sparse attention, beside rows that are not
+    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+    for name, part in (("train", lines[:31]), ("valid", lines[31:40] + lines[:2]), ("test", lines[40:])):
+        (folder / f"{name}.jsonl").write_text("".join(part), encoding="utf-8")
+
+
+def arguments(**changed: object) -> list[str]:
+    """The job's arguments: six steps, clipped throughout, evaluated twice, saved after each."""
+    asked = {
+        "config_name": "bigbird/config.json",
+        "tokenizer_type": "train",
+        "vocab_size": 1500,
+        "train_file": "train.jsonl",
+        "validation_file": "valid.jsonl",
+        "test_file": "test.jsonl",
+        "decoder_layers": 1,
+        "max_length": 160,
+        "max_title_length": 16,
+        "min_title_length": 2,
+        "num_beams": 2,
+        "num_return_sequences": 2,
+        "per_device_eval_batch_size": 3,
+        "global_batch_size": 15,
+        # See `launchers.training` for the epsilon. At 1e-2 the same enlarges round-off to a few times 1e-5.
+        "learning_rate": 2e-3,
+        "adam_epsilon": 1e-6,
+        "label_smoothing_factor": 0.1,
+        "max_grad_norm": 0.5,
+        "max_steps": STEPS,
+        "logging_steps": 1,
+        "save_steps": 1,
+        "save_total_limit": STEPS,
+        "eval_strategy": "steps",
+        "eval_steps": 3,
+        "metric_for_best_model": "loss",
+        "report_to": "none",
+        **changed,
+    }
+    return [part for name, value in asked.items() if value is not None for part in (f"--{name}", str(value))]
+
+
+def launch(name: str, home: Path) -> Path:
+    """Runs a job of `JOBS`; a job that goes on from another needs that one's folder to be there. Returns its folder."""
+    job, folder = JOBS[name], home / "runs" / name
+    changed: dict[str, object] = {"output_dir": folder, "deepspeed": job.deepspeed_file}
+    if job.goes_on_from:
+        other, step = job.goes_on_from
+        changed["resume_from_checkpoint"] = home / "runs" / other / "checkpoints" / f"step_{step}"
+    command = [*job.launcher(*job.options), str(SCRIPT), "--from_scratch", "--do_train", "--do_predict", *arguments(**changed)]
+    launchers.run(command, home).check()
+    return folder
