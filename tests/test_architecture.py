@@ -14,6 +14,7 @@ APP = ROOT / "app"
 LEVELS = {
     "failure": 0,
     "background": 1,
+    "build_lock": 1,
     "clock": 1,
     "config": 1,
     "file_problems": 1,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from finetune import meeting, pulse, stop, zero
+from finetune import build_lock, meeting, pulse, stop, zero
 from finetune.failure import InputError, where
 from finetune.launch import Launch
 from finetune.plan import BatchShape
@@ -94,6 +94,7 @@ def start(launch: Launch, batch: BatchShape | None, report_to: tuple[str, ...] =
             launch.deepspeed_config, launch.deepspeed_file, batch, launch.max_grad_norm, launch.precision
         )
         zero.check_by_deepspeed(config, launch.deepspeed_file)
+        build_lock.use_kernel_locks()
     else:
         # Accelerate would read these again and start DeepSpeed from them.
         os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)

@@ -1,0 +1,74 @@
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from torch.utils.file_baton import FileBaton
+
+from finetune.build_lock import use_kernel_locks
+
+APP = Path(__file__).parents[2] / "app"
+HOLDER = """
+import sys, time
+from torch.utils.file_baton import FileBaton
+from finetune.build_lock import use_kernel_locks
+use_kernel_locks()
+assert FileBaton(sys.argv[1]).try_acquire()
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def baton(tmp_path, monkeypatch):
+    for name in ("try_acquire", "wait", "release"):
+        monkeypatch.setattr(FileBaton, name, getattr(FileBaton, name))  # put back in the end
+    use_kernel_locks()
+    return lambda: FileBaton(str(tmp_path / "lock"))
+
+
+def test_one_holder_at_a_time(baton):
+    first, second = baton(), baton()
+    assert first.try_acquire()
+    assert not second.try_acquire()
+    first.release()
+    second.wait()  # nothing to wait for
+    assert second.try_acquire()
+    second.release()
+    assert not Path(second.lock_file_path).exists()
+
+
+def test_a_waiting_process_goes_on_when_the_lock_is_released(baton):
+    holder, waiting = baton(), baton()
+    assert holder.try_acquire()
+    thread = threading.Thread(target=waiting.wait)
+    thread.start()
+    thread.join(0.2)
+    assert thread.is_alive()
+    holder.release()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_a_file_without_a_holder_locks_nothing(baton):
+    stale = baton()
+    Path(stale.lock_file_path).touch()
+    assert stale.try_acquire()
+
+
+def test_a_lock_does_not_outlive_its_holder(baton):
+    mine = baton()
+    environment = {**os.environ, "PYTHONPATH": str(APP)}
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, mine.lock_file_path], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    assert holder.stdout.readline() == "held\n"
+    assert not mine.try_acquire()
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    holder.stdout.close()
+    assert Path(mine.lock_file_path).exists()
+    assert mine.try_acquire()
