@@ -118,6 +118,7 @@ def start(launch: Launch, batch: BatchShape | None, report_to: tuple[str, ...] =
     if config is not None:
         zero.build_models_whole(accelerator)
         zero.bound_waits(timeout)
+        zero.forget_shared_buffers()
     if accelerator.num_processes != launch.world_size:
         raise InputError(
             f"the launcher started {launch.world_size} processes but {accelerator.num_processes} found each other; "

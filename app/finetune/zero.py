@@ -7,6 +7,7 @@ a DeepSpeed file owns how memory is laid out. So "auto" is filled in here, and a
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,17 @@ def bound_waits(timeout: Any) -> None:
     from deepspeed.utils import groups
 
     groups._WORLD_GROUP = dist.new_group(timeout=timeout)
+
+
+def forget_shared_buffers() -> None:
+    """Removes the names of the buffers that processes of one machine exchange over on CPUs (69 MB of memory for each process).
+
+    DeepSpeed (0.19) never removes them, so that every run would leave them behind until the machine restarts. Whoever has
+    opened a buffer keeps it. To be called when every process has.
+    """
+    place = f"{os.getuid()}_{os.environ.get('MASTER_ADDR')}_{os.environ.get('MASTER_PORT')}"
+    for path in Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_{place}_*"):
+        path.unlink(missing_ok=True)
 
 
 def grad_norm(engine: Any) -> Any:
