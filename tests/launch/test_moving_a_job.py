@@ -1,0 +1,138 @@
+"""README's worked example, every command of it: one job goes from a laptop to two machines and ends where it would have.
+
+What is put in place of the README's: the job itself (a small one), and what a machine without GPUs and a busy port ask for.
+"""
+
+import functools
+import re
+import shlex
+import shutil
+import subprocess
+
+import launchers
+import pytest
+import title_job
+import yaml
+from launchers import REPOSITORY, run, run_together, training
+from namespaces import machines, missing_for_machines
+from safetensors.torch import load_file
+
+REASON = missing_for_machines()
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(REASON is not None, reason=str(REASON))]
+
+STEPS, EVERY = 8, 2
+IN_PLACE = {
+    "--num_processes 4": "--num_processes 2",  # one on each machine
+    "29500": str(launchers.free_port()),
+    "--num_gpus 2": f"--num_gpus 2 --master_port {launchers.free_port()}",
+}
+
+
+def commands():
+    """The block's lines without comments: one process, two GPUs, DeepSpeed, machine 0, machine 1."""
+    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"<!-- every command of this block .*?-->\n```bash\n(.*?)```", text, re.DOTALL)
+    return [line for line in block.splitlines() if not line.startswith("#")]
+
+
+def ready(line, config, script="classify"):
+    """A command as it is run here, in the repository."""
+    assert "--config job.yaml" in line
+    for theirs, ours in IN_PLACE.items():
+        line = line.replace(theirs, ours)
+    line = line.replace("job.yaml", str(config)).replace("app/classify.py", f"app/{script}.py")
+    if line.startswith("accelerate launch") and "--main_process_port" not in line:
+        line = line.replace("--num_processes", f"--main_process_port {launchers.free_port()} --num_processes")
+    tool, rest = line.split(" ", 1)
+    return [
+        "bash",
+        "-c",
+        f"cd {REPOSITORY} && exec {shlex.join([*launchers.python()] if tool == 'python' else [launchers._tool(tool)])} {rest}",
+    ]
+
+
+def write_job(place, folder, name, script="classify"):
+    """`place`/`name`.yaml: the common job of a task, with its files in `folder`."""
+    changed = {"max_steps": STEPS, "save_steps": EVERY, "save_total_limit": 9, "eval_steps": 4}
+    job = title_job.arguments(**changed) if script == "titlegen" else training("", global_batch_size=14, **changed)[3:]
+    job = job[job.index("--config_name") :]
+    settings = {key.removeprefix("--"): value for key, value in zip(job[::2], job[1::2], strict=True)}
+    settings |= {key: str(folder / settings[key]) for key in ("config_name", "train_file", "validation_file", "test_file")}
+    settings |= {"output_dir": str(folder / "runs" / name), "from_scratch": "true", "do_train": "true", "do_eval": "true"}
+    del settings["test_file"]
+    (place / f"{name}.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+
+
+def weights(folder):
+    found = load_file(folder / "checkpoints" / f"step_{STEPS}" / "model.safetensors")
+    return {name: tensor for name, tensor in found.items() if not name.endswith(".key.bias")}  # see `moving.outcome`
+
+
+def check_same(folder, other):
+    ours, theirs = weights(folder), weights(other)
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        assert (tensor - theirs[name]).abs().max() <= 1e-5 * tensor.abs().max(), name
+
+
+def keep_until(folder, step):
+    """As if the command had been stopped after `step`."""
+    for path in (folder / "checkpoints").glob("step_*"):
+        if int(path.name.removeprefix("step_")) > step:
+            shutil.rmtree(path)
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """A function that copies a folder for each of the two machines. The first one's is `site`, where both will see theirs."""
+
+    def make(source):
+        homes = [tmp_path / "alpha", tmp_path / "beta"]
+        for folder in homes:
+            shutil.copytree(source, folder, ignore=shutil.ignore_patterns("runs", "cache", "observed", "table"))
+        (tmp_path / "site").symlink_to(homes[0])
+        return homes
+
+    return make
+
+
+def on_two_machines(homes, lines, script="classify"):
+    """The job of alpha/runs/job, in a folder that both machines see at the same place, each its own."""
+    site = homes[0].parent / "site"
+    site.unlink()
+    site.mkdir()
+    with machines(homes) as pair:
+        both = []
+        for machine, line in zip(pair, lines, strict=True):
+            write_job(machine.home, site, "job", script)
+            subprocess.run(machine.inside(["mount", "--bind", str(machine.home), str(site)]), check=True)
+            both.append(machine.inside(ready(line, site / "job.yaml", script)))
+        for finished in run_together(both, homes[0]):
+            finished.check()
+
+
+def test_one_job_from_a_laptop_to_two_machines(home, pair):
+    homes, (laptop, two_gpus, deepspeed, *two_machines) = pair(home), commands()
+    alpha = homes[0]
+    write_job(alpha, alpha.parent / "site", "job")
+    write_job(alpha, alpha.parent / "site", "never_moved")
+    start = functools.partial(run, home=alpha)
+    start(ready(laptop, alpha / "never_moved.yaml")).check()
+    for number, line in enumerate([laptop, two_gpus, deepspeed]):
+        said = start(ready(line, alpha / "job.yaml")).check().out
+        assert (
+            number == 0
+            or f"resume         {alpha.parent / 'site' / 'runs' / 'job' / 'checkpoints' / f'step_{number * EVERY}'}" in said
+        )
+        keep_until(alpha / "runs" / "job", (number + 1) * EVERY)
+    on_two_machines(homes, two_machines)
+    check_same(alpha / "runs" / "never_moved", alpha / "runs" / "job")
+    assert not (homes[1] / "runs" / "job").exists()  # machine 0 writes
+
+
+def test_titles_on_two_machines(title_home, pair):
+    homes, (laptop, *_, first, second) = pair(title_home), commands()
+    write_job(homes[0], homes[0], "never_moved", "titlegen")
+    run(ready(laptop, homes[0] / "never_moved.yaml", "titlegen"), homes[0]).check()
+    on_two_machines(homes, [first, second], "titlegen")
+    check_same(homes[0] / "runs" / "never_moved", homes[0] / "runs" / "job")
