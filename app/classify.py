@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # torch and transformers are imported by the functions that u
     from finetune.launch import Launch
     from finetune.plan import Plan
     from finetune.processes import Run
+    from finetune.session import Opening
     from finetune.tables import Table
     from multilabel.task import MultiLabelTask
 
@@ -104,6 +105,7 @@ class Data:
 def main(arguments: Arguments) -> None:
     from finetune import ending, engine, processes, session
     from finetune.plan import make_plan
+    from pretrained.masks import spare_the_device
 
     asked = session.check(arguments)
     train, evaluate, predict = groups.tasks_to_do(arguments)
@@ -111,15 +113,19 @@ def main(arguments: Arguments) -> None:
         data = load_data(arguments, train, evaluate, predict)
     plan = make_plan(arguments, len(data.train.texts), asked.world_size, asked.passes_by_tokens) if train else None
     task = make_task(arguments, data)
+    packed = leaves_padding_out(arguments, data, asked)
+    if packed:
+        data.notes.append("the encoder leaves padding out (--padding_free); its dropout is another sample than with padding")
     run = processes.start(asked, plan.batch if plan else None, arguments.report_to, arguments.output_dir)
+    spare_the_device(run.device)
     identity = session.make_identity(arguments, plan, data.identity)
     # Before the folder is taken: what is wrong with a model harms nothing that is there.
-    model = build_model(arguments, data, task) if train else None
-    resume = session.open_run(run, arguments, plan, identity, data.notes, describe_weights(task, data))
+    model = build_model(arguments, data, task, packed) if train else None
+    opening = session.open_run(run, arguments, plan, identity, data.notes, describe_weights(task, data))
 
     figures: dict[str, Any] = {}
     if train:
-        training, state = prepare_training(run, arguments, data, plan, task, model, resume, identity)
+        training, state = prepare_training(run, arguments, data, plan, task, model, opening, identity)
         del model
         figures |= engine.fit(run, plan, training, session.fit_options(arguments, task.headline, SHOWN), state)
         figures |= session.finish_training(run, training, state)
@@ -294,7 +300,7 @@ def collator(split: Split, data: Data) -> Any:
     """A function from row numbers to a `Batch`: ids and mask padded to the longest row, labels as 0 and 1."""
     import torch
 
-    from finetune.data import one_hot, pad_rows
+    from finetune.data import lengths_of, one_hot, pad_rows
     from finetune.task import Batch
 
     shape = (data.tokenizer.padding_side, data.padding)
@@ -306,7 +312,7 @@ def collator(split: Split, data: Data) -> Any:
             "attention_mask": pad_rows([row * 0 + 1 for row in ids], 0, *shape),
         }
         labels = None if split.labels is None else one_hot(split.labels, rows, len(data.labels))
-        return Batch(torch.as_tensor(rows, dtype=torch.int64), inputs, labels)
+        return Batch(torch.as_tensor(rows, dtype=torch.int64), inputs, labels, lengths_of(ids, shape[0]))
 
     return collate
 
@@ -361,8 +367,15 @@ def describe_weights(task: MultiLabelTask, data: Data) -> dict[str, Any]:
     return {"pos_weight": dict(zip(data.labels, task.pos_weight.tolist(), strict=True))}
 
 
-def build_model(arguments: Arguments, data: Data, task: MultiLabelTask) -> Any:
-    """The encoder with a head for the run's labels, the same initial weights on every process."""
+def leaves_padding_out(arguments: Arguments, data: Data, asked: Launch) -> bool:
+    """Whether the encoder computes on packed rows (--padding_free). Raises `InputError` if that is asked for in vain."""
+    from packed.choice import packs_rows
+
+    return packs_rows(arguments.padding_free, data.config, not asked.use_cpu, data.tokenizer.padding_side)
+
+
+def build_model(arguments: Arguments, data: Data, task: MultiLabelTask, packed: bool = False) -> Any:
+    """The encoder with a head for the run's labels, the same initial weights on every process. `packed`: see `train_steps`."""
     import numpy as np
     import torch
     from transformers import AutoModelForSequenceClassification
@@ -370,6 +383,7 @@ def build_model(arguments: Arguments, data: Data, task: MultiLabelTask) -> Any:
     from bigbird.layers import use_fast_attention
     from multilabel.classifier import configure, set_head_bias
     from multilabel.task import prior_bias
+    from packed.encoders import pack_rows
     from pretrained.model import check_vocabulary, drop_pooler, load_model_and_new_names, take_vocabulary
 
     configure(data.config, data.labels)
@@ -385,7 +399,9 @@ def build_model(arguments: Arguments, data: Data, task: MultiLabelTask) -> Any:
         set_head_bias(model, new_names, bias)
     if data.config.model_type == "big_bird":
         drop_pooler(model.bert)  # its classifier reads the first token itself
-    use_fast_attention(model)
+    use_fast_attention(model, arguments.attention)
+    if packed:
+        pack_rows(model)
     return model
 
 
@@ -396,15 +412,15 @@ def prepare_training(
     plan: Plan,
     task: MultiLabelTask,
     model: Any,
-    resume: Path | None,
+    opening: Opening,
     identity: dict,
 ) -> tuple[Any, Any]:
     """Everything that `engine.fit` works on, with a checkpoint's state if there is one."""
     from finetune import session
     from finetune.engine import Training
 
-    steps = train_steps(arguments, data, plan, run.launch.rank)
-    validation = eval_rows(arguments, data, data.validation) if data.validation is not None else None
+    steps = train_steps(arguments, data, plan, run.launch.rank, leaves_padding_out(arguments, data, run.launch))
+    validation = eval_rows(run, arguments, data, data.validation) if data.validation is not None else None
 
     def make(model: Any, optimizer: Any, tracker: Any) -> Training:
         def on_best(records: Any, figures: dict) -> None:
@@ -413,32 +429,34 @@ def prepare_training(
         folder = Path(arguments.output_dir)
         return Training(model, optimizer, task, steps, validation, tracker, folder, identity, on_best)
 
-    return session.prepare_training(run, arguments, plan, model, make, resume, identity)
+    return session.prepare_training(run, arguments, plan, model, make, opening, identity)
 
 
-def train_steps(arguments: Arguments, data: Data, plan: Plan, rank: int) -> Any:
-    """A process's batches by optimizer step."""
+def train_steps(arguments: Arguments, data: Data, plan: Plan, rank: int, packed: bool = False) -> Any:
+    """A process's batches by optimizer step. `packed`: see `leaves_padding_out`."""
     from finetune.data import TrainSteps
 
     lengths, grouping = data.train.tokens.lengths, arguments.length_grouping
-    return TrainSteps(collator(data.train, data), lengths, plan, rank, arguments.seed, grouping, data.padding)
+    return TrainSteps(collator(data.train, data), lengths, plan, rank, arguments.seed, grouping, data.padding, packed)
 
 
 def rehearsal(asked: Launch, arguments: Arguments, data: Data, plan: Plan) -> tuple[Any, Any, Any]:
     """(model without weights, task, batches): what scripts/plan.py needs to know the memory of a run."""
     import torch
 
-    task = make_task(arguments, data)
+    task, packed = make_task(arguments, data), leaves_padding_out(arguments, data, asked)
     with torch.device("meta"):
-        model = build_model(arguments, data, task)
-    return model, task, train_steps(arguments, data, plan, asked.rank)
+        model = build_model(arguments, data, task, packed)
+    return model, task, train_steps(arguments, data, plan, asked.rank, packed)
 
 
-def eval_rows(arguments: Arguments, data: Data, split: Split) -> Any:
+def eval_rows(run: Run, arguments: Arguments, data: Data, split: Split) -> Any:
+    """A file to be evaluated, longest texts first."""
     from finetune.data import EvalRows
+    from finetune.plan import evaluation_pass
 
-    collate = collator(split, data)
-    return EvalRows(collate, split.tokens.lengths, arguments.per_device_eval_batch_size)
+    size = evaluation_pass(arguments, by_tokens=run.device.type == "cpu")
+    return EvalRows(collator(split, data), split.tokens.lengths, *size, data.padding)
 
 
 def export(run: Run, arguments: Arguments, data: Data, model: Any, records: list | None) -> None:
@@ -485,6 +503,7 @@ def load_trained(run: Run, arguments: Arguments, data: Data, trained: bool) -> A
 
     from bigbird.layers import use_fast_attention
     from finetune.session import load_best
+    from packed.encoders import pack_rows
     from pretrained.model import check_vocabulary, load_model_and_new_names
 
     if trained:
@@ -497,7 +516,9 @@ def load_trained(run: Run, arguments: Arguments, data: Data, trained: bool) -> A
                 f"{arguments.model_name_or_path}: has no trained classifier ({min(new_names)} is missing); train first"
             )
     check_vocabulary(model, data.tokenizer)
-    use_fast_attention(model)
+    use_fast_attention(model, arguments.attention)
+    if leaves_padding_out(arguments, data, run.launch):
+        pack_rows(model)
     return run.accelerator.prepare_model(model.to(run.device), evaluation_mode=True)
 
 
@@ -509,7 +530,7 @@ def score_split(
     from multilabel.classifier import thresholds_of
 
     fixed = replace(task, thresholds=thresholds_of(run.accelerator.unwrap_model(model).config))
-    figures, _ = engine.evaluate(run, model, fixed, eval_rows(arguments, data, split))
+    figures, _ = engine.evaluate(run, model, fixed, eval_rows(run, arguments, data, split))
     return {f"{name}_{key}": value for key, value in figures.items()}
 
 
@@ -522,7 +543,7 @@ def predict_test(run: Run, arguments: Arguments, data: Data, task: MultiLabelTas
     from multilabel.task import probabilities
 
     thresholds = thresholds_of(run.accelerator.unwrap_model(model).config)
-    records, seconds = engine.predict(run, model, task, eval_rows(arguments, data, data.test))
+    records, seconds = engine.predict(run, model, task, eval_rows(run, arguments, data, data.test))
 
     def lines() -> list[dict]:
         found = []

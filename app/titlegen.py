@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # torch and transformers are imported by the functions that u
     from finetune.launch import Launch
     from finetune.plan import Plan
     from finetune.processes import Run
+    from finetune.session import Opening
     from finetune.tables import Table
     from titles.task import TitleTask
 
@@ -108,6 +109,7 @@ class Data:
 def main(arguments: Arguments) -> None:
     from finetune import ending, engine, processes, session
     from finetune.plan import make_plan
+    from pretrained.masks import spare_the_device
 
     asked = session.check(arguments)
     check_arguments(arguments)
@@ -115,16 +117,20 @@ def main(arguments: Arguments) -> None:
     with uncollected():
         data = load_data(arguments, train, evaluate, predict)
     plan = make_plan(arguments, len(data.train.texts), asked.world_size, asked.passes_by_tokens) if train else None
+    packed = leaves_padding_out(arguments, data, asked)
+    if packed:
+        data.notes.append("the encoder leaves padding out (--padding_free); its dropout is another sample than with padding")
     run = processes.start(asked, plan.batch if plan else None, arguments.report_to, arguments.output_dir)
+    spare_the_device(run.device)
     identity = session.make_identity(arguments, plan, data.identity)
     # Before the folder is taken: what is wrong with a model harms nothing that is there.
-    model = build_model(arguments, data) if train else None
-    resume = session.open_run(run, arguments, plan, identity, data.notes)
+    model = build_model(arguments, data, packed) if train else None
+    opening = session.open_run(run, arguments, plan, identity, data.notes)
 
     task = make_task(arguments, data, data.validation, gathers_weights(run))
     figures: dict[str, Any] = {}
     if train:
-        training, state = prepare_training(run, arguments, data, plan, task, model, resume, identity)
+        training, state = prepare_training(run, arguments, data, plan, task, model, opening, identity)
         del model
         figures |= engine.fit(run, plan, training, session.fit_options(arguments, task.headline, SHOWN), state)
         figures |= session.finish_training(run, training, state)
@@ -280,7 +286,7 @@ def collator(split: Split, data: Data) -> Any:
     """A function from row numbers to a `Batch`: documents padded as the model's attention needs it, titles behind -100."""
     import torch
 
-    from finetune.data import pad_rows
+    from finetune.data import lengths_of, pad_rows
     from finetune.task import Batch
     from titles.task import IGNORED
 
@@ -297,7 +303,7 @@ def collator(split: Split, data: Data) -> Any:
             inputs["global_attention_mask"] = torch.zeros_like(inputs["input_ids"])
             inputs["global_attention_mask"][:, 0] = 1
         labels = None if split.labels is None else pad_rows([split.labels[row] for row in rows], IGNORED)
-        return Batch(torch.as_tensor(rows, dtype=torch.int64), inputs, labels)
+        return Batch(torch.as_tensor(rows, dtype=torch.int64), inputs, labels, lengths_of(ids, tokenizer.padding_side))
 
     return collate
 
@@ -371,11 +377,20 @@ def headline_of(arguments: Arguments) -> str:
     return headline
 
 
-def build_model(arguments: Arguments, data: Data) -> Any:
-    """The encoder-decoder, the same initial weights on every process."""
+def leaves_padding_out(arguments: Arguments, data: Data, asked: Launch) -> bool:
+    """Whether the encoder computes on packed rows (--padding_free). Raises `InputError` if that is asked for in vain."""
+    from packed.choice import packs_rows
+    from titles.model import encoder_config
+
+    return packs_rows(arguments.padding_free, encoder_config(data.config), not asked.use_cpu, data.tokenizer.padding_side)
+
+
+def build_model(arguments: Arguments, data: Data, packed: bool = False) -> Any:
+    """The encoder-decoder, the same initial weights on every process. `packed`: see `train_steps`."""
     import torch
 
     from bigbird.layers import use_fast_attention
+    from packed.encoders import pack_rows
     from pretrained.model import check_vocabulary
     from titles.model import build_title_model, has_new_decoder, set_output_bias
 
@@ -384,18 +399,27 @@ def build_model(arguments: Arguments, data: Data) -> Any:
     check_vocabulary(model, data.tokenizer)
     if has_new_decoder(arguments, data.config):
         set_output_bias(model, data.train.labels.values)
-    use_fast_attention(model)
+    use_fast_attention(model, arguments.attention)
+    if packed:
+        pack_rows(model)
     return model
 
 
 def prepare_training(
-    run: Run, arguments: Arguments, data: Data, plan: Plan, task: TitleTask, model: Any, resume: Path | None, identity: dict
+    run: Run,
+    arguments: Arguments,
+    data: Data,
+    plan: Plan,
+    task: TitleTask,
+    model: Any,
+    opening: Opening,
+    identity: dict,
 ) -> tuple[Any, Any]:
     """Everything that `engine.fit` works on, with a checkpoint's state if there is one."""
     from finetune import session
     from finetune.engine import Training
 
-    steps = train_steps(arguments, data, plan, run.launch.rank)
+    steps = train_steps(arguments, data, plan, run.launch.rank, leaves_padding_out(arguments, data, run.launch))
     validation = eval_rows(arguments, data, data.validation) if data.validation is not None else None
 
     def make(model: Any, optimizer: Any, tracker: Any) -> Training:
@@ -404,32 +428,33 @@ def prepare_training(
 
         return Training(model, optimizer, task, steps, validation, tracker, Path(arguments.output_dir), identity, on_best)
 
-    return session.prepare_training(run, arguments, plan, model, make, resume, identity)
+    return session.prepare_training(run, arguments, plan, model, make, opening, identity)
 
 
-def train_steps(arguments: Arguments, data: Data, plan: Plan, rank: int) -> Any:
-    """A process's batches by optimizer step."""
+def train_steps(arguments: Arguments, data: Data, plan: Plan, rank: int, packed: bool = False) -> Any:
+    """A process's batches by optimizer step. `packed`: see `leaves_padding_out`."""
     from finetune.data import TrainSteps
 
     lengths, grouping = data.train.tokens.lengths, arguments.length_grouping
-    return TrainSteps(collator(data.train, data), lengths, plan, rank, arguments.seed, grouping, data.padding)
+    return TrainSteps(collator(data.train, data), lengths, plan, rank, arguments.seed, grouping, data.padding, packed)
 
 
 def rehearsal(asked: Launch, arguments: Arguments, data: Data, plan: Plan) -> tuple[Any, Any, Any]:
     """(model without weights, task, batches): what scripts/plan.py needs to know the memory of a run."""
     import torch
 
-    task = make_task(arguments, data, data.validation, in_step=False)
+    task, packed = make_task(arguments, data, data.validation, in_step=False), leaves_padding_out(arguments, data, asked)
     with torch.device("meta"):
-        model = build_model(arguments, data)
-    return model, task, train_steps(arguments, data, plan, asked.rank)
+        model = build_model(arguments, data, packed)
+    return model, task, train_steps(arguments, data, plan, asked.rank, packed)
 
 
 def eval_rows(arguments: Arguments, data: Data, split: Split) -> Any:
     """A file to be evaluated, longest documents first."""
     from finetune.data import EvalRows
+    from finetune.plan import evaluation_pass
 
-    return EvalRows(collator(split, data), split.tokens.lengths, arguments.per_device_eval_batch_size)
+    return EvalRows(collator(split, data), split.tokens.lengths, *evaluation_pass(arguments), data.padding)
 
 
 def export(run: Run, arguments: Arguments, data: Data, task: TitleTask, model: Any, records: list | None, tracker: Any) -> None:
@@ -467,6 +492,7 @@ def load_trained(run: Run, arguments: Arguments, data: Data, trained: bool) -> A
 
     from bigbird.layers import use_fast_attention
     from finetune.session import load_best
+    from packed.encoders import pack_rows
     from pretrained.model import check_vocabulary, load_model
 
     if trained:
@@ -476,7 +502,9 @@ def load_trained(run: Run, arguments: Arguments, data: Data, trained: bool) -> A
     else:
         model = load_model(AutoModelForSeq2SeqLM, replace(arguments, from_scratch=False), data.config)
     check_vocabulary(model, data.tokenizer)
-    use_fast_attention(model)
+    use_fast_attention(model, arguments.attention)
+    if leaves_padding_out(arguments, data, run.launch):
+        pack_rows(model)
     return run.accelerator.prepare_model(model.to(run.device), evaluation_mode=True)
 
 

@@ -16,4 +16,5 @@ ruff format --check --quiet . || {
   exit 1
 }
 export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
-exec python -m pytest "${select[@]}" "$@"
+# Two at a time: half of a test's time is one core's, or a wait for a launcher. What shares runs stays together (tests/conftest.py).
+exec python -m pytest --numprocesses 2 --dist loadgroup "${select[@]}" "$@"

@@ -26,6 +26,19 @@ LAUNCHER_VARIABLES = (
 )  # fmt: skip
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keeps tests that read the same runs in one of the processes that pytest-xdist starts, so that each run is made once."""
+    for item in items:
+        asked = getattr(item, "callspec", None)
+        of_titles = asked is not None and any(text in asked.id for text in ("titles", "titlegen"))
+        if not of_titles and {"launched", "outcome", "finished_run"} & set(item.fixturenames):
+            item.add_marker(pytest.mark.xdist_group("runs of classify.py"))
+        elif {"titled", "title_table", "title_tokens", "outcome"} & set(item.fixturenames):
+            item.add_marker(pytest.mark.xdist_group("runs of titlegen.py"))
+        elif "pair" in item.fixturenames:
+            item.add_marker(pytest.mark.xdist_group("two machines"))
+
+
 @dataclass(frozen=True, kw_only=True)
 class SharedArguments(
     groups.LaunchArguments,
@@ -154,6 +167,26 @@ def title_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     launchers.hide_gpus(folder)
     launchers.observe_steps(folder)
     return folder
+
+
+@dataclass(frozen=True)
+class TokenTable:
+    """A run of scripts/parity.py: its end, its folder, and the folder that its command names and it must leave alone."""
+
+    finished: launchers.Finished
+    folder: Path
+    never: Path
+
+
+@pytest.fixture(scope="session")
+def title_tokens(title_home: Path) -> TokenTable:
+    """scripts/parity.py, run as a user does, on the job of titles in forward passes of so many tokens, in three cells."""
+    never, options = title_home / "runs" / "never_tokens", ["--cells", "ddp,zero2", "--steps", str(title_job.STEPS)]
+    passes = {"max_tokens_per_micro_batch": title_job.PASS_TOKENS, "adam_epsilon": title_job.TABLE_EPSILON}
+    job = title_job.arguments(**passes, output_dir=never)
+    script = [str(launchers.SCRIPTS / "parity.py"), *options, "--output_dir", "tokens", str(title_job.SCRIPT)]
+    finished = launchers.run([*launchers.python(), *script, "--from_scratch", *job], title_home, timeout=900)
+    return TokenTable(finished, title_home / "tokens", never)
 
 
 @pytest.fixture(scope="session")

@@ -286,6 +286,8 @@ def training(output_dir: Path, model: str = "bert", **changed: object) -> list[s
 
 # Of 31 rows, the third global batch of 15 is one row, so that all processes but one have nothing in it; of 12 it is seven.
 UNEVEN, EVEN = 15, 12
+# A global batch has some 400 tokens, and no row more than 64.
+PASS_TOKENS = 100
 
 
 @dataclass(frozen=True)
@@ -296,6 +298,8 @@ class Job:
     processes: int
     global_batch_size: int
     micro_batch_size: int | None = None
+    max_tokens: int | None = None  # of a forward pass, if the job asks for that
+    padding_free: str | None = None
     deepspeed_file: str | None = None  # given to the script, for launchers that know nothing of it
     zero_stage: int = 0
     precision: str = "no"
@@ -310,9 +314,11 @@ JOBS = {
     "python": Job(one(python), 1, UNEVEN),
     "cpu": Job(one(accelerate, "cpu.yaml", 1), 1, UNEVEN, micro_batch_size=4),
     "accumulating": Job(one(python), 1, UNEVEN, micro_batch_size=8),
+    "tokens": Job(one(python), 1, UNEVEN, max_tokens=PASS_TOKENS),
     "single_gpu": Job(one(accelerate, "single_gpu.yaml", 1), 1, EVEN),
-    "cpu_ddp": Job(one(accelerate, "cpu_ddp.yaml", 2), 2, EVEN, micro_batch_size=3),
+    "cpu_ddp": Job(one(accelerate, "cpu_ddp.yaml", 2), 2, EVEN, max_tokens=PASS_TOKENS),
     "ddp": Job(one(accelerate, "ddp.yaml", 2), 2, UNEVEN),
+    "packed_ddp": Job(one(torchrun, 2), 2, UNEVEN, max_tokens=PASS_TOKENS, padding_free="on"),
     "ddp_bf16": Job(one(accelerate, "ddp_bf16.yaml", 2), 2, EVEN, precision="bf16"),
     "multi_node_ddp": Job(
         lambda: machines("multi_node_ddp.yaml", 2, 2), 2, UNEVEN, micro_batch_size=4, goes_on_from=("python", 2)
@@ -324,7 +330,9 @@ JOBS = {
     "zero3": Job(one(accelerate, "zero3.yaml", 2), 2, UNEVEN, micro_batch_size=4, zero_stage=3),
     "zero2_offload": Job(one(accelerate, "zero2_offload.yaml", 2), 2, UNEVEN, zero_stage=2),
     "zero3_offload": Job(one(accelerate, "zero3_offload.yaml", 2), 2, EVEN, zero_stage=3),
-    "multi_node_zero2": Job(lambda: machines("multi_node_zero2.yaml", 2, 2), 2, EVEN, zero_stage=2),
+    "multi_node_zero2": Job(
+        lambda: machines("multi_node_zero2.yaml", 2, 2), 2, EVEN, max_tokens=PASS_TOKENS, zero_stage=2
+    ),
     "deepspeed_zero1": Job(one(deepspeed, 2), 2, EVEN, deepspeed_file="ds_configs/zero1.json", zero_stage=1),
     "deepspeed_zero2": Job(
         one(deepspeed, 2), 2, UNEVEN, deepspeed_file="ds_configs/zero2.json", zero_stage=2, goes_on_from=("ddp", 2)
@@ -369,6 +377,8 @@ def launch(name: str, home: Path) -> Launched:
     changed: dict[str, object] = {
         "global_batch_size": job.global_batch_size,
         "per_device_train_batch_size": job.micro_batch_size,
+        "max_tokens_per_micro_batch": job.max_tokens,
+        "padding_free": job.padding_free,
         # Both spellings are the contract's.
         "deepspeed_config" if job.zero_stage == 1 else "deepspeed": job.deepspeed_file,
     }

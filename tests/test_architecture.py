@@ -19,6 +19,7 @@ LEVELS = {
     "config": 1,
     "file_problems": 1,
     "garbage": 1,
+    "lengths": 1,
     "network": 1,
     "order": 1,
     "plan": 1,
@@ -27,6 +28,7 @@ LEVELS = {
     "run_folder": 1,
     "stop": 1,
     "textfile": 1,
+    "transfer": 1,
     "versions": 1,
     "arguments": 2,
     "jsonfile": 2,
@@ -42,6 +44,7 @@ LEVELS = {
     "launch": 4,
     "memory": 4,
     "processes": 5,
+    "shards": 5,
     "checkpoint": 6,
     "ending": 6,
     "local_copy": 6,
@@ -124,10 +127,12 @@ def test_packages_do_not_import_each_other_in_a_circle():
 
 
 def test_a_task_is_imported_by_nothing_in_the_application_and_a_script_by_nobody():
-    scripts = {"scripts"} | {path.stem for path in (ROOT / "scripts").rglob("*.py")}
+    scripts = {"scripts"} | {path.stem for path in (ROOT / "scripts").glob("*.py")}
+    parts_of_scripts = {path.parent.name for path in (ROOT / "scripts").glob("*/__init__.py")}
     assert len(scripts) > 1
+    assert parts_of_scripts
     for path in SOURCES:
-        assert not packages(path) & (TASKS | scripts), path
+        assert not packages(path) & (TASKS | scripts | parts_of_scripts), path
     for path in (ROOT / "scripts").rglob("*.py"):
         assert not packages(path) & scripts, path
 

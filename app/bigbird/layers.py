@@ -15,31 +15,49 @@ from transformers.models.bigbird_pegasus.modeling_bigbird_pegasus import (
 )
 
 from bigbird.attention import BlockSparse
+from bigbird.flex import TILE, Shape, attend, plans_of
+from bigbird.flex_check import works
 from bigbird.plan import random_blocks, shortest_sparse
 from bigbird.rehearsal import Rehearsal
 from bigbird.rows import Rows, read_rows
+from finetune.lengths import known_lengths
+from finetune.transfer import send
 
 
-def use_fast_attention(model: torch.nn.Module) -> bool:
+def use_fast_attention(model: torch.nn.Module, kind: str = "auto") -> bool:
     """Makes every block-sparse BigBird encoder in `model` use this attention; False if there is none.
+
+    `kind`: auto, FlexAttention on a GPU where it works, gathered blocks elsewhere; blocks, the latter everywhere; transformers,
+    none: the model is left alone.
 
     Parameters and state dict stay as they are. From then on the encoders keep their kind of attention at any width (one
     that transformers would turn dense on a narrow batch attends densely in that batch alone).
     """
     found = False
-    for encoder in model.modules():
+    for encoder in model.modules() if kind != "transformers" else ():
         if isinstance(encoder, BigBirdModel | BigBirdPegasusEncoder) and encoder.attention_type == "block_sparse":
-            encoder.create_masks_for_block_sparse_attn = _masks
-            encoder.set_attention_type = _keep_attention_type
             for layer in encoder.modules():
                 layer.__class__ = FAST.get(type(layer), type(layer))
+            shape = _shape(encoder) if kind == "auto" else None
+            encoder.create_masks_for_block_sparse_attn = functools.partial(_masks, shape=shape)
+            encoder.set_attention_type = _keep_attention_type
             found = True
     return found
 
 
-def _masks(attention_mask: Tensor, block_size: int) -> tuple[Rows, None, None, None]:
+def _shape(encoder: torch.nn.Module) -> Shape:
+    layers = [layer for layer in encoder.modules() if isinstance(layer, _Fast)]
+    one, seeds = layers[0], tuple(layer.seed for layer in layers)
+    return Shape(seeds, one.num_attention_heads, one.num_random_blocks, one.block_size, one.max_seqlen)
+
+
+def _masks(attention_mask: Tensor, block_size: int, *, shape: Shape | None) -> tuple[Rows, None, None, None]:
     """In place of transformers' four masks: the first one reaches every layer untouched."""
-    return read_rows(attention_mask, block_size), None, None, None
+    rows = read_rows(attention_mask, block_size)
+    lengths = known_lengths(*rows.mask.shape)
+    if shape is not None and lengths is not None and attention_mask.device.type in FLEX_DEVICES and block_size % TILE == 0:
+        rows = rows._replace(plan=plans_of(rows.mask, lengths, shape))
+    return rows, None, None, None
 
 
 def _keep_attention_type(value: str) -> None:
@@ -74,11 +92,16 @@ FAST = {
 }
 
 
+FLEX_DEVICES = ("cuda",)
+
+
 @torch.compiler.disable
 def _attend(layer: Any, query: Tensor, key: Tensor, value: Tensor, rows: Rows) -> Tensor:
     """Query, key and value (rows, width, heads, size) -> context of that shape, as `layer` attends."""
     if isinstance(query, FakeTensor):
         return Rehearsal.apply(query, key, value, layer.block_size, layer.num_random_blocks)
+    if rows.plan is not None and works(query.device, query.dtype, query.shape[-1]):
+        return attend(query, key, value, rows.mask, rows.plan(layer.seed, layer.training))
     drawn = []
     for blocks, _ in rows.groups:
         sparse = blocks >= shortest_sparse(layer.num_random_blocks)
@@ -93,4 +116,4 @@ def _table(
 ) -> Tensor:  # fmt: skip
     """The random blocks of a layer, (heads, blocks - 2, r), on `device`."""
     sizes = {"blocks": blocks, "heads": heads, "number": number, "block_size": block_size, "positions": positions}
-    return torch.tensor(random_blocks(**sizes, seed=seed), device=device)
+    return send(torch.tensor(random_blocks(**sizes, seed=seed)), device)

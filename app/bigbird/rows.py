@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from bigbird.plan import shortest_sparse
 from bigbird.scores import HIDDEN
+from finetune.lengths import known_lengths
 
 
 class Rows(NamedTuple):
@@ -21,20 +22,23 @@ class Rows(NamedTuple):
 
     mask: Tensor  # (rows, width) bool: which tokens are real
     groups: list[tuple[int, Tensor | None]]  # number of blocks, the rows that have it (None: all rows do)
+    plan: Callable | None = None  # `flex.plans_of`, where that is used
 
 
 @torch.compiler.disable
 def read_rows(attention_mask: Tensor, block_size: int) -> Rows:
     """`attention_mask`: (rows, width), not 0 for real tokens; the width is a multiple of `block_size`.
 
-    A row ends with the block of its last real token. Copies one number per row to the host.
+    A row ends with the block of its last real token. Copies one number per row to the host, if it does not know the lengths.
     """
     mask = attention_mask != 0
     if isinstance(mask, FakeTensor):  # a rehearsal of the memory (finetune.memory): no values to read, so all rows are full
         return Rows(mask, [])
     length = (mask * torch.arange(1, mask.shape[1] + 1, device=mask.device)).amax(dim=1)
     blocks, order = ((length + block_size - 1) // block_size).clamp(min=1).sort(stable=True)
-    counts = [(number, len(list(same))) for number, same in itertools.groupby(blocks.tolist())]
+    known = known_lengths(*mask.shape)
+    numbers = blocks.tolist() if known is None else sorted(max(1, -(-tokens // block_size)) for tokens in known)
+    counts = [(number, len(list(same))) for number, same in itertools.groupby(numbers)]
     if len(counts) == 1:
         return Rows(mask, [(counts[0][0], None)])
     parts = order.split([size for _, size in counts])

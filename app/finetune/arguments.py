@@ -18,6 +18,12 @@ class ModelArguments:
     config_name: str | None = option(help="hub id, folder or config.json of the configuration, if not the model's own")
     tokenizer_name: str | None = option(help="hub id or folder of the tokenizer, if not the model's own")
     from_scratch: bool = option(False, help="random weights from the configuration instead of pretrained ones")
+    attention: str = option(
+        "auto",
+        choices=("auto", "blocks", "transformers"),
+        help="of BigBird: auto, FlexAttention on a GPU, gathered blocks elsewhere; blocks, those everywhere; transformers, its "
+        "own, for comparison",
+    )
     trust_remote_code: bool = option(False, help="run code that comes with a hub model")
 
 
@@ -75,7 +81,20 @@ class BatchArguments:
         help="most tokens per process in one forward pass, padding included, instead of a number of samples "
         "(default: 2048 on a CPU, as many as the samples have elsewhere)",
     )
-    per_device_eval_batch_size: int = option(32, at_least=1, help="samples per process in one evaluation pass")
+    padding_free: str = option(
+        "auto",
+        choices=("auto", "on", "off"),
+        help="compute on the tokens of a batch without its padding; for BERT, RoBERTa, XLM-R, CamemBERT, ELECTRA, DistilBERT "
+        "(auto: on a GPU, where the model can)",
+    )
+    per_device_eval_batch_size: int | None = option(
+        at_least=1, help="samples per process in one evaluation pass (default: 32, or see --max_tokens_per_eval_batch)"
+    )
+    max_tokens_per_eval_batch: int | None = option(
+        at_least=1,
+        help="most tokens per process in one evaluation pass, padding included, instead of a number of samples "
+        "(default: 2048 for classification on a CPU)",
+    )
     length_grouping: bool = option(True, help="batch rows of similar length together, so that little is padded")
 
 
@@ -129,6 +148,12 @@ class RunArguments:
         above=0, help="seconds from the start after which training saves a checkpoint and stops, as if it was asked to"
     )
     save_total_limit: int = option(2, at_least=1, help="how many checkpoints to keep")
+    checkpoint_format: str = option(
+        "full",
+        choices=("full", "sharded"),
+        help="full: rank 0 gathers weights and moments, for any launch to go on from; sharded: under ZeRO each process writes "
+        "its own part, for the same launch to go on from",
+    )
     metric_for_best_model: str | None = option(help="the figure that decides which model is best")
     greater_is_better: bool | None = option(help="default: true, except for a loss")
     early_stopping_patience: int | None = option(at_least=1, help="stop after N evaluations without a better model")
@@ -151,6 +176,9 @@ class LaunchArguments:
 
     deepspeed: str | None = option(help="DeepSpeed file, for the deepspeed launcher or torchrun")
     deepspeed_config: str | None = option(help="the same as --deepspeed")
+    tf32: bool = option(
+        False, help="compute fp32 matrix products on GPUs in TensorFloat-32: several times faster, with 10 bits of mantissa"
+    )
     mixed_precision: str | None = option(
         choices=("no", "fp16", "bf16"), help="default: what the launcher's config file says, else no"
     )
@@ -166,6 +194,8 @@ def contradictions(arguments) -> list[str]:
     if a.warmup_steps is not None and a.warmup_ratio is not None:
         found.append("--warmup_steps and --warmup_ratio are both given; keep one")
     sizes = ("per_device_train_batch_size", "gradient_accumulation_steps")
+    if a.max_tokens_per_eval_batch and a.per_device_eval_batch_size:
+        found.append("--max_tokens_per_eval_batch and --per_device_eval_batch_size are both given; keep one")
     if a.max_tokens_per_micro_batch:
         found += [
             f"--max_tokens_per_micro_batch and --{name} are both given; keep one"

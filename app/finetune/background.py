@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 
 NAME = "work beside the run"
+_ending = threading.Event()
 
 
 class Background:
@@ -14,10 +15,12 @@ class Background:
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
+        self._hurried = threading.Event()
 
     def start(self, work: Callable[[], None]) -> None:
         """Waits for the piece before, raises its error if it had one, and begins this one."""
         self.wait()
+        self._hurried.clear()
         self._thread = threading.Thread(target=self._do, args=(work,), name=NAME)
         self._thread.start()
 
@@ -30,6 +33,14 @@ class Background:
         if error is not None:
             raise error
 
+    def hurry(self) -> None:
+        """Tells the work in flight that what it waits for has come, or will not come."""
+        self._hurried.set()
+
+    def is_hurried(self) -> bool:
+        """Whether work that waits for another process should not do so much longer: `hurry` says so, or this process ends."""
+        return self._hurried.is_set() or _ending.is_set()
+
     def _do(self, work: Callable[[], None]) -> None:
         try:
             work()
@@ -39,6 +50,7 @@ class Background:
 
 def finish_all() -> None:
     """Waits for whatever is in flight in this process, well or not; for a process that is about to end."""
+    _ending.set()
     for thread in threading.enumerate():
         if thread.name == NAME:
             thread.join()

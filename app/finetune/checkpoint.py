@@ -1,18 +1,20 @@
 """Checkpoints in one format whatever the launch: full fp32 weights and Adam moments by parameter name. Level 6.
 
-A checkpoint is complete or not there: it is written beside its place, checksummed, flushed and renamed, by a thread while the
-run goes on. It holds no random-number state and no order, since both are functions of (seed, step).
+Where gathering these is too costly, the processes of ZeRO write shards instead (see `shards`). A checkpoint is complete or
+not there: it is written beside its place, checksummed, flushed and renamed, by a thread while the run goes on. It holds no
+random-number state and no order, since both are functions of (seed, step).
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -20,15 +22,16 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from finetune import status, zero
+from finetune import shards, status, zero
 from finetune.background import Background
-from finetune.failure import InputError, TrainingError
+from finetune.failure import InputError, TrainingError, where
 from finetune.processes import Run
-from finetune.run_folder import as_json, recover_folder, replace_folder, write_json, write_text
+from finetune.run_folder import as_json, put_in_place, recover_folder, replace_folder, write_json, write_text
 
 FOLDER = "checkpoints"  # of the run's folder
 MANIFEST = "manifest.json"
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "identity.json")
+IN_SHARDS = (shards.LAYOUT, "state.json", "identity.json")  # and the shards
 LEFT_BEHIND = ".left_behind"
 
 
@@ -81,52 +84,151 @@ def save(
     limit: int,
     writer: Background,
     first: Callable[[], None],
+    in_shards: bool = False,
 ) -> None:
-    """Copies what a checkpoint needs to rank 0's memory and has `writer` write checkpoints/step_N beside the run, after calling
-    `first`; removes the oldest beyond `limit`. All processes must call it.
+    """Copies what a checkpoint needs to host memory - rank 0's, or, for one `in_shards`, each process's own part - and has
+    `writer` write checkpoints/step_N beside the run, after calling `first` on rank 0; removes the oldest beyond `limit`. All
+    processes must call it, each with a `writer` of its own.
 
-    Waits for the checkpoint before, if that is still being written, and raises `TrainingError` if it could not be. The
-    same holds for `writer.wait()`, which is to be called (on rank 0) before the run ends.
+    Waits for the checkpoint before, if that is still being written (see `wait`).
     """
+    wait(run, writer)
+    (_save_shards if in_shards else _save_full)(run, folder, model, optimizer, state, identity, limit, writer, first)
+
+
+def wait(run: Run, writer: Background) -> None:
+    """Waits until the checkpoint in flight, if there is one, is on disk. All processes must call it, also before the run ends.
+
+    Raises `TrainingError` on every process if it could not be written.
+    """
+    problem = None
+    if not run.is_main:
+        try:
+            writer.wait()
+        except TrainingError as error:
+            problem = f"{where()}: {error}"
+    told = [found for found in run.gather([problem]) if found]
+    writer.hurry()  # the others' parts are there, or one of them never will be
+    if told:
+        raise TrainingError("\n".join(told))
     run.on_main(writer.wait)
+
+
+def _save_full(
+    run: Run,
+    folder: Path,
+    model: Any,
+    optimizer: Any,
+    state: TrainState,
+    identity: dict[str, Any],
+    limit: int,
+    writer: Background,
+    first: Callable[[], None],
+) -> None:
     weights = full_weights(run, model)
     moments = _moments(run, model, optimizer)
     state.loss_scale = _loss_scale(run, model)
-    if run.is_main:
-        flat = {f"{key}/{name}": tensor for key, tensors in moments.items() for name, tensor in tensors.items()}
-        content = {"model.safetensors": _distinct(weights), "optimizer.safetensors": flat}
-        # As text, since the run goes on counting in `state` meanwhile.
-        step, texts = state.step, {"state.json": as_json(asdict(state)), "identity.json": as_json(identity)}
-
-        def write() -> None:
-            first()
-            _write(folder, step, content, texts, limit)
-
-        writer.start(write)
-
-
-def _write(folder: Path, step: int, content: dict[str, dict[str, torch.Tensor]], texts: dict[str, str], limit: int) -> None:
-    path = folder / f"step_{step}"
+    if not run.is_main:
+        return
+    flat = {f"{key}/{name}": tensor for key, tensors in moments.items() for name, tensor in tensors.items()}
+    content = {"model.safetensors": _distinct(weights), "optimizer.safetensors": flat}
+    step, texts = state.step, _texts(state, identity)
+    needed = sum(tensor.nbytes for tensors in content.values() for tensor in tensors.values())
 
     def fill(place: Path) -> None:
         for name, tensors in content.items():
             save_file(tensors, place / name)
-        for name, text in texts.items():
-            write_text(place / name, text)
-        files = {name: {"bytes": (place / name).stat().st_size, "sha256": _sha256(place / name)} for name in FILES}
-        write_json(place / MANIFEST, {"step": step, "files": files})
+        _write_manifest(place, step, texts, {name: _listed(place / name) for name in content}, {})
 
-    needed = sum(tensor.nbytes for tensors in content.values() for tensor in tensors.values())
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if shutil.disk_usage(folder).free < needed:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    def write() -> None:
+        first()
+        with _failures_explained(folder / f"step_{step}", needed):
+            _make_room(folder, needed)
+            _leave_behind(folder, step)
+            replace_folder(folder / f"step_{step}", fill)
+            _rotate(folder, step, limit)
+        status.saved(step)
+
+    writer.start(write)
+
+
+def _save_shards(
+    run: Run,
+    folder: Path,
+    model: Any,
+    optimizer: Any,
+    state: TrainState,
+    identity: dict[str, Any],
+    limit: int,
+    writer: Background,
+    first: Callable[[], None],
+) -> None:
+    rank, world_size = run.launch.rank, run.launch.world_size
+    step, path = state.step, folder / f"step_{state.step}"
+    content = zero.partition(model, state.updates)
+    state.loss_scale = _loss_scale(run, model)
+    texts = {shards.LAYOUT: as_json(shards.layout(model, run.launch)), **_texts(state, identity)} if run.is_main else {}
+    needed = world_size * sum(tensor.nbytes for tensor in content.values())
+
+    def begin() -> Path:
+        with _failures_explained(path, needed):
+            _make_room(folder, needed)
+            # A name of its own: a process that outlived its run may still write to the folder that run began.
+            place = path.with_name(f".{path.name}.{os.urandom(4).hex()}.unfinished")
+            place.mkdir()
+        return place
+
+    def commit() -> None:
+        first()
+        written = shards.collect(place, world_size, run.launch.timeout_seconds, writer.is_hurried)
+        _write_manifest(place, step, texts, written, {"shards": world_size})
         _leave_behind(folder, step)
-        replace_folder(path, fill)
+        put_in_place(place, path)
         _rotate(folder, step, limit)
+        status.saved(step)
+
+    def write() -> None:
+        with _failures_explained(path, needed):
+            try:
+                shards.write(place, rank, content)
+                if rank == 0:
+                    commit()
+            except Exception:
+                if rank == 0:
+                    shards.clear(place, run.launch.timeout_seconds, writer.is_hurried)
+                raise
+
+    place = run.on_main(begin)
+    writer.start(write)
+
+
+def _texts(state: TrainState, identity: dict[str, Any]) -> dict[str, str]:
+    """As text, since the run goes on counting in `state` while a checkpoint is written."""
+    return {"state.json": as_json(asdict(state)), "identity.json": as_json(identity)}
+
+
+def _write_manifest(place: Path, step: int, texts: dict[str, str], written: dict[str, Any], more: dict[str, Any]) -> None:
+    for name, text in texts.items():
+        write_text(place / name, text)
+    write_json(place / MANIFEST, {"step": step, **more, "files": {**written, **{n: _listed(place / n) for n in texts}}})
+
+
+def _listed(path: Path) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+
+
+def _make_room(folder: Path, needed: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    if shutil.disk_usage(folder).free < needed:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@contextlib.contextmanager
+def _failures_explained(path: Path, needed: int) -> Iterator[None]:
+    try:
+        yield
     except Exception as error:
         raise TrainingError(_not_written(path, needed, error)) from error
-    status.saved(step)
 
 
 def _leave_behind(folder: Path, step: int) -> None:
@@ -199,8 +301,9 @@ def damage(path: Path) -> str | None:
     if not path.is_dir():
         return "is not a folder"
     try:
-        files = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["files"]
-        for name in FILES:
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        files = manifest["files"]
+        for name in IN_SHARDS + tuple(shards.files(manifest["shards"])) if "shards" in manifest else FILES:
             if name not in files:
                 return f"{MANIFEST} does not list {name}"
             file, expected = path / name, files[name]
@@ -229,8 +332,18 @@ def _step_of(path: Path) -> int:
     return int(path.name.removeprefix("step_").partition(".")[0])
 
 
+def is_in_shards(path: Path) -> bool:
+    """Whether a whole checkpoint is one that ZeRO's processes wrote a part of each."""
+    return (path / shards.LAYOUT).exists()
+
+
 def load_weights(path: Path, model: torch.nn.Module) -> None:
-    """Puts a checkpoint's weights into a model that is not prepared yet. Raises `InputError` for another model's."""
+    """Puts a checkpoint's weights into a model that is not prepared yet; those in shards come with the optimizer's state.
+
+    Raises `InputError` for another model's.
+    """
+    if is_in_shards(path):
+        return
     weights, known = load_file(path / "model.safetensors"), model.state_dict()
     for name in sorted(weights.keys() & known.keys()):
         if weights[name].shape != known[name].shape:
@@ -262,8 +375,18 @@ def load_state(path: Path, identity: dict[str, Any]) -> TrainState:
 def restore_optimizer(
     run: Run, path: Path, model: Any, optimizer: Any, state: TrainState, idle_step: Callable[[], None]
 ) -> None:
-    """Puts the moments back after the model and the optimizer were prepared. `idle_step` makes a step that moves nothing:
-    DeepSpeed's optimizers have no state to put anything into before their first."""
+    """Puts the moments back after the model and the optimizer were prepared; with them the weights of a checkpoint in shards,
+    and those that DeepSpeed keeps beside a model in half precision. `idle_step` makes a step that moves nothing: DeepSpeed's
+    optimizers have no state to put anything into before their first.
+
+    Raises `InputError` for shards in another layout.
+    """
+    if is_in_shards(path):
+        idle_step()
+        shards.restore(path, run.launch, model, state.updates)
+        if state.loss_scale:
+            zero.restore_loss_scale(model, state.loss_scale)
+        return
     flat = load_file(path / "optimizer.safetensors")
     moments: dict[str, dict[str, torch.Tensor]] = {"exp_avg": {}, "exp_avg_sq": {}}
     for name, tensor in flat.items():
@@ -272,6 +395,8 @@ def restore_optimizer(
     if run.deepspeed_config is not None:
         idle_step()
         zero.restore_moments(model, moments, state.updates)
+        if run.launch.precision != "no":
+            zero.restore_weights(model, load_file(path / "model.safetensors"))
         if state.loss_scale:
             zero.restore_loss_scale(model, state.loss_scale)
         return

@@ -10,7 +10,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -125,6 +125,12 @@ def pad_rows(rows: Sequence[np.ndarray], pad_value: int, side: str = "right", mu
     return torch.from_numpy(padded)
 
 
+def lengths_of(rows: Sequence[np.ndarray], side: str) -> tuple[int, ...] | None:
+    """`Batch.lengths` of rows that are padded on that side; None as well if a row has no token."""
+    lengths = tuple(map(len, rows))
+    return lengths if side == "right" and min(lengths) > 0 else None
+
+
 def one_hot(labels: Ragged, rows: np.ndarray, num_labels: int) -> torch.Tensor:
     """(b, labels) float32: 1 where a row has the label."""
     dense = torch.zeros(len(rows), num_labels)
@@ -139,11 +145,11 @@ class TrainSteps(Dataset):
 
     def __init__(
         self, collate: Collate, lengths: np.ndarray, plan: Plan, rank: int, seed: int, length_grouping: bool,
-        multiple: int = 1,
+        multiple: int = 1, packed: bool = False,
     ) -> None:  # fmt: skip
-        """`multiple`: of what a batch's width is a multiple, as `collate` pads."""
-        self.collate, self.lengths, self.plan, self.rank = collate, lengths, plan, rank
-        self.widths = -(-np.maximum(lengths, 1) // multiple) * multiple
+        """`multiple`: of what a batch's width is a multiple, as `collate` pads. `packed`: the model leaves padding out."""
+        self.packed, self.collate, self.lengths, self.plan, self.rank = packed, collate, lengths, plan, rank
+        self.widths = padded_widths(lengths, multiple)
         self._order = lru_cache(maxsize=2)(
             lambda epoch: epoch_order(seed, epoch, lengths, plan.batch.global_batch_size, length_grouping)
         )
@@ -161,13 +167,16 @@ class TrainSteps(Dataset):
         """[forward pass][process] -> rows of optimizer step `step`."""
         batch, rows = self.plan.batch, self.rows(step)
         if batch.max_tokens is not None:
-            return share_out_tokens(rows, self.widths, batch.world_size, batch.max_tokens)
+            return share_out_tokens(rows, self.widths, batch.world_size, batch.max_tokens, self.packed)
         return share_out(rows, self.lengths, batch.world_size, batch.accumulation)
 
     def tokens(self, step: int) -> tuple[int, int]:
         """Tokens of the global batch of optimizer step `step`, and what padding makes of them."""
+        tokens = int(self.lengths[self.rows(step)].sum())
+        if self.packed:
+            return tokens, tokens
         padded = sum(len(share) * int(self.widths[share].max()) for each in self.shares(step) for share in each if len(share))
-        return int(self.lengths[self.rows(step)].sum()), padded
+        return tokens, padded
 
     def __getitem__(self, step: int) -> list[Batch]:
         rows = self.rows(step)
@@ -179,7 +188,7 @@ def collate_share(collate: Collate, rows: np.ndarray, others: np.ndarray) -> Bat
     if len(rows):
         return collate(rows)
     batch = collate(others[-1:])
-    return Batch(torch.full_like(batch.rows, -1), batch.inputs, batch.labels)
+    return replace(batch, rows=torch.full_like(batch.rows, -1))
 
 
 def train_loader(steps: TrainSteps, first_step: int, num_workers: int, pin_memory: bool) -> DataLoader:
@@ -198,17 +207,28 @@ def train_loader(steps: TrainSteps, first_step: int, num_workers: int, pin_memor
 
 @dataclass(frozen=True)
 class EvalRows:
-    """A file to be evaluated: how to collate its rows, how long they are, how many at a time."""
+    """A file to be evaluated: how to collate its rows, how long they are, how many at a time.
+
+    `max_tokens` takes the place of `batch_size` where it is given; `multiple`: of what a batch's width is a multiple, as
+    `collate` pads.
+    """
 
     collate: Collate
     lengths: np.ndarray
     batch_size: int
+    max_tokens: int | None = None
+    multiple: int = 1
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def batches(self, world_size: int, rank: int) -> Iterable[Batch]:
         """This process's batches; every process gets the same number."""
-        everything = np.arange(len(self.lengths))
-        for rows in evaluation_batches(self.lengths, self.batch_size, world_size, rank):
+        everything, widths = np.arange(len(self.lengths)), padded_widths(self.lengths, self.multiple)
+        for rows in evaluation_batches(widths, self.batch_size, self.max_tokens, world_size, rank):
             yield collate_share(self.collate, rows, everything)
+
+
+def padded_widths(lengths: np.ndarray, multiple: int) -> np.ndarray:
+    """(rows,) tokens that each row would take if it were alone."""
+    return -(-np.maximum(lengths, 1) // multiple) * multiple

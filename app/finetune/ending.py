@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 
 RESUME = "The same command with --resume_from_checkpoint auto goes on from the newest checkpoint"
+_telling = threading.Lock()  # whoever notices a loss first, the main thread or the pulse's, tells of it
 WHOLE = f"What was whole before still is. Make room. {RESUME}"
 
 
@@ -32,6 +34,7 @@ def failures_end_the_job(debug: bool) -> Iterator[None]:
     """
     code = 0
     with stop.listen():
+        pulse.on_loss(_end_over_a_loss)
         try:
             yield
         except StopRequested as error:
@@ -54,7 +57,7 @@ def failures_end_the_job(debug: bool) -> Iterator[None]:
             stop.end_with(code, said=True)
             meeting.leave_word([said], code)
             if pulse.is_loss(error):
-                _report_loss(said, debug)
+                code = _report_loss(said, debug)
             else:
                 status.end("failed", said)
                 if debug or not _is_full_disk(error):
@@ -72,26 +75,46 @@ def _is_full_disk(error: Exception) -> bool:
     return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or os.strerror(errno.ENOSPC) in str(error)
 
 
-def _report_loss(said: str, debug: bool) -> None:
-    """An exchange with the others failed: the echo of a failure elsewhere. Says whose, if that process cannot.
+def _report_loss(said: str, debug: bool) -> int:
+    """An exchange with the others failed: the echo of something elsewhere. Says of what, if nobody there can; returns the exit
+    code.
 
     Listening takes a few seconds, in which a launcher that knows of a dead process ends this one: then nothing is left to say.
     """
+    if not _telling.acquire(blocking=False):
+        threading.Event().wait()  # `_end_over_a_loss` ends the process
     status.failing(said)
     if stop.requested() is not None:
-        return
-    silent = pulse.silent()
-    told = f"{', '.join(silent)} no longer answers: killed, stopped, or cut off from the network" if silent else said
-    status.end("failed", told)
+        return EXIT_TRAINING_FAILED
+    heard = pulse.listen()
+    if heard.stopped is not None:
+        status.end("stopped", heard.stopped)
+        return EXIT_STOPPED
+    status.end("failed", heard.lost or said)
     if os.environ.get("LOCAL_RANK", "0") != "0":
         time.sleep(3)
     if stop.requested() is not None:
-        return
-    if debug or not silent:
+        return EXIT_TRAINING_FAILED
+    if debug or heard.lost is None:
         traceback.print_exc()
-    if silent:
-        told = f"{told}. {RESUME} ({said.splitlines()[0][:200]})"
+    told = f"{heard.lost}. {RESUME} ({said.splitlines()[0][:200]})" if heard.lost else said
     print(f"error on {where()}: {told}", file=sys.stderr, flush=True)
+    return EXIT_TRAINING_FAILED
+
+
+def _end_over_a_loss(lost: str) -> None:
+    """Ends this process, from a thread: another is lost, and the main thread waits for it in an exchange that nothing breaks
+    off in time."""
+    if not _telling.acquire(blocking=False):
+        return
+    stop.end_with(EXIT_TRAINING_FAILED, said=True)
+    status.end("failed", lost)
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        time.sleep(3)
+    if stop.requested() is None:
+        print(f"error on {where()}: {lost}. {RESUME}", file=sys.stderr, flush=True)
+    background.finish_all()
+    stop.leave(EXIT_TRAINING_FAILED)
 
 
 def stop_here(run: Run, place: str) -> NoReturn:
@@ -113,20 +136,23 @@ def stop_here(run: Run, place: str) -> NoReturn:
 
 
 def finish(run: Run) -> None:
-    """Closes trackers and the process group, and ends a process that had one, with exit code 0.
+    """Closes trackers, waits for the others, and ends a process that had a process group, with exit code 0.
 
-    The interpreter is not torn down then: DeepSpeed keeps references to process groups whose threads outlive the
-    interpreter, and one that wakes up too late aborts a process whose work is done ("terminate called without an active
-    exception"; seen once, in a ZeRO-2 run over two launchers).
+    Neither the interpreter nor gloo's groups are torn down then: DeepSpeed keeps references to groups, and threads of theirs
+    that wake up too late abort a process whose work is done ("terminate called without an active exception"; seen twice, in
+    ZeRO-2 runs on busy machines). NCCL wants its groups to be destroyed.
     """
     pulse.stop()
     stop.end_with(0, said=True)
     status.end("done")
-    run.accelerator.end_training()
+    for tracker in run.accelerator.trackers:
+        tracker.finish()
     import torch
 
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+        run.wait()
+        if run.launch.backend == "nccl":
+            torch.distributed.destroy_process_group()
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()

@@ -19,13 +19,14 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from finetune import checkpoint, stop, zero
+from finetune import checkpoint, pulse, stop, zero
 from finetune.background import Background
 from finetune.checkpoint import TrainState
 from finetune.clock import StepClock, peak_memory_mb
 from finetune.data import EvalRows, TrainSteps, train_loader
 from finetune.ending import stop_here
 from finetune.failure import EXIT_STOPPED, StopRequested, TrainingError
+from finetune.lengths import known
 from finetune.optim import set_learning_rate
 from finetune.plan import Plan, lr_multiplier
 from finetune.processes import Run
@@ -66,6 +67,7 @@ class FitOptions:
     dataloader_num_workers: int
     shown: tuple[str, ...]  # evaluation figures for the console
     profile: int | None = None  # steps that torch's profiler watches
+    in_shards: bool = False  # checkpoints
 
 
 def train_step(
@@ -92,11 +94,13 @@ def train_step(
         # Set by hand: `accumulate()` asks the dataloader where it ends, and steps at the wrong place when we fetch ahead.
         accelerator.sync_gradients = last
         with nullcontext() if last else accelerator.no_sync(model):
-            with part("forward"):
+            with part("forward"), known(batch.lengths):
                 loss_sum = task.loss_sum(model, batch)
+            pulse.mark()
             with part("backward"):
                 accelerator.backward(loss_sum * scale)
         loss += loss_sum.detach().float()
+    pulse.mark()
     with part("optimizer"):
         norm = (
             zero.grad_norm(model)
@@ -133,7 +137,8 @@ def predict(run: Run, model: Any, task: Task, rows: EvalRows, stoppable: bool = 
     model.eval()
     mine: list[Record] = []
     for batch in rows.batches(run.launch.world_size, run.launch.rank):
-        with run.accelerator.autocast():  # what does not go through the prepared model's forward, as generate()
+        # What does not go through the prepared model's forward, as generate(), would not be autocast.
+        with run.accelerator.autocast(), known(batch.lengths):
             mine += task.predict(model, batch.to(run.device))
         if stoppable and _asked_to_stop(run):
             model.train(was_training)
@@ -170,7 +175,7 @@ def fit(run: Run, plan: Plan, training: Training, options: FitOptions, state: Tr
         loader = profiled(loader, options.profile, training.output_dir, run.device, training.tracker.say)
     started = time.perf_counter()
     first_step = look = state.step
-    pace = 0.0
+    pace, scale = 0.0, _loss_scale(run)
     clock.mark()
     for micro_batches in () if done else loader:
         step = state.step
@@ -184,7 +189,8 @@ def fit(run: Run, plan: Plan, training: Training, options: FitOptions, state: Tr
         except torch.OutOfMemoryError as error:
             raise TrainingError(_out_of_memory(step, micro_batches, error)) from error
         state.step += 1
-        _count_skipped(run, training, state)
+        before, scale = scale, _loss_scale(run)
+        _count_skipped(run, state, scale < before)
         pending.append((loss, norm))
         clock.mark()
         log_due = plan.due(state.step, plan.logging_steps)
@@ -213,7 +219,7 @@ def fit(run: Run, plan: Plan, training: Training, options: FitOptions, state: Tr
             clock.mark()
     if _asked_to_stop(run):
         _save_and_stop(run, plan, training, options, state, stalls, False)
-    run.on_main(training.writer.wait)
+    checkpoint.wait(run, training.writer)
     stop.end_with(EXIT_STOPPED)  # everything is on disk
     return _train_figures(run, training, state, clock, stalls)
 
@@ -292,6 +298,7 @@ def _save(run: Run, training: Training, options: FitOptions, state: TrainState, 
         options.save_total_limit,
         training.writer,
         first=training.tracker.flush,  # a checkpoint that survives a power cut must not be ahead of the history
+        in_shards=options.in_shards,
     )
     stalls.append(time.perf_counter() - started)
 
@@ -301,7 +308,7 @@ def _save_and_stop(
 ) -> NoReturn:
     state.unevaluated = unevaluated
     _save(run, training, options, state, stalls)
-    run.on_main(training.writer.wait)
+    checkpoint.wait(run, training.writer)
     path = training.output_dir / checkpoint.FOLDER / f"step_{state.step}"
     done = f"step {state.step} of {plan.total_steps} is saved in {path}"
     stop_here(run, f"{done}; the same command with --resume_from_checkpoint auto goes on")
@@ -328,8 +335,16 @@ def _out_of_memory(step: int, micro_batches: list[Batch], error: Exception) -> s
     )
 
 
-def _count_skipped(run: Run, training: Training, state: TrainState) -> None:
-    if run.launch.precision != "fp16" or not run.accelerator.optimizer_step_was_skipped:
+def _loss_scale(run: Run) -> float:
+    """torch's scale of fp16 losses; 1.0 where there is none. Waits for the GPU."""
+    return run.accelerator.scaler.get_scale() if run.accelerator.scaler is not None else 1.0
+
+
+def _count_skipped(run: Run, state: TrainState, scale_fell: bool) -> None:
+    # A fused optimizer is called for a gradient that overflowed as well and skips it by itself, on the GPU: Accelerate, which
+    # looks whether it was called, does not notice.
+    skipped = scale_fell if run.deepspeed_config is None else run.accelerator.optimizer_step_was_skipped
+    if run.launch.precision != "fp16" or not skipped:
         state.updates += 1
         state.skipped_in_a_row = 0
         return

@@ -41,6 +41,7 @@ class Launch:
     deepspeed_file: str | None
     deepspeed_config: dict[str, Any] | None
     max_grad_norm: float
+    tf32: bool = False
 
     @property
     def passes_by_tokens(self) -> bool:
@@ -100,6 +101,7 @@ def describe_launch(arguments: Any, machine: Machine | None = None) -> Launch:
         deepspeed_file=file,
         deepspeed_config=config,
         max_grad_norm=arguments.max_grad_norm,
+        tf32=arguments.tf32 and not use_cpu,
     )
 
 

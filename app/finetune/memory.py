@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_iter
 
 from finetune import zero
 from finetune.data import TrainSteps
+from finetune.lengths import known
 from finetune.plan import BatchShape
 from finetune.task import Batch, Task
 
@@ -205,9 +206,10 @@ def rehearse(model: nn.Module, task: Task, batch: Batch, layout: Layout) -> Rehe
             double = _without_values(model, layout.own_precision)
             double.train()
             labels = None if batch.labels is None else _empty(batch.labels)
-            shapes = Batch(_empty(batch.rows), {name: _empty(tensor) for name, tensor in batch.inputs.items()}, labels)
+            inputs = {name: _empty(tensor) for name, tensor in batch.inputs.items()}
+            shapes = Batch(_empty(batch.rows), inputs, labels, batch.lengths)
             kernels = _GpuKernels(layout.autocast) if layout.on_gpu else nullcontext()
-            with _Counter(double) as counter, kernels:
+            with _Counter(double) as counter, kernels, known(batch.lengths):
                 _backward(task.loss_sum(_forward(double, layout.autocast), shapes))
     finally:
         torch.set_rng_state(state)

@@ -51,25 +51,29 @@ def share_out(rows: np.ndarray, lengths: np.ndarray, world_size: int, accumulati
     return [shares[step * world_size : (step + 1) * world_size] for step in range(accumulation)]
 
 
-def share_out_tokens(rows: np.ndarray, widths: np.ndarray, world_size: int, max_tokens: int) -> list[list[np.ndarray]]:
+def share_out_tokens(
+    rows: np.ndarray, widths: np.ndarray, world_size: int, max_tokens: int, packed: bool = False
+) -> list[list[np.ndarray]]:
     """As `share_out`, in forward passes of at most `max_tokens` tokens each, padding included; as few as that takes.
 
-    `widths`: of each row of the file, padded. A row wider than `max_tokens` gets a pass of its own. Rows are cut into runs of
-    similar length, the most even ones that fit, so that the processes of a pass have about as many tokens; where processes
-    outnumber runs, the runs of most tokens are halved.
+    `widths`: of each row of the file, padded. `packed`: rows of a pass are not padded to its widest. A row wider than
+    `max_tokens` gets a pass of its own. Rows are cut into runs of similar length, the most even ones that fit, so that the
+    processes of a pass have about as many tokens; where processes outnumber runs, the runs of most tokens are halved.
     """
     by_length = rows[np.lexsort((rows, -widths[rows]))]
-    passes = -(-len(_runs(by_length, widths, max_tokens)) // world_size)
+    passes = -(-len(_runs(by_length, widths, max_tokens, packed)) // world_size)
     low, high = 1, max_tokens  # the least budget that takes no more passes
     while low < high:
         middle = (low + high) // 2
-        if len(_runs(by_length, widths, middle)) <= passes * world_size:
+        if len(_runs(by_length, widths, middle, packed)) <= passes * world_size:
             high = middle
         else:
             low = middle + 1
-    runs = _runs(by_length, widths, high)
+    runs = _runs(by_length, widths, high, packed)
     while len(runs) < passes * world_size:
-        place = max((i for i, run in enumerate(runs) if len(run) > 1), key=lambda i: _tokens(runs[i], widths), default=None)
+        place = max(
+            (i for i, run in enumerate(runs) if len(run) > 1), key=lambda i: _tokens(runs[i], widths, packed), default=None
+        )
         if place is None:
             runs.append(rows[:0])
         else:
@@ -77,26 +81,39 @@ def share_out_tokens(rows: np.ndarray, widths: np.ndarray, world_size: int, max_
     return [runs[first : first + world_size] for first in range(0, len(runs), world_size)]
 
 
-def _runs(rows: np.ndarray, widths: np.ndarray, max_tokens: int) -> list[np.ndarray]:
+def _runs(rows: np.ndarray, widths: np.ndarray, max_tokens: int, packed: bool) -> list[np.ndarray]:
     """`rows`, longest first, in runs of at most `max_tokens` tokens or one row."""
     found, first = [], 0
+    ends = np.cumsum(widths[rows])
     while first < len(rows):
-        size = max(1, max_tokens // int(widths[rows[first]]))
+        if packed:
+            before = ends[first] - widths[rows[first]]
+            size = max(1, int(np.searchsorted(ends, before + max_tokens, side="right")) - first)
+        else:
+            size = max(1, max_tokens // int(widths[rows[first]]))
         found.append(rows[first : first + size])
         first += size
     return found
 
 
-def _tokens(run: np.ndarray, widths: np.ndarray) -> int:
+def _tokens(run: np.ndarray, widths: np.ndarray, packed: bool) -> int:
+    if packed:
+        return int(widths[run].sum())
     return len(run) * int(widths[run[0]]) if len(run) else 0
 
 
-def evaluation_batches(lengths: np.ndarray, batch_size: int, world_size: int, rank: int) -> list[np.ndarray]:
+def evaluation_batches(
+    widths: np.ndarray, batch_size: int, max_tokens: int | None, world_size: int, rank: int
+) -> list[np.ndarray]:
     """This process's batches of a file that is evaluated: longest rows first, every row on exactly one process.
 
-    All processes get the same number of batches; one that has no rows left gets empty ones.
+    `widths`: of each row, padded. A batch has `batch_size` rows, or, with `max_tokens`, as many as have no more tokens than
+    that, padding included. All processes get the same number of batches; one that has no rows left gets empty ones.
     """
-    by_length = np.argsort(-lengths, kind="stable")
-    batches = [by_length[start : start + batch_size] for start in range(0, len(by_length), batch_size)]
+    by_length = np.argsort(-widths, kind="stable")
+    if max_tokens is not None:
+        batches = _runs(by_length, widths, max_tokens, packed=False)
+    else:
+        batches = [by_length[start : start + batch_size] for start in range(0, len(by_length), batch_size)]
     batches += [by_length[:0]] * (-len(batches) % world_size)
     return batches[rank::world_size]

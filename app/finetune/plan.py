@@ -14,6 +14,7 @@ from finetune.failure import InputError
 DEFAULT_GLOBAL_BATCH_SIZE = 32
 # Tokens of a forward pass on a CPU. Larger passes pad more and leave its caches: 640 Reuters rows in batches of 16 train 1.4
 # times as fast as in one pass a batch, with half the memory (benchmarks/classify_cpu.md); batches of short texts fit anyway.
+EVALUATION_ROWS = 32
 CPU_TOKENS = 2048
 
 
@@ -99,6 +100,15 @@ def batch_of(arguments, world_size: int, by_tokens: bool = False) -> BatchShape:
     if tokens is None and by_tokens and a.per_device_train_batch_size is None and a.gradient_accumulation_steps is None:
         tokens = CPU_TOKENS
     return derive_batch(world_size, a.global_batch_size, a.per_device_train_batch_size, a.gradient_accumulation_steps, tokens)
+
+
+def evaluation_pass(arguments, by_tokens: bool = False) -> tuple[int, int | None]:
+    """(rows, or else tokens) of an evaluation pass, as BatchArguments' fields ask; `by_tokens`: as in `batch_of`."""
+    a = arguments
+    tokens = a.max_tokens_per_eval_batch
+    if tokens is None and by_tokens and a.per_device_eval_batch_size is None:
+        tokens = CPU_TOKENS
+    return a.per_device_eval_batch_size or EVALUATION_ROWS, tokens
 
 
 def make_plan(arguments, num_rows: int, world_size: int, by_tokens: bool = False) -> Plan:

@@ -40,18 +40,21 @@ class Run:
 
     def sum(self, tensor: Any) -> Any:
         """The sum of a tensor over all processes, on every process."""
+        pulse.mark()
         return tensor if self.launch.world_size == 1 else self.accelerator.reduce(tensor, "sum")
 
     def gather(self, records: list) -> list:
         """Concatenates the processes' lists, on every process."""
         from accelerate.utils import gather_object
 
+        pulse.mark()
         return records if self.launch.world_size == 1 else gather_object(records)
 
     def broadcast(self, value: Any) -> Any:
         """Rank 0's value, on every process."""
         from accelerate.utils import broadcast_object_list
 
+        pulse.mark()
         return value if self.launch.world_size == 1 else broadcast_object_list([value])[0]
 
     def on_main(self, work: Callable[[], Any]) -> Any:
@@ -68,6 +71,7 @@ class Run:
         return result
 
     def wait(self) -> None:
+        pulse.mark()
         self.accelerator.wait_for_everyone()
 
 
@@ -83,6 +87,10 @@ def start(launch: Launch, batch: BatchShape | None, report_to: tuple[str, ...] =
         # DeepSpeed looks for an accelerator when it is imported; Accelerate's own CPU switch would drop DeepSpeed silently.
         os.environ["DS_ACCELERATOR"] = "cpu"
         _share_cores(launch)
+    if launch.tf32:
+        import torch
+
+        torch.set_float32_matmul_precision("high")
 
     from accelerate import Accelerator
     from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs, ProjectConfiguration
@@ -126,7 +134,8 @@ def start(launch: Launch, batch: BatchShape | None, report_to: tuple[str, ...] =
         )
     meeting.closed()
     if launch.world_size > 1:
-        pulse.start()
+        pulse.start(launch.timeout_seconds)
+        stop.on_end(pulse.farewell)
     return Run(launch, accelerator, config)
 
 
@@ -134,10 +143,11 @@ def in_force(run: Run) -> list[str]:
     """What the launch came to, in words; printed before the first step."""
     launch = run.launch
     stage = f"ZeRO-{launch.zero_stage} ({launch.deepspeed_file})" if run.deepspeed_config else "no ZeRO"
+    tf32 = ", matrix products in TF32" if launch.tf32 else ""
     backend = launch.backend if launch.world_size > 1 or run.deepspeed_config else "no communication"
     return [
         f"launch         {launch.launcher}: {launch.world_size} process(es) on {run.device.type}, {backend}, {stage}",
-        f"precision      {launch.precision if launch.precision != 'no' else 'fp32'}",
+        f"precision      {launch.precision if launch.precision != 'no' else 'fp32'}{tf32}",
     ]
 
 

@@ -140,19 +140,25 @@ def replace_folder(path: Path, fill: Callable[[Path], None]) -> None:
     A crash leaves the old folder, the new one, or (between the two renames) neither under its name but the old one beside it,
     which `recover_folder` puts back.
     """
-    unfinished, old = path.with_name(f".{path.name}.unfinished"), path.with_name(f".{path.name}.old")
+    unfinished = path.with_name(f".{path.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     try:
         fill(unfinished)
-        flush(unfinished)
-        shutil.rmtree(old, ignore_errors=True)
-        if path.exists():
-            os.rename(path, old)
-        os.rename(unfinished, path)
-        flush_folder(path.parent)
+        put_in_place(unfinished, path)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def put_in_place(unfinished: Path, path: Path) -> None:
+    """The second half of `replace_folder`, for a folder that others have filled."""
+    old = path.with_name(f".{path.name}.old")
+    flush(unfinished)
+    shutil.rmtree(old, ignore_errors=True)
+    if path.exists():
+        os.rename(path, old)
+    os.rename(unfinished, path)
+    flush_folder(path.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 

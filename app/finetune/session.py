@@ -8,10 +8,11 @@ import json
 import os
 import platform
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from finetune import checkpoint, engine, local_copy, meeting, memory, run_folder, status, stop
+from finetune import checkpoint, engine, local_copy, meeting, memory, run_folder, shards, status, stop
 from finetune.arguments import contradictions, tasks_to_do
 from finetune.checkpoint import TrainState
 from finetune.config import as_dict
@@ -57,6 +58,8 @@ def check(arguments: Any, machine: Machine | None = None) -> Launch:
         except InputError as error:
             problems += error.problems
         problems += _places(arguments, folder, train)
+    if launch is not None and tasks_to_do(arguments)[0] and arguments.checkpoint_format == "sharded":
+        problems += shards.refusals(launch, arguments.shared_output_dir)
     problems += _missing_services(arguments)
     if problems:
         raise InputError(*problems)
@@ -141,6 +144,18 @@ def make_identity(arguments: Any, plan: Plan | None, of_task: dict[str, Any]) ->
     return {**of_task, **order, "seed": arguments.seed}
 
 
+@dataclass(frozen=True)
+class Opening:
+    """A folder that a run has taken.
+
+    `resume`: the checkpoint to go on from; `replace`, for rank 0: removes the run that --overwrite_output_dir gives up. That is
+    the last thing before the training: a model that does not fit on its device, or into DeepSpeed, must not cost it.
+    """
+
+    resume: Path | None
+    replace: Callable[[], None] | None
+
+
 def open_run(
     run: Run,
     arguments: Any,
@@ -148,23 +163,34 @@ def open_run(
     identity: dict[str, Any],
     notes: list[str],
     details: dict[str, Any] | None = None,
-) -> Path | None:
+) -> Opening:
     """Compares the processes' data, takes the folder, prints what is asked and what is in force, writes run.json.
 
-    Returns the checkpoint to go on from, if any. `identity` (see `make_identity`) may not change over a resume; `details` is
-    what the task wants in run.json besides.
+    `identity` (see `make_identity`) may not change over a resume; `details` is what the task wants in run.json besides.
     """
     _compare_processes(run, identity)
     folder = Path(arguments.output_dir)
 
-    def take() -> Path | None:
+    def begin(step: int) -> None:
+        description = {**_description(run, arguments, plan, identity), **(details or {})}
+        run_folder.write_json(folder / run_folder.RUN_FILE, description)
+        status.begin(folder, step)
+
+    def replace() -> None:
+        run_folder.clear(folder)
+        begin(0)
+
+    def take() -> tuple[Path | None, bool]:
         global _lock  # held until the process ends
         _lock = run_folder.lock(folder)
         if plan is None:
-            return None
+            return None, False
         restarted = run_folder.was_restarted(folder)
         resume = "auto" if restarted else arguments.resume_from_checkpoint
-        if (arguments.overwrite_output_dir and not restarted) or not run_folder.holds_a_run(folder):
+        holds_a_run = run_folder.holds_a_run(folder)
+        if arguments.overwrite_output_dir and not restarted and holds_a_run:
+            return None, True
+        if not holds_a_run:
             run_folder.clear(folder)
         run_folder.recover_folder(folder / BEST)
         checkpoint.tidy(folder / checkpoint.FOLDER)
@@ -173,13 +199,13 @@ def open_run(
             found = checkpoint.find(folder / checkpoint.FOLDER, resume)
             if found is not None:
                 step = checkpoint.load_state(found, identity).step
-        description = {**_description(run, arguments, plan, identity), **(details or {})}
-        run_folder.write_json(folder / run_folder.RUN_FILE, description)
-        status.begin(folder, step)
-        return found
+                if checkpoint.is_in_shards(found):
+                    shards.check_launch(found, run.launch)
+        begin(step)
+        return found, False
 
     stop.limit(arguments.max_train_time)
-    found = run.on_main(take)
+    found, replaces = run.on_main(take)
     if arguments.shared_output_dir:
         local_copy.check_shared(run, folder)
     lines = [*in_force(run), *(describe(plan) if plan else [])]
@@ -189,7 +215,7 @@ def open_run(
     if plan and (found is not None or arguments.resume_from_checkpoint is not None):
         lines.append(f"resume         {found or 'no checkpoint yet, starting from the beginning'}")
     run.print(*lines)
-    return found
+    return Opening(found, replace if replaces else None)
 
 
 def prepare_training(
@@ -198,12 +224,12 @@ def prepare_training(
     plan: Plan,
     model: Any,
     make: Callable[[Any, Any, Tracker], Training],
-    resume: Path | None,
+    opening: Opening,
     identity: dict[str, Any],
 ) -> tuple[Training, TrainState]:
     """Hands model and optimizer to Accelerate and puts a checkpoint's state back. `make` builds the `Training` from the
     prepared model, the prepared optimizer and the tracker."""
-    state, place = TrainState(), None
+    state, place, resume = TrainState(), None, opening.resume
     if resume is not None:
         place = local_copy.fetch(run, resume, arguments.shared_output_dir)
         state = checkpoint.load_state(place, identity)
@@ -223,14 +249,27 @@ def prepare_training(
     scale = head / arguments.learning_rate if head else 1.0
     optimizer = build_optimizer(arguments, model, plan.learning_rate, scale)
     prepared, optimizer = run.accelerator.prepare(model, optimizer)
+    if opening.replace is not None:
+        run.on_main(opening.replace)
     folder = Path(arguments.output_dir)
     tracker = Tracker(run.accelerator, folder, plan.total_steps, state.step, resume is not None)
     tracker.start_trackers(arguments.run_name, as_dict(arguments))
     training = make(prepared, optimizer, tracker)
     if resume is not None:
         engine.restore(run, place, training, state)
+        if checkpoint.is_in_shards(place) and arguments.checkpoint_format == "full":
+            _convert(run, training, state, arguments.save_total_limit)
         local_copy.discard(run, place, resume)
     return training, state
+
+
+def _convert(run: Run, training: Training, state: TrainState, limit: int) -> None:
+    """Writes a checkpoint anew for every launch, before a step more is made: the training may be complete."""
+    folder, writer = training.output_dir / checkpoint.FOLDER, training.writer
+    everything = (training.model, training.optimizer, state, training.identity, limit, writer, training.tracker.flush)
+    checkpoint.save(run, folder, *everything)
+    checkpoint.wait(run, writer)
+    run.print(f"note           checkpoint step_{state.step}, which was in shards, is one for every launch now")
 
 
 def _memory(launch: Launch, plan: Plan, model: Any, make: Callable) -> list[str]:
@@ -279,6 +318,7 @@ def fit_options(arguments: Any, headline: str, shown: tuple[str, ...]) -> FitOpt
         dataloader_num_workers=a.dataloader_num_workers,
         shown=shown,
         profile=a.profile,
+        in_shards=a.checkpoint_format == "sharded",
     )
 
 

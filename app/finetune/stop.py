@@ -30,7 +30,7 @@ _since = 0.0
 _deadline: tuple[float, str] | None = None
 _exit_code: int | None = EXIT_STOPPED  # a request ends the process at once with this code; None: it waits for a boundary
 _said = False
-_said_to_end: Callable[[str], None] | None = None
+_before_end: list[Callable[[str], None]] = []
 _ancestors: tuple[int, ...] = ()
 _generations = 0
 
@@ -84,9 +84,11 @@ def defer() -> None:
 
 def end_with(code: int, said: bool = False) -> None:
     """From here on a request ends the process at once with this exit code: there is nothing to be saved. `said`: why the run
-    ends has been told already."""
+    ends has been told already. With the code of a request, so does one that nobody has looked at yet."""
     global _exit_code, _said
     _exit_code, _said = code, said
+    if code == EXIT_STOPPED and not said and _reason is not None:
+        _end(f"{_reason}: ended at once, there was nothing to be saved", code)
 
 
 def limit(seconds: float | None) -> None:
@@ -102,9 +104,8 @@ def watch_launcher(generations: int) -> None:
 
 
 def on_end(say: Callable[[str], None]) -> None:
-    """Has `say` called with the reason before a request ends the process at once."""
-    global _said_to_end
-    _said_to_end = say
+    """Has `say` called with the reason before a request ends the process at once, after whatever was given before."""
+    _before_end.append(say)
 
 
 def leave(code: int) -> None:
@@ -122,8 +123,9 @@ def ignore_signals(_worker: int = 0) -> None:
 
 
 def _reset() -> None:
-    global _reason, _since, _deadline, _said_to_end, _generations
-    _reason, _since, _deadline, _said_to_end, _generations = None, 0.0, None, None, 0
+    global _reason, _since, _deadline, _generations
+    _reason, _since, _deadline, _generations = None, 0.0, None, 0
+    _before_end.clear()
     end_with(EXIT_STOPPED)
 
 
@@ -156,9 +158,9 @@ def _request(why: str) -> None:
 
 
 def _end(why: str, code: int) -> None:
-    if _said_to_end is not None and not _said:
+    for say in () if _said else _before_end:
         with contextlib.suppress(Exception):
-            _said_to_end(why)
+            say(why)
     if os.environ.get("RANK", "0") == "0" and not _said:
         with contextlib.suppress(OSError):
             os.write(sys.__stderr__.fileno(), f"stopped: {why}\n".encode())

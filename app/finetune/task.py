@@ -15,12 +15,14 @@ class Batch:
     """Rows collated to tensors.
 
     `rows`: (b,) int64, each row's number in its file; -1 marks a placeholder, which takes part in the forward pass so that
-    every process does the same number of them, and counts for nothing.
+    every process does the same number of them, and counts for nothing. `lengths`: tokens of each row, which begin it, for who
+    leaves padding out (`finetune.lengths`); None if they do not begin it, or if that means nothing.
     """
 
     rows: torch.Tensor
     inputs: dict[str, torch.Tensor]
     labels: torch.Tensor | None = None
+    lengths: tuple[int, ...] | None = None
 
     @property
     def is_real(self) -> torch.Tensor:
@@ -35,7 +37,7 @@ class Batch:
 
     def _each(self, move: Any) -> Batch:
         labels = None if self.labels is None else move(self.labels)
-        return Batch(move(self.rows), {name: move(tensor) for name, tensor in self.inputs.items()}, labels)
+        return Batch(move(self.rows), {name: move(tensor) for name, tensor in self.inputs.items()}, labels, self.lengths)
 
 
 class Task(Protocol):

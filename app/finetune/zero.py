@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ READ_HERE = (
     *("zero_optimization", "fp16", "bf16", "gradient_clipping", "gradient_accumulation_steps"),
     *("train_batch_size", "train_micro_batch_size_per_gpu"),
 )
+MOMENTS = ("exp_avg", "exp_avg_sq")
 OWNED_BY_ARGUMENTS = {
     "optimizer": "--learning_rate, --weight_decay and --adam_* own it",
     "scheduler": "--lr_scheduler_type and --warmup_steps own it",
@@ -60,6 +62,12 @@ def stage_of(config: dict[str, Any]) -> int:
     return stage if type(stage) is int else 0
 
 
+def swaps_to_disk(config: dict[str, Any]) -> bool:
+    """Whether weights or the optimizer's state are kept on a disk (ZeRO-Infinity)."""
+    memory = _section(config, "zero_optimization")
+    return any(_section(memory, key).get("device") == "nvme" for key in ("offload_optimizer", "offload_param"))
+
+
 def problems(config: dict[str, Any], source: str, max_grad_norm: float, mixed_precision: str | None) -> list[str]:
     """What in a DeepSpeed file cannot be run as the arguments ask, batch sizes apart; one message each."""
     found = [f"{source}: remove the section {key!r}: {why}" for key, why in OWNED_BY_ARGUMENTS.items() if key in config]
@@ -80,6 +88,9 @@ def problems(config: dict[str, Any], source: str, max_grad_norm: float, mixed_pr
     clipping = config.get("gradient_clipping", "auto")
     if clipping not in ("auto", max_grad_norm):
         found.append(f'{source}: gradient_clipping is {clipping} but --max_grad_norm is {max_grad_norm:g}; make it "auto"')
+    if _section(config, "zero_optimization").get("round_robin_gradients") is True:
+        # DeepSpeed 0.19 then looks for a weight's master copy where another weight's is.
+        found.append(f"{source}: remove zero_optimization.round_robin_gradients: with it DeepSpeed mistakes weights for others")
     stated = stated_precision(config)
     if _section(config, "fp16").get("enabled") is True and _section(config, "bf16").get("enabled") is True:
         found.append(f"{source}: fp16 and bf16 are both enabled; keep one")
@@ -185,20 +196,26 @@ def grad_norm(engine: Any) -> Any:
 
 def full_parameters(engine: Any, wanted: bool) -> dict[str, Any]:
     """Full fp32 weights by parameter name, on the CPU; every process must call this, and gets them if they are `wanted`."""
+    from deepspeed.runtime.zero import GatheredParameters
     from deepspeed.utils import safe_get_full_fp32_param
 
-    return {name: _cpu(safe_get_full_fp32_param(p), p, wanted) for name, p in engine.module.named_parameters()}
+    found = {}
+    for name, parameter in engine.module.named_parameters():
+        full = safe_get_full_fp32_param(parameter)
+        # A frozen one has no master copy; under ZeRO-3 it may be shared out all the same, and empty here.
+        shared_out = full is None and hasattr(parameter, "ds_id") and not parameter.numel()
+        with GatheredParameters([parameter] if shared_out else []):
+            found[name] = _cpu(full, parameter, wanted)
+    return found
 
 
 def full_moments(engine: Any, wanted: bool) -> dict[str, dict[str, Any]]:
-    """Adam's moments, {"exp_avg": {name: tensor}, "exp_avg_sq": {...}}, full, fp32, on the CPU; as `full_parameters`."""
+    """Adam's moments, {"exp_avg": {name: tensor}, "exp_avg_sq": {...}}, full, fp32, on the CPU, of weights that are trained; as
+    `full_parameters`."""
     from deepspeed.utils import safe_get_full_optimizer_state
 
     _link_moments(engine)
-    return {
-        key: {n: _cpu(safe_get_full_optimizer_state(p, key), None, wanted) for n, p in engine.module.named_parameters()}
-        for key in ("exp_avg", "exp_avg_sq")
-    }
+    return {key: {n: _cpu(safe_get_full_optimizer_state(p, key), None, wanted) for n, p in _trained(engine)} for key in MOMENTS}
 
 
 def restore_moments(engine: Any, moments: dict[str, dict[str, Any]], updates: int) -> None:
@@ -211,8 +228,113 @@ def restore_moments(engine: Any, moments: dict[str, dict[str, Any]], updates: in
 
     _link_moments(engine)
     for key, tensors in moments.items():
-        for name, parameter in engine.module.named_parameters():
+        for name, parameter in _trained(engine):
             safe_set_full_optimizer_state(parameter, tensors[name], key)
+    _set_updates(engine, updates)
+
+
+def restore_weights(engine: Any, weights: dict[str, Any]) -> None:
+    """Puts full fp32 weights back into an engine whose module computes in half precision: its master copies were made of the
+    module's rounded weights. `weights` may know a tied one by any of its names. All processes must call it."""
+    from deepspeed.utils import safe_set_full_fp32_param
+
+    names: dict[int, str] = {}
+    for name, parameter in engine.module.named_parameters(remove_duplicate=False):
+        if name in weights:
+            names.setdefault(id(parameter), name)
+    for _, parameter in _trained(engine):
+        safe_set_full_fp32_param(parameter, weights[names[id(parameter)]])
+    _copy_to_module(engine)
+
+
+def layout(engine: Any) -> list[dict[str, Any]]:
+    """How parameters lie in the flat tensors of `partition`, group by group: {"numel": of this process's part, "parameters":
+    [name, shape, place]}, where the place is an offset in the whole group, or, under ZeRO-3, the size of the part."""
+    optimizer = engine.optimizer
+    names = {id(parameter): name for name, parameter in engine.module.named_parameters()}
+    groups, flat, whole = _groups(optimizer)
+    if whole is None:
+        found = [[[names[id(p)], list(p.ds_shape), p.partition_numel()] for p in group] for group in groups]
+    else:
+        starts = [tensor.storage_offset() for tensor in whole]
+        found = [
+            [[names[id(p)], list(p.shape), p.data.storage_offset() - start] for p in group]
+            for group, start in zip(groups, starts, strict=True)
+        ]
+    return [{"numel": part.numel(), "parameters": group} for part, group in zip(flat, found, strict=True)]
+
+
+def partition(engine: Any, updates: int) -> dict[str, Any]:
+    """This process's part of the state, copied to the CPU: weights/N, exp_avg/N and exp_avg_sq/N of each group, flat, in the
+    optimizer's precision (before the first of the `updates` there are no moments); buffer/NAME, the persistent buffers;
+    frozen/NAME, what this process has of the weights that are not trained: a part under ZeRO-3, else rank 0 has them."""
+    states, found = engine.optimizer.optimizer.state, {}
+    for number, flat in enumerate(_groups(engine.optimizer)[1]):
+        found[f"weights/{number}"] = _copied(flat)
+        if updates:
+            found |= {f"{key}/{number}": _copied(states[flat][key]) for key in MOMENTS}
+    parameters = dict(engine.module.named_parameters(remove_duplicate=False))
+    state = engine.module.state_dict()
+    found |= {f"buffer/{name}": _copied(tensor) for name, tensor in state.items() if name not in parameters}
+    for name, parameter in _frozen(engine):
+        if hasattr(parameter, "ds_tensor"):
+            found[f"frozen/{name}"] = _copied(parameter.ds_tensor)
+        elif engine.global_rank == 0:
+            found[f"frozen/{name}"] = _copied(parameter)
+    return found
+
+
+def restore_partition(engine: Any, read: Callable[[str], Any], updates: int) -> None:
+    """Puts back what `partition` gave, by names that `read` is asked for, into an engine that has made the first step of
+    `restore_moments`, and makes the weights that the module computes with of it. All processes must call it."""
+    states = engine.optimizer.optimizer.state
+    for name, parameter in _frozen(engine):
+        getattr(parameter, "ds_tensor", parameter).data.copy_(read(f"frozen/{name}"))
+    kept_buffers = engine.module.state_dict().keys()
+    for name, buffer in engine.module.named_buffers():
+        if name in kept_buffers:
+            buffer.data.copy_(read(f"buffer/{name}"))
+    for number, part in enumerate(_groups(engine.optimizer)[1]):
+        part.data.copy_(read(f"weights/{number}"))
+        for key in MOMENTS:
+            kept = states[part][key]
+            kept.copy_(read(f"{key}/{number}")) if updates else kept.zero_()
+    _set_updates(engine, updates)
+    _copy_to_module(engine)
+
+
+def _groups(optimizer: Any) -> tuple[list, list, list | None]:
+    """(groups of the module's parameters; of each this process's flat fp32 part; the flat tensor whose views the parameters
+    are, None under ZeRO-3)."""
+    if hasattr(optimizer, "fp32_partitioned_groups_flat"):  # ZeRO-3
+        return optimizer.fp16_groups, optimizer.fp32_partitioned_groups_flat, None
+    if hasattr(optimizer, "fp32_groups_flat_partition"):  # ZeRO-1 in bf16 with gradients summed in fp32
+        return optimizer.bf16_groups, optimizer.fp32_groups_flat_partition, optimizer.bf16_groups_flat
+    return optimizer.bit16_groups, optimizer.single_partition_of_fp32_groups, optimizer.bit16_groups_flat
+
+
+def _copy_to_module(engine: Any) -> None:
+    """Makes what the module computes with of the master weights, as an update does."""
+    optimizer = engine.optimizer
+    _, flat, whole = _groups(optimizer)
+    if whole is not None:
+        optimizer.update_lp_params()
+        return
+    optimizer.checkpoint_event_prologue()  # lets go of the weights that are gathered
+    for number in range(len(flat)):
+        optimizer._reassign_or_swap_out_partitioned_parameters(number)
+    optimizer.checkpoint_event_epilogue()  # gathers those again that are too small to be shared out
+
+
+def _trained(engine: Any) -> list[tuple[str, Any]]:
+    return [(name, p) for name, p in engine.module.named_parameters() if p.requires_grad]
+
+
+def _frozen(engine: Any) -> list[tuple[str, Any]]:
+    return [(name, p) for name, p in engine.module.named_parameters() if not p.requires_grad]
+
+
+def _set_updates(engine: Any, updates: int) -> None:
     for state in engine.optimizer.optimizer.state.values():
         if "step" in state:
             kept = state["step"]
@@ -248,6 +370,10 @@ def _cpu(tensor: Any, fallback: Any, wanted: bool) -> Any:
 
     tensor = fallback.detach() if tensor is None else tensor
     return tensor.to("cpu", torch.float32, copy=True) if wanted else None
+
+
+def _copied(tensor: Any) -> Any:
+    return tensor.detach().to("cpu", copy=True)
 
 
 def _section(config: dict[str, Any], key: str) -> dict[str, Any]:

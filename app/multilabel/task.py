@@ -13,6 +13,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from finetune.failure import InputError, TrainingError
 from finetune.jsonfile import read_object
 from finetune.task import Batch, Record
+from finetune.transfer import send
 from metrics.multilabel import binary_cross_entropy, decision_scores, multilabel_scores
 from metrics.thresholds import tune_thresholds
 
@@ -41,7 +42,7 @@ class MultiLabelTask:
         targets = batch.labels.float() * (1 - self.label_smoothing) + self.label_smoothing / 2
         weight = None
         if self.pos_weight is not None:
-            weight = torch.as_tensor(self.pos_weight, dtype=torch.float32, device=logits.device)
+            weight = send(torch.as_tensor(self.pos_weight, dtype=torch.float32), logits.device)
         loss = binary_cross_entropy_with_logits(logits, targets, pos_weight=weight, reduction="none")
         return (loss * batch.is_real[:, None]).sum()
 

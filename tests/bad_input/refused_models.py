@@ -54,6 +54,8 @@ FOLDERS = [
     model("vision", r"models/vision: a vit model cannot read texts", tasks=TITLEGEN),
     model("titles", r"models/titles: a encoder-decoder model cannot classify texts", tasks=CLASSIFY),
     model("gpt2", r"models/gpt2: gpt2 has a decoder only; titles need an encoder-decoder model", tasks=TITLEGEN),
+    Case("padding that cannot be left out", [r"--padding_free on: a gpt2 model cannot: only bert, .*leave it out \(auto\)"],
+         CLASSIFY, {"config_name": "models/gpt2/config.json", "padding_free": "on"}),
     model("bigbird_decoder", r"models/bigbird_decoder: its decoder is a BigBird", tasks=TITLEGEN),
     model("titles_cut", r"models/titles_cut/model\.safetensors: is no whole safetensors file", tasks=TITLEGEN),
     model("titles_no_tokenizer", r"tokenizer models/titles_no_tokenizer: its vocabulary is empty", tasks=TITLEGEN),

@@ -24,6 +24,8 @@ from transformers import (
 
 import bigbird.scores
 from bigbird.layers import use_fast_attention
+from bigbird.rows import read_rows
+from finetune.lengths import known
 
 # Blocks of 4 and 2 random blocks: sparse from 37 tokens (10 blocks) on. Long and short rows, whole and broken blocks.
 LENGTHS = (61, 37, 20, 100, 40, 62, 3, 36)
@@ -202,6 +204,16 @@ def test_a_row_that_is_all_padding_harms_nothing():
     torch.testing.assert_close(states[0], expected)
     assert states.isfinite().all()
     assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_lengths_that_the_host_knows_are_those_that_the_mask_has():
+    mask = batch(LENGTHS)[1]
+    asked = read_rows(mask, 4)
+    with known(LENGTHS):
+        told = read_rows(mask, 4)
+    assert [number for number, _ in told.groups] == [number for number, _ in asked.groups]
+    for (_, ours), (_, theirs) in zip(told.groups, asked.groups, strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def test_without_a_mask_every_token_is_real():

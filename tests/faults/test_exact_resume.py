@@ -1,7 +1,8 @@
 """A run that lost all but its first checkpoint goes on from there and ends with the bytes of the run that lost nothing.
 
 Dropout, accumulation, an evaluation and a best model before and behind the checkpoint, which lies in the midst of an epoch. One
-process of either task, and two of classification, are what test_kills.py does this with.
+process of either task, and two of classification, are what test_kills.py does this with; ZeRO-2 and 3 of classification what
+test_sharded_resume.py does.
 """
 
 import shutil
@@ -14,7 +15,7 @@ from soaking.comparison import differences
 pytestmark = pytest.mark.slow
 
 STEPS = {"max_steps": 7, "save_steps": 2, "eval_steps": 2, "save_total_limit": 9, "early_stopping_patience": 5}
-CELLS = [("classify", stage) for stage in (1, 2, 3)] + [("titlegen", stage) for stage in (None, 1, 2, 3)]
+CELLS = [("classify", 1)] + [("titlegen", stage) for stage in (None, 1, 2, 3)]
 
 
 def command(task, stage, folder):

@@ -5,7 +5,7 @@ import json
 import signal
 
 import pytest
-from launchers import deepspeed, run, torchrun, training
+from launchers import TIMEOUT, deepspeed, run, torchrun, training
 from running import running, wait_for
 
 from finetune.checkpoint import list_checkpoints
@@ -16,6 +16,22 @@ pytestmark = pytest.mark.slow
 ENDLESS = {"max_steps": 100_000, "warmup_steps": 0, "save_steps": 0, "eval_strategy": "no", "eval_steps": None,
            "global_batch_size": 8, "metric_for_best_model": None, "ddp_timeout": 10}  # fmt: skip
 ZERO2 = {"deepspeed": "ds_configs/zero2.json"}
+
+HANGS_IN_STEP_5 = """
+import os, threading
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+import torch.optim.lr_scheduler
+from torch.optim import AdamW
+steps, ended = 0, threading.Event()
+step = AdamW.step
+def counted(*given, **named):
+    global steps
+    steps += 1
+    if steps == 5 and os.environ.get("RANK") == "1":
+        ended.wait()
+    return step(*given, **named)
+AdamW.step = counted
+"""
 
 
 @pytest.fixture
@@ -34,9 +50,11 @@ def status_of(folder):
     ids=["torchrun, rank 1", "zero2, rank 0"],
 )
 def test_a_process_that_stops_ends_the_job_and_is_named(launcher, options, rank, name, start, home, tmp_path):
-    quick = ["env", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT=3"]  # what torchrun waits before it ends a process that does not
-    job = start(home, [*quick, *launcher(2), *training(tmp_path, **ENDLESS, **options)], tmp_path)
-    job.worker(rank).send_signal(signal.SIGSTOP)
+    job = start(home, [*launcher(2), *training(tmp_path, **ENDLESS, **options)], tmp_path)
+    stopped, other = job.worker(rank), job.worker(1 - rank)
+    stopped.send_signal(signal.SIGSTOP)
+    other.wait(TIMEOUT)
+    stopped.send_signal(signal.SIGCONT)  # the launcher asks it to end, and kills it 30 seconds later if it cannot hear
     assert job.ended() != 0
     (line,) = [line for line in job.text().splitlines() if line.startswith("error on rank")]
     assert line.startswith(f"error on rank {1 - rank} of 2 (")
@@ -46,6 +64,21 @@ def test_a_process_that_stops_ends_the_job_and_is_named(launcher, options, rank,
     if rank != 0:  # who is stopped cannot write
         found = status_of(tmp_path)
         assert (found["state"], name in found["reason"]) == ("failed", True)
+
+
+def test_a_process_that_hangs_ends_the_job_and_is_named(start, home, tmp_path):
+    """Its pulse beats, its main thread waits for something that never comes."""
+    hang = tmp_path / "hang"
+    hang.mkdir()
+    (hang / "sitecustomize.py").write_text(HANGS_IN_STEP_5)
+    path = f"{hang}:{home / 'no_gpu'}"
+    quick = ["env", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT=3", f"PYTHONPATH={path}"]
+    job = start(home, [*quick, *torchrun(2), *training(tmp_path / "run", **ENDLESS)], tmp_path / "run")
+    assert job.ended() != 0
+    (line,) = [line for line in job.text().splitlines() if line.startswith("error on rank 0")]
+    assert "rank 1 (" in line
+    assert "did not come to an exchange that others wait in: it hangs, or computes for longer than --ddp_timeout" in line
+    assert status_of(tmp_path / "run")["state"] == "failed"
 
 
 def test_a_process_that_is_killed_ends_the_job_at_once(start, home, tmp_path):

@@ -2,6 +2,7 @@ import threading
 
 import pytest
 
+from finetune import background
 from finetune.background import Background, finish_all
 
 
@@ -44,3 +45,17 @@ def test_a_process_that_ends_waits_for_it():
     finish_all()  # well or not
     assert done == [1]
     Background().wait()
+
+
+def test_work_that_waits_for_others_is_hurried_by_the_run_and_by_the_end(monkeypatch):
+    monkeypatch.setattr(background, "_ending", threading.Event())
+    writer, seen = Background(), []
+    writer.start(lambda: seen.append(writer.is_hurried()))
+    writer.wait()
+    writer.hurry()
+    assert writer.is_hurried()
+    writer.start(lambda: seen.append(writer.is_hurried()))
+    writer.wait()
+    assert seen == [False, False]
+    finish_all()
+    assert writer.is_hurried()

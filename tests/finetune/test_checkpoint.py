@@ -92,6 +92,7 @@ def test_checkpoints_are_in_the_order_of_their_steps(tmp_path):
     for name in ("step_10", "step_9", "step_100", "step_x", ".step_11.unfinished", "step_12.bak"):
         (tmp_path / name).mkdir()
     (tmp_path / "step_13").touch()
+    os.utime(tmp_path / "step_100", (0, 0))  # a clock that was set back
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step_9", "step_10", "step_100"]
     assert list_checkpoints(tmp_path / "none") == []
 

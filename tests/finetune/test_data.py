@@ -8,9 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from linear_task import collator, eval_rows, make_plan, points, train_steps
 
-from finetune.data import Ragged, TrainSteps, collate_share, encode_cached, fingerprint, one_hot, pad_rows, train_loader
+from finetune.data import (
+    Ragged,
+    TrainSteps,
+    collate_share,
+    encode_cached,
+    fingerprint,
+    lengths_of,
+    one_hot,
+    pad_rows,
+    train_loader,
+)
 from finetune.order import share_out
 from finetune.plan import BatchShape
+from finetune.task import Batch
 
 ROWS = st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=5), max_size=8)
 
@@ -137,3 +148,30 @@ def test_evaluation_batches_of_all_ranks_are_the_file(world_size):
     assert len({len(found) for found in batches}) == 1
     found = [row for found in batches for batch in found for row in batch.rows.tolist() if row >= 0]
     assert sorted(found) == list(range(len(rows))) == list(range(11))
+
+
+def test_packed_passes_have_no_padding_and_say_so():
+    x, y = points(21)
+    plan = make_plan(21)
+    plan = replace(plan, batch=replace(plan.batch, max_tokens=30))
+    lengths = np.arange(21) % 7 + 1
+    padded, packed = (TrainSteps(collator(x, y), lengths, plan, 0, 1, False, 1, kind) for kind in (False, True))
+    assert [steps.tokens(0)[0] for steps in (padded, packed)] == [lengths[padded.rows(0)].sum()] * 2
+    assert padded.tokens(0)[1] > packed.tokens(0)[1] == packed.tokens(0)[0]
+    assert all(lengths[share].sum() <= 30 for shares in packed.shares(0) for share in shares)
+
+
+def test_lengths_are_those_of_rows_that_begin_with_their_tokens():
+    rows = [np.ones(5), np.ones(2)]
+    assert lengths_of(rows, "right") == (5, 2)
+    assert lengths_of(rows, "left") is None
+    assert lengths_of([*rows, np.ones(0)], "right") is None
+    batch = Batch(torch.tensor([3, 4]), {}, None, (5, 2))
+    assert batch.to(torch.device("cpu")).lengths == (5, 2)
+    assert collate_share(lambda _: batch, np.array([], dtype=int), np.array([2])).lengths == (5, 2)
+
+
+def test_evaluation_passes_are_bounded_by_tokens_as_they_are_padded():
+    x, y = points(11)
+    rows = replace(eval_rows(x, y), max_tokens=24, multiple=4)  # rows of 1 to 5 tokens
+    assert [len(batch.rows) for batch in rows.batches(1, 0)] == [3, 6, 2]

@@ -1,13 +1,15 @@
 import errno
 import json
 import os
+import threading
 import time
 
 import pytest
 
-from finetune import pulse, status, stop
+from finetune import ending, pulse, status, stop
 from finetune.ending import failures_end_the_job
 from finetune.failure import InputError, StopRequested, TrainingError
+from finetune.pulse import Heard
 
 
 class Exit(BaseException):
@@ -24,6 +26,7 @@ def ended(monkeypatch, environment, capsys):
 
     monkeypatch.setattr(os, "_exit", leave)
     monkeypatch.setattr(time, "sleep", slept.append)
+    monkeypatch.setattr(ending, "_telling", threading.Lock())
 
     def work(error, debug=False):
         with pytest.raises(Exit) as caught, failures_end_the_job(debug):
@@ -64,7 +67,7 @@ def test_an_unknown_failure_keeps_its_stack_trace_and_names_the_rank(ended, envi
 def test_the_cause_is_printed_before_its_echoes(ended, environment, monkeypatch):
     environment["LOCAL_RANK"] = "1"
     assert ended(InputError("a"))[2] >= 3
-    monkeypatch.setattr(pulse, "silent", list)
+    monkeypatch.setattr(pulse, "listen", Heard)
     _, text, slept = ended(RuntimeError("Connection closed by peer"))
     assert slept >= 3
     assert "Traceback" in text  # nobody is missing: whatever it is, here is where
@@ -72,7 +75,8 @@ def test_the_cause_is_printed_before_its_echoes(ended, environment, monkeypatch)
 
 def test_who_no_longer_answers_is_named(ended, monkeypatch, tmp_path):
     status.begin(tmp_path, 3)
-    monkeypatch.setattr(pulse, "silent", lambda: ["rank 1 (beta)"])
+    lost = "rank 1 (beta) no longer answers: killed, stopped, or cut off from the network"
+    monkeypatch.setattr(pulse, "listen", lambda: Heard(lost=lost))
     code, text, _ = ended(RuntimeError("Timed out waiting 10000ms for recv operation to complete"))
     assert code == 3
     assert text.startswith("error on rank 0 of 1 (")
@@ -82,10 +86,27 @@ def test_who_no_longer_answers_is_named(ended, monkeypatch, tmp_path):
     assert (found["state"], found["step"], found["reason"][:13]) == ("failed", 3, "rank 1 (beta)")
 
 
+def test_the_pulse_ends_a_process_that_waits_in_vain(ended, monkeypatch, tmp_path, capsys):
+    status.begin(tmp_path, 3)
+    with pytest.raises(Exit) as caught, failures_end_the_job(False):
+        pulse._tell("rank 1 (beta) did not come")
+    assert caught.value.args == (3,)
+    assert "): rank 1 (beta) did not come. The same command with" in capsys.readouterr().err
+    assert json.loads((tmp_path / "status.json").read_text())["state"] == "failed"
+
+
+def test_a_process_that_left_on_request_is_no_failure(ended, monkeypatch, tmp_path):
+    status.begin(tmp_path, 3)
+    monkeypatch.setattr(pulse, "listen", lambda: Heard(stopped="SIGTERM; rank 1"))
+    assert ended(RuntimeError("Connection closed by peer")) == (75, "", 0)
+    found = json.loads((tmp_path / "status.json").read_text())
+    assert (found["state"], found["reason"]) == ("stopped", "SIGTERM; rank 1")
+
+
 def test_a_launcher_that_ends_the_job_has_said_why(ended, monkeypatch, tmp_path):
     status.begin(tmp_path, 3)
     monkeypatch.setattr(stop, "requested", lambda: "SIGTERM")
-    monkeypatch.setattr(pulse, "silent", pytest.fail)
+    monkeypatch.setattr(pulse, "listen", pytest.fail)
     assert ended(RuntimeError("Connection reset by peer")) == (3, "", 0)
     assert json.loads((tmp_path / "status.json").read_text())["state"] == "failed"
 

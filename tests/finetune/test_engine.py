@@ -352,21 +352,25 @@ def test_checkpoints_come_when_they_are_due(begin):
     assert [path.name for path in list_checkpoints(session.training.output_dir / "checkpoints")] == ["step_4", "step_6"]
 
 
-def test_skipped_fp16_updates_are_counted_and_too_many_end_the_run():
-    accelerator = SimpleNamespace(optimizer_step_was_skipped=True)
-    run = SimpleNamespace(launch=SimpleNamespace(precision="fp16"), accelerator=accelerator)
+@pytest.mark.parametrize("config", [None, {"fp16": {}}], ids=["torch", "DeepSpeed"])
+def test_skipped_fp16_updates_are_counted_and_too_many_end_the_run(config):
+    """Told by DeepSpeed, or by torch's loss scale, which falls then; the other one says the opposite here."""
+
+    def count(skipped):
+        accelerator = SimpleNamespace(optimizer_step_was_skipped=skipped if config else not skipped)
+        run = SimpleNamespace(launch=SimpleNamespace(precision="fp16"), accelerator=accelerator, deepspeed_config=config)
+        engine._count_skipped(run, state, scale_fell=not skipped if config else skipped)
+
     state = TrainState()
     for _ in range(SKIPPED_LIMIT - 1):
-        engine._count_skipped(run, None, state)
+        count(True)
     assert (state.updates, state.skipped_in_a_row) == (0, SKIPPED_LIMIT - 1)
-    accelerator.optimizer_step_was_skipped = False
-    engine._count_skipped(run, None, state)
+    count(False)
     assert (state.updates, state.skipped_in_a_row) == (1, 0)
-    accelerator.optimizer_step_was_skipped = True
     for _ in range(SKIPPED_LIMIT - 1):
-        engine._count_skipped(run, None, state)
+        count(True)
     with pytest.raises(TrainingError, match=f"{SKIPPED_LIMIT} fp16 updates in a row"):
-        engine._count_skipped(run, None, state)
+        count(True)
 
 
 # Requests to stop

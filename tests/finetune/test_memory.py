@@ -11,6 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from finetune import memory
 from finetune.engine import train_step
+from finetune.lengths import known
 from finetune.memory import Layout, Rehearsal, estimate, layout_of, memory_lines, needed, rehearse, with_zero
 from finetune.optim import build_optimizer
 from finetune.plan import BatchShape
@@ -47,6 +48,14 @@ def big_bird_titles():
     return model.train()
 
 
+def packed_bert():
+    from packed.encoders import pack_rows
+
+    model = bert()
+    assert pack_rows(model)
+    return model
+
+
 def texts(rows, width, labels=None):
     ids = torch.randint(5, 299, (rows, width), generator=torch.Generator().manual_seed(0))
     mask = torch.ones_like(ids)
@@ -54,6 +63,10 @@ def texts(rows, width, labels=None):
     return Batch(
         torch.arange(rows), {"input_ids": ids, "attention_mask": mask}, torch.ones(rows, 5) if labels is None else labels
     )
+
+
+def ragged(rows, width):
+    return memory.replace(texts(rows, width), lengths=(width, *[width - 5] * (rows - 1)))
 
 
 def titles(rows, width, length):
@@ -76,7 +89,7 @@ def taken(work, model):
 
 
 def forward_and_backward(model, task, batch, autocast):
-    with torch.autocast("cpu", dtype=autocast or torch.bfloat16, enabled=autocast is not None):
+    with known(batch.lengths), torch.autocast("cpu", dtype=autocast or torch.bfloat16, enabled=autocast is not None):
         outputs = model(**batch.inputs, **(task.teacher_forcing(batch.labels) if task is TITLES else {}))
     # The forward pass is given to the task as done, as Accelerate's wrapper of it would return it.
     logits = SimpleNamespace(logits=outputs.logits.float())
@@ -100,6 +113,7 @@ def one_thread():
         (bert, CLASSIFY, texts(6, 48), False, "no", 0.001),
         (bert, CLASSIFY, texts(6, 48), False, "bf16", 0.01),
         (bert, CLASSIFY, texts(6, 48), True, "no", 0.01),
+        (packed_bert, CLASSIFY, ragged(6, 48), False, "no", 0.01),
         (big_bird_titles, TITLES, titles(2, 256, 12), False, "no", 0.05),
         (big_bird_titles, TITLES, titles(2, 256, 12), True, "no", 0.08),
     ],

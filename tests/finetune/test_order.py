@@ -99,11 +99,43 @@ def test_passes_are_as_few_and_as_even_as_the_budget_allows():
     assert sizes(1, 5) == [[1]] * 16  # rows that pass the budget go alone
 
 
-@given(LENGTHS, SIZES, st.integers(1, 5))
-def test_evaluation_sees_every_row_once(lengths, size, world_size):
-    per_rank = [evaluation_batches(lengths, size, world_size, rank) for rank in range(world_size)]
+@given(LENGTHS, st.integers(1, 8), st.integers(1, 4000))
+def test_passes_of_packed_rows_hold_as_many_as_their_tokens_allow(lengths, world_size, budget):
+    rows = np.random.default_rng(0).permutation(len(lengths))[: 1 + len(lengths) // 2]
+    passes = share_out_tokens(rows, lengths, world_size, budget, packed=True)
+    shares = [share for shares in passes for share in shares]
+    assert sorted(np.concatenate(shares)) == sorted(rows)
+    assert all(len(share) <= 1 or lengths[share].sum() <= budget for share in shares)
+    assert any(map(len, passes[-1]))
+    assert len(passes) <= len(share_out_tokens(rows, lengths, world_size, budget))
+
+
+def test_packed_rows_are_shared_out_evenly():
+    lengths, rows = np.array([90, 60, 30, 20, 10, 10]), np.arange(6)
+
+    def shares(*budget, packed):
+        passes = share_out_tokens(rows, lengths, *budget, packed)
+        return [[share.tolist() for share in shares] for shares in passes]
+
+    assert shares(1, 150, packed=True) == [[[0]], [[1, 2, 3, 4, 5]]]
+    assert shares(1, 150, packed=False) == [[[0]], [[1, 2]], [[3, 4, 5]]]
+    assert shares(2, 120, packed=True) == [[[0], [1]], [[2], [3, 4, 5]]]
+    assert shares(1, 5, packed=True) == [[[row]] for row in rows]  # rows that pass the budget go alone
+
+
+@given(LENGTHS, SIZES, st.none() | st.integers(1, 300), st.integers(1, 5))
+def test_evaluation_sees_every_row_once(lengths, size, max_tokens, world_size):
+    per_rank = [evaluation_batches(lengths, size, max_tokens, world_size, rank) for rank in range(world_size)]
     assert len({len(batches) for batches in per_rank}) == 1
     everything = [batch for batches in per_rank for batch in batches]
     assert sorted(np.concatenate(everything)) == list(range(len(lengths)))
-    assert max(map(len, everything)) <= size
+    if max_tokens is None:
+        assert max(map(len, everything)) <= size
+    else:
+        assert all(len(batch) * lengths[batch].max() <= max_tokens for batch in everything if len(batch) > 1)
     assert lengths[per_rank[0][0]].max() == lengths.max()
+
+
+def test_evaluation_by_tokens_takes_more_rows_the_shorter_they_are():
+    batches = evaluation_batches(np.array([64] * 2 + [128] + [640]), 1, 256, 1, 0)
+    assert [batch.tolist() for batch in batches] == [[3], [2, 0], [1]]

@@ -12,6 +12,7 @@ from finetune.plan import (
     batch_of,
     derive_batch,
     describe,
+    evaluation_pass,
     lr_multiplier,
     make_plan,
 )
@@ -163,3 +164,10 @@ def test_a_cpu_works_in_passes_of_so_many_tokens_unless_told_otherwise(arguments
     assert (
         line == "global batch   9 rows = 8 process(es) x forward passes of at most 2048 tokens, as many as a step's rows need"
     )
+
+
+def test_an_evaluation_pass_has_rows_or_tokens(arguments):
+    assert evaluation_pass(arguments()) == (32, None)
+    assert evaluation_pass(arguments(), by_tokens=True) == (32, CPU_TOKENS)
+    assert evaluation_pass(arguments(per_device_eval_batch_size=5), by_tokens=True) == (5, None)
+    assert evaluation_pass(arguments(max_tokens_per_eval_batch=99)) == (32, 99)

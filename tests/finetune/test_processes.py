@@ -1,9 +1,11 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
 from finetune import processes
 from finetune.failure import InputError
-from finetune.launch import describe_launch
+from finetune.launch import Machine, describe_launch
 from finetune.processes import in_force
 
 
@@ -17,6 +19,20 @@ def test_a_started_run_of_one_process(start_run):
     with pytest.raises(InputError, match="wrong"):
         run.on_main(lambda: (_ for _ in ()).throw(InputError("wrong")))
     assert in_force(run)[0] == "launch         python: 1 process(es) on cpu, no communication, no ZeRO"
+
+
+def test_tensorfloat_is_for_gpus_and_only_on_request(start_run, environment, arguments, monkeypatch):
+    gpus = Machine(gpus=1, bf16=True)
+    assert [describe_launch(arguments(tf32=asked), gpus).tf32 for asked in (False, True)] == [False, True]
+    assert not describe_launch(arguments(tf32=True), Machine(gpus=0, bf16=True)).tf32
+    asked = []
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", asked.append)
+    run = start_run()
+    assert asked == []
+    told = in_force(replace(run, launch=replace(run.launch, tf32=True)))[1]
+    assert told == "precision      fp32, matrix products in TF32"
+    processes.start(replace(run.launch, tf32=True), None)
+    assert asked == ["high"]
 
 
 def test_deepspeed_for_one_process_gets_an_address(environment, arguments):

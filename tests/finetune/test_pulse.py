@@ -1,9 +1,13 @@
+import itertools
+import queue
 import threading
+import time
 
 import pytest
 import torch.distributed as dist
 
 from finetune import pulse
+from finetune.pulse import Heard
 
 
 @pytest.fixture
@@ -16,10 +20,13 @@ def job(monkeypatch):
     monkeypatch.setattr(pulse, "_ended", ended)
     monkeypatch.setattr(pulse, "BEAT_SECONDS", 0.01)
     monkeypatch.setattr(pulse, "LISTEN_SECONDS", 1.0)
+    monkeypatch.setattr(pulse, "_limit", 3600.0)
+    for rank in range(3):
+        store.set(f"at/{rank}", "0")
+        store.set(f"host/{rank}", f"machine{rank}")
 
     def beat(*ranks):
         for rank in ranks:
-            store.set(f"host/{rank}", f"machine{rank}")
             threads.append(threading.Thread(target=pulse._beat, args=(rank,)))
             threads[-1].start()
 
@@ -29,33 +36,99 @@ def job(monkeypatch):
         thread.join()
 
 
-def test_who_stands_still_is_named(job):
+@pytest.fixture
+def told(monkeypatch):
+    """What the pulse tells by itself: a queue."""
+    said = queue.Queue()
+    monkeypatch.setattr(pulse, "_tell", said.put)
+    return said
+
+
+def only_rank_1_stands_still(job):
     job(0, 1, 2)
-    assert pulse.silent() == []
     pulse.stop()
     pulse._ended = threading.Event()
     job(0, 2)
-    assert pulse.silent() == ["rank 1 (machine1)"]
 
 
-def test_a_store_that_does_not_answer_is_rank_0s(job, monkeypatch, environment):
+def test_who_stands_still_is_named(job):
+    job(0, 1, 2)
+    assert pulse.listen() == Heard()
+    only_rank_1_stands_still(job)
+    assert pulse.listen() == Heard(lost="rank 1 (machine1) no longer answers: killed, stopped, or cut off from the network")
+
+
+def test_who_beats_but_does_not_get_on_is_named(job):
+    job(0, 1, 2)
+    pulse.stop()  # all are this process, so what they have come to is the same
+    pulse._store.set("at/0", "7")
+    pulse._store.set("at/1", "6")
+    pulse._store.set("at/2", "6")
+    assert pulse._hanging().startswith("rank 1 (machine1), rank 2 (machine2) did not come to an exchange that others wait in")
+    pulse._store.set("at/0", "6")
+    assert pulse._hanging() is None
+
+
+def test_the_neighbour_of_a_silent_process_tells_of_it_by_itself(job, told, monkeypatch):
+    monkeypatch.setattr(pulse, "_moved", time.monotonic() + 3600)  # nobody waits in an exchange
+    only_rank_1_stands_still(job)
+    assert told.empty()
+    pulse._limit = 0.5  # rank 0 hears rank 1
+    assert told.get(timeout=60).startswith("rank 1 (machine1) no longer answers")
+
+
+def test_who_waits_too_long_looks_for_who_hangs(job, told, monkeypatch):
+    monkeypatch.setattr(pulse, "_hanging", lambda: "rank 2 hangs")
+    monkeypatch.setattr(pulse, "_moved", time.monotonic() + 3600)
+    job(0, 1, 2)
+    assert told.empty()
+    pulse._moved = time.monotonic() - 7200
+    assert told.get(timeout=60) == "rank 2 hangs"
+
+
+def test_who_was_stopped_itself_does_not_blame_others(job, told, monkeypatch):
+    monkeypatch.setattr(pulse, "_moved", time.monotonic() + 3600)
+    monkeypatch.setattr(pulse, "_limit", 10.0)
+    seconds = itertools.count()
+    monkeypatch.setattr(pulse.time, "monotonic", lambda: 20.0 * next(seconds))  # each beat comes late
+    job(0)
+    until = threading.Event()
+    until.wait(0.3)
+    assert told.empty()
+
+
+def test_a_request_to_one_process_is_no_failure_of_the_others(job, environment):
+    job(0, 1, 2)
+    environment["RANK"] = "2"
+    pulse.farewell("SIGTERM")
+    assert pulse.listen() == Heard(stopped="SIGTERM; rank 2")
+
+
+def test_a_store_that_does_not_answer_is_rank_0s(job, monkeypatch, environment, told):
     monkeypatch.setattr(pulse, "ANSWER_SECONDS", 0.1)
     monkeypatch.setattr(pulse, "_counts", threading.Event().wait)  # for ever, as with a process that was stopped
     environment["MASTER_ADDR"] = "alpha"
-    assert pulse.silent() == ["rank 0, which holds the store that the others meet at (alpha),"]
+    assert pulse.listen().lost.startswith("rank 0, which holds the store that the others meet at (alpha), no longer answers")
     environment["TORCHELASTIC_USE_AGENT_STORE"] = "True"
-    assert pulse.silent() == ["the launcher of rank 0, which holds the store that the others meet at (alpha),"]
+    assert pulse.listen().lost.startswith("the launcher of rank 0, which holds the store that the others meet at (alpha),")
+    monkeypatch.setattr(pulse, "_limit", 0.0)
+    monkeypatch.setattr(pulse, "_answered", time.monotonic())
+    watcher = threading.Thread(target=pulse._watch_store, args=(1,))
+    watcher.start()
+    assert told.get(timeout=60).startswith("the launcher of rank 0, which holds the store")
+    watcher.join()
 
 
 def test_a_store_that_is_gone(job, monkeypatch, environment):
     monkeypatch.setattr(pulse, "_counts", lambda: 1 / 0)
     monkeypatch.setattr(pulse, "ANSWER_SECONDS", 0.1)
-    assert pulse.silent()[0].startswith("rank 0, which holds the store")
+    assert pulse.listen().lost.startswith("rank 0, which holds the store")
 
 
 def test_one_process_has_nobody_to_ask(monkeypatch):
     monkeypatch.setattr(pulse, "_store", None)
-    assert pulse.silent() == []
+    pulse.farewell("SIGTERM")
+    assert pulse.listen() == Heard()
 
 
 @pytest.mark.parametrize(

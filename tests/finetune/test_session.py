@@ -1,5 +1,6 @@
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,9 +13,11 @@ from finetune.engine import Training
 from finetune.failure import InputError
 
 IDENTITY = {"task": "linear", "rows": 22}
+HUGE = 2.0**19  # a scale of losses at which fp16 gradients overflow
+FRESH = session.Opening(resume=None, replace=None)
 
 
-def training(run, arguments, resume=None, plan=None, identity=IDENTITY, model=None):
+def training(run, arguments, opening=FRESH, plan=None, identity=IDENTITY, model=None):
     """What a task's own `prepare_training` does, for the linear layer."""
     (x, y), plan = points(22), plan or make_plan(22, save_steps=3, eval_steps=3)
     best = []
@@ -25,7 +28,7 @@ def training(run, arguments, resume=None, plan=None, identity=IDENTITY, model=No
             identity, lambda records, figures: best.append(figures),
         )  # fmt: skip
 
-    made, state = session.prepare_training(run, arguments, plan, model or linear_layer(), make, resume, identity)
+    made, state = session.prepare_training(run, arguments, plan, model or linear_layer(), make, opening, identity)
     return SimpleNamespace(made=made, state=state, plan=plan, best=best)
 
 
@@ -104,7 +107,7 @@ def release():
 
 
 def test_opening_writes_what_is_in_force(opened, tmp_path, capsys):
-    assert opened(seed=5) is None
+    assert opened(seed=5) == FRESH
     stored = json.loads((tmp_path / "run.json").read_text())
     assert stored["arguments"]["seed"] == 5
     assert (stored["world_size"], stored["launcher"], stored["device"], stored["zero_stage"]) == (1, "python", "cpu", 0)
@@ -131,13 +134,30 @@ def test_overwriting_clears_and_resuming_recovers(opened, tmp_path):
     assert (tmp_path / "metrics.json").exists()
     assert (tmp_path / "best").is_dir()
     release()
-    opened(overwrite_output_dir=True)
+    before = (tmp_path / "run.json").read_bytes()
+    opening = opened(overwrite_output_dir=True, seed=7)
+    assert opening.resume is None
+    assert (tmp_path / "metrics.json").exists()  # until the training can begin
+    assert (tmp_path / "run.json").read_bytes() == before
+    opening.replace()
     assert not (tmp_path / "metrics.json").exists()
     assert not (tmp_path / "best").exists()
+    assert json.loads((tmp_path / "run.json").read_text())["arguments"]["seed"] == 7
+    assert json.loads((tmp_path / "status.json").read_text())["state"] == "running"
+
+
+def test_a_run_that_cannot_be_prepared_does_not_replace_another(opened, start_run, arguments, tmp_path, monkeypatch):
+    (tmp_path / "metrics.json").touch()
+    opening = opened(overwrite_output_dir=True)
+    run = start_run(make_plan(22).batch)
+    monkeypatch.setattr(type(run.accelerator), "prepare", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("no room")))
+    with pytest.raises(torch.OutOfMemoryError):
+        training(run, arguments(output_dir=str(tmp_path)), opening)
+    assert (tmp_path / "metrics.json").exists()
 
 
 def test_auto_without_a_checkpoint_starts_from_the_beginning(opened, capsys):
-    assert opened(resume_from_checkpoint="auto") is None
+    assert opened(resume_from_checkpoint="auto").resume is None
     assert "no checkpoint yet, starting from the beginning" in capsys.readouterr().out
 
 
@@ -181,11 +201,11 @@ def test_a_resumed_run_ends_with_the_same_bytes(opened, start_run, arguments, tm
     history = (tmp_path / "history.jsonl").read_bytes()
     saved = (tmp_path / "checkpoints" / "step_6" / "optimizer.safetensors").read_bytes()
 
-    resume = opened(resume_from_checkpoint=str(tmp_path / "checkpoints" / "step_3"))
-    assert resume.name == "step_3"
+    opening = opened(resume_from_checkpoint=str(tmp_path / "checkpoints" / "step_3"))
+    assert opening.resume.name == "step_3"
     run = start_run(make_plan(22).batch)
     torch.manual_seed(99)
-    again = training(run, asked, resume, model=torch.nn.Linear(3, 2))
+    again = training(run, asked, opening, model=torch.nn.Linear(3, 2))
     assert (again.state.step, again.state.updates) == (3, 3)
     fit(run, asked, again)
     again.made.tracker.close()
@@ -195,6 +215,38 @@ def test_a_resumed_run_ends_with_the_same_bytes(opened, start_run, arguments, tm
     assert len(history.splitlines()) == 8
 
 
+def test_a_loss_scale_goes_on_where_it_was(opened, start_run, arguments, tmp_path):
+    """fp16 as on a GPU, which the application refuses on a CPU: torch autocasts and scales there too, only slowly."""
+    asked, plan = arguments(output_dir=str(tmp_path)), make_plan(22, save_steps=3, eval_steps=None)
+
+    def scaled_run():
+        run = start_run(plan.batch)
+        run.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=HUGE, growth_interval=2)
+        run.accelerator.native_amp = True
+        run.accelerator.state._mixed_precision = "fp16"
+        return replace(run, launch=replace(run.launch, precision="fp16"))
+
+    run = scaled_run()
+    whole = training(run, asked, plan=plan, model=linear_layer())
+    figures = fit(run, asked, whole)
+    whole.made.tracker.close()
+    kept = json.loads((tmp_path / "checkpoints" / "step_3" / "state.json").read_text())
+    assert 0 < figures["train_skipped_steps"] < 6
+    assert kept["loss_scale"]["scale"] < HUGE
+    assert kept["updates"] < 3  # the first ones overflowed
+    end = run.accelerator.scaler.state_dict()
+    assert end != kept["loss_scale"]  # it went on growing
+
+    opening = opened(resume_from_checkpoint=str(tmp_path / "checkpoints" / "step_3"))
+    run = scaled_run()
+    again = training(run, asked, opening, plan=plan, model=torch.nn.Linear(3, 2))
+    assert run.accelerator.scaler.state_dict() == kept["loss_scale"]
+    assert fit(run, asked, again)["train_skipped_steps"] == figures["train_skipped_steps"]
+    again.made.tracker.close()
+    assert run.accelerator.scaler.state_dict() == end
+    torch.testing.assert_close(again.made.model.state_dict(), whole.made.model.state_dict(), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("there", [True, False])
 def test_a_best_model_that_is_not_in_this_folder_is_chosen_anew(start_run, arguments, tmp_path, there):
     asked = arguments(output_dir=str(tmp_path))
@@ -202,7 +254,7 @@ def test_a_best_model_that_is_not_in_this_folder_is_chosen_anew(start_run, argum
     fit(run, asked, training(run, asked))
     if there:
         (tmp_path / "best").mkdir()
-    state = training(run, asked, tmp_path / "checkpoints" / "step_3").state
+    state = training(run, asked, session.Opening(tmp_path / "checkpoints" / "step_3", None)).state
     assert (state.best_step, state.best_metric is None) == ((3, False) if there else (None, True))
 
 

@@ -7,12 +7,12 @@ from finetune import status, stop
 
 
 @pytest.fixture
-def stored(tmp_path):
+def stored(tmp_path, monkeypatch):
     """Reads status.json; None before there is one. No other test's run is left to write it."""
     status.end("done")
+    monkeypatch.setattr(stop, "_before_end", [])
     yield lambda: json.loads((tmp_path / "status.json").read_text()) if (tmp_path / "status.json").exists() else None
     status.end("done")
-    stop.on_end(None)
 
 
 def test_how_a_run_stands_and_how_it_ended(stored, tmp_path):

@@ -82,8 +82,19 @@ def test_a_run_that_has_told_why_it_ends_says_no_more():
 
 
 def test_what_is_said_in_the_end():
-    code, out, _ = ends("stop.on_end(lambda why: print(why, flush=True)); ask(); time.sleep(60)")
-    assert (code, out) == (75, "SIGTERM: ended at once, there was nothing to be saved\n")
+    say = "".join(f"stop.on_end(lambda why: print({number}, why, flush=True)); " for number in (1, 2))
+    code, out, _ = ends(f"{say}ask(); time.sleep(60)")
+    told = "SIGTERM: ended at once, there was nothing to be saved\n"
+    assert (code, out) == (75, f"1 {told}2 {told}")
+
+
+def test_a_request_that_came_when_nobody_looked_any_more():
+    """Between the last look of a training loop and its end."""
+    body = "stop.defer(); ask(); print(heard(), flush=True); stop.end_with(75); print('still there', flush=True)"
+    code, out, said = ends(body)
+    assert (code, out) == (75, "SIGTERM\n")
+    assert said == "stopped: SIGTERM: ended at once, there was nothing to be saved\n"
+    assert ends("stop.defer(); ask(); heard(); stop.end_with(3); print('still there', flush=True)")[1] == "still there\n"
 
 
 def test_a_worker_is_ended_without_its_parent_hearing_of_it():

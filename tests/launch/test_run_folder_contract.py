@@ -112,7 +112,9 @@ def test_run_json_says_how_the_global_batch_was_shared_out(name, launched):
 
     assert (batch["global_batch_size"], batch["world_size"]) == (job.global_batch_size, job.processes)
     assert batch["micro_batch_size"] <= (job.micro_batch_size or job.global_batch_size)
-    assert (batch["max_tokens"] is None) == (job.micro_batch_size is not None or job.zero_stage > 0)
+    by_rows = job.max_tokens is None and (job.micro_batch_size is not None or job.zero_stage > 0)
+    assert (batch["max_tokens"] is None) == by_rows
+    assert job.max_tokens in (None, batch["max_tokens"])
     if batch["max_tokens"] is not None:
         return
     capacity = job.processes * batch["micro_batch_size"] * batch["accumulation"]

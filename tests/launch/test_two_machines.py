@@ -17,6 +17,8 @@ from launchers import CLASSIFY, REPOSITORY, UNEVEN, accelerate, free_port, run_t
 from namespaces import machines, missing_for_machines
 from safetensors.torch import load_file
 
+from finetune.checkpoint import damage
+
 REASON = missing_for_machines()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(REASON is not None, reason=str(REASON))]
 
@@ -111,6 +113,15 @@ def deepspeed_hostfile(pair, port):
     yield outside(pair, [launchers.deepspeed(1)[0], *options, *job])
 
 
+def deepspeed_no_ssh(pair, port, job):
+    """The same command on each machine, which is told its number; `job`: the script and its arguments."""
+    hostfile = pair[0].home.parent / "hostfile_no_ssh"
+    hostfile.write_text("alpha slots=1\nbeta slots=1\n")
+    options = ["--hostfile", str(hostfile), "--no_ssh", "--master_addr", "alpha", "--master_port", str(port)]
+    for number, machine in enumerate(pair):
+        yield machine.inside([launchers.deepspeed(1)[0], *options, "--node_rank", str(number), *job])
+
+
 def multi_node_script(pair, port):
     script = ["bash", str(REPOSITORY / "scripts" / "multi_node.sh"), "--python", sys.executable]
     hosts = ["--hosts", "alpha,beta", "--processes_per_host", "1", "--port", str(port)]
@@ -150,14 +161,17 @@ def weights(folder):
     return {name: tensor for name, tensor in found.items() if not name.endswith(".key.bias")}  # see test_parity
 
 
-@pytest.mark.parametrize("name", JOBS)
-def test_weights_agree_with_one_process(name, trained, launched):
-    ours, theirs = weights(trained(name)), weights(launched("python").folder)
-
+def check_weights(folder, one_process):
+    ours, theirs = weights(folder), weights(one_process)
     assert ours.keys() == theirs.keys()
     differences = {key: float((ours[key] - theirs[key]).abs().max() / theirs[key].abs().max()) for key in theirs}
     worst = max(differences, key=differences.get)
     assert differences[worst] <= 1e-5, f"{worst}: {differences[worst]:.1e}"
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_weights_agree_with_one_process(name, trained, launched):
+    check_weights(trained(name), launched("python").folder)
     run = json.loads((trained(name) / "run.json").read_text(encoding="utf-8"))
     expected = "python" if name == "multi_node_script" else LAUNCHERS.get(name, "accelerate")
     assert (run["world_size"], run["launcher"]) == (2, expected)
@@ -171,6 +185,39 @@ def test_the_second_machine_keeps_a_cache_of_its_own_and_nothing_of_the_run(pair
     assert [path for path in pair[1].home.rglob("*") if path.is_file() and "runs" in path.parts] == []
     assert (pair[0].home / "runs" / "accelerate_c10d" / "best" / "model.safetensors").is_file()
     assert not list((pair[0].home / "runs").rglob("*of_rank_0*"))
+
+
+def test_without_ssh_machines_that_share_a_folder_keep_checkpoints_in_shards_there(pair, trained, launched):
+    """From a checkpoint of another launch to those in shards, to which each machine adds its part, and back to one for every
+    launch. Nothing is sent, and no machine has anything of the run elsewhere."""
+    shared = pair[0].home.parent / "shared"
+    shutil.copytree(trained("accelerate_static") / "checkpoints" / "step_2", shared / "start")
+
+    def go_on_from(checkpoint, **changed):
+        asked = {"shared_output_dir": "true", "resume_from_checkpoint": checkpoint, "deepspeed": "ds_configs/zero2.json"}
+        job = training(shared / "run", global_batch_size=UNEVEN, **asked, **changed)
+        first, second = run_together(list(deepspeed_no_ssh(pair, free_port(), job)), pair[0].home)
+        second.check()
+        return first.check().out
+
+    go_on_from(shared / "start", checkpoint_format="sharded")
+    checkpoints = shared / "run" / "checkpoints"
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["step_4", "step_6"]
+    for path in checkpoints.iterdir():
+        assert damage(path) is None
+        assert len(list(path.glob("shard_0000?.safetensors"))) == 2
+        assert not (path / "model.safetensors").exists()
+    run = json.loads((shared / "run" / "run.json").read_text(encoding="utf-8"))
+    assert (run["world_size"], run["launcher"], run["zero_stage"]) == (2, "deepspeed", 2)
+    assert run["arguments"]["shared_output_dir"] is True
+
+    said = go_on_from(checkpoints / "step_4")
+    assert "checkpoint step_4, which was in shards, is one for every launch now" in said
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["step_4", "step_6"]
+    check_weights(shared / "run", launched("python").folder)
+    assert (shared / "run" / "best" / "model.safetensors").is_file()
+    assert [path for path in shared.rglob("*") if "of_rank_0" in path.name or "unfinished" in path.name] == []
+    assert not list((pair[1].home / "runs").glob("*"))
 
 
 def problems(finished):

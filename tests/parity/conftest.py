@@ -38,7 +38,10 @@ def title_table(title_home: Path) -> dict:
     cells = ",".join(cell.name for cell in CELLS if cell.precision != "fp16" and cell.name != "bf16_ddp")
     options = ["--cells", f"{cells},fp16", "--steps", str(title_job.STEPS), "--output_dir", "table"]
     job = title_job.arguments(
-        config_name="bigbird_dropout/config.json", per_device_train_batch_size=15, output_dir=title_home / "runs" / "never"
+        config_name="bigbird_dropout/config.json",
+        per_device_train_batch_size=15,
+        adam_epsilon=title_job.TABLE_EPSILON,
+        output_dir=title_home / "runs" / "never",
     )
     command = [sys.executable, str(SCRIPTS / "parity.py"), *options, str(title_job.SCRIPT), "--from_scratch", *job]
     finished = launchers.run(command, title_home, timeout=1800)

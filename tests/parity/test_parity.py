@@ -6,7 +6,8 @@ classifier's cells are the jobs of `launchers`, several of which go on from anot
 by scripts/parity.py.
 
 What is left out of the weights is one kind of parameter, attention's key biases (see `moving.outcome`). The jobs' Adam has an
-epsilon of 1e-6 and the classifier's head starts at zero, for the reasons given in `launchers.training`. No cell is beyond 1e-5.
+epsilon of 1e-6, of titles 1e-4, and the classifier's head starts at zero, for the reasons given in `launchers.training` and
+`title_job.TABLE_EPSILON`. No cell is beyond 1e-5.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import title_job
 from golden import FILE, figures_of
 from launchers import JOBS, REFERENCES, torchrun
 from moving.cells import CELLS, REFERENCE
-from moving.outcome import FIGURES_WITHIN, WITHIN, Difference, compare
+from moving.outcome import FIGURES_WITHIN, WITHIN, Difference, compare, read_outcome
 
 CLASSIFY = [name for name, job in JOBS.items() if name not in REFERENCES.values() and job.precision == "no"]
 TITLES = [cell.name for cell in CELLS if cell.precision == "no" and cell != REFERENCE]
@@ -32,15 +33,15 @@ REQUIRED = {
 
 
 @pytest.fixture(scope="session")
-def difference(outcome, title_table):
+def difference(outcome, request):
     """A function from a cell to how far it is from one process."""
-    rows = {row["name"]: row for row in title_table["cells"]}
 
     def find(task: str, name: str) -> Difference:
         if task == "classify":
             return compare(outcome(task, name), outcome(task, REFERENCES[JOBS[name].global_batch_size]))
-        found = rows[name]["difference"]
-        assert found is not None, rows[name]["verdict"]
+        row = next(row for row in request.getfixturevalue("title_table")["cells"] if row["name"] == name)
+        found = row["difference"]
+        assert found is not None, row["verdict"]
         return Difference(**{key: float("inf") if value is None else value for key, value in found.items()})
 
     return find
@@ -72,10 +73,11 @@ def launch_of(run):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["classify", "titles"])
-def test_the_table_has_every_launch_and_every_launcher(task, launched, title_table, title_home):
+def test_the_table_has_every_launch_and_every_launcher(task, launched, title_home, request):
     if task == "classify":
         runs = [run_file(launched(name).folder) for name in CLASSIFY]
     else:
+        request.getfixturevalue("title_table")
         runs = [run_file(title_home / "table" / name) for name in TITLES]
 
     # A launch that the classifier has with accumulation only counts as well: it is the harder case.
@@ -83,6 +85,46 @@ def test_the_table_has_every_launch_and_every_launcher(task, launched, title_tab
     assert {need for need in REQUIRED if need not in found and (need[0], True, *need[2:]) not in found} == set()
     assert {run["launcher"] for run in runs} == {"python", "torchrun", "accelerate", "deepspeed"}
     assert {run["plan"]["batch"]["accumulation"] for run in runs if run["world_size"] == 1} >= {2, 4}
+
+
+# Passes of so many tokens ---------------------------------------------------------------------------------------------
+
+TITLE_CELLS = {"one": (1, 0), "ddp": (2, 0), "zero2": (2, 2)}  # of title_tokens; with the processes and the stage
+
+
+def check_passes(run, folder, tokens):
+    """That the number of tokens cut steps into several passes on every process."""
+    last = run["plan"]["total_steps"]
+    state = json.loads((folder / "checkpoints" / f"step_{last}" / "state.json").read_text(encoding="utf-8"))
+    assert run["plan"]["batch"]["max_tokens"] == tokens
+    assert state["padded_tokens"] > last * tokens * run["world_size"]
+
+
+@pytest.mark.slow
+def test_the_classifiers_cells_with_passes_of_so_many_tokens_are_such(launched):
+    found = set()
+    for name in CLASSIFY:
+        if JOBS[name].max_tokens is not None:
+            folder = launched(name).folder
+            run = run_file(folder)
+            check_passes(run, folder, JOBS[name].max_tokens)
+            found.add((run["world_size"], run["zero_stage"]))
+    assert found == set(TITLE_CELLS.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TITLE_CELLS)
+def test_titles_in_passes_of_so_many_tokens_differ_in_nothing_but_rounding(name, title_tokens, title_table, title_home):
+    """From the job in passes of so many rows, in one process."""
+    title_tokens.finished.check()
+    run = run_file(title_tokens.folder / name)
+    check_passes(run, title_tokens.folder / name, title_job.PASS_TOKENS)
+    assert (run["world_size"], run["zero_stage"]) == TITLE_CELLS[name]
+    assert title_table["cells"][0]["name"] == "one"
+    ours = read_outcome(title_tokens.folder / name, title_tokens.folder / "observed")
+    theirs = read_outcome(title_home / "table" / "one", title_home / "table" / "observed")
+    found = compare(ours, theirs)
+    assert found.is_rounding, found
 
 
 @pytest.mark.slow

@@ -1,0 +1,1 @@
+"""Encoders that compute on the tokens of a batch without its padding."""

@@ -1,0 +1,75 @@
+"""Whole runs on one GPU: against the CPU, and an fp16 run that goes on with its loss scale."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from launchers import LABELS, training, write_corpus
+from safetensors.torch import load_file
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    home = tmp_path_factory.mktemp("gpu")
+    write_corpus(home)
+    return home
+
+
+def run(home, name, environment=None, **changed):
+    """Trains the common job and gives its folder."""
+    place = home / name
+    command = [sys.executable, *training(place, **{"global_batch_size": 15, "test_file": "test.csv", **changed})]
+    given = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(home / "cache"), **(environment or {})}
+    finished = subprocess.run(command, cwd=home, env=given, capture_output=True, text=True, timeout=900)
+    assert finished.returncode == 0, f"{finished.stdout}\n{finished.stderr}"
+    return place
+
+
+def history(place):
+    return [json.loads(line) for line in (place / "history.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("padding_free", ["on", "off"])
+def test_fp32_on_a_gpu_and_on_a_cpu_agree(folder, padding_free):
+    cpu = run(folder, f"cpu_{padding_free}", {"CUDA_VISIBLE_DEVICES": ""}, padding_free=padding_free)
+    gpu = run(folder, f"gpu_{padding_free}", padding_free=padding_free)
+    assert json.loads((gpu / "run.json").read_text(encoding="utf-8"))["device"] == "cuda"
+    for ours, theirs in zip(history(gpu), history(cpu), strict=True):
+        assert ours.keys() == theirs.keys()
+        if "loss" in ours:
+            assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-3)
+            assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-2)
+    found, expected = (load_file(place / "best" / "model.safetensors") for place in (gpu, cpu))
+    for name, weight in expected.items():
+        if not name.endswith("key.bias"):
+            assert (found[name] - weight).norm() <= 1e-2 * weight.norm().clamp(min=1), name
+
+
+def test_an_fp16_run_goes_on_with_its_loss_scale(folder):
+    settings = {"mixed_precision": "fp16", "model": "bert_dropout", "max_steps": 6, "save_steps": 3, "save_total_limit": 5}
+    whole = run(folder, "fp16", **settings)
+    begun = folder / "fp16_resumed"
+    shutil.copytree(whole / "checkpoints" / "step_3", begun / "start" / "step_3")
+    resumed = run(folder, "fp16_again", **settings, resume_from_checkpoint=begun / "start" / "step_3")
+    states = [json.loads((p / "checkpoints" / "step_6" / "state.json").read_text(encoding="utf-8")) for p in (whole, resumed)]
+    assert states[0]["loss_scale"] is not None
+    for key in ("loss_scale", "updates", "step", "skipped_in_a_row"):
+        assert states[0][key] == states[1][key], key
+    after = [[e["loss"] for e in history(p) if "loss" in e and e["step"] > 3] for p in (whole, resumed)]
+    assert after[0] == pytest.approx(after[1], rel=1e-2)  # kernels that add in any order
+    metrics = [json.loads((p / "metrics.json").read_text(encoding="utf-8")) for p in (whole, resumed)]
+    assert metrics[0]["train_skipped_steps"] == metrics[1]["train_skipped_steps"]
+
+
+def test_the_usual_command_packs_on_a_gpu_and_exports_a_plain_model(folder):
+    place = run(folder, "auto", mixed_precision="bf16" if torch.cuda.is_bf16_supported() else "no", model="bert_dropout")
+    assert json.loads((place / "metrics.json").read_text(encoding="utf-8"))["train_padding_share"] == 0
+    config = json.loads((place / "best" / "config.json").read_text(encoding="utf-8"))
+    assert "packed_rows" not in json.dumps(config)
+    assert len(config["id2label"]) == len(LABELS)

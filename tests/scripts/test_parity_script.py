@@ -1,0 +1,134 @@
+"""scripts/parity.py as a user runs it: what it prints, leaves behind and returns."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+
+import launchers
+import pytest
+import title_job
+from launchers import CLASSIFY, SCRIPTS, training
+
+SCRIPT = SCRIPTS / "parity.py"
+TITLES = ["cell", "launcher", "processes", "weights", "losses", "grad norms", "figures", "rates", "rows"]
+
+
+@pytest.fixture
+def parity(monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(SCRIPTS), *sys.path])
+    spec = importlib.util.spec_from_file_location("parity_script", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "parity_script", module)  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def columns(line, title_line):
+    """The cells of a line of the table, which stand under the beginnings of their titles."""
+    starts = [title_line.index(title) for title in TITLES]
+    ends = [*starts[1:], None]
+    return [line[start:end].strip() for start, end in zip(starts, ends, strict=True)]
+
+
+@pytest.mark.slow
+def test_a_job_that_is_the_same_everywhere(title_tokens):
+    finished = title_tokens.finished
+    assert finished.code == 0, finished.out + finished.err
+    told, _, rest = finished.out.partition("\n\n")
+    assert [line.split(maxsplit=1) for line in told.splitlines()] == [
+        ["one", "the others are compared with this"], ["ddp", "the same"], ["zero2", "the same"]
+    ]  # fmt: skip
+
+    title_line, *lines = rest.splitlines()
+    table = [columns(line, title_line) for line in lines[:3]]
+    assert [row[:3] for row in table] == [["one", "python", "1"], ["ddp", "torchrun", "2"], ["zero2", "deepspeed", "2"]]
+    assert table[0][3:8] == ["-"] * 5
+    assert lines[0].endswith("the others are compared with this")
+    report = json.loads((title_tokens.folder / "parity.json").read_text(encoding="utf-8"))
+    for row, line, cell in zip(table[1:], lines[1:3], report["cells"][1:], strict=True):
+        known = cell["difference"]
+        assert row[3:7] == [f"{known[name]:.1e}" for name in ("weights", "losses", "grad_norms", "figures")]
+        assert 0 < known["weights"] <= 1e-5
+        assert row[7] == "same"
+        assert line.endswith("same  the same")
+    assert "without attention's key biases" in lines[3]
+    assert lines[-1] == "written to tokens/parity.json"
+
+
+@pytest.mark.slow
+def test_what_it_leaves(title_tokens):
+    report = json.loads((title_tokens.folder / "parity.json").read_text(encoding="utf-8"))
+    assert report["command"][0] == str(title_job.SCRIPT)
+    assert (report["steps"], report["gpus"]) == (title_job.STEPS, 0)
+    assert [(cell["name"], cell["is_well"]) for cell in report["cells"]] == [("one", True), ("ddp", True), ("zero2", True)]
+    for name in ("one", "ddp", "zero2"):
+        assert "\nlaunch         " in (title_tokens.folder / f"{name}.log").read_text(encoding="utf-8")
+        run = json.loads((title_tokens.folder / name / "run.json").read_text(encoding="utf-8"))
+        assert (run["plan"]["total_steps"], run["arguments"]["report_to"]) == (title_job.STEPS, ["none"])
+    assert not title_tokens.never.exists()
+
+
+@pytest.mark.slow
+def test_a_command_that_fails_has_nothing_to_compare(tmp_path):
+    launchers.write_corpus(tmp_path)
+    job = training(tmp_path / "never", train_file="nothing.csv", test_file=None)
+    finished = launchers.run([*launchers.python(), str(SCRIPT), "--cells", "ddp", *job], tmp_path)
+    assert finished.code == 2
+    assert finished.err.startswith("error: the command fails under one process, so there is nothing to compare with: error: ")
+    assert "nothing.csv" in finished.err
+    assert not (tmp_path / "never").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (
+            ["--cells", "ddp,dpp", str(CLASSIFY), "--output_dir", "x"],
+            "error: --cells dpp: no such cell; they are one, ",
+        ),
+        ([str(CLASSIFY), "--lerning_rate", "1"], "error: unknown argument --lerning_rate; did you mean --learning_rate?"),
+    ],
+)
+def test_bad_input_is_told_before_anything_is_run(parity, given, told, capsys, monkeypatch):
+    monkeypatch.setattr(parity, "run_cell", pytest.fail)
+    assert parity.main(given) == 2
+    assert capsys.readouterr().err.startswith(told)
+
+
+def outcomes(parity, **changed):
+    found = {"weights": 1e-7, "where": "a.weight", "losses": 1e-7, "grad_norms": 1e-7, "figures": 0.0}
+    return parity.Difference(**{**found, "same_learning_rates": True, "same_rows": True, **changed})
+
+
+@pytest.mark.parametrize(
+    ("precision", "changed", "told", "is_well"),
+    [
+        ("no", {}, "the same", True),
+        ("no", {"losses": 2e-5}, "differs", False),
+        ("no", {"same_rows": False}, "differs", False),
+        ("no", {"weights": 2e-5}, "the same steps; a.weight shows rounding enlarged by Adam", True),
+        ("no", {"weights": 2e-3}, "differs", False),
+        ("bf16", {"losses": 2e-2}, "the rounding of bf16", True),
+        ("bf16", {"same_rows": False}, "the rounding of bf16; other rows or learning rates", False),
+    ],
+)
+def test_the_verdict_and_the_exit_code(parity, precision, changed, told, is_well, tmp_path, capsys, monkeypatch):
+    first, second = parity.REFERENCE, parity.Cell("moved", "torchrun", several=True, precision=precision)
+    difference = outcomes(parity, **changed)
+    assert parity.verdict(second, difference) == (told, is_well)
+    rows = [parity.Row(first, 1, None, "-", True), parity.Row(second, 2, difference, told, is_well)]
+    monkeypatch.setattr(parity, "run_cells", lambda *_: rows)
+    assert parity.main(["--output_dir", str(tmp_path), str(CLASSIFY), "--output_dir", "x"]) == (0 if is_well else 1)
+    assert capsys.readouterr().out.splitlines()[3].endswith(told)
+
+
+def test_a_cell_that_fails_is_a_row(parity, tmp_path, capsys, monkeypatch):
+    rows = [
+        parity.Row(parity.REFERENCE, 1, None, "-", True),
+        parity.Row(parity.CELLS[3], 2, None, "failed: error: no (x.log)", False),
+    ]
+    monkeypatch.setattr(parity, "run_cells", lambda *_: rows)
+    assert parity.main(["--output_dir", str(tmp_path), str(CLASSIFY), "--output_dir", "x"]) == 1
+    assert "failed: error: no (x.log)" in capsys.readouterr().out

@@ -1,0 +1,72 @@
+"""Small models and batches of both tasks for tests of single steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from linear_task import make_plan
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertLMHeadModel,
+    BertModel,
+    BigBirdConfig,
+    BigBirdModel,
+    EncoderDecoderModel,
+)
+
+from bigbird.layers import use_fast_attention
+from finetune.data import TrainSteps, lengths_of, pad_rows
+from finetune.task import Batch
+from multilabel.task import MultiLabelTask
+from packed.encoders import pack_rows
+from titles.task import IGNORED, TitleTask
+
+SIZES = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 256, "vocab_size": 90}
+CLASSIFY = MultiLabelTask("loss", 5, pos_weight=np.ones(5), label_smoothing=0.1)
+TITLES = TitleTask("rougeL", 1, 0, None, None, None, "default", 0.1)
+# name: task, tokens of the longest row, what a width is a multiple of
+KINDS = {
+    "padded": (CLASSIFY, 120, 1),
+    "packed": (CLASSIFY, 120, 1),
+    "flex": (TITLES, 1024, 64),
+    "blocks": (TITLES, 1024, 64),
+    "packed_titles": (TITLES, 500, 1),
+}
+
+
+def build(kind):
+    torch.manual_seed(0)
+    if KINDS[kind][0] is CLASSIFY:
+        model = BertForSequenceClassification(BertConfig(**SIZES, num_labels=5))
+    else:
+        reader = BertModel(BertConfig(**SIZES)) if kind == "packed_titles" else BigBirdModel(BigBirdConfig(**SIZES))
+        reader.pooler = reader.activation = None
+        writer = BertLMHeadModel(BertConfig(**SIZES, is_decoder=True, add_cross_attention=True))
+        model = EncoderDecoderModel(encoder=reader, decoder=writer)
+    if kind.startswith("packed"):
+        assert pack_rows(model)
+    if kind in ("flex", "blocks"):
+        assert use_fast_attention(model, "auto" if kind == "flex" else "blocks")
+    return model.train()
+
+
+def batches(kind, rows=32):
+    """Twelve optimizer steps of two forward passes each."""
+    task, longest, multiple = KINDS[kind]
+    lengths = np.linspace(longest // 4, longest, rows).astype(int)
+    plan = make_plan(rows, epochs=3, global_batch_size=8, accumulation=2)
+    return TrainSteps(collator(lengths, multiple, task is TITLES), lengths, plan, 0, 1, True, multiple)
+
+
+def collator(lengths, multiple, titled):
+    def collate(rows):
+        ids = [np.random.default_rng(int(row)).integers(3, 90, size=lengths[row]) for row in rows]
+        inputs = {
+            "input_ids": pad_rows(ids, 0, multiple=multiple),
+            "attention_mask": pad_rows([row * 0 + 1 for row in ids], 0, multiple=multiple),
+        }
+        labels = pad_rows([row[: 3 + len(row) % 5] for row in ids], IGNORED) if titled else torch.ones(len(rows), 5)
+        return Batch(torch.as_tensor(rows, dtype=torch.int64), inputs, labels, lengths_of(ids, "right"))
+
+    return collate

@@ -1,0 +1,140 @@
+"""DeepSpeed's engines on two processes, whose state goes out and comes back into others; started by a launcher.
+
+Of every ZeRO stage, in fp32 and bf16: three steps, the state taken in shards and whole, two steps more. A new engine that gets
+the state back must compute with the same weights, and end with the same bytes after the same two steps. The model has what is
+easily forgotten: a buffer, tied weights, a large and a small frozen weight.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+os.environ["DS_ACCELERATOR"] = "cpu"
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "app"))
+
+import deepspeed
+import torch
+from torch import nn
+
+from finetune import shards, zero
+from finetune.plan import derive_batch
+from finetune.run_folder import write_json
+
+LEFT_WHOLE = 10**9  # of weights smaller than this, under ZeRO-3
+CELLS = [
+    (stage, whole, precision) for stage, whole in ((1, 0), (2, 0), (3, 0), (3, LEFT_WHOLE)) for precision in ("no", "bf16")
+]
+
+
+class Model(nn.Module):
+    """Of words, whose vectors the head uses again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(30, 8)
+        self.places = nn.Embedding(40, 8)
+        self.places.weight.requires_grad = False
+        self.scale = nn.Parameter(torch.rand(8), requires_grad=False)
+        self.register_buffer("seen", torch.zeros(8))
+        self.middle = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 30, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = (self.words(tokens) + self.places(tokens)) * self.scale
+        self.seen += hidden.detach().mean(0)
+        return self.head(torch.tanh(self.middle(hidden - (self.seen / 100).to(hidden.dtype))))
+
+
+def begin(
+    seed: int, stage: int, whole: int, precision: str, weights: dict[str, torch.Tensor] | None = None
+) -> deepspeed.DeepSpeedEngine:
+    torch.manual_seed(seed)
+    model = Model()
+    if weights is not None:
+        model.load_state_dict(weights)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    matrices, vectors = [p for p in trained if p.ndim > 1], [p for p in trained if p.ndim == 1]
+    groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0}]
+    config = {"zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": whole}}
+    full = zero.complete_config(config, "ds.json", derive_batch(2, 8), 1.0, precision)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=torch.optim.AdamW(groups, lr=1e-2, fused=True), config=full)
+    return engine
+
+
+def step(engine: deepspeed.DeepSpeedEngine, number: int, rate: float = 1e-2) -> None:
+    torch.manual_seed(100 * number + torch.distributed.get_rank())
+    for group in engine.optimizer.param_groups:
+        group["lr"] = rate
+    tokens = torch.randint(30, (4,))
+    loss = nn.functional.cross_entropy(engine(tokens).float(), tokens.roll(1))
+    engine.backward(loss * (rate > 0))
+    engine.step()
+
+
+def computed_with(engine: deepspeed.DeepSpeedEngine) -> dict[str, torch.Tensor]:
+    """The module's own weights and buffers, in its own precision."""
+    with deepspeed.zero.GatheredParameters(list(engine.module.parameters())):
+        return {name: tensor.detach().clone() for name, tensor in engine.module.state_dict().items()}
+
+
+def same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], what: str) -> None:
+    assert ours.keys() == theirs.keys(), what
+    differing = [name for name, tensor in theirs.items() if not torch.equal(ours[name], tensor)]
+    assert differing == [], f"{what}: {differing}"
+
+
+def check(folder: Path, stage: int, whole: int, precision: str) -> None:
+    rank, updates = torch.distributed.get_rank(), 3
+    launch = SimpleNamespace(rank=rank, world_size=2, zero_stage=stage)
+    engine = begin(0, stage, whole, precision)
+    for number in range(updates):
+        step(engine, number)
+    parts, module = zero.partition(engine, updates), computed_with(engine)
+    weights, moments = zero.full_parameters(engine, True), zero.full_moments(engine, True)
+    same({name: tensor.to(module[name].dtype) for name, tensor in weights.items()}, {n: module[n] for n in weights}, "full")
+    if rank == 0:
+        folder.mkdir()
+        write_json(folder / shards.LAYOUT, shards.layout(engine, launch))
+    torch.distributed.barrier()
+    shards.write(folder, rank, parts)
+    if rank == 0:
+        shards.collect(folder, 2, 60, lambda: False)
+    torch.distributed.barrier()
+    for number in (7, 8):
+        step(engine, number)
+    end = zero.partition(engine, updates + 2)
+    engine.destroy()
+
+    other = begin(1, stage, whole, precision)
+    step(other, 0, rate=0.0)
+    shards.restore(folder, launch, other, updates)
+    same(zero.partition(other, updates), parts, "state from shards")
+    same(computed_with(other), module, "weights from shards")
+    for number in (7, 8):
+        step(other, number)
+    same(zero.partition(other, updates + 2), end, "steps from shards")
+    other.destroy()
+
+    # As from a full checkpoint: the weights before the model is handed over, moments and master weights behind it.
+    other = begin(1, stage, whole, precision, {**module, **weights})
+    step(other, 0, rate=0.0)
+    zero.restore_moments(other, moments, updates)
+    zero.restore_weights(other, weights)
+    for name, buffer in other.module.named_buffers():
+        buffer.copy_(module[name])  # each process has its own, and the first step has moved them
+    same(zero.partition(other, updates), parts, "whole state")
+    same(computed_with(other), module, "whole weights")
+    other.destroy()
+    print(f"rank {rank}: ZeRO-{stage} {whole} {precision}", flush=True)
+    if rank == 0:
+        print("restored", flush=True)
+
+
+if __name__ == "__main__":
+    deepspeed.init_distributed("gloo")
+    for number, cell in enumerate(CELLS):
+        check(Path(sys.argv[1]) / f"cell_{number}", *cell)
