@@ -1,23 +1,24 @@
 """Attention in which packed rows do not see each other, in the kernels that torch has for it.
 
 On a GPU these are flash attention over rows of any length (`varlen_attn`: half precision, no dropout) and else the same and the
-memory-efficient kernels behind jagged tensors (any precision, dropout). On a CPU equally long neighbours are one call.
+memory-efficient kernels behind jagged tensors (any precision, dropout), each after a check that it works there. On a CPU, and
+where both fail, equally long neighbours are one call.
 """
 
 from __future__ import annotations
 
-import functools
-import itertools
-import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from packed.check import works
+from packed.kernels import by_length as _by_length
+from packed.kernels import flash as _flash
+from packed.kernels import has_flash
+from packed.kernels import jagged as _jagged
 from packed.rows import PackedRows
-
-HALF = (torch.float16, torch.bfloat16)
 
 
 @torch.compiler.disable
@@ -42,50 +43,11 @@ def attend(
         context = scaled_dot_product_attention(query, key, value, attn_mask=seen, dropout_p=dropout, scale=scale)
         return context.transpose(1, 2), None
     tokens = tuple(x[0].transpose(0, 1) for x in (query, key, value))
-    if query.device.type == "cpu":
-        context = _by_length(*tokens, rows, dropout, scale)
-    elif dropout == 0 and math.isclose(scale, query.shape[-1] ** -0.5) and _has_flash(tokens[0]):
-        context = _flash(*tokens, rows)
-    else:
-        context = _jagged(*tokens, rows, dropout, scale)
-    return context[None], None
-
-
-def _by_length(query: Tensor, key: Tensor, value: Tensor, rows: PackedRows, dropout: float, scale: float) -> Tensor:
-    """All tensors (tokens, heads, size)."""
-    groups = [(length, len(list(same))) for length, same in itertools.groupby(rows.lengths)]
-    sizes = [length * number for length, number in groups]
-    found = []
-    for (length, number), *parts in zip(groups, *(x.split(sizes) for x in (query, key, value)), strict=True):
-        q, k, v = (x.unflatten(0, (number, length)).transpose(1, 2) for x in parts)
-        context = scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=scale)
-        found.append(context.transpose(1, 2).flatten(0, 1))
-    return torch.cat(found)
-
-
-def _flash(query: Tensor, key: Tensor, value: Tensor, rows: PackedRows) -> Tensor:
-    from torch.nn.attention.varlen import varlen_attn
-
-    starts, longest = rows.starts.int(), max(rows.lengths)
-    return varlen_attn(query, key, value, starts, starts, longest, longest)
-
-
-def _jagged(query: Tensor, key: Tensor, value: Tensor, rows: PackedRows, dropout: float, scale: float) -> Tensor:
-    """Told the shortest and the longest row, jagged tensors need not ask the device."""
-    known = {"offsets": rows.starts, "min_seqlen": min(rows.lengths), "max_seqlen": max(rows.lengths)}
-    q, k, v = (
-        torch.nested.nested_tensor_from_jagged(x.contiguous(), **known).transpose(1, 2) for x in (query, key, value)
-    )  # fmt: skip
-    context = scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=scale)
-    return context.transpose(1, 2).values()
-
-
-def _has_flash(query: Tensor) -> bool:
-    """Whether `varlen_attn` has a kernel for it: half precision, heads of up to 256, Ampere or later."""
-    fits = query.dtype in HALF and query.shape[-1] % 8 == 0 and query.shape[-1] <= 256
-    return fits and torch.backends.cuda.is_flash_attention_available() and _capability(query.device) >= (8, 0)
-
-
-@functools.cache
-def _capability(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)
+    kernel = _by_length
+    if query.device.type != "cpu":
+        kind = (query.device, query.dtype, query.shape[-1])
+        if has_flash(tokens[0], dropout, scale) and works("flash", *kind, noisy=False):
+            kernel = _flash
+        elif works("jagged", *kind, noisy=dropout > 0):
+            kernel = _jagged
+    return kernel(*tokens, rows, dropout, scale)[None], None
