@@ -23,6 +23,8 @@ from bigbird.rows import Rows, read_rows
 from finetune.lengths import known_lengths
 from finetune.transfer import send
 
+FLEX_DEVICES = ("cuda",)  # where FlexAttention has kernels both ways
+
 
 def use_fast_attention(model: torch.nn.Module, kind: str = "auto") -> bool:
     """Makes every block-sparse BigBird encoder in `model` use this attention; False if there is none.
@@ -90,9 +92,6 @@ FAST = {
     BigBirdBlockSparseAttention: FastBigBirdAttention,
     BigBirdPegasusBlockSparseAttention: FastBigBirdPegasusAttention,
 }
-
-
-FLEX_DEVICES = ("cuda",)
 
 
 @torch.compiler.disable
