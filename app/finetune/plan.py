@@ -13,7 +13,7 @@ from finetune.failure import InputError
 
 DEFAULT_GLOBAL_BATCH_SIZE = 32
 # Tokens of a forward pass on a CPU. Larger passes pad more and leave its caches: 640 Reuters rows in batches of 16 train 1.4
-# times as fast as in one pass a batch, with half the memory (benchmarks/classify_cpu.md); batches of short texts fit anyway.
+# times as fast as in one pass a batch, with half the memory (benchmarks/bench_cpu.md); batches of short texts fit anyway.
 EVALUATION_ROWS = 32
 CPU_TOKENS = 2048
 

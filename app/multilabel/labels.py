@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
 from pathlib import Path
@@ -28,17 +29,22 @@ def label_names(table: Table, arguments: Any, notes: list[str]) -> list[list[str
     problems: list[str] = []
     kinds: dict[str, int] = {}
     rows, repeated = [], 0
+    read: dict[Any, tuple[list[str], str, bool]] = {}  # the same few cells come again and again; rows share what is read
     for row, cell in enumerate(table.columns[arguments.label_column]):
-        names, kind = _names(cell, arguments.label_separator)
+        known = _key(cell)
+        if known is None or (found := read.get(known)) is None:
+            names, kind = _names(cell, arguments.label_separator)
+            distinct = list(dict.fromkeys(names))
+            found = (distinct, kind, len(distinct) < len(names))
+            if known is not None and kind in ("a text", "a list of texts"):
+                read[known] = found
+        names, kind, repeats = found
         if kind.startswith("!"):
             problems.append(f"{table.where(row)}: {arguments.label_column} {kind[1:]}")
             names = []
         elif kind:
             kinds.setdefault(kind, row)
-        if len(names) > 1:
-            distinct = list(dict.fromkeys(names))
-            repeated += len(distinct) < len(names)
-            names = distinct
+        repeated += repeats
         rows.append(names)
     if len(kinds) > 1:
         (first, first_row), (second, second_row) = list(kinds.items())[:2]
@@ -125,6 +131,17 @@ def label_ids(
             shown.append(f"{where} is not in the {source} ({len(found)} row(s)){meant}; {advice}")
         raise InputError(*shown, *more(len(unknown)))
     return ids
+
+
+def _key(cell: Any) -> Any:
+    """What a cell of texts can be looked up by; None for others. Of numbers, 1, 1.0 and True would be the same."""
+    if type(cell) is str:
+        return cell
+    if type(cell) is list and cell and type(cell[0]) is str:
+        with contextlib.suppress(TypeError):  # something in it cannot be hashed
+            hash(key := tuple(cell))
+            return key
+    return None
 
 
 def _names(cell: Any, separator: str) -> tuple[list[str], str]:

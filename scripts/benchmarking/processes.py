@@ -21,7 +21,7 @@ GO, STOP = b"\n", b"q"
 
 
 def run_group(
-    script: str,
+    command: list[str],
     names: list[str],
     settings: dict[str, Any],
     folder: Path,
@@ -29,18 +29,21 @@ def run_group(
     in_turns: bool,
     seconds: float | None = None,
     least_turns: int = 0,
+    all_gpus: bool = False,
+    until_first: bool = False,
 ) -> list[dict[str, Any]]:
-    """Starts `script` again for each contender, one after the other, and lets them work in turns, a step each.
+    """Starts `command` with --child and the settings for each contender, one after the other, and lets them work in turns.
 
-    After `seconds`, starting included, they are told to stop, but not before each has had `least_turns` turns. Returns their
-    results, with the share of the CPU that other processes took meanwhile.
+    One GPU is to be seen, unless `all_gpus`. After `seconds`, starting included, they are told to stop, but not before each has
+    had `least_turns` turns; `until_first`: when the first of them is done. Returns their results, with the share of the CPU
+    that other processes took meanwhile.
     """
     cpu, own, started = cpu_seconds(), os.times(), time.time()
     children: list[Child] = []
     try:
         for name in names:
-            children.append(Child(script, name, settings, folder, threads, in_turns))
-        _take_turns(children, None if seconds is None else started + seconds, least_turns)
+            children.append(Child(command, name, settings, folder, threads, in_turns, all_gpus))
+        _take_turns(children, None if seconds is None else started + seconds, least_turns, until_first)
         results = [child.result() for child in children]
     finally:
         for child in children:
@@ -53,13 +56,14 @@ def run_group(
     return [result | {"others_cpu_share": share} for result in results]
 
 
-def _take_turns(waiting: list[Child], end: float | None, least_turns: int) -> None:
-    turn_took = 0.0
+def _take_turns(children: list[Child], end: float | None, least_turns: int, until_first: bool) -> None:
+    turn_took, waiting = 0.0, children
     for turn in itertools.count():
         if not waiting:
             return
         began = time.time()
-        if end is not None and turn >= least_turns and began + turn_took > end:
+        late = end is not None and turn >= least_turns and began + turn_took > end
+        if late or (until_first and not children[0].alive):
             for child in waiting:
                 child.stop()
             return
@@ -69,10 +73,11 @@ def _take_turns(waiting: list[Child], end: float | None, least_turns: int) -> No
 
 
 class Child:
-    """A contender in a process of its own, which stops before its first step and after each one until `go_on`."""
+    """A contender in a process of its own, which stops before its first step and after each turn until `go_on`."""
 
     def __init__(
-        self, script: str, name: str, settings: dict[str, Any], folder: Path, threads: int, in_turns: bool
+        self, command: list[str], name: str, settings: dict[str, Any], folder: Path, threads: int, in_turns: bool,
+        all_gpus: bool = False,
     ) -> None:  # fmt: skip
         self.name, self.answer, self.log = name, folder / f"{name}.json", folder / f"{name}.log"
         self.answer.unlink(missing_ok=True)
@@ -82,23 +87,23 @@ class Child:
             "OMP_NUM_THREADS": str(threads),
             "RAYON_NUM_THREADS": str(threads),
             "TOKENIZERS_PARALLELISM": "true",
-            # A Trainer that sees several GPUs shares its batch out over all of them.
-            "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0],
             "HF_DATASETS_CACHE": str(folder / "cache"),  # so that the first start finds no tokens of an earlier run
         }
+        if not all_gpus:  # a Trainer that sees several shares its batch out over all of them
+            environment["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
         self.signals, signals = os.pipe()
         told = {**settings, "contender": name, "answer": str(self.answer), "folder": str(folder / name), "signals": signals}
         told |= {"in_turns": in_turns, "spawned": time.time()}
         with self.log.open("w") as output:
-            command = [sys.executable, str(Path(script).resolve()), "--child", json.dumps(told)]
             self.process = subprocess.Popen(
-                command, env=environment, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, pass_fds=[signals]
-            )
+                [*command, "--child", json.dumps(told)], env=environment, stdin=subprocess.PIPE, stdout=output,
+                stderr=subprocess.STDOUT, pass_fds=[signals],
+            )  # fmt: skip
         os.close(signals)
         self.alive = self._is_waiting()
 
     def go_on(self) -> bool:
-        """Lets it do one step, or what comes after the last; returns whether it will do another."""
+        """Lets it do the steps of a turn, or what comes after the last; returns whether it will do another."""
         return self._tell(GO)
 
     def stop(self) -> None:
@@ -126,14 +131,15 @@ class Child:
         return self.alive
 
     def _is_waiting(self) -> bool:
-        return os.read(self.signals, 1) != b""  # blocks until it has done its step; empty when it has ended
+        return os.read(self.signals, 1) != b""  # blocks until it has done its turn; empty when it has ended
 
 
 def run_child(contender: Callable[[dict[str, Any]], dict[str, Any]], settings: dict[str, Any]) -> None:
     """In the child: runs a contender, hands its result over and ends the process."""
     sys.path.insert(0, str(REPOSITORY / "app"))
     answer = contender(settings)
-    Path(settings["answer"]).write_text(json.dumps(answer), encoding="utf-8")
+    if os.environ.get("RANK", "0") == "0":
+        Path(settings["answer"]).write_text(json.dumps(answer), encoding="utf-8")
     sys.stdout.flush()
     os._exit(0)  # the result is written; nothing of what exit handlers do belongs to the measurement
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from benchmarking.memory import PeakMemory
 from benchmarking.processes import GO
 from finetune.clock import StepClock
 
@@ -16,15 +17,24 @@ class Stopped(Exception):  # noqa: N818 - no error
     """The parent has seen enough steps."""
 
 
+class Done(Exception):  # noqa: N818 - no error
+    """Leaves the application once the measured part is over."""
+
+
 class Watch:
-    """Marks the steps of a contender."""
+    """Marks the steps of a contender, and hands its turn over after every few of them.
+
+    A turn is one step on a CPU. On a GPU it is `steps_per_turn`, within which nothing waits for the device.
+    """
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.settings, self.device = settings, torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.clock = StepClock(self.device)
         self.startup: float | None = None
+        self.startup_cpu = 0.0
         self.cpu_seconds: list[float] = []  # of each step, all threads
         self.cells = 0
+        self.memory: PeakMemory | None = None
         self._cpu = 0.0
 
     def mark(self) -> None:
@@ -34,38 +44,37 @@ class Watch:
         """
         first = self.startup is None
         if first:
-            self.startup = time.time() - self.settings["spawned"]
+            self.startup, self.startup_cpu = time.time() - self.settings["spawned"], time.process_time()
         else:
             self.cpu_seconds.append(time.process_time() - self._cpu)
         self.clock.mark()
-        if self.settings["in_turns"]:
+        if self.settings["in_turns"] and len(self.cpu_seconds) % self.settings.get("steps_per_turn", 1) == 0:
             self.clock.read()
             self.clock.pause()
             os.write(self.settings["signals"], b".")
             if os.read(0, 1) != GO:
                 raise Stopped
-        if first:
-            self.begin()
-        if self.settings["in_turns"]:
+            if first:
+                self.memory = PeakMemory(self.device)
             self.clock.mark()
+        elif first:
+            self.memory = PeakMemory(self.device)
         self._cpu = time.process_time()
-
-    def begin(self) -> None:
-        """Called once, just before the first step."""
 
     def saw(self, ids: Any) -> None:
         """Counts the places, padding included, of a forward pass."""
         self.cells += ids.shape[0] * ids.shape[1]
 
     def figures(self) -> dict[str, Any]:
-        """What was measured, in seconds: of each step wall and CPU time, and the start."""
+        """What was measured: the start, wall and CPU seconds of each step, memory in MiB (see `PeakMemory`)."""
         self.clock.read()
         return {
             "contender": self.settings["contender"],
-            "device": torch.cuda.get_device_name() if self.device.type == "cuda" else "cpu",
             "startup_seconds": self.startup,
+            "startup_cpu_seconds": self.startup_cpu,
             "step_seconds": self.clock.seconds,
             "step_cpu_seconds": self.cpu_seconds,
+            **self.memory.figures(),
         }
 
 
@@ -87,3 +96,16 @@ class Watched:
         for batch in micro_batches:
             self.watch.saw(batch.inputs["input_ids"])
         return micro_batches
+
+
+def warm_up(model: Any, bf16: bool) -> None:
+    """On a GPU, one pass over two short rows: libraries are loaded and kernels chosen on first use, which is no step's cost."""
+    device = next(model.parameters()).device
+    if device.type != "cuda":
+        return
+    rows = torch.full((2, 32), 5, device=device)
+    with torch.autocast("cuda", torch.bfloat16, enabled=bf16):
+        out = model(input_ids=rows, attention_mask=torch.ones_like(rows))
+    out.logits.float().sum().backward()
+    model.zero_grad()
+    torch.cuda.synchronize()

@@ -1,10 +1,10 @@
-"""The models of bench_titlegen.py, as the application and as plain transformers make them."""
+"""The models of the sections on titles, as the application and as plain transformers make them."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import titlegen
 import torch
@@ -16,13 +16,10 @@ WIDER = 4.0  # see `make_writer`
 
 
 def make_model(settings: dict[str, Any], rows: list[dict[str, str]], inputs: Path) -> Any:
-    """The tokenizer; without --model, saves it with the configuration of a BigBird below inputs/model."""
-    from pretrained.tokenizer import saved_tokenizer
-    from vocabulary.train import train_tokenizer
-
-    if settings["model"]:
-        return saved_tokenizer(settings["model"])
+    """The tokenizer; saves it with the configuration of a BigBird below inputs/model."""
     from transformers import BigBirdConfig
+
+    from vocabulary.train import train_tokenizer
 
     block, longest = settings["block_size"], max([*settings["train_lengths"], settings["generate_length"] or 0, 4096])
     tokenizer = train_tokenizer([text for row in rows for text in (row["text"], row["title"])], VOCABULARY)
@@ -40,30 +37,29 @@ def make_model(settings: dict[str, Any], rows: list[dict[str, str]], inputs: Pat
 def make_writer(settings: dict[str, Any], inputs: Path) -> None:
     """The model that writes titles, in plain transformers, below inputs/writer.
 
-    Random weights are drawn wide: with the usual ones every document would get much the same title, and equal titles would
-    say nothing.
+    Random weights are drawn wide, and no token is more frequent than another: with the usual ones every document would get much
+    the same short title, and equal titles would say nothing.
     """
     given = {"do_train": True, "train_file": inputs / "documents.jsonl", "max_length": settings["generate_length"]}
     arguments = parse(titlegen.Arguments, argv=arguments_of(settings, given))
     data = titlegen.load_data(arguments, True, False, False)
     model = plain_model(arguments, data)
-    if not settings["model"]:
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if parameter.ndim == 2 and "embeddings" not in name:
-                    parameter.mul_(WIDER)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 2 and "embeddings" not in name:
+                parameter.mul_(WIDER)
+        model.get_output_embeddings().bias.zero_()
     model.save_pretrained(inputs / "writer")
     data.tokenizer.save_pretrained(inputs / "writer")
 
 
 def arguments_of(settings: dict[str, Any], given: dict[str, Any]) -> list[str]:
-    """What every use of the application is given, and more."""
-    model = {"model_name_or_path": settings["model"]}
-    if not settings["model"]:
-        folder = Path(settings["inputs"], "model")
-        model = {"config_name": folder, "tokenizer_name": folder, "from_scratch": True}
+    """What every use of the application is given, and more; the configuration, unless a model is given."""
+    folder = Path(settings["inputs"], "model")
+    new = {"config_name": folder, "tokenizer_name": folder, "from_scratch": True}
     common = {
-        **model, "decoder_layers": settings["decoder_layers"], "max_title_length": settings["title_length"],
+        **({} if "model_name_or_path" in given else new),
+        "decoder_layers": settings["decoder_layers"], "max_title_length": settings["title_length"],
         "num_beams": settings["beams"], "seed": settings["seed"], "report_to": "none", "overwrite_output_dir": True,
         "output_dir": settings["folder"], "mixed_precision": settings["precision"],
     }  # fmt: skip
@@ -72,8 +68,7 @@ def arguments_of(settings: dict[str, Any], given: dict[str, Any]) -> list[str]:
 
 def plain_model(arguments: Any, data: Any) -> Any:
     """`titlegen.build_model`'s model, the same weights, with transformers' own attention."""
-    with mock.patch("bigbird.layers.use_fast_attention"):
-        return titlegen.build_model(arguments, data)
+    return titlegen.build_model(replace(arguments, attention="transformers"), data)
 
 
 def load_writer(settings: dict[str, Any]) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarking.title_rows import read_rows
+from benchmarking.contenders.title_rows import read_rows
 
 WORDS = 20000  # words of the vocabulary, beside all characters
 SLICES = 20  # a tokenizer meets a text again only after so many passes

@@ -1,0 +1,323 @@
+"""scripts/bench.py: turns, memory, figures that come from what was measured; and a quick run of some sections."""
+
+import importlib
+import json
+import mmap
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+CHILD = """
+import json, os, sys
+from pathlib import Path
+
+settings = json.loads(sys.argv[2])
+if settings["contender"] == "broken":
+    sys.exit("no such model")
+done = 0
+for _ in range(2 if settings["contender"] == "short" else settings["steps"]):
+    os.write(settings["signals"], b".")
+    if os.read(0, 1) != b"\\n":
+        break
+    with open(settings["log"], "a") as log:
+        log.write(settings["contender"])
+    done += 1
+Path(settings["answer"]).write_text(json.dumps({"steps": done}))
+"""
+
+
+@pytest.fixture
+def load(monkeypatch):
+    """Imports a module from scripts/."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    return importlib.import_module
+
+
+@pytest.fixture
+def start(load, tmp_path):
+    """Runs contenders that only write down their turns: (names, steps of each, limits) -> (results, turns)."""
+    script, log = tmp_path / "child.py", tmp_path / "turns.txt"
+    script.write_text(CHILD)
+    run_group = load("benchmarking.processes").run_group
+
+    def begin(names, steps, **limits):
+        settings = {"steps": steps, "log": str(log)}
+        return run_group([sys.executable, str(script)], names, settings, tmp_path, 1, True, **limits), log.read_text()
+
+    return begin
+
+
+def test_contenders_take_turns_and_nobody_always_comes_first(start):
+    results, turns = start(["a", "b"], 4)
+    assert turns == "abbabaab"
+    assert [result["steps"] for result in results] == [4, 4]
+
+
+def test_when_time_is_up_all_have_had_the_same_number_of_turns_and_the_least_that_was_asked(start):
+    results, turns = start(["a", "b"], 1000, seconds=0.0, least_turns=3)
+    assert turns == "abbaba"
+    assert [result["steps"] for result in results] == [3, 3]
+
+
+def test_one_that_stands_beside_another_works_as_long_as_that_does(start):
+    results, turns = start(["short", "a"], 1000, until_first=True)
+    assert turns == "shorta" + "ashort"
+    assert [result["steps"] for result in results] == [2, 2]
+
+
+def test_a_contender_that_fails_ends_the_run_with_what_it_said(start):
+    with pytest.raises(SystemExit, match="no such model"):
+        start(["a", "broken"], 2)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process set its peak back")
+def test_memory_counts_from_its_own_beginning(load):
+    import torch
+
+    peak_memory = load("benchmarking.memory").PeakMemory
+    device = torch.device("cpu")
+    first = peak_memory(device)
+    # A mapping of its own: malloc may hand out pages of the heap that earlier tests left resident.
+    with mmap.mmap(-1, 2**26) as block:  # 64 MiB
+        for page in range(0, len(block), mmap.PAGESIZE):
+            block[page] = 1
+    assert 60 < first.figures()["memory_mb"] < 200
+    second = peak_memory(device)  # sets the peak back
+    assert second.figures()["memory_mb"] < 30
+    assert second.figures()["peak_memory_mb"] > 64  # libraries and all
+
+
+def test_rows_are_cut_to_the_asked_number_of_tokens(load, bert_folder):
+    from transformers import AutoTokenizer
+
+    rows = load("benchmarking.contenders.title_rows")
+    tokenizer = AutoTokenizer.from_pretrained(bert_folder)
+    source = [{"text": "sort the values of a matrix", "title": "sort"}, {"text": "return the eigenvalues", "title": "return"}]
+    found = list(rows.cut_rows(source, tokenizer, [9, 5, 30]))
+    assert [len(tokenizer(row["text"])["input_ids"]) for row in found] == [9, 5, 30]
+    assert found[0]["title"] == "sort"
+    settings = {"generate_length": 256, "documents": 5, "block_size": 8, "seed": 1, "tokens_per_step": 600}
+    assert sorted(rows.document_lengths(settings)) == [128, 160, 192, 224, 256]
+    assert [rows.batch_size(settings, length) for length in (256, 300, 1024)] == [2, 2, 1]
+
+
+def test_text_is_shared_out_to_slices_and_no_text_is_in_two(load):
+    chinese = load("benchmarking.contenders.chinese_text")
+    texts = [f"{number:03d}" for number in range(10)]
+    slices = chinese.slice_texts(texts, 8)
+    assert slices == [texts[:3], texts[3:6], texts[6:9]]  # the last text alone would be too short a pass
+    assert chinese.slice_texts(["ab"], 8) == [["ab"]]
+
+
+def test_what_grows_like_a_power_is_found_to(load):
+    exponent = load("benchmarking.figures").exponent
+    assert exponent({1: 5.0, 2: 20.0, 8: 320.0}) == pytest.approx(2)
+    assert exponent({10: 3.0, 1000: 3.0}) == pytest.approx(0)
+
+
+def test_contenders_are_compared_turn_by_turn_after_the_warm_up(load):
+    compare = load("benchmarking.figures").compare
+
+    def run(seconds, memory):
+        return {
+            "step_seconds": seconds,
+            "step_cpu_seconds": [2 * second for second in seconds],
+            "memory_mb": memory,
+            "peak_memory_mb": 500.0 + memory,
+        }
+
+    ours, other = run([50.0, 2.0, 4.0, 2.0], 100.0), run([1.0, 6.0, 6.0, 8.0], 200.0)
+    found = compare(ours, other, 1)
+    assert found["speed"] == {"low": 2.25, "median": 3.0, "high": 3.5}  # 3, 1.5 and 4 times as fast
+    assert found["cpu_time"] == pytest.approx(1 / 3)
+    assert (found["at_best"], found["memory"], found["peak_memory"]) == (3.0, 0.5, 600 / 700)
+    assert compare(ours, other, 0, per_turn=2)["speed"]["median"] == pytest.approx((7 / 52 + 14 / 6) / 2)
+    assert compare(ours, run([1.0, 6.0, 6.0, 8.0], 0.0), 1)["memory"] is None
+
+
+@pytest.fixture
+def of_classification(load):
+    """Runs of ours and another, two rounds -> the section's figures."""
+    section = load("benchmarking.sections.classification")
+
+    def result(name, number, seconds, loss, precision):
+        times = [seconds / 2] * 2
+        figures = dict.fromkeys(section.MEDIANS, 1.0)
+        return figures | {
+            "contender": name,
+            "round": number,
+            "pair": "bare",
+            "rows": 8,
+            "step_seconds": times,
+            "step_cpu_seconds": times,
+            "train_seconds": seconds,
+            "cpu_seconds": seconds,
+            "held_loss": loss,
+            "held_precision": precision,
+        }
+
+    def make(loss=0.5, precision=0.7):
+        ours = [result("ours", number, 2.0 + number, loss, precision) for number in range(2)]
+        bare = [result("bare", number, 4.0 + 5 * number, 0.5, 0.7) for number in range(2)]
+        results = [*ours, *bare]
+        figures = {"rows": 8, "tokens": 80, "batch_size": 4, "max_length": 16, "held_rows": 4}
+        against = {"bare": section.against(results, "bare", 1)}
+        return section, figures | {"contenders": section.contenders(results), "against": against}
+
+    return make
+
+
+def test_rounds_are_compared_pair_by_pair(of_classification):
+    section, figures = of_classification()
+    ratio = figures["against"]["bare"]
+    assert ratio["speed"] == {"low": 2.0, "median": 2.5, "high": 3.0}
+    assert figures["contenders"]["ours"]["at_best"] == 4.0  # 8 rows in the 2 seconds of the first seed's only run
+    assert (ratio["loss"], ratio["precision"]) == (0, 0)
+    speeds, against = section.tables(figures)
+    assert speeds.chart.series == {"": {"ours": 1.0, "bare": 1.0}}
+    assert against.rows[0][:4] == ("bare", 2, "2.500 x", "2.000, 3.000")
+    assert against.rows[0][-1] == "equal"
+    assert section.overhead(figures) == pytest.approx(100 * ((1 / 2 + 1 / 3) / 2 - 1))
+
+
+def test_a_ratio_at_worse_quality_does_not_count(of_classification, load):
+    section, figures = of_classification(loss=0.6)
+    goal = section.faster("texts", ("cpu",), "bare", "a loop", 2)
+    assert goal.judge(figures) == ("2.5 x", "**fail**: held-out loss +20.0%, precision +0.0000")
+    assert goal.judge(of_classification()[1]) == ("2.5 x", "pass")
+    assert goal.judge(of_classification(loss=0.4)[1]) == ("2.5 x", "pass")  # better is no reason
+    assert section.faster("texts", ("cpu",), "bare", "a loop", 3).judge(of_classification()[1]) == ("2.5 x", "**fail**")
+    assert section.faster("texts", ("cpu",), "padded", "a loop", 3).judge(figures) == ("not measured", "")
+    assert goal.judge(None) == ("not measured", "")
+
+
+def test_the_folders_of_a_machine_stay_out_of_the_report(load, monkeypatch):
+    command_line = load("benchmarking.report").command_line
+    argv = ["scripts/bench.py", "--data", "/home/me/rows", "--model", "/home/me/m", "--output", "benchmarks", "--rounds", "2"]
+    monkeypatch.setattr(sys, "argv", argv)
+    assert command_line() == "python scripts/bench.py --data rows --model MODEL --output benchmarks --rounds 2"
+
+
+@pytest.fixture
+def save(load, tmp_path):
+    """Saves a report of a section that is made up: (data, value, kind) -> the page."""
+    reports = load("benchmarking.report")
+    goal = reports.Goal("a number", ("cpu", "cuda"), 2, lambda figures: figures["value"])
+    section = reports.Section(
+        "number", "Numbers", "About them.", lambda bench: {}, lambda figures: "",
+        lambda figures: [reports.Table("Found", ("value",), [(figures["value"],)])], (goal,),
+    )  # fmt: skip
+
+    def one(data, value, kind="cpu", quick=False):
+        report = {
+            "section": "number", "data": data, "model": "", "precision": "no", "date": "2026-01-01", "command": "bench",
+            "machine": "a machine", "versions": {"torch": "2"}, "minutes": 1, "commit": None,
+            "others_cpu_share": None, "quick": quick,
+            "figures": {"value": value},
+        }  # fmt: skip
+        reports.save(tmp_path, kind, report, {"number": section}, lambda *_: False)
+        return (tmp_path / f"bench_{kind}.md").read_text()
+
+    return one
+
+
+def test_a_report_replaces_the_one_on_the_same_data_and_keeps_what_a_person_wrote(save, tmp_path):
+    save("a", 1)
+    page = tmp_path / "bench_cpu.md"
+    page.write_text(page.read_text() + "\n## Reading\n\nIt is fast.\n")
+    save("b", 2)
+    page = save("a", 3)
+    assert [(r["data"], r["figures"]["value"]) for r in json.loads((tmp_path / "bench_cpu.json").read_text())] == [
+        ("a", 3),
+        ("b", 2),
+    ]
+    assert page.index("## Numbers: a") < page.index("## Numbers: b") < page.index("## Reading\n\nIt is fast.\n")
+    assert "| a number | at least 2 x | 3 x | pass |" in page
+    assert "| 1 |" not in page
+
+
+def test_goals_are_listed_for_devices_that_were_not_measured_too(save, tmp_path):
+    save("a", 1.5)
+    cpu, gpu = (tmp_path / "goals.md").read_text().split("## NVIDIA GPU")
+    assert "| a number | at least 2 x | 1.5 x | **fail** | a fp32 |" in cpu
+    assert "| a number | at least 2 x | not measured |  |  |" in gpu
+    save("a", 9, kind="cuda")
+    assert "| a number | at least 2 x | 9 x | pass | a fp32 |" in (tmp_path / "goals.md").read_text()
+    assert "quick" in save("a", 9, quick=True)
+
+
+def test_every_chart_of_bars_and_lines_is_drawn(load, tmp_path):
+    pytest.importorskip("matplotlib")
+    reports, plots = load("benchmarking.report"), load("benchmarking.plots")
+    bars = reports.Chart("x", {"a": {"one": 1.0, "two": 2.0}, "b": {"one": 3.0}})
+    lines = reports.Chart("ms", {"ours": {1: 2.0, 2: 4.0}, "theirs": {1: 8.0, 2: 32.0}}, "tokens", True)
+    for name, chart in (("bars", bars), ("lines", lines)):
+        path = tmp_path / f"{name}.png"
+        assert plots.draw("A plot", reports.Table("A plot", (), [], chart=chart), path)
+        assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_sections_have_names_of_their_own_and_an_unknown_one_is_refused(load, monkeypatch, capsys):
+    sections = load("benchmarking.sections").SECTIONS
+    assert list(sections) == [section.name for section in sections.values()]
+    documented = load("bench").__doc__
+    assert [name for name in sections if name not in documented] == []
+    monkeypatch.setattr(sys, "argv", ["bench.py", "--sections", "short,speed"])
+    with pytest.raises(SystemExit):
+        load("bench").parse_options(list(sections))
+    assert "no such section: speed" in capsys.readouterr().err
+
+
+def test_a_section_with_nobody_to_compare_with_is_refused(load, tmp_path):
+    asked = types.SimpleNamespace(contenders=["bare"])
+    bench = load("benchmarking.context").Bench(asked, tmp_path, {}, print)
+    assert bench.others("titles_training", ("bare", "trainer")) == ["bare"]
+    with pytest.raises(SystemExit, match="nobody in section tokens; there are bert_rust, bert_python"):
+        bench.others("tokens", ("bert_rust", "bert_python"))
+
+
+@pytest.mark.slow
+def test_a_quick_run_compares_what_it_says(tmp_path):
+    words = ["sort", "the", "values", "of", "a", "matrix", "and", "return", "its", "eigenvalues", "as", "vectors"]
+    rows = [
+        {
+            "text": " ".join(words[n % 7 :] * (1 + n % 20)),
+            "title": " ".join(words[n % 5 : n % 5 + 4]),
+            "labels": words[n % 3 :: 4],
+        }
+        for n in range(64)
+    ]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    for name in ("long_tailed", "titles"):
+        (tmp_path / f"{name}.jsonl").write_text(text)
+    sections = "long_tailed,titles_writing,attention"
+    argv = f"--quick --output out --threads 1 --contenders trainer --lengths 96 --sections {sections} --data".split()
+    done = subprocess.run(
+        [sys.executable, SCRIPTS / "bench.py", *argv, tmp_path], cwd=tmp_path, capture_output=True, text=True, timeout=900
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = {report["section"]: report for report in json.loads((tmp_path / "out/bench_cpu.json").read_text())}
+    assert list(found) == sections.split(",")
+    page = (tmp_path / "out/bench_cpu.md").read_text()
+    assert str(tmp_path) not in page
+    assert "| quick |" in (tmp_path / "out/goals.md").read_text()
+
+    classes = found["long_tailed"]["figures"]
+    assert list(classes["contenders"]) == ["ours", "trainer"]
+    ours, trainer = classes["contenders"].values()
+    assert ours["tokens_per_second"] / ours["samples_per_second"] == pytest.approx(
+        trainer["tokens_per_second"] / trainer["samples_per_second"]  # the same rows
+    )
+    assert f"{classes['against']['trainer']['speed']['median']:.3f} x" in page
+
+    writing = found["titles_writing"]["figures"]
+    assert writing["contenders"]["ours"]["equal_to_alone"] == 1
+    layers = found["attention"]["figures"]["groups"]
+    assert [(group["length"], group["part"], list(group["ways"])) for group in layers] == [
+        (96, "attention", ["ours", "block_sparse", "full_sdpa"]),
+        (96, "layer", ["ours", "block_sparse", "full_sdpa"]),
+    ]
