@@ -110,8 +110,6 @@ while [ "$ended" -lt "$count" ]; do
     [ "$SECONDS" -lt $((deadline + 30)) ] || tell KILL
     deadline=$((SECONDS > deadline ? SECONDS + 5 : deadline + 5))
   fi
-  # A SIGINT that comes while bash waits for a command in the foreground can get lost; `wait` runs its trap at once.
-  sleep 0.2 &
-  wait "$!" || true
+  sleep 0.2
 done
 exit "$failed"

@@ -67,7 +67,14 @@ def begin(place, *arguments, **environment):
         **environment,
     }
     command = ["bash", str(SCRIPTS / "multi_node.sh"), *arguments]
-    return subprocess.Popen(command, cwd=place, env=variables, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    # These tests may have been started in the background, where shells have SIGINT ignored, and then bash cannot hear it.
+    return subprocess.Popen(
+        command, cwd=place, env=variables, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=hear_sigint
+    )
+
+
+def hear_sigint():
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def finish(place, *arguments, **environment):
