@@ -15,6 +15,6 @@ ruff format --check --quiet . || {
   echo "error: run ruff format ." >&2
   exit 1
 }
-export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1
 # Two at a time: half of a test's time is one core's, or a wait for a launcher. What shares runs stays together (tests/conftest.py).
 exec python -m pytest --numprocesses 2 --dist loadgroup "${select[@]}" "$@"

@@ -30,10 +30,16 @@ def job(monkeypatch):
             threads.append(threading.Thread(target=pulse._beat, args=(rank,)))
             threads[-1].start()
 
+    def end():
+        pulse.stop()
+        for thread in threads:
+            thread.join()
+        threads.clear()
+        pulse._ended = threading.Event()
+
+    beat.end = end
     yield beat
-    pulse.stop()
-    for thread in threads:
-        thread.join()
+    end()
 
 
 @pytest.fixture
@@ -46,8 +52,7 @@ def told(monkeypatch):
 
 def only_rank_1_stands_still(job):
     job(0, 1, 2)
-    pulse.stop()
-    pulse._ended = threading.Event()
+    job.end()
     job(0, 2)
 
 
@@ -60,7 +65,7 @@ def test_who_stands_still_is_named(job):
 
 def test_who_beats_but_does_not_get_on_is_named(job):
     job(0, 1, 2)
-    pulse.stop()  # all are this process, so what they have come to is the same
+    job.end()  # all are this process, so what they have come to is the same
     pulse._store.set("at/0", "7")
     pulse._store.set("at/1", "6")
     pulse._store.set("at/2", "6")
