@@ -463,7 +463,7 @@ def export(run: Run, arguments: Arguments, data: Data, model: Any, records: list
     """Writes best/ with the thresholds that `records` (of the validation rows) give, and checks it by loading it."""
     import numpy as np
 
-    from finetune.checkpoint import full_weights
+    from finetune.saving import full_weights
     from finetune.session import BEST, merge_metrics
     from metrics.multilabel import per_label_table
     from metrics.thresholds import tune_thresholds

@@ -459,7 +459,7 @@ def eval_rows(arguments: Arguments, data: Data, split: Split) -> Any:
 
 def export(run: Run, arguments: Arguments, data: Data, task: TitleTask, model: Any, records: list | None, tracker: Any) -> None:
     """Writes best/, checks it by loading it, and shows titles of a few validation documents."""
-    from finetune.checkpoint import full_weights
+    from finetune.saving import full_weights
     from finetune.session import BEST, merge_metrics
     from pretrained.card import markdown_table
     from pretrained.export import export_model

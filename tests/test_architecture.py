@@ -48,8 +48,9 @@ LEVELS = {
     "checkpoint": 6,
     "ending": 6,
     "local_copy": 6,
-    "engine": 7,
-    "session": 8,
+    "saving": 7,
+    "engine": 8,
+    "session": 9,
 }
 
 

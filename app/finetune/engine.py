@@ -1,4 +1,4 @@
-"""The step, the loop and the evaluation. Level 7.
+"""The step, the loop and the evaluation. Level 8.
 
 One formula for every launch: the loss summed over a micro-batch is multiplied by (accumulation x processes / targets in the
 whole global batch). Accelerate or DeepSpeed divides by the accumulation, DDP or ZeRO by the processes, and what is left is
@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from finetune import checkpoint, pulse, stop, zero
+from finetune import checkpoint, pulse, saving, stop, zero
 from finetune.background import Background
 from finetune.checkpoint import TrainState
 from finetune.clock import StepClock, peak_memory_mb
@@ -31,6 +31,7 @@ from finetune.optim import set_learning_rate
 from finetune.plan import Plan, lr_multiplier
 from finetune.processes import Run
 from finetune.profiling import part, profiled
+from finetune.saving import Shelf
 from finetune.task import Batch, Record, Task
 from finetune.tracker import Tracker
 
@@ -219,7 +220,7 @@ def fit(run: Run, plan: Plan, training: Training, options: FitOptions, state: Tr
             clock.mark()
     if _asked_to_stop(run):
         _save_and_stop(run, plan, training, options, state, stalls, False)
-    checkpoint.wait(run, training.writer)
+    saving.wait(run, training.writer)
     stop.end_with(EXIT_STOPPED)  # everything is on disk
     return _train_figures(run, training, state, clock, stalls)
 
@@ -285,21 +286,18 @@ def _finish_step(
     return done
 
 
+def save(run: Run, training: Training, state: TrainState, limit: int, in_shards: bool) -> None:
+    """Begins a checkpoint of where `training` stands (see `saving.save`). All processes must call it."""
+    # A checkpoint that survives a power cut must not be ahead of the history.
+    first, folder = training.tracker.flush, training.output_dir / checkpoint.FOLDER
+    shelf = Shelf(folder, training.identity, limit, training.writer, first, in_shards)
+    saving.save(run, shelf, training.model, training.optimizer, state)
+
+
 def _save(run: Run, training: Training, options: FitOptions, state: TrainState, stalls: list[float]) -> None:
     """Begins a checkpoint; adds to `stalls` how many seconds the run was held for it."""
     started = time.perf_counter()
-    checkpoint.save(
-        run,
-        training.output_dir / checkpoint.FOLDER,
-        training.model,
-        training.optimizer,
-        state,
-        training.identity,
-        options.save_total_limit,
-        training.writer,
-        first=training.tracker.flush,  # a checkpoint that survives a power cut must not be ahead of the history
-        in_shards=options.in_shards,
-    )
+    save(run, training, state, options.save_total_limit, options.in_shards)
     stalls.append(time.perf_counter() - started)
 
 
@@ -308,7 +306,7 @@ def _save_and_stop(
 ) -> NoReturn:
     state.unevaluated = unevaluated
     _save(run, training, options, state, stalls)
-    checkpoint.wait(run, training.writer)
+    saving.wait(run, training.writer)
     path = training.output_dir / checkpoint.FOLDER / f"step_{state.step}"
     done = f"step {state.step} of {plan.total_steps} is saved in {path}"
     stop_here(run, f"{done}; the same command with --resume_from_checkpoint auto goes on")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -167,6 +168,12 @@ def recover_folder(path: Path) -> None:
     old = path.with_name(f".{path.name}.old")
     if old.exists() and not path.exists():
         os.rename(old, path)
+
+
+def file_record(path: Path) -> dict[str, Any]:
+    """A file's size and hash, as manifests hold them."""
+    with path.open("rb") as file:
+        return {"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "bytes": file.tell()}
 
 
 def flush(folder: Path) -> None:

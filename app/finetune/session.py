@@ -1,4 +1,4 @@
-"""A run from its folder to its files: what every task does around `engine.fit`. Level 8."""
+"""A run from its folder to its files: what every task does around `engine.fit`. Level 9."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from finetune import checkpoint, engine, local_copy, meeting, memory, run_folder, shards, status, stop
+from finetune import checkpoint, engine, local_copy, meeting, memory, run_folder, saving, shards, status, stop
 from finetune.arguments import contradictions, tasks_to_do
 from finetune.checkpoint import TrainState
 from finetune.config import as_dict
@@ -265,10 +265,8 @@ def prepare_training(
 
 def _convert(run: Run, training: Training, state: TrainState, limit: int) -> None:
     """Writes a checkpoint anew for every launch, before a step more is made: the training may be complete."""
-    folder, writer = training.output_dir / checkpoint.FOLDER, training.writer
-    everything = (training.model, training.optimizer, state, training.identity, limit, writer, training.tracker.flush)
-    checkpoint.save(run, folder, *everything)
-    checkpoint.wait(run, writer)
+    engine.save(run, training, state, limit, in_shards=False)
+    saving.wait(run, training.writer)
     run.print(f"note           checkpoint step_{state.step}, which was in shards, is one for every launch now")
 
 

@@ -7,7 +7,6 @@ record beside a shard says that it is done, and rank 0, whose thread looks for t
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -22,7 +21,7 @@ from safetensors.torch import save_file
 from finetune import zero
 from finetune.failure import InputError
 from finetune.launch import Launch
-from finetune.run_folder import write_json
+from finetune.run_folder import file_record, write_json
 
 LAYOUT = "layout.json"
 POLL_SECONDS = 0.1
@@ -71,8 +70,7 @@ def write(place: Path, rank: int, tensors: dict[str, Any]) -> None:
     save_file(tensors, path)
     with path.open("rb") as file:
         os.fsync(file.fileno())
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        write_json(_record(place, rank), {"bytes": file.tell(), "sha256": digest})
+    write_json(_record(place, rank), file_record(path))
 
 
 def collect(place: Path, world_size: int, seconds: float, is_hurried: Callable[[], bool]) -> dict[str, dict[str, Any]]:

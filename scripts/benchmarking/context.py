@@ -54,6 +54,17 @@ class Bench:
         draw_rows(self.source(kind), count, self.options.seed, path)
         return str(path)
 
+    def classification(self, rows: int) -> dict[str, Any]:
+        """Settings of a short training on long-tailed texts, for sections that look into our step. Makes its model if the
+        command names none."""
+        longest, model = self.size("long_tailed"), self.options.model or str(self.folder / "step_model")
+        settings = {name: longest[name] for name in ("batch_size", "max_length")}
+        settings |= {"rows": rows, "held_rows": 16, "train_file": self.rows("long_tailed", rows + 16), "learning_rate": 1e-4}
+        settings["model"] = model
+        if self.options.model is None:
+            self.run("classification", ["model"], settings | self.size("classifier"))
+        return settings
+
     def wants(self, contender: str) -> bool:
         """Whether --contenders leaves it in; ours always is."""
         return self.options.contenders is None or contender == "ours" or contender in self.options.contenders

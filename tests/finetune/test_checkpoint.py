@@ -7,9 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from harm import cut, flip
 from linear_task import LinearTask, collator, linear_layer, points
 
-from finetune import checkpoint, run_folder
+from finetune import checkpoint, run_folder, saving
 from finetune.background import Background
 from finetune.checkpoint import (
     TrainState,
@@ -19,13 +20,17 @@ from finetune.checkpoint import (
     load_state,
     load_weights,
     restore_optimizer,
-    save,
     tidy,
 )
 from finetune.engine import train_step
 from finetune.failure import InputError, TrainingError
+from finetune.saving import Shelf, save
 
 IDENTITY = {"task": "linear", "rows": 8, "labels": ["a", "b"]}
+
+
+def shelf(folder, writer, limit=9):
+    return Shelf(folder, IDENTITY, limit, writer, first=lambda: None)
 
 
 @pytest.fixture
@@ -40,7 +45,7 @@ def trained(start_run, tmp_path):
 
     def save_step(step, limit=9, **state):
         writer = Background()
-        save(run, tmp_path, model, optimizer, TrainState(step=step, updates=2, **state), IDENTITY, limit, writer, lambda: None)
+        save(run, shelf(tmp_path, writer, limit), model, optimizer, TrainState(step=step, updates=2, **state))
         writer.wait()
         return tmp_path / f"step_{step}"
 
@@ -147,16 +152,6 @@ def test_a_crash_between_the_renames_of_a_save_loses_no_checkpoint(trained, tmp_
     tidy(tmp_path / "none")
 
 
-def cut(path):
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def flip(path):
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-
-
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "identity.json")
 
 
@@ -239,14 +234,14 @@ def test_a_checkpoint_asked_for_by_its_path(trained, tmp_path):
 def test_a_failed_save_harms_no_earlier_one(trained, tmp_path, monkeypatch):
     *_, save_step = trained
     path = save_step(2, limit=1)
-    real = checkpoint.save_file
+    real = saving.save_file
 
     def full_disk(tensors, place):
         real(tensors, place)
         if place.name == "optimizer.safetensors":
             raise RuntimeError("I/O error: No space left on device (os error 28)")  # what safetensors raises
 
-    monkeypatch.setattr(checkpoint, "save_file", full_disk)
+    monkeypatch.setattr(saving, "save_file", full_disk)
     for step in (2, 4):
         with pytest.raises(TrainingError, match=r"the disk is full: a checkpoint takes 0\.0 MB .* step_2 is whole and stays"):
             save_step(step, limit=1)
@@ -257,14 +252,14 @@ def test_a_failed_save_harms_no_earlier_one(trained, tmp_path, monkeypatch):
 def test_a_disk_without_room_is_not_filled_up(trained, tmp_path, monkeypatch):
     *_, save_step = trained
     monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=95))
-    monkeypatch.setattr(checkpoint, "save_file", pytest.fail)
+    monkeypatch.setattr(saving, "save_file", pytest.fail)
     with pytest.raises(TrainingError) as caught:
         save_step(2)
     assert "step_2 could not be written (the disk is full: a checkpoint takes 0.0 MB and 0.0 MB are free)" in str(caught.value)
     assert "There is no earlier one" in str(caught.value)
 
 
-@pytest.mark.parametrize(("module", "name"), [(os, "rename"), (os, "fsync"), (checkpoint, "_sha256")])
+@pytest.mark.parametrize(("module", "name"), [(os, "rename"), (os, "fsync"), (saving, "file_record")])
 def test_whatever_fails_the_earlier_checkpoint_stays(trained, tmp_path, monkeypatch, module, name):
     *_, save_step = trained
     save_step(2, limit=1)
@@ -290,12 +285,12 @@ def test_a_checkpoint_is_of_the_moment_it_was_asked_for(trained, tmp_path, monke
         go_on.wait()
         real(*given)
 
-    monkeypatch.setattr(checkpoint, "replace_folder", held)
-    save(run, tmp_path, model, optimizer, state, IDENTITY, 9, writer, lambda: None)
+    monkeypatch.setattr(saving, "replace_folder", held)
+    save(run, shelf(tmp_path, writer), model, optimizer, state)
     state.step, state.updates = 3, 3
     train_step(run, model, optimizer, LinearTask(), [collator(*points(8))(torch.arange(8).numpy())], 1.0)
     go_on.set()
-    save(run, tmp_path, model, optimizer, state, IDENTITY, 9, writer, lambda: None)
+    save(run, shelf(tmp_path, writer), model, optimizer, state)
     assert {path.name: path.read_bytes() for path in (tmp_path / "step_2").iterdir()} == whole
     writer.wait()
     assert damage(tmp_path / "step_3") is None
@@ -305,10 +300,10 @@ def test_a_checkpoint_is_of_the_moment_it_was_asked_for(trained, tmp_path, monke
 def test_a_failed_save_is_told_at_the_next(trained, tmp_path, monkeypatch):
     run, model, optimizer, _ = trained
     writer, state = Background(), TrainState(step=2, updates=2)
-    monkeypatch.setattr(checkpoint, "replace_folder", lambda *_: 1 / 0)
-    save(run, tmp_path, model, optimizer, state, IDENTITY, 9, writer, lambda: None)
+    monkeypatch.setattr(saving, "replace_folder", lambda *_: 1 / 0)
+    save(run, shelf(tmp_path, writer), model, optimizer, state)
     with pytest.raises(TrainingError, match="step_2 could not be written"):
-        save(run, tmp_path, model, optimizer, state, IDENTITY, 9, writer, lambda: None)
+        save(run, shelf(tmp_path, writer), model, optimizer, state)
 
 
 def test_a_checkpoint_of_a_later_version_is_refused(trained):
@@ -329,10 +324,10 @@ class Tied(torch.nn.Module):
 
 def test_tied_weights_may_be_kept_under_one_name(start_run, tmp_path):
     run, model = start_run(), Tied()
-    weights = checkpoint.full_weights(run, model)
+    weights = saving.full_weights(run, model)
     assert set(weights) == {"first.weight", "second.weight"}
     weights["second.weight"] = weights["first.weight"]  # one memory, as a partitioned model's are
-    checkpoint.save_file(checkpoint._distinct(weights), tmp_path / "model.safetensors")
+    saving.save_file(saving._distinct(weights), tmp_path / "model.safetensors")
     other = Tied()
     load_weights(tmp_path, other)
     torch.testing.assert_close(other.second.weight, model.first.weight, rtol=0, atol=0)
@@ -340,7 +335,7 @@ def test_tied_weights_may_be_kept_under_one_name(start_run, tmp_path):
 
 def test_a_checkpoint_is_fp32_whatever_the_model_is(start_run):
     run, model = start_run(), torch.nn.BatchNorm1d(2).half()
-    kinds = {name: tensor.dtype for name, tensor in checkpoint.full_weights(run, model).items()}
+    kinds = {name: tensor.dtype for name, tensor in saving.full_weights(run, model).items()}
     assert kinds["weight"] == kinds["running_mean"] == torch.float32
     assert kinds["num_batches_tracked"] == torch.int64
 

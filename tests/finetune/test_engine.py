@@ -485,7 +485,7 @@ def test_a_run_that_is_asked_before_its_first_step_has_nothing_to_save(begin, mo
 
 def test_a_checkpoint_that_could_not_be_written_ends_the_run(begin, monkeypatch):
     session = begin(plan=make_plan(22, save_steps=4))
-    monkeypatch.setattr("finetune.checkpoint.save_file", lambda *_: 1 / 0)
+    monkeypatch.setattr("finetune.saving.save_file", lambda *_: 1 / 0)
     with pytest.raises(TrainingError, match=r"step_4 could not be written \(division by zero\)"):
         session.fit()
     assert session.state.step == 6  # told at the next save

@@ -12,16 +12,22 @@ from types import SimpleNamespace
 import launchers
 import pytest
 import torch
+from harm import cut, flip
 
-from finetune import background, checkpoint, run_folder, session, shards, zero
+from finetune import background, run_folder, session, shards, zero
 from finetune.background import Background
-from finetune.checkpoint import TrainState, damage, find, is_in_shards, list_checkpoints, load_state, save, tidy, wait
+from finetune.checkpoint import TrainState, damage, find, is_in_shards, list_checkpoints, load_state, tidy
 from finetune.failure import InputError, TrainingError
 from finetune.launch import Machine
+from finetune.saving import Shelf, save, wait
 
 IDENTITY = {"task": "linear", "rows": 8}
 UPDATES = 3
 FILES = ("shard_00000.safetensors", "shard_00001.safetensors", "layout.json", "state.json", "identity.json")
+
+
+def shelf(folder, writer, limit=9):
+    return Shelf(folder, IDENTITY, limit, writer, first=lambda: None, in_shards=True)
 
 
 def launch_of(rank=0, world_size=2, local=None, stage=2, config=None):
@@ -129,18 +135,7 @@ def save_step(both_processes, tmp_path):
         kept = {"updates": UPDATES, **state}
 
         def work(run, engine, writer):
-            save(
-                run,
-                tmp_path,
-                engine,
-                None,
-                TrainState(step=step, **kept),
-                IDENTITY,
-                limit,
-                writer,
-                lambda: None,
-                in_shards=True,
-            )
+            save(run, shelf(tmp_path, writer, limit), engine, None, TrainState(step=step, **kept))
             wait(run, writer)
 
         both_processes(work)
@@ -174,7 +169,7 @@ def test_everything_comes_back(save_step):
 def test_before_the_first_update_there_are_no_moments(both_processes, tmp_path):
     def work(run, engine, writer):
         next(iter(engine.optimizer.optimizer.state.values())).clear()
-        save(run, tmp_path, engine, None, TrainState(step=1), IDENTITY, 9, writer, lambda: None, in_shards=True)
+        save(run, shelf(tmp_path, writer), engine, None, TrainState(step=1))
         wait(run, writer)
 
     both_processes(work)
@@ -182,16 +177,6 @@ def test_before_the_first_update_there_are_no_moments(both_processes, tmp_path):
     shards.restore(tmp_path / "step_1", launch_of(1), other, 0)
     state = next(iter(other.optimizer.optimizer.state.values()))
     assert not any(value.any() for value in state.values())
-
-
-def cut(path):
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def flip(path):
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -252,7 +237,7 @@ def test_what_a_crash_leaves_is_removed(save_step, tmp_path):
 
 def test_a_process_of_a_run_that_is_gone_harms_nothing(save_step, tmp_path, monkeypatch):
     """It still writes its part of a checkpoint of the same step."""
-    real = checkpoint.shards.write
+    real = shards.write
 
     def write(place, rank, content):
         if rank == 1:
@@ -260,7 +245,7 @@ def test_a_process_of_a_run_that_is_gone_harms_nothing(save_step, tmp_path, monk
             real(tmp_path / ".step_4.0123abcd.unfinished", 1, {"weights/0": torch.ones(2)})
         real(place, rank, content)
 
-    monkeypatch.setattr(checkpoint.shards, "write", write)
+    monkeypatch.setattr(shards, "write", write)
     path = save_step(4)
     assert damage(path) is None
     shards.restore(path, launch_of(1), engine_of(1), UPDATES)
@@ -307,7 +292,7 @@ def test_the_run_goes_on_while_shards_are_written(both_processes, tmp_path, monk
         state = TrainState(step=2, updates=UPDATES)
         part = engine.optimizer.single_partition_of_fp32_groups[0]
         before = part.tolist()
-        save(run, tmp_path, engine, None, state, IDENTITY, 9, writer, lambda: None, in_shards=True)
+        save(run, shelf(tmp_path, writer), engine, None, state)
         part.add_(1)  # a step of the training
         state.step = 3
         assert not (tmp_path / "step_2").exists()

@@ -18,18 +18,8 @@ same state. BigBird's operations are those of transformers' block-sparse attenti
 
 
 def measure(bench: Bench) -> Figures:
-    size, longest, source = bench.size("flops"), bench.size("long_tailed"), bench.source("long_tailed")
-    settings = {name: longest[name] for name in ("batch_size", "max_length")}
-    settings |= {
-        "rows": size["rows"],
-        "held_rows": 16,
-        "train_file": bench.rows("long_tailed", size["rows"] + 16),
-        "learning_rate": 1e-4,
-        "max_steps": 10_000,
-    }
-    settings |= {"product_size": size["product_size"], "model": bench.options.model or str(bench.folder / "flops_model")}
-    if bench.options.model is None:
-        bench.run("classification", ["model"], settings | bench.size("classifier"))
+    size, source = bench.size("flops"), bench.source("long_tailed")
+    settings = bench.classification(size["rows"]) | {"max_steps": 10_000, "product_size": size["product_size"]}
     found = {"classification, long-tailed texts": utilisation(bench, "classification", settings)}
     length = size["title_length"]
     titles, _ = prepare(bench, bench.source("titles"), {"train_lengths": [length], "max_steps": size["title_steps"]})

@@ -15,17 +15,8 @@ backward pass."""
 
 
 def measure(bench: Bench) -> Figures:
-    size, longest, source = bench.size("split"), bench.size("long_tailed"), bench.source("long_tailed")
-    settings = {name: longest[name] for name in ("batch_size", "max_length")}
-    settings |= {
-        "rows": size["rows"],
-        "held_rows": 16,
-        "train_file": bench.rows("long_tailed", size["rows"] + 16),
-        "learning_rate": 1e-4,
-    }
-    settings["model"] = bench.options.model or str(bench.folder / "split_model")
-    if bench.options.model is None:
-        bench.run("classification", ["model"], settings | bench.size("classifier"))
+    size, source = bench.size("split"), bench.source("long_tailed")
+    settings = bench.classification(size["rows"])
     splits = {}
     (splits["classification, long-tailed texts"],) = bench.run("split", ["classification"], settings)
     length = size["title_length"]
