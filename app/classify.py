@@ -24,16 +24,16 @@ from finetune import arguments as groups
 from finetune.config import option, parse
 from finetune.ending import failures_end_the_job
 from finetune.failure import InputError
-from finetune.garbage import uncollected
 
 if TYPE_CHECKING:  # torch and transformers are imported by the functions that use them, so that --help does not wait
     import numpy as np
 
-    from finetune.data import Ragged
     from finetune.launch import Launch
     from finetune.plan import Plan
     from finetune.processes import Run
+    from finetune.ragged import Ragged
     from finetune.session import Opening
+    from finetune.stored_rows import Column
     from finetune.tables import Table
     from multilabel.task import MultiLabelTask
 
@@ -80,7 +80,7 @@ class Split:
     without labels."""
 
     table: Table
-    texts: list[str]
+    texts: Column
     content: str
     tokens: Ragged
     labels: Ragged | None
@@ -109,8 +109,7 @@ def main(arguments: Arguments) -> None:
 
     asked = session.check(arguments)
     train, evaluate, predict = groups.tasks_to_do(arguments)
-    with uncollected():
-        data = load_data(arguments, train, evaluate, predict)
+    data = load_data(arguments, train, evaluate, predict)
     plan = make_plan(arguments, len(data.train.texts), asked.world_size, asked.passes_by_tokens) if train else None
     task = make_task(arguments, data)
     packed = leaves_padding_out(arguments, data, asked)
@@ -154,7 +153,7 @@ def load_data(arguments: Arguments, train: bool, evaluate: bool, predict: bool) 
     from bigbird.plan import choose_attention, padding_of
     from finetune.columns import drop_blank, note_repeated_texts, read_splits, split_off, texts_of
     from multilabel.classifier import has_own_labels, labels_of
-    from multilabel.labels import first_appearance, label_names, read_label_file
+    from multilabel.labels import label_names, read_label_file
     from pretrained.model import check_kind, check_weights, choose_max_length, load_config
     from pretrained.tokenizer import load_tokenizer, tokenizer_fingerprint
 
@@ -186,7 +185,7 @@ def load_data(arguments: Arguments, train: bool, evaluate: bool, predict: bool) 
     elif arguments.label_file:
         labels = read_label_file(arguments.label_file)
     else:
-        labels = list(arguments.label_columns or first_appearance(names["train"]))
+        labels = names["train"].names
         if has_own_labels(config) and set(labels_of(config)) == set(labels):
             labels = labels_of(config)  # going on from a model that was trained on these very labels
     if train and has_own_labels(config) and labels_of(config) != labels:
@@ -194,7 +193,7 @@ def load_data(arguments: Arguments, train: bool, evaluate: bool, predict: bool) 
     if not labels:
         raise InputError(f"{tables['train'].path}: no row has a label; name the labels with --label_file if that is meant")
 
-    tokenizer = load_tokenizer(arguments, texts.get("train", []))
+    tokenizer = load_tokenizer(arguments, [texts["train"]] if train else [])
     max_length = choose_max_length(arguments.max_length, config, tokenizer)
     note = choose_attention(config, max_length)
     notes += [note] if note else []
@@ -224,7 +223,7 @@ def make_split(
     max_length: int, notes: list[str],
 ) -> Split:  # fmt: skip
     from finetune.columns import check_ids, is_blank
-    from finetune.data import Ragged, encode_cached
+    from finetune.data import encode_cached
     from multilabel.labels import label_ids
     from pretrained.tokenizer import note_unknown, text_encoder, tokenizer_fingerprint
 
@@ -244,8 +243,7 @@ def make_split(
         notes.append(f"{table.path}: {cut} of {len(table)} texts ({cut / len(table):.1%}) are cut to {max_length} tokens")
     if blank:
         notes.append(f"{table.path}: {blank} row(s) have no text; they are kept and read as an empty text")
-    labels = None if ids is None else Ragged.of(ids)
-    return Split(table, texts[split], encoded["content"], encoded["input_ids"], labels)
+    return Split(table, texts[split], encoded["content"], encoded["input_ids"], ids)
 
 
 def check_labels(train: Split, validation: Split | None, labels: list[str], notes: list[str]) -> None:
@@ -278,7 +276,7 @@ def check_labels(train: Split, validation: Split | None, labels: list[str], note
 
 def identity_of(arguments: Arguments, splits: dict, labels: list[str], tokenizer: str, max_length: int) -> dict[str, Any]:
     """What must be equal on every machine, and for a checkpoint to be this run's."""
-    from finetune.data import fingerprint
+    from finetune.fingerprint import fingerprint
 
     def rows(split: Split) -> str:
         numbers = [] if split.labels is None else [split.labels.values.tobytes(), split.labels.offsets.tobytes()]
@@ -322,12 +320,15 @@ def collator(split: Split, data: Data) -> Any:
 
 def make_task(arguments: Arguments, data: Data) -> MultiLabelTask:
     """The task with its positive weights."""
+    import numpy as np
+
     from multilabel.task import MultiLabelTask, positive_weights
 
     weights = None
     if data.train is not None:
-        rows = [data.train.labels[row] for row in range(len(data.train.labels))]
-        weights = positive_weights(arguments.pos_weight, arguments.pos_weight_cap, rows, data.labels)
+        positive = np.bincount(data.train.labels.values, minlength=len(data.labels))
+        rows = len(data.train.labels)
+        weights = positive_weights(arguments.pos_weight, arguments.pos_weight_cap, positive, rows, data.labels)
     headline = (arguments.metric_for_best_model or HEADLINE).removeprefix("eval_")
     task = MultiLabelTask(headline, len(data.labels), weights, arguments.label_smoothing_factor)
     if data.train is not None and data.validation is not None:

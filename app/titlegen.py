@@ -24,16 +24,16 @@ from finetune import arguments as groups
 from finetune.config import option, parse
 from finetune.ending import failures_end_the_job
 from finetune.failure import InputError
-from finetune.garbage import uncollected
 
 if TYPE_CHECKING:  # torch and transformers are imported by the functions that use them, so that --help does not wait
     import numpy as np
 
-    from finetune.data import Ragged
     from finetune.launch import Launch
     from finetune.plan import Plan
     from finetune.processes import Run
+    from finetune.ragged import Ragged
     from finetune.session import Opening
+    from finetune.stored_rows import Column
     from finetune.tables import Table
     from titles.task import TitleTask
 
@@ -83,8 +83,8 @@ class Split:
     a file without titles."""
 
     table: Table
-    texts: list[str]
-    titles: list[str] | None
+    texts: Column
+    titles: Column | None
     content: str
     tokens: Ragged
     labels: Ragged | None
@@ -114,8 +114,7 @@ def main(arguments: Arguments) -> None:
     asked = session.check(arguments)
     check_arguments(arguments)
     train, evaluate, predict = groups.tasks_to_do(arguments)
-    with uncollected():
-        data = load_data(arguments, train, evaluate, predict)
+    data = load_data(arguments, train, evaluate, predict)
     plan = make_plan(arguments, len(data.train.texts), asked.world_size, asked.passes_by_tokens) if train else None
     packed = leaves_padding_out(arguments, data, asked)
     if packed:
@@ -213,11 +212,11 @@ def load_data(arguments: Arguments, train: bool, evaluate: bool, predict: bool) 
     )
 
 
-def vocabulary_texts(table: Table | None, arguments: Arguments) -> list[str]:
+def vocabulary_texts(table: Table | None, arguments: Arguments) -> list[Column]:
     """What --tokenizer_type train learns its vocabulary from: documents and titles of the training rows."""
     if table is None or arguments.tokenizer_type != "train":
         return []
-    return [*table.columns[arguments.text_column], *table.columns[arguments.title_column]]
+    return [table.columns[arguments.text_column], table.columns[arguments.title_column]]
 
 
 def check_titles(table: Table, column: str, split: str) -> None:
@@ -239,7 +238,8 @@ def make_split(
 ) -> Split:
     """Tokenizes a file's documents and titles and notes what was cut."""
     from finetune.columns import check_ids, is_blank, texts_of
-    from finetune.data import encode_cached, fingerprint
+    from finetune.data import encode_cached
+    from finetune.fingerprint import fingerprint
     from pretrained.tokenizer import note_unknown, text_encoder, title_encoder, tokenizer_fingerprint
 
     if split == "test":

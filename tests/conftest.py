@@ -52,6 +52,12 @@ class SharedArguments(
     """Every argument that is no task's own."""
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory):
+    """Rows that are read, tokens and vocabularies are kept in a folder of the tests."""
+    os.environ["HF_DATASETS_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture
 def arguments():
     """Makes the shared arguments: the defaults but for what is given."""
@@ -103,10 +109,8 @@ def start_run(environment):
 @pytest.fixture
 def token_cache(tmp_path, monkeypatch):
     """An empty folder in place of the user's cache of datasets."""
-    import datasets
-
     folder = tmp_path / "cache"
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder)
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(folder))
     return folder
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from finetune.failure import InputError
+from finetune.stored_rows import Chunk, Column
 from finetune.tables import Table, read_table
 
 SHOWN = 20
@@ -28,13 +30,13 @@ def read_split(arguments: Any, split: str, required: tuple[str, ...] = ()) -> Ta
         return None
     limit = {"train": "max_train_samples", "validation": "max_eval_samples", "test": "max_predict_samples"}[split]
     most = getattr(arguments, limit)
-    return table if table is None or most is None else take(table, range(min(most, len(table))))
+    return table if table is None or most is None or most >= len(table) else take(table, np.arange(most))
 
 
-def take(table: Table, rows: Any) -> Table:
+def take(table: Table, rows: np.ndarray) -> Table:
     """A table of some of the rows, which still knows where they stand in the file."""
-    columns = {name: [values[row] for row in rows] for name, values in table.columns.items()}
-    return Table(table.path, table.kind, columns, [table.lines[row] for row in rows])
+    columns = {name: column.take(rows) for name, column in table.columns.items()}
+    return Table(table.path, table.kind, columns, table.lines.take(rows))
 
 
 def split_off(table: Table, share: float, seed: int) -> tuple[Table, Table]:
@@ -42,16 +44,15 @@ def split_off(table: Table, share: float, seed: int) -> tuple[Table, Table]:
     if len(table) < 2:
         raise InputError(f"{table.path}: has {len(table)} row(s), too few to take validation rows from; give --validation_file")
     count = min(max(1, round(len(table) * share)), len(table) - 1)
-    chosen = np.random.default_rng([seed, 0]).permutation(len(table))[:count]
-    held_out = set(chosen.tolist())
-    rows = range(len(table))
-    return take(table, [r for r in rows if r not in held_out]), take(table, [r for r in rows if r in held_out])
+    held_out = np.zeros(len(table), dtype=bool)
+    held_out[np.random.default_rng([seed, 0]).permutation(len(table))[:count]] = True
+    return take(table, np.flatnonzero(~held_out)), take(table, np.flatnonzero(held_out))
 
 
-def texts_of(table: Table, column: str) -> list[str]:
+def texts_of(table: Table, column: str) -> Column:
     """A column of texts. Raises `InputError` for cells that are no text, each with its line."""
     values = table.columns[column]
-    wrong = [row for row, value in enumerate(values) if not isinstance(value, str)]
+    wrong = [] if values.is_text else [row for row, value in enumerate(values) if not isinstance(value, str)]
     if wrong:
         shown = [f"{table.where(r)}: {column} is {_kind(values[r])}, expected a text" for r in wrong[:SHOWN]]
         raise InputError(*shown, *more(len(wrong)))
@@ -67,22 +68,22 @@ def is_blank(text: str) -> bool:
 def drop_blank(table: Table, column: str, notes: list[str]) -> Table:
     """Leaves out training rows whose text shows nothing, and says so. Raises `InputError` if none is left."""
     texts = texts_of(table, column)
-    kept = [row for row, text in enumerate(texts) if not is_blank(text)]
-    if not kept:
+    blank = np.fromiter(map(is_blank, texts), dtype=bool, count=len(texts))
+    if blank.all():
         raise InputError(f"{table.path}: every {column} is empty; nothing to train on")
-    if len(kept) == len(texts):
+    if not blank.any():
         return table
-    lost = sorted(set(range(len(texts))) - set(kept))
-    lines = ", ".join(str(table.lines[row]) for row in lost[:SHOWN])
+    lost = table.lines.take(np.flatnonzero(blank))
+    lines = ", ".join(map(str, lost[:SHOWN]))
     notes.append(
         f"{table.path}: {len(lost)} row(s) without a text left out (line {lines}{', ...' if len(lost) > SHOWN else ''})"
     )
-    return take(table, kept)
+    return take(table, np.flatnonzero(~blank))
 
 
-def ids_of(table: Table, column: str) -> list[Any]:
+def ids_of(table: Table, column: str) -> Sequence[Any]:
     """What names each row in predictions: its cell in `column`, or its number from 0."""
-    return table.columns.get(column, list(range(len(table))))
+    return table.columns.get(column, range(len(table)))
 
 
 def check_ids(table: Table, column: str, notes: list[str]) -> None:
@@ -100,14 +101,14 @@ def check_ids(table: Table, column: str, notes: list[str]) -> None:
         notes.append(f"{table.path}: {repeated} row(s) repeat the {column} of an earlier row; predictions keep them all")
 
 
-def note_repeated_texts(texts: dict[str, list[str]], notes: list[str]) -> None:
+def note_repeated_texts(texts: dict[str, Column], notes: list[str]) -> None:
     """Notes how many training texts stand twice, and how many of the other files' are among them. `texts`: by split."""
-    seen = set(texts["train"])
+    hashes = {split: np.fromiter(map(hash, column), dtype=np.int64, count=len(column)) for split, column in texts.items()}
+    seen = np.unique(hashes["train"])
     if repeated := len(texts["train"]) - len(seen):
         notes.append(f"{repeated} training row(s) repeat the text of an earlier row")
     for split in ("validation", "test"):
-        shared = sum(text in seen for text in texts.get(split, []))
-        if shared:
+        if split in hashes and (shared := int(np.isin(hashes[split], seen).sum())):
             notes.append(f"{shared} of {len(texts[split])} {split} texts are in the training rows too")
 
 
@@ -133,8 +134,10 @@ def _dataset_split(arguments: Any, split: str, required: tuple[str, ...]) -> Tab
         raise InputError(
             *(f"dataset {name}, split {split}: has no column {c!r}; it has {', '.join(rows.column_names)}" for c in missing)
         )
+    stored = rows.with_format("arrow")[:]
+    columns = {c: Column(list(map(Chunk.of, stored.column(c).chunks))) for c in rows.column_names}
     # A dataset has rows, not lines; "parquet" is the kind whose places are row numbers.
-    return Table(f"{name} ({split})", "parquet", {c: list(rows[c]) for c in rows.column_names}, list(range(1, len(rows) + 1)))
+    return Table(f"{name} ({split})", "parquet", columns, Column.of(range(1, len(rows) + 1)))
 
 
 def _kind(value: Any) -> str:

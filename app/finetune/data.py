@@ -6,13 +6,14 @@ second start and every further process of a machine tokenize nothing.
 
 from __future__ import annotations
 
-import hashlib
 import os
-import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import islice
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -20,97 +21,86 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from finetune.cache import kept
+from finetune.failure import InputError
+from finetune.fingerprint import fingerprint
 from finetune.order import epoch_order, evaluation_batches, share_out, share_out_tokens
 from finetune.plan import Plan
+from finetune.ragged import Ragged
 from finetune.stop import ignore_signals
+from finetune.stored_rows import Column
 from finetune.task import Batch
+from finetune.waiting import progress
 
 Encode = Callable[[list[str]], dict[str, list]]
 Collate = Callable[[np.ndarray], Batch]
+IDS = "ids.int32"
+PIECE = 1000  # texts tokenized at a time
 
 
-@dataclass(frozen=True)
-class Ragged:
-    """Rows of different lengths in one array: row i is `values[offsets[i]:offsets[i + 1]]`, a view."""
-
-    values: np.ndarray
-    offsets: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def __getitem__(self, row: int) -> np.ndarray:
-        return self.values[self.offsets[row] : self.offsets[row + 1]]
-
-    @property
-    def lengths(self) -> np.ndarray:
-        return np.diff(self.offsets)
-
-    @staticmethod
-    def of(rows: Sequence[Sequence[int]], dtype: str = "int32") -> Ragged:
-        offsets = np.cumsum([0, *map(len, rows)])
-        values = np.fromiter((value for row in rows for value in row), dtype=dtype, count=int(offsets[-1]))
-        return Ragged(values, offsets)
-
-
-def fingerprint(parts: Iterable[str | bytes]) -> str:
-    """A hash over texts that knows where one ends and the next begins."""
-    digest, rest = hashlib.sha256(), iter(parts)
-    while some := list(islice(rest, 4096)):
-        encoded = [part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part for part in some]
-        digest.update(np.array([len(encoded), *map(len, encoded)], dtype="<u8").tobytes())
-        digest.update(b"".join(encoded))
-    return digest.hexdigest()
-
-
-def encode_cached(texts: list[str], encode: Encode, settings: str, num_proc: int | None = None) -> dict[str, Any]:
+def encode_cached(texts: Column, encode: Encode, settings: str, num_proc: int | None = None) -> dict[str, Any]:
     """Tokenizes `texts` or finds their tokens on disk.
 
     `encode` turns a list of texts into columns: "input_ids" (a list of ids per text) and "cut" (whether it lost its end).
     `settings` names everything that its result depends on. Returns {"input_ids": Ragged, "cut": (rows,) bool, "content": the
-    fingerprint of the texts}.
-    Processes that start together wait for the first on a file lock, not in a collective: tokenizing may take longer than a
-    process group waits, and machines need not share a disk.
+    fingerprint of the texts}, mapped from the disk.
     """
-    import datasets
-    from filelock import FileLock
-
-    folder = Path(datasets.config.HF_DATASETS_CACHE) / "tokens"
-    folder.mkdir(parents=True, exist_ok=True)
-    content = fingerprint(texts)
-    path = folder / fingerprint([settings, content])[:40]
-    with FileLock(f"{path}.lock"):
-        if not path.exists():
-            _encode_to(path, texts, encode, num_proc)
-        table = datasets.load_from_disk(str(path)).data.table
-    ids = table.column("input_ids").combine_chunks()
-    values, offsets = ids.values.to_numpy(zero_copy_only=False), ids.offsets.to_numpy(zero_copy_only=False)
-    return {"input_ids": Ragged(values, offsets.astype(np.int64)), "cut": table.column("cut").to_numpy(), "content": content}
+    content = texts.fingerprint
+    folder = kept("tokens", fingerprint([settings, content])[:40], lambda path: _encode_to(path, texts, encode, num_proc))
+    offsets, cut = (np.load(folder / name, mmap_mode="r") for name in ("offsets.npy", "cut.npy"))
+    ids = folder / IDS
+    values = np.memmap(ids, dtype=np.int32, mode="r") if ids.stat().st_size else np.zeros(0, np.int32)
+    return {"input_ids": Ragged(values, offsets), "cut": cut, "content": content}
 
 
-def _encode_to(path: Path, texts: list[str], encode: Encode, num_proc: int | None) -> None:
-    import datasets
+def _encode_to(folder: Path, texts: Column, encode: Encode, num_proc: int | None) -> None:
+    folder.mkdir()
+    lengths, cut = [], []
+    with open(folder / IDS, "wb") as file, progress("tokenizing", "texts", len(texts)) as bar:
+        for encoded in _encoded(texts, encode, num_proc):
+            ids = Ragged.of(encoded["input_ids"])
+            file.write(ids.values.tobytes())
+            lengths.append(ids.lengths)
+            cut.append(np.array(encoded["cut"], dtype=bool))
+            bar.update(len(ids))
+    np.save(folder / "offsets.npy", np.concatenate([[0], np.cumsum(np.concatenate(lengths), dtype=np.int64)]))
+    np.save(folder / "cut.npy", np.concatenate(cut))
 
-    features = datasets.Features({"input_ids": datasets.LargeList(datasets.Value("int32")), "cut": datasets.Value("bool")})
-    unfinished = path.with_suffix(f".{os.getpid()}")
-    rows = datasets.Dataset.from_dict({"text": texts}, features=datasets.Features({"text": datasets.Value("large_string")}))
-    was_enabled = datasets.is_progress_bar_enabled()
-    datasets.disable_progress_bars()
-    try:
-        encoded = rows.map(
-            lambda batch: encode(batch["text"]),
-            batched=True,
-            remove_columns=["text"],
-            features=features,
-            num_proc=num_proc and min(num_proc, len(texts)),
-            new_fingerprint=path.name,
-        )
-        encoded.flatten_indices().save_to_disk(str(unfinished))
-        os.rename(unfinished, path)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        if was_enabled:
-            datasets.enable_progress_bars()
+
+def _encoded(texts: Column, encode: Encode, num_proc: int | None) -> Iterator[dict[str, list]]:
+    """What `encode` makes of the texts, some at a time, in order. Raises `InputError` if one of the processes is killed."""
+    pieces = (list(texts[first : first + PIECE]) for first in range(0, len(texts), PIECE))
+    if not num_proc or num_proc == 1:
+        yield from map(encode, pieces)
+        return
+    # Forked, a process has the tokenizer without a copy being sent.
+    with ProcessPoolExecutor(num_proc, get_context("fork"), _become_encoder, (encode,)) as pool:
+        begun: deque[Future] = deque()
+        try:
+            for piece in pieces:
+                begun.append(pool.submit(_encode, piece))
+                if len(begun) > 2 * num_proc:  # what is done is written before more is read
+                    yield begun.popleft().result()
+            while begun:
+                yield begun.popleft().result()
+        except BrokenProcessPool:
+            raise InputError(
+                "a process that tokenizes was killed, perhaps for want of memory; give fewer --preprocessing_num_workers"
+            ) from None
+
+
+_encoder: Encode | None = None  # of a process that does nothing else
+
+
+def _become_encoder(encode: Encode) -> None:
+    global _encoder
+    ignore_signals()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # this process is one of several
+    _encoder = encode
+
+
+def _encode(texts: list[str]) -> dict[str, list]:
+    return _encoder(texts)
 
 
 def pad_rows(rows: Sequence[np.ndarray], pad_value: int, side: str = "right", multiple: int = 1) -> torch.Tensor:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
+from finetune.blocks import BLOCK_CHARACTERS, BLOCK_ROWS, Block
 from finetune.failure import InputError
 from finetune.file_problems import Problems, not_found, short
 from finetune.textfile import read_text, text_lines
@@ -18,10 +19,11 @@ SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 JSON_TYPES = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
 
 
-def read_json(path: str, encoding: str, required: Sequence[str]) -> tuple[str, dict[str, list], list[int]]:
-    """("json" for an array, "jsonl" for an object per line; columns of equal length; the line of each row).
+def read_json(path: str, encoding: str, required: Sequence[str]) -> tuple[str, Iterator[Block]]:
+    """("json" for an array, which is read as a whole, "jsonl" for an object per line; the rows).
 
-    A field that some rows lack is None there, unless it is in `required`. Raises InputError with all that is wrong.
+    A field that some rows lack is None there, unless it is in `required`. Raises InputError with all that is wrong, behind the
+    last row; there are no rows behind the first problem.
     """
     lines = ((number, line) for number, line in enumerate(text_lines(path, encoding, None), 1) if line.strip())
     first = next(lines, None)
@@ -35,19 +37,9 @@ def read_json(path: str, encoding: str, required: Sequence[str]) -> tuple[str, d
     if opening.startswith("["):
         del first  # it may be the whole file
         lines.close()
-        kind, values = "json", _array_values(read_text(path, encoding), problems)
-    else:
-        kind, values = "jsonl", _line_values(chain([first], lines), problems)
-    columns, row_lines = _columns_of(values, required, problems)
-    if opening == "{" and problems.total:
-        raise InputError(
-            f"{path}:{first_line}: an object over several lines; expected an array of objects, [{{...}}, {{...}}], or "
-            "one object per line"
-        )
-    if not row_lines and not problems.total:
-        problems.add(0, "no rows: the array is empty")
-    problems.raise_any()
-    return kind, columns, row_lines
+        return "json", _blocks_of(_array_values(read_text(path, encoding), problems), required, problems)
+    values = _line_values(chain([first], lines), problems)
+    return "jsonl", _blocks_of(values, required, problems, split_at=first_line if opening == "{" else None)
 
 
 def read_object(path: str | Path) -> dict:
@@ -95,7 +87,8 @@ def _json_decoder(complaints: list[str]) -> json.JSONDecoder:
     return json.JSONDecoder(object_pairs_hook=unique, parse_constant=constant, parse_float=finite)
 
 
-def _line_values(lines: Iterable[tuple[int, str]], problems: Problems) -> Iterator[tuple[int, object]]:
+def _line_values(lines: Iterable[tuple[int, str]], problems: Problems) -> Iterator[tuple[int, object, int]]:
+    """(line, value, characters) of every line that holds one."""
     complaints: list[str] = []
     decoder = _json_decoder(complaints)
     for number, ended_line in lines:
@@ -110,7 +103,7 @@ def _line_values(lines: Iterable[tuple[int, str]], problems: Problems) -> Iterat
             complaints += _lone_surrogates(value)
         for complaint in complaints:
             problems.add(number, complaint)
-        yield number, value
+        yield number, value, len(line)
 
 
 def _decode(decoder: json.JSONDecoder, line: str) -> object:
@@ -123,8 +116,8 @@ def _decode(decoder: json.JSONDecoder, line: str) -> object:
     return decoder.decode(line)
 
 
-def _array_values(text: str, problems: Problems) -> Iterator[tuple[int, object]]:
-    """Element by element, so that each has its line. A syntax error ends the reading: the next start is unknown."""
+def _array_values(text: str, problems: Problems) -> Iterator[tuple[int, object, int]]:
+    """(line, value, characters) of every element. A syntax error ends the reading: the next start is unknown."""
     complaints: list[str] = []
     decoder = _json_decoder(complaints)
     may_have_surrogates = SURROGATE.search(text) is not None
@@ -144,7 +137,7 @@ def _array_values(text: str, problems: Problems) -> Iterator[tuple[int, object]]
             complaints += _lone_surrogates(value)
         for complaint in complaints:
             problems.add(line, complaint)
-        yield line, value
+        yield line, value, end - position
         end = JSON_SPACE.match(text, end).end()
         mark, position = text[end : end + 1], JSON_SPACE.match(text, end + 1).end()
         if mark == "]" and position == len(text):
@@ -186,14 +179,19 @@ def _lone_surrogates(value: object) -> Iterator[str]:
             yield "broken JSON: nested too deeply"
 
 
-def _columns_of(
-    values: Iterable[tuple[int, object]], required: Sequence[str], problems: Problems
-) -> tuple[dict[str, list], list[int]]:
-    """(the objects' fields as columns, the rows' lines); None where a row lacks a field that another has."""
+def _blocks_of(
+    values: Iterable[tuple[int, object, int]], required: Sequence[str], problems: Problems, split_at: int | None = None
+) -> Iterator[Block]:
+    """The objects' fields as columns; None where a row lacks a field that another of its block has.
+
+    `split_at`: a line that holds nothing but the opening of an object.
+    """
+    names: dict[str, None] = {}  # of all the rows so far
     columns: dict[str, list] = {}
     lines: list[int] = []
     lacking: dict[str, list[int]] = {name: [] for name in required}
-    for line, row in values:
+    rows = characters = 0
+    for line, row, size in values:
         if type(row) is not dict:
             found = JSON_TYPES.get(type(row), "a number")
             problems.add(line, f'expected an object, {{"field": value, ...}}, found {found}')
@@ -202,20 +200,37 @@ def _columns_of(
             for name in row:
                 if name not in columns:
                     columns[name] = [None] * len(lines)
-            if len(columns) > max(MAX_OPTIONAL_FIELDS, len(row)):  # memory would grow with rows times fields
-                problems.add(line, f"{len(columns)} different fields so far, in few rows each: use the same in every row")
-                return columns, lines
+                    names[name] = None
+            if len(names) > max(MAX_OPTIONAL_FIELDS, len(row)):  # memory would grow with rows times fields
+                problems.add(line, f"{len(names)} different fields so far, in few rows each: use the same in every row")
+                lacking.clear()
+                break
             for name in columns.keys() - row.keys():
                 columns[name].append(None)
         for name, value in row.items():
             columns[name].append(value)
         lines.append(line)
+        rows += 1
+        characters += size
         for name in required:
             if name not in row:
                 lacking[name].append(line)
+        if len(lines) == BLOCK_ROWS or characters >= BLOCK_CHARACTERS:
+            if not problems.total:
+                yield Block(lines, columns)
+            columns, lines, characters = {}, [], 0
     for name, places in lacking.items():
-        if places and len(places) == len(lines):
-            problems.add_rows([0], [not_found("field", name, list(columns))])
+        if places and len(places) == rows:
+            problems.add_rows([0], [not_found("field", name, list(names))])
         else:
             problems.add_rows(places, [f"field {short(name)} is missing: every row needs it"] * len(places))
-    return columns, lines
+    if split_at is not None and problems.total:
+        raise InputError(
+            f"{problems.path}:{split_at}: an object over several lines; expected an array of objects, [{{...}}, {{...}}], or "
+            "one object per line"
+        )
+    if not rows and not problems.total:
+        problems.add(0, "no rows: the array is empty")
+    problems.raise_any()
+    if lines:
+        yield Block(lines, columns)

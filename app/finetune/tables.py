@@ -1,24 +1,32 @@
 """Files of rows, read strictly: csv, tsv, json, jsonl (and .gz of these), parquet. Level 3, over jsonfile.py.
 
 No types are inferred: "NA", "007" and "1e5" in a csv stay text, json values keep the type they were written with. What
-is wrong with a file is collected in one pass and reported together, each problem with its physical line.
+is wrong with a file is collected in one pass and reported together, each problem with its physical line. A file without
+problems is read once on a machine: its rows are kept as stored_rows.py has them, under a hash of its bytes.
 """
 
 import csv
+import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from pathlib import Path
+from typing import Any
 
+from finetune.blocks import BLOCK_CHARACTERS, BLOCK_ROWS, Block
+from finetune.cache import kept
 from finetune.failure import InputError
 from finetune.file_problems import Problems, listed, nearest, not_found, short
+from finetune.fingerprint import fingerprint
 from finetune.jsonfile import read_json
+from finetune.stored_rows import Column, TooDeepError, open_rows, write_rows
 from finetune.textfile import check_readable, text_lines
+from finetune.waiting import progress
 
 KINDS = {".csv": "csv", ".tsv": "tsv", ".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 CELL_LIMIT = 2**31 - 1  # csv's own limit, 131072 characters, is below one long document
-BLOCK = 10_000  # csv rows held as rows before they are turned into columns
+FORM = "1"  # of the rows kept; another one reads files again
 
 
 @dataclass(frozen=True)
@@ -27,8 +35,8 @@ class Table:
 
     path: str
     kind: str  # "csv", "tsv", "json" (one array), "jsonl" or "parquet": what the file holds, whatever its name says
-    columns: dict[str, list]
-    lines: list[int]  # row i starts on this line of the file, from 1; in parquet, the row number from 1
+    columns: dict[str, Column]
+    lines: Column  # row i starts on this line of the file, from 1; in parquet, the row number from 1
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -58,14 +66,42 @@ def read_table(path: str, encoding: str = "utf-8", required: Sequence[str] = ())
         )
     if os.path.getsize(path) == 0:
         raise InputError(f"{path}: no rows: the file is empty")
+
+    def read(unfinished: Path) -> None:
+        try:
+            found, blocks = _rows(path, encoding, kind, required)
+            write_rows(unfinished, found, _counted(blocks, path))
+        except TooDeepError as error:
+            raise InputError(f"{path}:{error.line}: broken JSON: nested too deeply") from None
+        if _content(path) != content:
+            raise InputError(f"{path}: changed while it was read: start again when it is whole")
+
+    content = _content(path)
+    return Table(path, *open_rows(kept("rows", fingerprint([FORM, content, kind, encoding, *required])[:40], read)))
+
+
+def _content(path: str) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _counted(blocks: Iterable[Block], path: str) -> Iterator[Block]:
+    with progress(f"reading {path}", "rows") as bar:
+        for block in blocks:
+            yield block
+            bar.update(len(block.lines))
+
+
+def _rows(path: str, encoding: str, kind: str, required: Sequence[str]) -> tuple[str, Iterator[Block]]:
+    """(what the file holds, its rows). Raises InputError with what is wrong, behind the last row at the latest."""
     if kind == "parquet":
-        return _read_parquet(path, required)
+        return kind, _parquet_blocks(path, required)
     if kind in DELIMITERS:
-        return _read_delimited(path, encoding, kind, required)
-    return Table(path, *read_json(path, encoding, required))
+        return kind, _delimited_blocks(path, encoding, kind, required)
+    return read_json(path, encoding, required)
 
 
-def _read_delimited(path: str, encoding: str, kind: str, required: Sequence[str]) -> Table:
+def _delimited_blocks(path: str, encoding: str, kind: str, required: Sequence[str]) -> Iterator[Block]:
     problems = Problems(path)
     old_limit = csv.field_size_limit(CELL_LIMIT)  # a setting of the whole process, put back below
     try:
@@ -74,18 +110,31 @@ def _read_delimited(path: str, encoding: str, kind: str, required: Sequence[str]
         header_line, header = next(((line, row) for line, row in rows if not _is_blank(row)), (0, []))
         problems.raise_any()  # a broken first line: nothing after it can be the column names
         _check_header(header, header_line, kind, required, problems)
-        table = Table(path, kind, {name: [] for name in header}, [])
-        whole_rows = _rows_of_width(rows, header, kind, table.lines, problems)
-        while block := list(islice(whole_rows, BLOCK)):
-            # With a duplicate column there are fewer lists than cells; that table is never returned.
-            for values, cells in zip(table.columns.values(), zip(*block, strict=True), strict=False):
-                values.extend(cells)
+        found = False
+        for lines, block in _in_blocks(_rows_of_width(rows, header, kind, problems)):
+            found = True
+            if not problems.total:
+                yield Block(lines, dict(zip(header, zip(*block, strict=True), strict=True)))
     finally:
         csv.field_size_limit(old_limit)
-    if not table.lines and not problems.total:
+    if not found and not problems.total:
         problems.add(0, "no rows: only the line of column names" if header else "no rows: only blank lines")
     problems.raise_any()
-    return table
+
+
+def _in_blocks(rows: Iterable[tuple[int, list[str]]]) -> Iterator[tuple[list[int], list[list[str]]]]:
+    lines: list[int] = []
+    block: list[list[str]] = []
+    characters = 0
+    for line, row in rows:
+        lines.append(line)
+        block.append(row)
+        characters += sum(map(len, row))
+        if len(block) == BLOCK_ROWS or characters >= BLOCK_CHARACTERS:
+            yield lines, block
+            lines, block, characters = [], [], 0
+    if block:
+        yield lines, block
 
 
 def _is_blank(row: list[str]) -> bool:
@@ -119,16 +168,15 @@ def _csv_rows(reader, problems: Problems) -> Iterator[tuple[int, list[str]]]:
 
 
 def _rows_of_width(
-    rows: Iterable[tuple[int, list[str]]], header: list[str], kind: str, lines: list[int], problems: Problems
-) -> Iterator[list[str]]:
+    rows: Iterable[tuple[int, list[str]]], header: list[str], kind: str, problems: Problems
+) -> Iterator[tuple[int, list[str]]]:
     width = len(header)
     for line, row in rows:
         if len(row) == width:
             if width > 1 and (row == header or [row[0].removeprefix("\ufeff"), *row[1:]] == header):
                 problems.add(line, "the column names once more, as if files had been joined: remove this line")
                 continue
-            lines.append(line)
-            yield row
+            yield line, row
         elif not _is_blank(row):
             comma = "commas" if kind == "csv" else "tabs"
             problems.add(
@@ -181,36 +229,46 @@ def _not_this_kind(header: list[str], kind: str, missing: Sequence[str]) -> str 
     return f"{found!r} seems to separate the cells, which a .{kind} file is not split at: {advice}"
 
 
-def _read_parquet(path: str, required: Sequence[str]) -> Table:
+def _parquet_blocks(path: str, required: Sequence[str]) -> Iterator[Block]:
     import pyarrow
     import pyarrow.parquet
 
+    problems, rows = Problems(path), 0
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            content = file.read()
+            names = file.schema_arrow.names
+            for name in dict.fromkeys(names):
+                if names.count(name) > 1:
+                    problems.add(0, f"column {short(name)} appears {names.count(name)} times: rename or remove all but one")
+            for name in required:
+                if name not in names:
+                    problems.add(0, not_found("column", name, names))
+            problems.raise_any()
+            for batch in file.iter_batches(BLOCK_ROWS):
+                columns = {name: _parquet_cells(path, name, batch.column(name), rows) for name in names}
+                yield Block(range(rows + 1, rows + len(batch) + 1), columns)
+                rows += len(batch)
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise InputError(f"{path}: not a whole parquet file ({_first_line(error)}): write or copy it again") from None
-    problems = Problems(path)
-    names = content.column_names
-    for name in dict.fromkeys(names):
-        if names.count(name) > 1:
-            problems.add(0, f"column {short(name)} appears {names.count(name)} times: rename or remove all but one")
-    for name in required:
-        if name not in names:
-            problems.add(0, not_found("column", name, names))
-    if not content.num_rows and not problems.total:
-        problems.add(0, "no rows")
-    problems.raise_any()
-    columns = {name: _parquet_cells(path, name, content.column(name)) for name in names}
-    return Table(path, "parquet", columns, list(range(1, content.num_rows + 1)))
+    if not rows:
+        raise InputError(f"{path}: no rows")
 
 
-def _parquet_cells(path: str, name: str, column) -> list:
-    """Cells as Python values. Raises InputError with the row of the first that is none, such as broken UTF-8."""
+def _parquet_cells(path: str, name: str, cells: Any, rows: int) -> Any:
+    """The cells, texts in one form. Raises InputError with the row of the first that has no value, such as broken UTF-8.
+    `rows`: how many come before."""
+    from pyarrow import large_string, types
+
+    if types.is_dictionary(cells.type):
+        cells = cells.dictionary_decode()
     try:
-        return column.to_pylist()
+        if types.is_string(cells.type) or types.is_large_string(cells.type) or types.is_string_view(cells.type):
+            cells.validate(full=True)
+            return cells.cast(large_string())
+        cells.to_pylist()
+        return cells
     except Exception:  # pyarrow, datetime, decimal and codecs each have their own
-        for row, cell in enumerate(column, start=1):
+        for row, cell in enumerate(cells, start=rows + 1):
             try:
                 cell.as_py()
             except Exception as error:

@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from finetune.columns import SHOWN, more
 from finetune.failure import InputError
 from finetune.file_problems import nearest
+from finetune.ragged import Ragged
 from finetune.tables import Table
 
 LIST_AS_TEXT = re.compile(r"\[\s*(([\"']).*\2\s*)?\]", re.DOTALL)  # ['a', 'b'], as spreadsheets and pandas write a list
 ONE, ZERO = {"1", "true", "True", "TRUE", "1.0"}, {"0", "false", "False", "FALSE", "0.0"}
 
 
-def label_names(table: Table, arguments: Any, notes: list[str]) -> list[list[str]]:
-    """Each row's labels as written, without repetition.
+@dataclass(frozen=True)
+class Labelled:
+    """Rows' labels as written: `names` in the order of their first appearance, `rows` their numbers in it, in a row's own order
+    and without repetition."""
+
+    names: list[str]
+    rows: Ragged
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def label_names(table: Table, arguments: Any, notes: list[str]) -> Labelled:
+    """Each row's labels.
 
     A cell is a list of texts or of whole numbers, or one text split at --label_separator (empty: no label), or with
     --label_columns the names of the columns that hold 1. Whole numbers become their digits. Raises `InputError` for cells of
@@ -26,26 +41,23 @@ def label_names(table: Table, arguments: Any, notes: list[str]) -> list[list[str
     """
     if arguments.label_columns:
         return _from_columns(table, arguments.label_columns)
-    problems: list[str] = []
+    cells, codes = table.columns[arguments.label_column].distinct()  # the same few come again and again
+    rows_with, first_row = np.bincount(codes, minlength=len(cells)), _first_places(codes, len(cells))
+    number: dict[str, int] = {}
     kinds: dict[str, int] = {}
-    rows, repeated = [], 0
-    read: dict[Any, tuple[list[str], str, bool]] = {}  # the same few cells come again and again; rows share what is read
-    for row, cell in enumerate(table.columns[arguments.label_column]):
-        known = _key(cell)
-        if known is None or (found := read.get(known)) is None:
-            names, kind = _names(cell, arguments.label_separator)
-            distinct = list(dict.fromkeys(names))
-            found = (distinct, kind, len(distinct) < len(names))
-            if known is not None and kind in ("a text", "a list of texts"):
-                read[known] = found
-        names, kind, repeats = found
+    wrong: dict[int, str] = {}
+    read, repeated = [], 0
+    for code, cell in enumerate(cells):
+        names, kind = _names(cell, arguments.label_separator)
+        distinct = dict.fromkeys(names)
         if kind.startswith("!"):
-            problems.append(f"{table.where(row)}: {arguments.label_column} {kind[1:]}")
-            names = []
+            wrong[code], distinct = kind[1:], {}
         elif kind:
-            kinds.setdefault(kind, row)
-        repeated += repeats
-        rows.append(names)
+            kinds.setdefault(kind, first_row[code])
+        if len(distinct) < len(names):
+            repeated += rows_with[code]
+        read.append([number.setdefault(name, len(number)) for name in distinct])
+    problems = _wrong_cells(table, arguments.label_column, wrong, codes)
     if len(kinds) > 1:
         (first, first_row), (second, second_row) = list(kinds.items())[:2]
         problems.append(
@@ -53,21 +65,37 @@ def label_names(table: Table, arguments: Any, notes: list[str]) -> list[list[str
             "use one form in the whole file"
         )
     if problems:
-        raise InputError(*problems[:SHOWN], *more(len(problems)))
+        raise InputError(*problems[:SHOWN], *more(sum(rows_with[code] for code in wrong) + (len(kinds) > 1)))
     if repeated:
         notes.append(f"{table.path}: {repeated} row(s) name a label twice; it counts once")
+    found = Labelled(list(number), Ragged.of(read).take(codes))
     if set(kinds) == {"a text"}:
-        notes += _other_separator(table, rows, arguments.label_separator)
-    return rows
+        notes += _other_separator(table, found, arguments.label_separator)
+    return found
 
 
-def _other_separator(table: Table, rows: list[list[str]], separator: str) -> list[str]:
-    """A note on labels that look like several: every row has one at most, and many have another mark inside."""
-    if any(len(names) > 1 for names in rows):
+def _first_places(codes: np.ndarray, count: int) -> np.ndarray:
+    """(count,) where each code stands first."""
+    places = np.full(count, len(codes))
+    np.minimum.at(places, codes, np.arange(len(codes)))
+    return places
+
+
+def _wrong_cells(table: Table, column: str, wrong: dict[int, str], codes: np.ndarray) -> list[str]:
+    """The first complaints, in the order of their rows, about cells with these codes."""
+    if not wrong:
         return []
-    labelled = sum(map(len, rows))
+    rows = np.flatnonzero(np.isin(codes, list(wrong)))[:SHOWN]
+    return [f"{table.where(row)}: {column} {wrong[codes[row]]}" for row in rows.tolist()]
+
+
+def _other_separator(table: Table, found: Labelled, separator: str) -> list[str]:
+    """A note on labels that look like several: every row has one at most, and many have another mark inside."""
+    if found.rows.lengths.max(initial=0) > 1:
+        return []
+    count = np.bincount(found.rows.values, minlength=len(found.names))
     for mark in ",;":
-        if mark != separator and 4 * sum(mark in name for names in rows for name in names) > labelled:
+        if mark != separator and 4 * sum(count[i] for i, name in enumerate(found.names) if mark in name) > count.sum():
             return [f"{table.path}: no row has two labels, but many labels hold {mark!r}; is --label_separator {mark!r} meant?"]
     return []
 
@@ -92,56 +120,39 @@ def read_label_file(path: str) -> list[str]:
     return names
 
 
-def first_appearance(rows: list[list[str]]) -> list[str]:
-    """The label list of training rows: every label in the order in which it is first met."""
-    return list(dict.fromkeys(name for names in rows for name in names))
-
-
 def label_ids(
     table: Table,
-    rows: list[list[str]],
+    found: Labelled,
     labels: list[str],
     ignore_unknown: bool,
     notes: list[str],
     source: str = "training data",
-) -> list[list[int]]:
-    """Each row's label numbers. Raises `InputError` listing the labels that the label list lacks, with their lines, unless
-    `ignore_unknown`: then they are left out and counted in a note. `source`: where the label list is from."""
-    number = {name: i for i, name in enumerate(labels)}
-    unknown: dict[str, list[int]] = {}
-    ids = []
-    for row, names in enumerate(rows):
-        try:
-            ids.append(sorted(map(number.__getitem__, names)))
-        except KeyError:
-            for name in names:
-                if name not in number:
-                    unknown.setdefault(name, []).append(row)
-            ids.append(sorted(number[name] for name in names if name in number))
+) -> Ragged:
+    """Each row's label numbers, ascending. Raises `InputError` listing the labels that the label list lacks, with their lines,
+    unless `ignore_unknown`: then they are left out and counted in a note. `source`: where the label list is from."""
+    place = {name: i for i, name in enumerate(labels)}
+    numbers = np.array([place.get(name, -1) for name in found.names], dtype=np.int32)[found.rows.values]
+    rows = found.rows.row_numbers
+    known = numbers >= 0
+    used = np.bincount(found.rows.values, minlength=len(found.names))  # a column of --label_columns may hold no 1
+    unknown = [name for name, count in zip(found.names, used, strict=True) if count and name not in place]
     if unknown and ignore_unknown:
-        count = sum(map(len, unknown.values()))
+        count = int((~known).sum())
         notes.append(f"{table.path}: {count} label(s) of {len(unknown)} kind(s) that the {source} does not have are ignored")
     elif unknown:
         advice = "correct it, name it in --label_file, or leave such labels out with --unknown_labels ignore"
-        shown = []
-        for name, found in list(unknown.items())[:SHOWN]:
+        shown, number = [], {name: i for i, name in enumerate(found.names)}
+        for name in unknown[:SHOWN]:
             near = nearest(name, labels)
             meant = f"; did you mean {near!r}?" if near else ""
-            where = f"{table.where(found[0])}: label {name!r:.80}"
-            shown.append(f"{where} is not in the {source} ({len(found)} row(s)){meant}; {advice}")
+            there = rows[found.rows.values == number[name]]
+            where = f"{table.where(int(there[0]))}: label {name!r:.80}"
+            shown.append(f"{where} is not in the {source} ({len(there)} row(s)){meant}; {advice}")
         raise InputError(*shown, *more(len(unknown)))
-    return ids
-
-
-def _key(cell: Any) -> Any:
-    """What a cell of texts can be looked up by; None for others. Of numbers, 1, 1.0 and True would be the same."""
-    if type(cell) is str:
-        return cell
-    if type(cell) is list and cell and type(cell[0]) is str:
-        with contextlib.suppress(TypeError):  # something in it cannot be hashed
-            hash(key := tuple(cell))
-            return key
-    return None
+    numbers, rows = numbers[known], rows[known]
+    order = np.lexsort((numbers, rows))
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(found)))])
+    return Ragged(numbers[order], offsets)
 
 
 def _names(cell: Any, separator: str) -> tuple[list[str], str]:
@@ -172,16 +183,25 @@ def _names(cell: Any, separator: str) -> tuple[list[str], str]:
     return [], f"!is {cell!r:.60} ({type(cell).__name__}), expected a list or a text"
 
 
-def _from_columns(table: Table, names: tuple[str, ...]) -> list[list[str]]:
+def _from_columns(table: Table, names: tuple[str, ...]) -> Labelled:
     problems: list[str] = []
-    rows: list[list[str]] = [[] for _ in table.lines]
-    for name in names:
-        for row, cell in enumerate(table.columns[name]):
-            text = str(cell).strip()
-            if text in ONE:
-                rows[row].append(name)
-            elif text not in ZERO:
-                problems.append(f"{table.where(row)}: {name} is {cell!r:.60}, expected 0 or 1")
+    wrong_rows = 0
+    labels, rows = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)]
+    for label, name in enumerate(names):
+        cells, codes = table.columns[name].distinct()
+        texts = [str(cell).strip() for cell in cells]
+        wrong = {
+            code: f"is {cell!r:.60}, expected 0 or 1"
+            for code, (cell, text) in enumerate(zip(cells, texts, strict=True))
+            if text not in ONE | ZERO
+        }
+        problems += _wrong_cells(table, name, wrong, codes)
+        wrong_rows += int(np.isin(codes, list(wrong)).sum())
+        rows.append(np.flatnonzero(np.array([text in ONE for text in texts], dtype=bool)[codes]))
+        labels.append(np.full(len(rows[-1]), label, np.int32))
     if problems:
-        raise InputError(*problems[:SHOWN], *more(len(problems)))
-    return rows
+        raise InputError(*problems[:SHOWN], *more(wrong_rows))
+    everywhere, numbers = np.concatenate(rows), np.concatenate(labels)
+    order = np.argsort(everywhere, kind="stable")
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(everywhere, minlength=len(table)))])
+    return Labelled(list(names), Ragged(numbers[order], offsets))

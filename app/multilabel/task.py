@@ -75,10 +75,12 @@ def probabilities(logits: np.ndarray) -> np.ndarray:
     return np.exp(-np.logaddexp(0, -logits.astype(np.float64)))
 
 
-def balanced_pos_weight(label_rows: list[list[int]], num_labels: int, cap: float) -> np.ndarray:
-    """(labels,) negatives / positives of each label in training, at least 1 and at most `cap`; 1 for a label without rows."""
-    positive = np.bincount([label for row in label_rows for label in row], minlength=num_labels).astype(np.float64)
-    ratio = np.divide(len(label_rows) - positive, positive, out=np.ones(num_labels), where=positive > 0)
+def balanced_pos_weight(positive: np.ndarray, rows: int, cap: float) -> np.ndarray:
+    """(labels,) negatives / positives of each label in training, at least 1 and at most `cap`; 1 for a label without rows.
+
+    `positive`: (labels,) how many of the `rows` have each label.
+    """
+    ratio = np.divide(rows - positive, positive, out=np.ones(len(positive)), where=positive > 0)
     return np.clip(ratio, 1.0, cap)
 
 
@@ -94,15 +96,17 @@ def prior_bias(positive: np.ndarray, rows: int, pos_weight: np.ndarray | None, s
     return np.log(weight * (targets + 0.5) / (rows - targets + 0.5))
 
 
-def positive_weights(choice: str, cap: float, label_rows: list, labels: list[str]) -> np.ndarray | None:
+def positive_weights(choice: str, cap: float, positive: np.ndarray, rows: int, labels: list[str]) -> np.ndarray | None:
     """--pos_weight as numbers, (labels,): None for "none", computed for "balanced", read from a json object otherwise.
+
+    `positive`: (labels,) how many of the training `rows` have each label.
 
     Raises `InputError` for a file that cannot be read or does not give every label a positive number.
     """
     if choice == "none":
         return None
     if choice == "balanced":
-        return balanced_pos_weight(label_rows, len(labels), cap)
+        return balanced_pos_weight(positive, rows, cap)
     try:
         given = read_object(choice)
     except InputError as error:

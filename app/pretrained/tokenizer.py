@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from finetune.data import fingerprint
+from finetune.cache import kept
 from finetune.failure import InputError
+from finetune.fingerprint import fingerprint
+from finetune.stored_rows import Column
 from pretrained.model import explain
 
 MUCH_UNKNOWN = 0.1  # of the tokens; special tokens count as known
 
 
-def load_tokenizer(arguments: Any, train_texts: list[str]) -> Any:
-    """The tokenizer that the arguments name: the model's, another one, or one trained on the training texts.
+def load_tokenizer(arguments: Any, train_texts: Sequence[Column]) -> Any:
+    """The tokenizer that the arguments name: the model's, another one, or one trained on columns of training texts.
 
     Raises `InputError` when it cannot be found or has no padding token.
     """
@@ -84,7 +85,11 @@ def title_encoder(tokenizer: Any, start_id: int, end_id: int, max_length: int) -
 
 def note_unknown(ids: np.ndarray, tokenizer: Any, path: str, notes: list[str]) -> None:
     """Notes a file of which much is unknown to the tokenizer: it is probably one for another language. `ids`: of all rows."""
-    unknown = float((ids == tokenizer.unk_token_id).mean()) if tokenizer.unk_token_id is not None and len(ids) else 0.0
+    if tokenizer.unk_token_id is None or not len(ids):
+        return
+    # Piece by piece: a comparison as long as the file's tokens would not fit into memory where they do not.
+    pieces = (ids[first : first + 2**20] for first in range(0, len(ids), 2**20))
+    unknown = sum(int(np.count_nonzero(piece == tokenizer.unk_token_id)) for piece in pieces) / len(ids)
     if unknown > MUCH_UNKNOWN:
         notes.append(f"{path}: {unknown:.0%} of the tokens are unknown to the tokenizer; is it one for this language?")
 
@@ -99,23 +104,12 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
     return fingerprint([type(tokenizer).__name__, json.dumps(stated, sort_keys=True), tokenizer.truncation_side, repr(words)])
 
 
-def _trained(texts: list[str], vocab_size: int) -> Any:
-    """Trains once per (texts, size) and machine; the processes that start together wait for the first."""
-    import datasets
-    from filelock import FileLock
+def _trained(texts: Sequence[Column], vocab_size: int) -> Any:
+    """Trains once per (texts, size) and machine."""
     from transformers import AutoTokenizer
 
     from vocabulary.train import train_tokenizer
 
-    folder = Path(datasets.config.HF_DATASETS_CACHE) / "vocabularies"
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / fingerprint([str(vocab_size), *texts])[:40]
-    with FileLock(f"{path}.lock"):
-        if not path.exists():
-            unfinished = path.with_suffix(f".{os.getpid()}")
-            try:
-                train_tokenizer(texts, vocab_size).save_pretrained(unfinished)
-                os.rename(unfinished, path)
-            finally:
-                shutil.rmtree(unfinished, ignore_errors=True)
-        return AutoTokenizer.from_pretrained(path)
+    key = fingerprint([str(vocab_size), *(column.fingerprint for column in texts)])[:40]
+    folder = kept("vocabularies", key, lambda path: train_tokenizer(chain(*texts), vocab_size).save_pretrained(path))
+    return AutoTokenizer.from_pretrained(folder)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +43,7 @@ class TitleTask:
     pad_id: int
     generation: Generation
     decode: Callable[[list[list[int]]], list[str]]
-    references: list[str] | None
+    references: Sequence[str] | None
     rouge_tokenizer: str
     label_smoothing: float = 0.0
 

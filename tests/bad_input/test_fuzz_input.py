@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import classify
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -25,6 +26,7 @@ from finetune.arguments import contradictions
 from finetune.config import parse
 from finetune.failure import InputError
 from finetune.plan import BatchShape
+from finetune.stored_rows import Column
 from finetune.tables import Table, read_table
 from multilabel.labels import label_ids, label_names, read_label_file
 from multilabel.task import positive_weights
@@ -151,14 +153,15 @@ def labels_asked(**given: Any) -> SimpleNamespace:
 @quick
 @given(st.lists(json_values, min_size=1, max_size=5), st.booleans())
 def test_any_label_cell_is_labels_or_refused(cells, as_columns):
-    table = Table("a.jsonl", "jsonl", {"labels": cells}, list(range(1, len(cells) + 1)))
+    table = Table("a.jsonl", "jsonl", {"labels": Column.of(cells)}, Column.of(range(1, len(cells) + 1)))
     asked = labels_asked(label_columns=("labels",) if as_columns else None)
-    rows = result_or_words(lambda: label_names(table, asked, []))
-    if rows is not None:
-        labels = sorted({name for names in rows for name in names})
+    found = result_or_words(lambda: label_names(table, asked, []))
+    if found is not None:
+        labels = sorted(found.names)
         assert all(name.strip() for name in labels)
-        assert [[labels[i] for i in ids] for ids in label_ids(table, rows, labels, False, [])] == [
-            sorted(names) for names in rows
+        ids = label_ids(table, found, labels, False, [])
+        assert [[labels[i] for i in ids[row]] for row in range(len(ids))] == [
+            sorted(found.names[i] for i in found.rows[row]) for row in range(len(found))
         ]
 
 
@@ -178,7 +181,7 @@ def test_any_label_file_is_a_list_or_refused(content):
 )
 def test_any_weights_are_positive_or_refused(content):
     data = content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass")
-    weights = result_or_words(lambda: positive_weights(write("w.json", data), 20.0, [], ["a", "b"]))
+    weights = result_or_words(lambda: positive_weights(write("w.json", data), 20.0, np.zeros(2), 0, ["a", "b"]))
     assert weights is None or ((weights > 0) & (weights <= 1e6)).all()
 
 

@@ -1,3 +1,4 @@
+import os
 from dataclasses import replace
 from itertools import chain
 
@@ -8,38 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from linear_task import collator, eval_rows, make_plan, points, train_steps
 
-from finetune.data import (
-    Ragged,
-    TrainSteps,
-    collate_share,
-    encode_cached,
-    fingerprint,
-    lengths_of,
-    one_hot,
-    pad_rows,
-    train_loader,
-)
+from finetune.data import TrainSteps, collate_share, encode_cached, lengths_of, one_hot, pad_rows, train_loader
+from finetune.failure import InputError
 from finetune.order import share_out
 from finetune.plan import BatchShape
+from finetune.ragged import Ragged
+from finetune.stored_rows import Column
 from finetune.task import Batch
-
-ROWS = st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=5), max_size=8)
-
-
-@given(ROWS)
-def test_ragged_rows_come_back(rows):
-    ragged = Ragged.of(rows)
-    assert len(ragged) == len(rows)
-    assert [ragged[i].tolist() for i in range(len(rows))] == rows
-    assert ragged.lengths.tolist() == [len(row) for row in rows]
-    assert ragged.values.dtype == np.int32
-
-
-def test_fingerprint_knows_where_a_text_ends():
-    prints = [fingerprint(parts) for parts in (["ab", "c"], ["a", "bc"], ["abc"], ["abc", ""], [])]
-    assert len(set(prints)) == 5
-    assert fingerprint(["ä"]) == fingerprint(["ä".encode()])
-    assert fingerprint(["\ud800"])  # what JSON may hold
 
 
 def test_rows_are_padded_on_either_side():
@@ -72,7 +48,7 @@ class Encoder:
 
 
 def test_tokens_are_made_once(token_cache):
-    encode, texts = Encoder(), ["a", "", "bcde", "fgh"]
+    encode, texts = Encoder(), Column.of(["a", "", "bcde", "fgh"])
     first, again = encode_cached(texts, encode, "three"), encode_cached(texts, encode, "three")
     assert encode.calls == 1
     for found in (first, again):
@@ -84,8 +60,8 @@ def test_tokens_are_made_once(token_cache):
 @pytest.mark.parametrize(("texts", "settings"), [(["a", "bc"], "four"), (["ab", "c"], "three"), (["bc", "a"], "three")])
 def test_other_texts_or_settings_are_tokenized_anew(token_cache, texts, settings):
     encode = Encoder()
-    encode_cached(["a", "bc"], encode, "three")
-    found = encode_cached(texts, encode, settings)["input_ids"]
+    encode_cached(Column.of(["a", "bc"]), encode, "three")
+    found = encode_cached(Column.of(texts), encode, settings)["input_ids"]
     assert encode.calls == 2
     assert [len(found[row]) for row in range(2)] == [len(text) for text in texts]
 
@@ -95,16 +71,54 @@ def test_a_failed_encoder_leaves_nothing_to_be_found(token_cache):
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        encode_cached(["a"], fail, "three")
-    assert encode_cached(["a"], Encoder(), "three")["input_ids"][0].tolist() == [97]
+        encode_cached(Column.of(["a"]), fail, "three")
+    assert encode_cached(Column.of(["a"]), Encoder(), "three")["input_ids"][0].tolist() == [97]
     assert sorted(path.suffix for path in (token_cache / "tokens").iterdir()) == ["", ".lock"]
 
 
 def test_many_texts_come_in_several_batches_and_stay_in_order(token_cache):
     encode, texts = Encoder(), [str(number) for number in range(2500)]
-    found = encode_cached(texts, encode, "three")["input_ids"]
+    found = encode_cached(Column.of(texts), encode, "three")["input_ids"]
     assert encode.calls > 1
     assert ["".join(map(chr, found[row])) for row in range(2500)] == [text[:3] for text in texts]
+
+
+def test_several_processes_make_the_same_tokens(token_cache):
+    """Through a tokenizer in Python, which they get without pickling: this one's function cannot be."""
+    parent, texts = os.getpid(), Column.of([str(number) for number in range(9500)])
+
+    def encode(texts):
+        assert os.getpid() != parent
+        return Encoder()(texts)
+
+    found = encode_cached(texts, encode, "three", num_proc=2)
+    alone = encode_cached(texts, Encoder(), "alone")
+    np.testing.assert_array_equal(found["input_ids"].values, alone["input_ids"].values)
+    np.testing.assert_array_equal(found["input_ids"].offsets, alone["input_ids"].offsets)
+    np.testing.assert_array_equal(found["cut"], alone["cut"])
+
+
+def test_an_encoder_that_fails_in_another_process_raises_here(token_cache):
+    def fail(texts):
+        raise ValueError("no")
+
+    def die(texts):
+        os._exit(1)
+
+    texts = Column.of([str(number) for number in range(9500)])
+    with pytest.raises(ValueError, match="no"):
+        encode_cached(texts, fail, "three", num_proc=2)
+    with pytest.raises(InputError, match=r"a process that tokenizes was killed, .* --preprocessing_num_workers"):
+        encode_cached(texts, die, "three", num_proc=2)
+    assert [path.suffix for path in (token_cache / "tokens").iterdir()] == [".lock"]
+
+
+def test_tokens_are_mapped(token_cache):
+    found = encode_cached(Column.of(["abc"] * 2000 + [""]), Encoder(), "three")
+    assert isinstance(found["input_ids"].values, np.memmap)
+    assert found["input_ids"].lengths.tolist() == [3] * 2000 + [0]
+    nothing = encode_cached(Column.of(["", ""]), Encoder(), "three")  # a file of no bytes cannot be mapped
+    assert nothing["input_ids"].lengths.tolist() == [0, 0]
 
 
 def test_a_step_has_the_micro_batches_of_every_rank():

@@ -4,17 +4,26 @@ import pytest
 
 from finetune.columns import SHOWN
 from finetune.failure import InputError
+from finetune.stored_rows import Column
 from finetune.tables import Table
-from multilabel.labels import first_appearance, label_ids, label_names, read_label_file
+from multilabel.labels import label_ids, label_names, read_label_file
 
 
 def table(cells, name="labels"):
-    return Table("train.jsonl", "jsonl", {name: list(cells)}, [row + 1 for row in range(len(cells))])
+    return Table("train.jsonl", "jsonl", {name: Column.of(list(cells))}, Column.of([row + 1 for row in range(len(cells))]))
+
+
+def read(cells, notes=None, **given):
+    asked = SimpleNamespace(**{"label_columns": None, "label_column": "labels", "label_separator": "|", **given})
+    return label_names(table(cells), asked, [] if notes is None else notes)
+
+
+def written(found):
+    return [[found.names[number] for number in found.rows[row]] for row in range(len(found))]
 
 
 def names(cells, notes=None, **given):
-    asked = SimpleNamespace(**{"label_columns": None, "label_column": "labels", "label_separator": "|", **given})
-    return label_names(table(cells), asked, [] if notes is None else notes)
+    return written(read(cells, notes, **given))
 
 
 def problems(cells, **given):
@@ -78,8 +87,9 @@ def test_the_first_problems_and_the_count_of_the_rest():
 
 
 def columns(*cells, names=("x", "y")):
-    made = Table("a.csv", "csv", dict(zip(names, map(list, zip(*cells, strict=True)), strict=True)), [2, 3, 4][: len(cells)])
-    return label_names(made, SimpleNamespace(label_columns=names, label_column="labels", label_separator="|"), [])
+    cells_of = {name: Column.of(list(own)) for name, own in zip(names, zip(*cells, strict=True), strict=True)}
+    made = Table("a.csv", "csv", cells_of, Column.of([2, 3, 4][: len(cells)]))
+    return written(label_names(made, SimpleNamespace(label_columns=names, label_column="labels", label_separator="|"), []))
 
 
 def test_columns_of_0_and_1():
@@ -95,23 +105,36 @@ def test_columns_of_0_and_1():
 
 
 def test_label_list_is_in_the_order_of_first_appearance():
-    assert first_appearance([["10"], [], ["2", "10"], ["a"]]) == ["10", "2", "a"]
+    assert read([["10"], [], ["2", "10"], ["a"]]).names == ["10", "2", "a"]
 
 
 def test_label_numbers_are_sorted_and_unknown_labels_are_named_once_each():
     known, notes = ["b", "a"], []
     rows = [["a", "b"], ["z", "a"], ["y"], ["z"]]
     made = table([""] * 4)
-    assert label_ids(made, rows[:1], known, False, notes) == [[0, 1]]
+
+    def numbers(rows, ignore):
+        found = label_ids(made, read(rows), known, ignore, notes)
+        return [found[row].tolist() for row in range(len(found))]
+
+    assert numbers(rows[:1], False) == [[0, 1]]
     with pytest.raises(InputError) as caught:
-        label_ids(made, rows, known, False, notes)
+        numbers(rows, False)
     assert [problem.partition(";")[0] for problem in caught.value.problems] == [
         "train.jsonl:2: label 'z' is not in the training data (2 row(s))",
         "train.jsonl:3: label 'y' is not in the training data (1 row(s))",
     ]
     assert notes == []
-    assert label_ids(made, rows, known, True, notes) == [[0, 1], [1], [], []]
+    assert numbers(rows, True) == [[0, 1], [1], [], []]
     assert notes == ["train.jsonl: 3 label(s) of 2 kind(s) that the training data does not have are ignored"]
+
+
+def test_a_label_column_without_a_1_is_no_unknown_label():
+    made = Table("a.csv", "csv", {"x": Column.of(["1", "0"]), "y": Column.of(["0", "0"])}, Column.of([2, 3]))
+    found = label_names(made, SimpleNamespace(label_columns=("x", "y")), [])
+    assert found.names == ["x", "y"]
+    ids = label_ids(made, found, ["x"], False, [])
+    assert [ids[row].tolist() for row in range(2)] == [[0], []]
 
 
 def test_label_file(tmp_path):

@@ -97,9 +97,9 @@ def test_probabilities_are_the_logistic_function_without_overflow():
 
 
 def test_balanced_weights_are_negatives_over_positives_within_limits():
-    rows = [[0, 1], [0], [0], [0, 2], [0], [0], [0], [0], [], []]
-    np.testing.assert_array_equal(balanced_pos_weight(rows, 4, 5.0), [1.0, 5.0, 5.0, 1.0])  # 2/8 up to 1, 9/1 down to 5, no row
-    np.testing.assert_array_equal(balanced_pos_weight(rows, 3, 100.0), [1.0, 9.0, 9.0])
+    positive = np.array([8, 1, 1, 0])  # of 10 rows: 2/8 up to 1, 9/1 down to 5, no row
+    np.testing.assert_array_equal(balanced_pos_weight(positive, 10, 5.0), [1.0, 5.0, 5.0, 1.0])
+    np.testing.assert_array_equal(balanced_pos_weight(positive[:3], 10, 100.0), [1.0, 9.0, 9.0])
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
@@ -124,11 +124,11 @@ def test_the_prior_of_labels_that_no_row_or_every_row_has_is_finite():
 
 
 def test_weights_by_name(tmp_path):
-    assert positive_weights("none", 20, [[0]], ["a"]) is None
-    np.testing.assert_array_equal(positive_weights("balanced", 20, [[0], [], []], ["a"]), [2.0])
+    assert positive_weights("none", 20, np.array([1]), 1, ["a"]) is None
+    np.testing.assert_array_equal(positive_weights("balanced", 20, np.array([1]), 3, ["a"]), [2.0])
     path = tmp_path / "weights.json"
     path.write_text(json.dumps({"b": 2, "a": 0.5, "unused": -1}))
-    np.testing.assert_array_equal(positive_weights(str(path), 20, [], ["a", "b"]), [0.5, 2.0])
+    np.testing.assert_array_equal(positive_weights(str(path), 20, np.zeros(2), 0, ["a", "b"]), [0.5, 2.0])
 
 
 @pytest.mark.parametrize(
@@ -153,4 +153,4 @@ def test_weights_that_are_none(tmp_path, content, message):
     if content is not None:
         path.write_text(content)
     with pytest.raises(InputError, match=f"--pos_weight .*{message}"):
-        positive_weights(str(path), 20, [], ["a", "b"])
+        positive_weights(str(path), 20, np.zeros(2), 0, ["a", "b"])

@@ -6,6 +6,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from finetune.failure import InputError
+from finetune.stored_rows import Column
 from pretrained.tokenizer import load_tokenizer, text_encoder, title_encoder, tokenizer_fingerprint
 
 TEXTS = ["sort the values of a matrix", "return the eigenvalues of the matrix and of its transpose"]
@@ -44,18 +45,19 @@ def test_a_tokenizer_without_padding(arguments, bert_folder, tmp_path):
 
 
 def test_a_vocabulary_is_trained_once(arguments, token_cache, monkeypatch):
+    texts = Column.of(TEXTS)
     asked = arguments(tokenizer_type="train", vocab_size=128)
-    first = load_tokenizer(asked, TEXTS)
+    first = load_tokenizer(asked, [texts])
     assert first.tokenize("matrix") == ["matrix"]
 
     def train_again(texts, vocab_size):
         raise RuntimeError("trained again")
 
     monkeypatch.setattr("vocabulary.train.train_tokenizer", train_again)
-    assert load_tokenizer(asked, TEXTS).get_vocab() == first.get_vocab()
-    for other, texts in ((asked, TEXTS[:1]), (replace(asked, vocab_size=129), TEXTS)):
+    assert load_tokenizer(asked, [texts]).get_vocab() == first.get_vocab()
+    for other, given in ((asked, texts[:1]), (replace(asked, vocab_size=129), texts)):
         with pytest.raises(RuntimeError, match="trained again"):
-            load_tokenizer(other, texts)
+            load_tokenizer(other, [given])
     assert {path.suffix for path in (token_cache / "vocabularies").iterdir()} == {"", ".lock"}
 
 
