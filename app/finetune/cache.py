@@ -1,4 +1,4 @@
-"""What is made once on a machine and found there by every later start: rows, tokens, vocabularies. Level 1."""
+"""What is made once on a machine and found there by every later start: rows, tokens, vocabularies. Level 2."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from finetune.failure import InputError
+from finetune.run_folder import flush
 
 
 def cache_folder(kind: str) -> Path:
@@ -37,6 +38,7 @@ def kept(kind: str, key: str, make: Callable[[Path], None]) -> Path:
         with FileLock(f"{path}.lock"):
             if not path.exists():
                 make(unfinished)
+                flush(unfinished)  # or a machine that loses power may find it whole by name and empty inside
                 os.rename(unfinished, path)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()

@@ -34,6 +34,7 @@ from finetune.waiting import progress
 
 Encode = Callable[[list[str]], dict[str, list]]
 Collate = Callable[[np.ndarray], Batch]
+FORM = "2"  # of the tokens kept; another one tokenizes again
 IDS = "ids.int32"
 PIECE = 1000  # texts tokenized at a time
 
@@ -46,10 +47,11 @@ def encode_cached(texts: Column, encode: Encode, settings: str, num_proc: int | 
     fingerprint of the texts}, mapped from the disk.
     """
     content = texts.fingerprint
-    folder = kept("tokens", fingerprint([settings, content])[:40], lambda path: _encode_to(path, texts, encode, num_proc))
-    offsets, cut = (np.load(folder / name, mmap_mode="r") for name in ("offsets.npy", "cut.npy"))
+    folder = kept("tokens", fingerprint([FORM, settings, content])[:40], lambda path: _encode_to(path, texts, encode, num_proc))
+    # As plain arrays, which are still mapped: a memmap takes longer to cut rows from.
+    offsets, cut = (np.asarray(np.load(folder / name, mmap_mode="r")) for name in ("offsets.npy", "cut.npy"))
     ids = folder / IDS
-    values = np.memmap(ids, dtype=np.int32, mode="r") if ids.stat().st_size else np.zeros(0, np.int32)
+    values = np.asarray(np.memmap(ids, dtype=np.int32, mode="r")) if ids.stat().st_size else np.zeros(0, np.int32)
     return {"input_ids": Ragged(values, offsets), "cut": cut, "content": content}
 
 

@@ -176,13 +176,19 @@ def file_record(path: Path) -> dict[str, Any]:
         return {"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "bytes": file.tell()}
 
 
-def flush(folder: Path) -> None:
-    """Forces every file below `folder` to disk."""
-    for directory, _, names in os.walk(folder):
+def flush(place: Path) -> None:
+    """Forces a file, or every file below a folder, to disk."""
+    if place.is_file():
+        _flush_file(place)
+    for directory, _, names in os.walk(place):
         for name in names:
-            with open(os.path.join(directory, name), "rb") as file:
-                os.fsync(file.fileno())
+            _flush_file(os.path.join(directory, name))
         flush_folder(Path(directory))
+
+
+def _flush_file(path: str | Path) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
 
 
 def flush_folder(folder: Path) -> None:

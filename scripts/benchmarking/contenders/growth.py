@@ -22,28 +22,11 @@ from finetune.optim import build_optimizer
 from finetune.plan import make_plan
 from finetune.task import Batch
 from multilabel.task import MultiLabelTask
+from packed.choice import packs_rows
+from packed.encoders import pack_rows
 
 WARM_UP = 1
-WORDS = (
-    *(
-        "sort",
-        "the",
-        "values",
-        "of",
-        "a",
-        "matrix",
-        "and",
-        "return",
-        "its",
-        "eigenvalues",
-        "as",
-        "vectors",
-        "in",
-        "one",
-        "array",
-    ),
-    *("or", "list", "numbers"),
-)
+TEXT = "sort the values of a matrix and return its eigenvalues as vectors in one array or list numbers"
 
 
 def steps(settings: dict[str, Any]) -> dict[str, Any]:
@@ -101,6 +84,8 @@ def work_of(settings: dict[str, Any], length: int, rows: int, labels: int) -> Ca
     )  # fmt: skip
     torch.manual_seed(settings["seed"])
     model = BertForSequenceClassification(config)
+    if packs_rows("auto", config, not launch.use_cpu, "right"):
+        pack_rows(model)
     model, optimizer = run.accelerator.prepare(model, build_optimizer(arguments, model, 1e-5))
     task = MultiLabelTask("loss", labels, None, 0.0)
     generator = np.random.default_rng(settings["seed"])
@@ -108,7 +93,8 @@ def work_of(settings: dict[str, Any], length: int, rows: int, labels: int) -> Ca
     def collate(chosen: np.ndarray) -> Batch:
         ids = torch.from_numpy(generator.integers(5, 8192, (len(chosen), length)))
         targets = torch.from_numpy(generator.random((len(chosen), labels)) < 2 / labels).float()
-        return Batch(torch.from_numpy(chosen), {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, targets)
+        lengths = (length,) * len(chosen)
+        return Batch(torch.from_numpy(chosen), {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, targets, lengths)
 
     source = TrainSteps(collate, np.full(rows, length), plan, 0, settings["seed"], True)
 
@@ -173,9 +159,10 @@ def reading(settings: dict[str, Any]) -> dict[str, Any]:
 
 def write_rows(path: Path, rows: int, generator: np.random.Generator) -> None:
     """Short texts, no two alike, with one to three of twenty labels."""
+    vocabulary = TEXT.split()
     with path.open("w", encoding="utf-8") as file:
         for row in range(rows):
-            words = [WORDS[place] for place in generator.integers(0, len(WORDS), generator.integers(6, 18))]
+            words = [vocabulary[place] for place in generator.integers(0, len(vocabulary), generator.integers(6, 18))]
             labels = sorted({f"label {number}" for number in generator.integers(0, 20, generator.integers(1, 4))})
             file.write(json.dumps({"text": f"{row} {' '.join(words)}", "labels": labels}) + "\n")
 

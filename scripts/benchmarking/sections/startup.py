@@ -15,8 +15,8 @@ from benchmarking.report import Chart, Figures, Goal, Section, Table
 
 SCRIPTS = ("app/classify.py", "app/titlegen.py")
 LEGEND = """`--help`: the whole process. First step: from the start of the process to the end of the first optimizer step,
-over a file of short texts; `first`, when nothing is kept, and `again`, when the tokens of the earlier start are. `trainer` is
-transformers' Trainer over rows that `datasets` reads, tokenizes and keeps."""
+over a file of short texts; `first`, when nothing is kept, and `again`, when the rows and tokens of the earlier start
+are. `trainer` is transformers' Trainer over rows that `datasets` reads, tokenizes and keeps."""
 
 
 def measure(bench: Bench) -> Figures:
