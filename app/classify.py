@@ -26,6 +26,8 @@ from finetune.ending import failures_end_the_job
 from finetune.failure import InputError
 
 if TYPE_CHECKING:  # torch and transformers are imported by the functions that use them, so that --help does not wait
+    from collections.abc import Iterator
+
     import numpy as np
 
     from finetune.launch import Launch
@@ -103,11 +105,11 @@ class Data:
 
 
 def main(arguments: Arguments) -> None:
-    from finetune import ending, engine, processes, session
+    from finetune import ending, engine, outputs, precheck, processes, session
     from finetune.plan import make_plan
     from pretrained.masks import spare_the_device
 
-    asked = session.check(arguments)
+    asked = precheck.check(arguments)
     train, evaluate, predict = groups.tasks_to_do(arguments)
     data = load_data(arguments, train, evaluate, predict)
     plan = make_plan(arguments, len(data.train.texts), asked.world_size, asked.passes_by_tokens) if train else None
@@ -135,10 +137,10 @@ def main(arguments: Arguments) -> None:
         figures |= score_split(run, arguments, data, task, model, data.validation, "eval")
     if predict:
         figures |= predict_test(run, arguments, data, task, model)
-    session.write_metrics(run, arguments, figures)
+    outputs.write_metrics(run, arguments, figures)
     if train:
         write_card(run, arguments)
-    session.push_to_hub(run, arguments)
+    outputs.push_to_hub(run, arguments)
     report(run, arguments, figures)
     ending.finish(run)
 
@@ -464,8 +466,9 @@ def export(run: Run, arguments: Arguments, data: Data, model: Any, records: list
     """Writes best/ with the thresholds that `records` (of the validation rows) give, and checks it by loading it."""
     import numpy as np
 
+    from finetune.outputs import merge_metrics
+    from finetune.run_folder import BEST
     from finetune.saving import full_weights
-    from finetune.session import BEST, merge_metrics
     from metrics.multilabel import per_label_table
     from metrics.thresholds import tune_thresholds
     from multilabel.classifier import check_export, plain_model, rows_to_check
@@ -537,7 +540,7 @@ def score_split(
 
 def predict_test(run: Run, arguments: Arguments, data: Data, task: MultiLabelTask, model: Any) -> dict[str, Any]:
     """Writes labels and probabilities of every test row; returns test_* figures when the file has labels."""
-    from finetune import engine, session
+    from finetune import engine, outputs
     from finetune.columns import ids_of
     from metrics.thresholds import decide
     from multilabel.classifier import thresholds_of
@@ -546,16 +549,14 @@ def predict_test(run: Run, arguments: Arguments, data: Data, task: MultiLabelTas
     thresholds = thresholds_of(run.accelerator.unwrap_model(model).config)
     records, seconds = engine.predict(run, model, task, eval_rows(run, arguments, data, data.test))
 
-    def lines() -> list[dict]:
-        found = []
+    def lines() -> Iterator[dict]:
         for name, record in zip(ids_of(data.test.table, arguments.id_column), records, strict=True):
             chances = probabilities(record["logits"])
             chosen = [label for label, on in zip(data.labels, decide(chances[None], thresholds)[0], strict=True) if on]
             scores = {label: round(float(p), 6) for label, p in zip(data.labels, chances, strict=True)}
-            found.append({"id": name, "labels": chosen, "probabilities": scores})
-        return found
+            yield {"id": name, "labels": chosen, "probabilities": scores}
 
-    session.write_predictions(run, arguments, lines)
+    outputs.write_predictions(run, arguments, lines)
     figures = {"test_rows": len(data.test.texts), "test_samples_per_second": len(data.test.texts) / seconds}
     if data.test.labels is not None:
         scored = run.on_main(lambda: replace(task, thresholds=thresholds).score(records))

@@ -26,6 +26,8 @@ from finetune.ending import failures_end_the_job
 from finetune.failure import InputError
 
 if TYPE_CHECKING:  # torch and transformers are imported by the functions that use them, so that --help does not wait
+    from collections.abc import Iterator
+
     import numpy as np
 
     from finetune.launch import Launch
@@ -107,11 +109,11 @@ class Data:
 
 
 def main(arguments: Arguments) -> None:
-    from finetune import ending, engine, processes, session
+    from finetune import ending, engine, outputs, precheck, processes, session
     from finetune.plan import make_plan
     from pretrained.masks import spare_the_device
 
-    asked = session.check(arguments)
+    asked = precheck.check(arguments)
     check_arguments(arguments)
     train, evaluate, predict = groups.tasks_to_do(arguments)
     data = load_data(arguments, train, evaluate, predict)
@@ -143,10 +145,10 @@ def main(arguments: Arguments) -> None:
         figures |= lead_figures(run, data.validation, task.rouge_tokenizer, "eval")
     if predict:
         figures |= predict_test(run, arguments, data, model)
-    session.write_metrics(run, arguments, figures)
+    outputs.write_metrics(run, arguments, figures)
     if train:
         write_card(run, arguments)
-    session.push_to_hub(run, arguments)
+    outputs.push_to_hub(run, arguments)
     report(run, arguments, figures)
     ending.finish(run)
 
@@ -459,8 +461,9 @@ def eval_rows(arguments: Arguments, data: Data, split: Split) -> Any:
 
 def export(run: Run, arguments: Arguments, data: Data, task: TitleTask, model: Any, records: list | None, tracker: Any) -> None:
     """Writes best/, checks it by loading it, and shows titles of a few validation documents."""
+    from finetune.outputs import merge_metrics
+    from finetune.run_folder import BEST
     from finetune.saving import full_weights
-    from finetune.session import BEST, merge_metrics
     from pretrained.card import markdown_table
     from pretrained.export import export_model
     from titles.export import check_export, plain_model
@@ -519,7 +522,7 @@ def lead_figures(run: Run, split: Split, rouge_tokenizer: str, name: str) -> dic
 
 def predict_test(run: Run, arguments: Arguments, data: Data, model: Any) -> dict[str, Any]:
     """Writes a title, or several candidates with scores, for every test row; returns test_* figures when there are titles."""
-    from finetune import engine, session
+    from finetune import engine, outputs
     from finetune.columns import ids_of
 
     task = make_task(arguments, data, data.test, gathers_weights(run))
@@ -528,17 +531,15 @@ def predict_test(run: Run, arguments: Arguments, data: Data, model: Any) -> dict
     task = replace(task, generation=asked)
     records, seconds = engine.predict(run, model, task, eval_rows(arguments, data, data.test))
 
-    def lines() -> list[dict]:
-        found = []
+    def lines() -> Iterator[dict]:
         for name, record in zip(ids_of(data.test.table, arguments.id_column), records, strict=True):
             line = {"id": name, "title": record["titles"][0]}
             if arguments.num_return_sequences > 1:
                 pairs = zip(record["titles"], record["scores"], strict=True)
                 line["candidates"] = [{"title": title, "score": round(score, 6)} for title, score in pairs]
-            found.append(line)
-        return found
+            yield line
 
-    session.write_predictions(run, arguments, lines)
+    outputs.write_predictions(run, arguments, lines)
     figures = {"test_rows": len(data.test.texts), "test_samples_per_second": len(data.test.texts) / seconds}
     if data.test.titles is not None:
         scored = run.on_main(lambda: task.score(records))

@@ -219,10 +219,10 @@ def pretend(file: LaunchFile | None, processes: int, use_cpu: bool) -> None:
 
 def check(arguments: Any, processes: int, use_cpu: bool) -> Any:
     """The launch that is asked for. Raises `InputError` as the run itself would."""
-    from finetune import session
+    from finetune import precheck
     from finetune.launch import Machine
 
-    return session.check(arguments, Machine(0 if use_cpu else processes, True))
+    return precheck.check(arguments, Machine(0 if use_cpu else processes, True))
 
 
 # The run ---------------------------------------------------------------------------------------------------------------

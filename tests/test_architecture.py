@@ -53,6 +53,8 @@ LEVELS = {
     "checkpoint": 6,
     "ending": 6,
     "local_copy": 6,
+    "outputs": 6,
+    "precheck": 6,
     "saving": 7,
     "engine": 8,
     "session": 9,

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -21,13 +21,14 @@ from finetune.failure import InputError
 RUN_FILE = "run.json"
 STATUS = "status.json"
 CARD = "README.md"
+BEST = "best"
 OURS = (
     RUN_FILE,
     "history.jsonl",
     "metrics.json",
     "predictions.jsonl",
     CARD,
-    "best",
+    BEST,
     "checkpoints",
     "tensorboard",
     STATUS,
@@ -125,11 +126,11 @@ def as_json(content: Any) -> str:
     return json.dumps(content, ensure_ascii=False, indent=2, allow_nan=False) + "\n"
 
 
-def write_text(path: Path, text: str) -> None:
-    """As `write_json`, for a text."""
+def write_text(path: Path, text: str | Iterable[str]) -> None:
+    """As `write_json`, for a text or its pieces."""
     unfinished = path.with_name(f".{path.name}.unfinished")
     with unfinished.open("w", encoding="utf-8") as file:
-        file.write(text)
+        file.writelines([text] if isinstance(text, str) else text)
         file.flush()
         os.fsync(file.fileno())
     os.replace(unfinished, path)

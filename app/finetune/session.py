@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
 import json
 import os
 import platform
@@ -12,128 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from finetune import checkpoint, engine, local_copy, meeting, memory, run_folder, saving, shards, status, stop
-from finetune.arguments import contradictions, tasks_to_do
+from finetune import checkpoint, engine, local_copy, memory, run_folder, saving, shards, status, stop
 from finetune.checkpoint import TrainState
 from finetune.config import as_dict
 from finetune.engine import FitOptions, Training
 from finetune.failure import InputError
-from finetune.launch import Launch, Machine, describe_launch
+from finetune.launch import Launch
 from finetune.optim import build_optimizer
 from finetune.plan import Plan, describe
 from finetune.processes import Run, in_force
+from finetune.run_folder import BEST
 from finetune.tracker import Tracker, read_history
-from finetune.versions import code_version, library_versions
-
-BEST = "best"
-# What may differ between machines: places, whose contents are compared instead, and what no other machine notices.
-OF_ONE_MACHINE = (
-    *("config", "debug", "local_rank", "start_timeout", "output_dir", "predictions_file", "report_to", "run_name"),
-    *("deepspeed", "deepspeed_config", "train_file", "validation_file", "test_file", "label_file", "user_dictionary"),
-    *("preprocessing_num_workers", "dataloader_num_workers"),
-)
-READ = (
-    *("train_file", "validation_file", "test_file", "dataset_name", "label_file", "user_dictionary", "config_name"),
-    *("model_name_or_path", "tokenizer_name", "decoder_model_name_or_path"),
-)
-FILES = ("train_file", "validation_file", "test_file", "label_file", "user_dictionary")
-
-
-def check(arguments: Any, machine: Machine | None = None) -> Launch:
-    """Everything that can be refused before any data is read. Raises `InputError` with all of it. `machine`: the one to be
-    launched on, if it is not this one."""
-    problems = contradictions(arguments)
-    launch = None
-    try:
-        launch = describe_launch(arguments, machine)
-    except InputError as error:
-        problems += error.problems
-    # Only rank 0 writes, and other machines may have another disk: theirs may even lack the folder.
-    if arguments.output_dir is not None and (launch is None or launch.rank == 0):
-        train, _, _ = tasks_to_do(arguments)
-        folder = Path(arguments.output_dir)
-        resume = arguments.resume_from_checkpoint is not None or run_folder.was_restarted(folder)
-        try:
-            run_folder.check_output_dir(folder, train, arguments.overwrite_output_dir, resume)
-        except InputError as error:
-            problems += error.problems
-        problems += _places(arguments, folder, train)
-    if launch is not None and tasks_to_do(arguments)[0] and arguments.checkpoint_format == "sharded":
-        problems += shards.refusals(launch, arguments.shared_output_dir)
-    problems += _missing_services(arguments)
-    if problems:
-        raise InputError(*problems)
-    if launch.world_size > launch.local_world_size:
-        meeting.call_the_roll(_compared(arguments, launch), arguments.start_timeout)
-    return launch
-
-
-def _places(arguments: Any, folder: Path, train: bool) -> list[str]:
-    """What would be lost, or found missing when everything is done, by where this run reads and writes. `folder`:
-    --output_dir."""
-    named = {name: getattr(arguments, name, None) for name in READ}
-    # Not Path.resolve, which raises for links in a circle.
-    read = {f"--{name} {path}": Path(os.path.realpath(path)) for name, path in named.items() if path is not None}
-    found = []
-    if train and arguments.overwrite_output_dir:
-        removed = [Path(os.path.realpath(folder / name)) for name in run_folder.OURS]
-        found += [
-            f"--overwrite_output_dir would remove {name}, which is read; name another --output_dir"
-            for name, path in read.items()
-            if any(path.is_relative_to(place) for place in removed)
-        ]
-    if arguments.do_predict and arguments.predictions_file is not None:
-        path = Path(arguments.predictions_file)
-        same = next((name for name, other in read.items() if other == Path(os.path.realpath(path))), None)
-        if same:
-            found.append(f"--predictions_file {path}: would replace {same}; name another")
-        elif path.is_dir():
-            found.append(f"--predictions_file {path}: is a folder; name a file in it")
-        elif not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-            found.append(f"--predictions_file {path}: folder {path.parent} does not exist or cannot be written")
-    return found
-
-
-def _compared(arguments: Any, launch: Launch) -> dict[str, Any]:
-    """What every machine must have alike, known before any file is parsed. The parts that cost something come from one
-    process of each machine."""
-    given = {f"--{name}": value for name, value in as_dict(arguments).items() if name not in OF_ONE_MACHINE}
-    alike: dict[str, Any] = {
-        "arguments": given,
-        "DeepSpeed file": launch.deepspeed_config or {},
-        "--mixed_precision": launch.precision,
-        "the number of processes": launch.world_size,
-    }
-    if launch.local_rank == 0:
-        files = {f"--{name}": getattr(arguments, name, None) for name in FILES}
-        contents = {f"{name} ({Path(path).name})": _content(path) for name, path in files.items() if path is not None}
-        alike |= {"files": contents, "code": code_version(), "libraries": library_versions()}
-    return alike
-
-
-def _content(path: str) -> str:
-    """A file in one line. A file that is not there is told of later, by who reads it, with more to say."""
-    try:
-        with open(path, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()[:12]
-            return f"{file.tell()} bytes, sha256 {digest}"
-    except OSError as error:
-        return f"unreadable ({error.strerror})"
-
-
-def _missing_services(arguments: Any) -> list[str]:
-    """Trackers that are not installed, and a hub that nobody is logged in to; better known now than after the training."""
-    found = [
-        f"--report_to {name}: not installed (pip install {name})"
-        for name in arguments.report_to
-        if name != "none" and importlib.util.find_spec(name) is None
-    ]
-    if arguments.push_to_hub:
-        from huggingface_hub import get_token
-
-        if get_token() is None:
-            found.append("--push_to_hub: no token; log in first (hf auth login)")
-    return found
+from finetune.versions import library_versions
 
 
 def make_identity(arguments: Any, plan: Plan | None, of_task: dict[str, Any]) -> dict[str, Any]:
@@ -349,51 +237,6 @@ def release(run: Run, training: Training) -> None:
     run.accelerator.free_memory()
     if run.device.type == "cuda":
         torch.cuda.empty_cache()
-
-
-def write_metrics(run: Run, arguments: Any, figures: dict[str, Any]) -> None:
-    """Writes metrics.json on rank 0 (see `merge_metrics`)."""
-    run.on_main(lambda: merge_metrics(Path(arguments.output_dir), figures))
-
-
-def merge_metrics(folder: Path, figures: dict[str, Any]) -> None:
-    """Adds figures to metrics.json; those that an earlier command made in the same folder and this one did not are kept."""
-    path = folder / "metrics.json"
-    earlier = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    run_folder.write_json(path, {**earlier, **figures})
-
-
-def write_predictions(run: Run, arguments: Any, lines: Callable[[], list[dict[str, Any]]]) -> None:
-    """Writes the predictions, one JSON object per row, in the input's order. `lines` is called on rank 0 only."""
-    name = arguments.predictions_file
-    path = Path(name) if name else Path(arguments.output_dir) / "predictions.jsonl"
-
-    def write() -> None:
-        text = "".join(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n" for line in lines())
-        run_folder.write_text(path, text)
-
-    run.on_main(write)
-    run.print(f"predictions    {path}")
-
-
-def push_to_hub(run: Run, arguments: Any) -> None:
-    """Uploads best/ and the run's card, if --push_to_hub asks for it."""
-    if not arguments.push_to_hub:
-        return
-    from huggingface_hub import HfApi
-
-    folder = Path(arguments.output_dir)
-
-    def upload() -> str:
-        api = HfApi()
-        name = api.create_repo(arguments.hub_model_id or folder.resolve().name, exist_ok=True).repo_id
-        api.upload_folder(repo_id=name, folder_path=folder / BEST)
-        card = folder / "README.md"
-        if card.exists():
-            api.upload_file(repo_id=name, path_or_fileobj=card, path_in_repo="README.md")
-        return name
-
-    run.print(f"uploaded       {run.on_main(upload)}")
 
 
 def _compare_processes(run: Run, identity: dict[str, Any]) -> None:

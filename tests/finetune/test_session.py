@@ -39,33 +39,6 @@ def fit(run, arguments, started):
 # Before the run
 
 
-def test_everything_that_can_be_refused_is_refused_at_once(arguments, environment, tmp_path, monkeypatch):
-    (tmp_path / "metrics.json").touch()
-    asked = arguments(
-        output_dir=str(tmp_path), eval_steps=3, mixed_precision="fp16", report_to=("wandb",), ddp_backend="nccl",
-    )  # fmt: skip
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(InputError) as caught:
-        session.check(asked)
-    found = caught.value.problems
-    for word in ("--eval_steps", "fp16", "nccl", "already holds a run", "--report_to wandb: not installed"):
-        assert sum(word in problem for problem in found) == 1
-    assert len(found) == 5
-    assert [path.name for path in tmp_path.iterdir()] == ["metrics.json"]
-
-
-def test_a_good_command_gives_its_launch(arguments, environment, tmp_path):
-    assert session.check(arguments(output_dir=str(tmp_path / "new"))).world_size == 1
-    assert (tmp_path / "new").is_dir()
-
-
-def test_pushing_without_a_token_is_known_before_training(arguments, environment, tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
-    with pytest.raises(InputError, match="--push_to_hub: no token"):
-        session.check(arguments(output_dir=str(tmp_path), push_to_hub=True))
-
-
 def test_identity_is_the_tasks_and_the_order_of_rows(arguments):
     plan = make_plan(22)
     found = session.make_identity(arguments(seed=7, length_grouping=False), plan, {"labels": 3})
@@ -289,26 +262,6 @@ def test_without_an_evaluation_the_last_model_is_exported(start_run, arguments, 
     assert started.best == []
     assert session.finish_training(run, started.made, started.state) == {"best_step": 6, "best_metric": None}
     assert started.best == [{}]
-
-
-def test_metrics_of_earlier_commands_are_kept(tmp_path):
-    session.merge_metrics(tmp_path, {"eval_loss": 1.0, "train_loss": 2.0})
-    session.merge_metrics(tmp_path, {"eval_loss": 0.5, "test_loss": None})
-    assert json.loads((tmp_path / "metrics.json").read_text()) == {"eval_loss": 0.5, "train_loss": 2.0, "test_loss": None}
-
-
-def test_predictions_are_lines_of_json(start_run, arguments, tmp_path):
-    run, lines = start_run(), [{"id": "一", "p": 0.5}, {"id": 2, "p": 1.0}]
-    session.write_predictions(run, arguments(output_dir=str(tmp_path)), lambda: lines)
-    written = (tmp_path / "predictions.jsonl").read_text(encoding="utf-8").splitlines()
-    assert [json.loads(line) for line in written] == lines
-    assert "一" in written[0]
-    elsewhere = tmp_path / "other.jsonl"
-    session.write_predictions(run, arguments(output_dir=str(tmp_path), predictions_file=str(elsewhere)), lambda: lines[:1])
-    assert len(elsewhere.read_text().splitlines()) == 1
-    with pytest.raises(ValueError, match="JSON compliant"):
-        session.write_predictions(run, arguments(output_dir=str(tmp_path)), lambda: [{"p": math.nan}])
-    assert len((tmp_path / "predictions.jsonl").read_text().splitlines()) == 2
 
 
 def test_a_deepspeed_configuration_fits_into_run_json(tmp_path):

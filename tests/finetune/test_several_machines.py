@@ -1,4 +1,4 @@
-"""What `session` asks of several machines before a run, and hands to those that do not see rank 0's disk."""
+"""What is asked of several machines before a run, and handed to those that do not see rank 0's disk."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from finetune import local_copy, meeting, processes, session
+from finetune import local_copy, meeting, precheck, processes, session
 from finetune.ending import failures_end_the_job
 from finetune.failure import InputError
 
@@ -28,7 +28,7 @@ def test_a_process_brings_what_must_be_alike(place, arguments, tmp_path):
     (tmp_path / "train.csv").write_text("text,labels\na,b\n")
     brought = place(2)
     given = {"train_file": str(tmp_path / "train.csv"), "test_file": str(tmp_path / "none.csv"), "start_timeout": 7, "seed": 5}
-    session.check(arguments(output_dir=str(tmp_path / "run"), **given))
+    precheck.check(arguments(output_dir=str(tmp_path / "run"), **given))
     compared, timeout = brought[0]
     assert timeout == 7
     assert compared["arguments"]["--seed"] == 5
@@ -43,14 +43,14 @@ def test_a_process_brings_what_must_be_alike(place, arguments, tmp_path):
 
 def test_one_process_of_a_machine_brings_what_costs_something(place, arguments, tmp_path):
     brought = place(3)
-    session.check(arguments(output_dir=str(tmp_path)))
+    precheck.check(arguments(output_dir=str(tmp_path)))
     assert not {"files", "code", "libraries"} & set(brought[0][0])
 
 
 def test_a_file_of_the_arguments_is_compared_under_its_own_name_only(arguments):
     names = set(vars(arguments()))
-    assert set(session.OF_ONE_MACHINE) - {"config", "label_file"} <= names
-    assert set(session.FILES) <= set(session.OF_ONE_MACHINE)
+    assert set(precheck.OF_ONE_MACHINE) - {"config", "label_file"} <= names
+    assert set(precheck.FILES) <= set(precheck.OF_ONE_MACHINE)
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
@@ -59,10 +59,10 @@ def test_only_rank_0_looks_at_the_folder(place, arguments, tmp_path, rank):
     (tmp_path / "metrics.json").touch()
     if rank == 0:
         with pytest.raises(InputError, match="already holds a run"):
-            session.check(arguments(output_dir=str(tmp_path)))
+            precheck.check(arguments(output_dir=str(tmp_path)))
     else:
-        session.check(arguments(output_dir=str(tmp_path)))
-        session.check(arguments(output_dir=str(tmp_path / "new")))
+        precheck.check(arguments(output_dir=str(tmp_path)))
+        precheck.check(arguments(output_dir=str(tmp_path / "new")))
         assert not (tmp_path / "new").exists()
 
 

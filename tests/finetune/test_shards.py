@@ -14,7 +14,7 @@ import pytest
 import torch
 from harm import cut, flip
 
-from finetune import background, run_folder, session, shards, zero
+from finetune import background, precheck, run_folder, shards, zero
 from finetune.background import Background
 from finetune.checkpoint import TrainState, damage, find, is_in_shards, list_checkpoints, load_state, tidy
 from finetune.failure import InputError, TrainingError
@@ -423,11 +423,11 @@ def test_they_are_refused_before_anything_is_read(world_size, local, given, told
     environment.update(WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(local), RANK="0", LOCAL_RANK="0")
     asked = {"output_dir": str(tmp_path), "checkpoint_format": "sharded", **given}
     with pytest.raises(InputError) as caught:
-        session.check(arguments(**asked), Machine(0, True))
+        precheck.check(arguments(**asked), Machine(0, True))
     assert [told in problem for problem in caught.value.problems] == [True]
     evaluating = arguments(do_eval=True, **asked)
     if world_size == local:
-        session.check(evaluating, Machine(0, True))  # writes none
+        precheck.check(evaluating, Machine(0, True))  # writes none
 
 
 @pytest.mark.slow
