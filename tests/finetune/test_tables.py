@@ -16,7 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from finetune import textfile
+from finetune import jsonfile, tables, textfile
+from finetune.blocks import BLOCK_ROWS
 from finetune.failure import InputError
 from finetune.tables import read_table
 
@@ -629,3 +630,70 @@ def test_any_bytes_are_a_table_or_an_input_error(data, kind, encoding, zipped):
         assert all(len(cells) == len(table) for cells in table.columns.values())
     assert messages
     assert all(message and "\n" not in message for message in messages)
+
+
+# What is kept
+
+
+def test_a_file_is_read_once(monkeypatch):
+    path = write("a.jsonl", '{"text": "a", "labels": ["x"]}\n{"text": "b", "labels": []}\n')
+    first = read_table(path, required=["text"])
+    monkeypatch.setattr(tables, "_rows", None)  # whatever reads a file
+    for name in ("a.jsonl", "same content.ndjson"):
+        copy = write(name, Path(path).read_text())
+        again = read_table(copy, required=["text"])
+        assert (again.columns, again.lines, again.kind, again.path) == (first.columns, first.lines, "jsonl", copy)
+    with pytest.raises(TypeError):
+        read_table(path, required=["text", "labels"])  # other columns may be missing in some row
+    with pytest.raises(TypeError):
+        read_table(write("a.jsonl", '{"text": "c"}\n'), required=["text"])
+
+
+def test_a_file_that_changes_while_it_is_read_is_not_kept(monkeypatch, token_cache):
+    path, store = write("a.csv", "text\na\n"), tables.write_rows
+
+    def grow(unfinished, kind, blocks):
+        store(unfinished, kind, blocks)
+        write("a.csv", "text\na\nb\n")
+
+    monkeypatch.setattr(tables, "write_rows", grow)
+    with pytest.raises(InputError, match=r"a\.csv: changed while it was read"):
+        read_table(path)
+    assert [path.suffix for path in (token_cache / "rows").iterdir()] == [".lock"]
+
+
+def test_nothing_of_a_wrong_file_is_kept(token_cache):
+    rows = "".join(f"row {row}\n" for row in range(2 * BLOCK_ROWS))
+    with pytest.raises(InputError, match="1 cell, expected 2"):
+        read_table(write("a.csv", f"text,labels\n{rows.replace('row', 'x,row')}only one\n"))
+    assert [path.suffix for path in (token_cache / "rows").iterdir()] == [".lock"]
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "json", "parquet"])
+def test_more_rows_than_are_held_at_once(kind):
+    texts = [f"text {row}" for row in range(2 * BLOCK_ROWS + 7)]
+    if kind == "parquet":
+        pyarrow.parquet.write_table(pyarrow.table({"text": texts}), path := "a.parquet")
+    elif kind == "csv":
+        path = write("a.csv", "\n".join(["text", *texts]))
+    else:
+        rows = [json.dumps({"text": text} | ({"late": 1} if row > BLOCK_ROWS else {})) for row, text in enumerate(texts)]
+        path = write(f"a.{kind}", f"[{','.join(rows)}]" if kind == "json" else "\n".join(rows))
+    table = read_table(path)
+    assert table.columns["text"] == texts
+    assert len(table.lines) == len(texts)
+    assert table.lines[-1] == {"csv": len(texts) + 1, "json": 1}.get(kind, len(texts))
+    if "late" in table.columns:
+        assert table.columns["late"] == [1 if row > BLOCK_ROWS else None for row in range(len(texts))]
+
+
+def test_long_cells_make_small_blocks(monkeypatch):
+    monkeypatch.setattr(jsonfile, "BLOCK_CHARACTERS", 100)
+    monkeypatch.setattr(tables, "BLOCK_CHARACTERS", 100)
+    texts = ["a" * 60, "b" * 60, "c" * 60]
+    for table in (
+        read_table(write("a.csv", "\n".join(["text", *texts]))),
+        read_table(write("a.jsonl", "\n".join(json.dumps({"text": text}) for text in texts))),
+    ):
+        assert table.columns["text"] == texts
+        assert [chunk.length for chunk in table.columns["text"].chunks()] == [2, 1]
