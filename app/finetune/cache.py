@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -41,6 +42,9 @@ def kept(kind: str, key: str, make: Callable[[Path], None]) -> Path:
                 flush(unfinished)  # or a machine that loses power may find it whole by name and empty inside
                 os.rename(unfinished, path)
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            # Told of as a full disk is wherever it is met.
+            raise OSError(error.errno, error.strerror, str(path.parent)) from error
         reason = (error.strerror or str(error)).lower()
         raise InputError(f"{path.parent}: the cache cannot be written ({reason}); set HF_DATASETS_CACHE to another") from error
     finally:
