@@ -26,7 +26,7 @@ LAUNCHER_VARIABLES = (
 )  # fmt: skip
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for its marks
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keeps tests that read the same runs in one of the processes that pytest-xdist starts, so that each run is made once."""
     for item in items:

@@ -46,7 +46,7 @@ def train_ours(settings: dict[str, Any]) -> dict[str, Any]:
     watch, fit, answer = Watch(settings), engine.fit, {}
 
     def watched_fit(run: Any, plan: Any, training: Any, options: Any, state: Any) -> None:
-        warm_up(training.model, settings["precision"] == "bf16")
+        warm_up(training.model, run.launch.precision == "bf16")
         training.steps = Watched(training.steps, watch)
         figures = fit(run, plan, training, options, state)
         watch.mark()
@@ -322,12 +322,14 @@ MORE = {
     "ours_random": {"length_grouping": False},  # random batches; passes are cut by length all the same
     "ours_padded": {"padding_free": "off"},  # as on a CPU
     "ours_whole": {"gradient_accumulation_steps": 1},  # each batch in one pass, as on a GPU
+    "ours_bf16": {"mixed_precision": "bf16"},
 }
 CONTENDERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "ours": train_ours,
     "ours_random": train_ours,
     "ours_padded": train_ours,
     "ours_whole": train_ours,
+    "ours_bf16": train_ours,
     "bare": train_bare,
     "trainer_best": train_with_trainer,
     "trainer": train_with_trainer,

@@ -25,8 +25,9 @@ def describe(settings: dict[str, Any]) -> dict[str, Any]:
             versions[name] = importlib.metadata.version(name)
     return {
         "kind": "cuda" if cuda else "cpu",
-        "name": torch.cuda.get_device_name() if cuda else cpu_model(),
+        "name": torch.cuda.get_device_name() if cuda else cpu_info("model name") or platform.processor() or platform.machine(),
         "precision": "bf16" if cuda and torch.cuda.is_bf16_supported() else "no",
+        "cpu_has_bf16": bool({"amx_bf16", "avx512_bf16"} & set(cpu_info("flags").split())),
         "gpus": torch.cuda.device_count(),
         "cores": os.cpu_count(),
         "architecture": platform.machine(),
@@ -34,13 +35,13 @@ def describe(settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def cpu_model() -> str:
-    """The name of the processor; its architecture where the system does not say."""
+def cpu_info(entry: str) -> str:
+    """What Linux says of the processor, such as its "model name" or "flags"; nothing where it does not."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
-            return next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))
+            return next(line.partition(":")[2].strip() for line in file if line.startswith(entry))
     except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+        return ""
 
 
 def products(settings: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from benchmarking.context import Bench
 from benchmarking.figures import quartiles, ratios, spread, turns
 from benchmarking.report import Chart, Figures, Goal, Section, Table
 
-OTHERS = ("bare", "trainer_best", "trainer", "padded", "ours_random", "ours_whole")
+OTHERS = ("bare", "trainer_best", "trainer", "padded", "ours_random", "ours_whole", "ours_bf16")
 SLOW = ("trainer", "padded", "ours_random", "ours_whole")  # every other round
 LEARNING_RATE = 3e-4  # so that an epoch over a few hundred rows learns something that can be compared
 EQUAL_LOSS, EQUAL_PRECISION = 0.02, 0.02  # quality that counts as equal: relative, absolute; seeds differ by as much
@@ -22,7 +22,8 @@ LEGEND = """`ours` is `app/classify.py` itself, from its arguments to the end of
 the very same batches and passes; `trainer_best` transformers' Trainer with fused AdamW and batches of similar length,
 `trainer` as it comes; `padded` the hand-written DDP script that many start from (local_rank, DistributedSampler,
 reduce_tensor, every text padded to max_length), on one process; `ours_random` ours with `--length_grouping false`,
-`ours_whole` ours with each batch in one pass. Tokens are real ones, without padding. Memory is the peak while training, above
+`ours_whole` ours with each batch in one pass, `ours_bf16` with `--mixed_precision bf16` on a CPU that multiplies such
+numbers itself. Tokens are real ones, without padding. Memory is the peak while training, above
 what the process held before its first step and (of the process) with everything. Start-up is the time from the start of the
 process to its first batch, in brackets that of the first run, when ours had not kept its tokens. Quality is that of the
 trained model on rows that nobody was trained on: the loss, and the average precision over all pairs of row and label."""
@@ -40,7 +41,7 @@ def measure(bench: Bench, kind: str) -> Figures:
         bench.run("classification", ["model"], settings | bench.size("classifier"))
         model = "BERT of {layers} layers, {hidden} wide, random weights".format(**bench.size("classifier"))
     rounds = bench.options.rounds or size["rounds"]
-    others = bench.others(kind, (name for name in OTHERS if name != "ours_whole" or bench.kind == "cpu"))
+    others = bench.others(kind, (name for name in OTHERS if applies(bench, name)))
     results = []
     for number in range(rounds):
         for other in others:
@@ -63,6 +64,16 @@ def measure(bench: Bench, kind: str) -> Figures:
         "against": {name: against(results, name, bench.per_turn) for name in others},
         "runs": [short(result) for result in results],
     }
+
+
+def applies(bench: Bench, other: str) -> bool:
+    """A GPU makes one pass of a batch as it is, and computes in bf16 throughout."""
+    match other:
+        case "ours_whole":
+            return bench.kind == "cpu"
+        case "ours_bf16":
+            return bench.kind == "cpu" and bench.precision == "no" and bench.machine["cpu_has_bf16"]
+    return True
 
 
 def partner(kind: str, other: str) -> str:
