@@ -30,14 +30,15 @@ LAUNCHER_VARIABLES = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keeps tests that read the same runs in one of the processes that pytest-xdist starts, so that each run is made once."""
     for item in items:
-        asked = getattr(item, "callspec", None)
+        asked, wants = getattr(item, "callspec", None), set(item.fixturenames)
         of_titles = asked is not None and any(text in asked.id for text in ("titles", "titlegen"))
-        if not of_titles and {"launched", "outcome", "finished_run"} & set(item.fixturenames):
-            item.add_marker(pytest.mark.xdist_group("runs of classify.py"))
-        elif {"titled", "title_table", "title_tokens", "outcome"} & set(item.fixturenames):
-            item.add_marker(pytest.mark.xdist_group("runs of titlegen.py"))
-        elif "pair" in item.fixturenames:
+        of_either = {"launched", "outcome", "finished_run"} & wants  # test_parity asks for titles' runs by name
+        if "pair" in wants:
             item.add_marker(pytest.mark.xdist_group("two machines"))
+        elif (of_titles and of_either) or (not of_either and {"titled", "title_table", "title_tokens"} & wants):
+            item.add_marker(pytest.mark.xdist_group("runs of titlegen.py"))
+        elif of_either:
+            item.add_marker(pytest.mark.xdist_group("runs of classify.py"))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -81,16 +81,16 @@ def collect(place: Path, world_size: int, seconds: float, is_hurried: Callable[[
     """
     until, hurried, found = time.monotonic() + seconds, False, {}
     while len(found) < world_size:
-        missing = [rank for rank in range(world_size) if _name(rank) not in found]
         if is_hurried() and not hurried:
             until, hurried = min(until, time.monotonic() + HURRIED_SECONDS), True
         overdue = time.monotonic() > until
-        for rank in missing:
-            if _record(place, rank).exists():
+        for rank in range(world_size):
+            if _name(rank) not in found and _record(place, rank).exists():
                 found[_name(rank)] = json.loads(_record(place, rank).read_text(encoding="utf-8"))
-            elif overdue:
-                raise OSError(f"no shard of rank {', '.join(map(str, missing))} came")
-        if len(found) < world_size:
+        missing = [rank for rank in range(world_size) if _name(rank) not in found]
+        if missing and overdue:
+            raise OSError(f"no shard of rank {', '.join(map(str, missing))} came")
+        if missing:
             time.sleep(POLL_SECONDS)
     for rank, (name, record) in enumerate(sorted(found.items())):
         if (place / name).stat().st_size != record["bytes"]:
