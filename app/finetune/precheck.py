@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import os
 from pathlib import Path
@@ -103,9 +102,8 @@ def _compared(arguments: Any, launch: Launch) -> dict[str, Any]:
 def _content(path: str) -> str:
     """A file in one line. A file that is not there is told of later, by who reads it, with more to say."""
     try:
-        with open(path, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()[:12]
-            return f"{file.tell()} bytes, sha256 {digest}"
+        record = run_folder.file_record(Path(path))
+        return f"{record['bytes']} bytes, sha256 {record['sha256'][:12]}"
     except OSError as error:
         return f"unreadable ({error.strerror})"
 

@@ -44,9 +44,6 @@ class Chunk:
     def take(self, places: np.ndarray) -> Chunk:
         return Chunk(len(places), None if self.array is None else self.array.take(pa.array(places)), self.is_json)
 
-    def cut(self, first: int, length: int) -> Chunk:
-        return Chunk(length, None if self.array is None else self.array.slice(first, length), self.is_json)
-
     def cells(self) -> list[Any]:
         if self.array is None:
             return [None] * self.length
@@ -74,9 +71,9 @@ class Chunk:
 class Column(Sequence[Any]):
     """Cells of a column. Equal to any other sequence of the same cells."""
 
-    def __init__(self, chunks: Sequence[Chunk], rows: np.ndarray | None = None, source: tuple[str, int | str] | None = None):
-        """`rows`: which cells of the chunks these are, None for all. `source`: the file and the column that the chunks map."""
-        self._chunks, self._rows, self._source = list(chunks), rows, source
+    def __init__(self, chunks: Sequence[Chunk], rows: np.ndarray | None = None):
+        """`rows`: which cells of the chunks these are, None for all."""
+        self._chunks, self._rows = list(chunks), rows
         self._ends = np.cumsum([chunk.length for chunk in self._chunks], dtype=np.int64)
         self._length = (int(self._ends[-1]) if self._chunks else 0) if rows is None else len(rows)
 
@@ -112,16 +109,10 @@ class Column(Sequence[Any]):
         shown = ", ".join(map(repr, self[:3]))
         return f"Column([{shown}{', ...' if len(self) > 3 else ''}], {len(self)} cells)"
 
-    def __reduce__(self) -> tuple:
-        """A process that gets a copy maps the file itself."""
-        if self._source is None:
-            return Column, (self._chunks, self._rows)
-        return _reopened, (*self._source, self._rows)
-
     def take(self, rows: np.ndarray) -> Column:
         """The cells of these rows, in their order."""
         rows = np.asarray(rows, dtype=np.int64)
-        return Column(self._chunks, rows if self._rows is None else self._rows[rows], self._source)
+        return Column(self._chunks, rows if self._rows is None else self._rows[rows])
 
     def chunks(self) -> Iterator[Chunk]:
         """The cells in pieces of bounded size."""
@@ -218,22 +209,17 @@ def open_rows(path: Path) -> tuple[str, dict[str, Column], Column]:
                     chunks = columns.setdefault(field.name, [])
                     if missing := rows - known.get(field.name, 0):
                         chunks.append(Chunk(missing, None))
-                    chunks.append(Chunk(len(batch), array, bool(field.metadata)))
+                    chunks.append(Chunk(len(batch), array, (field.metadata or {}).items() >= JSON.items()))
                     known[field.name] = rows + len(batch)
                 rows += len(batch)
     for name, chunks in columns.items():
         if missing := rows - known[name]:
             chunks.append(Chunk(missing, None))
-    return kind, {name: Column(chunks, source=(str(path), name)) for name, chunks in columns.items()}, Column(lines)
+    return kind, {name: Column(chunks) for name, chunks in columns.items()}, Column(lines)
 
 
 def _is_string(array: pa.Array) -> bool:
     return pa.types.is_large_string(array.type)
-
-
-def _reopened(path: str, name: str, rows: np.ndarray | None) -> Column:
-    column = open_rows(Path(path))[1][name]
-    return column if rows is None else column.take(rows)
 
 
 def _deepest(cells: Sequence[Any]) -> int:

@@ -6,7 +6,6 @@ problems is read once on a machine: its rows are kept as stored_rows.py has them
 """
 
 import csv
-import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from finetune.failure import InputError
 from finetune.file_problems import Problems, listed, nearest, not_found, short
 from finetune.fingerprint import fingerprint
 from finetune.jsonfile import read_json
+from finetune.run_folder import file_record
 from finetune.stored_rows import Column, TooDeepError, open_rows, write_rows
 from finetune.textfile import check_readable, text_lines
 from finetune.waiting import progress
@@ -73,16 +73,11 @@ def read_table(path: str, encoding: str = "utf-8", required: Sequence[str] = ())
             write_rows(unfinished, found, _counted(blocks, path))
         except TooDeepError as error:
             raise InputError(f"{path}:{error.line}: broken JSON: nested too deeply") from None
-        if _content(path) != content:
+        if file_record(Path(path))["sha256"] != content:
             raise InputError(f"{path}: changed while it was read: start again when it is whole")
 
-    content = _content(path)
+    content = file_record(Path(path))["sha256"]
     return Table(path, *open_rows(kept("rows", fingerprint([FORM, content, kind, encoding, *required])[:40], read)))
-
-
-def _content(path: str) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _counted(blocks: Iterable[Block], path: str) -> Iterator[Block]:

@@ -1,6 +1,5 @@
 import itertools
 import json
-import pickle
 
 import numpy as np
 import pyarrow as pa
@@ -75,15 +74,6 @@ def test_texts_are_mapped_and_not_held(tmp_path):
     assert sum(map(len, column)) == 8000 * 21 * 40
     assert column.take(np.arange(5000))[4999].startswith("a text")
     assert pa.total_allocated_bytes() - before < 2**20
-
-
-def test_a_copy_for_another_process_is_a_path(tmp_path):
-    column = stored(tmp_path / "a.arrow", ["x" * 100_000] * 10, ["y"])[1]["text"]
-    some = column.take(np.array([10, 0]))
-    assert len(pickle.dumps(some)) < 2000
-    assert [cell[:3] for cell in pickle.loads(pickle.dumps(some))] == ["y", "xxx"]
-    assert pickle.loads(pickle.dumps(column)) == list(column)
-    assert pickle.loads(pickle.dumps(Column.of(["a", 1]))) == ["a", 1]
 
 
 def test_a_column_is_a_sequence():
