@@ -29,6 +29,7 @@ _limit = 0.0  # seconds of silence after which a process is lost
 _exchanges = 0  # that this process has come to
 _moved = 0.0  # when it came to the last one
 _answered = 0.0  # when the store last answered
+_slept = 0.0  # the longest that this process did not run itself, in seconds
 _tell: Callable[[str], None] | None = None
 
 
@@ -106,7 +107,10 @@ def listen() -> Heard:
     listener = threading.Thread(target=_listen, args=(heard,), daemon=True)
     listener.start()
     listener.join(LISTEN_SECONDS + ANSWER_SECONDS)
-    return heard[0] if heard else Heard(lost=_silent([_holder()]))
+    said = heard[0] if heard else Heard(lost=_silent([_holder()]))
+    if said.stopped is None and _slept > _limit:
+        return Heard(lost=f"it did not run for {_slept:.0f} seconds itself, stopped or asleep: longer than --ddp_timeout")
+    return said
 
 
 def _listen(heard: list[Heard]) -> None:
@@ -125,7 +129,7 @@ def _listen(heard: list[Heard]) -> None:
 
 def _beat(rank: int) -> None:
     """Beats, and listens to the next rank: each is heard by one, however many there are."""
-    global _answered
+    global _answered, _moved
     neighbour = (rank + 1) % _world_size
     heard, since = -1, time.monotonic()
     woken = since
@@ -134,7 +138,9 @@ def _beat(rank: int) -> None:
             _store.add(str(rank), 1)
             _store.set(f"at/{rank}", str(_exchanges))
             count, now = _store.add(str(neighbour), 0), time.monotonic()
-            if count != heard or now - woken > LISTEN_SECONDS:  # what it missed while it was stopped itself, it cannot know
+            if now - woken > LISTEN_SECONDS:  # what it missed while it was stopped itself, it cannot know
+                heard, since, _moved = count, now, now
+            elif count != heard:
                 heard, since = count, now
             _answered = woken = now
             lost = _silent([_name(neighbour)]) if now - since > _limit else None
@@ -147,12 +153,13 @@ def _beat(rank: int) -> None:
 
 def _watch_store(_rank: int) -> None:
     """Looks whether the store answers: a beat waits for it without end."""
-    global _answered
+    global _answered, _slept
     woken = time.monotonic()
     while not _ended.wait(BEAT_SECONDS):
         now = time.monotonic()
         if now - woken > LISTEN_SECONDS:  # stopped itself for a while: the store had nobody to answer to
             _answered = now
+            _slept = max(_slept, now - woken)
         woken = now
         if now - _answered > _limit + LISTEN_SECONDS and _tell is not None:
             _tell(_silent([_holder()]))

@@ -92,14 +92,33 @@ def test_who_waits_too_long_looks_for_who_hangs(job, told, monkeypatch):
 
 
 def test_who_was_stopped_itself_does_not_blame_others(job, told, monkeypatch):
-    monkeypatch.setattr(pulse, "_moved", time.monotonic() + 3600)
+    monkeypatch.setattr(pulse, "_moved", -1000.0)
     monkeypatch.setattr(pulse, "_limit", 10.0)
+    monkeypatch.setattr(pulse, "_hanging", lambda: "rank 1 hangs")  # as of before: the others said nothing to a stopped store
     seconds = itertools.count()
     monkeypatch.setattr(pulse.time, "monotonic", lambda: 20.0 * next(seconds))  # each beat comes late
     job(0)
     until = threading.Event()
     until.wait(0.3)
     assert told.empty()
+
+
+def test_who_was_stopped_itself_says_so(job, monkeypatch):
+    monkeypatch.setattr(pulse, "_slept", 0.0)
+    monkeypatch.setattr(pulse, "_limit", 10.0)
+    only_rank_1_stands_still(job)
+    assert pulse.listen().lost.startswith("rank 1")
+    job.end()
+    with monkeypatch.context() as clock:
+        seconds = itertools.count()
+        clock.setattr(pulse.time, "monotonic", lambda: 14.0 * next(seconds))
+        watcher = threading.Thread(target=pulse._watch_store, args=(0,))
+        watcher.start()
+        while pulse._slept == 0.0:
+            threading.Event().wait(0.01)
+        pulse.stop()
+        watcher.join()
+    assert pulse.listen().lost.startswith("it did not run for 14 seconds itself")
 
 
 def test_a_request_to_one_process_is_no_failure_of_the_others(job, environment):
