@@ -485,7 +485,7 @@ def export(run: Run, arguments: Arguments, data: Data, model: Any, records: list
             thresholds = tune_thresholds(chances, targets)
             table = per_label_table(chances, targets, thresholds, data.labels)
             chosen = rows_to_check(data.validation.tokens.lengths)
-        plain = plain_model(run.accelerator.unwrap_model(model), thresholds)
+        plain = plain_model(run.unwrapped(model), thresholds)
 
         def check(place: Path) -> None:
             texts = [data.validation.texts[row] for row in chosen]
@@ -533,7 +533,7 @@ def score_split(
     from finetune import engine
     from multilabel.classifier import thresholds_of
 
-    fixed = replace(task, thresholds=thresholds_of(run.accelerator.unwrap_model(model).config))
+    fixed = replace(task, thresholds=thresholds_of(run.unwrapped(model).config))
     figures, _ = engine.evaluate(run, model, fixed, eval_rows(run, arguments, data, split))
     return {f"{name}_{key}": value for key, value in figures.items()}
 
@@ -546,7 +546,7 @@ def predict_test(run: Run, arguments: Arguments, data: Data, task: MultiLabelTas
     from multilabel.classifier import thresholds_of
     from multilabel.task import probabilities
 
-    thresholds = thresholds_of(run.accelerator.unwrap_model(model).config)
+    thresholds = thresholds_of(run.unwrapped(model).config)
     records, seconds = engine.predict(run, model, task, eval_rows(run, arguments, data, data.test))
 
     def lines() -> Iterator[dict]:

@@ -471,7 +471,7 @@ def export(run: Run, arguments: Arguments, data: Data, task: TitleTask, model: A
     weights = full_weights(run, model)
 
     def write() -> None:
-        folder, plain = Path(arguments.output_dir), plain_model(run.accelerator.unwrap_model(model), task)
+        folder, plain = Path(arguments.output_dir), plain_model(run.unwrapped(model), task)
         shown = (records or [])[:EXAMPLES]
         examples = [{"reference": task.references[r["row"]], "generated": r["titles"][0]} for r in shown]
 

@@ -296,13 +296,11 @@ def memory_report(
 ) -> int:
     """Prints the table and, for a memory, the cheapest launch that fits."""
     from finetune import memory
+    from finetune.activations import checkpoint_activations
 
     model, task, batches = script.rehearsal(asked, arguments, data, steps)
     if arguments.gradient_checkpointing:
-        try:
-            model.activation_checkpointing_enable()
-        except ValueError as error:
-            raise InputError(f"--gradient_checkpointing: {error}") from None
+        checkpoint_activations(model)
     batch = memory.largest_batch(batches)
     layout = memory.layout_of(asked, steps.batch)
     rehearsals: dict[tuple, Any] = {}

@@ -14,6 +14,7 @@ APP = ROOT / "app"
 LEVELS = {
     "blocks": 0,
     "failure": 0,
+    "activations": 1,
     "background": 1,
     "build_lock": 1,
     "clock": 1,

@@ -191,7 +191,7 @@ def restore_optimizer(
         if state.loss_scale:
             zero.restore_loss_scale(model, state.loss_scale)
         return
-    for name, parameter in run.accelerator.unwrap_model(model).named_parameters():
+    for name, parameter in run.unwrapped(model).named_parameters():
         if name in moments["exp_avg"]:
             slots = {key: tensors[name].to(parameter.device) for key, tensors in moments.items()}
             count = torch.tensor(float(state.updates), device=parameter.device)

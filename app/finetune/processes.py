@@ -33,6 +33,15 @@ class Run:
     def device(self) -> Any:
         return self.accelerator.device
 
+    def unwrapped(self, model: Any) -> Any:
+        """The model without DDP or DeepSpeed around it."""
+        if self.deepspeed_config is not None:
+            return self.accelerator.unwrap_model(model)
+        # Accelerate's own way imports DeepSpeed, for half a second, wherever it is installed.
+        from torch.nn.parallel import DistributedDataParallel
+
+        return model.module if isinstance(model, DistributedDataParallel) else model
+
     def print(self, *lines: str) -> None:
         """Prints on rank 0 only."""
         if self.is_main:

@@ -44,7 +44,7 @@ def full_weights(run: Run, model: Any) -> dict[str, torch.Tensor]:
         if not run.is_main:
             return {}
         copies: dict[Any, torch.Tensor] = {}  # one of each memory, so that tied weights stay tied
-        state = run.accelerator.unwrap_model(model).state_dict()
+        state = run.unwrapped(model).state_dict()
         return {name: copies.setdefault((t.data_ptr(), t.shape), _host(t)) for name, t in state.items()}
     parameters = zero.full_parameters(model, run.is_main)
     if not run.is_main:
@@ -216,7 +216,7 @@ def _moments(run: Run, model: Any, optimizer: Any) -> dict[str, dict[str, torch.
     if not run.is_main:
         return {}
     states = optimizer.optimizer.state
-    named = list(run.accelerator.unwrap_model(model).named_parameters())
+    named = list(run.unwrapped(model).named_parameters())
     return {key: {n: _host(states[p][key]) for n, p in named if p in states} for key in ("exp_avg", "exp_avg_sq")}
 
 

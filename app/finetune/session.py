@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from finetune import checkpoint, engine, local_copy, memory, run_folder, saving, shards, status, stop
+from finetune.activations import checkpoint_activations
 from finetune.checkpoint import TrainState
 from finetune.config import as_dict
 from finetune.engine import FitOptions, Training
@@ -124,11 +125,7 @@ def prepare_training(
         checkpoint.load_weights(place, model)
         _forget_lost_best(run, Path(arguments.output_dir), state)
     if arguments.gradient_checkpointing:
-        try:
-            # Its name until transformers 5.23, which warns of the old one.
-            getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
-        except ValueError as error:
-            raise InputError(f"--gradient_checkpointing: {error}") from None
+        checkpoint_activations(model)
     if run.is_main:
         run.print(*_memory(run.launch, plan, model, make))
     if arguments.torch_compile:

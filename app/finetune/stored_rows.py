@@ -42,7 +42,11 @@ class Chunk:
         return self.array is not None and not (self.is_json or self.array.null_count) and _is_string(self.array)
 
     def take(self, places: np.ndarray) -> Chunk:
-        return Chunk(len(places), None if self.array is None else self.array.take(pa.array(places)), self.is_json)
+        if self.array is None:
+            return Chunk(len(places), None, self.is_json)
+        # Not pa.array, which imports pandas wherever it is installed: a third of a second.
+        numbers = pa.Array.from_buffers(pa.int64(), len(places), [None, pa.py_buffer(np.ascontiguousarray(places, np.int64))])
+        return Chunk(len(places), self.array.take(numbers), self.is_json)
 
     def cells(self) -> list[Any]:
         if self.array is None:
@@ -55,7 +59,7 @@ class Chunk:
         if self.array is not None and _is_string(self.array):
             encoded = self.array.dictionary_encode(null_encoding="encode")
             cells = Chunk(len(encoded.dictionary), encoded.dictionary, self.is_json).cells()
-            return cells, encoded.indices.to_numpy()
+            return cells, np.from_dlpack(encoded.indices)  # to_numpy imports pandas, too
         return self.cells(), np.arange(self.length)
 
     @staticmethod

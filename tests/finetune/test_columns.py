@@ -5,7 +5,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finetune.columns import SHOWN, drop_blank, ids_of, is_blank, more, read_split, read_splits, split_off, take, texts_of
+from finetune.columns import (
+    SHOWN,
+    drop_blank,
+    ids_of,
+    is_blank,
+    more,
+    note_repeated_texts,
+    read_split,
+    read_splits,
+    split_off,
+    take,
+    texts_of,
+)
 from finetune.failure import InputError
 from finetune.stored_rows import Column
 from finetune.tables import Table
@@ -132,3 +144,17 @@ def test_a_split_of_a_dataset(arguments, tmp_path, token_cache):
 def test_a_dataset_that_is_not_there(arguments, tmp_path):
     with pytest.raises(InputError, match=r"--dataset_name .*nowhere: cannot be loaded"):
         read_split(arguments(dataset_name=str(tmp_path / "nowhere")), "train")
+
+
+def test_repeated_texts_are_counted():
+    def column(*texts):
+        return Column.of(list(texts))
+
+    notes = []
+    note_repeated_texts({"train": column("a", "b", "a", "a"), "validation": column("b", "b", "c"), "test": column("d")}, notes)
+    assert notes == [
+        "2 training row(s) repeat the text of an earlier row",
+        "2 of 3 validation texts are in the training rows too",
+    ]
+    note_repeated_texts({"train": column("a", "b"), "test": column("c", "d", "")}, notes)
+    assert len(notes) == 2

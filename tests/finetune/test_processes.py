@@ -21,6 +21,17 @@ def test_a_started_run_of_one_process(start_run):
     assert in_force(run)[0] == "launch         python: 1 process(es) on cpu, no communication, no ZeRO"
 
 
+def test_a_model_is_found_in_its_wrapper(start_run):
+    class Exchanging(torch.nn.parallel.DistributedDataParallel):
+        def __init__(self, module):
+            torch.nn.Module.__init__(self)
+            self.module = module
+
+    run, model = start_run(), torch.nn.Linear(1, 1)
+    assert run.unwrapped(model) is model
+    assert run.unwrapped(Exchanging(model)) is model
+
+
 def test_tensorfloat_is_for_gpus_and_only_on_request(start_run, environment, arguments, monkeypatch):
     gpus = Machine(gpus=1, bf16=True)
     assert [describe_launch(arguments(tf32=asked), gpus).tf32 for asked in (False, True)] == [False, True]

@@ -30,7 +30,8 @@ def ends(body, rank="0"):
     """(exit code, output, errors) of a process that runs `body` while it listens."""
     lines = "".join(f"    {line}\n" for line in body.strip().splitlines())
     code = BEGIN.format(app=str(APP)) + lines
-    command = [sys.executable, "-c", code]
+    # Python 3.12 warns of every fork beside a thread: what is tested forks and listens.
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, "RANK": rank}, check=False)
     return done.returncode, done.stdout, done.stderr
 
