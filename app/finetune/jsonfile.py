@@ -11,33 +11,37 @@ from pathlib import Path
 from finetune.blocks import BLOCK_CHARACTERS, BLOCK_ROWS, Block
 from finetune.failure import InputError
 from finetune.file_problems import Problems, not_found, short
-from finetune.textfile import read_text, text_lines
+from finetune.textfile import text_lines, text_pieces
 
+CONTEXT = 1_000  # characters around an error that its message looks at
 MAX_OPTIONAL_FIELDS = 5_000
 JSON_SPACE = re.compile(r"[ \t\n\r]*")
+ANY_SPACE = re.compile(r"\s*")
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 JSON_TYPES = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
 
 
 def read_json(path: str, encoding: str, required: Sequence[str]) -> tuple[str, Iterator[Block]]:
-    """("json" for an array, which is read as a whole, "jsonl" for an object per line; the rows).
+    """("json" for an array, "jsonl" for an object per line; the rows).
 
     A field that some rows lack is None there, unless it is in `required`. Raises InputError with all that is wrong, behind the
     last row; there are no rows behind the first problem.
     """
-    lines = ((number, line) for number, line in enumerate(text_lines(path, encoding, None), 1) if line.strip())
-    first = next(lines, None)
-    if first is None:
+    pieces = text_pieces(path, encoding)
+    window = _Window(pieces)
+    window.skip(ANY_SPACE)
+    if window.at == len(window.text):
         raise InputError(f"{path}: no rows: only blank lines")
     problems = Problems(path)
+    if window.text[window.at] == "[":
+        return "json", _blocks_of(_array_values(window, problems), required, problems)
+    pieces.close()
+    lines = ((number, line) for number, line in enumerate(text_lines(path, encoding, None), 1) if line.strip())
+    first = next(lines)
     first_line, opening = first[0], first[1].strip()[:2]
     for mark, kind in ((",", "csv"), ("\t", "tsv")):
-        if opening[0] not in "[{" and set(required) & {name.strip(' "') for name in first[1].strip().split(mark)}:
+        if opening[0] != "{" and set(required) & {name.strip(' "') for name in first[1].strip().split(mark)}:
             raise InputError(f"{path}:{first_line}: it holds column names, not JSON: name it .{kind}")
-    if opening.startswith("["):
-        del first  # it may be the whole file
-        lines.close()
-        return "json", _blocks_of(_array_values(read_text(path, encoding), problems), required, problems)
     values = _line_values(chain([first], lines), problems)
     return "jsonl", _blocks_of(values, required, problems, split_at=first_line if opening == "{" else None)
 
@@ -116,38 +120,93 @@ def _decode(decoder: json.JSONDecoder, line: str) -> object:
     return decoder.decode(line)
 
 
-def _array_values(text: str, problems: Problems) -> Iterator[tuple[int, object, int]]:
-    """(line, value, characters) of every element. A syntax error ends the reading: the next start is unknown."""
+class _Window:
+    """A part of a text that comes in pieces. `at`: where its reader is in `text`; what lies before may be let go of."""
+
+    def __init__(self, pieces: Iterator[str]):
+        self._pieces = pieces
+        self._before = 0  # characters of the first line of `text` that were let go of
+        self.text, self.at, self.line = "", 0, 1  # the line of `at`
+
+    def more(self) -> bool:
+        """Reads on, as much again as there is behind `at`, so that reading a long value anew each time is cheap. False at the
+        end of the text."""
+        new, wanted = [], max(1, len(self.text) - self.at)
+        while wanted > 0 and (piece := next(self._pieces, None)) is not None:
+            new.append(piece)
+            wanted -= len(piece)
+        if not new:
+            return False
+        start = max(0, self.at - CONTEXT)
+        gone = self.text[:start]
+        self._before = start - 1 - gone.rfind("\n") + (0 if "\n" in gone else self._before)
+        self.text, self.at = "".join([self.text[start:], *new]), self.at - start
+        return True
+
+    def advance(self, place: int) -> None:
+        self.line += self.text.count("\n", self.at, place)
+        self.at = place
+
+    def skip(self, space: re.Pattern = JSON_SPACE) -> None:
+        """Moves to the next character that is no white space, or to the end."""
+        self.advance(space.match(self.text, self.at).end())
+        while self.at == len(self.text) and self.more():
+            self.advance(space.match(self.text, self.at).end())
+
+    def explain(self, error: Exception) -> tuple[int, str]:
+        """(line, message) of an error in decoding `text`."""
+        if not isinstance(error, json.JSONDecodeError):
+            return self.line, _broken_json(error, self.text)
+        if error.lineno == 1:
+            error.colno += self._before
+        return self.line + self.text.count("\n", self.at, error.pos), _broken_json(error, self.text)
+
+
+def _array_values(window: _Window, problems: Problems) -> Iterator[tuple[int, object, int]]:
+    """(line, value, characters) of every element of the array that the window is at. A syntax error ends the reading: the next
+    start is unknown."""
     complaints: list[str] = []
     decoder = _json_decoder(complaints)
-    may_have_surrogates = SURROGATE.search(text) is not None
-    position = JSON_SPACE.match(text, text.index("[") + 1).end()
-    line, counted = 1, 0
-    if text[position : position + 1] == "]":
+    window.advance(window.at + 1)
+    window.skip()
+    if window.text.startswith("]", window.at):
         return
     while True:
-        line, counted = line + text.count("\n", counted, position), position
         complaints.clear()
         try:
-            value, end = decoder.raw_decode(text, position)
+            value, end = decoder.raw_decode(window.text, window.at)
         except (ValueError, RecursionError) as error:
-            problems.add(getattr(error, "lineno", line), _broken_json(error, text))
+            if isinstance(error, json.JSONDecodeError) and window.more():  # it may go on there
+                continue
+            problems.add(*window.explain(error))
             return
-        if may_have_surrogates:
+        behind = JSON_SPACE.match(window.text, end).end()
+        mark = window.text[behind : behind + 1]
+        if (not mark or mark not in ",]") and window.more():  # 1 may be the beginning of 1.5
+            continue
+        if SURROGATE.search(window.text, window.at, end):
             complaints += _lone_surrogates(value)
         for complaint in complaints:
-            problems.add(line, complaint)
-        yield line, value, end - position
-        end = JSON_SPACE.match(text, end).end()
-        mark, position = text[end : end + 1], JSON_SPACE.match(text, end + 1).end()
-        if mark == "]" and position == len(text):
-            return
-        if mark != ",":
-            wrong = position if mark == "]" else end
-            found = short(text[wrong : wrong + 40]) if text[wrong:] else "the end of the file"
-            expected = "nothing after the array's ']'" if mark == "]" else "',' or ']' after an element"
-            problems.add(1 + text.count("\n", 0, wrong), f"broken JSON: expected {expected}, found {found}")
-            return
+            problems.add(window.line, complaint)
+        yield window.line, value, end - window.at
+        window.advance(behind)
+        if mark == ",":
+            window.advance(behind + 1)
+            window.skip()
+            continue
+        expected = "',' or ']' after an element"
+        if mark == "]":
+            window.advance(behind + 1)
+            window.skip()
+            expected = "nothing after the array's ']'"
+            if window.at == len(window.text):
+                return
+        while len(window.text) - window.at < 40 and window.more():
+            pass
+        rest = window.text[window.at :]
+        found = short(rest[:40]) if rest else "the end of the file"
+        problems.add(window.line, f"broken JSON: expected {expected}, found {found}")
+        return
 
 
 def _broken_json(error: Exception, text: str) -> str:
@@ -155,13 +214,13 @@ def _broken_json(error: Exception, text: str) -> str:
         return "broken JSON: nested too deeply"
     if not isinstance(error, json.JSONDecodeError):
         return f"broken JSON: {error}"  # an integer of more digits than Python converts
-    rest = text[error.pos : error.pos + 1000]
+    rest = text[error.pos : error.pos + CONTEXT]
     where = f"broken JSON at column {error.colno}"
     if error.msg.startswith("Unterminated string"):
         return f"unexpected end of line: the string opened at column {error.colno} is not closed; is the file cut off?"
     if not rest.strip():
         return f"unexpected end of line at column {error.colno}: is the file cut off?"
-    if rest[0] in "]}" and text[max(0, error.pos - 1000) : error.pos].rstrip().endswith(","):
+    if rest[0] in "]}" and text[max(0, error.pos - CONTEXT) : error.pos].rstrip().endswith(","):
         return f"{where}: {rest[0]!r} after a comma; remove that comma"
     if error.msg.startswith("Extra data"):
         return f"{where}: more than one value on the line, found {short(rest)}"

@@ -36,6 +36,7 @@ OTHER_FORMATS = {
     b"\xfd7zXZ\x00": "it is xz-compressed: unpack it",
     b"\x28\xb5\x2f\xfd": "it is zstd-compressed: unpack it",
 }
+PIECE = 1 << 20
 SAMPLE = 100_000  # bytes or characters that a guess looks at
 
 
@@ -73,13 +74,16 @@ def text_lines(path: str, encoding: str, newline: str | None = "") -> Iterator[s
             yield line
 
 
-def read_text(path: str, encoding: str) -> str:
-    """The whole text without the byte order mark, line ends as \\n. Raises InputError as `text_lines` does."""
+def text_pieces(path: str, encoding: str) -> Iterator[str]:
+    """The text without the byte order mark in pieces of `PIECE` characters, line ends as \\n. Raises InputError as
+    `text_lines` does."""
     with open_text(path, encoding, newline=None) as text:
-        content = text.read()
-    if "\0" in content:
-        raise InputError(_explain_nul(path, encoding))
-    return content.removeprefix("\ufeff")
+        mark = "\ufeff"
+        while piece := text.read(PIECE):
+            if "\0" in piece:
+                raise InputError(_explain_nul(path, encoding))
+            yield piece.removeprefix(mark)
+            mark = ""
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from finetune import jsonfile, tables, textfile
 from finetune.blocks import BLOCK_ROWS
 from finetune.failure import InputError
+from finetune.file_problems import Problems
 from finetune.tables import read_table
 
 BOTH = ("text", "labels")
@@ -583,6 +584,51 @@ def test_any_json_comes_back_with_its_types(rows, ascii_only, layout):
     assert len(table) == len(rows)
     if layout == "lines":
         assert table.lines == [1 + 2 * i for i in range(len(rows))]
+
+
+def array_as_read(text, piece):
+    """(line and value of every element, what is wrong) of an array that is read in pieces of so many characters."""
+    window = jsonfile._Window(text[start : start + piece] for start in range(0, len(text), piece))
+    window.skip(jsonfile.ANY_SPACE)
+    found = Problems("a.json")
+    return repr(list(jsonfile._array_values(window, found))), found.total, found.kept
+
+
+@settings(quick, max_examples=500, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.dictionaries(st.sampled_from("abc"), values, max_size=3) | values, max_size=6),
+    st.sampled_from([None, 0, 1]),
+    st.lists(
+        st.tuples(st.integers(0, 300), st.integers(0, 2), st.sampled_from(["", ",", "]", "1", "\n", '"', "\\ud800", "é"]))
+    ),
+    st.integers(1, 9),
+    st.sampled_from([0, 3, 1000]),
+)
+def test_an_array_in_pieces_is_the_array(monkeypatch, rows, indent, damage, piece, context):
+    """Also what is wrong with it, and where."""
+    monkeypatch.setattr(jsonfile, "CONTEXT", context)
+    text = json.dumps(rows, indent=indent)[1:]
+    for place, length, instead in damage[:2]:
+        text = text[:place] + instead + text[place + length :]
+    text = " \n[" + text
+    assert array_as_read(text, piece) == array_as_read(text, len(text))
+
+
+def test_an_array_is_not_held_as_a_whole(monkeypatch):
+    monkeypatch.setattr(textfile, "PIECE", 1000)
+    held, more = [], jsonfile._Window.more
+
+    def seen(window):
+        found = more(window)
+        held.append(len(window.text))
+        return found
+
+    monkeypatch.setattr(jsonfile._Window, "more", seen)
+    rows = [{"text": "a" * 90, "labels": ["x"]} for _ in range(2000)]
+    table = read_table(write("a.json", json.dumps(rows)))
+    assert len(table) == 2000
+    assert len(held) > 100
+    assert max(held) < 4000
 
 
 SCRAPS = [
