@@ -100,7 +100,7 @@ def test_run_json_says_what_was_asked_and_what_was_in_force(finished_run):
     shape = {"global_batch_size": 15, "world_size": 1, "micro_batch_size": 15, "accumulation": 15, "max_tokens": 2048}
     assert found["plan"]["batch"] == shape  # on a CPU as many passes as tokens ask for
     assert (found["plan"]["num_rows"], found["plan"]["steps_per_epoch"], found["plan"]["total_steps"]) == (31, 3, 6)
-    assert found["versions"]["torch"] == torch.__version__
+    assert found["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]  # a CUDA build may leave its mark out
     assert found["versions"].keys() >= {"python", "transformers", "accelerate", "deepspeed", "datasets"}
     assert set(found["pos_weight"]) == set(LABELS)
 
