@@ -224,13 +224,13 @@ def vocabulary_texts(table: Table | None, arguments: Arguments) -> list[Column]:
 def check_titles(table: Table, column: str, split: str) -> None:
     """Raises `InputError` for titles that are no text, and for empty ones except in rows that are only predicted."""
     from finetune.columns import SHOWN as SHOWN_PROBLEMS
-    from finetune.columns import is_blank, more, texts_of
+    from finetune.columns import blank_rows, more, texts_of
 
     if column not in table.columns or (split == "test" and all(title in (None, "") for title in table.columns[column])):
         table.columns.pop(column, None)
         return
-    empty = [row for row, title in enumerate(texts_of(table, column)) if is_blank(title)]
-    if empty:
+    empty = blank_rows(texts_of(table, column))
+    if len(empty):
         found = [f"{table.where(row)}: {column} is empty; give it a title or leave the row out" for row in empty]
         raise InputError(*found[:SHOWN_PROBLEMS], *more(len(empty)))
 
@@ -239,7 +239,7 @@ def make_split(
     arguments: Arguments, split: str, table: Table, tokenizer: Any, max_length: int, ids: tuple[int, int], notes: list[str]
 ) -> Split:
     """Tokenizes a file's documents and titles and notes what was cut."""
-    from finetune.columns import check_ids, is_blank, texts_of
+    from finetune.columns import blank_rows, check_ids, texts_of
     from finetune.data import encode_cached
     from finetune.fingerprint import fingerprint
     from pretrained.tokenizer import note_unknown, text_encoder, title_encoder, tokenizer_fingerprint
@@ -262,7 +262,7 @@ def make_split(
         cut = int(rows["cut"].sum())
         if cut:
             notes.append(f"{table.path}: {cut} of {len(table)} {what} ({cut / len(table):.1%}) are cut to {most} tokens")
-    blank = sum(map(is_blank, texts))
+    blank = len(blank_rows(texts))
     if blank:
         notes.append(f"{table.path}: {blank} row(s) have no text; they are kept and read as an empty text")
     content = fingerprint(rows["content"] for _, rows, _ in cuts)

@@ -13,6 +13,8 @@ from finetune.stored_rows import Chunk, Column
 from finetune.tables import Table, read_table
 
 SHOWN = 20
+# In RE2's words what texts that show nothing are made of, and little else: separators, control and format characters.
+MAY_SHOW_NOTHING = r"\A[\pZ\pC]*\z"
 INVISIBLE = "\u200b\u200c\u200d\u2060\ufeff"  # zero-width characters that str.strip() leaves in place
 
 
@@ -65,20 +67,26 @@ def is_blank(text: str) -> bool:
     return not shown or (shown[0] in INVISIBLE and not shown.strip(INVISIBLE).strip())
 
 
+def blank_rows(texts: Column) -> np.ndarray:
+    """The rows whose text shows nothing, in ascending order."""
+    suspects = np.flatnonzero(texts.matches(MAY_SHOW_NOTHING))
+    return suspects[np.fromiter(map(is_blank, texts.take(suspects)), dtype=bool, count=len(suspects))]
+
+
 def drop_blank(table: Table, column: str, notes: list[str]) -> Table:
     """Leaves out training rows whose text shows nothing, and says so. Raises `InputError` if none is left."""
     texts = texts_of(table, column)
-    blank = np.fromiter(map(is_blank, texts), dtype=bool, count=len(texts))
-    if blank.all():
+    blank = blank_rows(texts)
+    if len(blank) == len(texts):
         raise InputError(f"{table.path}: every {column} is empty; nothing to train on")
-    if not blank.any():
+    if not len(blank):
         return table
-    lost = table.lines.take(np.flatnonzero(blank))
+    lost = table.lines.take(blank)
     lines = ", ".join(map(str, lost[:SHOWN]))
     notes.append(
         f"{table.path}: {len(lost)} row(s) without a text left out (line {lines}{', ...' if len(lost) > SHOWN else ''})"
     )
-    return take(table, np.flatnonzero(~blank))
+    return take(table, np.setdiff1d(np.arange(len(texts)), blank))
 
 
 def ids_of(table: Table, column: str) -> Sequence[Any]:

@@ -136,6 +136,13 @@ class Column(Sequence[Any]):
         """Whether every cell is a text."""
         return all(chunk.is_text for chunk in self.chunks())
 
+    def matches(self, pattern: str) -> np.ndarray:
+        """(rows,) whether each of the cells, which are texts, matches a pattern in RE2's syntax."""
+        import pyarrow.compute
+
+        found = [pyarrow.compute.match_substring_regex(chunk.array, pattern) for chunk in self.chunks()]
+        return np.concatenate([np.zeros(0, np.uint8), *(np.from_dlpack(part.cast(pa.uint8())) for part in found)]).astype(bool)
+
     @cached_property
     def fingerprint(self) -> str:
         """`fingerprint` of the cells, which are texts."""
