@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.functional import gelu
+from transformers.activations import NewGELUActivation
 from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention, BigBirdModel
 from transformers.models.bigbird_pegasus.modeling_bigbird_pegasus import (
     BigBirdPegasusBlockSparseAttention,
@@ -27,7 +29,8 @@ FLEX_DEVICES = ("cuda",)  # where FlexAttention has kernels both ways
 
 
 def use_fast_attention(model: torch.nn.Module, kind: str = "auto") -> bool:
-    """Makes every block-sparse BigBird encoder in `model` use this attention; False if there is none.
+    """Makes every block-sparse BigBird encoder in `model` use this attention, and its activation in one kernel; False if there
+    is none.
 
     `kind`: auto, FlexAttention on a GPU where it works, gathered blocks elsewhere; blocks, the latter everywhere; transformers,
     none: the model is left alone.
@@ -80,6 +83,14 @@ class _Fast:
         return _attend(self, query, key, value, rows).view(*shape[:2], -1), None
 
 
+class FusedGELU(NewGELUActivation):
+    """The activation of BigBird's feed-forward layers (gelu_new), the same formula in one kernel each way: written out it takes
+    eight passes over the widest tensor of a layer, and keeps several of them for the backward pass."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return gelu(input, approximate="tanh")
+
+
 class FastBigBirdAttention(_Fast, BigBirdBlockSparseAttention):
     """BigBird's layer."""
 
@@ -91,6 +102,7 @@ class FastBigBirdPegasusAttention(_Fast, BigBirdPegasusBlockSparseAttention):
 FAST = {
     BigBirdBlockSparseAttention: FastBigBirdAttention,
     BigBirdPegasusBlockSparseAttention: FastBigBirdPegasusAttention,
+    NewGELUActivation: FusedGELU,
 }
 
 

@@ -21,9 +21,10 @@ from transformers import (
     EncoderDecoderConfig,
     EncoderDecoderModel,
 )
+from transformers.activations import NewGELUActivation
 
 import bigbird.scores
-from bigbird.layers import use_fast_attention
+from bigbird.layers import FusedGELU, use_fast_attention
 from bigbird.rows import read_rows
 from finetune.lengths import known
 
@@ -384,3 +385,26 @@ def test_compiled_models_give_the_same():
     expected = model(input_ids=ids, attention_mask=mask)[0]
     compiled = torch.compile(model, backend="eager")
     torch.testing.assert_close(compiled(input_ids=ids, attention_mask=mask)[0], expected, atol=1e-6, rtol=0)
+
+
+def test_the_activation_is_the_same_formula_in_one_kernel():
+    written, fused = NewGELUActivation(), FusedGELU()
+    x = torch.cat([torch.linspace(-12, 12, 4001), torch.tensor([0.0, 1e-6, -1e4, 1e4])])
+    found = []
+    for function in (written, fused):
+        given = x.clone().requires_grad_()
+        result = function(given)
+        result.square().sum().backward()
+        found.append((result.detach(), given.grad))
+    assert (found[0][0] - found[1][0]).abs().max() < 2e-6
+    assert (found[0][1] - found[1][1]).abs().max() < 2e-5
+
+
+def test_only_the_encoder_that_is_made_fast_gets_the_fused_activation():
+    model = encoder(hidden_act="gelu_new")
+    assert {type(part) for part in model.modules()} >= {NewGELUActivation}
+    quick = fast(model)
+    assert FusedGELU in {type(part) for part in quick.modules()}
+    assert NewGELUActivation not in {type(part) for part in quick.modules()}
+    assert FusedGELU not in {type(part) for part in model.modules()}
+    assert quick.state_dict().keys() == model.state_dict().keys()
