@@ -15,7 +15,7 @@ CPU: Sizes = {
     "titles_writing": {"length": 2048, "documents": 16, "eval_batch_size": 8, "beams": 4, "max_steps": 40, "seconds": 90},
     "reading": {"characters": 200_000, "max_steps": 40, "seconds": 30},
     "attention": {
-        "hidden": 768, "heads": 12, "block_size": 64, "rows": 1, "lengths": [1024, 1536, 2048, 4096], "repeats": 11,
+        "hidden": 768, "heads": 12, "block_size": 64, "rows": 1, "lengths": [1024, 1536, 2048, 4096], "repeats": 7,
     },
     "growth": {
         "hidden": 384, "layers": 6, "repeats": 5, "length": 128, "batch_size": 16, "labels": 32,
