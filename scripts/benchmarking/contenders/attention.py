@@ -31,9 +31,8 @@ def measure(settings: dict[str, Any]) -> dict[str, Any]:
     taken: dict[tuple[int, str, str], list[Taken]] = {place: [] for place in works}
     for turn in range(settings["repeats"] + WARM_UP):
         for place in list(works) if turn % 2 else list(works)[::-1]:
-            works[
-                place
-            ]()  # as in a training, the pass before was the same: another's buffers have left memory in another state
+            # As in a training, the pass before is one of the same kind: after another's, memory is in another state.
+            works[place]()
             found = timed(works[place], device)
             if turn >= WARM_UP:
                 taken[place].append(found)

@@ -10,9 +10,9 @@ from benchmarking.report import Chart, Figures, Goal, Section, Table
 
 OTHERS = {"block_sparse": "transformers' block_sparse", "full_sdpa": "full attention (SDPA)"}
 LEGEND = """Forward and backward passes of one layer, dimensions of BigBird-base, all ways in one process and in turns,
-each turn a pass that is not counted and one that is. `block_sparse` is transformers' own, `full_sdpa` full attention by torch's scaled_dot_product_attention, in the layer that of
-a BERT layer of the same size. The attention alone is the module without its projections. The exponent says how the cost grows
-with the length."""
+each turn a pass that is not counted and one that is. `block_sparse` is transformers' own, `full_sdpa` full attention by
+torch's scaled_dot_product_attention, in the layer that of a BERT layer of the same size. The attention alone is the module
+without its projections. The exponent says how the cost grows with the length."""
 
 
 def measure(bench: Bench) -> Figures:
