@@ -142,7 +142,6 @@ def bert_folder(tmp_path_factory):
 @pytest.fixture(scope="session")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that commands are run in: data, configurations, and runs/ with a folder per job."""
-    launchers.remove_stale_locks()
     folder = tmp_path_factory.mktemp("launch")
     launchers.write_corpus(folder)
     launchers.write_partitioned(folder)
@@ -167,7 +166,6 @@ def launched(home: Path) -> Callable[[str], Launched]:
 @pytest.fixture(scope="session")
 def title_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As `home`, for titles."""
-    launchers.remove_stale_locks()
     folder = tmp_path_factory.mktemp("titles")
     title_job.write_corpus(folder)
     launchers.hide_gpus(folder)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import functools
 import json
-import math
 import os
 import random
 import socket
@@ -28,8 +27,9 @@ SCRIPTS = REPOSITORY / "scripts"
 CLASSIFY = REPOSITORY / "app" / "classify.py"
 ACCELERATE_CONFIGS = REPOSITORY / "accelerate_configs"
 DS_CONFIGS = REPOSITORY / "ds_configs"
-TIMEOUT = 240  # seconds; the slowest launch takes 20 on two quiet cores, and DeepSpeed's first one compiles for 30
-BUILD_SECONDS = 180  # a lock in a folder of compiled parts that is older than this has lost its owner
+# Seconds after which a job is taken to hang. The slowest launch takes 20 on two quiet cores, and DeepSpeed's first one compiles
+# for 40; with the suite's other half beside it that was 140, and machines of a third of the speed have run the suite.
+TIMEOUT = 1200
 SET_BY_LAUNCHERS = ("ACCELERATE_", "TORCHELASTIC_", "DEEPSPEED_", "DS_")
 OF_ONE_PROCESS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CROSS_RANK")
 
@@ -122,27 +122,11 @@ def environment(home: Path) -> dict[str, str]:
 
 @functools.cache
 def extensions_folder() -> Path:
-    """Where DeepSpeed compiles its CPU operator (30 s the first time): the environment's choice, or one folder per user."""
+    """Where DeepSpeed compiles its CPU operator, the first time: the environment's choice, or one folder per user."""
     stated = os.environ.get("TORCH_EXTENSIONS_DIR")
     folder = Path(stated) if stated else Path(tempfile.gettempdir()) / f"finetune-tests-{os.getuid()}" / "extensions"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder
-
-
-def remove_stale_locks() -> None:
-    """A run that was killed while it compiled leaves a lock that every later DeepSpeed run would wait for."""
-    for lock in extensions_folder().glob("**/lock"):
-        while _age(lock) < BUILD_SECONDS:
-            time.sleep(1)
-        lock.unlink(missing_ok=True)
-
-
-def _age(path: Path) -> float:
-    """Seconds since a file was written; infinite for one that is gone."""
-    try:
-        return time.time() - path.stat().st_mtime
-    except FileNotFoundError:
-        return math.inf
 
 
 def free_port() -> int:

@@ -104,6 +104,6 @@ def _enter(holder: int, kinds: tuple[str, ...] = KINDS) -> list[str]:
 
 
 def _do(holder: int, *command: str) -> None:
-    result = subprocess.run([*_enter(holder), *command], capture_output=True, text=True, timeout=10)
+    result = subprocess.run([*_enter(holder), *command], capture_output=True, text=True, timeout=120)
     if result.returncode != 0:
         raise RuntimeError(f"{' '.join(command)}: {result.stderr.strip()}")

@@ -141,7 +141,7 @@ if child == 0:
 assert os.waitpid(child, 0)[1] == 0
 """
     here = Path(__file__).parent
-    subprocess.run([sys.executable, "-c", code, str(here), str(here.parents[1] / "app")], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code, str(here), str(here.parents[1] / "app")], check=True, timeout=600)
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -3,11 +3,13 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 from torch.utils.file_baton import FileBaton
 
+from finetune import build_lock
 from finetune.build_lock import use_kernel_locks
 
 APP = Path(__file__).parents[2] / "app"
@@ -72,3 +74,59 @@ def test_a_lock_does_not_outlive_its_holder(baton):
     holder.stdout.close()
     assert Path(mine.lock_file_path).exists()
     assert mine.try_acquire()
+
+
+def test_a_file_that_its_holder_has_removed_meanwhile_is_not_taken(baton, monkeypatch):
+    first, second, third = baton(), baton(), baton()
+    assert first.try_acquire()
+    opened, flock = [], build_lock.fcntl.flock
+
+    def release_before(fd, operation):
+        if not opened:
+            opened.append(fd)
+            first.release()
+        flock(fd, operation)
+
+    monkeypatch.setattr(build_lock.fcntl, "flock", release_before)
+    assert second.try_acquire()
+    assert opened
+    assert not third.try_acquire()
+
+
+def test_compiling_for_long_is_said_once(baton, monkeypatch, capsys):
+    said = threading.Event()
+    monkeypatch.setattr(build_lock, "PATIENCE", 0)
+    monkeypatch.setattr(build_lock, "print", lambda *a, **k: (print(*a, **k), said.set()), raising=False)
+    mine = baton()
+    assert mine.try_acquire()
+    assert said.wait(60)
+    mine.release()
+    folder = Path(mine.lock_file_path).parent
+    assert capsys.readouterr().err == f"note           compiling {folder.name} for this machine, once, into {folder}\n"
+
+
+def test_waiting_for_long_is_said(baton, monkeypatch, capsys):
+    monkeypatch.setattr(build_lock, "WAITING_PATIENCE", 0)
+    holder, waiting = baton(), baton()
+    assert holder.try_acquire()
+    thread = threading.Thread(target=waiting.wait)
+    thread.start()
+    until = time.monotonic() + 60
+    while not (said := capsys.readouterr().err) and time.monotonic() < until:
+        time.sleep(0.01)
+    holder.release()
+    thread.join(60)
+    assert said.startswith("note           waiting for another process that compiles")
+
+
+def test_what_is_quick_says_nothing(baton, capsys):
+    first, second = baton(), baton()
+    assert first.try_acquire()
+    words = [first.word]
+    first.release()
+    assert second.try_acquire()
+    words.append(second.word)
+    second.release()
+    for word in words:
+        word.join(60)  # ended without having waited
+    assert capsys.readouterr() == ("", "")

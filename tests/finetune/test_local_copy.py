@@ -17,7 +17,7 @@ class Team:
 
     def __init__(self, size, per_machine):
         self.size, self.per_machine = size, per_machine
-        self.barrier, self.slots = threading.Barrier(size, timeout=20), [None] * size
+        self.barrier, self.slots = threading.Barrier(size, timeout=120), [None] * size
 
     def member(self, rank):
         def gather(mine):

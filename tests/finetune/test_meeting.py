@@ -34,7 +34,7 @@ def card(rank, compared=None, host=None, address="127.0.0.1", hinted=False):
     return {"rank": rank, "host": host or f"m{rank}", "address": address, "hinted": hinted, "compared": compared or {}}
 
 
-def together(port, cards, *, timeout=20, local=1, names=(), act=None):
+def together(port, cards, *, timeout=60, local=1, names=(), act=None):
     """What came of the roll call of these ranks: cards, or the exception."""
     outcome, places = {}, []
 
@@ -57,7 +57,7 @@ def together(port, cards, *, timeout=20, local=1, names=(), act=None):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(300)
     return outcome
 
 

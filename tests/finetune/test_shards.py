@@ -46,7 +46,7 @@ class Together:
     """What threads that stand for processes exchange."""
 
     def __init__(self, count):
-        self.barrier, self.said = threading.Barrier(count, timeout=30), [None] * count
+        self.barrier, self.said = threading.Barrier(count, timeout=120), [None] * count
 
     def exchange(self, rank, value):
         self.said[rank] = value

@@ -32,7 +32,7 @@ def ends(body, rank="0"):
     code = BEGIN.format(app=str(APP)) + lines
     # Python 3.12 warns of every fork beside a thread: what is tested forks and listens.
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, "RANK": rank}, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, "RANK": rank}, check=False)
     return done.returncode, done.stdout, done.stderr
 
 

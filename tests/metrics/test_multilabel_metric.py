@@ -62,7 +62,7 @@ def test_several_processes_at_once_leave_nothing_on_disk(tmp_path):
         subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path / "cwd", env=env, stdout=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
-    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    outputs = [process.communicate(timeout=600)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     assert [output.split() for output in outputs] == [["1.0"], ["1.0"]]
     assert [path.name for path in tmp_path.rglob("*")] == ["cwd"]

@@ -79,7 +79,7 @@ def hear_sigint():
 
 def finish(place, *arguments, **environment):
     process = begin(place, *arguments, **environment)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     return process.returncode, err
 
 
@@ -146,7 +146,7 @@ def test_a_signal_reaches_every_process_and_75_comes_back(place, sent, arrives):
     process = begin(place, *on("one,two", 2, "stub.py", "wait"))
     wait_until(lambda: len(left(place)) == 4)
     process.send_signal(getattr(signal, f"SIG{sent}"))
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     assert process.returncode == 75
     assert [says["heard"] for says in left(place).values()] == [[arrives]] * 4
 
@@ -157,7 +157,7 @@ def test_the_processes_are_told_when_the_script_is_killed(place):
     process.kill()
     wait_until(lambda: all(says["heard"] for says in left(place).values()))
     assert [says["heard"] for says in left(place).values()] == [["SIGTERM"]] * 2
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
 
 
 @pytest.mark.parametrize(

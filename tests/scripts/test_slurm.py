@@ -93,7 +93,7 @@ def cluster(tmp_path):
     return begin
 
 
-def finish(process, timeout=60):
+def finish(process, timeout=launchers.TIMEOUT):
     process.out, process.err = process.communicate(timeout=timeout)
     return process
 
@@ -177,14 +177,14 @@ def test_a_run_that_reaches_its_time_limit_goes_on_when_it_is_started_again(clus
         assert time.monotonic() < until
         time.sleep(0.1)
     os.kill(int((tmp_path / "srun.pid").read_text()), signal.SIGUSR1)
-    stopped = finish(process, launchers.TIMEOUT)
+    stopped = finish(process)
     assert stopped.returncode == 75, stopped.err
     assert (tmp_path / "requeued").read_text() == "4711\n"
     assert json.loads(status.read_text())["state"] == "stopped"
     step = json.loads(status.read_text())["step"]
     assert 5 < step < 100
 
-    again = finish(cluster("one_node.sbatch", *arguments, submitted=home, nodes=1, tasks=2, **environment), launchers.TIMEOUT)
+    again = finish(cluster("one_node.sbatch", *arguments, submitted=home, nodes=1, tasks=2, **environment))
     assert again.returncode == 0, again.err
     assert f"checkpoints/step_{step}" in again.out
     assert [json.loads(line)["step"] for line in history.read_text().splitlines()] == list(range(1, 101))
