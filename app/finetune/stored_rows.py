@@ -220,7 +220,7 @@ def open_rows(path: Path) -> tuple[str, dict[str, Column], Column]:
                     chunks = columns.setdefault(field.name, [])
                     if missing := rows - known.get(field.name, 0):
                         chunks.append(Chunk(missing, None))
-                    chunks.append(Chunk(len(batch), array, (field.metadata or {}).items() >= JSON.items()))
+                    chunks.append(Chunk(len(batch), array, field.metadata == JSON))
                     known[field.name] = rows + len(batch)
                 rows += len(batch)
     for name, chunks in columns.items():

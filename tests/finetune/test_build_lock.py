@@ -119,14 +119,16 @@ def test_waiting_for_long_is_said(baton, monkeypatch, capsys):
     assert said.startswith("note           waiting for another process that compiles")
 
 
-def test_what_is_quick_says_nothing(baton, capsys):
-    first, second = baton(), baton()
-    assert first.try_acquire()
-    words = [first.word]
-    first.release()
-    assert second.try_acquire()
-    words.append(second.word)
-    second.release()
+def test_what_is_quick_says_nothing(baton, monkeypatch, capsys):
+    words, timer = [], threading.Timer
+    monkeypatch.setattr(threading, "Timer", lambda *given: words.append(timer(*given)) or words[-1])
+    mine, other = baton(), baton()
+    assert mine.try_acquire()
+    mine.release()
+    Path(other.lock_file_path).touch()
+    other.wait()
+    assert len(words) == 2
     for word in words:
-        word.join(60)  # ended without having waited
+        word.join(2)  # neither lasts its time
+        assert not word.is_alive()
     assert capsys.readouterr() == ("", "")

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 import pyarrow
@@ -139,11 +140,25 @@ def test_other_line_separators_of_unicode_are_text():
     assert read_table(write("a.jsonl", '{"text": "a\u2028b\x85c"}\n')).columns == {"text": ["a\u2028b\x85c"]}
 
 
-def test_import_loads_no_heavy_library():
-    heavy = "{'torch', 'datasets', 'pandas', 'transformers'}"
-    code = f"import sys, finetune.tables; print({heavy} & set(sys.modules))"
-    app = Path(textfile.__file__).parents[1]
-    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(app)}, capture_output=True)
+LOOKED_AT = """
+import numpy as np
+for name in ("a.csv", "a.jsonl", "a.parquet"):
+    column = finetune.tables.read_table(name).columns["text"]
+    column.take(np.array([1])).distinct()
+    column.matches("a"), column.fingerprint, list(column)
+"""
+
+
+@pytest.mark.parametrize("use", ["", LOOKED_AT])
+def test_neither_import_nor_a_second_start_load_a_heavy_library(use):
+    write("a.csv", "text,labels\na,b\nc,d\n")
+    write("a.jsonl", '{"text": "a"}\n{"text": "c"}\n')
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a", "c"]}), "a.parquet")
+    for name in ("a.csv", "a.jsonl", "a.parquet"):
+        read_table(name)
+    code = f"import sys, finetune.tables\n{use}\nprint({{'torch', 'datasets', 'pandas', 'transformers'}} & set(sys.modules))"
+    path = {"PYTHONPATH": str(Path(textfile.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **path}, capture_output=True)
     assert (done.stdout, done.stderr) == (b"set()\n", b"")
 
 
@@ -276,6 +291,13 @@ def test_header_line_forgotten():
 )
 def test_no_rows(name, content, message):
     assert problem(name, content) == message
+
+
+def test_parquet_column_of_a_type_of_its_own():
+    ids = pyarrow.ExtensionArray.from_storage(pyarrow.uuid(), pyarrow.array([bytes(range(16)), None], pyarrow.binary(16)))
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["1", "[2]"], "id": ids}), "a.parquet")
+    found = read_table("a.parquet").columns
+    assert (found["text"], list(found["id"])) == (["1", "[2]"], [uuid.UUID(bytes=bytes(range(16))), None])
 
 
 def test_parquet_damage():
