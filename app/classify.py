@@ -224,7 +224,7 @@ def make_split(
     arguments: Arguments, split: str, tables: dict, texts: dict, names: dict, labels: list[str], tokenizer: Any,
     max_length: int, notes: list[str],
 ) -> Split:  # fmt: skip
-    from finetune.columns import blank_rows, check_ids
+    from finetune.columns import check_ids, note_blank, note_cut
     from finetune.data import encode_cached
     from multilabel.labels import label_ids
     from pretrained.tokenizer import note_unknown, text_encoder, tokenizer_fingerprint
@@ -240,11 +240,9 @@ def make_split(
     settings = f"{tokenizer_fingerprint(tokenizer)} {max_length}"
     encoded = encode_cached(texts[split], text_encoder(tokenizer, max_length), settings, arguments.preprocessing_num_workers)
     note_unknown(encoded["input_ids"].values, tokenizer, table.path, notes)
-    cut, blank = int(encoded["cut"].sum()), len(blank_rows(texts[split]))
-    if cut:
-        notes.append(f"{table.path}: {cut} of {len(table)} texts ({cut / len(table):.1%}) are cut to {max_length} tokens")
-    if blank:
-        notes.append(f"{table.path}: {blank} row(s) have no text; they are kept and read as an empty text")
+    note_cut(table, "texts", encoded["cut"], max_length, notes)
+    if split != "train":  # that has none left
+        note_blank(table, texts[split], notes)
     return Split(table, texts[split], encoded["content"], encoded["input_ids"], ids)
 
 

@@ -239,7 +239,7 @@ def make_split(
     arguments: Arguments, split: str, table: Table, tokenizer: Any, max_length: int, ids: tuple[int, int], notes: list[str]
 ) -> Split:
     """Tokenizes a file's documents and titles and notes what was cut."""
-    from finetune.columns import blank_rows, check_ids, texts_of
+    from finetune.columns import check_ids, note_blank, note_cut, texts_of
     from finetune.data import encode_cached
     from finetune.fingerprint import fingerprint
     from pretrained.tokenizer import note_unknown, text_encoder, title_encoder, tokenizer_fingerprint
@@ -251,22 +251,18 @@ def make_split(
     encoded = encode_cached(texts, text_encoder(tokenizer, max_length), f"{stated} {max_length}", workers)
     titles = labels = None
     note_unknown(encoded["input_ids"].values, tokenizer, table.path, notes)
-    cuts = [("documents", encoded, max_length)]
+    note_cut(table, "documents", encoded["cut"], max_length, notes)
+    content = [encoded["content"]]
     if arguments.title_column in table.columns:
         titles, most = table.columns[arguments.title_column], arguments.max_title_length
         encode = title_encoder(tokenizer, *ids, most)
         found = encode_cached(titles, encode, f"{stated} title {ids} {most}", workers)
         labels = found["input_ids"]
-        cuts.append(("titles", found, most))
-    for what, rows, most in cuts:
-        cut = int(rows["cut"].sum())
-        if cut:
-            notes.append(f"{table.path}: {cut} of {len(table)} {what} ({cut / len(table):.1%}) are cut to {most} tokens")
-    blank = len(blank_rows(texts))
-    if blank:
-        notes.append(f"{table.path}: {blank} row(s) have no text; they are kept and read as an empty text")
-    content = fingerprint(rows["content"] for _, rows, _ in cuts)
-    return Split(table, texts, titles, content, encoded["input_ids"], labels)
+        note_cut(table, "titles", found["cut"], most, notes)
+        content.append(found["content"])
+    if split != "train":  # that has none left
+        note_blank(table, texts, notes)
+    return Split(table, texts, titles, fingerprint(content), encoded["input_ids"], labels)
 
 
 def identity_of(arguments: Arguments, splits: dict[str, Split], tokenizer: str, max_length: int) -> dict[str, Any]:

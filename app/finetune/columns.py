@@ -89,6 +89,18 @@ def drop_blank(table: Table, column: str, notes: list[str]) -> Table:
     return take(table, np.setdiff1d(np.arange(len(texts)), blank))
 
 
+def note_blank(table: Table, texts: Column, notes: list[str]) -> None:
+    """Notes rows that are scored or predicted though their text shows nothing."""
+    if blank := len(blank_rows(texts)):
+        notes.append(f"{table.path}: {blank} row(s) have no text; they are kept and read as an empty text")
+
+
+def note_cut(table: Table, what: str, cut: np.ndarray, limit: int, notes: list[str]) -> None:
+    """Notes how many of the `what` lose their end. `cut`: (rows,) bool; `limit`: the tokens that each may have."""
+    if count := int(cut.sum()):
+        notes.append(f"{table.path}: {count} of {len(table)} {what} ({count / len(table):.1%}) are cut to {limit} tokens")
+
+
 def ids_of(table: Table, column: str) -> Sequence[Any]:
     """What names each row in predictions: its cell in `column`, or its number from 0."""
     return table.columns.get(column, range(len(table)))
