@@ -528,24 +528,24 @@ def score_split(
     run: Run, arguments: Arguments, data: Data, task: MultiLabelTask, model: Any, split: Split, name: str
 ) -> dict[str, Any]:
     """The figures of a file under the model's own thresholds, named `name`_*."""
-    from finetune import engine
+    from finetune import evaluation
     from multilabel.classifier import thresholds_of
 
     fixed = replace(task, thresholds=thresholds_of(run.unwrapped(model).config))
-    figures, _ = engine.evaluate(run, model, fixed, eval_rows(run, arguments, data, split))
+    figures, _ = evaluation.evaluate(run, model, fixed, eval_rows(run, arguments, data, split))
     return {f"{name}_{key}": value for key, value in figures.items()}
 
 
 def predict_test(run: Run, arguments: Arguments, data: Data, task: MultiLabelTask, model: Any) -> dict[str, Any]:
     """Writes labels and probabilities of every test row; returns test_* figures when the file has labels."""
-    from finetune import engine, outputs
+    from finetune import evaluation, outputs
     from finetune.columns import ids_of
     from metrics.thresholds import decide
     from multilabel.classifier import thresholds_of
     from multilabel.task import probabilities
 
     thresholds = thresholds_of(run.unwrapped(model).config)
-    records, seconds = engine.predict(run, model, task, eval_rows(run, arguments, data, data.test))
+    records, seconds = evaluation.predict(run, model, task, eval_rows(run, arguments, data, data.test))
 
     def lines() -> Iterator[dict]:
         for name, record in zip(ids_of(data.test.table, arguments.id_column), records, strict=True):

@@ -109,7 +109,7 @@ class Data:
 
 
 def main(arguments: Arguments) -> None:
-    from finetune import ending, engine, outputs, precheck, processes, session
+    from finetune import ending, engine, evaluation, outputs, precheck, processes, session
     from finetune.plan import make_plan
     from pretrained.masks import spare_the_device
 
@@ -139,7 +139,7 @@ def main(arguments: Arguments) -> None:
     if (evaluate and not train) or predict:
         model = load_trained(run, arguments, data, train)
     if evaluate and not train:
-        scored, _ = engine.evaluate(run, model, task, eval_rows(arguments, data, data.validation))
+        scored, _ = evaluation.evaluate(run, model, task, eval_rows(arguments, data, data.validation))
         figures |= {f"eval_{name}": value for name, value in scored.items()}
     if evaluate:
         figures |= lead_figures(run, data.validation, task.rouge_tokenizer, "eval")
@@ -518,14 +518,14 @@ def lead_figures(run: Run, split: Split, rouge_tokenizer: str, name: str) -> dic
 
 def predict_test(run: Run, arguments: Arguments, data: Data, model: Any) -> dict[str, Any]:
     """Writes a title, or several candidates with scores, for every test row; returns test_* figures when there are titles."""
-    from finetune import engine, outputs
+    from finetune import evaluation, outputs
     from finetune.columns import ids_of
 
     task = make_task(arguments, data, data.test, gathers_weights(run))
     # The exported model is whole on every process, so nobody needs to wait for the longest title.
     asked = replace(task.generation, num_return_sequences=arguments.num_return_sequences, in_step=False)
     task = replace(task, generation=asked)
-    records, seconds = engine.predict(run, model, task, eval_rows(arguments, data, data.test))
+    records, seconds = evaluation.predict(run, model, task, eval_rows(arguments, data, data.test))
 
     def lines() -> Iterator[dict]:
         for name, record in zip(ids_of(data.test.table, arguments.id_column), records, strict=True):

@@ -56,6 +56,8 @@ LEVELS = {
     "local_copy": 6,
     "outputs": 6,
     "precheck": 6,
+    "step": 6,
+    "evaluation": 7,
     "saving": 7,
     "engine": 8,
     "session": 9,

@@ -117,6 +117,14 @@ def _end_over_a_loss(lost: str) -> None:
     stop.leave(EXIT_TRAINING_FAILED)
 
 
+def asked_to_stop(run: Run) -> bool:
+    """Whether any process was asked to stop; all must call it."""
+    import torch
+
+    mine = torch.tensor(float(stop.requested() is not None), device=run.device)
+    return run.sum(mine).item() > 0
+
+
 def stop_here(run: Run, place: str) -> NoReturn:
     """Says on rank 0, once, who asked the run to stop and at which `place` it does; raises `StopRequested` on every process,
     all of which must call it."""

@@ -1,9 +1,4 @@
-"""The step, the loop and the evaluation. Level 8.
-
-One formula for every launch: the loss summed over a micro-batch is multiplied by (accumulation x processes / targets in the
-whole global batch). Accelerate or DeepSpeed divides by the accumulation, DDP or ZeRO by the processes, and what is left is
-the gradient of the mean over the global batch, the incomplete last batch of an epoch included.
-"""
+"""The loop: steps, and what is due after one. Level 8."""
 
 from __future__ import annotations
 
@@ -11,27 +6,26 @@ import math
 import statistics
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 
-from finetune import checkpoint, pulse, saving, stop, zero
+from finetune import checkpoint, saving, stop
 from finetune.background import Background
 from finetune.checkpoint import TrainState
 from finetune.clock import StepClock, peak_memory_mb
 from finetune.data import EvalRows, TrainSteps, train_loader
-from finetune.ending import stop_here
+from finetune.ending import asked_to_stop, stop_here
+from finetune.evaluation import evaluate
 from finetune.failure import EXIT_STOPPED, StopRequested, TrainingError
-from finetune.lengths import known
 from finetune.optim import set_learning_rate
 from finetune.plan import Plan, lr_multiplier
 from finetune.processes import Run
-from finetune.profiling import part, profiled
+from finetune.profiling import profiled
 from finetune.saving import Shelf
+from finetune.step import seed_step, train_step
 from finetune.task import Batch, Record, Task
 from finetune.tracker import Tracker
 
@@ -71,89 +65,6 @@ class FitOptions:
     in_shards: bool = False  # checkpoints
 
 
-def train_step(
-    run: Run,
-    model: Any,
-    optimizer: Any,
-    task: Task,
-    micro_batches: list[Batch],
-    max_grad_norm: float,
-    weight: float = 1.0,
-) -> tuple[torch.Tensor, Any]:
-    """One optimizer step over this process's micro-batches of one global batch.
-
-    Returns (this process's share of the mean loss: the sum over processes is the mean over the global batch's targets; the
-    norm of the full gradient before clipping). `weight` 0 makes a step whose gradient is zero.
-    """
-    accelerator = run.accelerator
-    batches = [batch.to(run.device) for batch in micro_batches]
-    targets = run.sum(torch.stack([task.num_targets(batch) for batch in batches]).sum()).clamp(min=1)
-    scale = weight * accelerator.gradient_accumulation_steps * run.launch.world_size / targets
-    loss = torch.zeros((), device=run.device)
-    for position, batch in enumerate(batches):
-        last = position == len(batches) - 1
-        # Set by hand: `accumulate()` asks the dataloader where it ends, and steps at the wrong place when we fetch ahead.
-        accelerator.sync_gradients = last
-        with nullcontext() if last else accelerator.no_sync(model):
-            with part("forward"), known(batch.lengths):
-                loss_sum = task.loss_sum(model, batch)
-            pulse.mark()
-            with part("backward"):
-                accelerator.backward(loss_sum * scale)
-        loss += loss_sum.detach().float()
-    pulse.mark()
-    with part("optimizer"):
-        norm = (
-            zero.grad_norm(model)
-            if run.deepspeed_config is not None
-            else accelerator.clip_grad_norm_(model.parameters(), max_grad_norm or math.inf)
-        )
-        optimizer.step()
-        optimizer.zero_grad()
-    return loss / targets, norm
-
-
-@torch.no_grad()
-def evaluate(
-    run: Run, model: Any, task: Task, rows: EvalRows, stoppable: bool = False
-) -> tuple[dict[str, float | None], list[Record] | None]:
-    """The figures of a file, each row counted once whatever the number of processes: (figures, on every process; records in
-    the file's order, on rank 0). Raises `TrainingError` if a row is missing or came twice."""
-    records, _ = predict(run, model, task, rows, stoppable)
-
-    def score() -> dict[str, float | None]:
-        return task.score(records)
-
-    return run.on_main(score), records
-
-
-@torch.no_grad()
-def predict(run: Run, model: Any, task: Task, rows: EvalRows, stoppable: bool = False) -> tuple[list[Record] | None, float]:
-    """(one record per row in the file's order, on rank 0 and None elsewhere; seconds it took).
-
-    Raises `StopRequested` after a batch if it is `stoppable` and any process was asked to stop.
-    """
-    started = time.perf_counter()
-    was_training = model.training
-    model.eval()
-    mine: list[Record] = []
-    for batch in rows.batches(run.launch.world_size, run.launch.rank):
-        # What does not go through the prepared model's forward, as generate(), would not be autocast.
-        with run.accelerator.autocast(), known(batch.lengths):
-            mine += task.predict(model, batch.to(run.device))
-        if stoppable and _asked_to_stop(run):
-            model.train(was_training)
-            raise StopRequested("asked to stop during an evaluation")
-    model.train(was_training)
-    gathered = run.gather(mine)
-    records = None
-    if run.is_main:
-        records = sorted(gathered, key=lambda record: record["row"])
-        if [record["row"] for record in records] != list(range(len(rows))):
-            raise TrainingError(f"evaluation saw {len(records)} rows instead of each of {len(rows)} once; please report this")
-    return records, time.perf_counter() - started
-
-
 def fit(run: Run, plan: Plan, training: Training, options: FitOptions, state: TrainState) -> dict[str, float | None]:
     """Trains from `state` to the end of the plan, or until early stopping. Returns the train_* figures; `state` and
     `training.model` hold the rest.
@@ -166,7 +77,7 @@ def fit(run: Run, plan: Plan, training: Training, options: FitOptions, state: Tr
         known = _train_figures(run, training, state, StepClock(run.device), [])
         return {name: value for name, value in known.items() if value is not None and name != "peak_memory_mb"}
     stop.defer()
-    if _asked_to_stop(run):
+    if asked_to_stop(run):
         stop_here(run, f"before step {state.step + 1}; there was nothing new to save")
     clock, pending, stalls = StepClock(run.device), [], []
     training.model.train()
@@ -218,7 +129,7 @@ def fit(run: Run, plan: Plan, training: Training, options: FitOptions, state: Tr
         if eval_due or save_due:
             clock.pause()
             clock.mark()
-    if _asked_to_stop(run):
+    if asked_to_stop(run):
         _save_and_stop(run, plan, training, options, state, stalls, False)
     saving.wait(run, training.writer)
     stop.end_with(EXIT_STOPPED)  # everything is on disk
@@ -234,11 +145,6 @@ def restore(run: Run, path: Path, training: Training, state: TrainState) -> None
         train_step(run, training.model, training.optimizer, training.task, micro_batches, 0.0, weight=0.0)
 
     checkpoint.restore_optimizer(run, path, training.model, training.optimizer, state, idle_step)
-
-
-def seed_step(seed: int, step: int, rank: int) -> None:
-    """Makes dropout a function of (seed, step, rank): no random state to save, and none to lose."""
-    torch.manual_seed(int(np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)[0] >> 1))
 
 
 def _read(run: Run, training: Training, state: TrainState, pending: list, pace: float) -> tuple[list[float], bool, float]:
@@ -264,12 +170,6 @@ def _read(run: Run, training: Training, state: TrainState, pending: list, pace: 
 
 def _host_is_device(run: Run) -> bool:
     return run.device.type == "cpu"
-
-
-def _asked_to_stop(run: Run) -> bool:
-    """Whether any process was asked to stop; all must call it."""
-    mine = torch.tensor(float(stop.requested() is not None), device=run.device)
-    return run.sum(mine).item() > 0
 
 
 def _finish_step(

@@ -9,8 +9,8 @@ from transformers import AttentionMaskInterface
 
 import bigbird.flex
 import bigbird.layers
-from finetune.engine import train_step
 from finetune.optim import build_optimizer
+from finetune.step import train_step
 from pretrained.masks import mask_without_looking
 
 ASKING = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.item, torch.Tensor.__bool__, torch.Tensor.cpu}

@@ -22,9 +22,9 @@ from finetune.checkpoint import (
     restore_optimizer,
     tidy,
 )
-from finetune.engine import train_step
 from finetune.failure import InputError, TrainingError
 from finetune.saving import Shelf, save
+from finetune.step import train_step
 
 IDENTITY = {"task": "linear", "rows": 8, "labels": ["a", "b"]}
 

@@ -10,11 +10,11 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from finetune import memory
-from finetune.engine import train_step
 from finetune.lengths import known
 from finetune.memory import Layout, Rehearsal, estimate, layout_of, memory_lines, needed, rehearse, with_zero
 from finetune.optim import build_optimizer
 from finetune.plan import BatchShape
+from finetune.step import train_step
 from finetune.task import Batch
 from multilabel.task import MultiLabelTask
 from titles.task import TitleTask

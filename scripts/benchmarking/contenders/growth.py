@@ -14,12 +14,13 @@ import numpy as np
 import torch
 
 from benchmarking.memory import PeakMemory
-from finetune import engine, processes
+from finetune import processes
 from finetune.config import parse
 from finetune.data import TrainSteps
 from finetune.launch import describe_launch
 from finetune.optim import build_optimizer
 from finetune.plan import make_plan
+from finetune.step import train_step
 from finetune.task import Batch
 from multilabel.task import MultiLabelTask
 from packed.choice import packs_rows
@@ -103,7 +104,7 @@ def work_of(settings: dict[str, Any], length: int, rows: int, labels: int) -> Ca
         batches = source[0]
         _settle(run.device)
         started, cpu = time.perf_counter(), time.process_time()
-        engine.train_step(run, model, optimizer, task, batches, 1.0)
+        train_step(run, model, optimizer, task, batches, 1.0)
         _settle(run.device)
         took = time.perf_counter() - started, time.process_time() - cpu
         return *took, memory.figures()["memory_mb"]

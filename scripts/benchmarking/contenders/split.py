@@ -51,10 +51,10 @@ def watched(train: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[dict
     """The contender `train`, with the seconds of its parts."""
 
     def contender(settings: dict[str, Any]) -> dict[str, Any]:
-        from finetune import engine, profiling
+        from finetune import profiling, step
 
         parts = Parts(torch.cuda.is_available())
-        engine.part = profiling.part = parts
+        step.part = profiling.part = parts
         figures = train(settings)
         return {"parts": parts.read(), "seconds": sum(figures["step_seconds"]), "steps": len(figures["step_seconds"])}
 
@@ -70,11 +70,12 @@ def communication(settings: dict[str, Any]) -> dict[str, Any]:
     import numpy as np
     from torch import distributed
 
-    from finetune import engine, processes
+    from finetune import processes
     from finetune.config import parse
     from finetune.launch import describe_launch
     from finetune.optim import build_optimizer
     from finetune.plan import make_plan
+    from finetune.step import train_step
     from multilabel.task import MultiLabelTask
 
     arguments = parse(classify.Arguments, argv=classification.our_arguments(settings | {"contender": "ours"}))
@@ -92,7 +93,7 @@ def communication(settings: dict[str, Any]) -> dict[str, Any]:
     buckets = list(torch.zeros(size, device=run.device).split(BUCKET // 4))
 
     def step(number: int) -> None:
-        engine.train_step(run, model, optimizer, task, steps[number], 1.0)
+        train_step(run, model, optimizer, task, steps[number], 1.0)
 
     def alone(number: int) -> None:
         with model.no_sync():

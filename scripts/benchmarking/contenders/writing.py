@@ -19,9 +19,9 @@ CHECKED_TITLES = 8  # documents that plain transformers gives a title one at a t
 
 def generate_ours(settings: dict[str, Any]) -> dict[str, Any]:
     """app/titlegen.py --do_predict, watched where it predicts; each pass goes over all documents."""
-    from finetune import engine
+    from finetune import evaluation
 
-    predict, answer = engine.predict, {}
+    predict, answer = evaluation.predict, {}
 
     def watched_predict(run: Any, model: Any, task: Any, rows: Any) -> None:
         with torch.no_grad():  # a small batch first: what is made on first use belongs to no pass
@@ -31,7 +31,7 @@ def generate_ours(settings: dict[str, Any]) -> dict[str, Any]:
         answer.update(figures, titles=titles, alone=titles_alone(settings, rows, task, run.device))
         raise Done
 
-    engine.predict = watched_predict
+    evaluation.predict = watched_predict
     try:
         titlegen.main(predicting_arguments(settings))
     except Done:
