@@ -8,8 +8,8 @@ from step_models import CLASSIFY, KINDS, batches, build, collator
 
 from finetune.clock import StepClock
 from finetune.data import train_loader
-from finetune.engine import seed_step, train_step
 from finetune.optim import build_optimizer
+from finetune.step import seed_step, train_step
 from pretrained.masks import spare_the_device
 
 WARM, STEPS = 3, 8

@@ -10,8 +10,9 @@ from linear_task import make_plan
 from test_encoders import LENGTHS, classifier
 
 from finetune.data import TrainSteps, lengths_of, pad_rows
-from finetune.engine import predict, seed_step, train_step
+from finetune.evaluation import predict
 from finetune.optim import build_optimizer
+from finetune.step import seed_step, train_step
 from finetune.task import Batch
 from multilabel.task import MultiLabelTask
 from packed.encoders import pack_rows
