@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 
 from bigbird.dense import dense, dense_backward
-from bigbird.plan import shortest_sparse
-from bigbird.rows import Group, Rows, groups_of
-from bigbird.scores import Backward, ends_of
+from bigbird.portions import Portion, portions_of
+from bigbird.rows import Rows
+from bigbird.scores import Backward, ends_of, scratch
 from bigbird.sparse import sparse, sparse_backward
 
 
@@ -38,60 +38,49 @@ class BlockSparse(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, rows: Rows, drawn: list, block_size: int, number: int
     ) -> Tensor:  # fmt: skip
-        context = torch.zeros_like(query, memory_format=torch.contiguous_format)
+        context = _to_be_put(query, rows, block_size)
         with torch.autocast(query.device.type, enabled=False):
-            for group in groups_of(rows, drawn, query.shape[2], block_size, number):
-                q, k, v = (group.take(x) for x in (query, key, value))
-                q *= q.shape[-1] ** -0.5
-                out = torch.empty_like(q)
-                _in_portions(_attention, group, q, k, v, out)
-                group.put(out * group.real, context)
+            _in_portions(_attention, portions_of(rows, drawn, query, block_size, number), query, key, value, context)
         ctx.save_for_backward(query, key, value, context)
-        ctx.layout = (rows, drawn, query.shape[2], block_size, number)
+        ctx.layout = (rows, drawn, block_size, number)
         return context
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple:
         saved = ctx.saved_tensors
-        gradients = [torch.zeros_like(x, memory_format=torch.contiguous_format) for x in saved[:3]]
+        rows, drawn, block_size, number = ctx.layout
+        gradients = [_to_be_put(x, rows, block_size) for x in saved[:3]]
         with torch.autocast(gradient.device.type, enabled=False):
-            for group in groups_of(*ctx.layout):
-                q, k, v, out, d_out = (group.take(x) for x in (*saved, gradient))
-                scale = q.shape[-1] ** -0.5
-                q *= scale
-                d_out *= group.real
-                # sum_j P_ij dP_ij is sum_d O_id dO_id.
-                delta = (out * d_out).sum(dim=-1, keepdim=True, dtype=torch.float32)
-                d_q = torch.empty_like(q)
-                d_k, d_v = (torch.zeros_like(x, dtype=torch.float32) for x in (k, v))
-                _in_portions(_attention_backward, group, q, k, v, d_out, delta, d_q, d_k, d_v)
-                for part, whole in zip((d_q.mul_(scale), d_k, d_v), gradients, strict=True):
-                    group.put(part, whole)
+            portions = portions_of(rows, drawn, gradient, block_size, number)
+            _in_portions(_attention_backward, portions, *saved, gradient, *gradients)
         return (*gradients, None, None, None, None)
 
 
-def _in_portions(work: Callable, group: Group, *tensors: Tensor) -> None:
-    """Calls work(group, *tensors) for portions of the pairs, on a CPU in as many threads as torch has.
+def _to_be_put(like: Tensor, rows: Rows, block_size: int) -> Tensor:
+    """What portions are put into: contiguous, 0 where none of them has anything."""
+    whole = rows.groups == [(like.shape[1] // block_size, None)]
+    return (torch.empty_like if whole else torch.zeros_like)(like, memory_format=torch.contiguous_format)
+
+
+def _in_portions(work: Callable, portions: Iterable[Portion], *tensors: Tensor) -> None:
+    """Calls work(portion, *tensors) for each portion, on a CPU in as many threads as torch has.
 
     Each of these threads computes alone. Were every operation shared out instead, the cores would wait for each other after
     each of the hundreds of small ones: hardly felt on a quiet machine, ten times slower where other processes compute too.
     """
-    pairs, threads = len(tensors[0]), torch.get_num_threads()
-    if tensors[0].device.type != "cpu" or threads == 1 or pairs == 1:
-        work(group, *tensors)
+    threads = torch.get_num_threads()
+    if tensors[0].device.type != "cpu" or threads == 1:
+        for portion in portions:
+            work(portion, *tensors)
         return
     # Threads start with modes of their own.
     inference = torch.is_inference_mode_enabled()
 
-    def one(portion: slice) -> None:
+    def one(portion: Portion) -> None:
         with torch.inference_mode(inference), torch.no_grad():
-            work(group.portion(portion), *(x[portion] for x in tensors))
+            work(portion, *tensors)
 
-    step = -(-pairs // threads)
-    if group.blocks >= shortest_sparse(group.number):
-        step = 1  # long rows: the threads that get on take more of them
-    portions = [slice(start, min(start + step, pairs)) for start in range(0, pairs, step)]
     for _ in _threads(os.getpid(), threads).map(one, portions):
         pass
 
@@ -110,25 +99,43 @@ def _threads(process: int, number: int) -> ThreadPoolExecutor:
     return pool
 
 
-def _attention(group: Group, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
-    """Fills `out`. All tensors (pairs, blocks, block_size, size)."""
-    if group.short:
-        dense(q, k, v, group.bias, out)
-        return
-    ends = torch.empty_like(q[:, :2])
-    dense(ends_of(q), k, v, group.bias, ends)
-    out[:, 0], out[:, -1] = ends.unbind(1)
-    sparse(q, k, v, group.table, group.inner_bias(), out)
+def _attention(portion: Portion, query: Tensor, key: Tensor, value: Tensor, context: Tensor) -> None:
+    """Fills the portion's part of `context`. All tensors (batch, width, heads, size)."""
+    q, k, v = (portion.take(x, name) for x, name in ((query, "q"), (key, "k"), (value, "v")))
+    q *= q.shape[-1] ** -0.5
+    out = scratch("out", q.shape, q.dtype, q.device)
+    if portion.short:
+        dense(q, k, v, portion.bias, out)
+    else:
+        ends = torch.empty_like(q[:, :2])
+        dense(ends_of(q), k, v, portion.bias, ends)
+        out[:, 0], out[:, -1] = ends.unbind(1)
+        sparse(q, k, v, portion.table, portion.inner_bias, out)
+    out *= portion.real
+    portion.put(out, context)
 
 
-def _attention_backward(group: Group, *tensors: Tensor) -> None:
-    """`tensors`: those of `Backward`."""
-    x = Backward(*tensors)
-    if group.short:
-        dense_backward(x, group.bias)
-        return
-    d_ends = torch.empty_like(x.q[:, :2])
-    ends = x._replace(q=ends_of(x.q), d_out=ends_of(x.d_out), delta=ends_of(x.delta), d_q=d_ends)
-    dense_backward(ends, group.bias)
-    x.d_q[:, 0], x.d_q[:, -1] = d_ends.unbind(1)
-    sparse_backward(x, group.table, group.inner_bias())
+def _attention_backward(
+    portion: Portion, query: Tensor, key: Tensor, value: Tensor, context: Tensor, gradient: Tensor, *gradients: Tensor
+) -> None:  # fmt: skip
+    """Fills the portion's part of the three `gradients`, of query, key and value. All tensors as `_attention`'s."""
+    named = {"q": query, "k": key, "v": value, "out": context, "d_out": gradient}
+    q, k, v, out, d_out = (portion.take(x, name) for name, x in named.items())
+    scale = q.shape[-1] ** -0.5
+    q *= scale
+    d_out *= portion.real
+    # sum_j P_ij dP_ij is sum_d O_id dO_id.
+    delta = out.mul_(d_out).sum(dim=-1, keepdim=True, dtype=torch.float32)
+    d_q = scratch("d_q", q.shape, q.dtype, q.device)
+    d_k, d_v = (scratch(name, k.shape, torch.float32, k.device).zero_() for name in ("d_k", "d_v"))
+    x = Backward(q, k, v, d_out, delta, d_q, d_k, d_v)
+    if portion.short:
+        dense_backward(x, portion.bias)
+    else:
+        d_ends = torch.empty_like(q[:, :2])
+        ends = x._replace(q=ends_of(q), d_out=ends_of(d_out), delta=ends_of(delta), d_q=d_ends)
+        dense_backward(ends, portion.bias)
+        d_q[:, 0], d_q[:, -1] = d_ends.unbind(1)
+        sparse_backward(x, portion.table, portion.inner_bias)
+    for part, whole in zip((d_q.mul_(scale), d_k, d_v), gradients, strict=True):
+        portion.put(part, whole)

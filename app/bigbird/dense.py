@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 
-from bigbird.scores import Backward, chunks, weights_of
+from bigbird.scores import Backward, chunks, scratch, weights_of
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, out: Tensor) -> None:
     """Every block of `q` (pairs, some blocks, block_size, size) attends to every block of `k`; `out` as `q`."""
     for pairs, chosen, keys, values, seen in _pieces(q, k, v, bias):
         chunk = q[pairs, chosen].flatten(1, 2)
-        weights = weights_of(chunk @ keys.mT, seen).to(v.dtype)
+        weights = weights_of(_products(chunk, keys), seen).to(v.dtype)
         out[pairs, chosen] = (weights @ values).view_as(out[pairs, chosen])
 
 
@@ -21,11 +22,17 @@ def dense_backward(x: Backward, bias: Tensor) -> None:
     """`x.q` may hold some of the blocks, as `dense`'s."""
     for pairs, chosen, keys, values, seen in _pieces(x.q, x.k, x.v, bias):
         chunk, d_chunk, d = (y[pairs, chosen].flatten(1, 2) for y in (x.q, x.d_out, x.delta))
-        weights = weights_of(chunk @ keys.mT, seen)
-        d_scores = (d_chunk @ values.mT).float().sub_(d).mul_(weights).to(x.q.dtype)
+        weights = weights_of(_products(chunk, keys), seen)
+        d_scores = _products(d_chunk, values).float().sub_(d).mul_(weights).to(x.q.dtype)
         x.d_q[pairs, chosen] = (d_scores @ keys).view_as(x.d_q[pairs, chosen])
         x.d_k[pairs] += (d_scores.mT @ chunk).view_as(x.d_k[pairs])
         x.d_v[pairs] += (weights.to(x.q.dtype).mT @ d_chunk).view_as(x.d_v[pairs])
+
+
+def _products(chunk: Tensor, keys: Tensor) -> Tensor:
+    """Every query times every key, until this thread's next products."""
+    shape = (*chunk.shape[:2], keys.shape[1])
+    return torch.bmm(chunk, keys.mT, out=scratch("scores", shape, chunk.dtype, chunk.device))
 
 
 def _pieces(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Iterator[tuple]:

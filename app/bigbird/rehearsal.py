@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bigbird.plan import shortest_sparse
+from bigbird.portions import portion_size
 from bigbird.scores import SCORES_ELSEWHERE, SCORES_PER_CORE
 
 
@@ -18,13 +20,10 @@ class Rehearsal(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, block_size: int, number: int) -> Tensor:
         context = torch.empty_like(query)
         ctx.save_for_backward(query, key, value, context)
-        blocks, heads = query.shape[1] // block_size, len(query) * query.shape[2]
-        seen = 5 + number if blocks >= shortest_sparse(number) else blocks
-        room = SCORES_PER_CORE * torch.get_num_threads() if query.device.type == "cpu" else SCORES_ELSEWHERE
-        ctx.scores = min(max(room, block_size**2 * seen), heads * blocks * block_size**2 * seen)
-        copies = [torch.empty_like(query) for _ in range(4)]
-        scores = [query.new_empty(ctx.scores, dtype=torch.float32) for _ in range(2)]
-        del copies, scores
+        ctx.sizes = _sizes(query, block_size, number)
+        _scratch.take(query, ctx.sizes, ("q", "k", "v", "out"), ())
+        copies = query.new_empty(ctx.sizes.copies)
+        del copies
         return context
 
     @staticmethod
@@ -32,8 +31,49 @@ class Rehearsal(torch.autograd.Function):
         saved = ctx.saved_tensors  # under checkpointing they may be asked for once only
         query = saved[0]
         gradients = [torch.empty_like(x) for x in saved[:3]]
-        copies = [torch.empty_like(query) for _ in range(6)]
-        sums = [torch.empty_like(query, dtype=torch.float32) for _ in range(2)]
-        scores = [query.new_empty(ctx.scores, dtype=torch.float32) for _ in range(3)]
-        del copies, sums, scores
+        _scratch.take(query, ctx.sizes, ("q", "k", "v", "out", "d_out", "d_q"), ("d_k", "d_v"))
+        casts = query.new_empty(0 if query.dtype == torch.float32 else ctx.sizes.scores, dtype=torch.float32)
+        copies = query.new_empty(2 * ctx.sizes.copies)
+        del casts, copies
         return (*gradients, None, None)
+
+
+class _Sizes(NamedTuple):
+    """Elements of what is worked on at once."""
+
+    portion: int
+    scores: int
+    copies: int  # of queries, and of the keys that they see where these are not read in place
+
+
+def _sizes(query: Tensor, block_size: int, number: int) -> _Sizes:
+    (rows, width, heads, size), threads = query.shape, torch.get_num_threads()
+    blocks, pairs, on_cpu = width // block_size, rows * heads, query.device.type == "cpu"
+    is_sparse = blocks >= shortest_sparse(number)
+    keys = block_size * (5 + number if is_sparse else blocks)  # of a query
+    at_once = min(pairs, threads * portion_size(pairs, width * size, threads)) if on_cpu else pairs
+    room = SCORES_PER_CORE * threads if on_cpu else SCORES_ELSEWHERE
+    scores = min(max(room, block_size * keys), at_once * width * keys)
+    queries = scores // keys * size if is_sparse else 0
+    in_place = scores <= width * keys * threads  # the window, where a core works on one pair
+    return _Sizes(at_once * width * size, scores, queries * (number if in_place else number + 3 + 1))
+
+
+class _Scratch:
+    """`scores.scratch`, which stays, in a rehearsal; each begins with none."""
+
+    def __init__(self) -> None:
+        self.mode: FakeTensorMode | None = None
+        self.kept: dict[str, Tensor] = {}
+
+    def take(self, query: Any, sizes: _Sizes, portions: tuple[str, ...], sums: tuple[str, ...]) -> None:
+        if self.mode is not query.fake_mode:
+            self.mode, self.kept = query.fake_mode, {}
+        wanted = dict.fromkeys(portions, (sizes.portion, query.dtype)) | dict.fromkeys(sums, (sizes.portion, torch.float32))
+        wanted |= {"scores": (sizes.scores, query.dtype), "weights": (sizes.scores, torch.float32)}
+        for name, (size, dtype) in wanted.items():
+            if name not in self.kept or len(self.kept[name]) < size:
+                self.kept[name] = query.new_empty(size, dtype=dtype)
+
+
+_scratch = _Scratch()

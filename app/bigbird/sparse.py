@@ -9,14 +9,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bigbird.rows import through_pairs
-from bigbird.scores import Backward, chunks, ends_of, weights_of
+from bigbird.portions import through_pairs
+from bigbird.scores import Backward, chunks, ends_of, scratch, weights_of
 
 
 def sparse(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, bias: Tensor, out: Tensor) -> None:
     """Fills the inner blocks of `out` (pairs, blocks, block_size, size).
 
-    `table` (pairs, blocks - 2, r): random blocks, None in evaluation; `bias` (pairs, blocks - 2, keys): `Group.inner_bias`.
+    `table` (pairs, blocks - 2, r): random blocks, None in evaluation; `bias` (pairs, blocks - 2, keys): `Portion.inner_bias`.
     """
     for piece in _pieces(q, table, bias):
         weights = piece.weights(piece.of(q), piece.keys(k))
@@ -75,8 +75,8 @@ class _Piece:
         return Keys(ends, window, drawn.view(len(window), -1, size))
 
     def products(self, chunk: Tensor, keys: Keys) -> Tensor:
-        """Every query times every key that it sees."""
-        scores = chunk.new_empty(len(chunk), self.block_size, self.bias.shape[-1])
+        """Every query times every key that it sees, until this thread's next products."""
+        scores = scratch("scores", (len(chunk), self.block_size, self.bias.shape[-1]), chunk.dtype, chunk.device)
         torch.bmm(self._by_pair(chunk), keys.ends.mT, out=self._ends_of(scores))
         torch.bmm(chunk, keys.window.mT, out=self._window_of(scores))
         if keys.drawn is not None:

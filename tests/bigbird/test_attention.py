@@ -23,6 +23,7 @@ from transformers import (
 )
 from transformers.activations import NewGELUActivation
 
+import bigbird.portions
 import bigbird.scores
 from bigbird.layers import FusedGELU, use_fast_attention
 from bigbird.rows import read_rows
@@ -101,6 +102,13 @@ def test_every_row_of_a_mixed_batch_is_as_it_is_alone(training, scores, monkeypa
     # However the work is cut: single blocks, several blocks, several heads, everything at once.
     monkeypatch.setattr(bigbird.scores, "SCORES_PER_CORE", scores)
     check_rows(encoder().train(training), *batch(LENGTHS))
+
+
+@pytest.mark.parametrize("elements", [1, 3000, 10_000, 2**17])
+def test_however_rows_and_heads_are_shared_out(elements, threads, monkeypatch):
+    monkeypatch.setattr(bigbird.portions, "PORTION", elements)
+    check_rows(encoder().train(), *batch(LENGTHS))
+    check_rows(encoder().train(), *batch((61, 64, 62)))
 
 
 @pytest.fixture(params=[1, 3])

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from bigbird import scores
 from finetune import memory
 from finetune.lengths import known
 from finetune.memory import Layout, Rehearsal, estimate, layout_of, memory_lines, needed, rehearse, with_zero
@@ -115,7 +116,7 @@ def one_thread():
         (bert, CLASSIFY, texts(6, 48), True, "no", 0.01),
         (packed_bert, CLASSIFY, ragged(6, 48), False, "no", 0.01),
         (big_bird_titles, TITLES, titles(2, 256, 12), False, "no", 0.05),
-        (big_bird_titles, TITLES, titles(2, 256, 12), True, "no", 0.08),
+        (big_bird_titles, TITLES, titles(2, 256, 12), True, "no", 0.06),
     ],
 )
 @pytest.mark.usefixtures("one_thread")
@@ -126,6 +127,7 @@ def test_a_pass_takes_what_was_rehearsed(make, task, batch, checkpointing, preci
     layout = memory.replace(ALONE, precision=precision)
     rehearsed = rehearse(model, task, batch, layout)
     forward_and_backward(model, task, batch, layout.autocast)  # caches and workspaces
+    scores.forget_scratch()  # BigBird's is an allocation of the pass that is measured
     measured = taken(lambda: forward_and_backward(model, task, batch, layout.autocast), model)
     assert rehearsed.with_gradients == pytest.approx(measured, rel=tolerance)
     assert rehearsed.activations <= rehearsed.with_gradients
