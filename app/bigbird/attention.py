@@ -91,6 +91,7 @@ def _threads(process: int, number: int) -> ThreadPoolExecutor:
     pool, met = ThreadPoolExecutor(number, thread_name_prefix="bigbird"), threading.Barrier(number)
 
     def prepare(_: int) -> None:
+        torch.get_num_threads()  # or the thread's first operation would take the process's number (torch 2.13)
         torch.set_num_threads(1)
         met.wait()
 

@@ -1,6 +1,7 @@
 """Against plain transformers, which gets one row at a time, padded to that row's own block."""
 
 import copy
+import os
 import pickle
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from transformers import (
 )
 from transformers.activations import NewGELUActivation
 
+import bigbird.attention
 import bigbird.portions
 import bigbird.scores
 from bigbird.layers import FusedGELU, use_fast_attention
@@ -129,6 +131,18 @@ def test_threads_change_nothing_and_keep_their_number(threads):
     assert torch.get_num_threads() == threads
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(torch.get_num_threads).result() == threads
+
+
+def test_each_of_the_threads_computes_alone():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        pool = bigbird.attention._threads(os.getpid(), 3)
+        x = torch.randn(300, 300)
+        found = list(pool.map(lambda _: (x @ x).shape and torch.get_num_threads(), range(12)))
+        assert (found, torch.get_num_threads()) == ([1] * 12, 3)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_forked_process_has_threads_of_its_own():
