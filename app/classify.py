@@ -155,7 +155,7 @@ def load_data(arguments: Arguments, train: bool, evaluate: bool, predict: bool) 
     from bigbird.plan import choose_attention, padding_of
     from finetune.columns import drop_blank, note_repeated_texts, read_splits, split_off, texts_of
     from multilabel.classifier import has_own_labels, labels_of
-    from multilabel.labels import label_names, read_label_file
+    from multilabel.labels import label_names, note_labels, read_label_file
     from pretrained.model import check_kind, check_weights, choose_max_length, load_config
     from pretrained.tokenizer import load_tokenizer, tokenizer_fingerprint
 
@@ -204,7 +204,10 @@ def load_data(arguments: Arguments, train: bool, evaluate: bool, predict: bool) 
         split: make_split(arguments, split, tables, texts, names, labels, tokenizer, max_length, notes) for split in tables
     }
     if train:
-        check_labels(splits["train"], splits.get("validation"), labels, notes)
+        rows, count = splits["train"], len(splits["train"].texts)
+        notes.insert(0, f"{count} training rows, {int(rows.tokens.lengths.sum())} tokens, {len(labels)} labels, "
+                        f"{len(rows.labels.values) / count:.2f} labels per row")  # fmt: skip
+        note_labels({name: (one.table.path, one.labels) for name, one in splits.items() if name != "test"}, labels, notes)
         note_repeated_texts(texts, notes)
     return Data(
         train=splits.get("train"),
@@ -244,34 +247,6 @@ def make_split(
     if split != "train":  # that has none left
         note_blank(table, texts[split], notes)
     return Split(table, texts[split], encoded["content"], encoded["input_ids"], ids)
-
-
-def check_labels(train: Split, validation: Split | None, labels: list[str], notes: list[str]) -> None:
-    """Notes what a reader of the figures should know: rows without labels, labels without rows, rows seen in training."""
-    import numpy as np
-
-    positive = np.bincount(train.labels.values, minlength=len(labels))
-    tokens = train.tokens.lengths
-    notes.insert(0, f"{len(train.texts)} training rows, {int(tokens.sum())} tokens, {len(labels)} labels, "
-                    f"{len(train.labels.values) / len(train.texts):.2f} labels per row")  # fmt: skip
-    bare = int((train.labels.lengths == 0).sum())
-    if bare:
-        notes.append(f"{train.table.path}: {bare} row(s) have no label")
-    never = [labels[label] for label in np.flatnonzero(positive == 0)]
-    if never:
-        notes.append(f"no training row has {', '.join(never[:20])}{', ...' if len(never) > 20 else ''}")
-    if validation is not None:
-        bare = int((validation.labels.lengths == 0).sum())
-        if bare:
-            notes.append(f"{validation.table.path}: {bare} row(s) have no label")
-        counts = np.bincount(validation.labels.values, minlength=len(labels))
-        undefined = [label for label, count in zip(labels, counts, strict=True) if count in (0, len(validation.texts))]
-        if undefined:
-            shown = f"{', '.join(undefined[:20])}{', ...' if len(undefined) > 20 else ''}"
-            notes.append(
-                f"ROC AUC is undefined for {len(undefined)} label(s) that no or every validation row has, and left out of its "
-                f"average: {shown}"
-            )
 
 
 def identity_of(arguments: Arguments, splits: dict, labels: list[str], tokenizer: str, max_length: int) -> dict[str, Any]:

@@ -10,11 +10,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bigbird.plan import shortest_sparse
 from bigbird.portions import portion_size
-from bigbird.scores import SCORES_ELSEWHERE, SCORES_PER_CORE
+from bigbird.scores import SCORES_PER_CORE
 
 
 class Rehearsal(torch.autograd.Function):
-    """The copies that `attention.BlockSparse` makes for rows of full width, without content."""
+    """The copies that `attention.BlockSparse` makes on a CPU for rows of full width, without content. They stand for
+    a GPU's as well, which were not measured."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, block_size: int, number: int) -> Tensor:
@@ -48,12 +49,11 @@ class _Sizes(NamedTuple):
 
 def _sizes(query: Tensor, block_size: int, number: int) -> _Sizes:
     (rows, width, heads, size), threads = query.shape, torch.get_num_threads()
-    blocks, pairs, on_cpu = width // block_size, rows * heads, query.device.type == "cpu"
+    blocks, pairs = width // block_size, rows * heads
     is_sparse = blocks >= shortest_sparse(number)
     keys = block_size * (5 + number if is_sparse else blocks)  # of a query
-    at_once = min(pairs, threads * portion_size(pairs, width * size, threads)) if on_cpu else pairs
-    room = SCORES_PER_CORE * threads if on_cpu else SCORES_ELSEWHERE
-    scores = min(max(room, block_size * keys), at_once * width * keys)
+    at_once = min(pairs, threads * portion_size(pairs, width * size, threads))
+    scores = min(max(SCORES_PER_CORE * threads, block_size * keys), at_once * width * keys)
     queries = scores // keys * size if is_sparse else 0
     in_place = scores <= width * keys * threads  # the window, where a core works on one pair
     return _Sizes(at_once * width * size, scores, queries * (number if in_place else number + 3 + 1))

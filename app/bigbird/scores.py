@@ -64,11 +64,6 @@ def scratch(name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch
     return kept[:size].view(shape)
 
 
-def forget_scratch() -> None:
-    """Gives this thread's memory back."""
-    _kept.__dict__.clear()
-
-
 _kept = threading.local()
 
 

@@ -19,16 +19,16 @@ def sparse(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, bias: Tensor, 
     `table` (pairs, blocks - 2, r): random blocks, None in evaluation; `bias` (pairs, blocks - 2, keys): `Portion.inner_bias`.
     """
     for piece in _pieces(q, table, bias):
-        weights = piece.weights(piece.of(q), piece.keys(k, "k"))
-        out[piece.pairs, piece.blocks] = piece.sums(weights.to(v.dtype), piece.keys(v, "v"))
+        weights = piece.weights(piece.of(q), piece.keys(k))
+        out[piece.pairs, piece.blocks] = piece.sums(weights.to(v.dtype), piece.keys(v))
 
 
 def sparse_backward(x: Backward, table: Tensor | None, bias: Tensor) -> None:
     """For the inner blocks of `x`. `table`, `bias`: as `sparse`'s."""
     for piece in _pieces(x.q, table, bias):
-        chunk, d_chunk, keys = piece.of(x.q), piece.of(x.d_out), piece.keys(x.k, "k")
+        chunk, d_chunk, keys = piece.of(x.q), piece.of(x.d_out), piece.keys(x.k)
         weights = piece.weights(chunk, keys)
-        d_scores = piece.products(d_chunk, piece.keys(x.v, "v")).float().sub_(piece.of(x.delta)).mul_(weights).to(x.q.dtype)
+        d_scores = piece.products(d_chunk, piece.keys(x.v)).float().sub_(piece.of(x.delta)).mul_(weights).to(x.q.dtype)
         x.d_q[piece.pairs, piece.blocks] = piece.sums(d_scores, keys)
         piece.spread(d_scores, chunk, x.d_k)
         piece.spread(weights.to(x.q.dtype), d_chunk, x.d_v)
@@ -64,16 +64,14 @@ class _Piece:
         """(all pairs, all blocks, block_size, size) -> (query blocks, block_size, size)."""
         return x[self.pairs, self.blocks].flatten(0, 1)
 
-    def keys(self, x: Tensor, name: str) -> Keys:
+    def keys(self, x: Tensor) -> Keys:
         own, size = x[self.pairs], x.shape[-1]
         ends = ends_of(own).flatten(1, 2)
         seen = own[:, self.blocks.start - 1 : self.blocks.stop + 1].flatten(1, 2)
         window = seen.unfold(1, 3 * self.block_size, self.block_size).mT.flatten(0, 1)
         if self.drawn is None:
             return Keys(ends, window, None)
-        blocks = x.flatten(0, 1).flatten(1)
-        drawn = scratch(f"drawn {name}", (len(self.drawn), blocks.shape[1]), x.dtype, x.device)
-        torch.index_select(blocks, 0, self.drawn, out=drawn)
+        drawn = x.flatten(0, 1).flatten(1).index_select(0, self.drawn)
         return Keys(ends, window, drawn.view(len(window), -1, size))
 
     def products(self, chunk: Tensor, keys: Keys) -> Tensor:
@@ -102,17 +100,12 @@ class _Piece:
         ends = torch.bmm(self._ends_of(weights).mT, self._by_pair(chunk))
         own[:, 0] += ends[:, : self.block_size]
         own[:, -1] += ends[:, self.block_size :]
-        window = self._given(self._window_of(weights), chunk).view(len(own), -1, 3, *total.shape[2:])
+        window = torch.bmm(self._window_of(weights).mT, chunk).view(len(own), -1, 3, *total.shape[2:])
         for place in range(3):
             own[:, self.blocks.start + place - 1 : self.blocks.stop + place - 1] += window[:, :, place]
         if self.drawn is not None:
-            drawn = self._given(self._drawn_of(weights), chunk).view(len(self.drawn), -1)
+            drawn = torch.bmm(self._drawn_of(weights).mT, chunk).view(len(self.drawn), -1)
             total.view(-1, drawn.shape[1]).index_add_(0, self.drawn, drawn.to(total.dtype))
-
-    def _given(self, weights: Tensor, chunk: Tensor) -> Tensor:
-        """(query blocks, keys, size), until this thread's next: what each key is given."""
-        given = scratch("given", (len(weights), weights.shape[2], chunk.shape[2]), chunk.dtype, chunk.device)
-        return torch.bmm(weights.mT, chunk, out=given)
 
     def _by_pair(self, chunk: Tensor) -> Tensor:
         """(query blocks, block_size, x) -> (pairs, queries, x)."""

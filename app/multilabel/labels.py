@@ -155,6 +155,29 @@ def label_ids(
     return Ragged(numbers[order], offsets)
 
 
+def note_labels(splits: dict[str, tuple[str, Ragged]], labels: list[str], notes: list[str]) -> None:
+    """Notes what a reader of the figures should know: rows without labels, and labels without rows. `splits`: (path, label
+    numbers of each row) of "train" and, if there is one, "validation"."""
+    counts = {name: np.bincount(rows.values, minlength=len(labels)) for name, (_, rows) in splits.items()}
+    for name, (path, rows) in splits.items():
+        if bare := int((rows.lengths == 0).sum()):
+            notes.append(f"{path}: {bare} row(s) have no label")
+        if name == "train" and (never := [labels[label] for label in np.flatnonzero(counts[name] == 0)]):
+            notes.append(f"no training row has {_listed(never)}")
+    if "validation" in splits:
+        size = len(splits["validation"][1])
+        undefined = [label for label, count in zip(labels, counts["validation"], strict=True) if count in (0, size)]
+        if undefined:
+            notes.append(
+                f"ROC AUC is undefined for {len(undefined)} label(s) that no or every validation row has, and left out of its "
+                f"average: {_listed(undefined)}"
+            )
+
+
+def _listed(names: list[str]) -> str:
+    return f"{', '.join(names[:SHOWN])}{', ...' if len(names) > SHOWN else ''}"
+
+
 def _names(cell: Any, separator: str) -> tuple[list[str], str]:
     """(labels, the cell's form); a form that starts with "!" is a complaint. A row without labels has no form."""
     if isinstance(cell, str):

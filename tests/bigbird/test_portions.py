@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from bigbird import portions, scores
 from bigbird.portions import portion_size, portions_of
 from bigbird.rows import read_rows
-from bigbird.scores import forget_scratch, scratch
+from bigbird.scores import scratch
 
 LENGTHS = (90, 33, 96, 40, 5, 90)
 
@@ -61,27 +61,29 @@ def test_a_portion_is_small_and_there_is_one_for_every_thread(pairs, elements, t
     assert -(-pairs // size) >= min(threads, pairs) / 2
 
 
+@pytest.fixture
+def fresh(monkeypatch):
+    monkeypatch.setattr(scores, "_kept", threading.local())
+
+
+@pytest.mark.usefixtures("fresh")
 def test_a_thread_has_memory_of_its_own_that_it_keeps():
     def ask(shape, dtype=torch.float32, name="a"):
         return scratch(name, shape, dtype, torch.device("cpu")).data_ptr()
 
-    try:
-        first = ask((4, 5))
-        assert ask((2, 3)) == ask((20,)) == first
-        others = [ask((4, 5), torch.bfloat16), ask((4, 5), name="b")]
-        thread = threading.Thread(target=lambda: others.append(ask((4, 5))))
-        thread.start()
-        thread.join()
-        assert all(one != other for one, other in itertools.combinations([first, *others], 2))
-        larger = ask((1000, 1000))
-        assert ask((4, 5)) == larger
-    finally:
-        forget_scratch()
-    assert not scores._kept.__dict__
+    first = ask((4, 5))
+    assert ask((2, 3)) == ask((20,)) == first
+    others = [ask((4, 5), torch.bfloat16), ask((4, 5), name="b")]
+    thread = threading.Thread(target=lambda: others.append(ask((4, 5))))
+    thread.start()
+    thread.join()
+    assert all(one != other for one, other in itertools.combinations([first, *others], 2))
+    larger = ask((1000, 1000))
+    assert ask((4, 5)) == larger
 
 
+@pytest.mark.usefixtures("fresh")
 def test_memory_of_an_inference_can_be_trained_in():
-    forget_scratch()
     with torch.inference_mode():
         kept = scratch("a", (3,), torch.float32, torch.device("cpu"))
     assert not kept.is_inference()

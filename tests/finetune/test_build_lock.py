@@ -120,6 +120,8 @@ def test_waiting_for_long_is_said(baton, monkeypatch, capsys):
 
 
 def test_what_is_quick_says_nothing(baton, monkeypatch, capsys):
+    monkeypatch.setattr(build_lock, "PATIENCE", 600)
+    monkeypatch.setattr(build_lock, "WAITING_PATIENCE", 600)
     words, timer = [], threading.Timer
     monkeypatch.setattr(threading, "Timer", lambda *given: words.append(timer(*given)) or words[-1])
     mine, other = baton(), baton()
@@ -128,7 +130,5 @@ def test_what_is_quick_says_nothing(baton, monkeypatch, capsys):
     Path(other.lock_file_path).touch()
     other.wait()
     assert len(words) == 2
-    for word in words:
-        word.join(2)  # neither lasts its time
-        assert not word.is_alive()
+    assert all(word.finished.is_set() for word in words)  # neither lasts its time
     assert capsys.readouterr() == ("", "")

@@ -4,9 +4,10 @@ import pytest
 
 from finetune.columns import SHOWN
 from finetune.failure import InputError
+from finetune.ragged import Ragged
 from finetune.stored_rows import Column
 from finetune.tables import Table
-from multilabel.labels import label_ids, label_names, read_label_file
+from multilabel.labels import label_ids, label_names, note_labels, read_label_file
 
 
 def table(cells, name="labels"):
@@ -158,3 +159,22 @@ def test_label_file_that_is_no_list(tmp_path, content, message):
         path.write_bytes(content)
     with pytest.raises(InputError, match=f"--label_file .*labels.txt: {message}"):
         read_label_file(str(path))
+
+
+def test_what_a_reader_of_the_figures_should_know_of_the_labels():
+    notes = []
+    train, validation = Ragged.of([[0], [], [0, 1]]), Ragged.of([[0, 1], [0], []])
+    note_labels({"train": ("a.csv", train), "validation": ("b.csv", validation)}, ["x", "y", "z"], notes)
+    assert notes[:3] == ["a.csv: 1 row(s) have no label", "no training row has z", "b.csv: 1 row(s) have no label"]
+    assert notes[3].startswith("ROC AUC is undefined for 1 label(s)")
+    assert notes[3].endswith("average: z")
+    notes.clear()
+    everywhere = Ragged.of([[0], [0, 1]])
+    note_labels({"train": ("a.csv", everywhere), "validation": ("b.csv", everywhere)}, ["x", "y"], notes)
+    assert [note.rpartition(": ")[2] for note in notes] == ["x"]  # every validation row has it
+    notes.clear()
+    note_labels({"train": ("a.csv", everywhere)}, ["x", "y"], notes)
+    assert notes == []
+    many = [f"l{i}" for i in range(SHOWN + 1)]
+    note_labels({"train": ("a.csv", Ragged.of([[], []]))}, many, notes)
+    assert notes == ["a.csv: 2 row(s) have no label", f"no training row has {', '.join(many[:SHOWN])}, ..."]
