@@ -11,7 +11,9 @@ CPU: Sizes = {
     "short": {"rows": 640, "held_rows": 512, "batch_size": 16, "max_length": 128, "rounds": 3},
     "long_tailed": {"rows": 480, "held_rows": 256, "batch_size": 16, "max_length": 512, "rounds": 3},
     "titles": {"hidden": 256, "layers": 4, "decoder_layers": 2, "block_size": 64, "tokens_per_step": 8192, "title_length": 32},
-    "titles_training": {"lengths": [1024, 1536, 2048, 4096], "max_steps": 24, "seconds": 60},
+    "titles_training": {
+        "lengths": [1024, 1536, 2048, 4096], "max_steps": 24, "seconds": 60, "bare_warm_up": 6, "bare_turns": 22,
+    },
     "titles_writing": {"length": 2048, "documents": 16, "eval_batch_size": 8, "beams": 4, "max_steps": 40, "seconds": 90},
     "reading": {"characters": 200_000, "max_steps": 40, "seconds": 30},
     "attention": {
@@ -34,7 +36,7 @@ CUDA: Sizes = CPU | {
     "short": CPU["short"] | {"rows": 8192, "held_rows": 1024, "batch_size": 64},
     "long_tailed": CPU["long_tailed"] | {"rows": 4096, "held_rows": 1024, "batch_size": 64},
     "titles": CPU["titles"] | {"hidden": 768, "layers": 12, "decoder_layers": 6, "tokens_per_step": 65536},
-    "titles_training": CPU["titles_training"] | {"max_steps": 100},
+    "titles_training": CPU["titles_training"] | {"max_steps": 100, "bare_warm_up": 1, "bare_turns": 4},
     "titles_writing": CPU["titles_writing"] | {"documents": 128, "eval_batch_size": 32},
     "attention": CPU["attention"] | {"rows": 8, "repeats": 20},
     "growth": CPU["growth"] | {"hidden": 768, "layers": 12, "repeats": 20, "batch_size": 64, "batches": [4, 16, 64, 256]},
@@ -49,7 +51,7 @@ QUICK: Sizes = {
     "short": {"rows": 48, "held_rows": 16, "batch_size": 8, "max_length": 32, "rounds": 1},
     "long_tailed": {"rows": 48, "held_rows": 16, "batch_size": 8, "max_length": 128, "rounds": 1},
     "titles": {"hidden": 32, "layers": 1, "decoder_layers": 1, "block_size": 8, "tokens_per_step": 384, "title_length": 6},
-    "titles_training": {"lengths": [96, 192], "max_steps": 4, "seconds": 0},
+    "titles_training": {"lengths": [96, 192], "max_steps": 4, "seconds": 0, "bare_warm_up": 1, "bare_turns": 4},
     "titles_writing": {"length": 128, "documents": 4, "eval_batch_size": 2, "beams": 2, "max_steps": 3, "seconds": 0},
     "reading": {"characters": 500, "max_steps": 3, "seconds": 0},
     "attention": {"hidden": 32, "heads": 2, "block_size": 8, "rows": 1, "lengths": [96, 192], "repeats": 2},
