@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -40,5 +41,5 @@ class Ragged:
     @staticmethod
     def of(rows: Sequence[Sequence[int]], dtype: str = "int32") -> Ragged:
         offsets = np.cumsum([0, *map(len, rows)])
-        values = np.fromiter((value for row in rows for value in row), dtype=dtype, count=int(offsets[-1]))
+        values = np.fromiter(chain.from_iterable(rows), dtype=dtype, count=int(offsets[-1]))
         return Ragged(values, offsets)

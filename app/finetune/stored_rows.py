@@ -91,7 +91,7 @@ class Column(Sequence[Any]):
 
     def __getitem__(self, row: Any) -> Any:
         if isinstance(row, slice):
-            return self.take(np.arange(len(self))[row])
+            return self.take(np.arange(*row.indices(len(self))))
         if not -len(self) <= row < len(self):
             raise IndexError(row)
         return next(self.take(np.array([row % len(self)])).chunks()).cells()[0]
