@@ -154,8 +154,8 @@ def load_data(arguments: Arguments, train: bool, evaluate: bool, predict: bool) 
 
     from bigbird.plan import choose_attention, padding_of
     from finetune.columns import drop_blank, note_repeated_texts, read_splits, split_off, texts_of
-    from multilabel.classifier import has_own_labels, labels_of
-    from multilabel.labels import label_names, note_labels, read_label_file
+    from multilabel.classifier import choose_labels, labels_of
+    from multilabel.labels import label_names, note_labels
     from pretrained.model import check_kind, check_weights, choose_max_length, load_config
     from pretrained.tokenizer import load_tokenizer, tokenizer_fingerprint
 
@@ -182,16 +182,7 @@ def load_data(arguments: Arguments, train: bool, evaluate: bool, predict: bool) 
     config = load_config(arguments)
     check_kind(arguments, config, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, "classify texts")
     check_weights(arguments)
-    if not train:
-        labels = labels_of(config)
-    elif arguments.label_file:
-        labels = read_label_file(arguments.label_file)
-    else:
-        labels = names["train"].names
-        if has_own_labels(config) and set(labels_of(config)) == set(labels):
-            labels = labels_of(config)  # going on from a model that was trained on these very labels
-    if train and has_own_labels(config) and labels_of(config) != labels:
-        notes.append(f"the model's head for {len(labels_of(config))} label(s) is replaced by a new one for {len(labels)}")
+    labels = choose_labels(config, names["train"].names, arguments.label_file, notes) if train else labels_of(config)
     if not labels:
         raise InputError(f"{tables['train'].path}: no row has a label; name the labels with --label_file if that is meant")
 

@@ -10,6 +10,7 @@ import torch
 
 from finetune.failure import TrainingError
 from finetune.task import Record
+from multilabel.labels import read_label_file
 from multilabel.task import probabilities
 from pretrained.tokenizer import saved_tokenizer
 
@@ -33,6 +34,18 @@ def labels_of(config: Any) -> list[str]:
 def has_own_labels(config: Any) -> bool:
     """Whether a configuration names its labels, rather than LABEL_0, LABEL_1, ... as every untrained one does."""
     return any(label != f"LABEL_{number}" for number, label in enumerate(labels_of(config)))
+
+
+def choose_labels(config: Any, found: list[str], label_file: str | None, notes: list[str]) -> list[str]:
+    """The labels to be trained, in their order: those of `label_file`, or those that the training rows have (`found`), in the
+    order of the model's own where these are the same. Notes a head that is given up. Raises `InputError` for a bad file."""
+    own = labels_of(config) if has_own_labels(config) else None
+    labels = read_label_file(label_file) if label_file else found
+    if not label_file and own is not None and set(own) == set(found):
+        labels = own
+    if own is not None and own != labels:
+        notes.append(f"the model's head for {len(own)} label(s) is replaced by a new one for {len(labels)}")
+    return labels
 
 
 def thresholds_of(config: Any) -> np.ndarray:

@@ -16,6 +16,7 @@ from transformers import (
 from finetune.failure import TrainingError
 from multilabel.classifier import (
     check_export,
+    choose_labels,
     configure,
     has_own_labels,
     labels_of,
@@ -173,3 +174,17 @@ def test_the_check_sees_what_a_pipeline_gives(model, tokenizer, tmp_path):
     (scores,) = classify([WORDS[2]], truncation=True)
     expected = dict(zip(LABELS, probabilities(found[2]["logits"]), strict=True))
     assert {item["label"]: item["score"] for item in scores} == pytest.approx(expected, abs=1e-6)
+
+
+def test_labels_to_be_trained(tmp_path):
+    trained, notes = BertConfig(), []
+    configure(trained, ["b", "a"])
+    assert choose_labels(trained, ["a", "b"], None, notes) == ["b", "a"]  # going on from a model of these very labels
+    assert choose_labels(BertConfig(num_labels=2), ["a", "b"], None, notes) == ["a", "b"]
+    assert notes == []
+    assert choose_labels(trained, ["a", "c", "b"], None, notes) == ["a", "c", "b"]
+    assert notes == ["the model's head for 2 label(s) is replaced by a new one for 3"]
+    file = tmp_path / "labels.txt"
+    file.write_text("a\nb\n", encoding="utf-8")
+    assert choose_labels(trained, ["b", "a"], str(file), notes) == ["a", "b"]  # asked for in this order
+    assert len(notes) == 2

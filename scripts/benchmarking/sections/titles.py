@@ -64,23 +64,19 @@ def prepare(bench: Bench, source: Any, more: dict[str, Any]) -> tuple[dict[str, 
 
 def figures_of(runs: list[dict[str, Any]], per_turn: int) -> dict[str, Any]:
     """One contender's figures over all its runs, without their first `warm_up` turns."""
-    seconds = [second for run in runs for second in run["step_seconds"][run["warm_up"] * per_turn :]]
-    units = [unit for run in runs for unit in run["units"][run["warm_up"] * per_turn : len(run["step_seconds"])]]
+    counted = [(run, slice(run["warm_up"] * per_turn, len(run["step_seconds"]))) for run in runs]
+    seconds, units = ([x for run, steps in counted for x in run[name][steps]] for name in ("step_seconds", "units"))
+    each = [x for run in runs for x in turns(run["step_seconds"], per_turn)[run["warm_up"] :]]
     first = runs[0]
     return {
         "steps": len(seconds),
         "per_second": sum(units) / sum(seconds),
         "at_best": max(unit / second for unit, second in zip(units, seconds, strict=True)),
-        "step_p50": statistics.median(second for run in runs for second in counted(run, per_turn)) / per_turn,
+        "step_p50": statistics.median(each) / per_turn,
         "memory_mb": statistics.median(run["memory_mb"] for run in runs),
         "peak_memory_mb": statistics.median(run["peak_memory_mb"] for run in runs),
         **{name: first[name] for name in ("startup_seconds", "loss_before", "loss_after", "batch_size")},
     }
-
-
-def counted(run: dict[str, Any], per_turn: int) -> list[float]:
-    """Seconds of the turns after the warm-up."""
-    return turns(run["step_seconds"], per_turn)[run["warm_up"] :]
 
 
 def describe(f: Figures) -> str:
