@@ -17,6 +17,7 @@ LEVELS = {
     "activations": 1,
     "background": 1,
     "clock": 1,
+    "compiling": 1,
     "config": 1,
     "file_problems": 1,
     "fingerprint": 1,

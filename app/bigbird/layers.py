@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -61,7 +62,7 @@ def _masks(attention_mask: Tensor, block_size: int, *, shape: Shape | None) -> t
     rows = read_rows(attention_mask, block_size)
     lengths = known_lengths(*rows.mask.shape)
     if shape is not None and lengths is not None and attention_mask.device.type in FLEX_DEVICES and block_size % TILE == 0:
-        rows = rows._replace(plan=plans_of(rows.mask, lengths, shape))
+        rows = replace(rows, plan=plans_of(rows.mask, lengths, shape))
     return rows, None, None, None
 
 

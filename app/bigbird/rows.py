@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,8 +13,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 from finetune.lengths import known_lengths
 
 
-class Rows(NamedTuple):
-    """The rows of a batch by their number of blocks, found once per forward pass of a model."""
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The rows of a batch by their number of blocks, found once per forward pass of a model.
+
+    No tuple: torch.compile looks into tuples that pass through a layer, and would compile the layer anew for each batch.
+    """
 
     mask: Tensor  # (rows, width) bool: which tokens are real
     groups: list[tuple[int, Tensor | None]]  # number of blocks, the rows that have it (None: all rows do)

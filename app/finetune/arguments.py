@@ -125,7 +125,7 @@ class OptimizationArguments:
     base_global_batch_size: int = option(32, at_least=1, help="the batch size --learning_rate was chosen for")
     label_smoothing_factor: float = option(0.0, at_least=0, below=1, help="move targets this far towards uniform")
     gradient_checkpointing: bool = option(False, help="recompute activations in the backward pass: less memory, slower")
-    torch_compile: bool = option(False, help="compile the model")
+    torch_compile: bool = option(False, help="compile the model's layers (left out under ZeRO-3)")
     seed: int = option(42, at_least=0, at_most=2**31 - 1, help="decides initial weights, order and dropout")
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from finetune import checkpoint, engine, local_copy, memory, run_folder, saving, shards, status, stop
 from finetune.activations import checkpoint_activations
 from finetune.checkpoint import TrainState
+from finetune.compiling import compile_layers
 from finetune.config import as_dict
 from finetune.engine import FitOptions, Training
 from finetune.failure import InputError
@@ -128,8 +129,11 @@ def prepare_training(
         checkpoint_activations(model)
     if run.is_main:
         run.print(*_memory(run.launch, plan, model, make))
-    if arguments.torch_compile:
-        model.compile(dynamic=True)
+    if arguments.torch_compile and run.launch.zero_stage == 3:
+        # It gathers and frees weights around every module: hundreds of pieces, each compiled anew until torch gives up.
+        run.print("note           --torch_compile is left out under ZeRO-3")
+    elif arguments.torch_compile:
+        compile_layers(model)
     head = getattr(arguments, "head_learning_rate", None)
     scale = head / arguments.learning_rate if head else 1.0
     optimizer = build_optimizer(arguments, model, plan.learning_rate, scale)

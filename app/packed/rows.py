@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 
-class PackedRows(NamedTuple):
-    """Where the rows of a packed batch lie. It travels through an encoder's layers in the attention mask's place."""
+@dataclass(frozen=True, eq=False)
+class PackedRows:
+    """Where the rows of a packed batch lie. It travels through an encoder's layers in the attention mask's place.
+
+    No tuple: torch.compile looks into tuples that pass through a layer, and would compile the layer anew for each batch.
+    """
 
     lengths: tuple[int, ...]  # tokens of each row, as the host knows them
     starts: Tensor  # (rows + 1,) int64: the first token of each row among the packed ones, and their number

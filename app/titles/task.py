@@ -88,11 +88,13 @@ class TitleTask:
         return {**figures, **rouge_scores(titles, self.references, self.rouge_tokenizer)}
 
     def teacher_forcing(self, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Decoder inputs (b, t): the labels moved right by one behind the start id, and their mask."""
+        """Decoder inputs (b, t): the labels moved right by one behind the start id, and their mask. No keys and
+        values are kept: no token is to come."""
         ids = labels.masked_fill(labels == IGNORED, self.pad_id)
         start = ids.new_full((len(ids), 1), self.start_id)
         mask = torch.cat([torch.ones_like(start), (labels[:, :-1] != IGNORED).long()], dim=1)
-        return {"decoder_input_ids": torch.cat([start, ids[:, :-1]], dim=1), "decoder_attention_mask": mask}
+        ids = torch.cat([start, ids[:, :-1]], dim=1)
+        return {"decoder_input_ids": ids, "decoder_attention_mask": mask, "use_cache": False}
 
     def token_losses(self, logits: torch.Tensor, batch: Batch, smoothing: float) -> torch.Tensor:
         """(b, t) float32: each title token's cross-entropy, 0 where there is none."""

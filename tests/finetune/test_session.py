@@ -1,3 +1,4 @@
+import functools
 import json
 import math
 from dataclasses import replace
@@ -269,3 +270,34 @@ def test_a_deepspeed_configuration_fits_into_run_json(tmp_path):
     run_folder.write_json(tmp_path / "run.json", plain)
     assert plain == {"a": "inf", "b": {"dtype": "torch.float32"}}
     assert session._plain(None) is None
+
+
+# --torch_compile
+
+
+@pytest.mark.parametrize(("config", "compiled"), [(None, True), (2, True), (3, False)])
+def test_layers_are_compiled_but_under_zero_3(start_run, arguments, tmp_path, monkeypatch, capsys, config, compiled):
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    run = start_run(make_plan(22).batch)
+    stage = None if config is None else {"zero_optimization": {"stage": config}}
+    run = replace(run, launch=replace(run.launch, deepspeed_config=stage))
+    model = linear_layer()
+    plain = model.forward
+    training(run, arguments(output_dir=str(tmp_path), torch_compile=True), model=model)
+    assert (model.forward != plain) == compiled
+    assert ("--torch_compile is left out under ZeRO-3" in capsys.readouterr().out) == (not compiled)
+
+
+def test_a_compiled_run_is_the_same_run(start_run, arguments, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    weights = []
+    for compiles in (False, True):
+        asked = arguments(output_dir=str(tmp_path / str(compiles)), torch_compile=compiles)
+        Path(asked.output_dir).mkdir()
+        run = start_run(make_plan(22).batch)
+        whole = training(run, asked)
+        fit(run, asked, whole)
+        whole.made.tracker.close()
+        weights.append(dict(whole.made.model.state_dict()))
+    assert weights[0].keys() == weights[1].keys()
+    assert all(torch.allclose(weights[0][name], weights[1][name]) for name in weights[0])

@@ -29,7 +29,8 @@ class Table(torch.nn.Module):
         torch.manual_seed(0)
         self.logits = torch.nn.Parameter(torch.randn(vocabulary, vocabulary))
 
-    def forward(self, input_ids, attention_mask, decoder_input_ids, decoder_attention_mask):
+    def forward(self, input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, use_cache):
+        assert not use_cache
         assert decoder_input_ids.shape == decoder_attention_mask.shape
         return SimpleNamespace(logits=self.logits[decoder_input_ids])
 
