@@ -323,6 +323,7 @@ MORE = {
     "ours_padded": {"padding_free": "off"},  # as on a CPU
     "ours_whole": {"gradient_accumulation_steps": 1},  # each batch in one pass, as on a GPU
     "ours_bf16": {"mixed_precision": "bf16"},
+    "ours_compiled": {"torch_compile": True},
 }
 CONTENDERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "ours": train_ours,
@@ -330,6 +331,7 @@ CONTENDERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "ours_padded": train_ours,
     "ours_whole": train_ours,
     "ours_bf16": train_ours,
+    "ours_compiled": train_ours,
     "bare": train_bare,
     "trainer_best": train_with_trainer,
     "trainer": train_with_trainer,

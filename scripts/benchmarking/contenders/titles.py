@@ -107,6 +107,7 @@ def training_arguments(settings: dict[str, Any]) -> tuple[Any, int]:
     given = {
         "train_file": Path(settings["inputs"], f"train_{length}.jsonl"), "max_length": length, "global_batch_size": size,
         "max_steps": settings["max_steps"], "do_train": True, "do_eval": False, "eval_strategy": "no", "save_steps": 0,
+        "torch_compile": settings["contender"] == "ours_compiled",
     }  # fmt: skip
     return parse(titlegen.Arguments, argv=arguments_of(settings, given)), size
 
@@ -210,6 +211,7 @@ def autocast(settings: dict[str, Any], device: torch.device) -> Any:
 
 CONTENDERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "ours": train_ours,
+    "ours_compiled": train_ours,
     "bare": train_bare,
     "trainer_best": train_with_trainer,
     "trainer": train_with_trainer,

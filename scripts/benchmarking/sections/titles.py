@@ -9,7 +9,7 @@ from benchmarking.context import Bench
 from benchmarking.figures import compare, turns
 from benchmarking.report import Chart, Figures, Goal, Section, Table
 
-OTHERS = ("bare", "trainer_best", "trainer", "padded", "trainer_full")
+OTHERS = ("bare", "trainer_best", "trainer", "padded", "trainer_full", "ours_compiled")
 FULL_UP_TO = 1024  # longest document for full attention on a CPU
 WARM_UP = 1  # first turns that do not count
 LEAST_TURNS = WARM_UP + 3
@@ -17,11 +17,11 @@ LEGEND = """All documents of a batch have the same length, so nobody pads; every
 rows per step. `ours` is `app/titlegen.py` itself with its own attention; `bare` a plain PyTorch loop over the very same
 batches with that attention; `trainer_best` Seq2SeqTrainer with transformers' block-sparse attention, fused AdamW and length
 grouping, `trainer` as it comes; `padded` the hand-written loop with AdamW as it comes; `trainer_full` Seq2SeqTrainer's best
-with full attention. The first turn of each is a warm-up and does not count; against `bare`, where a few percent decide, the
-first six do not on a CPU, in which the heap of either process still grows, and sixteen more are taken. Tokens are those of
-documents. Memory is the peak while training, above what the process held before its first step: gradients, moments,
-activations. The loss before training, without dropout, shows that the models are the same; the one after is that of the same
-rows after each contender's own steps, whose batches come in another order."""
+with full attention, `ours_compiled` ours with `--torch_compile` on a GPU. The first turn of each is a warm-up and does not
+count; against `bare`, where a few percent decide, the first six do not on a CPU, in which the heap of either process still
+grows, and sixteen more are taken. Tokens are those of documents. Memory is the peak while training, above what the process
+held before its first step: gradients, moments, activations. The loss before training, without dropout, shows that the models
+are the same; the one after is that of the same rows after each contender's own steps, whose batches come in another order."""
 
 
 def measure(bench: Bench) -> Figures:
@@ -31,8 +31,8 @@ def measure(bench: Bench) -> Figures:
     seconds = size["seconds"] if bench.options.seconds is None else bench.options.seconds
     groups = []
     for length in lengths:
-        fits = bench.kind == "cuda" or length <= FULL_UP_TO
-        others = bench.others("titles_training", (name for name in OTHERS if name != "trainer_full" or fits))
+        left_out = set() if bench.kind == "cuda" else {"ours_compiled", *(("trainer_full",) if length > FULL_UP_TO else ())}
+        others = bench.others("titles_training", (name for name in OTHERS if name not in left_out))
         runs: dict[str, list[dict[str, Any]]] = {}
         against = {}
         for other in others:
