@@ -37,7 +37,7 @@ def _compiled(forward: Callable) -> Callable:
 
     @functools.wraps(forward)
     def chosen(*inputs: Any, **named: Any) -> Any:
-        searches = named.get("past_key_values") is not None
+        searches = named.get("past_key_values") is not None  # a cache, by the name that Hugging Face's layers have for it
         return (forward if searches else compiled)(*inputs, **named)
 
     return chosen

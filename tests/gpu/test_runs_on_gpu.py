@@ -73,3 +73,14 @@ def test_the_usual_command_packs_on_a_gpu_and_exports_a_plain_model(folder):
     config = json.loads((place / "best" / "config.json").read_text(encoding="utf-8"))
     assert "packed_rows" not in json.dumps(config)
     assert len(config["id2label"]) == len(LABELS)
+
+
+@pytest.mark.parametrize("padding_free", ["on", "off"])
+def test_compiled_layers_train_as_they_are(folder, padding_free):
+    plain, compiled = (
+        run(folder, f"compiled_{compiles}_{padding_free}", padding_free=padding_free, torch_compile=compiles)
+        for compiles in (False, True)
+    )
+    losses = [[entry["loss"] for entry in history(place) if "loss" in entry] for place in (plain, compiled)]
+    assert losses[0]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
