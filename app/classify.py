@@ -350,6 +350,7 @@ def build_model(arguments: Arguments, data: Data, task: MultiLabelTask, packed: 
     from bigbird.layers import use_fast_attention
     from multilabel.classifier import configure, set_head_bias
     from multilabel.task import prior_bias
+    from noise.attention import use_fast_dropout
     from packed.encoders import pack_rows
     from pretrained.model import check_vocabulary, drop_pooler, load_model_and_new_names, take_vocabulary
 
@@ -367,6 +368,7 @@ def build_model(arguments: Arguments, data: Data, task: MultiLabelTask, packed: 
     if data.config.model_type == "big_bird":
         drop_pooler(model.bert)  # its classifier reads the first token itself
     use_fast_attention(model, arguments.attention)
+    use_fast_dropout(model)
     if packed:
         pack_rows(model)
     return model

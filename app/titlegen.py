@@ -388,6 +388,7 @@ def build_model(arguments: Arguments, data: Data, packed: bool = False) -> Any:
     import torch
 
     from bigbird.layers import use_fast_attention
+    from noise.attention import use_fast_dropout
     from packed.encoders import pack_rows
     from pretrained.model import check_vocabulary
     from titles.model import build_title_model, has_new_decoder, set_output_bias
@@ -398,6 +399,7 @@ def build_model(arguments: Arguments, data: Data, packed: bool = False) -> Any:
     if has_new_decoder(arguments, data.config):
         set_output_bias(model, data.train.labels.values)
     use_fast_attention(model, arguments.attention)
+    use_fast_dropout(model)
     if packed:
         pack_rows(model)
     return model

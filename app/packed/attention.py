@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 
+from noise.attention import noisy_attention
 from packed.check import works
 from packed.kernels import by_length as _by_length
 from packed.kernels import flash as _flash
@@ -40,7 +40,7 @@ def attend(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if not isinstance(rows, PackedRows):
         seen = None if rows is None else rows[:, None, None, :].expand(-1, 1, query.shape[2], -1)
-        context = scaled_dot_product_attention(query, key, value, attn_mask=seen, dropout_p=dropout, scale=scale)
+        context = noisy_attention(query, key, value, seen, dropout, scale)
         return context.transpose(1, 2), None
     tokens = tuple(x[0].transpose(0, 1) for x in (query, key, value))
     kernel = _by_length

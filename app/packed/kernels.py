@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from noise.attention import noisy_attention
 from packed.rows import PackedRows
 
 HALF = (torch.float16, torch.bfloat16)
@@ -22,7 +23,7 @@ def by_length(query: Tensor, key: Tensor, value: Tensor, rows: PackedRows, dropo
     found = []
     for (length, number), *parts in zip(groups, *(x.split(sizes) for x in (query, key, value)), strict=True):
         q, k, v = (x.unflatten(0, (number, length)).transpose(1, 2) for x in parts)
-        context = scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=scale)
+        context = noisy_attention(q, k, v, None, dropout, scale)
         found.append(context.transpose(1, 2).flatten(0, 1))
     return torch.cat(found)
 

@@ -19,6 +19,7 @@ from finetune.plan import BatchShape
 from finetune.step import train_step
 from finetune.task import Batch
 from multilabel.task import MultiLabelTask
+from noise.attention import use_fast_dropout
 from titles.task import TitleTask
 
 CLASSIFY = MultiLabelTask("f1_macro", 5)
@@ -31,7 +32,9 @@ def bert(**changes):
     from transformers import BertConfig, BertForSequenceClassification
 
     torch.manual_seed(0)
-    return BertForSequenceClassification(BertConfig(**{**SIZES, "num_labels": 5, **changes})).train()
+    model = BertForSequenceClassification(BertConfig(**{**SIZES, "num_labels": 5, **changes})).train()
+    use_fast_dropout(model)
+    return model
 
 
 def big_bird_titles():
@@ -47,6 +50,7 @@ def big_bird_titles():
     model = EncoderDecoderModel(encoder=encoder, decoder=decoder)
     model.config.pad_token_id, model.config.decoder_start_token_id = 0, 1
     assert use_fast_attention(model)
+    use_fast_dropout(model)
     return model.train()
 
 
