@@ -20,15 +20,15 @@ MEDIANS = (
     *("train_seconds", "cpu_seconds", "train_loss", "held_loss", "held_precision"),
 )
 LEGEND = """`ours` is `app/classify.py` itself, from its arguments to the end of training; `bare` a plain PyTorch loop over
-the very same batches and passes; `trainer_best` transformers' Trainer with fused AdamW and batches of similar length,
-`trainer` as it comes; `padded` the hand-written DDP script that many start from (local_rank, DistributedSampler,
-reduce_tensor, every text padded to max_length), on one process; `ours_random` ours with `--length_grouping false`,
-`ours_whole` ours with each batch in one pass, `ours_bf16` with `--mixed_precision bf16` on a CPU that multiplies such numbers
-itself, `ours_compiled` with `--torch_compile` on a GPU, the time of compiling included. Tokens are real ones, without
-padding. Memory is the peak while training, above what the process held before its first step and (of the process) with
-everything. Start-up is the time from the start of the process to its first batch, in brackets that of the first run, when
-ours had not kept its tokens. Quality is that of the trained model on rows that nobody was trained on: the loss, and the
-average precision over all pairs of row and label."""
+the very same batches and passes, with our dropout; `trainer_best` transformers' Trainer with fused AdamW and batches of
+similar length, `trainer` as it comes; `padded` the hand-written DDP script that many start from (local_rank,
+DistributedSampler, reduce_tensor, every text padded to max_length), on one process; `ours_random` ours with
+`--length_grouping false`, `ours_whole` ours with each batch in one pass, `ours_bf16` with `--mixed_precision bf16` on a CPU
+that multiplies such numbers itself, `ours_compiled` with `--torch_compile` on a GPU, the time of compiling included. Tokens
+are real ones, without padding. Memory is the peak while training, above what the process held before its first step and (of
+the process) with everything. Start-up is the time from the start of the process to its first batch, in brackets that of the
+first run, when ours had not kept its tokens. Quality is that of the trained model on rows that nobody was trained on: the
+loss, and the average precision over all pairs of row and label."""
 
 
 def measure(bench: Bench, kind: str) -> Figures:

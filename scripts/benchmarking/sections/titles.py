@@ -15,13 +15,14 @@ WARM_UP = 1  # first turns that do not count
 LEAST_TURNS = WARM_UP + 3
 LEGEND = """All documents of a batch have the same length, so nobody pads; every contender has the same model, weights and
 rows per step. `ours` is `app/titlegen.py` itself with its own attention; `bare` a plain PyTorch loop over the very same
-batches with that attention; `trainer_best` Seq2SeqTrainer with transformers' block-sparse attention, fused AdamW and length
-grouping, `trainer` as it comes; `padded` the hand-written loop with AdamW as it comes; `trainer_full` Seq2SeqTrainer's best
-with full attention, `ours_compiled` ours with `--torch_compile` on a GPU. The first turn of each is a warm-up and does not
-count; against `bare`, where a few percent decide, the first six do not on a CPU, in which the heap of either process still
-grows, and sixteen more are taken. Tokens are those of documents. Memory is the peak while training, above what the process
-held before its first step: gradients, moments, activations. The loss before training, without dropout, shows that the models
-are the same; the one after is that of the same rows after each contender's own steps, whose batches come in another order."""
+batches with that attention and our dropout; `trainer_best` Seq2SeqTrainer with transformers' block-sparse attention, fused
+AdamW and length grouping, `trainer` as it comes; `padded` the hand-written loop with AdamW as it comes; `trainer_full`
+Seq2SeqTrainer's best with full attention, `ours_compiled` ours with `--torch_compile` on a GPU. The first turn of each is a
+warm-up and does not count; against `bare`, where a few percent decide, the first six do not on a CPU, in which the heap of
+either process still grows, and sixteen more are taken. Tokens are those of documents. Memory is the peak while training,
+above what the process held before its first step: gradients, moments, activations. The loss before training, without dropout,
+shows that the models are the same; the one after is that of the same rows after each contender's own steps, whose batches
+come in another order."""
 
 
 def measure(bench: Bench) -> Figures:
