@@ -13,6 +13,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from noise.dropout import Dropout, draws_here
 from noise.dropout import dropout as drop
 
+HALF = (torch.bfloat16, torch.float16)
 KNOWN = {"output_attentions", "use_cache"}  # what may be asked for besides, and changes nothing
 
 
@@ -48,12 +49,16 @@ def noisy_attention(
     where a query sees a key, or what is added to the scores."""
     if not draws_here(query, p):
         return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=p, scale=scale)
-    scores = torch.matmul(query * (query.shape[-1] ** -0.5 if scale is None else scale), key.transpose(-1, -2))
-    if mask is not None:
-        if mask.dtype == torch.bool:
-            mask = torch.zeros_like(mask, dtype=scores.dtype).masked_fill_(~mask, torch.finfo(scores.dtype).min)
-        scores += mask
-    return torch.matmul(drop(scores.softmax(dim=-1), p), value)
+    # Half precision is computed in single, as torch's own unfused attention does on a CPU: its products of small matrices are
+    # no faster, and make a kernel for every new length.
+    with torch.autocast("cpu", enabled=False):
+        q, k, v = (x.float() if x.dtype in HALF else x for x in (query, key, value))
+        scores = torch.matmul(q * (q.shape[-1] ** -0.5 if scale is None else scale), k.transpose(-1, -2))
+        if mask is not None:
+            if mask.dtype == torch.bool:
+                mask = torch.zeros_like(mask, dtype=scores.dtype).masked_fill_(~mask, torch.finfo(scores.dtype).min)
+            scores += mask
+        return torch.matmul(drop(scores.softmax(dim=-1), p), v).to(query.dtype)
 
 
 def use_fast_dropout(model: nn.Module) -> None:

@@ -57,6 +57,16 @@ def test_but_for_the_noise_it_is_torchs(mask, scale, without_noise):
     assert without_noise == [0.1]
 
 
+def test_half_precision_is_computed_in_single(without_noise):
+    q, k, v = (x.detach().bfloat16() for x in tensors(2, 3, 7, 8))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = noisy_attention(q, k, v, None, 0.1)
+    expected = scaled_dot_product_attention(q.float(), k.float(), v.float()).bfloat16()
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found, expected, rtol=0.01, atol=0)
+    assert without_noise == [0.1]
+
+
 def test_the_expectation_is_that_without_noise():
     q, k, v = (x.detach() for x in tensors(1, 1, 7, 8))
     torch.manual_seed(0)
