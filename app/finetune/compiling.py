@@ -20,7 +20,7 @@ def compile_layers(model: nn.Module) -> None:
     so that DDP exchanges the gradients of one layer while the one below is computed. A search for titles, which hands a cache
     from token to token, is left as it is: each layer's part of the cache would be compiled anew, for little work a step.
     """
-    # torch stops compiling a function, without a word to the user, of which there are more than 8.
+    # torch stops compiling a function of which there are more than 8, with a warning of its own.
     torch._dynamo.config.recompile_limit = max(VARIANTS, torch._dynamo.config.recompile_limit)
     for module in list(_layers(model)) or [model]:
         module.forward = _compiled(module.forward)
