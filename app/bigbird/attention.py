@@ -14,11 +14,7 @@ with the length, not with length x keys. Keys of the window are read in place, o
 
 from __future__ import annotations
 
-import functools
-import os
-import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -27,8 +23,10 @@ from torch import Tensor
 from bigbird.dense import dense, dense_backward
 from bigbird.portions import Portion, portions_of
 from bigbird.rows import Rows
-from bigbird.scores import Backward, ends_of, scratch
+from bigbird.scores import Backward, ends_of
 from bigbird.sparse import sparse, sparse_backward
+from cores.scratch import scratch
+from cores.threads import in_threads
 
 
 class BlockSparse(torch.autograd.Function):
@@ -64,40 +62,12 @@ def _to_be_put(like: Tensor, rows: Rows, block_size: int) -> Tensor:
 
 
 def _in_portions(work: Callable, portions: Iterable[Portion], *tensors: Tensor) -> None:
-    """Calls work(portion, *tensors) for each portion, on a CPU in as many threads as torch has.
-
-    Each of these threads computes alone. Were every operation shared out instead, the cores would wait for each other after
-    each of the hundreds of small ones: hardly felt on a quiet machine, ten times slower where other processes compute too.
-    """
-    threads = torch.get_num_threads()
-    if tensors[0].device.type != "cpu" or threads == 1:
-        for portion in portions:
-            work(portion, *tensors)
+    """Calls work(portion, *tensors) for each portion."""
+    if tensors[0].device.type == "cpu":
+        in_threads(lambda portion: work(portion, *tensors), portions)
         return
-    # Threads start with modes of their own.
-    inference = torch.is_inference_mode_enabled()
-
-    def one(portion: Portion) -> None:
-        with torch.inference_mode(inference), torch.no_grad():
-            work(portion, *tensors)
-
-    for _ in _threads(os.getpid(), threads).map(one, portions):
-        pass
-
-
-@functools.lru_cache(maxsize=1)
-def _threads(process: int, number: int) -> ThreadPoolExecutor:
-    """Threads in each of which torch uses one core. `process`: threads do not survive a fork, so a child needs its own."""
-    pool, met = ThreadPoolExecutor(number, thread_name_prefix="bigbird"), threading.Barrier(number)
-
-    def prepare(_: int) -> None:
-        torch.get_num_threads()  # or the thread's first operation would take the process's number (torch 2.13)
-        torch.set_num_threads(1)
-        met.wait()
-
-    list(pool.map(prepare, range(number)))
-    torch.set_num_threads(number)  # the number is also the default of threads to come: put it back
-    return pool
+    for portion in portions:
+        work(portion, *tensors)
 
 
 def _attention(portion: Portion, query: Tensor, key: Tensor, value: Tensor, context: Tensor) -> None:

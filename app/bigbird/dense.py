@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from bigbird.scores import Backward, chunks, scratch, weights_of
+from bigbird.scores import Backward, chunks, weights_of
+from cores.scratch import scratch
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, out: Tensor) -> None:

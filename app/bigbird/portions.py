@@ -12,7 +12,8 @@ from torch import Tensor
 
 from bigbird.plan import shortest_sparse
 from bigbird.rows import Rows
-from bigbird.scores import HIDDEN, scratch
+from bigbird.scores import HIDDEN
+from cores.scratch import scratch
 
 PORTION = 2**17  # elements of a tensor that a core works on at once, if one head of a row has no more
 

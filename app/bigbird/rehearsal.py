@@ -60,7 +60,7 @@ def _sizes(query: Tensor, block_size: int, number: int) -> _Sizes:
 
 
 class _Scratch:
-    """`scores.scratch`, which stays, in a rehearsal; each begins with none."""
+    """`cores.scratch`, which stays, in a rehearsal; each begins with none."""
 
     def __init__(self) -> None:
         self.mode: FakeTensorMode | None = None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
-import threading
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from cores.scratch import scratch
 
 HIDDEN = -10000.0  # added to the score of a key that is not to be seen: transformers' value, exp(HIDDEN) is 0
 # Scores held at once: on a CPU what stays in a core's cache, elsewhere as many as memory allows, since launches cost more.
@@ -47,24 +47,6 @@ def weights_of(scores: Tensor, bias: Tensor) -> Tensor:
         scores = scores.float().add_(bias)
     weights = scratch("weights", scores.shape, torch.float32, scores.device)
     return torch.softmax(scores, dim=-1, dtype=torch.float32, out=weights)
-
-
-def scratch(name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Uninitialised memory, the same for every piece of a thread that asks by the same name: what is there is overwritten.
-
-    On a CPU a thread that gives back some megabytes after each piece gives them back to the system, and spends up to a fifth
-    of its time having fresh pages cleared (glibc trims the heaps of threads).
-    """
-    if device.type != "cpu":
-        return torch.empty(shape, dtype=dtype, device=device)
-    size, kept = math.prod(shape), _kept.__dict__.get((name, dtype))
-    if kept is None or len(kept) < size:
-        with torch.inference_mode(False):  # or it could not be written to outside that mode
-            kept = _kept.__dict__[name, dtype] = torch.empty(size, dtype=dtype)
-    return kept[:size].view(shape)
-
-
-_kept = threading.local()
 
 
 def ends_of(x: Tensor) -> Tensor:

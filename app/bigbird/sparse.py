@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from bigbird.portions import through_pairs
-from bigbird.scores import Backward, chunks, ends_of, scratch, weights_of
+from bigbird.scores import Backward, chunks, ends_of, weights_of
+from cores.scratch import scratch
 
 
 def sparse(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, bias: Tensor, out: Tensor) -> None:

@@ -1,12 +1,8 @@
 """Against plain transformers, which gets one row at a time, padded to that row's own block."""
 
 import copy
-import os
 import pickle
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,7 +20,6 @@ from transformers import (
 )
 from transformers.activations import NewGELUActivation
 
-import bigbird.attention
 import bigbird.portions
 import bigbird.scores
 from bigbird.layers import FusedGELU, use_fast_attention
@@ -131,39 +126,6 @@ def test_threads_change_nothing_and_keep_their_number(threads):
     assert torch.get_num_threads() == threads
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(torch.get_num_threads).result() == threads
-
-
-def test_each_of_the_threads_computes_alone():
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        pool = bigbird.attention._threads(os.getpid(), 3)
-        x = torch.randn(300, 300)
-        found = list(pool.map(lambda _: (x @ x).shape and torch.get_num_threads(), range(12)))
-        assert (found, torch.get_num_threads()) == ([1] * 12, 3)
-    finally:
-        torch.set_num_threads(before)
-
-
-def test_a_forked_process_has_threads_of_its_own():
-    # As in a worker of a data loader, after the parent has computed.
-    code = """
-import os, sys, threading, torch
-sys.path[:0] = sys.argv[1:]
-from test_attention import batch, encoder, fast
-torch.set_num_threads(2)
-model, (ids, mask) = fast(encoder()), batch((61, 100))
-model(input_ids=ids, attention_mask=mask)
-torch.set_num_threads(1)  # OpenMP does not survive the fork either
-child = os.fork()
-from bigbird.attention import _threads
-if child == 0:
-    _threads(os.getpid(), 2).submit(os._exit, 0)
-    threading.Event().wait()
-assert os.waitpid(child, 0)[1] == 0
-"""
-    here = Path(__file__).parent
-    subprocess.run([sys.executable, "-c", code, str(here), str(here.parents[1] / "app")], check=True, timeout=600)
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from bigbird import scores
+import cores.scratch
 from finetune import memory
 from finetune.lengths import known
 from finetune.memory import Layout, Rehearsal, estimate, layout_of, memory_lines, needed, rehearse, with_zero
@@ -132,7 +132,7 @@ def test_a_pass_takes_what_was_rehearsed(make, task, batch, checkpointing, preci
     layout = memory.replace(ALONE, precision=precision)
     rehearsed = rehearse(model, task, batch, layout)
     forward_and_backward(model, task, batch, layout.autocast)  # caches and workspaces
-    monkeypatch.setattr(scores, "_kept", threading.local())  # BigBird's memory is taken in the pass that is measured
+    monkeypatch.setattr(cores.scratch, "_kept", threading.local())  # kept memory is taken in the pass that is measured
     measured = taken(lambda: forward_and_backward(model, task, batch, layout.autocast), model)
     assert rehearsed.with_gradients == pytest.approx(measured, rel=tolerance)
     assert rehearsed.activations <= rehearsed.with_gradients

@@ -1,0 +1,1 @@
+"""The cores of a CPU: threads that compute alone, in memory that they keep."""
