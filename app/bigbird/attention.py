@@ -74,7 +74,7 @@ def _attention(portion: Portion, query: Tensor, key: Tensor, value: Tensor, cont
     """Fills the portion's part of `context`. All tensors (batch, width, heads, size)."""
     q, k, v = (portion.take(x, name) for x, name in ((query, "q"), (key, "k"), (value, "v")))
     q *= q.shape[-1] ** -0.5
-    out = scratch("out", q.shape, q.dtype, q.device)
+    out = scratch("out", q.shape, q.dtype, q)
     if portion.short:
         dense(q, k, v, portion.bias, out)
     else:
@@ -97,8 +97,8 @@ def _attention_backward(
     d_out *= portion.real
     # sum_j P_ij dP_ij is sum_d O_id dO_id.
     delta = out.mul_(d_out).sum(dim=-1, keepdim=True, dtype=torch.float32)
-    d_q = scratch("d_q", q.shape, q.dtype, q.device)
-    d_k, d_v = (scratch(name, k.shape, torch.float32, k.device).zero_() for name in ("d_k", "d_v"))
+    d_q = scratch("d_q", q.shape, q.dtype, q)
+    d_k, d_v = (scratch(name, k.shape, torch.float32, k).zero_() for name in ("d_k", "d_v"))
     x = Backward(q, k, v, d_out, delta, d_q, d_k, d_v)
     if portion.short:
         dense_backward(x, portion.bias)

@@ -33,7 +33,7 @@ def dense_backward(x: Backward, bias: Tensor) -> None:
 def _products(chunk: Tensor, keys: Tensor) -> Tensor:
     """Every query times every key, until this thread's next products."""
     shape = (*chunk.shape[:2], keys.shape[1])
-    return torch.bmm(chunk, keys.mT, out=scratch("scores", shape, chunk.dtype, chunk.device))
+    return torch.bmm(chunk, keys.mT, out=scratch("scores", shape, chunk.dtype, chunk))
 
 
 def _pieces(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Iterator[tuple]:

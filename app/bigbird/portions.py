@@ -37,7 +37,7 @@ class Portion:
     def take(self, x: Tensor, name: str) -> Tensor:
         """A copy of this part of (batch, width, heads, size), `scratch` of that name."""
         part = x[self.rows, : self.blocks * self.block_size, self.heads].transpose(1, 2)
-        taken = scratch(name, part.shape, x.dtype, x.device).copy_(part)
+        taken = scratch(name, part.shape, x.dtype, x).copy_(part)
         return taken.view(-1, self.blocks, self.block_size, x.shape[-1])
 
     def put(self, part: Tensor, whole: Tensor) -> None:

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bigbird.plan import shortest_sparse
 from bigbird.portions import portion_size
 from bigbird.scores import SCORES_PER_CORE
+from cores.scratch import scratch
 
 
 class Rehearsal(torch.autograd.Function):
@@ -22,7 +22,7 @@ class Rehearsal(torch.autograd.Function):
         context = torch.empty_like(query)
         ctx.save_for_backward(query, key, value, context)
         ctx.sizes = _sizes(query, block_size, number)
-        _scratch.take(query, ctx.sizes, ("q", "k", "v", "out"), ())
+        _take(query, ctx.sizes, ("q", "k", "v", "out"), ())
         copies = query.new_empty(ctx.sizes.copies)
         del copies
         return context
@@ -32,7 +32,7 @@ class Rehearsal(torch.autograd.Function):
         saved = ctx.saved_tensors  # under checkpointing they may be asked for once only
         query = saved[0]
         gradients = [torch.empty_like(x) for x in saved[:3]]
-        _scratch.take(query, ctx.sizes, ("q", "k", "v", "out", "d_out", "d_q"), ("d_k", "d_v"))
+        _take(query, ctx.sizes, ("q", "k", "v", "out", "d_out", "d_q"), ("d_k", "d_v"))
         casts = query.new_empty(0 if query.dtype == torch.float32 else ctx.sizes.scores, dtype=torch.float32)
         copies = query.new_empty(2 * ctx.sizes.copies)
         del casts, copies
@@ -59,21 +59,8 @@ def _sizes(query: Tensor, block_size: int, number: int) -> _Sizes:
     return _Sizes(at_once * width * size, scores, queries * (number if in_place else number + 3 + 1))
 
 
-class _Scratch:
-    """`cores.scratch`, which stays, in a rehearsal; each begins with none."""
-
-    def __init__(self) -> None:
-        self.mode: FakeTensorMode | None = None
-        self.kept: dict[str, Tensor] = {}
-
-    def take(self, query: Any, sizes: _Sizes, portions: tuple[str, ...], sums: tuple[str, ...]) -> None:
-        if self.mode is not query.fake_mode:
-            self.mode, self.kept = query.fake_mode, {}
-        wanted = dict.fromkeys(portions, (sizes.portion, query.dtype)) | dict.fromkeys(sums, (sizes.portion, torch.float32))
-        wanted |= {"scores": (sizes.scores, query.dtype), "weights": (sizes.scores, torch.float32)}
-        for name, (size, dtype) in wanted.items():
-            if name not in self.kept or len(self.kept[name]) < size:
-                self.kept[name] = query.new_empty(size, dtype=dtype)
-
-
-_scratch = _Scratch()
+def _take(query: Any, sizes: _Sizes, portions: tuple[str, ...], sums: tuple[str, ...]) -> None:
+    wanted = dict.fromkeys(portions, (sizes.portion, query.dtype)) | dict.fromkeys(sums, (sizes.portion, torch.float32))
+    wanted |= {"scores": (sizes.scores, query.dtype), "weights": (sizes.scores, torch.float32)}
+    for name, (size, dtype) in wanted.items():
+        scratch(name, (size,), dtype, query)

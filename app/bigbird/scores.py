@@ -45,7 +45,7 @@ def weights_of(scores: Tensor, bias: Tensor) -> Tensor:
     # Looking would make a GPU wait for its queue.
     if bias.device.type != "cpu" or bias.any():
         scores = scores.float().add_(bias)
-    weights = scratch("weights", scores.shape, torch.float32, scores.device)
+    weights = scratch("weights", scores.shape, torch.float32, scores)
     return torch.softmax(scores, dim=-1, dtype=torch.float32, out=weights)
 
 

@@ -77,7 +77,7 @@ class _Piece:
 
     def products(self, chunk: Tensor, keys: Keys) -> Tensor:
         """Every query times every key that it sees, until this thread's next products."""
-        scores = scratch("scores", (len(chunk), self.block_size, self.bias.shape[-1]), chunk.dtype, chunk.device)
+        scores = scratch("scores", (len(chunk), self.block_size, self.bias.shape[-1]), chunk.dtype, chunk)
         torch.bmm(self._by_pair(chunk), keys.ends.mT, out=self._ends_of(scores))
         torch.bmm(chunk, keys.window.mT, out=self._window_of(scores))
         if keys.drawn is not None:

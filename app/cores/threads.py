@@ -19,9 +19,10 @@ Piece = TypeVar("Piece")
 
 
 def in_threads(work: Callable[[Piece], None], pieces: Iterable[Piece]) -> None:
-    """Calls `work(piece)` for each piece, without gradients, in as many threads as torch has."""
+    """Calls `work(piece)` for each piece, without gradients, in as many threads as torch has. A single piece has all cores."""
     threads = torch.get_num_threads()
-    if threads == 1:
+    pieces = list(pieces)
+    if threads == 1 or len(pieces) == 1:
         for piece in pieces:
             with torch.no_grad():
                 work(piece)

@@ -1,4 +1,4 @@
-"""Attention with dropout on a CPU, where torch has no fused kernel for it: the same operations, noise of `noise.dropout`."""
+"""Attention with dropout on a CPU for every model whose attention is transformers' `sdpa`; torch has no fused kernel for it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch.nn import functional
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from noise.bias import bias_of
 from noise.dropout import Dropout, draws_here
-from noise.dropout import dropout as drop
+from noise.portions import NoisyAttention
 
-HALF = (torch.bfloat16, torch.float16)
 KNOWN = {"output_attentions", "use_cache"}  # what may be asked for besides, and changes nothing
 
 
@@ -45,20 +45,15 @@ def attend(
 def noisy_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, p: float, scale: float | None = None
 ) -> Tensor:  # fmt: skip
-    """`scaled_dot_product_attention` of (..., tokens, size) whose weights are dropped with probability `p`. `mask`: bool, true
-    where a query sees a key, or what is added to the scores."""
-    if not draws_here(query, p):
+    """`scaled_dot_product_attention` of (rows, heads, tokens, size) whose weights are dropped with probability `p`.
+
+    `mask` expands to (rows, heads, queries, keys): bool, true where a query sees a key, or what is added to the scores.
+    """
+    if not draws_here(query, p) or (mask is not None and mask.requires_grad):
         return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=p, scale=scale)
-    # Half precision is computed in single, as torch's own unfused attention does on a CPU: its products of small matrices are
-    # no faster, and make a kernel for every new length.
     with torch.autocast("cpu", enabled=False):
-        q, k, v = (x.float() if x.dtype in HALF else x for x in (query, key, value))
-        scores = torch.matmul(q * (q.shape[-1] ** -0.5 if scale is None else scale), k.transpose(-1, -2))
-        if mask is not None:
-            if mask.dtype == torch.bool:
-                mask = torch.zeros_like(mask, dtype=scores.dtype).masked_fill_(~mask, torch.finfo(scores.dtype).min)
-            scores += mask
-        return torch.matmul(drop(scores.softmax(dim=-1), p), v).to(query.dtype)
+        bias = None if mask is None else bias_of(mask)
+        return NoisyAttention.apply(query, key, value, bias, p, query.shape[-1] ** -0.5 if scale is None else scale)
 
 
 def use_fast_dropout(model: nn.Module) -> None:

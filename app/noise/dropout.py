@@ -1,24 +1,18 @@
-"""Dropout on a CPU.
-
-torch (2.13) draws its noise on a CPU element by element, in a quarter of the time of a BERT's training step, and keeps it in
-four bytes each. Here numpy's SFC64, seeded from torch's generator, draws 64 bits at a time, 16 of which decide about an
-element; one byte is kept. The share of what is dropped is a multiple of 2**-16, and what is left is scaled by that very share,
-so that the expectation is the input. The noise is another sample than torch's; the same seed gives the same sample.
-"""
+"""Dropout on a CPU: torch's but for the noise, which is `noise.stream`'s."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 from torch.overrides import has_torch_function_unary
 
-LEVELS = 2**16
+from cores.scratch import scratch
+from noise.stream import Noise
+
+AT_ONCE = 2**21  # elements that are worked on at once, in memory that is kept
 
 
 def draws_here(x: Tensor, p: float) -> bool:
@@ -42,22 +36,28 @@ class Dropout(nn.Dropout):
 class _Dropped(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
-        hidden = min(round(p * LEVELS), LEVELS - 1)  # levels of a drawn number that drop an element
-        ctx.scale = LEVELS / (LEVELS - hidden)
-        kept = torch.empty_like(x, dtype=torch.uint8) if isinstance(x, FakeTensor) else _draw(x.shape, hidden)
+        kept, noise = torch.empty_like(x, dtype=torch.uint8, memory_format=torch.contiguous_format), Noise.of(p)
+        noise.fill(kept)
+        ctx.scale = noise.scale
         ctx.save_for_backward(kept)
-        return (x * kept).mul_(ctx.scale)
+        return _scaled(x, kept, noise.scale)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (kept,) = ctx.saved_tensors
-        return (gradient * kept).mul_(ctx.scale), None
+        return _scaled(gradient, kept, ctx.scale), None
 
 
-def _draw(shape: torch.Size, hidden: int) -> Tensor:
-    """1 or, for `hidden` elements of 2**16, 0: uint8 of that shape, which torch multiplies by faster than by booleans."""
-    number = math.prod(shape)
-    stream = np.random.SFC64(int(torch.randint(2**63 - 1, ())))
-    levels = stream.random_raw(-(-number // 4)).view(np.int16)[:number]
-    return (torch.from_numpy(levels) >= hidden - LEVELS // 2).view(torch.uint8).view(shape)
+def _scaled(x: Tensor, kept: Tensor, scale: float) -> Tensor:
+    """`x` times `kept` times `scale`."""
+    x = x.contiguous()
+    result = torch.empty_like(x)
+    for part, own, out in zip(*(y.view(-1).split(AT_ONCE) for y in (x, kept, result)), strict=True):
+        torch.mul(part, factors_of(own, x.dtype), out=out).mul_(scale)
+    return result
+
+
+def factors_of(kept: Tensor, dtype: torch.dtype) -> Tensor:
+    """What to multiply by, until the next: much faster than by bytes."""
+    return scratch("factors", kept.shape, dtype, kept).copy_(kept)

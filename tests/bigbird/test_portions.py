@@ -1,15 +1,11 @@
-import itertools
-import threading
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bigbird import portions, scores
+from bigbird import portions
 from bigbird.portions import portion_size, portions_of
 from bigbird.rows import read_rows
-from bigbird.scores import scratch
 
 LENGTHS = (90, 33, 96, 40, 5, 90)
 
@@ -59,32 +55,3 @@ def test_a_portion_is_small_and_there_is_one_for_every_thread(pairs, elements, t
     assert 1 <= size <= pairs
     assert size == 1 or (size - 1) * elements < 2 * portions.PORTION
     assert -(-pairs // size) >= min(threads, pairs) / 2
-
-
-@pytest.fixture
-def fresh(monkeypatch):
-    monkeypatch.setattr(scores, "_kept", threading.local())
-
-
-@pytest.mark.usefixtures("fresh")
-def test_a_thread_has_memory_of_its_own_that_it_keeps():
-    def ask(shape, dtype=torch.float32, name="a"):
-        return scratch(name, shape, dtype, torch.device("cpu")).data_ptr()
-
-    first = ask((4, 5))
-    assert ask((2, 3)) == ask((20,)) == first
-    others = [ask((4, 5), torch.bfloat16), ask((4, 5), name="b")]
-    thread = threading.Thread(target=lambda: others.append(ask((4, 5))))
-    thread.start()
-    thread.join()
-    assert all(one != other for one, other in itertools.combinations([first, *others], 2))
-    larger = ask((1000, 1000))
-    assert ask((4, 5)) == larger
-
-
-@pytest.mark.usefixtures("fresh")
-def test_memory_of_an_inference_can_be_trained_in():
-    with torch.inference_mode():
-        kept = scratch("a", (3,), torch.float32, torch.device("cpu"))
-    assert not kept.is_inference()
-    assert scratch("a", (3,), torch.float32, torch.device("cpu")).zero_().sum() == 0

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from cores.scratch import scratch
 from cores.threads import in_threads
 
 
@@ -74,18 +73,3 @@ assert os.waitpid(child, 0)[1] == 0
 """
     app = Path(__file__).parents[2] / "app"
     subprocess.run([sys.executable, "-c", code, str(app)], check=True, timeout=600)
-
-
-def test_a_thread_keeps_its_memory():
-    cpu = torch.device("cpu")
-    first = scratch("test", (4, 5), torch.float32, cpu)
-    assert scratch("test", (2, 3), torch.float32, cpu).data_ptr() == first.data_ptr()
-    assert scratch("other", (4, 5), torch.float32, cpu).data_ptr() != first.data_ptr()
-    assert scratch("test", (4, 5), torch.float64, cpu).dtype == torch.float64
-    assert scratch("test", (7, 9), torch.float32, cpu).shape == (7, 9)
-    with torch.inference_mode():
-        kept = scratch("from inference", (3,), torch.float32, cpu)
-    kept.fill_(1.0)
-    with ThreadPoolExecutor(1) as pool:
-        other = pool.submit(scratch, "from inference", (3,), torch.float32, cpu).result()
-    assert other.data_ptr() != kept.data_ptr()

@@ -4,7 +4,10 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from noise.dropout import LEVELS, Dropout, dropout
+import noise.dropout
+import noise.stream
+from noise.dropout import Dropout, dropout
+from noise.stream import LEVELS
 
 
 def scale_of(p):
@@ -38,6 +41,35 @@ def test_the_seed_decides():
     assert torch.equal(found[0][1], found[1][1])
     assert not torch.equal(found[0][0], found[0][1])
     assert not torch.equal(found[0][0], found[2][0])
+
+
+def test_the_noise_is_the_seeds_and_not_the_cores(monkeypatch):
+    monkeypatch.setattr(noise.stream, "PIECE", 1000)
+    monkeypatch.setattr(noise.dropout, "AT_ONCE", 300)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            torch.manual_seed(0)
+            x = torch.ones(70, 99, requires_grad=True)
+            y = dropout(x, 0.5)
+            y.sum().backward()
+            assert torch.equal(x.grad, y)
+            found.append(y)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*found)
+    dropped = (found[0] == 0).flatten()
+    assert not torch.equal(dropped[:1000], dropped[1000:2000])  # each piece has its own
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_gradients_come_in_any_layout(turned):
+    torch.manual_seed(0)
+    x = torch.ones(6, 7).T.requires_grad_() if turned else torch.ones(7, 6, requires_grad=True)
+    y = dropout(x, 0.5)
+    y.backward(torch.ones(6, 7).T)
+    assert torch.equal(x.grad, y.detach())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
