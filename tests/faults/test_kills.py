@@ -31,7 +31,7 @@ def titles(folder):
     return [str(title_job.SCRIPT), "--from_scratch", "--do_train", "--do_predict", *asked]
 
 
-@pytest.mark.parametrize(("command", "kills"), [(classify, 12), (titles, 10)], ids=["classify", "titlegen"])
+@pytest.mark.parametrize(("command", "kills"), [(classify, 8), (titles, 7)], ids=["classify", "titlegen"])
 def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(command, kills, home, title_home, tmp_path):
     place = home if command is classify else title_home
     _, report = soak(place, tmp_path / "soak", command(tmp_path / "never"), "--kills", str(kills))
