@@ -67,6 +67,17 @@ def test_a_layer_is_compiled_once_for_all_batches(kind, counter):
     assert pieces[-1] == pieces[2] < 3 * pieces[0]
 
 
+def steps_back(loss):
+    """Names of the backward pass's steps."""
+    found, waiting = {}, [loss.grad_fn]
+    while waiting:
+        step = waiting.pop()
+        if step is not None and step not in found:
+            found[step] = step.name()
+            waiting += [below for below, _ in step.next_functions]
+    return list(found.values())
+
+
 @pytest.fixture
 def alone():
     """A process group of one."""
@@ -100,7 +111,9 @@ def test_gradients_are_exchanged_while_lower_layers_are_computed(monkeypatch):
     replica.register_comm_hook(None, exchange)
     for _ in range(2):  # the first time DDP sees in which order gradients come, and makes its buckets
         events.clear()
-        CLASSIFY.loss_sum(replica, passes("padded")[0]).backward()
+        loss = CLASSIFY.loss_sum(replica, passes("padded")[0])
+        assert steps_back(loss).count("CompiledFunctionBackward") == model.config.num_hidden_layers
+        loss.backward()
     early = {number for event in events[: events.index("embeddings")] for number in event}
     layers = model.bert.encoder.layer
     assert {id(parameter) for layer in layers[1:] for parameter in layer.parameters()} <= early
