@@ -13,11 +13,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 from finetune.lengths import known_lengths
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Rows:
     """The rows of a batch by their number of blocks, found once per forward pass of a model.
 
-    No tuple: torch.compile looks into tuples that pass through a layer, and would compile the layer anew for each batch.
+    No tuple and not frozen: torch.compile looks into tuples that pass through a layer, and torch 2.11 into frozen data classes
+    too, and would compile the layer anew for each batch, or each number of rows.
     """
 
     mask: Tensor  # (rows, width) bool: which tokens are real

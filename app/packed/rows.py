@@ -9,11 +9,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class PackedRows:
     """Where the rows of a packed batch lie. It travels through an encoder's layers in the attention mask's place.
 
-    No tuple: torch.compile looks into tuples that pass through a layer, and would compile the layer anew for each batch.
+    No tuple and not frozen: torch.compile looks into tuples that pass through a layer, and torch 2.11 into frozen data classes
+    too, and would compile the layer anew for each batch, or each number of rows.
     """
 
     lengths: tuple[int, ...]  # tokens of each row, as the host knows them

@@ -92,7 +92,6 @@ def test_gradients_are_exchanged_while_lower_layers_are_computed(monkeypatch):
     # aot_eager makes one backward pass of each compiled piece, as the default does, without its kernels.
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
     monkeypatch.setattr(torch.distributed, "_DEFAULT_FIRST_BUCKET_BYTES", 500)  # a bucket is smaller than one of these layers
-    monkeypatch.setattr(torch._dynamo.config, "optimize_ddp", False)  # or torch would cut a whole model up itself
     model = quiet(build("padded"))
     compile_layers(model)
     events = []
@@ -111,7 +110,8 @@ def test_gradients_are_exchanged_while_lower_layers_are_computed(monkeypatch):
     replica.register_comm_hook(None, exchange)
     for _ in range(2):  # the first time DDP sees in which order gradients come, and makes its buckets
         events.clear()
-        loss = CLASSIFY.loss_sum(replica, passes("padded")[0])
+        with torch._dynamo.config.patch(optimize_ddp=False):  # or torch would cut a whole model up itself
+            loss = CLASSIFY.loss_sum(replica, passes("padded")[0])
         assert steps_back(loss).count("CompiledFunctionBackward") == model.config.num_hidden_layers
         loss.backward()
     early = {number for event in events[: events.index("embeddings")] for number in event}
