@@ -44,5 +44,5 @@ def _bias(mask: Tensor) -> Bias:
         # transformers writes which keys are real out for every query.
         if without_values or torch.equal(mask, mask[:, :, :1].expand_as(mask)):
             mask = mask[:, :, :1]
-        mask = torch.zeros_like(mask, dtype=torch.float32).masked_fill_(~mask, torch.finfo(torch.float32).min)
+        mask = torch.zeros_like(mask, dtype=torch.float32).masked_fill_(~mask, -torch.inf)
     return Bias(mask, [] if without_values else mask.flatten(1).any(dim=1).tolist())

@@ -29,7 +29,7 @@ LOG2E = math.log2(math.e)
 
 class NoisyAttention(torch.autograd.Function):
     """Query (rows, heads, queries, size), key, value (rows, heads, keys, size) -> as query. Half precision is computed in
-    single. A query all of whose biases are -inf gets 0."""
+    single. A query that sees no key gets 0, as from torch's own."""
 
     @staticmethod
     def forward(

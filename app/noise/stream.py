@@ -18,9 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from cores.threads import in_threads
 
 LEVELS = 2**16
-# Elements; multiples of the four that one number decides about.
-PIECE = 2**20  # that have a stream of their own; the noise depends on it
-DRAWN = 2**17  # at once
+PIECE = 2**20  # elements that have a stream of their own; the noise depends on it
 
 
 class Noise(NamedTuple):
@@ -48,8 +46,6 @@ class Noise(NamedTuple):
             in_threads(lambda number: self._fill(number, pieces[number]), range(len(pieces)))
 
     def _fill(self, number: int, kept: Tensor) -> None:
-        stream = np.random.SFC64([self.seed, number])
-        # numpy compares 20 times as fast as torch, and asks the system for no memory where it draws little at once.
-        for part in kept.split(DRAWN):
-            levels = stream.random_raw(-(-len(part) // 4)).view(np.int16)[: len(part)]
-            np.greater_equal(levels, self.hidden - LEVELS // 2, out=part.numpy().view(np.bool_))
+        levels = np.random.SFC64([self.seed, number]).random_raw(-(-len(kept) // 4)).view(np.int16)[: len(kept)]
+        # numpy compares 5 to 20 times as fast as torch.
+        np.greater_equal(levels, self.hidden - LEVELS // 2, out=kept.numpy().view(np.bool_))

@@ -12,14 +12,6 @@ import torch
 from cores.threads import in_threads
 
 
-@pytest.fixture(params=[1, 3])
-def threads(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 def test_every_piece_is_worked_on_once_by_one_core(threads):
     found = []
     met = threading.Barrier(threads)
@@ -35,6 +27,12 @@ def test_every_piece_is_worked_on_once_by_one_core(threads):
     assert torch.get_num_threads() == threads
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(torch.get_num_threads).result() == threads
+
+
+def test_a_single_piece_has_all_cores(threads):
+    found = []
+    in_threads(lambda _: found.append(torch.get_num_threads()), [0])
+    assert found == [threads]
 
 
 @pytest.mark.parametrize("inference", [True, False])

@@ -52,10 +52,11 @@ def mask_of(kind):
     masks["of two dimensions"] = torch.ones(7, 7, dtype=torch.bool).tril()
     masks["of heads"] = torch.randn(1, 3, 7, 7, generator=torch.Generator().manual_seed(1))
     masks["nothing seen"] = torch.zeros(2, 1, 7, 7).index_fill_(0, torch.tensor([1]), -torch.inf)
+    masks["nothing seen, of booleans"] = torch.tensor([True, False])[:, None, None, None].expand(2, 1, 1, 7)
     return masks[kind]
 
 
-MASKS = ("none", "keys", "pairs", "added", "of two dimensions", "of heads", "nothing seen")
+MASKS = ("none", "keys", "pairs", "added", "of two dimensions", "of heads", "nothing seen", "nothing seen, of booleans")
 
 
 @pytest.mark.parametrize("mask", MASKS)
