@@ -17,4 +17,5 @@ ruff format --check --quiet . || {
 }
 export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1
 # Two at a time: half of a test's time is one core's, or a wait for a launcher. What shares runs stays together (tests/conftest.py).
-exec python -m pytest --numprocesses 2 --dist loadgroup "${select[@]}" "$@"
+# A process of the tests that dies is a failure, and not replaced: what is left then would wait for ever (pytest-xdist 3.8.0).
+exec python -m pytest --numprocesses 2 --dist loadgroup --max-worker-restart 0 "${select[@]}" "$@"

@@ -33,8 +33,7 @@ def failures_end_the_job(debug: bool) -> Iterator[None]:
     launcher has ended them by then, unless the first one is well, and then their message is the one that counts.
     """
     code = 0
-    with stop.listen():
-        pulse.on_loss(_end_over_a_loss)
+    with stop.listen(), _told_of_losses():
         try:
             yield
         except StopRequested as error:
@@ -68,6 +67,15 @@ def failures_end_the_job(debug: bool) -> Iterator[None]:
             background.finish_all()
             # Not sys.exit: a process group that lost its peers can hang in its destructors.
             stop.leave(code)
+
+
+@contextlib.contextmanager
+def _told_of_losses() -> Iterator[None]:
+    pulse.on_loss(_end_over_a_loss)
+    try:
+        yield
+    finally:
+        pulse.on_loss(None)  # a process that goes on behind its job must not be ended over it
 
 
 def _is_full_disk(error: Exception) -> bool:

@@ -95,6 +95,15 @@ def test_the_pulse_ends_a_process_that_waits_in_vain(ended, monkeypatch, tmp_pat
     assert json.loads((tmp_path / "status.json").read_text())["state"] == "failed"
 
 
+def test_what_goes_on_behind_its_job_is_not_ended_over_it(ended):
+    for error in (InputError("a"), RuntimeError("Connection closed by peer")):
+        ended(error)
+        assert pulse._tell is None
+    with failures_end_the_job(False):
+        assert pulse._tell is not None
+    assert pulse._tell is None
+
+
 def test_a_process_that_left_on_request_is_no_failure(ended, monkeypatch, tmp_path):
     status.begin(tmp_path, 3)
     monkeypatch.setattr(pulse, "listen", lambda: Heard(stopped="SIGTERM; rank 1"))

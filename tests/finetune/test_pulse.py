@@ -18,6 +18,8 @@ def job(monkeypatch):
     monkeypatch.setattr(pulse, "_store", store)
     monkeypatch.setattr(pulse, "_world_size", 3)
     monkeypatch.setattr(pulse, "_ended", ended)
+    monkeypatch.setattr(pulse, "_tell", None)
+    monkeypatch.setattr(pulse, "_exchanges", 0)  # whatever other tests have come to
     monkeypatch.setattr(pulse, "BEAT_SECONDS", 0.01)
     monkeypatch.setattr(pulse, "LISTEN_SECONDS", 1.0)
     monkeypatch.setattr(pulse, "_limit", 3600.0)
