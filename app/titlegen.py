@@ -28,15 +28,11 @@ from finetune.failure import InputError
 if TYPE_CHECKING:  # torch and transformers are imported by the functions that use them, so that --help does not wait
     from collections.abc import Iterator
 
-    import numpy as np
-
     from finetune.launch import Launch
     from finetune.plan import Plan
     from finetune.processes import Run
-    from finetune.ragged import Ragged
     from finetune.session import Opening
-    from finetune.stored_rows import Column
-    from finetune.tables import Table
+    from titles.splits import Data, Split
     from titles.task import TitleTask
 
 HEADLINE = "rougeL"
@@ -77,35 +73,6 @@ class Arguments(
     groups.ModelArguments,
 ):
     """Title generation"""
-
-
-@dataclass(frozen=True)
-class Split:
-    """One file, ready to be batched. `content`: the texts' and titles' fingerprint; `labels`: each row's title as ids, None for
-    a file without titles."""
-
-    table: Table
-    texts: Column
-    titles: Column | None
-    content: str
-    tokens: Ragged
-    labels: Ragged | None
-
-
-@dataclass(frozen=True)
-class Data:
-    """The run's files and what they share."""
-
-    train: Split | None
-    validation: Split | None
-    test: Split | None
-    tokenizer: Any
-    config: Any
-    start_id: int
-    max_length: int
-    padding: int  # documents are padded to a multiple of this
-    identity: dict[str, Any]
-    notes: list[str]
 
 
 def main(arguments: Arguments) -> None:
@@ -153,157 +120,11 @@ def main(arguments: Arguments) -> None:
     ending.finish(run)
 
 
-# Data ----------------------------------------------------------------------------------------------------------------
-
-
 def load_data(arguments: Arguments, train: bool, evaluate: bool, predict: bool) -> Data:
-    """Reads and checks every file, tokenizes documents and titles. Raises `InputError` with what is wrong."""
-    from bigbird.plan import choose_attention, padding_of
-    from finetune.columns import drop_blank, note_repeated_texts, read_splits, split_off
-    from pretrained.model import check_weights, choose_max_length, load_config
-    from pretrained.tokenizer import load_tokenizer, tokenizer_fingerprint
-    from titles.model import check_title_length, encoder_config, load_title_config, special_ids
+    """The run's files (see `titles.splits`). Raises `InputError` with what is wrong."""
+    from titles import splits
 
-    notes: list[str] = []
-    text, titled = (arguments.text_column,), (arguments.text_column, arguments.title_column)
-    required = {"train": titled} if train else {}
-    required |= {"validation": titled} if evaluate else {}
-    required |= {"test": text} if predict else {}
-    tables = read_splits(arguments, required, train)
-    if train:
-        tables["train"] = drop_blank(tables["train"], arguments.text_column, notes)
-        if evaluate and "validation" not in tables:
-            tables["train"], tables["validation"] = split_off(tables["train"], arguments.validation_split, arguments.seed)
-            notes.append(f"{len(tables['validation'])} training rows are kept for validation (--validation_split)")
-    for split, table in tables.items():
-        check_titles(table, arguments.title_column, split)
-
-    config = load_title_config(arguments)
-    check_weights(arguments)
-    if config.is_encoder_decoder:
-        check_title_length(config, arguments.max_title_length)
-    elif arguments.decoder_model_name_or_path:
-        named = {"model_name_or_path": arguments.decoder_model_name_or_path, "config_name": None, "from_scratch": False}
-        decoder = replace(arguments, **named)
-        check_title_length(load_config(decoder), arguments.max_title_length)
-        check_weights(decoder)
-    tokenizer = load_tokenizer(arguments, vocabulary_texts(tables.get("train"), arguments))
-    tokenizer.truncation_side = arguments.truncation_side
-    start_id, end_id = special_ids(config, tokenizer)
-    reader = encoder_config(config)
-    max_length = choose_max_length(arguments.max_length, reader, tokenizer, default=4096)
-    note = choose_attention(reader, max_length)
-    notes += [note] if note else []
-    ids = (start_id, end_id)
-    splits = {split: make_split(arguments, split, table, tokenizer, max_length, ids, notes) for split, table in tables.items()}
-    if train:
-        tokens = int(splits["train"].tokens.lengths.sum())
-        notes.insert(0, f"{len(splits['train'].texts)} training rows, {tokens} tokens of documents")
-        note_repeated_texts({split: rows.texts for split, rows in splits.items()}, notes)
-    return Data(
-        train=splits.get("train"),
-        validation=splits.get("validation"),
-        test=splits.get("test"),
-        tokenizer=tokenizer,
-        config=config,
-        start_id=start_id,
-        max_length=max_length,
-        padding=padding_of(reader),
-        identity=identity_of(arguments, splits, tokenizer_fingerprint(tokenizer), max_length),
-        notes=notes,
-    )
-
-
-def vocabulary_texts(table: Table | None, arguments: Arguments) -> list[Column]:
-    """What --tokenizer_type train learns its vocabulary from: documents and titles of the training rows."""
-    if table is None or arguments.tokenizer_type != "train":
-        return []
-    return [table.columns[arguments.text_column], table.columns[arguments.title_column]]
-
-
-def check_titles(table: Table, column: str, split: str) -> None:
-    """Raises `InputError` for titles that are no text, and for empty ones except in rows that are only predicted."""
-    from finetune.columns import SHOWN as SHOWN_PROBLEMS
-    from finetune.columns import blank_rows, more, texts_of
-
-    if column not in table.columns or (split == "test" and all(title in (None, "") for title in table.columns[column])):
-        table.columns.pop(column, None)
-        return
-    empty = blank_rows(texts_of(table, column))
-    if len(empty):
-        found = [f"{table.where(row)}: {column} is empty; give it a title or leave the row out" for row in empty]
-        raise InputError(*found[:SHOWN_PROBLEMS], *more(len(empty)))
-
-
-def make_split(
-    arguments: Arguments, split: str, table: Table, tokenizer: Any, max_length: int, ids: tuple[int, int], notes: list[str]
-) -> Split:
-    """Tokenizes a file's documents and titles and notes what was cut."""
-    from finetune.columns import check_ids, note_blank, note_cut, texts_of
-    from finetune.data import encode_cached
-    from finetune.fingerprint import fingerprint
-    from pretrained.tokenizer import note_unknown, text_encoder, title_encoder, tokenizer_fingerprint
-
-    if split == "test":
-        check_ids(table, arguments.id_column, notes)
-    texts, workers = texts_of(table, arguments.text_column), arguments.preprocessing_num_workers
-    stated = tokenizer_fingerprint(tokenizer)
-    encoded = encode_cached(texts, text_encoder(tokenizer, max_length), f"{stated} {max_length}", workers)
-    titles = labels = None
-    note_unknown(encoded["input_ids"].values, tokenizer, table.path, notes)
-    note_cut(table, "documents", encoded["cut"], max_length, notes)
-    content = [encoded["content"]]
-    if arguments.title_column in table.columns:
-        titles, most = table.columns[arguments.title_column], arguments.max_title_length
-        encode = title_encoder(tokenizer, *ids, most)
-        found = encode_cached(titles, encode, f"{stated} title {ids} {most}", workers)
-        labels = found["input_ids"]
-        note_cut(table, "titles", found["cut"], most, notes)
-        content.append(found["content"])
-    if split != "train":  # that has none left
-        note_blank(table, texts, notes)
-    return Split(table, texts, titles, fingerprint(content), encoded["input_ids"], labels)
-
-
-def identity_of(arguments: Arguments, splits: dict[str, Split], tokenizer: str, max_length: int) -> dict[str, Any]:
-    """What must be equal on every machine, and for a checkpoint to be this run's."""
-    trained = {split: rows for split, rows in splits.items() if split != "test"}
-    return {
-        "task": "titlegen",
-        "model": arguments.config_name or arguments.model_name_or_path,
-        "decoder": arguments.decoder_model_name_or_path or arguments.decoder_layers,
-        "tokenizer": tokenizer[:16],
-        "max_length": max_length,
-        "max_title_length": arguments.max_title_length,
-        **{f"{split}_rows": len(rows.texts) for split, rows in trained.items()},
-        **{f"{split}_content": rows.content[:16] for split, rows in trained.items()},
-    }
-
-
-def collator(split: Split, data: Data) -> Any:
-    """A function from row numbers to a `Batch`: documents padded as the model's attention needs it, titles behind -100."""
-    import torch
-
-    from finetune.data import lengths_of, pad_rows
-    from finetune.task import Batch
-    from titles.task import IGNORED
-
-    tokenizer, shape = data.tokenizer, (data.tokenizer.padding_side, data.padding)
-    reads_globally = data.config.model_type == "led"
-
-    def collate(rows: np.ndarray) -> Batch:
-        ids = [split.tokens[row] for row in rows]
-        inputs = {
-            "input_ids": pad_rows(ids, tokenizer.pad_token_id, *shape),
-            "attention_mask": pad_rows([row * 0 + 1 for row in ids], 0, *shape),
-        }
-        if reads_globally:  # LED's first token sees everything, as in its pretraining
-            inputs["global_attention_mask"] = torch.zeros_like(inputs["input_ids"])
-            inputs["global_attention_mask"][:, 0] = 1
-        labels = None if split.labels is None else pad_rows([split.labels[row] for row in rows], IGNORED)
-        return Batch(torch.as_tensor(rows, dtype=torch.int64), inputs, labels, lengths_of(ids, tokenizer.padding_side))
-
-    return collate
+    return splits.load_data(arguments, train, evaluate, predict)
 
 
 # Model and training --------------------------------------------------------------------------------------------------
@@ -434,6 +255,7 @@ def prepare_training(
 def train_steps(arguments: Arguments, data: Data, plan: Plan, rank: int, packed: bool = False) -> Any:
     """A process's batches by optimizer step. `packed`: see `leaves_padding_out`."""
     from finetune.data import TrainSteps
+    from titles.splits import collator
 
     lengths, grouping = data.train.tokens.lengths, arguments.length_grouping
     return TrainSteps(collator(data.train, data), lengths, plan, rank, arguments.seed, grouping, data.padding, packed)
@@ -453,6 +275,7 @@ def eval_rows(arguments: Arguments, data: Data, split: Split) -> Any:
     """A file to be evaluated, longest documents first."""
     from finetune.data import EvalRows
     from finetune.plan import evaluation_pass
+    from titles.splits import collator
 
     return EvalRows(collator(split, data), split.tokens.lengths, *evaluation_pass(arguments), data.padding)
 
@@ -465,6 +288,7 @@ def export(run: Run, arguments: Arguments, data: Data, task: TitleTask, model: A
     from pretrained.card import markdown_table
     from pretrained.export import export_model
     from titles.export import check_export, plain_model
+    from titles.splits import collator
 
     weights = full_weights(run, model)
 

@@ -39,12 +39,13 @@ def titles_step(settings: dict[str, Any]) -> dict[str, Any]:
     import titlegen
 
     from benchmarking.contenders.title_models import plain_model
+    from titles.splits import collator
 
     figures = titles.train_ours(settings)
     arguments, rows = titles.training_arguments(settings)
     data = titlegen.load_data(arguments, True, False, False)
     model = plain_model(arguments, data)
-    row = titlegen.collator(data.train, data)([0])
+    row = collator(data.train, data)([0])
     task = titles.task_of(data)
     operations = counted(lambda: task.loss_sum(model, row), model)
     return figures | {"units": [(1 + BACKWARD) * operations * rows] * len(figures["step_seconds"])}

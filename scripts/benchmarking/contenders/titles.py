@@ -17,6 +17,7 @@ from benchmarking.contenders.title_rows import batch_size
 from benchmarking.watch import Done, Stopped, Watch, Watched
 from finetune.config import parse
 from finetune.lengths import known
+from titles.splits import collator
 
 CHECKED_ROWS = 4  # training rows whose loss is taken before and after
 
@@ -91,7 +92,7 @@ def train_with_trainer(settings: dict[str, Any]) -> dict[str, Any]:
         processing_class=data.tokenizer, callbacks=[Marks()],
     )  # fmt: skip
     task = task_of(data)
-    checked = titlegen.collator(data.train, data)(np.arange(min(CHECKED_ROWS, len(rows)))).to(watch.device)
+    checked = collator(data.train, data)(np.arange(min(CHECKED_ROWS, len(rows)))).to(watch.device)
     before = mean_loss(settings, model.to(watch.device), task, checked)
     with suppress(Stopped):
         trainer.train()
@@ -184,7 +185,7 @@ def train_padded(settings: dict[str, Any]) -> dict[str, Any]:
     rows = [padded(row) for row in range(len(tokens))]
     loader = torch.utils.data.DataLoader(rows, rows_per_step, shuffle=True, pin_memory=watch.device.type == "cuda")
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.learning_rate)
-    checked = titlegen.collator(data.train, data)(np.arange(min(CHECKED_ROWS, len(tokens)))).to(watch.device)
+    checked = collator(data.train, data)(np.arange(min(CHECKED_ROWS, len(tokens)))).to(watch.device)
     before = mean_loss(settings, model, task, checked)
     model.train()
     with suppress(Stopped):
