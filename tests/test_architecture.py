@@ -19,6 +19,7 @@ LEVELS = {
     "clock": 1,
     "compiling": 1,
     "config": 1,
+    "embeddings": 1,
     "file_problems": 1,
     "fingerprint": 1,
     "lengths": 1,

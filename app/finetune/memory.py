@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_iter
 
 from finetune import zero
 from finetune.data import TrainSteps
+from finetune.embeddings import keep_gradients
 from finetune.lengths import known
 from finetune.plan import BatchShape
 from finetune.task import Batch, Task
@@ -52,6 +53,11 @@ class Layout:
     bucket: int = 0  # numbers that ZeRO reduces at once
     buckets: int = 1  # how many such buffers there are
     live_parameters: int = 0  # how many gathered weights ZeRO-3 keeps
+
+    @property
+    def keeps_embeddings(self) -> bool:
+        """Whether gradients of large embeddings are kept from step to step (`finetune.embeddings`)."""
+        return not self.on_gpu and not self.wrapped and self.stage == 0
 
     @property
     def own_precision(self) -> torch.dtype | None:
@@ -208,6 +214,9 @@ def rehearse(model: nn.Module, task: Task, batch: Batch, layout: Layout) -> Rehe
             labels = None if batch.labels is None else _empty(batch.labels)
             inputs = {name: _empty(tensor) for name, tensor in batch.inputs.items()}
             shapes = Batch(_empty(batch.rows), inputs, labels, batch.lengths)
+            kept = keep_gradients(double) if layout.keeps_embeddings else []
+            for weight in kept:
+                weight.grad = torch.zeros_like(weight)  # by an earlier step
             kernels = _GpuKernels(layout.autocast) if layout.on_gpu else nullcontext()
             with _Counter(double) as counter, kernels, known(batch.lengths):
                 _backward(task.loss_sum(_forward(double, layout.autocast), shapes))
@@ -222,7 +231,7 @@ def rehearse(model: nn.Module, task: Task, batch: Batch, layout: Layout) -> Rehe
         largest=max(trained),
         buffers=sum(buffer.numel() * buffer.element_size() for buffer in model.buffers()),
         activations=counter.most_activations,
-        with_gradients=counter.most,
+        with_gradients=counter.most + sum(4 * weight.numel() for weight in kept),
         shape=size,
     )
 

@@ -15,6 +15,7 @@ from finetune.activations import checkpoint_activations
 from finetune.checkpoint import TrainState
 from finetune.compiling import compile_layers
 from finetune.config import as_dict
+from finetune.embeddings import keep_gradients
 from finetune.engine import FitOptions, Training
 from finetune.failure import InputError
 from finetune.launch import Launch
@@ -129,6 +130,8 @@ def prepare_training(
         checkpoint_activations(model)
     if run.is_main:
         run.print(*_memory(run.launch, plan, model, make))
+    if memory.layout_of(run.launch, plan.batch).keeps_embeddings:
+        keep_gradients(model)
     if arguments.torch_compile and run.launch.zero_stage == 3:
         # It gathers and frees weights around every module: hundreds of pieces, each compiled anew until torch gives up.
         run.print("note           --torch_compile is left out under ZeRO-3")

@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 import cores.scratch
 import noise.dropout
 import noise.portions
-from finetune import memory
+from finetune import embeddings, memory
 from finetune.lengths import known
 from finetune.memory import Layout, Rehearsal, estimate, layout_of, memory_lines, needed, rehearse, with_zero
 from finetune.optim import build_optimizer
@@ -140,9 +140,11 @@ def test_a_pass_takes_what_was_rehearsed(make, task, batch, checkpointing, preci
     assert rehearsed.activations <= rehearsed.with_gradients
 
 
+@pytest.mark.parametrize("large", [300 * 64, embeddings.LARGE])  # numbers in the vocabulary's weight here, which is kept or not
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.usefixtures("one_thread")
-def test_a_step_of_the_engine_takes_what_was_estimated(arguments, start_run, accumulation, monkeypatch):
+def test_a_step_of_the_engine_takes_what_was_estimated(arguments, start_run, accumulation, large, monkeypatch):
+    monkeypatch.setattr(embeddings, "LARGE", large)
     # What threads keep is as small beside this small model as it is beside one of the usual size.
     monkeypatch.setattr(noise.portions, "WEIGHTS", 500)
     monkeypatch.setattr(noise.dropout, "AT_ONCE", 500)
@@ -151,6 +153,8 @@ def test_a_step_of_the_engine_takes_what_was_estimated(arguments, start_run, acc
     run = start_run(shape)
     expected = estimate(rehearse(model, CLASSIFY, batch, layout_of(run.launch, shape)), layout_of(run.launch, shape))
     weights = sum(x.numel() * x.element_size() for x in [*model.parameters(), *model.buffers()])
+    kept = sum(weight.nbytes for weight in embeddings.keep_gradients(model))
+    assert (kept > 0) == (large == 300 * 64)
     model, optimizer = run.accelerator.prepare(model, build_optimizer(arguments(), model, 1e-3))
 
     def step():
@@ -161,7 +165,7 @@ def test_a_step_of_the_engine_takes_what_was_estimated(arguments, start_run, acc
     moments = sum(x.numel() * x.element_size() for s in optimizer.optimizer.state.values() for x in s.values())
     assert expected.weights == weights
     assert expected.optimizer == pytest.approx(moments, rel=0.01)
-    assert weights + moments + taken(step, model) == pytest.approx(expected.peak, rel=0.01)
+    assert weights + moments + kept + taken(step, model) == pytest.approx(expected.peak, rel=0.01)
 
 
 def test_the_model_is_left_as_it_was():

@@ -9,7 +9,7 @@ import pytest
 import torch
 from linear_task import LinearTask, eval_rows, linear_layer, make_plan, points, train_steps
 
-from finetune import checkpoint, engine, run_folder, session, status, stop
+from finetune import checkpoint, embeddings, engine, run_folder, session, status, stop
 from finetune.engine import Training
 from finetune.failure import InputError
 
@@ -270,6 +270,41 @@ def test_a_deepspeed_configuration_fits_into_run_json(tmp_path):
     run_folder.write_json(tmp_path / "run.json", plain)
     assert plain == {"a": "inf", "b": {"dtype": "torch.float32"}}
     assert session._plain(None) is None
+
+
+# Embeddings
+
+
+class Lookup(torch.nn.Module):
+    """The linear layer behind a table that adds nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.linear = torch.nn.Embedding(4, 8), linear_layer()
+
+    def forward(self, x):
+        return self.linear(x) + self.table(torch.zeros(len(x), dtype=torch.int64))[:, :1]
+
+
+@pytest.mark.parametrize(("changed", "kept"), [({}, True), ({"launcher": "torchrun"}, False), ({"use_cpu": False}, False)])
+def test_gradients_of_embeddings_are_kept_in_one_process_on_a_cpu(start_run, arguments, tmp_path, monkeypatch, changed, kept):
+    weights = []
+    for large in (1, embeddings.LARGE):
+        monkeypatch.setattr(embeddings, "LARGE", large)
+        asked = arguments(output_dir=str(tmp_path / str(large)))
+        Path(asked.output_dir).mkdir()
+        run = start_run(make_plan(22).batch)
+        run = replace(run, launch=replace(run.launch, **changed))
+        torch.manual_seed(0)
+        model = Lookup()
+        whole = training(run, asked, model=model)
+        assert (type(model.table) is not torch.nn.Embedding) == (kept and large == 1)
+        fit(run, asked, whole)
+        whole.made.tracker.close()
+        weights.append(model.state_dict())
+    torch.testing.assert_close(*weights, rtol=1e-6, atol=1e-6)
+    torch.manual_seed(0)
+    assert not torch.equal(weights[0]["table.weight"], Lookup().table.weight)
 
 
 # --torch_compile

@@ -7,7 +7,7 @@ from linear_task import LinearTask, collator, linear_layer, points
 
 from finetune.data import collate_share
 from finetune.plan import BatchShape
-from finetune.step import seed_step, train_step
+from finetune.step import _clip, seed_step, train_step
 
 NOTHING = np.array([], dtype=int)
 
@@ -50,6 +50,20 @@ def test_a_step_is_that_of_one_big_batch(start_run, shares, max_norm):
         assert float(norm) == pytest.approx(expected_norm, rel=1e-6)
     torch.testing.assert_close(ours.state_dict(), plain.state_dict(), rtol=1e-6, atol=1e-7)
     assert 0.3 < expected_norm < 100  # one of the limits clips, the others do not
+
+
+@pytest.mark.parametrize("size", [0.0, 0.1, 100.0, math.inf, math.nan])
+def test_gradients_are_clipped_to_the_bits_of_torch_and_not_written_to_in_vain(start_run, size):
+    run, ours, theirs = start_run(), linear_layer(), linear_layer()
+    for layer in (ours, theirs):
+        for parameter in layer.parameters():
+            parameter.grad = torch.full_like(parameter, size)
+    written = ours.weight.grad._version
+    norm, expected = _clip(run, ours, 1.0), torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
+    torch.testing.assert_close(norm, expected, rtol=0, atol=0, equal_nan=True)
+    for parameter, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, other.grad, rtol=0, atol=0, equal_nan=True)
+    assert (ours.weight.grad._version == written) == (size <= 0.1)
 
 
 class Watched(LinearTask):
