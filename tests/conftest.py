@@ -13,12 +13,17 @@ from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read by the Hugging Face libraries when they are imported
 
+import hypothesis
 import launchers
 import pytest
 import title_job
 from launchers import JOBS, Launched
 
 from finetune import arguments as groups
+
+# The first example of a test may import for half a second, and a machine may be busy: no test looks at the clock.
+hypothesis.settings.register_profile("without a clock", hypothesis.settings(), deadline=None)
+hypothesis.settings.load_profile("without a clock")
 
 LAUNCHER_VARIABLES = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "CROSS_RANK", "MASTER_ADDR", "MASTER_PORT",

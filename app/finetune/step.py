@@ -20,6 +20,8 @@ from finetune.processes import Run
 from finetune.profiling import part
 from finetune.task import Batch, Task
 
+READY = ("cpu",)  # devices whose results are there as soon as they are asked for
+
 
 def train_step(
     run: Run,
@@ -62,7 +64,7 @@ def train_step(
 def _clip(run: Run, model: Any, max_norm: float) -> torch.Tensor:
     """`Accelerator.clip_grad_norm_`, which multiplies every gradient by 1 where the norm is not above `max_norm`: a GPU is not
     asked for it. On a CPU nothing waits for the answer, and another pass over the gradients can be spared."""
-    if run.device.type != "cpu":
+    if run.device.type not in READY:
         return run.accelerator.clip_grad_norm_(model.parameters(), max_norm)
     parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
     norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters])

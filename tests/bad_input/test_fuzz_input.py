@@ -35,7 +35,6 @@ from pretrained.model import load_config
 quick = settings(
     max_examples=150,
     derandomize=True,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 

@@ -9,6 +9,7 @@ from transformers import AttentionMaskInterface
 
 import bigbird.flex
 import bigbird.layers
+import finetune.step
 from finetune.optim import build_optimizer
 from finetune.step import train_step
 from pretrained.masks import mask_without_looking
@@ -41,6 +42,7 @@ def as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(bigbird.flex, "flex_attention", lambda q, k, v, *, score_mod, block_mask: q + k + v)
     monkeypatch.setattr(bigbird.layers, "FLEX_DEVICES", ("cpu",))
     monkeypatch.setattr(bigbird.layers, "works", lambda *_: True)
+    monkeypatch.setattr(finetune.step, "READY", ())
     monkeypatch.setitem(AttentionMaskInterface._global_mapping, "sdpa", mask_without_looking)
 
 

@@ -22,7 +22,7 @@ def stored(path, *blocks):
     return open_rows(path)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(blocks=st.lists(st.lists(CELLS, min_size=1, max_size=5), min_size=1, max_size=4), data=st.data())
 def test_cells_come_back_with_their_types(tmp_path_factory, blocks, data):
     kind, columns, lines = stored(tmp_path_factory.mktemp("rows") / "a.arrow", *blocks)
@@ -38,7 +38,7 @@ def test_cells_come_back_with_their_types(tmp_path_factory, blocks, data):
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(blocks=st.lists(st.lists(CELLS, min_size=1, max_size=5), min_size=1, max_size=4))
 def test_different_cells_in_the_order_of_their_first_appearance(tmp_path_factory, blocks):
     column = stored(tmp_path_factory.mktemp("rows") / "a.arrow", *blocks)[1]["text"]

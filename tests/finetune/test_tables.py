@@ -552,9 +552,7 @@ def test_gzip_that_is_both_cut_and_of_another_encoding():
 
 # Anything at all
 
-quick = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+quick = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 characters = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
 texts = st.one_of(st.text(characters, max_size=12), st.text('",\r\n\t a;\ufeff\u2028', max_size=8))
 

@@ -90,14 +90,14 @@ def test_equals_scikit_learn(ties, thresholds):
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(rows())
 def test_equals_scikit_learn_on_any_rows(data):
     probabilities, targets = data
     assert_same_scores(multilabel_scores(probabilities, targets), scikit_learn_scores(probabilities, targets, 0.5))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(rows(), st.randoms(use_true_random=False))
 def test_row_order_does_not_matter(data, random):
     probabilities, targets = data

@@ -34,7 +34,7 @@ def exhaustive_best_f1(scores, truth):
     return max(f1_score(truth, scores >= cut, zero_division=0) for cut in np.unique(scores))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(rows())
 def test_best_f1_is_the_best_there_is(data):
     probabilities, targets = data
@@ -45,7 +45,7 @@ def test_best_f1_is_the_best_there_is(data):
         assert achieved[label] == exhaustive_best_f1(probabilities[:, label], targets[:, label])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(rows(), st.randoms(use_true_random=False))
 def test_row_order_does_not_matter(data, random):
     probabilities, targets = data
@@ -100,7 +100,7 @@ def test_labels_are_tuned_apart_even_over_several_blocks(monkeypatch):
     np.testing.assert_array_equal(at_once, [tuned(p, t) for p, t in zip(probabilities.T, targets.T, strict=True)])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(rows())
 def test_the_bound_is_the_one_of_best_micro_f1(data):
     probabilities, targets = data
