@@ -80,7 +80,8 @@ class _LookedUp(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, ...]:
         (ids,) = ctx.saved_tensors
-        ctx.kept.add(ctx.weight, ids.flatten(), gradient.reshape(-1, gradient.shape[-1]))
+        rows, gradients = ids.flatten(), gradient.reshape(-1, gradient.shape[-1])
         if ctx.padding is not None:
-            ctx.weight.grad[ctx.padding].zero_()
+            gradients = gradients.masked_fill((rows == ctx.padding)[:, None], 0)
+        ctx.kept.add(ctx.weight, rows, gradients)
         return None, None, None, None

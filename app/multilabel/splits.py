@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from bigbird.plan import choose_attention, padding_of
 from finetune.columns import (
@@ -18,16 +19,19 @@ from finetune.columns import (
     split_off,
     texts_of,
 )
+from finetune.data import encode_cached, lengths_of, one_hot, pad_rows
 from finetune.failure import InputError
 from finetune.fingerprint import fingerprint
 from finetune.ragged import Ragged
 from finetune.stored_rows import Column
 from finetune.tables import Table
+from finetune.task import Batch
+from multilabel.classifier import choose_labels, labels_of
 from multilabel.labels import label_ids, label_names, note_labels
 from pretrained.model import check_kind, check_weights, choose_max_length, load_config
 from pretrained.tokenizer import load_tokenizer, note_unknown, text_encoder, tokenizer_fingerprint
 
-# What imports torch is imported by the functions that use it: what is wrong with a file is told before.
+# What imports transformers is imported where it is needed: what is wrong with a file is told before.
 
 
 @dataclass(frozen=True)
@@ -82,8 +86,6 @@ def load_data(arguments: Any, train: bool, evaluate: bool, predict: bool) -> Dat
 
     from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 
-    from multilabel.classifier import choose_labels, labels_of
-
     config = load_config(arguments)
     check_kind(arguments, config, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, "classify texts")
     check_weights(arguments)
@@ -124,8 +126,6 @@ def make_split(
     max_length: int, notes: list[str],
 ) -> Split:  # fmt: skip
     """Tokenizes a file's texts, numbers their labels, and notes what was cut."""
-    from finetune.data import encode_cached
-
     table, ignore = tables[split], arguments.unknown_labels == "ignore"
     if split == "test":
         check_ids(table, arguments.id_column, notes)
@@ -164,11 +164,6 @@ def identity_of(arguments: Any, splits: dict, labels: list[str], tokenizer: str,
 
 def collator(split: Split, data: Data) -> Any:
     """A function from row numbers to a `Batch`: ids and mask padded to the longest row, labels as 0 and 1."""
-    import torch
-
-    from finetune.data import lengths_of, one_hot, pad_rows
-    from finetune.task import Batch
-
     shape = (data.tokenizer.padding_side, data.padding)
 
     def collate(rows: np.ndarray) -> Batch:

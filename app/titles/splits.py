@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from bigbird.plan import choose_attention, padding_of
 from finetune.columns import (
@@ -21,16 +22,18 @@ from finetune.columns import (
     split_off,
     texts_of,
 )
+from finetune.data import encode_cached, lengths_of, pad_rows
 from finetune.failure import InputError
 from finetune.fingerprint import fingerprint
 from finetune.ragged import Ragged
 from finetune.stored_rows import Column
 from finetune.tables import Table
+from finetune.task import Batch
 from pretrained.model import check_weights, choose_max_length, load_config
 from pretrained.tokenizer import load_tokenizer, note_unknown, text_encoder, title_encoder, tokenizer_fingerprint
 from titles.model import check_title_length, encoder_config, load_title_config, special_ids
 
-# What imports torch is imported by the functions that use it: what is wrong with a file is told before.
+# What imports transformers is imported where it is needed: what is wrong with a file is told before.
 
 
 @dataclass(frozen=True)
@@ -136,7 +139,6 @@ def make_split(
     arguments: Any, split: str, table: Table, tokenizer: Any, max_length: int, ids: tuple[int, int], notes: list[str]
 ) -> Split:
     """Tokenizes a file's documents and titles and notes what was cut."""
-    from finetune.data import encode_cached
 
     if split == "test":
         check_ids(table, arguments.id_column, notes)
@@ -176,10 +178,6 @@ def identity_of(arguments: Any, splits: dict[str, Split], tokenizer: str, max_le
 
 def collator(split: Split, data: Data) -> Any:
     """A function from row numbers to a `Batch`: documents padded as the model's attention needs it, titles behind -100."""
-    import torch
-
-    from finetune.data import lengths_of, pad_rows
-    from finetune.task import Batch
     from titles.task import IGNORED
 
     tokenizer, shape = data.tokenizer, (data.tokenizer.padding_side, data.padding)
