@@ -127,7 +127,7 @@ def make_task(arguments: Arguments, data: Data) -> MultiLabelTask:
     """The task with its positive weights."""
     import numpy as np
 
-    from multilabel.task import MultiLabelTask, positive_weights
+    from multilabel.task import MultiLabelTask, check_headline, positive_weights
 
     weights = None
     if data.train is not None:
@@ -137,31 +137,8 @@ def make_task(arguments: Arguments, data: Data) -> MultiLabelTask:
     headline = (arguments.metric_for_best_model or HEADLINE).removeprefix("eval_")
     task = MultiLabelTask(headline, len(data.labels), weights, arguments.label_smoothing_factor)
     if data.train is not None and data.validation is not None:
-        check_headline(task, data.validation)
+        check_headline(task, data.validation.labels)
     return task
-
-
-def check_headline(task: MultiLabelTask, validation: Split) -> None:
-    """Raises `InputError` for a headline that does not exist or that these validation rows leave undefined."""
-    import difflib
-
-    import numpy as np
-
-    from finetune.data import one_hot
-
-    rows = np.arange(len(validation.texts))
-    logits = np.zeros(task.num_labels, dtype=np.float32)
-    labels = one_hot(validation.labels, rows, task.num_labels).numpy().astype(np.uint8)
-    figures = task.score([{"row": row, "logits": logits, "labels": labels[row]} for row in rows])
-    if task.headline not in figures:
-        near = difflib.get_close_matches(task.headline, figures, 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise InputError(f"--metric_for_best_model {task.headline}: no such figure{hint} They are {', '.join(figures)}")
-    if figures[task.headline] is None:
-        raise InputError(
-            f"--metric_for_best_model {task.headline} is undefined on these validation rows (every label has one class "
-            "only); choose another, such as f1_micro or loss"
-        )
 
 
 def describe_weights(task: MultiLabelTask, data: Data) -> dict[str, Any]:

@@ -41,14 +41,15 @@ def take(table: Table, rows: np.ndarray) -> Table:
     return Table(table.path, table.kind, columns, table.lines.take(rows))
 
 
-def split_off(table: Table, share: float, seed: int) -> tuple[Table, Table]:
-    """(training rows, validation rows): a random share, the same for the same seed and number of rows; in file order."""
+def split_off(table: Table, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers of (training rows, validation rows): a random share, the same for the same seed and number of rows; in file
+    order. Raises `InputError` for a table of fewer than two rows."""
     if len(table) < 2:
         raise InputError(f"{table.path}: has {len(table)} row(s), too few to take validation rows from; give --validation_file")
     count = min(max(1, round(len(table) * share)), len(table) - 1)
     held_out = np.zeros(len(table), dtype=bool)
     held_out[np.random.default_rng([seed, 0]).permutation(len(table))[:count]] = True
-    return take(table, np.flatnonzero(~held_out)), take(table, np.flatnonzero(held_out))
+    return np.flatnonzero(~held_out), np.flatnonzero(held_out)
 
 
 def texts_of(table: Table, column: str) -> Column:

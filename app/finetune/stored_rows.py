@@ -134,7 +134,7 @@ class Column(Sequence[Any]):
     @property
     def is_text(self) -> bool:
         """Whether every cell is a text."""
-        return all(chunk.is_text for chunk in self.chunks())
+        return all(chunk.is_text for chunk in self._chunks) or all(chunk.is_text for chunk in self.chunks())
 
     def matches(self, pattern: str) -> np.ndarray:
         """(rows,) whether each of the cells, which are texts, matches a pattern in RE2's syntax."""

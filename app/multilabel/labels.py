@@ -23,13 +23,25 @@ ONE, ZERO = {"1", "true", "True", "TRUE", "1.0"}, {"0", "false", "False", "FALSE
 @dataclass(frozen=True)
 class Labelled:
     """Rows' labels as written: `names` in the order of their first appearance, `rows` their numbers in it, in a row's own order
-    and without repetition."""
+    and without repetition. `of_columns`: the names are those of --label_columns, whether a row has them or not."""
 
     names: list[str]
     rows: Ragged
+    of_columns: bool = False
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def take(self, rows: np.ndarray) -> Labelled:
+        """These rows' labels, as if the rows had been read alone."""
+        taken = self.rows.take(rows)
+        if self.of_columns:
+            return Labelled(self.names, taken, True)
+        first = _first_places(taken.values, len(self.names))
+        there = np.argsort(first)[: np.count_nonzero(first < len(taken.values))]
+        number = np.zeros(len(self.names), taken.values.dtype)
+        number[there] = np.arange(len(there))
+        return Labelled([self.names[name] for name in there], Ragged(number[taken.values], taken.offsets))
 
 
 def label_names(table: Table, arguments: Any, notes: list[str]) -> Labelled:
@@ -75,7 +87,7 @@ def label_names(table: Table, arguments: Any, notes: list[str]) -> Labelled:
 
 
 def _first_places(codes: np.ndarray, count: int) -> np.ndarray:
-    """(count,) where each code stands first."""
+    """(count,) where each code stands first; the number of places for a code that does not."""
     places = np.full(count, len(codes))
     np.minimum.at(places, codes, np.arange(len(codes)))
     return places
@@ -149,10 +161,10 @@ def label_ids(
             where = f"{table.where(int(there[0]))}: label {name!r:.80}"
             shown.append(f"{where} is not in the {source} ({len(there)} row(s)){meant}; {advice}")
         raise InputError(*shown, *more(len(unknown)))
-    numbers, rows = numbers[known], rows[known]
-    order = np.lexsort((numbers, rows))
-    offsets = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(found)))])
-    return Ragged(numbers[order], offsets)
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(rows[known], minlength=len(found)))])
+    # One sort of whole numbers, row before label: a fifth of np.lexsort's time.
+    width = max(1, len(labels))
+    return Ragged((np.sort(rows[known] * width + numbers[known]) % width).astype(numbers.dtype), offsets)
 
 
 def note_labels(splits: dict[str, tuple[str, Ragged]], labels: list[str], notes: list[str]) -> None:
@@ -227,4 +239,4 @@ def _from_columns(table: Table, names: tuple[str, ...]) -> Labelled:
     everywhere, numbers = np.concatenate(rows), np.concatenate(labels)
     order = np.argsort(everywhere, kind="stable")
     offsets = np.concatenate([[0], np.cumsum(np.bincount(everywhere, minlength=len(table)))])
-    return Labelled(list(names), Ragged(numbers[order], offsets))
+    return Labelled(list(names), Ragged(numbers[order], offsets), of_columns=True)

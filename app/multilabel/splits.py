@@ -17,6 +17,7 @@ from finetune.columns import (
     note_repeated_texts,
     read_splits,
     split_off,
+    take,
     texts_of,
 )
 from finetune.data import encode_cached, lengths_of, one_hot, pad_rows
@@ -73,16 +74,17 @@ def load_data(arguments: Any, train: bool, evaluate: bool, predict: bool) -> Dat
     tables = read_splits(arguments, required, train)
     if train:
         tables["train"] = drop_blank(tables["train"], arguments.text_column, notes)
-        if evaluate and "validation" not in tables:
-            label_names(tables["train"], arguments, [])  # forms that do not go together are told of before rows go apart
-            tables["train"], tables["validation"] = split_off(tables["train"], arguments.validation_split, arguments.seed)
-            notes.append(f"{len(tables['validation'])} training rows are kept for validation (--validation_split)")
-    texts = {split: texts_of(table, arguments.text_column) for split, table in tables.items()}
     names = {
         split: label_names(table, arguments, notes)
         for split, table in tables.items()
         if all(column in table.columns for column in label_columns)
     }
+    if train and evaluate and "validation" not in tables:
+        parts = split_off(tables["train"], arguments.validation_split, arguments.seed)
+        tables["train"], tables["validation"] = (take(tables["train"], rows) for rows in parts)
+        names["train"], names["validation"] = map(names["train"].take, parts)
+        notes.append(f"{len(tables['validation'])} training rows are kept for validation (--validation_split)")
+    texts = {split: texts_of(table, arguments.text_column) for split, table in tables.items()}
 
     from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 

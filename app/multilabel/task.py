@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,16 @@ import numpy as np
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from finetune.data import one_hot
 from finetune.failure import InputError, TrainingError
 from finetune.jsonfile import read_object
+from finetune.ragged import Ragged
 from finetune.task import Batch, Record
 from finetune.transfer import send
 from metrics.multilabel import binary_cross_entropy, decision_scores, multilabel_scores
 from metrics.thresholds import tune_thresholds
 
+ENOUGH_ROWS = 1000  # to see in a moment, mostly, that a figure is defined
 MOST_WEIGHT = 1e6  # of a positive target: beyond it fp32 losses would soon be infinite
 
 
@@ -68,6 +72,32 @@ class MultiLabelTask:
             **multilabel_scores(chances, labels),
             **tuned,
         }
+
+
+def check_headline(task: MultiLabelTask, labels: Ragged) -> None:
+    """Raises `InputError` for a headline that does not exist or that these validation rows leave undefined.
+
+    `labels`: the rows' label numbers.
+    """
+
+    def score(count: int) -> dict[str, float | None]:
+        targets = one_hot(labels, np.arange(count), task.num_labels).numpy().astype(np.uint8)
+        return task.score([{"row": row, "logits": logits, "labels": targets[row]} for row in range(count)])
+
+    logits = np.zeros(task.num_labels, dtype=np.float32)
+    # What some rows define, more rows do too.
+    figures = score(min(ENOUGH_ROWS, len(labels)))
+    if figures.get(task.headline, 0) is None:
+        figures = score(len(labels))
+    if task.headline not in figures:
+        near = difflib.get_close_matches(task.headline, figures, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise InputError(f"--metric_for_best_model {task.headline}: no such figure{hint} They are {', '.join(figures)}")
+    if figures[task.headline] is None:
+        raise InputError(
+            f"--metric_for_best_model {task.headline} is undefined on these validation rows (every label has one class "
+            "only); choose another, such as f1_micro or loss"
+        )
 
 
 def probabilities(logits: np.ndarray) -> np.ndarray:

@@ -20,6 +20,7 @@ from finetune.columns import (
     note_repeated_texts,
     read_splits,
     split_off,
+    take,
     texts_of,
 )
 from finetune.data import encode_cached, lengths_of, pad_rows
@@ -76,7 +77,8 @@ def load_data(arguments: Any, train: bool, evaluate: bool, predict: bool) -> Dat
     if train:
         tables["train"] = drop_blank(tables["train"], arguments.text_column, notes)
         if evaluate and "validation" not in tables:
-            tables["train"], tables["validation"] = split_off(tables["train"], arguments.validation_split, arguments.seed)
+            parts = split_off(tables["train"], arguments.validation_split, arguments.seed)
+            tables["train"], tables["validation"] = (take(tables["train"], rows) for rows in parts)
             notes.append(f"{len(tables['validation'])} training rows are kept for validation (--validation_split)")
     for split, table in tables.items():
         check_titles(table, arguments.title_column, split)

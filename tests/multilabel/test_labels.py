@@ -1,6 +1,9 @@
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from finetune.columns import SHOWN
 from finetune.failure import InputError
@@ -136,6 +139,19 @@ def test_a_label_column_without_a_1_is_no_unknown_label():
     assert found.names == ["x", "y"]
     ids = label_ids(made, found, ["x"], False, [])
     assert [ids[row].tolist() for row in range(2)] == [[0], []]
+
+
+@given(st.lists(st.lists(st.sampled_from("abcd"), max_size=3), min_size=1, max_size=12), st.data())
+def test_taken_rows_have_the_labels_that_they_have_alone(rows, data):
+    taken = data.draw(st.lists(st.integers(0, len(rows) - 1), unique=True).map(sorted))
+    found, alone = read(rows).take(np.array(taken, dtype=int)), read([rows[row] for row in taken])
+    assert (found.names, written(found)) == (alone.names, written(alone))
+
+
+def test_taken_rows_of_label_columns_keep_every_name():
+    made = Table("a.csv", "csv", {"x": Column.of(["1", "0"]), "y": Column.of(["1", "1"])}, Column.of([2, 3]))
+    found = label_names(made, SimpleNamespace(label_columns=("x", "y")), []).take(np.array([1]))
+    assert (found.names, written(found)) == (["x", "y"], [["y"]])
 
 
 def test_label_file(tmp_path):

@@ -8,8 +8,17 @@ import pytest
 import torch
 
 from finetune.failure import InputError, TrainingError
+from finetune.ragged import Ragged
 from finetune.task import Batch
-from multilabel.task import MultiLabelTask, balanced_pos_weight, positive_weights, prior_bias, probabilities
+from multilabel.task import (
+    ENOUGH_ROWS,
+    MultiLabelTask,
+    balanced_pos_weight,
+    check_headline,
+    positive_weights,
+    prior_bias,
+    probabilities,
+)
 
 LOGITS = torch.tensor([[2.0, -1.0, 0.5], [-3.0, 0.0, 1.0], [1.0, 1.0, 1.0]])
 LABELS = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 0.0], [1.0, 1.0, 1.0]])
@@ -154,3 +163,16 @@ def test_weights_that_are_none(tmp_path, content, message):
         path.write_text(content)
     with pytest.raises(InputError, match=f"--pos_weight .*{message}"):
         positive_weights(str(path), 20, np.zeros(2), 0, ["a", "b"])
+
+
+def test_a_headline_that_the_first_rows_leave_undefined_may_be_defined():
+    rows: list[list[int]] = [[]] * (ENOUGH_ROWS + 1)
+    for headline, last, defined in (("roc_auc_macro", [0], True), ("roc_auc_macro", [], False), ("f1_micro", [], True)):
+        task = MultiLabelTask(headline, 2)
+        if defined:
+            check_headline(task, Ragged.of([*rows, last]))
+        else:
+            with pytest.raises(InputError, match="roc_auc_macro is undefined on these validation rows"):
+                check_headline(task, Ragged.of([*rows, last]))
+    with pytest.raises(InputError, match="no such figure; did you mean f1_macro"):
+        check_headline(MultiLabelTask("f1_marco", 2), Ragged.of([[0]]))
