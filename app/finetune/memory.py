@@ -190,11 +190,11 @@ def _leaves_the_gpu(section: dict[str, Any], key: str) -> bool:
 
 def largest_batch(steps: TrainSteps) -> Batch:
     """A micro-batch as large as any of the run: as many rows as one may have, the longest of the file."""
-    batch, rows = steps.plan.batch, np.argsort(-steps.lengths, kind="stable")
-    size = batch.micro_batch_size
+    batch, size = steps.plan.batch, min(steps.plan.batch.micro_batch_size, len(steps.lengths))
     if batch.max_tokens is not None:
-        size = min(size, max(1, batch.max_tokens // int(steps.widths[rows[0]])))
-    return steps.collate(rows[:size])
+        size = min(size, max(1, batch.max_tokens // int(steps.widths.max())))
+    longest = np.argpartition(-steps.lengths, size - 1)[:size]
+    return steps.collate(longest[np.argsort(-steps.lengths[longest], kind="stable")])
 
 
 def rehearse(model: nn.Module, task: Task, batch: Batch, layout: Layout) -> Rehearsal:

@@ -100,8 +100,10 @@ def load_data(arguments: Any, train: bool, evaluate: bool, predict: bool) -> Dat
     note = choose_attention(config, max_length)
     notes += [note] if note else []
     tokenizer.truncation_side = arguments.truncation_side
+    stated = tokenizer_fingerprint(tokenizer)
     splits = {
-        split: make_split(arguments, split, tables, texts, names, labels, tokenizer, max_length, notes) for split in tables
+        split: make_split(arguments, split, tables, texts, names, labels, tokenizer, stated, max_length, notes)
+        for split in tables
     }
     if train:
         rows, count = splits["train"], len(splits["train"].texts)
@@ -118,16 +120,16 @@ def load_data(arguments: Any, train: bool, evaluate: bool, predict: bool) -> Dat
         config=config,
         max_length=max_length,
         padding=padding_of(config),
-        identity=identity_of(arguments, splits, labels, tokenizer_fingerprint(tokenizer), max_length),
+        identity=identity_of(arguments, splits, labels, stated, max_length),
         notes=notes,
     )
 
 
 def make_split(
     arguments: Any, split: str, tables: dict, texts: dict, names: dict, labels: list[str], tokenizer: Any,
-    max_length: int, notes: list[str],
+    stated: str, max_length: int, notes: list[str],
 ) -> Split:  # fmt: skip
-    """Tokenizes a file's texts, numbers their labels, and notes what was cut."""
+    """Tokenizes a file's texts, numbers their labels, and notes what was cut. `stated`: the tokenizer's fingerprint."""
     table, ignore = tables[split], arguments.unknown_labels == "ignore"
     if split == "test":
         check_ids(table, arguments.id_column, notes)
@@ -136,8 +138,8 @@ def make_split(
     else:
         source = "training data" if arguments.label_file is None else f"--label_file {arguments.label_file}"
     ids = label_ids(table, names[split], labels, ignore, notes, source) if split in names else None
-    settings = f"{tokenizer_fingerprint(tokenizer)} {max_length}"
-    encoded = encode_cached(texts[split], text_encoder(tokenizer, max_length), settings, arguments.preprocessing_num_workers)
+    encode, settings = text_encoder(tokenizer, max_length), f"{stated} {max_length}"
+    encoded = encode_cached(texts[split], encode, settings, arguments.preprocessing_num_workers)
     note_unknown(encoded["input_ids"].values, tokenizer, table.path, notes)
     note_cut(table, "texts", encoded["cut"], max_length, notes)
     if split != "train":  # that has none left

@@ -100,7 +100,10 @@ def load_data(arguments: Any, train: bool, evaluate: bool, predict: bool) -> Dat
     note = choose_attention(reader, max_length)
     notes += [note] if note else []
     ids = (start_id, end_id)
-    splits = {split: make_split(arguments, split, table, tokenizer, max_length, ids, notes) for split, table in tables.items()}
+    stated = tokenizer_fingerprint(tokenizer)
+    splits = {
+        split: make_split(arguments, split, table, tokenizer, stated, max_length, ids, notes) for split, table in tables.items()
+    }
     if train:
         tokens = int(splits["train"].tokens.lengths.sum())
         notes.insert(0, f"{len(splits['train'].texts)} training rows, {tokens} tokens of documents")
@@ -114,7 +117,7 @@ def load_data(arguments: Any, train: bool, evaluate: bool, predict: bool) -> Dat
         start_id=start_id,
         max_length=max_length,
         padding=padding_of(reader),
-        identity=identity_of(arguments, splits, tokenizer_fingerprint(tokenizer), max_length),
+        identity=identity_of(arguments, splits, stated, max_length),
         notes=notes,
     )
 
@@ -138,14 +141,13 @@ def check_titles(table: Table, column: str, split: str) -> None:
 
 
 def make_split(
-    arguments: Any, split: str, table: Table, tokenizer: Any, max_length: int, ids: tuple[int, int], notes: list[str]
-) -> Split:
-    """Tokenizes a file's documents and titles and notes what was cut."""
-
+    arguments: Any, split: str, table: Table, tokenizer: Any, stated: str, max_length: int, ids: tuple[int, int],
+    notes: list[str],
+) -> Split:  # fmt: skip
+    """Tokenizes a file's documents and titles and notes what was cut. `stated`: the tokenizer's fingerprint."""
     if split == "test":
         check_ids(table, arguments.id_column, notes)
     texts, workers = texts_of(table, arguments.text_column), arguments.preprocessing_num_workers
-    stated = tokenizer_fingerprint(tokenizer)
     encoded = encode_cached(texts, text_encoder(tokenizer, max_length), f"{stated} {max_length}", workers)
     titles = labels = None
     note_unknown(encoded["input_ids"].values, tokenizer, table.path, notes)
