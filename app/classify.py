@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from finetune import arguments as groups
+from finetune import collector
 from finetune.config import option, parse
 from finetune.ending import failures_end_the_job
 from finetune.failure import InputError
@@ -76,6 +77,7 @@ def main(arguments: Arguments) -> None:
     from finetune import ending, engine, outputs, precheck, processes, session
     from finetune.plan import make_plan
     from pretrained.masks import spare_the_device
+    from pretrained.model import import_models
 
     asked = precheck.check(arguments)
     train, evaluate, predict = groups.tasks_to_do(arguments)
@@ -87,6 +89,7 @@ def main(arguments: Arguments) -> None:
         data.notes.append("the encoder leaves padding out (--padding_free); its dropout is another sample than with padding")
     run = processes.start(asked, plan.batch if plan else None, arguments.report_to, arguments.output_dir)
     spare_the_device(run.device)
+    import_models()
     identity = session.make_identity(arguments, plan, data.identity)
     # Before the folder is taken: what is wrong with a model harms nothing that is there.
     model = build_model(arguments, data, task, packed) if train else None
@@ -368,5 +371,6 @@ def report(run: Run, arguments: Arguments, figures: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
+    collector.begin()
     with failures_end_the_job(debug="--debug" in sys.argv):
         main(parse(Arguments, description=__doc__))

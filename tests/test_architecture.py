@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[1]
 APP = ROOT / "app"
 LEVELS = {
     "blocks": 0,
+    "collector": 0,
     "failure": 0,
     "activations": 1,
     "background": 1,

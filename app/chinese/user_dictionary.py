@@ -1,12 +1,15 @@
 """The user's words for rjieba: a text file in jieba's format, read strictly."""
 
+from __future__ import annotations
+
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
-
-import rjieba
+from typing import TYPE_CHECKING, NamedTuple
 
 from finetune.failure import InputError
+
+if TYPE_CHECKING:
+    import rjieba
 
 
 class UserWord(NamedTuple):
@@ -23,6 +26,8 @@ def rjieba_dictionary(user_words: tuple[UserWord, ...], hmm: bool) -> rjieba.Jie
 
     Raises InputError for the words that rjieba cannot keep whole: it always cuts at spaces and at most punctuation.
     """
+    import rjieba  # a fifth of a second, which every tokenizer's loading would take
+
     jieba = rjieba.Jieba()
     for word in user_words:
         jieba.add_word(*word)

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from finetune import collector
 from finetune.failure import InputError
 
 # Their position ids start behind the padding id, so the table has that many entries more than a text may have tokens.
@@ -79,6 +80,13 @@ def check_kind(arguments: Any, config: Any, mapping: Any, can: str) -> None:
     if type(config) not in mapping and not arguments.trust_remote_code:
         name = arguments.config_name or arguments.model_name_or_path
         raise InputError(f"{name}: a {config.model_type} model cannot {can}; name another")
+
+
+def import_models() -> None:
+    """Imports what every model of transformers needs, two seconds' worth, and lets the garbage collector settle on it."""
+    import transformers.modeling_utils  # noqa: F401
+
+    collector.settle()
 
 
 def load_model(auto_class: Any, arguments: Any, config: Any) -> Any:
