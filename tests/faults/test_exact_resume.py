@@ -1,8 +1,8 @@
 """A run that lost all but its first checkpoint goes on from there and ends with the bytes of the run that lost nothing.
 
 Dropout, accumulation, an evaluation and a best model before and behind the checkpoint, which lies in the midst of an epoch. One
-process of either task, and two of classification, are what test_kills.py does this with; ZeRO-2 and 3 of classification what
-test_sharded_resume.py does.
+process of either task, and two of classification, are what test_kills.py does this with, from the first step on; ZeRO-2 and 3
+of classification what test_sharded_resume.py does. So noise is a function of (seed, step, rank): the same launch repeats exactly.
 """
 
 import shutil

@@ -7,7 +7,7 @@ import re
 import shutil
 
 import pytest
-from launchers import CLASSIFY, JOBS, LABELS, TEST_ROWS, Finished, accelerate, python, run, torchrun, training
+from launchers import CLASSIFY, JOBS, LABELS, TEST_ROWS, accelerate, python, run, training
 
 pytestmark = pytest.mark.slow
 
@@ -239,29 +239,17 @@ def interrupt(folder):
     (folder / "best" / "model.safetensors").write_bytes(b"of step 3")
 
 
-def goes_on_with_the_same_bytes(whole, folder, launcher, home, **changed) -> Finished:
+def test_a_resumed_run_ends_with_the_bytes_of_one_that_was_never_stopped(finished_run, folder, home):
+    whole = finished_run[0]
     assert read_json(whole / "metrics.json")["best_step"] == 6
     interrupt(folder)
-    command = [*launcher, *training(folder, **DROPOUT | {"learning_rate": 0.02} | changed), "--resume_from_checkpoint", "auto"]
+    command = [*python(), *training(folder, **DROPOUT, learning_rate=0.02), "--resume_from_checkpoint", "auto"]
     finished = run(command, home).check()
 
     assert f"resume         {folder / 'checkpoints' / 'step_3'}" in finished.out
     names = ("best/model.safetensors", "best/config.json", "history.jsonl", "predictions.jsonl")
     names += tuple(f"checkpoints/step_6/{name}" for name in ("model.safetensors", "optimizer.safetensors"))
     assert {name: contents(folder)[name] for name in names} == {name: contents(whole)[name] for name in names}
-    return finished
-
-
-def test_a_resumed_run_ends_with_the_bytes_of_one_that_was_never_stopped(finished_run, folder, home):
-    goes_on_with_the_same_bytes(finished_run[0], folder, python(), home)
-
-
-def test_a_resumed_run_of_two_processes_ends_with_the_bytes_of_one_that_was_never_stopped(home, tmp_path):
-    whole, settings = home / "contract" / "two", {"per_device_train_batch_size": 4, "learning_rate": 0.05}
-    run([*torchrun(2), *training(whole, **DROPOUT, **settings)], home).check()
-
-    folder = shutil.copytree(whole, tmp_path / "run")
-    goes_on_with_the_same_bytes(whole, folder, torchrun(2), home, **settings)
 
 
 def test_a_run_that_goes_on_in_another_folder_keeps_a_best_model_of_its_own(launched):
