@@ -2,7 +2,7 @@
 
 Dropout, accumulation, an evaluation and a best model before and behind the checkpoint, which lies in the midst of an epoch. One
 process of either task, and two of classification, are what test_kills.py does this with, from the first step on; ZeRO-2 and 3
-of classification what test_sharded_resume.py does. So noise is a function of (seed, step, rank): the same launch repeats exactly.
+of classification what test_sharded_resume.py does. Noise is a function of (seed, step, rank): the same launch repeats itself.
 """
 
 import shutil
