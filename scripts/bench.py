@@ -61,6 +61,10 @@ def main() -> int:
 
 def child(settings: dict) -> None:
     sys.path.insert(0, str(REPOSITORY / "app"))
+    if "-ours" in settings["contender"]:
+        from finetune import collector
+
+        collector.begin()  # as the scripts do
     from benchmarking.contenders import contend
 
     run_child(contend, settings)
