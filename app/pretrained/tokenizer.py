@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,19 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
     return fingerprint([type(tokenizer).__name__, json.dumps(stated, sort_keys=True), tokenizer.truncation_side, repr(words)])
 
 
+@dataclass(frozen=True)
+class _Joined:
+    """The cells of several columns, one column after the other, as often as one likes."""
+
+    columns: Sequence[Column]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.columns))
+
+    def __iter__(self) -> Iterator[str]:
+        return chain.from_iterable(self.columns)
+
+
 def _trained(texts: Sequence[Column], vocab_size: int) -> Any:
     """Trains once per (texts, size) and machine."""
     from transformers import AutoTokenizer
@@ -113,5 +127,6 @@ def _trained(texts: Sequence[Column], vocab_size: int) -> Any:
     from vocabulary.train import train_tokenizer
 
     key = fingerprint([str(vocab_size), *(column.fingerprint for column in texts)])[:40]
-    folder = kept("vocabularies", key, lambda path: train_tokenizer(chain(*texts), vocab_size).save_pretrained(path))
+    everything = _Joined(texts)
+    folder = kept("vocabularies", key, lambda path: train_tokenizer(everything, vocab_size).save_pretrained(path))
     return AutoTokenizer.from_pretrained(folder)

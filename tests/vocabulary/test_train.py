@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoTokenizer, BertTokenizer
 
 from finetune.failure import InputError
-from vocabulary.train import SPECIAL_TOKENS, WORDS_PER_CHUNK, count_words, learn_vocabulary, train_tokenizer
+from vocabulary.train import SPECIAL_TOKENS, train_tokenizer
 
 APP = Path(__file__).parents[2] / "app"
 TEXTS = [
@@ -36,12 +36,12 @@ def test_vocabulary_has_the_size_asked_for_when_there_is_enough_to_learn(tokeniz
 
 
 def test_merges_are_taken_by_frequency():
-    vocabulary = learn_vocabulary({"xy": 5, "zw": 3}, 5 + 4 + 2 + 1)
-    assert list(vocabulary)[5:] == ["w", "x", "y", "z", "##w", "##y", "xy"]
+    tokenizer = train_tokenizer(["xy zw xy", "xy zw zw xy xy"], 5 + 4 + 2 + 1)
+    assert tokenizer.convert_ids_to_tokens(range(5, 12)) == ["w", "x", "y", "z", "##w", "##y", "xy"]
 
 
-def test_a_count_above_the_chunk_is_counted_in_full():
-    assert "zw" not in learn_vocabulary({"xy": WORDS_PER_CHUNK + 2, "zw": WORDS_PER_CHUNK + 1}, 12)
+def test_every_occurrence_counts():
+    assert "zw" not in train_tokenizer(["xy"] * 5002 + ["zw"] * 5001, 12).get_vocab()
 
 
 def test_two_texts_become_a_pair_with_token_types(tokenizer):
@@ -106,12 +106,10 @@ def test_same_texts_give_the_same_vocabulary_in_every_process_and_order(tokenize
         assert train_tokenizer(TEXTS, 100).get_vocab() == tokenizer.get_vocab()
 
 
-def test_texts_are_read_once_from_any_iterable(tokenizer):
-    assert train_tokenizer((text for text in TEXTS), 100).get_vocab() == tokenizer.get_vocab()
-
-
-def test_words_too_long_for_wordpiece_teach_nothing():
-    assert count_words(["a" * 101 + " b"], lowercase=True) == {"b": 1}
+@pytest.mark.parametrize("letter", ["a", "é", "𝔞"])  # of one to four bytes
+def test_words_too_long_for_wordpiece_teach_nothing(letter):
+    assert set(train_tokenizer([f"{letter * 101} b"], 100, lowercase=False).get_vocab()) == {*SPECIAL_TOKENS, "b"}
+    assert letter * 100 in train_tokenizer([f"{letter * 100} b"], 200, lowercase=False).get_vocab()
     long_word = BertTokenizer(vocab={"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4, "a": 5, "##a": 6})
     assert long_word.tokenize("a" * 101) == ["[UNK]"]
     assert long_word.tokenize("a" * 100) != ["[UNK]"]
@@ -121,8 +119,8 @@ def test_a_size_below_the_alphabet_says_which_size_is_needed():
     with pytest.raises(InputError, match=r"size of 8 is too small.*4 different characters.*11 entries"):
         train_tokenizer(["xy zw xy"], 8)
     with pytest.raises(InputError, match="11 entries"):
-        learn_vocabulary({"xy": 1, "zw": 1}, 10)
-    assert len(learn_vocabulary({"xy": 1, "zw": 1}, 11)) == 11
+        train_tokenizer(["xy zw"], 10)
+    assert len(train_tokenizer(["xy zw"], 11)) == 11
 
 
 @pytest.mark.parametrize("texts", [[], ["", "  \n"], ["\u200b\ufeff"]])
