@@ -14,17 +14,22 @@ USUAL = gc.get_threshold()
 # Of these three numbers of `gc.set_threshold` the first two leave it to look through what is new, the third never lets it look
 # through everything.
 WHILE_STARTING = (10_000, 10, 1_000_000)
+_starting = False
 
 
 def begin() -> None:
     """For a process that starts: until `settle` only what is new is looked through."""
+    global _starting
+    _starting = True
     gc.set_threshold(*WHILE_STARTING)
 
 
 def settle() -> None:
     """From now on the collector works as usual, and without a look at what is there already: it stays. To be called before
     there is anything large, such as a model, that may have to go one day. Does nothing in a process without `begin`."""
-    if gc.get_threshold() == WHILE_STARTING:
+    global _starting
+    if _starting:
+        _starting = False
         gc.freeze()
         gc.set_threshold(*USUAL)
 
