@@ -14,7 +14,6 @@ An encoder (BigBird, BERT, ...) gets a BERT decoder; a model that has a decoder 
 
 from __future__ import annotations
 
-import difflib
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -191,11 +190,10 @@ def check_arguments(arguments: Arguments) -> None:
 
 def headline_of(arguments: Arguments) -> str:
     """The figure that decides which model is best. Raises `InputError` for one that does not exist."""
+    from finetune.task import check_figure
+
     headline = (arguments.metric_for_best_model or HEADLINE).removeprefix("eval_")
-    if headline not in FIGURES:
-        near = difflib.get_close_matches(headline, FIGURES, 1)
-        hint = f"; did you mean {near[0]}?" if near else ";"
-        raise InputError(f"--metric_for_best_model {headline}: no such figure{hint} They are {', '.join(FIGURES)}")
+    check_figure(headline, FIGURES)
     return headline
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+
+from finetune.failure import InputError
+from finetune.file_problems import nearest
 
 Record = dict[str, Any]  # one row's prediction: "row" (its number in the file) and whatever the task scores
 
@@ -64,3 +68,11 @@ class Task(Protocol):
     def score(self, records: list[Record]) -> dict[str, float | None]:
         """The figures of a whole file from its records in the file's order; None where a figure is undefined."""
         ...
+
+
+def check_figure(name: str, figures: Collection[str]) -> None:
+    """Raises `InputError` for a --metric_for_best_model that is none of a task's figures."""
+    if name not in figures:
+        near = nearest(name, list(figures))
+        hint = f"; did you mean {near}?" if near else "."
+        raise InputError(f"--metric_for_best_model {name}: no such figure{hint} They are {', '.join(figures)}")

@@ -28,7 +28,7 @@ from finetune.stored_rows import Column
 from finetune.tables import Table
 from finetune.task import Batch
 from multilabel.classifier import choose_labels, labels_of
-from multilabel.labels import label_ids, label_names, note_labels
+from multilabel.labels import Labelled, label_ids, label_names, note_labels
 from pretrained.model import check_kind, check_weights, choose_max_length, load_config
 from pretrained.tokenizer import load_tokenizer, note_unknown, text_encoder, tokenizer_fingerprint
 
@@ -100,10 +100,11 @@ def load_data(arguments: Any, train: bool, evaluate: bool, predict: bool) -> Dat
     note = choose_attention(config, max_length)
     notes += [note] if note else []
     tokenizer.truncation_side = arguments.truncation_side
+    ids = number_labels(arguments, tables, names, labels, notes)  # before anything is tokenized: it may refuse a file
     stated = tokenizer_fingerprint(tokenizer)
     splits = {
-        split: make_split(arguments, split, tables, texts, names, labels, tokenizer, stated, max_length, notes)
-        for split in tables
+        split: make_split(arguments, split, table, ids.get(split), tokenizer, stated, max_length, notes)
+        for split, table in tables.items()
     }
     if train:
         rows, count = splits["train"], len(splits["train"].texts)
@@ -125,26 +126,33 @@ def load_data(arguments: Any, train: bool, evaluate: bool, predict: bool) -> Dat
     )
 
 
-def make_split(
-    arguments: Any, split: str, tables: dict, texts: dict, names: dict, labels: list[str], tokenizer: Any,
-    stated: str, max_length: int, notes: list[str],
-) -> Split:  # fmt: skip
-    """Tokenizes a file's texts, numbers their labels, and notes what was cut. `stated`: the tokenizer's fingerprint."""
-    table, ignore = tables[split], arguments.unknown_labels == "ignore"
-    if split == "test":
-        check_ids(table, arguments.id_column, notes)
+def number_labels(
+    arguments: Any, tables: dict[str, Table], names: dict[str, Labelled], labels: list[str], notes: list[str]
+) -> dict[str, Ragged]:
+    """Each file's label numbers, of those that have labels. Raises `InputError` for labels that are not in the list."""
+    ignore = arguments.unknown_labels == "ignore"
     if "train" not in tables:
         source = f"labels of {arguments.model_name_or_path}"
     else:
         source = "training data" if arguments.label_file is None else f"--label_file {arguments.label_file}"
-    ids = label_ids(table, names[split], labels, ignore, notes, source) if split in names else None
+    return {split: label_ids(tables[split], found, labels, ignore, notes, source) for split, found in names.items()}
+
+
+def make_split(
+    arguments: Any, split: str, table: Table, ids: Ragged | None, tokenizer: Any, stated: str, max_length: int,
+    notes: list[str],
+) -> Split:  # fmt: skip
+    """Tokenizes a file's texts and notes what was cut. `ids`: label numbers; `stated`: the tokenizer's fingerprint."""
+    if split == "test":
+        check_ids(table, arguments.id_column, notes)
+    texts = table.columns[arguments.text_column]
     encode, settings = text_encoder(tokenizer, max_length), f"{stated} {max_length}"
-    encoded = encode_cached(texts[split], encode, settings, arguments.preprocessing_num_workers)
+    encoded = encode_cached(texts, encode, settings, arguments.preprocessing_num_workers)
     note_unknown(encoded["input_ids"].values, tokenizer, table.path, notes)
     note_cut(table, "texts", encoded["cut"], max_length, notes)
     if split != "train":  # that has none left
-        note_blank(table, texts[split], notes)
-    return Split(table, texts[split], encoded["content"], encoded["input_ids"], ids)
+        note_blank(table, texts, notes)
+    return Split(table, texts, encoded["content"], encoded["input_ids"], ids)
 
 
 def identity_of(arguments: Any, splits: dict, labels: list[str], tokenizer: str, max_length: int) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from finetune.data import one_hot
 from finetune.failure import InputError, TrainingError
 from finetune.jsonfile import read_object
 from finetune.ragged import Ragged
-from finetune.task import Batch, Record
+from finetune.task import Batch, Record, check_figure
 from finetune.transfer import send
 from metrics.multilabel import binary_cross_entropy, decision_scores, multilabel_scores
 from metrics.thresholds import tune_thresholds
@@ -89,10 +88,7 @@ def check_headline(task: MultiLabelTask, labels: Ragged) -> None:
     figures = score(min(ENOUGH_ROWS, len(labels)))
     if figures.get(task.headline, 0) is None:
         figures = score(len(labels))
-    if task.headline not in figures:
-        near = difflib.get_close_matches(task.headline, figures, 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise InputError(f"--metric_for_best_model {task.headline}: no such figure{hint} They are {', '.join(figures)}")
+    check_figure(task.headline, figures)
     if figures[task.headline] is None:
         raise InputError(
             f"--metric_for_best_model {task.headline} is undefined on these validation rows (every label has one class "
