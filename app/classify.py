@@ -20,21 +20,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from finetune import arguments as groups
-from finetune import collector
-from finetune.config import option, parse
-from finetune.ending import failures_end_the_job
-from finetune.failure import InputError
+from finetune import garbage_collection
+from finetune.arguments import groups
+from finetune.arguments.parsing import option, parse
+from finetune.errors import InputError
+from finetune.launching.shutdown import failures_end_the_job
 
 if TYPE_CHECKING:  # torch and transformers are imported by the functions that use them, so that --help does not wait
     from collections.abc import Iterator
 
-    from finetune.launch import Launch
+    from finetune.launching.launch import Launch
+    from finetune.launching.processes import Run
     from finetune.plan import Plan
-    from finetune.processes import Run
     from finetune.session import Opening
-    from multilabel.splits import Data, Split
-    from multilabel.task import MultiLabelTask
+    from models.multilabel import MultiLabelTask
+    from text.label_splits import Data, Split
 
 HEADLINE = "f1_macro"
 SHOWN = ("loss", "f1_micro", "f1_macro", "tuned_f1_micro", "tuned_f1_macro", "roc_auc_macro")
@@ -74,12 +74,15 @@ class Arguments(
 
 
 def main(arguments: Arguments) -> None:
-    from finetune import ending, engine, outputs, precheck, processes, session
+    from finetune import preflight, session
+    from finetune.kernels.masks import spare_the_device
+    from finetune.launching import processes, shutdown
     from finetune.plan import make_plan
-    from pretrained.masks import spare_the_device
-    from pretrained.model import import_models
+    from finetune.reports import results
+    from finetune.training import loop
+    from models.pretrained import import_models
 
-    asked = precheck.check(arguments)
+    asked = preflight.check(arguments)
     train, evaluate, predict = groups.tasks_to_do(arguments)
     data = load_data(arguments, train, evaluate, predict)
     plan = make_plan(arguments, len(data.train.texts), asked.world_size, asked.passes_by_tokens) if train else None
@@ -99,7 +102,7 @@ def main(arguments: Arguments) -> None:
     if train:
         training, state = prepare_training(run, arguments, data, plan, task, model, opening, identity)
         del model
-        figures |= engine.fit(run, plan, training, session.fit_options(arguments, task.headline, SHOWN), state)
+        figures |= loop.fit(run, plan, training, session.fit_options(arguments, task.headline, SHOWN), state)
         figures |= session.finish_training(run, training, state)
         session.release(run, training)
     if (evaluate and not train) or predict:
@@ -108,19 +111,19 @@ def main(arguments: Arguments) -> None:
         figures |= score_split(run, arguments, data, task, model, data.validation, "eval")
     if predict:
         figures |= predict_test(run, arguments, data, task, model)
-    outputs.write_metrics(run, arguments, figures)
+    results.write_metrics(run, arguments, figures)
     if train:
         write_card(run, arguments)
-    outputs.push_to_hub(run, arguments)
+    results.push_to_hub(run, arguments)
     report(run, arguments, figures)
-    ending.finish(run)
+    shutdown.finish(run)
 
 
 def load_data(arguments: Arguments, train: bool, evaluate: bool, predict: bool) -> Data:
-    """The run's files (see `multilabel.splits`). Raises `InputError` with what is wrong."""
-    from multilabel import splits
+    """The run's files (see `text.label_splits`). Raises `InputError` with what is wrong."""
+    from text import label_splits
 
-    return splits.load_data(arguments, train, evaluate, predict)
+    return label_splits.load_data(arguments, train, evaluate, predict)
 
 
 # Model and training --------------------------------------------------------------------------------------------------
@@ -130,7 +133,7 @@ def make_task(arguments: Arguments, data: Data) -> MultiLabelTask:
     """The task with its positive weights."""
     import numpy as np
 
-    from multilabel.task import MultiLabelTask, check_headline, positive_weights
+    from models.multilabel import MultiLabelTask, check_headline, positive_weights
 
     weights = None
     if data.train is not None:
@@ -155,7 +158,7 @@ def describe_weights(task: MultiLabelTask, data: Data) -> dict[str, Any]:
 
 def leaves_padding_out(arguments: Arguments, data: Data, asked: Launch) -> bool:
     """Whether the encoder computes on packed rows (--padding_free). Raises `InputError` if that is asked for in vain."""
-    from packed.choice import packs_rows
+    from finetune.kernels.padding_free.choice import packs_rows
 
     return packs_rows(arguments.padding_free, data.config, not asked.use_cpu, data.tokenizer.padding_side)
 
@@ -166,12 +169,12 @@ def build_model(arguments: Arguments, data: Data, task: MultiLabelTask, packed: 
     import torch
     from transformers import AutoModelForSequenceClassification
 
-    from bigbird.layers import use_fast_attention
-    from multilabel.classifier import configure, set_head_bias
-    from multilabel.task import prior_bias
-    from noise.attention import use_fast_dropout
-    from packed.encoders import pack_rows
-    from pretrained.model import check_vocabulary, drop_pooler, load_model_and_new_names, take_vocabulary
+    from finetune.kernels.bigbird.layers import use_fast_attention
+    from finetune.kernels.dropout.attention import use_fast_dropout
+    from finetune.kernels.padding_free.encoders import pack_rows
+    from models.classifier import configure, set_head_bias
+    from models.multilabel import prior_bias
+    from models.pretrained import check_vocabulary, drop_pooler, load_model_and_new_names, take_vocabulary
 
     configure(data.config, data.labels)
     if arguments.from_scratch:
@@ -203,9 +206,9 @@ def prepare_training(
     opening: Opening,
     identity: dict,
 ) -> tuple[Any, Any]:
-    """Everything that `engine.fit` works on, with a checkpoint's state if there is one."""
+    """Everything that `loop.fit` works on, with a checkpoint's state if there is one."""
     from finetune import session
-    from finetune.engine import Training
+    from finetune.training.loop import Training
 
     steps = train_steps(arguments, data, plan, run.launch.rank, leaves_padding_out(arguments, data, run.launch))
     validation = eval_rows(run, arguments, data, data.validation) if data.validation is not None else None
@@ -222,8 +225,8 @@ def prepare_training(
 
 def train_steps(arguments: Arguments, data: Data, plan: Plan, rank: int, packed: bool = False) -> Any:
     """A process's batches by optimizer step. `packed`: see `leaves_padding_out`."""
-    from finetune.data import TrainSteps
-    from multilabel.splits import collator
+    from finetune.training.batches import TrainSteps
+    from text.label_splits import collator
 
     lengths, grouping = data.train.tokens.lengths, arguments.length_grouping
     return TrainSteps(collator(data.train, data), lengths, plan, rank, arguments.seed, grouping, data.padding, packed)
@@ -241,9 +244,9 @@ def rehearsal(asked: Launch, arguments: Arguments, data: Data, plan: Plan) -> tu
 
 def eval_rows(run: Run, arguments: Arguments, data: Data, split: Split) -> Any:
     """A file to be evaluated, longest texts first."""
-    from finetune.data import EvalRows
     from finetune.plan import evaluation_pass
-    from multilabel.splits import collator
+    from finetune.training.batches import EvalRows
+    from text.label_splits import collator
 
     size = evaluation_pass(arguments, by_tokens=run.device.type == "cpu")
     return EvalRows(collator(split, data), split.tokens.lengths, *size, data.padding)
@@ -253,14 +256,14 @@ def export(run: Run, arguments: Arguments, data: Data, model: Any, records: list
     """Writes best/ with the thresholds that `records` (of the validation rows) give, and checks it by loading it."""
     import numpy as np
 
-    from finetune.outputs import merge_metrics
-    from finetune.run_folder import BEST
-    from finetune.saving import full_weights
+    from finetune.checkpoints.saving import full_weights
+    from finetune.output.run_folder import BEST
+    from finetune.reports.results import merge_metrics
     from metrics.multilabel import per_label_table
     from metrics.thresholds import tune_thresholds
-    from multilabel.classifier import check_export, plain_model, rows_to_check
-    from multilabel.task import probabilities
-    from pretrained.export import export_model
+    from models.classifier import check_export, plain_model, rows_to_check
+    from models.export import export_model
+    from models.multilabel import probabilities
 
     weights = full_weights(run, model)
 
@@ -292,10 +295,10 @@ def load_trained(run: Run, arguments: Arguments, data: Data, trained: bool) -> A
     """The exported model, in plain transformers: what is reported is what a user of best/ gets."""
     from transformers import AutoModelForSequenceClassification
 
-    from bigbird.layers import use_fast_attention
+    from finetune.kernels.bigbird.layers import use_fast_attention
+    from finetune.kernels.padding_free.encoders import pack_rows
     from finetune.session import load_best
-    from packed.encoders import pack_rows
-    from pretrained.model import check_vocabulary, load_model_and_new_names
+    from models.pretrained import check_vocabulary, load_model_and_new_names
 
     if trained:
         model = load_best(run, arguments, AutoModelForSequenceClassification.from_pretrained)
@@ -317,8 +320,8 @@ def score_split(
     run: Run, arguments: Arguments, data: Data, task: MultiLabelTask, model: Any, split: Split, name: str
 ) -> dict[str, Any]:
     """The figures of a file under the model's own thresholds, named `name`_*."""
-    from finetune import evaluation
-    from multilabel.classifier import thresholds_of
+    from finetune.training import evaluation
+    from models.classifier import thresholds_of
 
     fixed = replace(task, thresholds=thresholds_of(run.unwrapped(model).config))
     figures, _ = evaluation.evaluate(run, model, fixed, eval_rows(run, arguments, data, split))
@@ -327,11 +330,12 @@ def score_split(
 
 def predict_test(run: Run, arguments: Arguments, data: Data, task: MultiLabelTask, model: Any) -> dict[str, Any]:
     """Writes labels and probabilities of every test row; returns test_* figures when the file has labels."""
-    from finetune import evaluation, outputs
-    from finetune.columns import ids_of
+    from finetune.reading.columns import ids_of
+    from finetune.reports import results
+    from finetune.training import evaluation
     from metrics.thresholds import decide
-    from multilabel.classifier import thresholds_of
-    from multilabel.task import probabilities
+    from models.classifier import thresholds_of
+    from models.multilabel import probabilities
 
     thresholds = thresholds_of(run.unwrapped(model).config)
     records, seconds = evaluation.predict(run, model, task, eval_rows(run, arguments, data, data.test))
@@ -343,7 +347,7 @@ def predict_test(run: Run, arguments: Arguments, data: Data, task: MultiLabelTas
             scores = {label: round(float(p), 6) for label, p in zip(data.labels, chances, strict=True)}
             yield {"id": name, "labels": chosen, "probabilities": scores}
 
-    outputs.write_predictions(run, arguments, lines)
+    results.write_predictions(run, arguments, lines)
     figures = {"test_rows": len(data.test.texts), "test_samples_per_second": len(data.test.texts) / seconds}
     if data.test.labels is not None:
         scored = run.on_main(lambda: replace(task, thresholds=thresholds).score(records))
@@ -356,7 +360,7 @@ def predict_test(run: Run, arguments: Arguments, data: Data, task: MultiLabelTas
 
 def write_card(run: Run, arguments: Arguments) -> None:
     """README.md of the run: figures, per-label table, curves."""
-    from multilabel.card import write_classifier_card
+    from text.classifier_card import write_classifier_card
 
     run.on_main(lambda: write_classifier_card(Path(arguments.output_dir)))
 
@@ -371,6 +375,6 @@ def report(run: Run, arguments: Arguments, figures: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    collector.begin()
+    garbage_collection.begin()
     with failures_end_the_job(debug="--debug" in sys.argv):
         main(parse(Arguments, description=__doc__))

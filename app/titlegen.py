@@ -19,21 +19,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from finetune import arguments as groups
-from finetune import collector
-from finetune.config import option, parse
-from finetune.ending import failures_end_the_job
-from finetune.failure import InputError
+from finetune import garbage_collection
+from finetune.arguments import groups
+from finetune.arguments.parsing import option, parse
+from finetune.errors import InputError
+from finetune.launching.shutdown import failures_end_the_job
 
 if TYPE_CHECKING:  # torch and transformers are imported by the functions that use them, so that --help does not wait
     from collections.abc import Iterator
 
-    from finetune.launch import Launch
+    from finetune.launching.launch import Launch
+    from finetune.launching.processes import Run
     from finetune.plan import Plan
-    from finetune.processes import Run
     from finetune.session import Opening
-    from titles.splits import Data, Split
-    from titles.task import TitleTask
+    from models.titles import TitleTask
+    from text.title_splits import Data, Split
 
 HEADLINE = "rougeL"
 FIGURES = ("loss", "rouge1", "rouge2", "rougeL", "rougeLsum", "exact_match", "gen_len")
@@ -76,12 +76,15 @@ class Arguments(
 
 
 def main(arguments: Arguments) -> None:
-    from finetune import ending, engine, evaluation, outputs, precheck, processes, session
+    from finetune import preflight, session
+    from finetune.kernels.masks import spare_the_device
+    from finetune.launching import processes, shutdown
     from finetune.plan import make_plan
-    from pretrained.masks import spare_the_device
-    from pretrained.model import import_models
+    from finetune.reports import results
+    from finetune.training import evaluation, loop
+    from models.pretrained import import_models
 
-    asked = precheck.check(arguments)
+    asked = preflight.check(arguments)
     check_arguments(arguments)
     train, evaluate, predict = groups.tasks_to_do(arguments)
     data = load_data(arguments, train, evaluate, predict)
@@ -102,7 +105,7 @@ def main(arguments: Arguments) -> None:
     if train:
         training, state = prepare_training(run, arguments, data, plan, task, model, opening, identity)
         del model
-        figures |= engine.fit(run, plan, training, session.fit_options(arguments, task.headline, SHOWN), state)
+        figures |= loop.fit(run, plan, training, session.fit_options(arguments, task.headline, SHOWN), state)
         figures |= session.finish_training(run, training, state)
         session.release(run, training)
     if (evaluate and not train) or predict:
@@ -114,19 +117,19 @@ def main(arguments: Arguments) -> None:
         figures |= lead_figures(run, data.validation, task.rouge_tokenizer, "eval")
     if predict:
         figures |= predict_test(run, arguments, data, model)
-    outputs.write_metrics(run, arguments, figures)
+    results.write_metrics(run, arguments, figures)
     if train:
         write_card(run, arguments)
-    outputs.push_to_hub(run, arguments)
+    results.push_to_hub(run, arguments)
     report(run, arguments, figures)
-    ending.finish(run)
+    shutdown.finish(run)
 
 
 def load_data(arguments: Arguments, train: bool, evaluate: bool, predict: bool) -> Data:
-    """The run's files (see `titles.splits`). Raises `InputError` with what is wrong."""
-    from titles import splits
+    """The run's files (see `text.title_splits`). Raises `InputError` with what is wrong."""
+    from text import title_splits
 
-    return splits.load_data(arguments, train, evaluate, predict)
+    return title_splits.load_data(arguments, train, evaluate, predict)
 
 
 # Model and training --------------------------------------------------------------------------------------------------
@@ -139,9 +142,9 @@ def gathers_weights(run: Run) -> bool:
 
 def make_task(arguments: Arguments, data: Data, split: Split | None, in_step: bool) -> TitleTask:
     """The task, with the references of the rows it will score."""
-    from chinese.decode import join_chinese
     from metrics.rouge_tokenizers import choose_tokenizer
-    from titles.task import Generation, TitleTask
+    from models.titles import Generation, TitleTask
+    from text.chinese_decoding import join_chinese
 
     def decode(rows: list[list[int]]) -> list[str]:
         return [join_chinese(text).strip() for text in data.tokenizer.batch_decode(rows, skip_special_tokens=True)]
@@ -199,8 +202,8 @@ def headline_of(arguments: Arguments) -> str:
 
 def leaves_padding_out(arguments: Arguments, data: Data, asked: Launch) -> bool:
     """Whether the encoder computes on packed rows (--padding_free). Raises `InputError` if that is asked for in vain."""
-    from packed.choice import packs_rows
-    from titles.model import encoder_config
+    from finetune.kernels.padding_free.choice import packs_rows
+    from models.encoder_decoder import encoder_config
 
     return packs_rows(arguments.padding_free, encoder_config(data.config), not asked.use_cpu, data.tokenizer.padding_side)
 
@@ -209,11 +212,11 @@ def build_model(arguments: Arguments, data: Data, packed: bool = False) -> Any:
     """The encoder-decoder, the same initial weights on every process. `packed`: see `train_steps`."""
     import torch
 
-    from bigbird.layers import use_fast_attention
-    from noise.attention import use_fast_dropout
-    from packed.encoders import pack_rows
-    from pretrained.model import check_vocabulary
-    from titles.model import build_title_model, has_new_decoder, set_output_bias
+    from finetune.kernels.bigbird.layers import use_fast_attention
+    from finetune.kernels.dropout.attention import use_fast_dropout
+    from finetune.kernels.padding_free.encoders import pack_rows
+    from models.encoder_decoder import build_title_model, has_new_decoder, set_output_bias
+    from models.pretrained import check_vocabulary
 
     torch.manual_seed(arguments.seed)
     model = build_title_model(arguments, data.config, data.tokenizer, arguments.max_title_length)
@@ -237,9 +240,9 @@ def prepare_training(
     opening: Opening,
     identity: dict,
 ) -> tuple[Any, Any]:
-    """Everything that `engine.fit` works on, with a checkpoint's state if there is one."""
+    """Everything that `loop.fit` works on, with a checkpoint's state if there is one."""
     from finetune import session
-    from finetune.engine import Training
+    from finetune.training.loop import Training
 
     steps = train_steps(arguments, data, plan, run.launch.rank, leaves_padding_out(arguments, data, run.launch))
     validation = eval_rows(arguments, data, data.validation) if data.validation is not None else None
@@ -255,8 +258,8 @@ def prepare_training(
 
 def train_steps(arguments: Arguments, data: Data, plan: Plan, rank: int, packed: bool = False) -> Any:
     """A process's batches by optimizer step. `packed`: see `leaves_padding_out`."""
-    from finetune.data import TrainSteps
-    from titles.splits import collator
+    from finetune.training.batches import TrainSteps
+    from text.title_splits import collator
 
     lengths, grouping = data.train.tokens.lengths, arguments.length_grouping
     return TrainSteps(collator(data.train, data), lengths, plan, rank, arguments.seed, grouping, data.padding, packed)
@@ -274,22 +277,22 @@ def rehearsal(asked: Launch, arguments: Arguments, data: Data, plan: Plan) -> tu
 
 def eval_rows(arguments: Arguments, data: Data, split: Split) -> Any:
     """A file to be evaluated, longest documents first."""
-    from finetune.data import EvalRows
     from finetune.plan import evaluation_pass
-    from titles.splits import collator
+    from finetune.training.batches import EvalRows
+    from text.title_splits import collator
 
     return EvalRows(collator(split, data), split.tokens.lengths, *evaluation_pass(arguments), data.padding)
 
 
 def export(run: Run, arguments: Arguments, data: Data, task: TitleTask, model: Any, records: list | None, tracker: Any) -> None:
     """Writes best/, checks it by loading it, and shows titles of a few validation documents."""
-    from finetune.outputs import merge_metrics
-    from finetune.run_folder import BEST
-    from finetune.saving import full_weights
-    from pretrained.card import markdown_table
-    from pretrained.export import export_model
-    from titles.export import check_export, plain_model
-    from titles.splits import collator
+    from finetune.checkpoints.saving import full_weights
+    from finetune.output.run_folder import BEST
+    from finetune.reports.card import markdown_table
+    from finetune.reports.results import merge_metrics
+    from models.export import export_model
+    from models.title_export import check_export, plain_model
+    from text.title_splits import collator
 
     weights = full_weights(run, model)
 
@@ -316,10 +319,10 @@ def load_trained(run: Run, arguments: Arguments, data: Data, trained: bool) -> A
     """The exported model, in plain transformers: what is reported is what a user of best/ gets."""
     from transformers import AutoModelForSeq2SeqLM
 
-    from bigbird.layers import use_fast_attention
+    from finetune.kernels.bigbird.layers import use_fast_attention
+    from finetune.kernels.padding_free.encoders import pack_rows
     from finetune.session import load_best
-    from packed.encoders import pack_rows
-    from pretrained.model import check_vocabulary, load_model
+    from models.pretrained import check_vocabulary, load_model
 
     if trained:
         model = load_best(run, arguments, AutoModelForSeq2SeqLM.from_pretrained)
@@ -345,8 +348,9 @@ def lead_figures(run: Run, split: Split, rouge_tokenizer: str, name: str) -> dic
 
 def predict_test(run: Run, arguments: Arguments, data: Data, model: Any) -> dict[str, Any]:
     """Writes a title, or several candidates with scores, for every test row; returns test_* figures when there are titles."""
-    from finetune import evaluation, outputs
-    from finetune.columns import ids_of
+    from finetune.reading.columns import ids_of
+    from finetune.reports import results
+    from finetune.training import evaluation
 
     task = make_task(arguments, data, data.test, gathers_weights(run))
     # The exported model is whole on every process, so nobody needs to wait for the longest title.
@@ -362,7 +366,7 @@ def predict_test(run: Run, arguments: Arguments, data: Data, model: Any) -> dict
                 line["candidates"] = [{"title": title, "score": round(score, 6)} for title, score in pairs]
             yield line
 
-    outputs.write_predictions(run, arguments, lines)
+    results.write_predictions(run, arguments, lines)
     figures = {"test_rows": len(data.test.texts), "test_samples_per_second": len(data.test.texts) / seconds}
     if data.test.titles is not None:
         scored = run.on_main(lambda: task.score(records))
@@ -376,7 +380,7 @@ def predict_test(run: Run, arguments: Arguments, data: Data, model: Any) -> dict
 
 def write_card(run: Run, arguments: Arguments) -> None:
     """README.md of the run: figures with the lead baseline, examples, curves."""
-    from titles.card import write_title_card
+    from text.title_card import write_title_card
 
     run.on_main(lambda: write_title_card(Path(arguments.output_dir)))
 
@@ -396,6 +400,6 @@ def report(run: Run, arguments: Arguments, figures: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    collector.begin()
+    garbage_collection.begin()
     with failures_end_the_job(debug="--debug" in sys.argv):
         main(parse(Arguments, description=__doc__))

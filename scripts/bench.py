@@ -62,9 +62,9 @@ def main() -> int:
 def child(settings: dict) -> None:
     sys.path.insert(0, str(REPOSITORY / "app"))
     if "-ours" in settings["contender"]:
-        from finetune import collector
+        from finetune import garbage_collection
 
-        collector.begin()  # as the scripts do
+        garbage_collection.begin()  # as the scripts do
     from benchmarking.contenders import contend
 
     run_child(contend, settings)

@@ -30,12 +30,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "app"))
 
-from finetune import arguments as groups
-from finetune.config import option, parse
-from finetune.ending import failures_end_the_job, finish
-from finetune.failure import InputError
-from finetune.launch import describe_launch
-from finetune.processes import start
+from finetune.arguments import groups
+from finetune.arguments.parsing import option, parse
+from finetune.errors import InputError
+from finetune.launching.launch import describe_launch
+from finetune.launching.processes import start
+from finetune.launching.shutdown import failures_end_the_job, finish
 
 BUCKET = 25 * 2**20  # bytes; what DistributedDataParallel sends at a time (its bucket_cap_mb)
 KIB, MIB = 2**10, 2**20
@@ -61,13 +61,13 @@ class Arguments(groups.LaunchArguments, BenchArguments):
 
 
 def main(arguments: Arguments) -> None:
-    from finetune import meeting
+    from finetune.launching import rendezvous
 
     launch = describe_launch(arguments)
     if launch.world_size < 2:
         raise InputError("one process has nobody to talk to; start two or more, as in torchrun --nproc_per_node 2")
     parameters = count_parameters(arguments) if launch.rank == 0 else None
-    meeting.call_the_roll({}, arguments.start_timeout)
+    rendezvous.call_the_roll({}, arguments.start_timeout)
     run = start(launch, None)
     machines = len(set(run.gather([launch.rank - launch.local_rank])))
     run.print(f"communication  {launch.world_size} processes on {machines} machine(s), {launch.backend} on {run.device.type}")
@@ -146,7 +146,7 @@ def count_parameters(arguments: Any) -> int | None:
     import torch
     from transformers import AutoModel
 
-    from pretrained.model import load_config
+    from models.pretrained import load_config
 
     config = load_config(arguments)
     try:

@@ -39,7 +39,7 @@ sys.path.insert(0, str(REPOSITORY / "app"))
 from moving.cells import CELLS, OBSERVED, REFERENCE, Cell, batch_arguments, launch_arguments, launcher  # noqa: E402
 from moving.outcome import FIGURES_WITHIN, WITHIN, Difference, Outcome, compare, read_outcome  # noqa: E402
 
-from finetune.failure import EXIT_BAD_INPUT, InputError  # noqa: E402
+from finetune.errors import EXIT_BAD_INPUT, InputError  # noqa: E402
 
 DIFFERS = 1
 ADAMS_SHARE = 1e-3  # weights that are this near, where all else is the same, are what Adam makes of rounding (see `verdict`)
@@ -110,7 +110,7 @@ def read_options(argv: list[str]) -> argparse.Namespace:
 
 def read_arguments(script: Path, given: list[str]) -> Any:
     """The command's arguments. Raises `InputError` for those that the script would refuse."""
-    from finetune.config import parse
+    from finetune.arguments.parsing import parse
 
     sys.path.insert(0, str(script.resolve().parent))
     module = importlib.import_module(script.stem)
@@ -276,7 +276,7 @@ def table(rows: list[Row]) -> list[str]:
 
 def write_report(options: argparse.Namespace, rows: list[Row]) -> None:
     """parity.json: the table, with the command and the machine."""
-    from finetune.versions import library_versions
+    from finetune.output.versions import library_versions
 
     def plain(value: Any) -> Any:
         return None if isinstance(value, float) and not math.isfinite(value) else value

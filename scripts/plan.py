@@ -33,7 +33,7 @@ import yaml
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY / "app"))
 
-from finetune.failure import EXIT_BAD_INPUT, InputError  # noqa: E402
+from finetune.errors import EXIT_BAD_INPUT, InputError  # noqa: E402
 
 DOES_NOT_FIT = 1
 LAUNCH_FILES = REPOSITORY / "accelerate_configs"
@@ -98,7 +98,7 @@ def plan(options: argparse.Namespace, script: Path, rest: list[str]) -> int:
     task_script = load_script(script)
     problems: list[str] = []
     launch_file = collect(problems, lambda: read_launch_file(options.launch)) if options.launch else None
-    from finetune.config import parse
+    from finetune.arguments.parsing import parse
 
     arguments = collect(problems, lambda: parse(task_script.Arguments, rest))
     if problems and (arguments is None or (options.launch and launch_file is None)):
@@ -219,10 +219,10 @@ def pretend(file: LaunchFile | None, processes: int, use_cpu: bool) -> None:
 
 def check(arguments: Any, processes: int, use_cpu: bool) -> Any:
     """The launch that is asked for. Raises `InputError` as the run itself would."""
-    from finetune import precheck
-    from finetune.launch import Machine
+    from finetune import preflight
+    from finetune.launching.launch import Machine
 
-    return precheck.check(arguments, Machine(0 if use_cpu else processes, True))
+    return preflight.check(arguments, Machine(0 if use_cpu else processes, True))
 
 
 # The run ---------------------------------------------------------------------------------------------------------------
@@ -230,8 +230,8 @@ def check(arguments: Any, processes: int, use_cpu: bool) -> Any:
 
 def read_data(script: Any, arguments: Any, processes: int, asked: Any, problems: list[str]) -> tuple[Any, Any]:
     """The run's data and plan; what is wrong with them is added to `problems`."""
-    from finetune import zero
-    from finetune.arguments import tasks_to_do
+    from finetune.arguments.groups import tasks_to_do
+    from finetune.launching import zero
     from finetune.plan import batch_of, make_plan
 
     train, evaluate, predict = tasks_to_do(arguments)
@@ -295,21 +295,21 @@ def memory_report(
     script: Any, arguments: Any, asked: Any, data: Any, steps: Any, several_machines: bool, gpu_memory: float | None
 ) -> int:
     """Prints the table and, for a memory, the cheapest launch that fits."""
-    from finetune import memory
-    from finetune.activations import checkpoint_activations
+    from finetune import memory_estimate
+    from finetune.training.gradient_checkpointing import checkpoint_activations
 
     model, task, batches = script.rehearsal(asked, arguments, data, steps)
     if arguments.gradient_checkpointing:
         checkpoint_activations(model)
-    batch = memory.largest_batch(batches)
-    layout = memory.layout_of(asked, steps.batch)
+    batch = memory_estimate.largest_batch(batches)
+    layout = memory_estimate.layout_of(asked, steps.batch)
     rehearsals: dict[tuple, Any] = {}
 
     def row(name: str, layout: Any) -> Row:
         kernels = (layout.own_precision, layout.autocast)
         if kernels not in rehearsals:
-            rehearsals[kernels] = memory.rehearse(model, task, batch, layout)
-        return Row(name, layout, memory.estimate(rehearsals[kernels], layout))
+            rehearsals[kernels] = memory_estimate.rehearse(model, task, batch, layout)
+        return Row(name, layout, memory_estimate.estimate(rehearsals[kernels], layout))
 
     try:
         planned = row(PLANNED, layout)
@@ -330,7 +330,8 @@ def memory_report(
 
 def shipped_layouts(planned: Any, several_machines: bool) -> list[tuple[str, Any]]:
     """The shipped launch files that could run this job on GPUs in the planned precision and number of processes."""
-    from finetune import memory, zero
+    from finetune import memory_estimate
+    from finetune.launching import zero
 
     found = []
     for path in sorted(LAUNCH_FILES.glob("*.yaml")):
@@ -340,11 +341,11 @@ def shipped_layouts(planned: Any, several_machines: bool) -> list[tuple[str, Any
             continue
         if not file.deepspeed and ((file.processes > 1) != several or file.precision not in ("no", planned.precision)):
             continue
-        plain = memory.Layout(planned.world_size, planned.precision, True, planned.accumulation, several)
+        plain = memory_estimate.Layout(planned.world_size, planned.precision, True, planned.accumulation, several)
         said = file.precision == planned.precision
         name = file.name if said else f"{file.name} --mixed_precision {planned.precision}"
         if file.deepspeed:
-            plain = memory.with_zero(plain, zero.read_config(file.deepspeed_file, search=(REPOSITORY,)))
+            plain = memory_estimate.with_zero(plain, zero.read_config(file.deepspeed_file, search=(REPOSITORY,)))
         elif not said and several and not several_machines:
             continue  # another of the shipped files says it
         found.append((name, plain))
@@ -353,7 +354,7 @@ def shipped_layouts(planned: Any, several_machines: bool) -> list[tuple[str, Any
 
 def table(rows: list[Row], gpu_memory: float | None) -> list[str]:
     """One line a launch, in GiB."""
-    from finetune import memory
+    from finetune import memory_estimate
 
     titles = ("weights", "gradients", "optimizer", "activations", "exchange", "  peak", "  host")
     names = [
@@ -362,24 +363,27 @@ def table(rows: list[Row], gpu_memory: float | None) -> list[str]:
     width = max(map(len, names))
     lines = ["  ".join([f"{'':{width}}", *titles, *(["needs"] if gpu_memory else [])])]
     for name, row in zip(names, rows, strict=True):
-        numbers = [f"{getattr(row.estimate, title.strip()) / memory.GIB:{len(title)}.2f}" for title in titles]
-        verdict = f"{memory.needed(row.estimate) / memory.GIB:5.1f}" if gpu_memory and row.layout.on_gpu else ""
+        numbers = [f"{getattr(row.estimate, title.strip()) / memory_estimate.GIB:{len(title)}.2f}" for title in titles]
+        verdict = (
+            f"{memory_estimate.needed(row.estimate) / memory_estimate.GIB:5.1f}" if gpu_memory and row.layout.on_gpu else ""
+        )
         lines.append("  ".join([f"{name:{width}}", *numbers, verdict]).rstrip())
     lines.append("peak: what is there at once at the worst moment; host: memory of the machine, per process")
     if gpu_memory:
         lines.append(
-            f"needs: peak, {memory.FRAGMENTATION:.0%} for fragmentation, and {memory.OUTSIDE_TENSORS / memory.GIB:g} GiB for "
-            "what is no tensor (CUDA context, libraries, NCCL; assumed)"
+            f"needs: peak, {memory_estimate.FRAGMENTATION:.0%} for fragmentation, and "
+            f"{memory_estimate.OUTSIDE_TENSORS / memory_estimate.GIB:g} GiB for what is no tensor (CUDA context, libraries, "
+            "NCCL; assumed)"
         )
     return lines
 
 
 def recommend(planned: Row, shipped: list[Row], gpu_memory: float) -> int:
     """Prints whether the planned launch fits and the cheapest shipped one that does."""
-    from finetune import memory
+    from finetune import memory_estimate
 
     def fits(row: Row) -> bool:
-        return memory.needed(row.estimate) <= gpu_memory * memory.GIB
+        return memory_estimate.needed(row.estimate) <= gpu_memory * memory_estimate.GIB
 
     print(f"\nthis launch {'fits' if fits(planned) else 'does not fit'} {gpu_memory:g} GiB")
     fitting = sorted((row for row in shipped if fits(row)), key=lambda row: row.cost)

@@ -19,7 +19,7 @@ import pytest
 import title_job
 from launchers import JOBS, Launched
 
-from finetune import arguments as groups
+from finetune.arguments import groups
 
 # The first example of a test may import for half a second, and a machine may be busy: no test looks at the clock.
 hypothesis.settings.register_profile("without a clock", hypothesis.settings(), deadline=None)
@@ -97,8 +97,8 @@ def start_run(environment):
     """Starts the real thing with one process on the CPU: (batch shape, precision) -> `processes.Run`."""
     from accelerate.state import AcceleratorState, GradientState
 
-    from finetune.launch import Launch
-    from finetune.processes import start
+    from finetune.launching.launch import Launch
+    from finetune.launching.processes import start
 
     def reset():
         AcceleratorState._reset_state(reset_partial_state=True)
@@ -130,7 +130,7 @@ def bert_folder(tmp_path_factory):
     import torch
     from transformers import BertConfig, BertForSequenceClassification
 
-    from vocabulary.train import train_tokenizer
+    from text.vocabulary import train_tokenizer
 
     folder = tmp_path_factory.mktemp("bert")
     tokenizer = train_tokenizer(TEXTS, 100)

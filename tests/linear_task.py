@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from finetune.data import EvalRows, TrainSteps
 from finetune.plan import BatchShape, Plan
 from finetune.task import Batch
+from finetune.training.batches import EvalRows, TrainSteps
 
 
 @dataclass(frozen=True)

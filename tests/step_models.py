@@ -15,12 +15,12 @@ from transformers import (
     EncoderDecoderModel,
 )
 
-from bigbird.layers import use_fast_attention
-from finetune.data import TrainSteps, lengths_of, pad_rows
+from finetune.kernels.bigbird.layers import use_fast_attention
+from finetune.kernels.padding_free.encoders import pack_rows
 from finetune.task import Batch
-from multilabel.task import MultiLabelTask
-from packed.encoders import pack_rows
-from titles.task import IGNORED, TitleTask
+from finetune.training.batches import TrainSteps, lengths_of, pad_rows
+from models.multilabel import MultiLabelTask
+from models.titles import IGNORED, TitleTask
 
 SIZES = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 256, "vocab_size": 90}
 CLASSIFY = MultiLabelTask("loss", 5, pos_weight=np.ones(5), label_smoothing=0.1)

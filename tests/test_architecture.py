@@ -124,7 +124,7 @@ def test_nothing_outside_the_engine_knows_deepspeed_or_zero():
     for path in SOURCES:
         if path.parent.name != "finetune":
             assert "deepspeed" not in packages(path), path
-            assert "finetune.zero" not in imports(path), path
+            assert "finetune.launching.zero" not in imports(path), path
 
 
 def test_the_engine_takes_one_thing_of_transformers():

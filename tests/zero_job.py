@@ -19,9 +19,10 @@ import deepspeed
 import torch
 from torch import nn
 
-from finetune import shards, zero
+from finetune.checkpoints import shards
+from finetune.launching import zero
+from finetune.output.run_folder import write_json
 from finetune.plan import derive_batch
-from finetune.run_folder import write_json
 
 LEFT_WHOLE = 10**9  # of weights smaller than this, under ZeRO-3
 CELLS = [

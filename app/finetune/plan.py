@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from finetune.failure import InputError
+from finetune.errors import InputError
 
 DEFAULT_GLOBAL_BATCH_SIZE = 32
 # Tokens of a forward pass on a CPU. Larger passes pad more and leave its caches: 640 Reuters rows in batches of 16 train 1.4

@@ -1,4 +1,4 @@
-"""A run from its folder to its files: what every task does around `engine.fit`. Level 9."""
+"""A run from its folder to its files: what every task does around `loop.fit`. Level 9."""
 
 from __future__ import annotations
 
@@ -10,21 +10,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from finetune import checkpoint, engine, local_copy, memory, run_folder, saving, shards, status, stop
-from finetune.activations import checkpoint_activations
-from finetune.checkpoint import TrainState
-from finetune.compiling import compile_layers
-from finetune.config import as_dict
-from finetune.embeddings import keep_gradients
-from finetune.engine import FitOptions, Training
-from finetune.failure import InputError
-from finetune.launch import Launch
-from finetune.optim import build_optimizer
+from finetune import memory_estimate
+from finetune.arguments.parsing import as_dict
+from finetune.checkpoints import checkpoint, local_copy, saving, shards
+from finetune.checkpoints.checkpoint import TrainState
+from finetune.errors import InputError
+from finetune.kernels.compiling import compile_layers
+from finetune.kernels.embeddings import keep_gradients
+from finetune.launching import signals
+from finetune.launching.launch import Launch
+from finetune.launching.processes import Run, in_force
+from finetune.output import run_folder, status
+from finetune.output.run_folder import BEST
+from finetune.output.versions import library_versions
 from finetune.plan import Plan, describe
-from finetune.processes import Run, in_force
-from finetune.run_folder import BEST
-from finetune.tracker import Tracker, read_history
-from finetune.versions import library_versions
+from finetune.reports.tracker import Tracker, read_history
+from finetune.training import loop
+from finetune.training.gradient_checkpointing import checkpoint_activations
+from finetune.training.loop import FitOptions, Training
+from finetune.training.optimizer import build_optimizer
 
 
 def make_identity(arguments: Any, plan: Plan | None, of_task: dict[str, Any]) -> dict[str, Any]:
@@ -95,7 +99,7 @@ def open_run(
         begin(step)
         return found, False
 
-    stop.limit(arguments.max_train_time)
+    signals.limit(arguments.max_train_time)
     found, replaces = run.on_main(take)
     if arguments.shared_output_dir:
         local_copy.check_shared(run, folder)
@@ -130,7 +134,7 @@ def prepare_training(
         checkpoint_activations(model)
     if run.is_main:
         run.print(*_memory(run.launch, plan, model, make))
-    if memory.layout_of(run.launch, plan.batch).keeps_embeddings:
+    if memory_estimate.layout_of(run.launch, plan.batch).keeps_embeddings:
         keep_gradients(model)
     if arguments.torch_compile and run.launch.zero_stage == 3:
         # It gathers and frees weights around every module: hundreds of pieces, each compiled anew until torch gives up.
@@ -148,7 +152,7 @@ def prepare_training(
     tracker.start_trackers(arguments.run_name, as_dict(arguments))
     training = make(prepared, optimizer, tracker)
     if resume is not None:
-        engine.restore(run, place, training, state)
+        loop.restore(run, place, training, state)
         if checkpoint.is_in_shards(place) and arguments.checkpoint_format == "full":
             _convert(run, training, state, arguments.save_total_limit)
         local_copy.discard(run, place, resume)
@@ -157,7 +161,7 @@ def prepare_training(
 
 def _convert(run: Run, training: Training, state: TrainState, limit: int) -> None:
     """Writes a checkpoint anew for every launch, before a step more is made: the training may be complete."""
-    engine.save(run, training, state, limit, in_shards=False)
+    loop.save(run, training, state, limit, in_shards=False)
     saving.wait(run, training.writer)
     run.print(f"note           checkpoint step_{state.step}, which was in shards, is one for every launch now")
 
@@ -166,12 +170,12 @@ def _memory(launch: Launch, plan: Plan, model: Any, make: Callable) -> list[str]
     """What the training will need, told before anything of it is on a device. A model that cannot be rehearsed is no reason
     to stop."""
     parts = make(model, None, None)
-    layout = memory.layout_of(launch, plan.batch)
+    layout = memory_estimate.layout_of(launch, plan.batch)
     try:
-        rehearsed = memory.rehearse(model, parts.task, memory.largest_batch(parts.steps), layout)
+        rehearsed = memory_estimate.rehearse(model, parts.task, memory_estimate.largest_batch(parts.steps), layout)
     except Exception as error:
         return [f"memory         not known in advance: the model cannot be rehearsed ({type(error).__name__})"]
-    return memory.memory_lines(rehearsed, layout)
+    return memory_estimate.memory_lines(rehearsed, layout)
 
 
 def load_best(run: Run, arguments: Any, load: Callable[[Path], Any]) -> Any:

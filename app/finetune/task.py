@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import torch
 
-from finetune.failure import InputError
-from finetune.file_problems import nearest
+from finetune.errors import InputError
+from finetune.reading.problems import nearest
 
 Record = dict[str, Any]  # one row's prediction: "row" (its number in the file) and whatever the task scores
 
@@ -20,7 +20,7 @@ class Batch:
 
     `rows`: (b,) int64, each row's number in its file; -1 marks a placeholder, which takes part in the forward pass so that
     every process does the same number of them, and counts for nothing. `lengths`: tokens of each row, which begin it, for who
-    leaves padding out (`finetune.lengths`); None if they do not begin it, or if that means nothing.
+    leaves padding out (`finetune.kernels.row_lengths`); None if they do not begin it, or if that means nothing.
     """
 
     rows: torch.Tensor

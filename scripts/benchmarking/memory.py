@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import torch
 
-from finetune.clock import peak_memory_mb
+from finetune.training.clock import peak_memory_mb
 
 
 class PeakMemory:

@@ -10,7 +10,7 @@ import torch
 
 from benchmarking.memory import PeakMemory
 from benchmarking.processes import GO
-from finetune.clock import StepClock
+from finetune.training.clock import StepClock
 
 
 class Stopped(Exception):  # noqa: N818 - no error

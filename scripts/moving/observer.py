@@ -20,7 +20,7 @@ def observe_steps(folder: Path) -> None:
     """Has this process write FOLDER/NAME.rank_R.jsonl, a line per training step, where NAME is that of the output folder:
     {"step": from 0, "rows": of this process, in the order of its forward passes, "learning_rates": of each parameter group}.
     """
-    _after_import("finetune.engine", lambda engine: _record_steps(engine, folder))
+    _after_import("finetune.training.loop", lambda engine: _record_steps(engine, folder))
 
 
 def switch_dropout_off() -> None:

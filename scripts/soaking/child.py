@@ -29,8 +29,8 @@ def run_script(
         sys.path.insert(0, str(script.parent))
         sys.argv = [str(script), *arguments]
         task = importlib.import_module(script.stem)
-        from finetune.config import parse
-        from finetune.ending import failures_end_the_job
+        from finetune.arguments.parsing import parse
+        from finetune.launching.shutdown import failures_end_the_job
 
         with failures_end_the_job(debug=False):
             task.main(parse(task.Arguments, arguments))

@@ -16,9 +16,9 @@ import classify
 import pytest
 import titlegen
 
-from finetune import stop
-from finetune.config import parse
-from finetune.ending import failures_end_the_job
+from finetune.arguments.parsing import parse
+from finetune.launching import signals
+from finetune.launching.shutdown import failures_end_the_job
 
 SCRIPTS = {"classify": classify, "titlegen": titlegen}
 QUIET = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)  # as in Python itself
@@ -68,12 +68,12 @@ def script(monkeypatch, environment, token_cache, capfd) -> Callable[[str, list[
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setitem(os.environ, "CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(stop, "watch_launcher", lambda generations: None)
+    monkeypatch.setattr(signals, "watch_launcher", lambda generations: None)
 
     def leave(code: int) -> NoReturn:
         raise Left(code)
 
-    monkeypatch.setattr(stop, "leave", leave)
+    monkeypatch.setattr(signals, "leave", leave)
 
     def run(task: str, argv: list[str]) -> Ended:
         AcceleratorState._reset_state(reset_partial_state=True)

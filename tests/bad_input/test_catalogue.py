@@ -14,7 +14,7 @@ import refused_targets
 import titlegen
 from catalogue_case import TARGETS, Case, command_line, contents, lay_out
 
-from finetune.config import _kind
+from finetune.arguments.parsing import _kind
 
 SCRIPTS = {"classify": classify, "titlegen": titlegen}
 

@@ -21,16 +21,16 @@ from catalogue_case import GOOD, VALID
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from finetune import zero
-from finetune.arguments import contradictions
-from finetune.config import parse
-from finetune.failure import InputError
+from finetune.arguments.groups import contradictions
+from finetune.arguments.parsing import parse
+from finetune.errors import InputError
+from finetune.launching import zero
 from finetune.plan import BatchShape
-from finetune.stored_rows import Column
-from finetune.tables import Table, read_table
-from multilabel.labels import label_ids, label_names, read_label_file
-from multilabel.task import positive_weights
-from pretrained.model import load_config
+from finetune.reading.stored_rows import Column
+from finetune.reading.tables import Table, read_table
+from models.multilabel import positive_weights
+from models.pretrained import load_config
+from text.labels import label_ids, label_names, read_label_file
 
 quick = settings(
     max_examples=150,

@@ -8,7 +8,7 @@ import pytest
 from launchers import TIMEOUT, deepspeed, run, torchrun, training
 from running import running, wait_for
 
-from finetune.checkpoint import list_checkpoints
+from finetune.checkpoints.checkpoint import list_checkpoints
 
 pytestmark = pytest.mark.slow
 

@@ -7,12 +7,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AttentionMaskInterface
 
-import bigbird.flex
-import bigbird.layers
-import finetune.step
-from finetune.optim import build_optimizer
-from finetune.step import train_step
-from pretrained.masks import mask_without_looking
+import finetune.kernels.bigbird.flex
+import finetune.kernels.bigbird.layers
+import finetune.training.step
+from finetune.kernels.masks import mask_without_looking
+from finetune.training.optimizer import build_optimizer
+from finetune.training.step import train_step
 
 ASKING = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.item, torch.Tensor.__bool__, torch.Tensor.cpu}
 WAITING = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default, torch.ops.aten.masked_select.default}
@@ -39,10 +39,10 @@ class Methods(TorchFunctionMode):
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
     """The paths of a GPU. FlexAttention, which these modes cannot watch, is replaced; its plans are made."""
-    monkeypatch.setattr(bigbird.flex, "flex_attention", lambda q, k, v, *, score_mod, block_mask: q + k + v)
-    monkeypatch.setattr(bigbird.layers, "FLEX_DEVICES", ("cpu",))
-    monkeypatch.setattr(bigbird.layers, "works", lambda *_: True)
-    monkeypatch.setattr(finetune.step, "READY", ())
+    monkeypatch.setattr(finetune.kernels.bigbird.flex, "flex_attention", lambda q, k, v, *, score_mod, block_mask: q + k + v)
+    monkeypatch.setattr(finetune.kernels.bigbird.layers, "FLEX_DEVICES", ("cpu",))
+    monkeypatch.setattr(finetune.kernels.bigbird.layers, "works", lambda *_: True)
+    monkeypatch.setattr(finetune.training.step, "READY", ())
     monkeypatch.setitem(AttentionMaskInterface._global_mapping, "sdpa", mask_without_looking)
 
 

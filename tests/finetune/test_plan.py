@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finetune.failure import InputError
+from finetune.errors import InputError
 from finetune.plan import (
     CPU_TOKENS,
     DEFAULT_GLOBAL_BATCH_SIZE,

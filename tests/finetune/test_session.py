@@ -9,9 +9,14 @@ import pytest
 import torch
 from linear_task import LinearTask, eval_rows, linear_layer, make_plan, points, train_steps
 
-from finetune import checkpoint, embeddings, engine, run_folder, session, status, stop
-from finetune.engine import Training
-from finetune.failure import InputError
+from finetune import session
+from finetune.checkpoints import checkpoint
+from finetune.errors import InputError
+from finetune.kernels import embeddings
+from finetune.launching import signals
+from finetune.output import run_folder, status
+from finetune.training import loop
+from finetune.training.loop import Training
 
 IDENTITY = {"task": "linear", "rows": 22}
 HUGE = 2.0**19  # a scale of losses at which fp16 gradients overflow
@@ -34,7 +39,7 @@ def training(run, arguments, opening=FRESH, plan=None, identity=IDENTITY, model=
 
 
 def fit(run, arguments, started):
-    return engine.fit(run, started.plan, started.made, session.fit_options(arguments, "loss", ("loss",)), started.state)
+    return loop.fit(run, started.plan, started.made, session.fit_options(arguments, "loss", ("loss",)), started.state)
 
 
 # Before the run
@@ -136,10 +141,10 @@ def test_auto_without_a_checkpoint_starts_from_the_beginning(opened, capsys):
 
 
 def test_a_run_says_how_it_stands_and_may_take_so_long(opened, tmp_path):
-    with stop.listen():
+    with signals.listen():
         opened(max_train_time=0.0001)
         assert json.loads((tmp_path / "status.json").read_text())["state"] == "running"
-        assert stop.requested() == "--max_train_time 0.0001 is over"
+        assert signals.requested() == "--max_train_time 0.0001 is over"
     status.end("done")
     assert json.loads((tmp_path / "status.json").read_text())["state"] == "done"
 

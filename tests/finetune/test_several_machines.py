@@ -6,16 +6,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from finetune import local_copy, meeting, precheck, processes, session
-from finetune.ending import failures_end_the_job
-from finetune.failure import InputError
+from finetune import preflight, session
+from finetune.checkpoints import local_copy
+from finetune.errors import InputError
+from finetune.launching import processes, rendezvous
+from finetune.launching.shutdown import failures_end_the_job
 
 
 @pytest.fixture
 def place(environment, monkeypatch):
     """Makes this process one of two machines with two processes each; returns what it brought to the roll call."""
     brought = []
-    monkeypatch.setattr(meeting, "call_the_roll", lambda compared, timeout: brought.append((compared, timeout)))
+    monkeypatch.setattr(rendezvous, "call_the_roll", lambda compared, timeout: brought.append((compared, timeout)))
 
     def make(rank):
         environment.update(RANK=str(rank), WORLD_SIZE="4", LOCAL_RANK=str(rank % 2), LOCAL_WORLD_SIZE="2")
@@ -28,7 +30,7 @@ def test_a_process_brings_what_must_be_alike(place, arguments, tmp_path):
     (tmp_path / "train.csv").write_text("text,labels\na,b\n")
     brought = place(2)
     given = {"train_file": str(tmp_path / "train.csv"), "test_file": str(tmp_path / "none.csv"), "start_timeout": 7, "seed": 5}
-    precheck.check(arguments(output_dir=str(tmp_path / "run"), **given))
+    preflight.check(arguments(output_dir=str(tmp_path / "run"), **given))
     compared, timeout = brought[0]
     assert timeout == 7
     assert compared["arguments"]["--seed"] == 5
@@ -43,14 +45,14 @@ def test_a_process_brings_what_must_be_alike(place, arguments, tmp_path):
 
 def test_one_process_of_a_machine_brings_what_costs_something(place, arguments, tmp_path):
     brought = place(3)
-    precheck.check(arguments(output_dir=str(tmp_path)))
+    preflight.check(arguments(output_dir=str(tmp_path)))
     assert not {"files", "code", "libraries"} & set(brought[0][0])
 
 
 def test_a_file_of_the_arguments_is_compared_under_its_own_name_only(arguments):
     names = set(vars(arguments()))
-    assert set(precheck.OF_ONE_MACHINE) - {"config", "label_file"} <= names
-    assert set(precheck.FILES) <= set(precheck.OF_ONE_MACHINE)
+    assert set(preflight.OF_ONE_MACHINE) - {"config", "label_file"} <= names
+    assert set(preflight.FILES) <= set(preflight.OF_ONE_MACHINE)
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
@@ -59,18 +61,18 @@ def test_only_rank_0_looks_at_the_folder(place, arguments, tmp_path, rank):
     (tmp_path / "metrics.json").touch()
     if rank == 0:
         with pytest.raises(InputError, match="already holds a run"):
-            precheck.check(arguments(output_dir=str(tmp_path)))
+            preflight.check(arguments(output_dir=str(tmp_path)))
     else:
-        precheck.check(arguments(output_dir=str(tmp_path)))
-        precheck.check(arguments(output_dir=str(tmp_path / "new")))
+        preflight.check(arguments(output_dir=str(tmp_path)))
+        preflight.check(arguments(output_dir=str(tmp_path / "new")))
         assert not (tmp_path / "new").exists()
 
 
 def test_a_failure_is_told_to_the_machines_that_wait(environment, monkeypatch, capsys):
     told, ended = [], []
-    monkeypatch.setattr(meeting, "leave_word", lambda problems, code: told.append((problems, code)))
+    monkeypatch.setattr(rendezvous, "leave_word", lambda problems, code: told.append((problems, code)))
     monkeypatch.setattr("os._exit", ended.append)
-    monkeypatch.setattr("finetune.stop.leave", ended.append)
+    monkeypatch.setattr("finetune.launching.signals.leave", ended.append)
     with failures_end_the_job(debug=False):
         raise InputError("a.csv:3: bad", "b.csv: gone")
     with failures_end_the_job(debug=False):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from finetune.launch import Launch
+from finetune.launching.launch import Launch
 
 
 def pytest_collection_modifyitems(items):
@@ -30,7 +30,7 @@ def start_gpu_run(environment):
     """Starts the real thing with one process on one GPU: (batch shape, precision) -> `processes.Run`."""
     from accelerate.state import AcceleratorState, GradientState
 
-    from finetune.processes import start
+    from finetune.launching.processes import start
 
     def reset():
         AcceleratorState._reset_state(reset_partial_state=True)

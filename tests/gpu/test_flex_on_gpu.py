@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import BigBirdConfig, BigBirdModel
 
-import bigbird.layers
-from bigbird.flex_check import works
-from bigbird.layers import use_fast_attention
-from finetune.lengths import known
+import finetune.kernels.bigbird.layers
+from finetune.kernels.bigbird.flex_check import works
+from finetune.kernels.bigbird.layers import use_fast_attention
+from finetune.kernels.row_lengths import known
 
 GPU = torch.device("cuda")
 LENGTHS = [(705,), (1024, 705, 64), (1536, 1000, 704), (2048, 2047), (4096,), (4096, 1, 3000, 900)]
@@ -49,8 +49,8 @@ def assert_close(found, expected, forward, backward):
 def attended(monkeypatch):
     """How often FlexAttention attended."""
     calls = []
-    function = bigbird.layers.attend
-    monkeypatch.setattr(bigbird.layers, "attend", lambda *inputs: (calls.append(1), function(*inputs))[1])
+    function = finetune.kernels.bigbird.layers.attend
+    monkeypatch.setattr(finetune.kernels.bigbird.layers, "attend", lambda *inputs: (calls.append(1), function(*inputs))[1])
     return calls
 
 

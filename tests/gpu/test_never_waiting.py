@@ -6,11 +6,11 @@ import torch
 from linear_task import make_plan
 from step_models import CLASSIFY, KINDS, batches, build, collator
 
-from finetune.clock import StepClock
-from finetune.data import train_loader
-from finetune.optim import build_optimizer
-from finetune.step import seed_step, train_step
-from pretrained.masks import spare_the_device
+from finetune.kernels.masks import spare_the_device
+from finetune.training.batches import train_loader
+from finetune.training.clock import StepClock
+from finetune.training.optimizer import build_optimizer
+from finetune.training.step import seed_step, train_step
 
 WARM, STEPS = 3, 8
 

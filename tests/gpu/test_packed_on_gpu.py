@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification
 
-import packed.attention
-from finetune import lengths
-from packed.encoders import pack_rows
+import finetune.kernels.padding_free.attention
+from finetune.kernels import row_lengths
+from finetune.kernels.padding_free.encoders import pack_rows
 
 GPU = torch.device("cuda")
 LENGTHS = (300, 17, 1, 512, 64, 64, 129)
@@ -33,8 +33,10 @@ def kernels(monkeypatch):
     called = []
 
     def watch(name):
-        function = getattr(packed.attention, name)
-        monkeypatch.setattr(packed.attention, name, lambda *inputs: (called.append(name), function(*inputs))[1])
+        function = getattr(finetune.kernels.padding_free.attention, name)
+        monkeypatch.setattr(
+            finetune.kernels.padding_free.attention, name, lambda *inputs: (called.append(name), function(*inputs))[1]
+        )
 
     for name in ("_flash", "_jagged", "_by_length"):
         watch(name)
@@ -43,7 +45,7 @@ def kernels(monkeypatch):
 
 def gradients_of(plain, inputs, precision, known):
     plain.zero_grad()
-    with lengths.known(known), torch.autocast("cuda", precision or torch.bfloat16, enabled=precision is not None):
+    with row_lengths.known(known), torch.autocast("cuda", precision or torch.bfloat16, enabled=precision is not None):
         logits = plain(**inputs).logits.float()
     (logits * torch.arange(1.0, 1 + logits.numel(), device=GPU).view_as(logits).sin()).sum().backward()
     return [logits.detach(), *(p.grad.clone() for p in plain.parameters())]

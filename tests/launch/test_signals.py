@@ -11,7 +11,7 @@ import pytest
 from launchers import accelerate, deepspeed, python, run, torchrun, training
 from running import running
 
-from finetune.checkpoint import damage, list_checkpoints
+from finetune.checkpoints.checkpoint import damage, list_checkpoints
 
 pytestmark = pytest.mark.slow
 

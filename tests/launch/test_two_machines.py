@@ -17,7 +17,7 @@ from launchers import CLASSIFY, REPOSITORY, UNEVEN, accelerate, free_port, run_t
 from namespaces import machines, missing_for_machines
 from safetensors.torch import load_file
 
-from finetune.checkpoint import damage
+from finetune.checkpoints.checkpoint import damage
 
 REASON = missing_for_machines()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(REASON is not None, reason=str(REASON))]

@@ -27,7 +27,7 @@ def write(home: Path) -> None:
     import launchers
     import title_job
 
-    from finetune.versions import library_versions
+    from finetune.output.versions import library_versions
 
     launchers.write_corpus(home)
     title_job.write_corpus(home)

@@ -80,7 +80,7 @@ def layers(settings: dict[str, Any], length: int, device: torch.device) -> dict[
     """A whole layer: transformers' block-sparse one, the same with our attention, and a BERT layer with full SDPA."""
     from transformers import BertConfig, BertModel, BigBirdModel
 
-    from finetune.lengths import known
+    from finetune.kernels.row_lengths import known
 
     theirs = BigBirdModel(big_bird(settings, length), add_pooling_layer=False).to(device).train()
     sizes = dimensions(settings)
@@ -107,7 +107,7 @@ def layers(settings: dict[str, Any], length: int, device: torch.device) -> dict[
 
 def ours_of(theirs: nn.Module, device: torch.device) -> dict[str, nn.Module]:
     """Copies with our attention: as the application chooses it, and on a GPU with gathered blocks too."""
-    from bigbird.layers import use_fast_attention
+    from finetune.kernels.bigbird.layers import use_fast_attention
 
     found = {}
     for name, kind in (("ours", "auto"), ("ours_blocks", "blocks"))[: 2 if device.type == "cuda" else 1]:
@@ -120,7 +120,7 @@ def attentions(settings: dict[str, Any], length: int, device: torch.device) -> d
     """The attention alone: the same modules without their projections, and torch's full SDPA."""
     from transformers import BigBirdModel
 
-    from finetune.lengths import known
+    from finetune.kernels.row_lengths import known
 
     theirs = BigBirdModel(big_bird(settings, length), add_pooling_layer=False).to(device).train()
     for name in ("query", "key", "value"):

@@ -29,9 +29,9 @@ def make_chinese(settings: dict[str, Any], rows: list[dict[str, str]], inputs: P
     """Slices of Chinese text and a vocabulary of its words, below inputs/chinese; returns what the text is."""
     from transformers import BertTokenizer
 
-    from chinese.user_dictionary import rjieba_dictionary
     from metrics.rouge_tokenizers import choose_tokenizer
-    from vocabulary.train import SPECIAL_TOKENS
+    from text.user_dictionary import rjieba_dictionary
+    from text.vocabulary import SPECIAL_TOKENS
 
     texts = [row["text"] for row in rows]
     kind = "of --train_file"

@@ -12,8 +12,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from benchmarking.contenders.classification_rows import labelled_rows
 from benchmarking.watch import Done, Watch, Watched, warm_up
-from finetune.config import parse
-from noise.attention import use_fast_dropout
+from finetune.arguments.parsing import parse
+from finetune.kernels.dropout.attention import use_fast_dropout
 
 HELD_BATCH = 32
 Batch = tuple[dict[str, Any], Any]  # inputs and labels
@@ -42,9 +42,9 @@ def result_of(settings: dict[str, Any], watch: Watch, model: Any, rows: int, tok
 
 def train_ours(settings: dict[str, Any]) -> dict[str, Any]:
     """app/classify.py's own main, watched from where the batches are taken and left when the training is done."""
-    from finetune import engine
+    from finetune.training import loop
 
-    watch, fit, answer = Watch(settings), engine.fit, {}
+    watch, fit, answer = Watch(settings), loop.fit, {}
 
     def watched_fit(run: Any, plan: Any, training: Any, options: Any, state: Any) -> None:
         warm_up(training.model, run.launch.precision == "bf16")
@@ -56,7 +56,7 @@ def train_ours(settings: dict[str, Any]) -> dict[str, Any]:
         answer.update(result_of(settings, watch, training.model, plan.num_rows, tokens, figures["train_loss"]))
         raise Done
 
-    engine.fit = watched_fit
+    loop.fit = watched_fit
     try:
         classify.main(parse(classify.Arguments, argv=our_arguments(settings)))
     except Done:
@@ -303,7 +303,7 @@ def make_model(settings: dict[str, Any]) -> dict[str, Any]:
     """A BERT with random weights and a vocabulary of the training texts, for a benchmark without downloads."""
     from transformers import BertConfig, BertModel
 
-    from vocabulary.train import train_tokenizer
+    from text.vocabulary import train_tokenizer
 
     texts, _, _, _ = labelled_rows(settings)
     tokenizer = train_tokenizer(texts, 8192)

@@ -20,7 +20,7 @@ def classification_step(settings: dict[str, Any]) -> dict[str, Any]:
     """Ours, with the operations of each step."""
     import classify
 
-    from finetune.config import parse
+    from finetune.arguments.parsing import parse
     from finetune.plan import make_plan
 
     figures = classification.train_ours(settings)
@@ -39,7 +39,7 @@ def titles_step(settings: dict[str, Any]) -> dict[str, Any]:
     import titlegen
 
     from benchmarking.contenders.title_models import plain_model
-    from titles.splits import collator
+    from text.title_splits import collator
 
     figures = titles.train_ours(settings)
     arguments, rows = titles.training_arguments(settings)

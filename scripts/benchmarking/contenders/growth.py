@@ -14,17 +14,17 @@ import numpy as np
 import torch
 
 from benchmarking.memory import PeakMemory
-from finetune import processes
-from finetune.config import parse
-from finetune.data import TrainSteps
-from finetune.launch import describe_launch
-from finetune.optim import build_optimizer
+from finetune.arguments.parsing import parse
+from finetune.kernels.padding_free.choice import packs_rows
+from finetune.kernels.padding_free.encoders import pack_rows
+from finetune.launching import processes
+from finetune.launching.launch import describe_launch
 from finetune.plan import make_plan
-from finetune.step import train_step
 from finetune.task import Batch
-from multilabel.task import MultiLabelTask
-from packed.choice import packs_rows
-from packed.encoders import pack_rows
+from finetune.training.batches import TrainSteps
+from finetune.training.optimizer import build_optimizer
+from finetune.training.step import train_step
+from models.multilabel import MultiLabelTask
 
 WARM_UP = 1
 TEXT = "sort the values of a matrix and return its eigenvalues as vectors in one array or list numbers"

@@ -70,7 +70,7 @@ def products(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _time(device: torch.device, a: Any, b: Any, out: Any, count: int) -> float:
-    from finetune.clock import StepClock
+    from finetune.training.clock import StepClock
 
     clock = StepClock(device)
     clock.mark()

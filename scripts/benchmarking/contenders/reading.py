@@ -31,7 +31,7 @@ def tokenize(settings: dict[str, Any]) -> dict[str, Any]:
 
 def encoder_of(name: str, folder: Path) -> Callable[[list[str]], list[list[int]]]:
     """A function from texts to ids. Nothing is cut."""
-    from pretrained.tokenizer import saved_tokenizer, text_encoder
+    from text.tokenizer import saved_tokenizer, text_encoder
 
     longest = 10**9
     if name == "bert_python":
@@ -40,7 +40,7 @@ def encoder_of(name: str, folder: Path) -> Callable[[list[str]], list[list[int]]
         tokenizer = BertTokenizerLegacy(str(folder / "vocab.txt"))
         return lambda texts: tokenizer(texts)["input_ids"]
     if name == "jieba":
-        from chinese.words import jieba_tokenizer
+        from text.chinese_words import jieba_tokenizer
 
         encode = text_encoder(jieba_tokenizer(folder), longest)
     else:

@@ -15,11 +15,11 @@ from benchmarking.contenders.classification_rows import labelled_rows
 def ours(settings: dict[str, Any]) -> dict[str, Any]:
     """app/classify.py with --save_steps. What a save holds the step for; the writing goes on beside the next steps."""
     from benchmarking.watch import Done
-    from finetune import engine
-    from finetune.config import parse
+    from finetune.arguments.parsing import parse
+    from finetune.training import loop
 
     stalls: list[float] = []
-    save, fit = engine._save, engine.fit
+    save, fit = loop._save, loop.fit
 
     def watched_save(*args: Any) -> None:
         started = time.perf_counter()
@@ -32,7 +32,7 @@ def ours(settings: dict[str, Any]) -> dict[str, Any]:
         stalls.append(time.perf_counter() - started)
         raise Done
 
-    engine._save, engine.fit = watched_save, watched_fit
+    loop._save, loop.fit = watched_save, watched_fit
     argv = classification.our_arguments(settings | {"contender": "ours"})
     argv += ["--max_steps", str(settings["steps"])]
     argv[argv.index("--save_steps") + 1] = str(settings["save_every"])

@@ -51,7 +51,8 @@ def watched(train: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[dict
     """The contender `train`, with the seconds of its parts."""
 
     def contender(settings: dict[str, Any]) -> dict[str, Any]:
-        from finetune import profiling, step
+        from finetune.reports import profiling
+        from finetune.training import step
 
         parts = Parts(torch.cuda.is_available())
         step.part = profiling.part = parts
@@ -70,13 +71,13 @@ def communication(settings: dict[str, Any]) -> dict[str, Any]:
     import numpy as np
     from torch import distributed
 
-    from finetune import processes
-    from finetune.config import parse
-    from finetune.launch import describe_launch
-    from finetune.optim import build_optimizer
+    from finetune.arguments.parsing import parse
+    from finetune.launching import processes
+    from finetune.launching.launch import describe_launch
     from finetune.plan import make_plan
-    from finetune.step import train_step
-    from multilabel.task import MultiLabelTask
+    from finetune.training.optimizer import build_optimizer
+    from finetune.training.step import train_step
+    from models.multilabel import MultiLabelTask
 
     arguments = parse(classify.Arguments, argv=classification.our_arguments(settings | {"contender": "ours"}))
     launch = describe_launch(arguments)

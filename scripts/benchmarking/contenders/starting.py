@@ -26,10 +26,10 @@ def ours(settings: dict[str, Any]) -> dict[str, Any]:
     import classify
 
     from benchmarking.watch import Done, Watched
-    from finetune import engine
-    from finetune.config import parse
+    from finetune.arguments.parsing import parse
+    from finetune.training import loop
 
-    watch, fit = Watch(settings), engine.fit
+    watch, fit = Watch(settings), loop.fit
 
     def watched_fit(run: Any, plan: Any, training: Any, options: Any, state: Any) -> None:
         training.steps = Watched(training.steps, watch)
@@ -37,7 +37,7 @@ def ours(settings: dict[str, Any]) -> dict[str, Any]:
         watch.mark()
         raise Done
 
-    engine.fit = watched_fit
+    loop.fit = watched_fit
     argv = [*classification.our_arguments(settings | {"contender": "ours"}), "--max_steps", "1"]
     with suppress(Done):
         classify.main(parse(classify.Arguments, argv=argv))

@@ -15,18 +15,18 @@ from benchmarking.contenders.classification import best_settings, reduce_tensor
 from benchmarking.contenders.title_models import arguments_of, plain_model
 from benchmarking.contenders.title_rows import batch_size
 from benchmarking.watch import Done, Stopped, Watch, Watched
-from finetune.config import parse
-from finetune.lengths import known
-from titles.splits import collator
+from finetune.arguments.parsing import parse
+from finetune.kernels.row_lengths import known
+from text.title_splits import collator
 
 CHECKED_ROWS = 4  # training rows whose loss is taken before and after
 
 
 def train_ours(settings: dict[str, Any]) -> dict[str, Any]:
     """app/titlegen.py's own main, watched from where the batches are taken and left when the steps are done."""
-    from finetune import engine
+    from finetune.training import loop
 
-    watch, fit, answer = Watch(settings), engine.fit, {}
+    watch, fit, answer = Watch(settings), loop.fit, {}
 
     def watched_fit(run: Any, plan: Any, training: Any, options: Any, state: Any) -> None:
         steps = training.steps
@@ -44,7 +44,7 @@ def train_ours(settings: dict[str, Any]) -> dict[str, Any]:
         answer.update(units=units, loss_before=before, loss_after=after, batch_size=plan.batch.global_batch_size)
         raise Done
 
-    engine.fit = watched_fit
+    loop.fit = watched_fit
     arguments, _ = training_arguments(settings)
     try:
         titlegen.main(arguments)
@@ -59,7 +59,7 @@ def train_with_trainer(settings: dict[str, Any]) -> dict[str, Any]:
     from datasets import Dataset, disable_progress_bars
     from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback
 
-    from titles.model import encoder_config
+    from models.encoder_decoder import encoder_config
 
     disable_progress_bars()
     watch = Watch(settings)
@@ -115,7 +115,7 @@ def training_arguments(settings: dict[str, Any]) -> tuple[Any, int]:
 
 def task_of(data: Any) -> Any:
     """A task for its loss alone."""
-    from titles.task import TitleTask
+    from models.titles import TitleTask
 
     return TitleTask("loss", data.start_id, data.tokenizer.pad_token_id, None, None, None, "default")
 

@@ -12,14 +12,14 @@ import torch
 from benchmarking.contenders.passes import passes
 from benchmarking.contenders.title_models import arguments_of, load_writer
 from benchmarking.watch import Done
-from finetune.config import parse
+from finetune.arguments.parsing import parse
 
 CHECKED_TITLES = 8  # documents that plain transformers gives a title one at a time
 
 
 def generate_ours(settings: dict[str, Any]) -> dict[str, Any]:
     """app/titlegen.py --do_predict, watched where it predicts; each pass goes over all documents."""
-    from finetune import evaluation
+    from finetune.training import evaluation
 
     predict, answer = evaluation.predict, {}
 
@@ -58,7 +58,7 @@ def generate_with_trainer(settings: dict[str, Any]) -> dict[str, Any]:
     from datasets import Dataset, disable_progress_bars
     from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
 
-    from chinese.decode import join_chinese
+    from text.chinese_decoding import join_chinese
 
     disable_progress_bars()
     data = titlegen.load_data(predicting_arguments(settings), False, False, True)
@@ -101,7 +101,7 @@ def predicting_arguments(settings: dict[str, Any]) -> Any:
 
 
 def search(settings: dict[str, Any]) -> dict[str, Any]:
-    """What `titles.task` asks of generate, start and end counted."""
+    """What `models.titles` asks of generate, start and end counted."""
     beams, longest = settings["beams"], settings["title_length"] + 2
     stop_early = {"early_stopping": True} if beams > 1 else {}  # a greedy search complains about it
     return {"do_sample": False, "num_beams": beams, "max_length": longest, **stop_early}

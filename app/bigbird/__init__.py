@@ -1,1 +1,0 @@
-"""BigBird's block-sparse attention, planned once and computed fast, each row by its own length."""

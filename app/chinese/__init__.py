@@ -1,1 +1,0 @@
-"""Chinese text: tokenizing by words, and decoding without the spaces that a tokenizer adds."""

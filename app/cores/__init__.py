@@ -1,1 +1,0 @@
-"""The cores of a CPU: threads that compute alone, in memory that they keep."""

@@ -1,0 +1,112 @@
+"""Block-sparse attention as BigBird's, forward and backward.
+
+A row of n blocks (its own, whatever its batch is padded to) attends as in transformers' `bigbird_block_sparse_attention`:
+
+- its first and its last block attend to everything;
+- an inner block attends to the first and the last block, to itself and its two neighbours, and to r random blocks, which
+  in training are drawn per layer, head and block, and in evaluation are all block 0 (so that this one counts 1 + r times);
+- a row too short for that (n <= 5 + 2r) attends to everything.
+
+Attention weights have no dropout, in transformers' block-sparse attention as here. The backward pass computes the weights
+again instead of keeping them (as in FlashAttention, arXiv 2205.14135, algorithm 4): the memory that a layer holds grows
+with the length, not with length x keys. Keys of the window are read in place, only random blocks are copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from finetune.kernels.bigbird.dense import dense, dense_backward
+from finetune.kernels.bigbird.portions import Portion, portions_of
+from finetune.kernels.bigbird.rows import Rows
+from finetune.kernels.bigbird.scores import Backward, ends_of
+from finetune.kernels.bigbird.sparse import sparse, sparse_backward
+from finetune.kernels.scratch import scratch
+from finetune.kernels.threads import in_threads
+
+
+class BlockSparse(torch.autograd.Function):
+    """`drawn`: the random blocks of each group of rows; None for rows that are evaluated or short."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, rows: Rows, drawn: list, block_size: int, number: int
+    ) -> Tensor:  # fmt: skip
+        context = _to_be_put(query, rows, block_size)
+        with torch.autocast(query.device.type, enabled=False):
+            _in_portions(_attention, portions_of(rows, drawn, query, block_size, number), query, key, value, context)
+        ctx.save_for_backward(query, key, value, context)
+        ctx.layout = (rows, drawn, block_size, number)
+        return context
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple:
+        saved = ctx.saved_tensors
+        rows, drawn, block_size, number = ctx.layout
+        gradients = [_to_be_put(x, rows, block_size) for x in saved[:3]]
+        with torch.autocast(gradient.device.type, enabled=False):
+            portions = portions_of(rows, drawn, gradient, block_size, number)
+            _in_portions(_attention_backward, portions, *saved, gradient, *gradients)
+        return (*gradients, None, None, None, None)
+
+
+def _to_be_put(like: Tensor, rows: Rows, block_size: int) -> Tensor:
+    """What portions are put into: contiguous, 0 where none of them has anything."""
+    whole = rows.groups == [(like.shape[1] // block_size, None)]
+    return (torch.empty_like if whole else torch.zeros_like)(like, memory_format=torch.contiguous_format)
+
+
+def _in_portions(work: Callable, portions: Iterable[Portion], *tensors: Tensor) -> None:
+    """Calls work(portion, *tensors) for each portion."""
+    if tensors[0].device.type == "cpu":
+        in_threads(lambda portion: work(portion, *tensors), portions)
+        return
+    for portion in portions:
+        work(portion, *tensors)
+
+
+def _attention(portion: Portion, query: Tensor, key: Tensor, value: Tensor, context: Tensor) -> None:
+    """Fills the portion's part of `context`. All tensors (batch, width, heads, size)."""
+    q, k, v = (portion.take(x, name) for x, name in ((query, "q"), (key, "k"), (value, "v")))
+    q *= q.shape[-1] ** -0.5
+    out = scratch("out", q.shape, q.dtype, q)
+    if portion.short:
+        dense(q, k, v, portion.bias, out)
+    else:
+        ends = torch.empty_like(q[:, :2])
+        dense(ends_of(q), k, v, portion.bias, ends)
+        out[:, 0], out[:, -1] = ends.unbind(1)
+        sparse(q, k, v, portion.table, portion.inner_bias, out)
+    out *= portion.real
+    portion.put(out, context)
+
+
+def _attention_backward(
+    portion: Portion, query: Tensor, key: Tensor, value: Tensor, context: Tensor, gradient: Tensor, *gradients: Tensor
+) -> None:  # fmt: skip
+    """Fills the portion's part of the three `gradients`, of query, key and value. All tensors as `_attention`'s."""
+    named = {"q": query, "k": key, "v": value, "out": context, "d_out": gradient}
+    q, k, v, out, d_out = (portion.take(x, name) for name, x in named.items())
+    scale = q.shape[-1] ** -0.5
+    q *= scale
+    d_out *= portion.real
+    # sum_j P_ij dP_ij is sum_d O_id dO_id.
+    delta = out.mul_(d_out).sum(dim=-1, keepdim=True, dtype=torch.float32)
+    d_q = scratch("d_q", q.shape, q.dtype, q)
+    d_k, d_v = (scratch(name, k.shape, torch.float32, k).zero_() for name in ("d_k", "d_v"))
+    x = Backward(q, k, v, d_out, delta, d_q, d_k, d_v)
+    if portion.short:
+        dense_backward(x, portion.bias)
+    else:
+        d_ends = torch.empty_like(q[:, :2])
+        ends = x._replace(q=ends_of(q), d_out=ends_of(d_out), delta=ends_of(delta), d_q=d_ends)
+        dense_backward(ends, portion.bias)
+        d_q[:, 0], d_q[:, -1] = d_ends.unbind(1)
+        sparse_backward(x, portion.table, portion.inner_bias)
+    for part, whole in zip((d_q.mul_(scale), d_k, d_v), gradients, strict=True):
+        portion.put(part, whole)

@@ -1,0 +1,194 @@
+"""Block-sparse attention as BigBird's in torch's FlexAttention: one compiled kernel each way, for GPUs.
+
+The blocks that a query block sees are lists of block numbers (torch's BlockMask), made from the plans of `attention.py` by
+tensor operations, for all layers of an encoder at once. A block that counts several times (random blocks fall on block 0 in
+evaluation) has the logarithm of their number added to its scores. Only the last block of a row can be partly padding, so only
+there the kernels look at single tokens.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from finetune.kernels.bigbird.plan import random_blocks, shortest_sparse
+from finetune.kernels.transfer import send
+
+TILE = 64  # queries and keys that a kernel works on at once; blocks are multiples of it
+
+
+class Shape(NamedTuple):
+    """What the plans of an encoder's layers depend on, besides the lengths of rows."""
+
+    seeds: tuple[int, ...]  # of the layers
+    heads: int
+    number: int  # random blocks of an inner block
+    block_size: int
+    positions: int
+
+
+class Plan(NamedTuple):
+    """What one layer looks at in one forward pass."""
+
+    mask: BlockMask
+    bias: Callable | None  # added to scores; None where every block counts once
+
+
+def plans_of(mask: Tensor, lengths: tuple[int, ...], shape: Shape) -> Callable[[int, bool], Plan]:
+    """A function from a layer's seed and whether it is training to its plan; all layers' are made when the first one asks.
+
+    `mask`: (rows, width), not 0 for real tokens, `lengths[i]` of which begin row i. Does not wait for the device.
+    """
+    tokens, width = (mask != 0).sum(dim=1), mask.shape[1]
+
+    @functools.cache
+    def made(training: bool) -> dict[int, Plan]:
+        counts, twice = _counts(tokens, lengths, width // shape.block_size, shape, training)
+        return _plans(counts, twice, tokens, width, shape)
+
+    def plan(seed: int, training: bool) -> Plan:
+        found = made(training)
+        return found.get(seed, found[shape.seeds[0]])
+
+    return plan
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, plan: Plan) -> Tensor:
+    """Query, key and value (rows, width, heads, size), `mask` (rows, width) bool -> context of that shape, 0 in the padding."""
+    function = _compiled() if query.device.type == "cuda" else flex_attention
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    with torch.autocast(query.device.type, enabled=False):
+        context = function(q, k, v, score_mod=plan.bias, block_mask=plan.mask)
+    return context.transpose(1, 2) * mask[..., None, None]
+
+
+def _counts(tokens: Tensor, lengths: tuple[int, ...], blocks: int, shape: Shape, training: bool) -> tuple[Tensor, bool]:
+    """How often each query block sees each key block, (layers, rows, heads, blocks, blocks); and whether any more than once.
+
+    In evaluation, (1, rows, 1, blocks, blocks): layers and heads look at the same.
+    """
+    number, device = shape.number, tokens.device
+    own = [max(1, -(-length // shape.block_size)) for length in lengths]
+    ends_at = ((tokens + shape.block_size - 1) // shape.block_size).clamp(min=1)[:, None, None]
+    query, key = torch.arange(blocks, device=device)[:, None], torch.arange(blocks, device=device)
+    inside = (query < ends_at) & (key < ends_at)
+    dense = (query == 0) | (query == ends_at - 1) | (ends_at < shortest_sparse(number))
+    seen = inside & (dense | (key == 0) | (key == ends_at - 1) | ((query - key).abs() <= 1))
+    counts, long = seen.int()[None, :, None], [n for n in own if n >= shortest_sparse(number)]
+    if not training:
+        return counts + number * (inside & ~dense & (key == 0))[None, :, None], bool(long)
+    drawn = torch.stack([_drawn(n, shape, device)[:, :, :blocks] for n in own], dim=1).clamp(max=blocks)
+    found = torch.zeros(*drawn.shape[:-1], blocks + 1, dtype=torch.int32, device=device)
+    found.scatter_add_(-1, drawn, torch.ones_like(drawn, dtype=torch.int32))
+    return counts + found[..., :blocks], any(_sees_twice(n, shape) for n in long)
+
+
+@functools.lru_cache(maxsize=256)
+def _drawn(blocks: int, shape: Shape, device: torch.device) -> Tensor:
+    """The random blocks of a row of so many, (layers, heads, all blocks, r); where there are none, a number beyond all."""
+    most = max(blocks, shape.positions // shape.block_size)
+    table = np.full((len(shape.seeds), shape.heads, most, shape.number), most, dtype=np.int64)
+    if blocks >= shortest_sparse(shape.number):
+        table[:, :, 1 : blocks - 1] = _random_blocks(blocks, shape)
+    return send(torch.from_numpy(table), device)
+
+
+@functools.lru_cache(maxsize=256)
+def _sees_twice(blocks: int, shape: Shape) -> bool:
+    """Whether a random block of a row of so many is one that its query block sees anyway, or comes twice."""
+    drawn = np.sort(_random_blocks(blocks, shape), axis=-1)
+    query = np.arange(1, blocks - 1)[:, None]
+    anyway = (drawn == 0) | (drawn == blocks - 1) | (abs(drawn - query) <= 1)
+    return bool(anyway.any() or (drawn[..., 1:] == drawn[..., :-1]).any())
+
+
+def _random_blocks(blocks: int, shape: Shape) -> np.ndarray:
+    sizes = {"heads": shape.heads, "number": shape.number, "block_size": shape.block_size, "positions": shape.positions}
+    return np.stack([random_blocks(blocks=blocks, **sizes, seed=seed) for seed in shape.seeds])
+
+
+def _plans(counts: Tensor, twice: bool, tokens: Tensor, width: int, shape: Shape) -> dict[int, Plan]:
+    size, by_head = shape.block_size, int(counts.shape[2] > 1)
+    seen, bias = counts > 0, counts.clamp(min=1).float().log() if twice else None
+    last = (torch.arange(counts.shape[-1], device=tokens.device) == (tokens[:, None] - 1) // size)[:, None, None]
+    partly, wholly = seen & last, seen & ~last
+    lists = [part for blocks in (partly, wholly, partly.mT, wholly.mT) for part in _listed(blocks)]
+    found = {}
+    for layer, seed in enumerate(shape.seeds[: len(counts)]):
+        looks = _looks(tokens, seen[layer], size, by_head)
+        mask = BlockMask((width, width), *(part[layer] for part in lists), BLOCK_SIZE=(size, size), mask_mod=looks)
+        found[seed] = Plan(mask, None if bias is None else _adds(bias[layer], size, by_head))
+    return found
+
+
+def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Which blocks are seen, (..., n) bool -> how many, (...,), and their numbers, (..., n), the seen ones first."""
+    return blocks.sum(dim=-1, dtype=torch.int32), blocks.byte().argsort(dim=-1, descending=True, stable=True).int()
+
+
+def _looks(tokens: Tensor, seen: Tensor, size: int, by_head: int) -> Callable:
+    # Compiled kernels ask this in the blocks of the first list only, torch's reference for a CPU everywhere.
+    def looks(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (key < tokens[row]) & seen[row, head * by_head, query // size, key // size]
+
+    return looks
+
+
+def _adds(bias: Tensor, size: int, by_head: int) -> Callable:
+    def adds(score: Tensor, row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return score + bias[row, head * by_head, query // size, key // size]
+
+    return adds
+
+
+@functools.cache
+def _compiled() -> Callable:
+    """`flex_attention`, compiled for any number of rows and blocks."""
+    from torch._inductor import config
+    from torch._inductor.virtualized import V
+
+    if config.inductor_choices_class is None:
+        config.inductor_choices_class = _choices  # asked once per thread
+        V.set_choices_handler(_choices())
+    # With and without gradients, biases and several rows: each is compiled once, and there are more of them than the usual 8.
+    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+    return torch.compile(flex_attention, dynamic=True)
+
+
+def _choices() -> Any:
+    """torch's choice of tiles, none larger than a block.
+
+    Left alone, torch 2.11 and 2.13 take tiles of 128 for the backward pass on Hopper, and find that they do not divide a block.
+    """
+    from torch._inductor.choices import InductorChoices
+
+    class Choices(InductorChoices):
+        def uuid(self) -> str:  # of compiled code that is kept on disk
+            return f"tiles of at most {TILE}"
+
+        def get_flex_attention_fwd_configs(self, *of: Any, **named: Any) -> list[Any]:
+            return _small(super().get_flex_attention_fwd_configs(*of, **named))
+
+        def get_flex_attention_bwd_configs(self, *of: Any, **named: Any) -> list[Any]:
+            return _small(super().get_flex_attention_bwd_configs(*of, **named))
+
+    return Choices()
+
+
+def _small(configs: list[Any]) -> list[Any]:
+    """The same without tiles beyond `TILE`, which four warps then work on."""
+    found = []
+    for config in configs:
+        sides = [name for name in vars(config) if name.startswith("block_")]
+        if any(getattr(config, side) > TILE for side in sides):
+            changed = {side: min(TILE, getattr(config, side)) for side in sides}
+            config = type(config)(**{**vars(config), **changed, "num_warps": 4})
+        if config not in found:
+            found.append(config)
+    return found

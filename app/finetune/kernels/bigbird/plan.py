@@ -1,0 +1,104 @@
+"""Which attention a BigBird run uses, how its batches are padded, and which random blocks its layers look at. No torch."""
+
+from __future__ import annotations
+
+import functools
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from finetune.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+KINDS = ("block_sparse", "original_full")
+# For these lengths transformers draws the random blocks as the paper's code did (`bigbird_block_sparse_attention`).
+PAPER_LENGTHS = frozenset({1024, 3072, 4096})
+
+
+def shortest_sparse(random_blocks: int) -> int:
+    """The fewest blocks that block-sparse attention works on; a shorter row gets full attention, as in transformers."""
+    return 5 + 2 * random_blocks + 1
+
+
+def choose_attention(config: Any, max_length: int) -> str | None:
+    """Sets `attention_type` of a BigBird encoder's configuration for the whole run, and returns what a reader should know.
+
+    `config`: a BigBird, BigBirdPegasus or encoder-decoder configuration; any other is left alone. Full attention when no
+    row of `max_length` tokens can be long enough for sparsity, block-sparse attention otherwise. Raises `InputError` when
+    `max_length`, filled up to a whole block, passes the position table.
+    """
+    encoder = _encoder(config)
+    if encoder is None:
+        return None
+    asked, block, positions = encoder.attention_type, encoder.block_size, encoder.max_position_embeddings
+    shortest = shortest_sparse(encoder.num_random_blocks) * block
+    if max_length <= shortest - block:
+        encoder.attention_type = "original_full"
+        return f"BigBird uses full attention: block-sparse attention needs more than {shortest - block} tokens (--max_length)"
+    if _round_up(max_length, block) > positions:
+        raise InputError(
+            f"--max_length {max_length} fills {_round_up(max_length, block)} positions in blocks of {block}, the model has "
+            f"{positions}; give at most {positions // block * block}"
+        )
+    encoder.attention_type = "block_sparse"
+    if asked != encoder.attention_type:
+        return f"BigBird uses block-sparse attention (the configuration says {asked})"
+    return None
+
+
+def padding_of(config: Any) -> int:
+    """What a batch's width must be a multiple of, in tokens."""
+    encoder = _encoder(config)
+    if encoder is None or encoder.attention_type != "block_sparse":
+        return 1
+    return encoder.block_size
+
+
+def random_blocks(*, blocks: int, heads: int, number: int, block_size: int, positions: int, seed: int) -> np.ndarray:
+    """The blocks that transformers draws in training for the inner query blocks 1 .. blocks - 2 of a row.
+
+    `number`: how many each query block gets; `positions`: the length of the position table; `seed`: the layer's. Returns
+    int64 (heads, blocks - 2, number); a block may be one that the query sees anyway and then counts twice. Drawn once for
+    the longest row, since the plans of shorter ones are its beginning.
+    """
+    paper = blocks * block_size in PAPER_LENGTHS
+    longest = positions // block_size
+    if not paper and blocks > longest:
+        raise ValueError(f"{blocks} blocks of {block_size} tokens pass the {positions} positions of the model")
+    return _draw(paper, longest, heads, number, block_size, positions, seed)[:, : blocks - 2]
+
+
+@functools.lru_cache(maxsize=256)
+def _draw(paper: bool, blocks: int, heads: int, number: int, block_size: int, positions: int, seed: int) -> np.ndarray:
+    """A plan by transformers' own methods, which draw from numpy's global generator; its state is put back."""
+    import numpy as np
+    from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention as Source
+
+    layer = SimpleNamespace(training=True, _get_single_block_row_attention=Source._get_single_block_row_attention)
+    state = np.random.get_state()
+    try:
+        np.random.seed(seed)
+        if paper:
+            sizes = (positions, positions, block_size, block_size, number)
+            plan = [Source._bigbird_block_rand_mask(layer, *sizes, last_idx=1024) for _ in range(heads)]
+        else:
+            length = blocks * block_size
+            ends, numbers = Source._get_rand_attn_plan(length, block_size, number)
+            plan = Source._bigbird_block_rand_mask_with_head(
+                layer, length, length, block_size, block_size, heads, plan_from_length=ends, plan_num_rand_blocks=numbers
+            )
+    finally:
+        np.random.set_state(state)
+    return np.stack(plan).astype(np.int64)
+
+
+def _encoder(config: Any) -> Any | None:
+    """The configuration of the BigBird encoder in `config`; None if there is none."""
+    encoder = getattr(config, "encoder", config)
+    known = encoder.model_type in ("big_bird", "bigbird_pegasus") and not getattr(encoder, "is_decoder", False)
+    return encoder if known and encoder.attention_type in KINDS else None
+
+
+def _round_up(length: int, multiple: int) -> int:
+    return -(-length // multiple) * multiple

@@ -1,0 +1,123 @@
+"""Inner blocks, each of which attends to the first and last block, its window and its random blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from finetune.kernels.bigbird.portions import through_pairs
+from finetune.kernels.bigbird.scores import Backward, chunks, ends_of, weights_of
+from finetune.kernels.scratch import scratch
+
+
+def sparse(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, bias: Tensor, out: Tensor) -> None:
+    """Fills the inner blocks of `out` (pairs, blocks, block_size, size).
+
+    `table` (pairs, blocks - 2, r): random blocks, None in evaluation; `bias` (pairs, blocks - 2, keys): `Portion.inner_bias`.
+    """
+    for piece in _pieces(q, table, bias):
+        weights = piece.weights(piece.of(q), piece.keys(k))
+        out[piece.pairs, piece.blocks] = piece.sums(weights.to(v.dtype), piece.keys(v))
+
+
+def sparse_backward(x: Backward, table: Tensor | None, bias: Tensor) -> None:
+    """For the inner blocks of `x`. `table`, `bias`: as `sparse`'s."""
+    for piece in _pieces(x.q, table, bias):
+        chunk, d_chunk, keys = piece.of(x.q), piece.of(x.d_out), piece.keys(x.k)
+        weights = piece.weights(chunk, keys)
+        d_scores = piece.products(d_chunk, piece.keys(x.v)).float().sub_(piece.of(x.delta)).mul_(weights).to(x.q.dtype)
+        x.d_q[piece.pairs, piece.blocks] = piece.sums(d_scores, keys)
+        piece.spread(d_scores, chunk, x.d_k)
+        piece.spread(weights.to(x.q.dtype), d_chunk, x.d_v)
+
+
+def _pieces(q: Tensor, table: Tensor | None, bias: Tensor) -> Iterator[_Piece]:
+    numbers = None if table is None else through_pairs(table, q.shape[1])
+    for pairs, inner in chunks(len(q), q.shape[1] - 2, q.shape[2] * bias.shape[-1], q.device):
+        drawn = None if numbers is None else numbers[pairs, inner].flatten()
+        blocks = slice(inner.start + 1, inner.stop + 1)
+        yield _Piece(pairs, blocks, q.shape[2], drawn, bias[pairs, inner].flatten(0, 1)[:, None])
+
+
+class Keys(NamedTuple):
+    """What the query blocks of a piece see, per pair or per query block."""
+
+    ends: Tensor  # (pairs, 2 block_size, size): first and last block
+    window: Tensor  # (query blocks, 3 block_size, size): a view where one pair is worked on
+    drawn: Tensor | None  # (query blocks, r block_size, size)
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Some inner query blocks of some pairs. Scores are (query blocks, block_size, keys), keys in the order of `Keys`."""
+
+    pairs: slice
+    blocks: slice
+    block_size: int
+    drawn: Tensor | None  # (query blocks x r,): random blocks, counted through all pairs
+    bias: Tensor  # (query blocks, 1, keys)
+
+    def of(self, x: Tensor) -> Tensor:
+        """(all pairs, all blocks, block_size, size) -> (query blocks, block_size, size)."""
+        return x[self.pairs, self.blocks].flatten(0, 1)
+
+    def keys(self, x: Tensor) -> Keys:
+        own, size = x[self.pairs], x.shape[-1]
+        ends = ends_of(own).flatten(1, 2)
+        seen = own[:, self.blocks.start - 1 : self.blocks.stop + 1].flatten(1, 2)
+        window = seen.unfold(1, 3 * self.block_size, self.block_size).mT.flatten(0, 1)
+        if self.drawn is None:
+            return Keys(ends, window, None)
+        drawn = x.flatten(0, 1).flatten(1).index_select(0, self.drawn)
+        return Keys(ends, window, drawn.view(len(window), -1, size))
+
+    def products(self, chunk: Tensor, keys: Keys) -> Tensor:
+        """Every query times every key that it sees, until this thread's next products."""
+        scores = scratch("scores", (len(chunk), self.block_size, self.bias.shape[-1]), chunk.dtype, chunk)
+        torch.bmm(self._by_pair(chunk), keys.ends.mT, out=self._ends_of(scores))
+        torch.bmm(chunk, keys.window.mT, out=self._window_of(scores))
+        if keys.drawn is not None:
+            torch.bmm(chunk, keys.drawn.mT, out=self._drawn_of(scores))
+        return scores
+
+    def weights(self, chunk: Tensor, keys: Keys) -> Tensor:
+        return weights_of(self.products(chunk, keys), self.bias)
+
+    def sums(self, weights: Tensor, values: Keys) -> Tensor:
+        """The values weighted and summed, (pairs, blocks of a pair, block_size, size)."""
+        total = torch.bmm(self._ends_of(weights), values.ends).view(len(weights), self.block_size, -1)
+        total.baddbmm_(self._window_of(weights), values.window)
+        if values.drawn is not None:
+            total.baddbmm_(self._drawn_of(weights), values.drawn)
+        return total.view(len(values.ends), -1, *total.shape[1:])
+
+    def spread(self, weights: Tensor, chunk: Tensor, total: Tensor) -> None:
+        """Adds to every key block of `total` what the query blocks in `chunk` give it: `sums` the other way round."""
+        own = total[self.pairs]
+        ends = torch.bmm(self._ends_of(weights).mT, self._by_pair(chunk))
+        own[:, 0] += ends[:, : self.block_size]
+        own[:, -1] += ends[:, self.block_size :]
+        window = torch.bmm(self._window_of(weights).mT, chunk).view(len(own), -1, 3, *total.shape[2:])
+        for place in range(3):
+            own[:, self.blocks.start + place - 1 : self.blocks.stop + place - 1] += window[:, :, place]
+        if self.drawn is not None:
+            drawn = torch.bmm(self._drawn_of(weights).mT, chunk).view(len(self.drawn), -1)
+            total.view(-1, drawn.shape[1]).index_add_(0, self.drawn, drawn.to(total.dtype))
+
+    def _by_pair(self, chunk: Tensor) -> Tensor:
+        """(query blocks, block_size, x) -> (pairs, queries, x)."""
+        queries = (self.blocks.stop - self.blocks.start) * self.block_size
+        return chunk.view(-1, queries, chunk.shape[-1])
+
+    def _ends_of(self, scores: Tensor) -> Tensor:
+        return self._by_pair(scores)[:, :, : 2 * self.block_size]
+
+    def _window_of(self, scores: Tensor) -> Tensor:
+        return scores[:, :, 2 * self.block_size : 5 * self.block_size]
+
+    def _drawn_of(self, scores: Tensor) -> Tensor:
+        return scores[:, :, 5 * self.block_size :]

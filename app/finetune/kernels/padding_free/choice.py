@@ -1,0 +1,39 @@
+"""Whether a run packs its rows. No torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from finetune.errors import InputError
+
+CAN = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert")
+WHY_NOT = {
+    "deberta": "its attention depends on the distance of two tokens in the padded row",
+    "deberta-v2": "its attention depends on the distance of two tokens in the padded row",
+    "big_bird": "it attends block by block, and has a path of its own (--attention)",
+    "modernbert": "its positions and windows are counted in the padded row",
+}
+
+
+def packs_rows(asked: str, config: Any, on_gpu: bool, padding_side: str) -> bool:
+    """--padding_free as a decision. `config`: that of the encoder; `padding_side`: the tokenizer's.
+
+    auto: on a GPU, where the model can. Raises `InputError` if it is asked for and the model or the tokenizer cannot.
+    """
+    reason = _reason(config, padding_side)
+    if asked == "on" and reason is not None:
+        raise InputError(f"--padding_free on: {reason}; leave it out (auto)")
+    return reason is None and (asked == "on" or (asked == "auto" and on_gpu))
+
+
+def _reason(config: Any, padding_side: str) -> str | None:
+    if config.model_type not in CAN:
+        because = WHY_NOT.get(config.model_type, f"only {', '.join(CAN)} encoders can compute without padding")
+        return f"a {config.model_type} model cannot: {because}"
+    if getattr(config, "auto_map", None):
+        return "the model comes with code of its own"
+    if padding_side != "right":
+        return "the tokenizer puts padding before the text"
+    if getattr(config, "chunk_size_feed_forward", 0):
+        return "the configuration cuts the feed-forward layers into chunks of the padded row (chunk_size_feed_forward)"
+    return None

@@ -1,0 +1,147 @@
+"""Which launcher started us and what it asks for: processes, backend, precision. Level 4.
+
+`describe_launch` reads the environment before anything is started, so that bad input ends a job before a process group
+exists; `processes.start` then starts the run.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from finetune.errors import InputError
+from finetune.launching import zero
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The part of a machine that a launch depends on."""
+
+    gpus: int
+    bf16: bool  # whether its GPUs have it
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What the launcher and the arguments ask for; known before any process group exists."""
+
+    launcher: str  # python, torchrun, accelerate, deepspeed
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    use_cpu: bool
+    backend: str  # nccl or gloo
+    precision: str  # no, fp16, bf16
+    timeout_seconds: int
+    deepspeed_file: str | None
+    deepspeed_config: dict[str, Any] | None
+    max_grad_norm: float
+    tf32: bool = False
+
+    @property
+    def passes_by_tokens(self) -> bool:
+        """Whether forward passes have a number of tokens by default: on a CPU. A DeepSpeed file may state their rows."""
+        return self.use_cpu and self.deepspeed_config is None
+
+    @property
+    def zero_stage(self) -> int:
+        return zero.stage_of(self.deepspeed_config) if self.deepspeed_config else 0
+
+
+def this_machine() -> Machine:
+    """What is here."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return Machine(0, True)
+    return Machine(torch.cuda.device_count(), torch.cuda.is_bf16_supported())
+
+
+def describe_launch(arguments: Any, machine: Machine | None = None) -> Launch:
+    """Reads what the launcher set and what the arguments ask for; starts nothing. `machine`: the one to be launched on, if it
+    is not this one.
+
+    Raises `InputError` listing every contradiction between launcher, DeepSpeed file and arguments.
+    """
+    env, machine = os.environ, machine or this_machine()
+    world_size, rank = int(env.get("WORLD_SIZE", 1)), int(env.get("RANK", 0))
+    local_rank, local_world = int(env.get("LOCAL_RANK", 0)), int(env.get("LOCAL_WORLD_SIZE", env.get("LOCAL_SIZE", 1)))
+    use_cpu = machine.gpus == 0 or env.get("ACCELERATE_USE_CPU", "").lower() == "true"
+
+    found: list[str] = []
+    file, config = _deepspeed_config(arguments, found)
+    precision = _precision(arguments, config, found)
+    if config is not None:
+        found += zero.problems(config, file, arguments.max_grad_norm, arguments.mixed_precision)
+    if precision == "fp16" and use_cpu:
+        found.append("fp16 is not available on a CPU; use bf16 or no mixed precision")
+    if precision == "bf16" and not use_cpu and not machine.bf16:
+        found.append("bf16 is not available on this GPU; use fp16 or no mixed precision")
+    if arguments.ddp_backend == "nccl" and use_cpu:
+        found.append("--ddp_backend nccl needs GPUs; leave it out or use gloo")
+    if not use_cpu and local_world > machine.gpus:
+        found.append(f"{local_world} processes on this machine but {machine.gpus} GPU(s); start as many as GPUs")
+    if found:
+        raise InputError(*found)
+    return Launch(
+        launcher=_launcher(arguments),
+        rank=rank,
+        local_rank=local_rank,
+        world_size=world_size,
+        local_world_size=local_world,
+        use_cpu=use_cpu,
+        backend=arguments.ddp_backend or ("gloo" if use_cpu else "nccl"),
+        precision=precision,
+        timeout_seconds=arguments.ddp_timeout,
+        deepspeed_file=file,
+        deepspeed_config=config,
+        max_grad_norm=arguments.max_grad_norm,
+        tf32=arguments.tf32 and not use_cpu,
+    )
+
+
+def _launcher(arguments: Any) -> str:
+    if any(name.startswith("ACCELERATE_") and name != "ACCELERATE_USE_DEEPSPEED" for name in os.environ):
+        return "accelerate"
+    if arguments.local_rank is not None or "CROSS_RANK" in os.environ:
+        return "deepspeed"
+    return "torchrun" if "TORCHELASTIC_RUN_ID" in os.environ else "python"
+
+
+def _deepspeed_config(arguments: Any, found: list[str]) -> tuple[str | None, dict[str, Any] | None]:
+    asked = arguments.deepspeed or arguments.deepspeed_config
+    by_launcher = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE")
+    uses = os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true"
+    file = asked or (by_launcher if uses else None)
+    try:
+        config = zero.read_config(file, search=(REPOSITORY,)) if file else None
+        if asked and by_launcher and zero.read_config(by_launcher, search=(REPOSITORY,)) != config:
+            found.append(f"--deepspeed {asked} but the accelerate config names {by_launcher}, which differs; keep one")
+        if file:
+            return file, config
+    except InputError as error:
+        found += error.problems
+        return file, None
+    if uses:
+        found.append(
+            "the accelerate config asks for DeepSpeed without a file; name one: deepspeed_config_file: ds_configs/zero2.json"
+        )
+    return None, None
+
+
+def _precision(arguments: Any, config: dict[str, Any] | None, found: list[str]) -> str:
+    # Accelerate sets "no" where its config says nothing, so "no" from there is not a wish.
+    by_launcher = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    asked = arguments.mixed_precision
+    if config is not None:
+        return zero.stated_precision(config) or asked or by_launcher
+    if by_launcher not in ("no", "fp16", "bf16"):
+        found.append(f"the accelerate config asks for mixed_precision {by_launcher}; no, fp16 and bf16 are supported")
+    if asked is not None and by_launcher not in ("no", asked):
+        found.append(f"--mixed_precision {asked} but the accelerate config says {by_launcher}; keep one")
+    return asked or by_launcher

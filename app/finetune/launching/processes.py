@@ -1,0 +1,241 @@
+"""A started run: its process group, its one Accelerator, and the few things that are done over all processes. Level 5."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from finetune.errors import InputError, where
+from finetune.launching import build_lock, heartbeat, rendezvous, signals, zero
+from finetune.launching.launch import Launch
+from finetune.plan import BatchShape
+
+
+@dataclass(frozen=True)
+class Run:
+    """A started run: the Accelerator and the few things that are done over all processes."""
+
+    launch: Launch
+    accelerator: Any
+    deepspeed_config: dict[str, Any] | None  # complete, as DeepSpeed gets it
+
+    @property
+    def is_main(self) -> bool:
+        return self.accelerator.is_main_process
+
+    @property
+    def device(self) -> Any:
+        return self.accelerator.device
+
+    def unwrapped(self, model: Any) -> Any:
+        """The model without DDP or DeepSpeed around it."""
+        if self.deepspeed_config is not None:
+            return self.accelerator.unwrap_model(model)
+        # Accelerate's own way imports DeepSpeed, for half a second, wherever it is installed.
+        from torch.nn.parallel import DistributedDataParallel
+
+        return model.module if isinstance(model, DistributedDataParallel) else model
+
+    def print(self, *lines: str) -> None:
+        """Prints on rank 0 only."""
+        if self.is_main:
+            print(*lines, sep="\n", flush=True)
+
+    def sum(self, tensor: Any) -> Any:
+        """The sum of a tensor over all processes, on every process."""
+        heartbeat.mark()
+        return tensor if self.launch.world_size == 1 else self.accelerator.reduce(tensor, "sum")
+
+    def gather(self, records: list) -> list:
+        """Concatenates the processes' lists, on every process."""
+        from accelerate.utils import gather_object
+
+        heartbeat.mark()
+        return records if self.launch.world_size == 1 else gather_object(records)
+
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's value, on every process."""
+        from accelerate.utils import broadcast_object_list
+
+        heartbeat.mark()
+        return value if self.launch.world_size == 1 else broadcast_object_list([value])[0]
+
+    def on_main(self, work: Callable[[], Any]) -> Any:
+        """Runs `work` on rank 0 and gives its result to all; an exception there is raised on every process."""
+        outcome: tuple[Any, Exception | None] = (None, None)
+        if self.is_main:
+            try:
+                outcome = (work(), None)
+            except Exception as error:
+                outcome = (None, error)
+        result, error = self.broadcast(outcome)
+        if error is not None:
+            raise error
+        return result
+
+    def wait(self) -> None:
+        heartbeat.mark()
+        self.accelerator.wait_for_everyone()
+
+
+def start(launch: Launch, batch: BatchShape | None, report_to: tuple[str, ...] = (), output_dir: str | None = None) -> Run:
+    """Creates the process group and the Accelerator. `batch` is None for a run that does not train: then no DeepSpeed either,
+    as evaluation has no optimizer state to share out and runs on full copies.
+    """
+    _quiet_libraries(launch)
+    # A shell may well end before its `python`; a launcher must not. DeepSpeed's has a parent: the command that users know.
+    signals.watch_launcher({"python": 0, "deepspeed": 2}.get(launch.launcher, 1))
+    rendezvous.wait_until_ready(launch.timeout_seconds)
+    if launch.use_cpu:
+        # DeepSpeed looks for an accelerator when it is imported; Accelerate's own CPU switch would drop DeepSpeed silently.
+        os.environ["DS_ACCELERATOR"] = "cpu"
+        _share_cores(launch)
+    if launch.tf32:
+        import torch
+
+        torch.set_float32_matmul_precision("high")
+
+    from accelerate import Accelerator
+    from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs, ProjectConfiguration
+
+    config = None
+    if launch.deepspeed_config is not None and batch is not None:
+        _single_process_group(launch)
+        config = zero.complete_config(
+            launch.deepspeed_config, launch.deepspeed_file, batch, launch.max_grad_norm, launch.precision
+        )
+        zero.check_by_deepspeed(config, launch.deepspeed_file)
+        build_lock.use_kernel_locks()
+    else:
+        # Accelerate would read these again and start DeepSpeed from them.
+        os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)
+    timeout = timedelta(seconds=launch.timeout_seconds)
+    # Buffers are constants in encoders; without their broadcast processes may evaluate at their own pace.
+    handlers: list[Any] = [DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)]
+    if launch.world_size > 1 or config is not None:
+        handlers.append(InitProcessGroupKwargs(backend=launch.backend, timeout=timeout))
+    _meet_anew(launch)
+    # DeepSpeed prints on every process while it starts; what is printed is rank 0's.
+    with contextlib.redirect_stdout(sys.stderr), _roads_explained(launch):
+        accelerator = Accelerator(
+            cpu=launch.use_cpu and config is None,
+            mixed_precision=launch.precision,
+            gradient_accumulation_steps=batch.accumulation if batch else 1,
+            deepspeed_plugin=zero.plugin(config) if config else None,
+            kwargs_handlers=handlers,
+            log_with=[name for name in report_to if name != "none"] or None,
+            project_config=ProjectConfiguration(project_dir=output_dir, logging_dir=output_dir),
+        )
+    if config is not None:
+        zero.build_models_whole(accelerator)
+        zero.bound_waits(timeout)
+        zero.forget_shared_buffers()
+    if accelerator.num_processes != launch.world_size:
+        raise InputError(
+            f"the launcher started {launch.world_size} processes but {accelerator.num_processes} found each other; "
+            "check the launcher's addresses and ports"
+        )
+    rendezvous.closed()
+    if launch.world_size > 1:
+        heartbeat.start(launch.timeout_seconds)
+        signals.on_end(heartbeat.farewell)
+    return Run(launch, accelerator, config)
+
+
+def in_force(run: Run) -> list[str]:
+    """What the launch came to, in words; printed before the first step."""
+    launch = run.launch
+    stage = f"ZeRO-{launch.zero_stage} ({launch.deepspeed_file})" if run.deepspeed_config else "no ZeRO"
+    tf32 = ", matrix products in TF32" if launch.tf32 else ""
+    backend = launch.backend if launch.world_size > 1 or run.deepspeed_config else "no communication"
+    return [
+        f"launch         {launch.launcher}: {launch.world_size} process(es) on {run.device.type}, {backend}, {stage}",
+        f"precision      {launch.precision if launch.precision != 'no' else 'fp32'}{tf32}",
+    ]
+
+
+@contextlib.contextmanager
+def _roads_explained(launch: Launch) -> Iterator[None]:
+    """Says what to look at when processes that have met cannot connect to each other."""
+    try:
+        yield
+    except RuntimeError as error:
+        if launch.world_size == launch.local_world_size or launch.backend != "gloo" or not _of_a_network(str(error)):
+            raise
+        reason = str(error).strip().splitlines()[0][:300]
+        raise InputError(
+            f"{where()}: met the others, but cannot connect to each of them over {_card()} ({reason}). Machines must reach "
+            "each other on every port; GLOO_SOCKET_IFNAME names the network card that they share"
+        ) from error
+
+
+def _of_a_network(message: str) -> bool:
+    return any(word in message.lower() for word in ("gloo", "connect", "address", "interface", "socket", "timed out"))
+
+
+def _card() -> str:
+    return f"network card {os.environ['GLOO_SOCKET_IFNAME']}" if "GLOO_SOCKET_IFNAME" in os.environ else "their host names"
+
+
+def _share_cores(launch: Launch) -> None:
+    if launch.local_world_size > 1 and "OMP_NUM_THREADS" not in os.environ:
+        import torch
+
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // launch.local_world_size))
+
+
+def _single_process_group(launch: Launch) -> None:
+    """DeepSpeed needs a process group even for one process; `python` and a one-process launcher do not provide for one."""
+    if launch.world_size > 1:
+        return
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    defaults = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+
+
+def _meet_anew(launch: Launch) -> None:
+    """Opens the process group of a job that torchrun has restarted, under names of its own.
+
+    With a static rendezvous (`--master_port`, `accelerate launch`) the launcher keeps its store over restarts (torch 2.13), and
+    processes would find the addresses of those that died in it. Accelerate takes a group that is there.
+    """
+    restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    if restarts == 0 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return
+    import torch.distributed as dist
+
+    timeout = timedelta(seconds=launch.timeout_seconds)
+    address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    store = dist.TCPStore(*address, launch.world_size, is_master=False, timeout=timeout)
+    dist.init_process_group(
+        launch.backend,
+        store=dist.PrefixStore(f"restart {restarts}", store),
+        rank=launch.rank,
+        world_size=launch.world_size,
+        timeout=timeout,
+    )
+
+
+def _quiet_libraries(launch: Launch) -> None:
+    import logging
+    import warnings
+
+    # Rank 0 talks; the others would say the same again. transformers warns of every parameter that a new head lacks.
+    level = logging.WARNING if launch.rank == 0 else logging.ERROR
+    for name in ("accelerate", "torch.distributed"):
+        logging.getLogger(name).setLevel(level)
+    for name in ("transformers", "DeepSpeed"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", message="OMP_NUM_THREADS/MKL_NUM_THREADS unset")
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed.*")
+    warnings.filterwarnings("ignore", category=FutureWarning, message="`broadcast_buffers` is deprecated")
+    os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "error")

@@ -1,0 +1,391 @@
+"""DeepSpeed: its file made complete, its plugin, and its partitioned state by parameter name. Level 3.
+
+Together with `launch.py` this is the only place that knows DeepSpeed. The run's arguments own every optimization number;
+a DeepSpeed file owns how memory is laid out. So "auto" is filled in here, and a number that differs from the run's is an error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from finetune.errors import InputError
+from finetune.reading.json_files import read_object
+from finetune.reading.problems import nearest
+
+# Bucket sizes only shape communication. Accelerate derives "auto" from `config.hidden_size`, which composite models lack.
+BUCKETS = {
+    "reduce_bucket_size": 50_000_000,
+    "allgather_bucket_size": 50_000_000,
+    "stage3_prefetch_bucket_size": 50_000_000,
+    "stage3_param_persistence_threshold": 100_000,
+}
+READ_HERE = (
+    *("zero_optimization", "fp16", "bf16", "gradient_clipping", "gradient_accumulation_steps"),
+    *("train_batch_size", "train_micro_batch_size_per_gpu"),
+)
+MOMENTS = ("exp_avg", "exp_avg_sq")
+OWNED_BY_ARGUMENTS = {
+    "optimizer": "--learning_rate, --weight_decay and --adam_* own it",
+    "scheduler": "--lr_scheduler_type and --warmup_steps own it",
+}
+
+
+def read_config(path: str, search: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """Reads a DeepSpeed file; a relative path is looked for in the working directory, then in `search`.
+
+    Raises `InputError` naming file, line and reason.
+    """
+    candidates = [Path(path), *(folder / path for folder in search)]
+    file = next((candidate for candidate in candidates if candidate.is_file()), None)
+    if file is None:
+        what = "is a folder" if any(candidate.is_dir() for candidate in candidates) else "does not exist"
+        raise InputError(f"DeepSpeed file {path} {what} (the shipped ones are in ds_configs/)")
+    return read_object(file)
+
+
+def stated_precision(config: dict[str, Any]) -> str | None:
+    """ "fp16" or "bf16" when the file switches it on itself, "no" when it switches both off, None when it leaves it open."""
+    stated = {kind: _section(config, kind).get("enabled", "auto") for kind in ("fp16", "bf16")}
+    for kind, enabled in stated.items():
+        if enabled is True:
+            return kind
+    return "no" if all(enabled is False for enabled in stated.values()) else None
+
+
+def stage_of(config: dict[str, Any]) -> int:
+    """The ZeRO stage the file asks for; 0 when it asks for none."""
+    stage = _section(config, "zero_optimization").get("stage", 0)
+    return stage if type(stage) is int else 0
+
+
+def swaps_to_disk(config: dict[str, Any]) -> bool:
+    """Whether weights or the optimizer's state are kept on a disk (ZeRO-Infinity)."""
+    memory = _section(config, "zero_optimization")
+    return any(_section(memory, key).get("device") == "nvme" for key in ("offload_optimizer", "offload_param"))
+
+
+def problems(config: dict[str, Any], source: str, max_grad_norm: float, mixed_precision: str | None) -> list[str]:
+    """What in a DeepSpeed file cannot be run as the arguments ask, batch sizes apart; one message each."""
+    found = [f"{source}: remove the section {key!r}: {why}" for key, why in OWNED_BY_ARGUMENTS.items() if key in config]
+    for key in set(config) - set(READ_HERE):  # DeepSpeed says nothing of a section that it does not know
+        meant = nearest(key, READ_HERE)
+        if meant:
+            found.append(f"{source}: unknown key {key!r}; did you mean {meant!r}?")
+    for key in ("zero_optimization", "fp16", "bf16"):
+        if not isinstance(config.get(key, {}), dict):
+            found.append(f"{source}: {key} must be an object, found {config[key]!r}")
+            return found
+    for kind in ("fp16", "bf16"):
+        enabled = _section(config, kind).get("enabled", "auto")
+        if enabled not in (True, False, "auto"):
+            found.append(f'{source}: {kind}.enabled must be true, false or "auto", found {enabled!r}')
+    if stage_of(config) not in (1, 2, 3):
+        found.append(f"{source}: zero_optimization.stage must be 1, 2 or 3 (without ZeRO, launch with ddp.yaml instead)")
+    clipping = config.get("gradient_clipping", "auto")
+    if clipping not in ("auto", max_grad_norm):
+        found.append(f'{source}: gradient_clipping is {clipping} but --max_grad_norm is {max_grad_norm:g}; make it "auto"')
+    if _section(config, "zero_optimization").get("round_robin_gradients") is True:
+        # DeepSpeed 0.19 then looks for a weight's master copy where another weight's is.
+        found.append(f"{source}: remove zero_optimization.round_robin_gradients: with it DeepSpeed mistakes weights for others")
+    stated = stated_precision(config)
+    if _section(config, "fp16").get("enabled") is True and _section(config, "bf16").get("enabled") is True:
+        found.append(f"{source}: fp16 and bf16 are both enabled; keep one")
+    if mixed_precision not in (None, stated) and stated is not None:
+        found.append(f'{source}: its precision is {stated} but --mixed_precision is {mixed_precision}; make "enabled" "auto"')
+    return found
+
+
+def complete_config(config: dict[str, Any], source: str, batch: Any, max_grad_norm: float, precision: str) -> dict[str, Any]:
+    """Returns the file with every "auto" filled in from the run. `batch` is a `plan.BatchShape`.
+
+    Raises `InputError` listing each number that contradicts the run's, and each "auto" that nothing fills in.
+    """
+    full = json.loads(json.dumps(config))
+    wanted = {
+        "train_micro_batch_size_per_gpu": batch.micro_batch_size,
+        "gradient_accumulation_steps": batch.accumulation,
+    }
+    found = [
+        f'{source}: {key} is {full[key]} but the run\'s is {value}; make it "auto"'
+        for key, value in wanted.items()
+        if full.get(key, "auto") not in ("auto", value)
+    ]
+    if full.get("train_batch_size", "auto") not in ("auto", batch.global_batch_size):
+        asked, ours = full["train_batch_size"], batch.global_batch_size
+        found.append(f'{source}: train_batch_size is {asked} but --global_batch_size is {ours}; make it "auto"')
+    # DeepSpeed checks this product and uses it for nothing else; an uneven global batch is a little smaller.
+    full.update(wanted, train_batch_size=batch.micro_batch_size * batch.accumulation * batch.world_size)
+    full["gradient_clipping"] = float(max_grad_norm)
+    for kind in ("fp16", "bf16"):
+        full.setdefault(kind, {})["enabled"] = precision == kind
+    zero = full["zero_optimization"]
+    zero.update({key: value for key, value in BUCKETS.items() if zero.get(key) == "auto"})
+    # Without it a torch optimizer beside an offload section would be exchanged for one that must be compiled.
+    full.setdefault("zero_force_ds_cpu_optimizer", False)
+    found += [f'{source}: {path} is "auto", which nothing fills in; write a value' for path in _autos(full)]
+    if found:
+        raise InputError(*found)
+    return full
+
+
+def check_by_deepspeed(config: dict[str, Any], source: str) -> None:
+    """Raises `InputError` with what DeepSpeed itself does not take in a complete configuration; it would say so only when the
+    model is handed over."""
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    copy = json.loads(json.dumps(config))
+    # Before there is a process group DeepSpeed counts one process.
+    copy["train_batch_size"] = copy["train_micro_batch_size_per_gpu"] * copy["gradient_accumulation_steps"]
+    try:
+        DeepSpeedConfig(copy)
+    except Exception as error:  # pydantic's, assertions and DeepSpeed's own
+        each = getattr(error, "errors", None)
+        if each is None:
+            raise InputError(f"{source}: DeepSpeed does not take it: {' '.join(str(error).split())[:300]}") from None
+        raise InputError(
+            *(f"{source}: {'.'.join(map(str, e['loc']))} is {e['input']!r:.60}: {e['msg'].lower()}" for e in each())
+        ) from None
+
+
+def plugin(config: dict[str, Any]) -> Any:
+    """Accelerate's DeepSpeed plugin around a complete configuration."""
+    from accelerate.utils import DeepSpeedPlugin
+
+    return DeepSpeedPlugin(hf_ds_config=config, zero3_init_flag=False)
+
+
+def build_models_whole(accelerator: Any) -> None:
+    """Stops transformers from partitioning a model while it is built.
+
+    It does so whatever `zero3_init_flag` says. Weights built whole on every process are the same under every launch, and
+    DeepSpeed partitions them when the model is prepared; the price is one full copy in host memory for a moment.
+    """
+    from transformers.integrations import unset_hf_deepspeed_config
+
+    unset_hf_deepspeed_config()
+    accelerator.state.deepspeed_plugin.dschf = None
+
+
+def bound_waits(timeout: Any) -> None:
+    """Makes DeepSpeed's copy of the process group, over which it exchanges gradients, wait no longer than the group itself."""
+    import torch.distributed as dist
+    from deepspeed.utils import groups
+
+    groups._WORLD_GROUP = dist.new_group(timeout=timeout)
+
+
+def forget_shared_buffers() -> None:
+    """Removes the names of the buffers that processes of one machine exchange over on CPUs (69 MB of memory for each process).
+
+    DeepSpeed (0.19) never removes them, so that every run would leave them behind until the machine restarts. Whoever has
+    opened a buffer keeps it. To be called when every process has.
+    """
+    place = f"{os.getuid()}_{os.environ.get('MASTER_ADDR')}_{os.environ.get('MASTER_PORT')}"
+    for path in Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_{place}_*"):
+        path.unlink(missing_ok=True)
+
+
+def grad_norm(engine: Any) -> Any:
+    """The norm of the gradient that the last update used, before clipping, unscaled; a float or a tensor."""
+    return engine.get_global_grad_norm()
+
+
+def full_parameters(engine: Any, wanted: bool) -> dict[str, Any]:
+    """Full fp32 weights by parameter name, on the CPU; every process must call this, and gets them if they are `wanted`."""
+    from deepspeed.runtime.zero import GatheredParameters
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    found = {}
+    for name, parameter in engine.module.named_parameters():
+        full = safe_get_full_fp32_param(parameter)
+        # A frozen one has no master copy; under ZeRO-3 it may be shared out all the same, and empty here.
+        shared_out = full is None and hasattr(parameter, "ds_id") and not parameter.numel()
+        with GatheredParameters([parameter] if shared_out else []):
+            found[name] = _cpu(full, parameter, wanted)
+    return found
+
+
+def full_moments(engine: Any, wanted: bool) -> dict[str, dict[str, Any]]:
+    """Adam's moments, {"exp_avg": {name: tensor}, "exp_avg_sq": {...}}, full, fp32, on the CPU, of weights that are trained; as
+    `full_parameters`."""
+    from deepspeed.utils import safe_get_full_optimizer_state
+
+    _link_moments(engine)
+    return {key: {n: _cpu(safe_get_full_optimizer_state(p, key), None, wanted) for n, p in _trained(engine)} for key in MOMENTS}
+
+
+def restore_moments(engine: Any, moments: dict[str, dict[str, Any]], updates: int) -> None:
+    """Puts Adam's moments and its number of updates back into an engine that has not stepped since it was built.
+
+    DeepSpeed's optimizers create their state in the first step, so one step with zero gradients and learning rate 0 is done
+    before the moments are written over; weights do not move in it.
+    """
+    from deepspeed.utils import safe_set_full_optimizer_state
+
+    _link_moments(engine)
+    for key, tensors in moments.items():
+        for name, parameter in _trained(engine):
+            safe_set_full_optimizer_state(parameter, tensors[name], key)
+    _set_updates(engine, updates)
+
+
+def restore_weights(engine: Any, weights: dict[str, Any]) -> None:
+    """Puts full fp32 weights back into an engine whose module computes in half precision: its master copies were made of the
+    module's rounded weights. `weights` may know a tied one by any of its names. All processes must call it."""
+    from deepspeed.utils import safe_set_full_fp32_param
+
+    names: dict[int, str] = {}
+    for name, parameter in engine.module.named_parameters(remove_duplicate=False):
+        if name in weights:
+            names.setdefault(id(parameter), name)
+    for _, parameter in _trained(engine):
+        safe_set_full_fp32_param(parameter, weights[names[id(parameter)]])
+    _copy_to_module(engine)
+
+
+def layout(engine: Any) -> list[dict[str, Any]]:
+    """How parameters lie in the flat tensors of `partition`, group by group: {"numel": of this process's part, "parameters":
+    [name, shape, place]}, where the place is an offset in the whole group, or, under ZeRO-3, the size of the part."""
+    optimizer = engine.optimizer
+    names = {id(parameter): name for name, parameter in engine.module.named_parameters()}
+    groups, flat, whole = _groups(optimizer)
+    if whole is None:
+        found = [[[names[id(p)], list(p.ds_shape), p.partition_numel()] for p in group] for group in groups]
+    else:
+        starts = [tensor.storage_offset() for tensor in whole]
+        found = [
+            [[names[id(p)], list(p.shape), p.data.storage_offset() - start] for p in group]
+            for group, start in zip(groups, starts, strict=True)
+        ]
+    return [{"numel": part.numel(), "parameters": group} for part, group in zip(flat, found, strict=True)]
+
+
+def partition(engine: Any, updates: int) -> dict[str, Any]:
+    """This process's part of the state, copied to the CPU: weights/N, exp_avg/N and exp_avg_sq/N of each group, flat, in the
+    optimizer's precision (before the first of the `updates` there are no moments); buffer/NAME, the persistent buffers;
+    frozen/NAME, what this process has of the weights that are not trained: a part under ZeRO-3, else rank 0 has them."""
+    states, found = engine.optimizer.optimizer.state, {}
+    for number, flat in enumerate(_groups(engine.optimizer)[1]):
+        found[f"weights/{number}"] = _copied(flat)
+        if updates:
+            found |= {f"{key}/{number}": _copied(states[flat][key]) for key in MOMENTS}
+    parameters = dict(engine.module.named_parameters(remove_duplicate=False))
+    state = engine.module.state_dict()
+    found |= {f"buffer/{name}": _copied(tensor) for name, tensor in state.items() if name not in parameters}
+    for name, parameter in _frozen(engine):
+        if hasattr(parameter, "ds_tensor"):
+            found[f"frozen/{name}"] = _copied(parameter.ds_tensor)
+        elif engine.global_rank == 0:
+            found[f"frozen/{name}"] = _copied(parameter)
+    return found
+
+
+def restore_partition(engine: Any, read: Callable[[str], Any], updates: int) -> None:
+    """Puts back what `partition` gave, by names that `read` is asked for, into an engine that has made the first step of
+    `restore_moments`, and makes the weights that the module computes with of it. All processes must call it."""
+    states = engine.optimizer.optimizer.state
+    for name, parameter in _frozen(engine):
+        getattr(parameter, "ds_tensor", parameter).data.copy_(read(f"frozen/{name}"))
+    kept_buffers = engine.module.state_dict().keys()
+    for name, buffer in engine.module.named_buffers():
+        if name in kept_buffers:
+            buffer.data.copy_(read(f"buffer/{name}"))
+    for number, part in enumerate(_groups(engine.optimizer)[1]):
+        part.data.copy_(read(f"weights/{number}"))
+        for key in MOMENTS:
+            kept = states[part][key]
+            kept.copy_(read(f"{key}/{number}")) if updates else kept.zero_()
+    _set_updates(engine, updates)
+    _copy_to_module(engine)
+
+
+def _groups(optimizer: Any) -> tuple[list, list, list | None]:
+    """(groups of the module's parameters; of each this process's flat fp32 part; the flat tensor whose views the parameters
+    are, None under ZeRO-3)."""
+    if hasattr(optimizer, "fp32_partitioned_groups_flat"):  # ZeRO-3
+        return optimizer.fp16_groups, optimizer.fp32_partitioned_groups_flat, None
+    if hasattr(optimizer, "fp32_groups_flat_partition"):  # ZeRO-1 in bf16 with gradients summed in fp32
+        return optimizer.bf16_groups, optimizer.fp32_groups_flat_partition, optimizer.bf16_groups_flat
+    return optimizer.bit16_groups, optimizer.single_partition_of_fp32_groups, optimizer.bit16_groups_flat
+
+
+def _copy_to_module(engine: Any) -> None:
+    """Makes what the module computes with of the master weights, as an update does."""
+    optimizer = engine.optimizer
+    _, flat, whole = _groups(optimizer)
+    if whole is not None:
+        optimizer.update_lp_params()
+        return
+    optimizer.checkpoint_event_prologue()  # lets go of the weights that are gathered
+    for number in range(len(flat)):
+        optimizer._reassign_or_swap_out_partitioned_parameters(number)
+    optimizer.checkpoint_event_epilogue()  # gathers those again that are too small to be shared out
+
+
+def _trained(engine: Any) -> list[tuple[str, Any]]:
+    return [(name, p) for name, p in engine.module.named_parameters() if p.requires_grad]
+
+
+def _frozen(engine: Any) -> list[tuple[str, Any]]:
+    return [(name, p) for name, p in engine.module.named_parameters() if not p.requires_grad]
+
+
+def _set_updates(engine: Any, updates: int) -> None:
+    for state in engine.optimizer.optimizer.state.values():
+        if "step" in state:
+            kept = state["step"]
+            state["step"] = kept.new_full(kept.shape, updates) if hasattr(kept, "new_full") else updates
+
+
+def _link_moments(engine: Any) -> None:
+    """ZeRO-1 and 2 tie parameters to their moments once, after the first parameter group has stepped: the groups that step
+    after it have no moments then, and are never tied (DeepSpeed 0.19). So it is done again here."""
+    from deepspeed.utils import lazy_init_hp_params_optimizer_state
+
+    optimizer = engine.optimizer
+    if hasattr(optimizer, "bit16_groups"):
+        for group, partition in zip(optimizer.bit16_groups, optimizer.single_partition_of_fp32_groups, strict=True):
+            lazy_init_hp_params_optimizer_state(group, partition, optimizer.optimizer.state)
+
+
+def loss_scale(engine: Any) -> dict[str, Any] | None:
+    """The fp16 loss scaler's numbers, or None where nothing is scaled."""
+    scaler = getattr(engine.optimizer, "loss_scaler", None)
+    if scaler is None or not getattr(scaler, "dynamic", False):
+        return None
+    return {key: value for key, value in vars(scaler).items() if isinstance(value, int | float | bool)}
+
+
+def restore_loss_scale(engine: Any, numbers: dict[str, Any]) -> None:
+    """Puts the numbers of `loss_scale` back."""
+    vars(engine.optimizer.loss_scaler).update(numbers)
+
+
+def _cpu(tensor: Any, fallback: Any, wanted: bool) -> Any:
+    import torch
+
+    tensor = fallback.detach() if tensor is None else tensor
+    return tensor.to("cpu", torch.float32, copy=True) if wanted else None
+
+
+def _copied(tensor: Any) -> Any:
+    return tensor.detach().to("cpu", copy=True)
+
+
+def _section(config: dict[str, Any], key: str) -> dict[str, Any]:
+    section = config.get(key, {})
+    return section if isinstance(section, dict) else {}
+
+
+def _autos(config: dict[str, Any], prefix: str = "") -> list[str]:
+    paths = []
+    for key, value in config.items():
+        if value == "auto":
+            paths.append(prefix + key)
+        elif isinstance(value, dict):
+            paths += _autos(value, f"{prefix}{key}.")
+    return paths

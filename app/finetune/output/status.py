@@ -1,0 +1,57 @@
+"""status.json: how a training run stands and how it ended. Level 2.
+
+A launcher's exit code does not say it: torchrun turns every end that is not 0 into 1, and deepspeed's is 0 when it was killed
+itself. Written on rank 0 only, and only by a run that has taken its folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import threading
+from pathlib import Path
+
+from finetune.launching import signals
+from finetune.output.run_folder import STATUS, write_json
+
+_lock = threading.Lock()  # checkpoints are written, and requests to stop are heard, by threads
+_path: Path | None = None
+_step = 0
+
+
+def begin(folder: Path, step: int) -> None:
+    """The run has taken `folder` and starts from `step`."""
+    global _path, _step
+    _path, _step = folder / STATUS, step
+    signals.on_end(lambda why: end("stopped", why))
+    _write("running", None)
+
+
+def saved(step: int) -> None:
+    """The run goes on, and what it has done up to `step` is on disk. A disk too full to say so is no reason to end."""
+    global _step
+    _step = step
+    with contextlib.suppress(OSError):
+        _write("running", None)
+
+
+def failing(reason: str) -> None:
+    """The run fails; `end` may still say better why, if this process lives that long."""
+    with contextlib.suppress(OSError):
+        _write("failed", reason)
+
+
+def end(state: str, reason: str | None = None) -> None:
+    """The run ends: "done", "stopped" or "failed". Does nothing before `begin`, and nothing the second time; never raises for
+    a disk that is full or gone, since that may be why the run ends."""
+    global _path
+    with contextlib.suppress(OSError):
+        _write(state, reason)
+    _path = None
+
+
+def _write(state: str, reason: str | None) -> None:
+    with _lock:
+        if _path is not None:
+            now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+            write_json(_path, {"state": state, "step": _step, "time": now, "reason": reason})

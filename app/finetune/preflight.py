@@ -1,0 +1,125 @@
+"""What can be refused before any data is read, on one machine or between several. Level 6."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+from typing import Any
+
+from finetune.arguments.groups import contradictions, tasks_to_do
+from finetune.arguments.parsing import as_dict
+from finetune.checkpoints import shards
+from finetune.errors import InputError
+from finetune.launching import rendezvous
+from finetune.launching.launch import Launch, Machine, describe_launch
+from finetune.output import run_folder
+from finetune.output.versions import code_version, library_versions
+
+# What may differ between machines: places, whose contents are compared instead, and what no other machine notices.
+OF_ONE_MACHINE = (
+    *("config", "debug", "local_rank", "start_timeout", "output_dir", "predictions_file", "report_to", "run_name"),
+    *("deepspeed", "deepspeed_config", "train_file", "validation_file", "test_file", "label_file", "user_dictionary"),
+    *("preprocessing_num_workers", "dataloader_num_workers"),
+)
+READ = (
+    *("train_file", "validation_file", "test_file", "dataset_name", "label_file", "user_dictionary", "config_name"),
+    *("model_name_or_path", "tokenizer_name", "decoder_model_name_or_path"),
+)
+FILES = ("train_file", "validation_file", "test_file", "label_file", "user_dictionary")
+
+
+def check(arguments: Any, machine: Machine | None = None) -> Launch:
+    """Everything that can be refused before any data is read. Raises `InputError` with all of it. `machine`: the one to be
+    launched on, if it is not this one."""
+    problems = contradictions(arguments)
+    launch = None
+    try:
+        launch = describe_launch(arguments, machine)
+    except InputError as error:
+        problems += error.problems
+    # Only rank 0 writes, and other machines may have another disk: theirs may even lack the folder.
+    if arguments.output_dir is not None and (launch is None or launch.rank == 0):
+        train, _, _ = tasks_to_do(arguments)
+        folder = Path(arguments.output_dir)
+        resume = arguments.resume_from_checkpoint is not None or run_folder.was_restarted(folder)
+        try:
+            run_folder.check_output_dir(folder, train, arguments.overwrite_output_dir, resume)
+        except InputError as error:
+            problems += error.problems
+        problems += _places(arguments, folder, train)
+    if launch is not None and tasks_to_do(arguments)[0] and arguments.checkpoint_format == "sharded":
+        problems += shards.refusals(launch, arguments.shared_output_dir)
+    problems += _missing_services(arguments)
+    if problems:
+        raise InputError(*problems)
+    if launch.world_size > launch.local_world_size:
+        rendezvous.call_the_roll(_compared(arguments, launch), arguments.start_timeout)
+    return launch
+
+
+def _places(arguments: Any, folder: Path, train: bool) -> list[str]:
+    """What would be lost, or found missing when everything is done, by where this run reads and writes. `folder`:
+    --output_dir."""
+    named = {name: getattr(arguments, name, None) for name in READ}
+    # Not Path.resolve, which raises for links in a circle.
+    read = {f"--{name} {path}": Path(os.path.realpath(path)) for name, path in named.items() if path is not None}
+    found = []
+    if train and arguments.overwrite_output_dir:
+        removed = [Path(os.path.realpath(folder / name)) for name in run_folder.OURS]
+        found += [
+            f"--overwrite_output_dir would remove {name}, which is read; name another --output_dir"
+            for name, path in read.items()
+            if any(path.is_relative_to(place) for place in removed)
+        ]
+    if arguments.do_predict and arguments.predictions_file is not None:
+        path = Path(arguments.predictions_file)
+        same = next((name for name, other in read.items() if other == Path(os.path.realpath(path))), None)
+        if same:
+            found.append(f"--predictions_file {path}: would replace {same}; name another")
+        elif path.is_dir():
+            found.append(f"--predictions_file {path}: is a folder; name a file in it")
+        elif not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+            found.append(f"--predictions_file {path}: folder {path.parent} does not exist or cannot be written")
+    return found
+
+
+def _compared(arguments: Any, launch: Launch) -> dict[str, Any]:
+    """What every machine must have alike, known before any file is parsed. The parts that cost something come from one
+    process of each machine."""
+    given = {f"--{name}": value for name, value in as_dict(arguments).items() if name not in OF_ONE_MACHINE}
+    alike: dict[str, Any] = {
+        "arguments": given,
+        "DeepSpeed file": launch.deepspeed_config or {},
+        "--mixed_precision": launch.precision,
+        "the number of processes": launch.world_size,
+    }
+    if launch.local_rank == 0:
+        files = {f"--{name}": getattr(arguments, name, None) for name in FILES}
+        contents = {f"{name} ({Path(path).name})": _content(path) for name, path in files.items() if path is not None}
+        alike |= {"files": contents, "code": code_version(), "libraries": library_versions()}
+    return alike
+
+
+def _content(path: str) -> str:
+    """A file in one line. A file that is not there is told of later, by who reads it, with more to say."""
+    try:
+        record = run_folder.file_record(Path(path))
+        return f"{record['bytes']} bytes, sha256 {record['sha256'][:12]}"
+    except OSError as error:
+        return f"unreadable ({error.strerror})"
+
+
+def _missing_services(arguments: Any) -> list[str]:
+    """Trackers that are not installed, and a hub that nobody is logged in to; better known now than after the training."""
+    found = [
+        f"--report_to {name}: not installed (pip install {name})"
+        for name in arguments.report_to
+        if name != "none" and importlib.util.find_spec(name) is None
+    ]
+    if arguments.push_to_hub:
+        from huggingface_hub import get_token
+
+        if get_token() is None:
+            found.append("--push_to_hub: no token; log in first (hf auth login)")
+    return found

@@ -1,0 +1,202 @@
+"""From a file's columns to what a task needs: texts, ids, splits. Level 4, over tables.py."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from finetune.errors import InputError
+from finetune.reading.stored_rows import Chunk, Column
+from finetune.reading.tables import Table, read_table
+
+SHOWN = 20
+# In RE2's words what texts that show nothing are made of, and little else: separators, control and format characters.
+MAY_SHOW_NOTHING = r"\A[\pZ\pC]*\z"
+INVISIBLE = "\u200b\u200c\u200d\u2060\ufeff"  # zero-width characters that str.strip() leaves in place
+
+
+def read_split(arguments: Any, split: str, required: tuple[str, ...] = ()) -> Table | None:
+    """The rows of "train", "validation" or "test", from its file or from --dataset_name; None when neither is given.
+
+    Raises `InputError` for whatever is wrong with the file.
+    """
+    file = getattr(arguments, f"{split}_file")
+    if file is not None:
+        table = read_table(file, arguments.encoding, required)
+    elif arguments.dataset_name is not None:
+        table = _dataset_split(arguments, split, required)
+    else:
+        return None
+    limit = {"train": "max_train_samples", "validation": "max_eval_samples", "test": "max_predict_samples"}[split]
+    most = getattr(arguments, limit)
+    return table if table is None or most is None or most >= len(table) else take(table, np.arange(most))
+
+
+def take(table: Table, rows: np.ndarray) -> Table:
+    """A table of some of the rows, which still knows where they stand in the file."""
+    columns = {name: column.take(rows) for name, column in table.columns.items()}
+    return Table(table.path, table.kind, columns, table.lines.take(rows))
+
+
+def split_off(table: Table, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers of (training rows, validation rows): a random share, the same for the same seed and number of rows; in file
+    order. Raises `InputError` for a table of fewer than two rows."""
+    if len(table) < 2:
+        raise InputError(f"{table.path}: has {len(table)} row(s), too few to take validation rows from; give --validation_file")
+    count = min(max(1, round(len(table) * share)), len(table) - 1)
+    held_out = np.zeros(len(table), dtype=bool)
+    held_out[np.random.default_rng([seed, 0]).permutation(len(table))[:count]] = True
+    return np.flatnonzero(~held_out), np.flatnonzero(held_out)
+
+
+def texts_of(table: Table, column: str) -> Column:
+    """A column of texts. Raises `InputError` for cells that are no text, each with its line."""
+    values = table.columns[column]
+    wrong = [] if values.is_text else [row for row, value in enumerate(values) if not isinstance(value, str)]
+    if wrong:
+        shown = [f"{table.where(r)}: {column} is {_kind(values[r])}, expected a text" for r in wrong[:SHOWN]]
+        raise InputError(*shown, *more(len(wrong)))
+    return values
+
+
+def is_blank(text: str) -> bool:
+    """Whether a text shows nothing: empty, white space or zero-width characters only."""
+    shown = text.strip()
+    return not shown or (shown[0] in INVISIBLE and not shown.strip(INVISIBLE).strip())
+
+
+def blank_rows(texts: Column) -> np.ndarray:
+    """The rows whose text shows nothing, in ascending order."""
+    suspects = np.flatnonzero(texts.matches(MAY_SHOW_NOTHING))
+    return suspects[np.fromiter(map(is_blank, texts.take(suspects)), dtype=bool, count=len(suspects))]
+
+
+def drop_blank(table: Table, column: str, notes: list[str]) -> Table:
+    """Leaves out training rows whose text shows nothing, and says so. Raises `InputError` if none is left."""
+    texts = texts_of(table, column)
+    blank = blank_rows(texts)
+    if len(blank) == len(texts):
+        raise InputError(f"{table.path}: every {column} is empty; nothing to train on")
+    if not len(blank):
+        return table
+    lost = table.lines.take(blank)
+    lines = ", ".join(map(str, lost[:SHOWN]))
+    notes.append(
+        f"{table.path}: {len(lost)} row(s) without a text left out (line {lines}{', ...' if len(lost) > SHOWN else ''})"
+    )
+    return take(table, np.setdiff1d(np.arange(len(texts)), blank))
+
+
+def note_blank(table: Table, texts: Column, notes: list[str]) -> None:
+    """Notes rows that are scored or predicted though their text shows nothing."""
+    if blank := len(blank_rows(texts)):
+        notes.append(f"{table.path}: {blank} row(s) have no text; they are kept and read as an empty text")
+
+
+def note_cut(table: Table, what: str, cut: np.ndarray, limit: int, notes: list[str]) -> None:
+    """Notes how many of the `what` lose their end. `cut`: (rows,) bool; `limit`: the tokens that each may have."""
+    if count := int(cut.sum()):
+        notes.append(f"{table.path}: {count} of {len(table)} {what} ({count / len(table):.1%}) are cut to {limit} tokens")
+
+
+def ids_of(table: Table, column: str) -> Sequence[Any]:
+    """What names each row in predictions: its cell in `column`, or its number from 0."""
+    return table.columns.get(column, range(len(table)))
+
+
+def check_ids(table: Table, column: str, notes: list[str]) -> None:
+    """Notes ids that stand twice. Raises `InputError` for those that predictions, which are JSON, cannot hold: better known
+    now than when everything is predicted."""
+    written, wrong = [], []
+    for row, value in enumerate(table.columns.get(column, [])):
+        try:
+            written.append(json.dumps(value, allow_nan=False))
+        except (TypeError, ValueError):
+            wrong.append(f"{table.where(row)}: {column} is {_kind(value)}, expected a text or a number")
+    if wrong:
+        raise InputError(*wrong[:SHOWN], *more(len(wrong)))
+    if repeated := len(written) - len(set(written)):
+        notes.append(f"{table.path}: {repeated} row(s) repeat the {column} of an earlier row; predictions keep them all")
+
+
+def note_repeated_texts(texts: dict[str, Column], notes: list[str]) -> None:
+    """Notes how many training texts stand twice, and how many of the other files' are among them. `texts`: by split."""
+    # Sorted, not np.unique: that goes through a table of hashes, 0.7 s instead of 0.01 for a million (numpy 2.4).
+    hashes = {
+        split: np.sort(np.fromiter(map(hash, column), dtype=np.int64, count=len(column))) for split, column in texts.items()
+    }
+    seen = hashes["train"]
+    if repeated := int((seen[1:] == seen[:-1]).sum()):
+        notes.append(f"{repeated} training row(s) repeat the text of an earlier row")
+    for split in ("validation", "test"):
+        if split not in hashes:
+            continue
+        first, last = (np.searchsorted(seen, hashes[split], side=side) for side in ("left", "right"))
+        if shared := int((first < last).sum()):
+            notes.append(f"{shared} of {len(texts[split])} {split} texts are in the training rows too")
+
+
+def more(count: int) -> list[str]:
+    """The line that stands for the problems beyond the first 20."""
+    return [f"... and {count - SHOWN} more"] if count > SHOWN else []
+
+
+def _dataset_split(arguments: Any, split: str, required: tuple[str, ...]) -> Table | None:
+    import datasets
+
+    name = arguments.dataset_name
+    try:
+        everything = datasets.load_dataset(name, arguments.dataset_config_name)
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InputError(f"--dataset_name {name}: cannot be loaded ({reason})") from error
+    if split not in everything:
+        return None
+    rows = everything[split]
+    missing = [column for column in required if column not in rows.column_names]
+    if missing:
+        raise InputError(
+            *(f"dataset {name}, split {split}: has no column {c!r}; it has {', '.join(rows.column_names)}" for c in missing)
+        )
+    stored = rows.with_format("arrow")[:]
+    columns = {c: Column(list(map(Chunk.of, stored.column(c).chunks))) for c in rows.column_names}
+    # A dataset has rows, not lines; "parquet" is the kind whose places are row numbers.
+    return Table(f"{name} ({split})", "parquet", columns, Column.of(range(1, len(rows) + 1)))
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "missing"
+    text = repr(value)
+    return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
+
+
+def read_splits(arguments: Any, required: dict[str, tuple[str, ...]], train: bool) -> dict[str, Table]:
+    """The tables of the splits in `required`, which gives the columns that each must have.
+
+    A missing validation table is no error where training rows can be kept back. Raises `InputError` for all the files that
+    are missing or wrong, in one list.
+    """
+    tables, problems = {}, []
+    names = max(required.values(), key=len, default=())
+    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    if twice:
+        raise InputError(f"column {twice[0]!r} is asked for twice; text and what is to be learnt stand in columns of their own")
+    for split, columns in required.items():
+        if split == "test" and arguments.id_column != "id":  # the default need not be there
+            columns = (*columns, arguments.id_column)
+        try:
+            table = read_split(arguments, split, columns)
+        except InputError as error:
+            problems += error.problems
+            continue
+        if table is not None:
+            tables[split] = table
+        elif split != "validation" or not train:
+            problems.append(f"no {split} rows: give --{split}_file or --dataset_name")
+    if problems:
+        raise InputError(*problems)
+    return tables

@@ -1,0 +1,78 @@
+"""One optimizer step, the same under every launch. Level 6.
+
+The loss summed over a micro-batch is multiplied by (accumulation x processes / targets in the whole global batch). Accelerate
+or DeepSpeed divides by the accumulation, DDP or ZeRO by the processes, and what is left is the gradient of the mean over the
+global batch, the incomplete last batch of an epoch included.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+
+from finetune.kernels.row_lengths import known
+from finetune.launching import heartbeat, zero
+from finetune.launching.processes import Run
+from finetune.reports.profiling import part
+from finetune.task import Batch, Task
+
+READY = ("cpu",)  # devices whose results are there as soon as they are asked for
+
+
+def train_step(
+    run: Run,
+    model: Any,
+    optimizer: Any,
+    task: Task,
+    micro_batches: list[Batch],
+    max_grad_norm: float,
+    weight: float = 1.0,
+) -> tuple[torch.Tensor, Any]:
+    """One optimizer step over this process's micro-batches of one global batch.
+
+    Returns (this process's share of the mean loss: the sum over processes is the mean over the global batch's targets; the
+    norm of the full gradient before clipping). `weight` 0 makes a step whose gradient is zero.
+    """
+    accelerator = run.accelerator
+    batches = [batch.to(run.device) for batch in micro_batches]
+    targets = run.sum(torch.stack([task.num_targets(batch) for batch in batches]).sum()).clamp(min=1)
+    scale = weight * accelerator.gradient_accumulation_steps * run.launch.world_size / targets
+    loss = torch.zeros((), device=run.device)
+    for position, batch in enumerate(batches):
+        last = position == len(batches) - 1
+        # Set by hand: `accumulate()` asks the dataloader where it ends, and steps at the wrong place when we fetch ahead.
+        accelerator.sync_gradients = last
+        with nullcontext() if last else accelerator.no_sync(model):
+            with part("forward"), known(batch.lengths):
+                loss_sum = task.loss_sum(model, batch)
+            heartbeat.mark()
+            with part("backward"):
+                accelerator.backward(loss_sum * scale)
+        loss += loss_sum.detach().float()
+    heartbeat.mark()
+    with part("optimizer"):
+        norm = zero.grad_norm(model) if run.deepspeed_config is not None else _clip(run, model, max_grad_norm or math.inf)
+        optimizer.step()
+        optimizer.zero_grad()
+    return loss / targets, norm
+
+
+def _clip(run: Run, model: Any, max_norm: float) -> torch.Tensor:
+    """`Accelerator.clip_grad_norm_`, which multiplies every gradient by 1 where the norm is not above `max_norm`: a GPU is not
+    asked for it. On a CPU nothing waits for the answer, and another pass over the gradients can be spared."""
+    if run.device.type not in READY:
+        return run.accelerator.clip_grad_norm_(model.parameters(), max_norm)
+    parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
+    norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters])
+    if not norm <= max_norm:  # nor where it is no number
+        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+    return norm
+
+
+def seed_step(seed: int, step: int, rank: int) -> None:
+    """Makes dropout a function of (seed, step, rank): no random state to save, and none to lose."""
+    torch.manual_seed(int(np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)[0] >> 1))

@@ -1,0 +1,299 @@
+"""Configurations and models of transformers, with messages that say what to do."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from pathlib import Path
+from typing import Any
+
+from finetune import garbage_collection
+from finetune.errors import InputError
+
+# Their position ids start behind the padding id, so the table has that many entries more than a text may have tokens.
+OFFSET_POSITIONS = {
+    "roberta",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+    "camembert",
+    "longformer",
+    "mpnet",
+    "ibert",
+    "data2vec-text",
+}
+
+
+# What transformers looks for in a folder, in its order.
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+
+
+def load_config(arguments: Any, **overrides: Any) -> Any:
+    """The model's configuration. Raises `InputError` when it cannot be found or read."""
+    from transformers import AutoConfig
+    from transformers.utils import logging
+
+    # Every process would draw a bar of its own, terminal or not, each time weights are read.
+    logging.disable_progress_bar()
+    name = arguments.config_name or arguments.model_name_or_path
+    if name is None:
+        raise InputError("no model: give --model_name_or_path, or --from_scratch with --config_name")
+    _check_config_file(Path(name))
+    try:
+        config = AutoConfig.from_pretrained(name, trust_remote_code=arguments.trust_remote_code, **overrides)
+    except Exception as error:
+        raise InputError(explain("configuration", name, error)) from error
+    for size in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
+        value = getattr(config, size, None)
+        if isinstance(value, int) and value < 1:
+            raise InputError(f"configuration {name}: {size} is {value}, expected at least 1")
+    return config
+
+
+def _check_config_file(path: Path) -> None:
+    """Raises `InputError` with file and line for a local configuration that is missing, no JSON, or of an unknown model."""
+    import transformers
+
+    if not path.exists():
+        return
+    file = path / "config.json" if path.is_dir() else path
+    if not file.is_file():
+        raise InputError(f"model {path}: the folder holds no config.json (it holds: {_held(path)})")
+    try:
+        stated = json.loads(file.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file}: not UTF-8 at byte {error.start}; it should be a model's config.json") from None
+    except (ValueError, RecursionError) as error:
+        line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+        raise InputError(f"{file}{line}: not valid JSON ({_brief(error)}); it should be a model's config.json") from None
+    if not isinstance(stated, dict):
+        raise InputError(f"{file}: expected an object, found {type(stated).__name__}; it should be a model's config.json")
+    kind, known = stated.get("model_type"), list(transformers.CONFIG_MAPPING.keys())
+    if isinstance(kind, str) and kind not in known and "auto_map" not in stated:
+        near = difflib.get_close_matches(kind, known, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise InputError(f"{file}: model_type {kind!r} is unknown to transformers {transformers.__version__}{hint}")
+
+
+def check_kind(arguments: Any, config: Any, mapping: Any, can: str) -> None:
+    """Raises `InputError` unless transformers has a model of this configuration in `mapping`, a class of models that `can` do
+    what the task needs. Code that comes with a model is believed."""
+    if type(config) not in mapping and not arguments.trust_remote_code:
+        name = arguments.config_name or arguments.model_name_or_path
+        raise InputError(f"{name}: a {config.model_type} model cannot {can}; name another")
+
+
+def import_models() -> None:
+    """Imports what every model of transformers needs, two seconds' worth, and lets the garbage collector settle on it."""
+    import transformers.modeling_utils  # noqa: F401
+
+    garbage_collection.settle()
+
+
+def load_model(auto_class: Any, arguments: Any, config: Any) -> Any:
+    """The model in fp32: pretrained weights, or random ones with --from_scratch. The caller seeds torch first.
+
+    Raises `InputError` when the weights cannot be found or read.
+    """
+    return load_model_and_new_names(auto_class, arguments, config)[0]
+
+
+def load_model_and_new_names(auto_class: Any, arguments: Any, config: Any) -> tuple[Any, set[str]]:
+    """`load_model`'s model, and the names of the parameters that no checkpoint gave a value. Under `torch.device("meta")` no
+    weights are read: the model has a shape and nothing else."""
+    import torch
+
+    if arguments.from_scratch or on_meta():
+        model = auto_class.from_config(config, trust_remote_code=arguments.trust_remote_code).float()
+        return model, {name for name, _ in model.named_parameters()}
+    check_weights(arguments)
+    try:
+        # Without a dtype transformers would load a half-precision checkpoint in half precision.
+        model, loading = auto_class.from_pretrained(
+            arguments.model_name_or_path,
+            config=config,
+            dtype=torch.float32,
+            trust_remote_code=arguments.trust_remote_code,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    except Exception as error:
+        raise InputError(explain("model", arguments.model_name_or_path, error)) from error
+    _check_fit(arguments.model_name_or_path, model, loading)
+    return model, {*loading["missing_keys"], *(name for name, *_ in loading["mismatched_keys"])}
+
+
+def _check_fit(name: str, model: Any, loading: dict[str, Any]) -> None:
+    """Raises `InputError` if weights of the model's body were missing or had another shape, and so were left random, or if any
+    is not finite. A new head is usual, and so is a checkpoint without a pooler."""
+    import torch
+
+    body = "" if model.base_model is model else f"{model.base_model_prefix}."
+    own = {key for key, _ in model.named_parameters() if key.startswith(body) and "pooler" not in key}
+    for key, theirs, ours in loading["mismatched_keys"]:
+        if key in own:
+            raise InputError(
+                f"model {name}: the weights are not those of its config.json: {key} is {tuple(theirs)} in the file, "
+                f"{tuple(ours)} by the configuration"
+            )
+    missing = sorted(own & set(loading["missing_keys"]))
+    if missing:
+        raise InputError(
+            f"model {name}: the weights are not those of its config.json: {len(missing)} of {len(own)} are missing, such as "
+            f"{missing[0]}"
+        )
+    wrong = next((key for key, weight in model.named_parameters() if not torch.isfinite(weight).all()), None)
+    if wrong is not None:
+        raise InputError(f"model {name}: its weight {wrong} holds NaN or infinity: the model diverged or its file is damaged")
+
+
+def on_meta() -> bool:
+    """Whether tensors that are made now have no values."""
+    import torch
+
+    return torch.get_default_device().type == "meta"
+
+
+def check_weights(arguments: Any) -> None:
+    """Raises `InputError` if no weights are named, or for a local folder that has none or only a part of them.
+
+    Loading would find that too, but only after the run has taken, and perhaps cleared, its own folder.
+    """
+    name = arguments.model_name_or_path
+    if arguments.from_scratch:
+        return
+    if name is None:
+        raise InputError("no weights: give --model_name_or_path, or --from_scratch to start from random ones")
+    folder = Path(name)
+    if not folder.is_dir():
+        return
+    found = next((folder / file for file in WEIGHTS if (folder / file).is_file()), None)
+    if found is None:
+        raise InputError(
+            f"model {name}: the folder holds no weights, such as {WEIGHTS[0]} (it holds: {_held(folder)}); name another, or "
+            "start from random weights with --from_scratch"
+        )
+    for file in sorted(_weight_files(found)):
+        _check_weight_file(file)
+
+
+def _weight_files(found: Path) -> set[Path]:
+    if found.suffix != ".json":
+        return {found}
+    try:
+        return {found.parent / file for file in json.loads(found.read_text(encoding="utf-8"))["weight_map"].values()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{found}: cannot be read as an index of weights ({type(error).__name__}); copy it again") from None
+
+
+def _check_weight_file(file: Path) -> None:
+    from safetensors import SafetensorError, safe_open
+
+    if not file.is_file():
+        raise InputError(f"{file}: is missing; the folder's index of weights names it")
+    if file.suffix == ".safetensors":
+        try:
+            with safe_open(file, "pt"):  # reads the header and compares it with the file's length
+                pass
+        except (SafetensorError, OSError) as error:
+            raise InputError(f"{file}: is no whole safetensors file ({_brief(error)}); copy it again") from None
+
+
+def length_limit(config: Any, tokenizer: Any) -> int | None:
+    """The most tokens a document may have: what the position table and the tokenizer allow; None if neither says."""
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is not None and config.model_type in OFFSET_POSITIONS:
+        positions -= (config.pad_token_id or 0) + 1
+    # Tokenizers that know no limit say so with a number of 30 digits.
+    stated = tokenizer.model_max_length if tokenizer.model_max_length < 10**6 else None
+    limits = [limit for limit in (positions, stated) if limit is not None and limit > 0]
+    return min(limits) if limits else None
+
+
+def choose_max_length(asked: int | None, config: Any, tokenizer: Any, default: int = 512) -> int:
+    """--max_length, or the default within the model's limit. Raises `InputError` for a length beyond the limit."""
+    limit = length_limit(config, tokenizer)
+    if asked is not None and limit is not None and asked > limit:
+        raise InputError(f"--max_length {asked} is more than the model can read ({limit} tokens); give at most {limit}")
+    return asked or min(default, limit or default)
+
+
+def take_vocabulary(config: Any, tokenizer: Any) -> None:
+    """Gives a configuration without weights the tokenizer's size and special ids; its own belong to another vocabulary."""
+    config.vocab_size = len(tokenizer)
+    for name in ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"):
+        if getattr(config, name, None) is not None:
+            setattr(config, name, getattr(tokenizer, name))
+
+
+def drop_pooler(encoder: Any) -> None:
+    """Removes a pooler that nothing reads: it would have no gradient, which DDP takes for an error."""
+    if getattr(encoder, "pooler", None) is not None:
+        encoder.pooler = None
+        if hasattr(encoder, "activation"):  # BigBird keeps the pooler's activation beside it
+            encoder.activation = None
+
+
+def check_vocabulary(model: Any, tokenizer: Any, what: str = "model") -> None:
+    """Raises `InputError` if a token id has no embedding: on a GPU that would be an assertion without a name."""
+    rows = model.get_input_embeddings().weight.shape[0]
+    highest = max(tokenizer.get_vocab().values())
+    if highest >= rows:
+        raise InputError(
+            f"the tokenizer has token ids up to {highest}, the {what} only {rows} embeddings; they do not belong together "
+            "(check --tokenizer_name)"
+        )
+
+
+def explain(what: str, name: str, error: Exception) -> str:
+    """One message for whatever transformers raised on loading."""
+    if "://" in name:
+        return (
+            f"{what} {name}: is a URL; give the name that the hub has for it, such as google/bigbird-roberta-base, or a folder"
+        )
+    path = Path(name).expanduser()
+    near = _nearest(path)
+    if name.startswith((".", "/", "~")) or name.count("/") > 1 or path.exists():
+        if not path.exists():
+            return f"{what} {name}: this folder does not exist{near}"
+        if type(error).__name__ == "UnpicklingError":
+            reason = (
+                "its weights are a pickle that is damaged or holds more than tensors, which is not read; convert them to "
+                "safetensors, or copy them again"
+            )
+        else:
+            reason = _broken_json(path) if isinstance(error, json.JSONDecodeError) else None
+        return f"{what} {name}: {reason or _brief(error)}{f' (the folder holds: {_held(path)})' if path.is_dir() else ''}"
+    return (
+        f"{what} {name}: is no folder here{near}, and could not be had from the hub either ({_brief(error)}); check the "
+        "spelling, or give the path of a local folder"
+    )
+
+
+def _nearest(path: Path) -> str:
+    """A folder that was probably meant, in words."""
+    if path.exists() or not path.parent.is_dir() or not path.name:
+        return ""
+    near = difflib.get_close_matches(path.name, [p.name for p in path.parent.iterdir() if p.is_dir()], 1)
+    return f" (did you mean {str(path.parent / near[0])!r}?)" if near else ""
+
+
+def _broken_json(folder: Path) -> str | None:
+    """Which of a folder's json files is none, and in which line."""
+    for file in sorted(folder.glob("*.json")):
+        try:
+            json.loads(file.read_text(encoding="utf-8"))
+        except json.JSONDecodeError as error:
+            return f"{file.name}:{error.lineno}: not valid JSON ({error.msg})"
+        except (OSError, ValueError, RecursionError):
+            continue
+    return None
+
+
+def _held(folder: Path) -> str:
+    return ", ".join(sorted(p.name for p in folder.iterdir())[:12]) or "nothing"
+
+
+def _brief(error: Exception) -> str:
+    """An exception in one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__

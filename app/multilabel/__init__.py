@@ -1,1 +1,0 @@
-"""Multi-label classification: label columns, binary cross-entropy over them, the exported classifier."""

@@ -1,1 +1,0 @@
-"""Dropout on CPUs, in a fraction of the time that torch takes."""

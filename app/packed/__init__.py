@@ -1,1 +1,0 @@
-"""Encoders that compute on the tokens of a batch without its padding."""

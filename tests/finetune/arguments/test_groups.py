@@ -1,0 +1,76 @@
+import dataclasses
+
+import pytest
+
+from finetune.arguments.groups import contradictions, tasks_to_do
+from finetune.arguments.parsing import parse
+
+
+def test_a_plain_command_has_no_contradictions(arguments):
+    assert contradictions(arguments()) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"warmup_steps": 0, "warmup_ratio": 0.1}, ["--warmup_steps", "--warmup_ratio"]),
+        ({"lr_scheduler_type": "constant", "warmup_steps": 3}, ["constant_with_warmup"]),
+        ({"deepspeed": "a.json", "deepspeed_config": "b.json"}, ["a.json", "b.json"]),
+        ({"train_file": "a.csv", "dataset_name": "b"}, ["--train_file", "--dataset_name"]),
+        ({"eval_strategy": "steps"}, ["--eval_steps"]),
+        ({"eval_steps": 5}, ["--eval_strategy is epoch"]),
+        ({"early_stopping_patience": 2, "eval_strategy": "no"}, ["--early_stopping_patience"]),
+        ({"report_to": ("none", "wandb")}, ["--report_to none"]),
+        ({"output_dir": None}, ["--output_dir is missing"]),
+        ({"overwrite_output_dir": True, "resume_from_checkpoint": "auto"}, ["--overwrite_output_dir", "--resume_from"]),
+    ],
+)
+def test_each_contradiction_is_named(arguments, given, named):
+    (message,) = contradictions(arguments(**given))
+    assert all(word in message for word in named)
+
+
+def test_all_contradictions_come_together(arguments):
+    assert len(contradictions(arguments(output_dir=None, eval_steps=5, train_file="a.csv", dataset_name="b"))) == 3
+
+
+def test_what_only_looks_like_a_contradiction(arguments):
+    assert contradictions(arguments(deepspeed="a.json", deepspeed_config="a.json")) == []
+    assert contradictions(arguments(lr_scheduler_type="constant", warmup_steps=0)) == []
+    assert contradictions(arguments(eval_strategy="steps", eval_steps=5)) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "todo"),
+    [
+        ({}, (True, True, False)),
+        ({"do_predict": True}, (False, False, True)),
+        ({"do_eval": True}, (False, True, False)),
+        ({"do_eval": True, "do_predict": True}, (False, True, True)),
+        ({"do_train": True}, (True, True, False)),
+        ({"do_train": True, "do_eval": False}, (True, False, False)),
+        ({"do_train": True, "do_predict": True}, (True, True, True)),
+        ({"do_train": False}, (False, False, False)),
+        ({"do_eval": False}, (True, False, False)),
+    ],
+)
+def test_what_a_command_asks_for(arguments, given, todo):
+    assert tasks_to_do(arguments(**given)) == todo
+
+
+def test_every_default_passes_the_checks_that_user_values_pass(arguments):
+    """A default that `convert` would refuse could not be written down again from run.json."""
+    defaults = dataclasses.asdict(arguments())
+    argv = [
+        f"--{name}={','.join(value) if isinstance(value, tuple) else value}"
+        for name, value in defaults.items()
+        if value is not None
+    ]
+    assert parse(type(arguments()), argv) == arguments()
+    assert len(argv) > 30
+
+
+def test_help_texts_are_there_and_say_no_default_twice(arguments):
+    for field in dataclasses.fields(arguments()):
+        assert field.metadata["help"].strip(), field.name
+        assert field.default is None or "default" not in field.metadata["help"], field.name

@@ -1,0 +1,195 @@
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from finetune.arguments.parsing import as_dict, option, parse
+from finetune.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Small:
+    """Small"""
+
+    name: str | None = option(help="a text, 100% optional")
+    letter: str = option("alpha", choices=("alpha", "beta"), help="one of two")
+    rate: float = option(0.5, above=0, at_most=1, help="a share")
+    count: int = option(3, at_least=1, below=10, help="how many")
+    limit: int | None = option(7, at_least=1, help="an optional number")
+    columns: tuple[str, ...] = option((), help="names")
+    trackers: tuple[str, ...] = option(("x",), choices=("x", "y"), help="names out of two")
+    shuffle: bool = option(True, help="on by default")
+    fast: bool = option(False, help="off by default")
+    choose: bool | None = option(help="neither by default")
+    inner: int | None = option(hidden=True, help="for launchers")
+
+
+def small(*argv, yaml=None, tmp_path=None):
+    if yaml is not None:
+        path = tmp_path / "run.yaml"
+        path.write_bytes(yaml if isinstance(yaml, bytes) else yaml.encode())
+        argv = ("--config", str(path), *argv)
+    return parse(Small, list(argv))
+
+
+def problems(*argv, yaml=None, tmp_path=None):
+    with pytest.raises(InputError) as caught:
+        small(*argv, yaml=yaml, tmp_path=tmp_path)
+    return [problem.replace(f"{tmp_path}/", "") for problem in caught.value.problems]
+
+
+def test_defaults():
+    assert small() == Small()
+
+
+def test_values_get_the_types_of_their_fields():
+    found = small("--name", "a b", "--letter=beta", "--rate", "1", "--count", "9", "--columns", "a, b,,c", "--inner", "0")
+    assert found == Small(name="a b", letter="beta", rate=1.0, count=9, columns=("a", "b", "c"), inner=0)
+    assert type(found.rate) is float
+    assert as_dict(found)["columns"] == ("a", "b", "c")
+
+
+@pytest.mark.parametrize(
+    ("argv", "value"),
+    [
+        (["--shuffle"], True), (["--shuffle", "False"], False), (["--shuffle=0"], False), (["--no_shuffle"], False),
+        (["--shuffle", "off"], False), (["--no_shuffle", "--shuffle", "YES"], True),
+    ],
+)  # fmt: skip
+def test_booleans(argv, value):
+    assert small(*argv).shuffle is value
+
+
+def test_optional_values_can_be_taken_back(tmp_path):
+    assert small("--limit", "none").limit is None
+    assert small(yaml="limit: null", tmp_path=tmp_path).limit is None
+    assert small(yaml="choose: off", tmp_path=tmp_path).choose is False
+
+
+def test_file_sets_what_the_command_line_does_not(tmp_path):
+    text = "count: 4\nrate: 5e-2  # YAML 1.1 reads this as a text\ncolumns: [a, b]\nshuffle: no\nname: 7\n"
+    found = small("--count", "5", "--shuffle", yaml=text, tmp_path=tmp_path)
+    assert found == Small(count=5, rate=0.05, columns=("a", "b"), shuffle=True, name="7")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--count", "3.5"], "--count: '3.5' is not a whole number at least 1 and below 10"),
+        (["--count", "10"], "--count: 10 is out of range, expected a whole number at least 1 and below 10"),
+        (["--count", "0"], "--count: 0 is out of range, expected a whole number at least 1 and below 10"),
+        (["--count", "9" * 400], f"--count: {'9' * 400} is out of range, expected a whole number at least 1 and below 10"),
+        (["--rate", "0"], "--rate: 0 is out of range, expected a number above 0 and at most 1"),
+        (["--rate", "nan"], "--rate: 'nan' is not a number above 0 and at most 1"),
+        (["--rate", "inf"], "--rate: 'inf' is not a number above 0 and at most 1"),
+        (["--rate", "none"], "--rate: 'none' is not a number above 0 and at most 1"),
+        (["--letter", "betta"], "--letter: 'betta' is not one of alpha, beta; did you mean beta?"),
+        (["--trackers", "x,z"], "--trackers: 'z' is not one of x, y"),
+        (["--shuffle", "maybe"], "--shuffle: 'maybe' is not true or false"),
+        (["--name", ""], "--name: is empty"),
+        (["--cuont", "4"], "unknown argument --cuont; did you mean --count?"),
+        (["--no-shuffle=1"], "unknown argument --no-shuffle; did you mean --shuffle?"),
+        (["--zzz"], "unknown argument --zzz (--help lists the arguments)"),
+        (["--inned", "4"], "unknown argument --inned (--help lists the arguments)"),
+        (["--coun", "4"], "unknown argument --coun; did you mean --count?"),
+        (["stray"], "unexpected value 'stray': arguments are written --name value"),
+        (["--count"], "argument --count: expected one argument (--help lists the arguments)"),
+    ],
+)
+def test_bad_arguments(argv, message):
+    assert problems(*argv) == [message]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("cuont: 4", "run.yaml: unknown key cuont; did you mean count?"),
+        ("config: other.yaml", "run.yaml: unknown key config (--help lists the arguments)"),
+        ("count: four", "run.yaml: count: 'four' is not a whole number at least 1 and below 10"),
+        ("count:", "run.yaml: count: has no value, expected a whole number at least 1 and below 10"),
+        ("rate: {a: 1}", "run.yaml: rate: expected one value, found a mapping"),
+        ("rate: [1, 2]", "run.yaml: rate: expected one value, found a list"),
+        ("speed: {rate: 1}", "run.yaml: speed is a section; arguments stand without sections, each as `name: value`"),
+        ("count: 0:5", "run.yaml: count: '0:5' is not a whole number at least 1 and below 10"),
+        ("count: 1\nrate: 1\ncount: 2", "run.yaml:3: not valid YAML: key 'count' stands twice or is no name"),
+        ("count: [1", "run.yaml:1: not valid YAML: expected ',' or ']', but got '<stream end>'"),
+        ("- count", "run.yaml: expected `name: value` lines, found a list"),
+        ("", "run.yaml: expected `name: value` lines, found nothing"),
+        (b"name: \xff", "run.yaml: not UTF-8 at byte 6; save the file as UTF-8"),
+        ("name: !!int ''", "run.yaml: not valid YAML (IndexError); expected `name: value` lines"),
+    ],
+)
+def test_bad_files(tmp_path, text, message):
+    assert problems(yaml=text, tmp_path=tmp_path) == [message]
+
+
+def test_missing_file(tmp_path):
+    assert problems("--config", f"{tmp_path}/none.yaml", tmp_path=tmp_path) == [
+        "--config none.yaml: cannot be read (No such file or directory)"
+    ]
+
+
+def test_all_problems_come_together(tmp_path):
+    found = problems("--rate", "2", "--nmae", "a", "--letter", "c", yaml="count: 0\nfats: on\n", tmp_path=tmp_path)
+    places = ["unknown argument --nmae", "run.yaml: unknown key fats", "run.yaml: count", "--letter", "--rate"]
+    assert len(found) == 5
+    assert all(problem.startswith(place) for problem, place in zip(found, places, strict=True))
+
+
+def test_a_bad_value_in_the_file_does_not_matter_where_the_command_line_wins(tmp_path):
+    assert small("--count", "5", yaml="count: 99", tmp_path=tmp_path).count == 5
+
+
+def test_help_names_every_argument_but_the_hidden(capsys):
+    with pytest.raises(SystemExit) as caught:
+        small("--help")
+    text = capsys.readouterr().out
+    assert caught.value.code == 0
+    assert all(f"--{name}" in text for name in as_dict(Small()) if name != "inner")
+    assert "--inner" not in text
+    assert "a text, 100% optional" in text
+
+
+NAMES = st.sampled_from([*as_dict(Small()), "config", "help", "cuont", "-", ""])
+SCALARS = st.sampled_from(
+    ["3", "0", "-1", "1e999", "x", "true", "null", "[1, [2]]", "!!int ''", "!!bool x", "&a [*a]", "2020-99-01"]
+)
+
+
+@settings(max_examples=150)
+@given(
+    st.lists(st.one_of(st.text(max_size=12), NAMES.map("--{}".format), st.builds("--{}={}".format, NAMES, st.text()), SCALARS))
+)
+@example(["--seed", "1" * 5000])
+def test_any_command_line_is_read_or_refused_in_words(argv):
+    try:
+        assert isinstance(small(*argv), Small)
+    except InputError as error:
+        refusals = error.problems
+        assert len(refusals) > 0
+        assert all(refusals)
+    except SystemExit as end:
+        code = end.code
+        assert code == 0
+        assert {"--help", "-h"} & {text.split("=")[0] for text in argv}
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.one_of(st.binary(max_size=40), st.text(max_size=40), st.lists(st.builds("{}: {}".format, NAMES, SCALARS)).map("\n".join))
+)
+@example("[" * 5000)
+@example("name: !!timestamp x")
+def test_any_file_is_read_or_refused_in_words(tmp_path, content):
+    data = content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass")
+    try:
+        assert isinstance(small(yaml=data, tmp_path=tmp_path), Small)
+    except InputError as error:
+        refusals = error.problems
+        assert len(refusals) > 0
+
+
+def test_a_negative_number_with_an_exponent_is_a_value():
+    with pytest.raises(InputError, match="-1e-3 is out of range"):
+        parse(Small, ["--rate", "-1e-3"])

@@ -1,0 +1,55 @@
+"""A kernel that fails here, or computes something else, is not relied on."""
+
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+
+from finetune.kernels.padding_free import check, kernels
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def forgetful():
+    check.works.cache_clear()
+    yield
+    check.works.cache_clear()
+
+
+@pytest.mark.parametrize("noisy", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_kernel_that_works_is_taken_and_leaves_the_noise_of_the_run_alone(dtype, noisy):
+    before = torch.get_rng_state()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        warnings.filterwarnings("ignore", message="The PyTorch API of nested tensors is in prototype")
+        assert check.works("jagged", CPU, dtype, 8, noisy)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def raises(*_):
+    raise RuntimeError("no kernel for this chip")
+
+
+def forgets_rows(query, key, value, rows, dropout, scale):
+    return kernels.by_length(query, key, value, replace(rows, lengths=(len(query),)), dropout, scale)
+
+
+def gives_nan(query, key, value, rows, dropout, scale):
+    return kernels.by_length(query, key, value, rows, 0.0, scale) * (float("nan") if dropout else 1.0)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "noisy", "told"),
+    [
+        (raises, False, "RuntimeError: no kernel for this chip"),
+        (forgets_rows, False, "it differs by"),
+        (gives_nan, True, "with dropout it gives no numbers"),
+    ],
+)
+def test_one_that_does_not_is_left_with_a_warning(kernel, noisy, told, monkeypatch):
+    monkeypatch.setattr(kernels, "flash", kernel)
+    with pytest.warns(UserWarning, match=told):
+        assert not check.works("flash", CPU, torch.float32, 8, noisy)

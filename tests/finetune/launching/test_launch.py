@@ -1,0 +1,163 @@
+import json
+
+import pytest
+import torch
+
+from finetune.errors import InputError
+from finetune.launching.launch import describe_launch
+
+RANKS = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
+TORCHRUN = {**RANKS, "TORCHELASTIC_RUN_ID": "none"}
+ACCELERATE = {**TORCHRUN, "ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_USE_CPU": "true"}
+DEEPSPEED = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_SIZE": "2", "CROSS_RANK": "1"}
+
+
+@pytest.fixture
+def machine(environment, monkeypatch):
+    """A machine with so many GPUs, and what its launcher sets."""
+
+    def make(variables, gpus=0, bf16=True):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: bf16)
+        environment.update(variables)
+
+    return make
+
+
+@pytest.fixture
+def ds_file(tmp_path):
+    def write(**more):
+        path = tmp_path / "ds.json"
+        path.write_text(json.dumps({"zero_optimization": {"stage": 2}, **more}))
+        return str(path)
+
+    return write
+
+
+def problems(arguments):
+    with pytest.raises(InputError) as caught:
+        describe_launch(arguments)
+    return caught.value.problems
+
+
+def test_plain_python(machine, arguments):
+    machine({})
+    found = describe_launch(arguments(ddp_timeout=77))
+    assert (found.launcher, found.rank, found.world_size, found.local_world_size) == ("python", 0, 1, 1)
+    assert (found.use_cpu, found.backend, found.precision, found.zero_stage) == (True, "gloo", "no", 0)
+    assert found.timeout_seconds == 77
+
+
+@pytest.mark.parametrize(
+    ("name", "variables", "given"),
+    [
+        ("torchrun", TORCHRUN, {}),
+        ("accelerate", ACCELERATE, {}),
+        ("deepspeed", DEEPSPEED, {}),
+        ("deepspeed", {**RANKS}, {"local_rank": 1}),
+    ],
+)
+@pytest.mark.parametrize(("gpus", "backend"), [(0, "gloo"), (2, "nccl")])
+def test_launchers_of_several_processes(machine, arguments, name, variables, given, gpus, backend):
+    machine({name: value for name, value in variables.items() if not (gpus and name == "ACCELERATE_USE_CPU")}, gpus)
+    found = describe_launch(arguments(**given))
+    assert (found.launcher, found.rank, found.local_rank, found.world_size, found.local_world_size) == (name, 3, 1, 4, 2)
+    assert (found.use_cpu, found.backend) == (gpus == 0, backend)
+
+
+def test_accelerates_own_switch_keeps_a_run_off_the_gpus(machine, arguments):
+    machine(ACCELERATE, gpus=2)
+    assert (describe_launch(arguments()).use_cpu, describe_launch(arguments()).backend) == (True, "gloo")
+
+
+@pytest.mark.parametrize("field", ["deepspeed", "deepspeed_config"])
+def test_a_deepspeed_file_on_the_command_line(machine, arguments, ds_file, field):
+    machine(DEEPSPEED)
+    found = describe_launch(arguments(**{field: ds_file(), "local_rank": 1}))
+    assert (found.zero_stage, found.deepspeed_file) == (2, ds_file())
+    assert found.deepspeed_config == {"zero_optimization": {"stage": 2}}
+
+
+def test_a_deepspeed_file_in_the_accelerate_config(machine, arguments, ds_file):
+    asks = {**ACCELERATE, "ACCELERATE_DEEPSPEED_CONFIG_FILE": ds_file(), "ACCELERATE_USE_DEEPSPEED": "true"}
+    machine(asks)
+    assert describe_launch(arguments()).zero_stage == 2
+    assert describe_launch(arguments(deepspeed=ds_file())).zero_stage == 2  # named twice, but one
+    (message,) = problems(arguments(deepspeed="ds_configs/zero3.json"))
+    assert message.startswith("--deepspeed ds_configs/zero3.json but the accelerate config names")
+
+
+def test_a_shipped_file_is_found_from_any_folder(machine, arguments, tmp_path, monkeypatch):
+    machine({})
+    monkeypatch.chdir(tmp_path)
+    assert describe_launch(arguments(deepspeed="ds_configs/zero3.json")).zero_stage == 3
+
+
+def test_deepspeed_without_a_file(machine, arguments):
+    machine({**ACCELERATE, "ACCELERATE_USE_DEEPSPEED": "true"})
+    (message,) = problems(arguments())
+    assert "deepspeed_config_file" in message
+
+
+def test_a_file_named_by_a_config_that_does_not_use_deepspeed_is_left_alone(machine, arguments):
+    machine({**ACCELERATE, "ACCELERATE_DEEPSPEED_CONFIG_FILE": "none.json", "ACCELERATE_USE_DEEPSPEED": "false"})
+    assert describe_launch(arguments()).deepspeed_config is None
+
+
+@pytest.mark.parametrize(
+    ("by_launcher", "asked", "in_force"),
+    [("no", None, "no"), ("bf16", None, "bf16"), ("no", "bf16", "bf16"), ("bf16", "bf16", "bf16"), ("no", "no", "no")],
+)
+def test_precision(machine, arguments, by_launcher, asked, in_force):
+    machine({**ACCELERATE, "ACCELERATE_MIXED_PRECISION": by_launcher})
+    assert describe_launch(arguments(mixed_precision=asked)).precision == in_force
+
+
+@pytest.mark.parametrize(
+    ("sections", "asked", "in_force"),
+    [
+        ({"bf16": {"enabled": True}}, None, "bf16"),
+        ({"bf16": {"enabled": "auto"}}, "bf16", "bf16"),
+        ({"bf16": {"enabled": "auto"}}, None, "no"),
+        ({}, "bf16", "bf16"),
+    ],
+)
+def test_precision_beside_a_deepspeed_file(machine, arguments, ds_file, sections, asked, in_force):
+    machine(TORCHRUN)
+    assert describe_launch(arguments(deepspeed=ds_file(**sections), mixed_precision=asked)).precision == in_force
+
+
+@pytest.mark.parametrize(
+    ("variables", "gpus", "given", "message"),
+    [
+        ({}, 0, {"mixed_precision": "fp16"}, "fp16 is not available on a CPU"),
+        ({**ACCELERATE, "ACCELERATE_MIXED_PRECISION": "fp16"}, 2, {}, "fp16 is not available on a CPU"),
+        ({**ACCELERATE, "ACCELERATE_MIXED_PRECISION": "fp8"}, 0, {}, "mixed_precision fp8; no, fp16 and bf16"),
+        ({**ACCELERATE, "ACCELERATE_MIXED_PRECISION": "bf16"}, 0, {"mixed_precision": "no"}, "keep one"),
+        ({}, 0, {"ddp_backend": "nccl"}, "--ddp_backend nccl needs GPUs"),
+        (TORCHRUN, 1, {}, "2 processes on this machine but 1 GPU(s)"),
+    ],
+)
+def test_what_cannot_be_launched(machine, arguments, variables, gpus, given, message):
+    machine(variables, gpus)
+    (problem,) = problems(arguments(**given))
+    assert message in problem
+
+
+def test_bf16_needs_a_gpu_that_has_it(machine, arguments):
+    machine({}, gpus=1, bf16=False)
+    assert "bf16 is not available on this GPU" in problems(arguments(mixed_precision="bf16"))[0]
+    machine({}, gpus=1, bf16=True)
+    assert describe_launch(arguments(mixed_precision="bf16")).precision == "bf16"
+    machine({}, gpus=1)
+    assert describe_launch(arguments(mixed_precision="fp16")).precision == "fp16"
+
+
+def test_all_contradictions_come_together(machine, arguments, ds_file):
+    machine(TORCHRUN)
+    file = ds_file(optimizer={}, gradient_clipping=7, fp16={"enabled": True})
+    found = problems(arguments(deepspeed=file, mixed_precision="bf16", ddp_backend="nccl"))
+    assert len(found) == 5
+    for word in ("optimizer", "gradient_clipping", "--mixed_precision", "fp16 is not available", "nccl"):
+        assert sum(word in problem for problem in found) == 1

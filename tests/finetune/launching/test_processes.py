@@ -1,0 +1,52 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from finetune.errors import InputError
+from finetune.launching import processes
+from finetune.launching.launch import Machine, describe_launch
+from finetune.launching.processes import in_force
+
+
+def test_a_started_run_of_one_process(start_run):
+    run = start_run()
+    assert run.is_main
+    assert run.device.type == "cpu"
+    assert run.accelerator.mixed_precision == "no"
+    assert (run.gather([1]), run.broadcast("a"), run.sum(torch.ones(2)).tolist()) == ([1], "a", [1, 1])
+    assert run.on_main(lambda: 7) == 7
+    with pytest.raises(InputError, match="wrong"):
+        run.on_main(lambda: (_ for _ in ()).throw(InputError("wrong")))
+    assert in_force(run)[0] == "launch         python: 1 process(es) on cpu, no communication, no ZeRO"
+
+
+def test_a_model_is_found_in_its_wrapper(start_run):
+    class Exchanging(torch.nn.parallel.DistributedDataParallel):
+        def __init__(self, module):
+            torch.nn.Module.__init__(self)
+            self.module = module
+
+    run, model = start_run(), torch.nn.Linear(1, 1)
+    assert run.unwrapped(model) is model
+    assert run.unwrapped(Exchanging(model)) is model
+
+
+def test_tensorfloat_is_for_gpus_and_only_on_request(start_run, environment, arguments, monkeypatch):
+    gpus = Machine(gpus=1, bf16=True)
+    assert [describe_launch(arguments(tf32=asked), gpus).tf32 for asked in (False, True)] == [False, True]
+    assert not describe_launch(arguments(tf32=True), Machine(gpus=0, bf16=True)).tf32
+    asked = []
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", asked.append)
+    run = start_run()
+    assert asked == []
+    told = in_force(replace(run, launch=replace(run.launch, tf32=True)))[1]
+    assert told == "precision      fp32, matrix products in TF32"
+    processes.start(replace(run.launch, tf32=True), None)
+    assert asked == ["high"]
+
+
+def test_deepspeed_for_one_process_gets_an_address(environment, arguments):
+    processes._single_process_group(describe_launch(arguments()))
+    assert (environment["WORLD_SIZE"], environment["RANK"], environment["MASTER_ADDR"]) == ("1", "0", "127.0.0.1")
+    assert 0 < int(environment["MASTER_PORT"]) < 65536

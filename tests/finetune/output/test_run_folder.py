@@ -1,0 +1,229 @@
+import json
+import os
+import shutil
+
+import pytest
+
+from finetune.errors import InputError
+from finetune.output.run_folder import (
+    OURS,
+    check_output_dir,
+    clear,
+    lock,
+    recover_folder,
+    replace_folder,
+    write_json,
+    write_text,
+)
+
+
+def test_a_new_folder_is_made_and_left_empty(tmp_path):
+    check_output_dir(tmp_path / "a" / "b", training=True, overwrite=False, resume=False)
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+
+
+REMAINS = ("run.json", "status.json", "tensorboard")  # of a start that failed before the first step
+
+
+@pytest.mark.parametrize("name", [name for name in OURS if name not in REMAINS])
+def test_another_run_is_not_written_over(tmp_path, name):
+    (tmp_path / name).write_text("x")
+    with pytest.raises(InputError, match=rf"already holds a run \({name}\).*--overwrite_output_dir"):
+        check_output_dir(tmp_path, training=True, overwrite=False, resume=False)
+    (tmp_path / "run.json").touch()
+    check_output_dir(tmp_path, training=True, overwrite=True, resume=False)
+    check_output_dir(tmp_path, training=True, overwrite=False, resume=True)
+    check_output_dir(tmp_path, training=False, overwrite=False, resume=False)
+    assert (tmp_path / name).read_text() == "x"
+
+
+def test_a_folder_that_is_no_runs_is_not_written_over(tmp_path):
+    (tmp_path / "README.md").write_text("of my project")
+    with pytest.raises(InputError, match=r"holds a README\.md but no run\.json, .* Name another folder"):
+        check_output_dir(tmp_path, training=True, overwrite=True, resume=False)
+    check_output_dir(tmp_path, training=False, overwrite=False, resume=False)
+
+
+def test_a_start_that_failed_does_not_stand_in_the_way(tmp_path):
+    (tmp_path / "run.json").write_text("{}")
+    (tmp_path / "history.jsonl").touch()
+    (tmp_path / "tensorboard").mkdir()
+    check_output_dir(tmp_path, training=True, overwrite=False, resume=False)
+    (tmp_path / "history.jsonl").write_text('{"step": 1}')
+    with pytest.raises(InputError, match=r"already holds a run \(run.json, history.jsonl, tensorboard\)"):
+        check_output_dir(tmp_path, training=True, overwrite=False, resume=False)
+
+
+def test_files_of_others_do_not_disturb(tmp_path):
+    (tmp_path / "notes.txt").touch()
+    check_output_dir(tmp_path, training=True, overwrite=False, resume=False)
+
+
+def test_places_that_cannot_be_a_folder(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="is a file, not a folder"):
+        check_output_dir(tmp_path / "file", True, False, False)
+    with pytest.raises(InputError, match=r"cannot be written \(Not a directory\)"):
+        check_output_dir(tmp_path / "file" / "below", True, False, False)
+
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.touch", refuse)
+    with pytest.raises(InputError, match=r"cannot be written \(Permission denied\)"):
+        check_output_dir(tmp_path, True, False, False)
+
+
+def test_clearing_removes_what_a_run_wrote_and_nothing_else(tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "kept").touch()
+    (tmp_path / "checkpoints" / "step_3").mkdir(parents=True)
+    (tmp_path / "best").symlink_to(elsewhere)
+    for name in ("run.json", "notes.txt", ".lock"):
+        (tmp_path / name).touch()
+    clear(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "elsewhere", "notes.txt"]
+    assert (elsewhere / "kept").exists()
+
+
+def test_one_run_per_folder(tmp_path):
+    held = lock(tmp_path)
+    with pytest.raises(InputError, match=rf"in use by another run \(process {os.getpid()} on "):
+        lock(tmp_path)
+    held.close()  # as the kernel does when a process dies
+    lock(tmp_path).close()
+
+
+def test_a_worker_that_outlives_its_run_does_not_hold_the_lock(tmp_path):
+    held = lock(tmp_path)
+    (go_on, may_end), (is_there, says_so) = os.pipe(), os.pipe()
+    worker = os.fork()
+    if worker == 0:
+        os.close(may_end)
+        os.write(says_so, b"1")
+        os.read(go_on, 1)  # until the other end is closed
+        os._exit(0)
+    os.read(is_there, 1)
+    held.close()
+    lock(tmp_path).close()
+    os.close(may_end)
+    assert os.waitpid(worker, 0)[1] == 0
+
+
+def test_json_is_written_whole_and_refuses_what_json_cannot_hold(tmp_path):
+    path = tmp_path / "a.json"
+    write_json(path, {"title": "标题", "loss": None})
+    assert json.loads(path.read_text(encoding="utf-8")) == {"title": "标题", "loss": None}
+    with pytest.raises(ValueError, match="JSON compliant"):
+        write_json(path, {"loss": float("nan")})
+    assert json.loads(path.read_text(encoding="utf-8")) == {"title": "标题", "loss": None}
+
+
+class Crash(BaseException):
+    """The process is gone."""
+
+
+DISK = ((os, "rename"), (os, "replace"), (os, "fsync"), (shutil, "rmtree"))
+
+
+def crashes(point, work, disk=DISK):
+    """Does `work`, in which the `point`-th call that touches the disk (from 0) and all after it do not come through.
+
+    Returns (whether it crashed, the names of the calls).
+    """
+    calls = []
+
+    def guard(real, name):
+        def guarded(*args, **kwargs):
+            calls.append(name)
+            if len(calls) > point:
+                raise Crash
+            return real(*args, **kwargs)
+
+        return guarded
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name in disk:
+            patch.setattr(module, name, guard(getattr(module, name), name))
+        try:
+            work()
+        except Crash:
+            return True, calls
+    return False, calls
+
+
+def fill(text):
+    def write(place):
+        (place / "weights").write_text(text)
+        (place / "part").mkdir()
+        (place / "part" / "config").write_text(text)
+
+    return write
+
+
+def content(path):
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    assert [file.name for file in files] == ["config", "weights"]
+    (text,) = {file.read_text() for file in files}
+    return text
+
+
+def test_a_crash_while_replacing_a_folder_leaves_the_old_or_the_new(tmp_path):
+    found, crashed = [], True
+    while crashed:
+        path = tmp_path / str(len(found)) / "best"
+        replace_folder(path, fill("old"))
+        crashed, calls = crashes(len(found), lambda path=path: replace_folder(path, fill("new")))
+        recover_folder(path)
+        found.append(content(path))
+        replace_folder(path, fill("again"))  # whatever lies about does not disturb the next
+        assert content(path) == "again"
+        assert [entry.name for entry in path.parent.iterdir()] == ["best"]
+    assert found == sorted(found, reverse=True)  # old up to one point, new from there on
+    assert set(found) == {"old", "new"}
+    assert calls.count("rename") == 2
+    assert calls.count("fsync") == 5  # two files, their folders, the parent
+
+
+def test_a_crash_between_the_renames_is_the_one_that_needs_recovering(tmp_path):
+    path = tmp_path / "best"
+    replace_folder(path, fill("old"))
+    assert crashes(1, lambda: replace_folder(path, fill("new")), disk=[(os, "rename")])[0]
+    assert not path.exists()
+    recover_folder(path)
+    assert content(path) == "old"
+
+
+def test_a_failed_fill_leaves_the_old_and_no_rest(tmp_path):
+    path = tmp_path / "best"
+    replace_folder(path, fill("old"))
+
+    def fail(place):
+        (place / "weights").write_text("half")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        replace_folder(path, fail)
+    assert content(path) == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["best"]
+
+
+def test_a_crash_while_writing_a_text_leaves_the_old(tmp_path):
+    path = tmp_path / "run.json"
+    write_text(path, "old")
+    for point in (0, 1):
+        assert crashes(point, lambda: write_text(path, "new")) == (True, ["fsync", "replace"][: point + 1])
+        assert path.read_text() == "old"
+    assert crashes(2, lambda: write_text(path, "new"))[0] is False
+    assert path.read_text() == "new"
+
+
+def test_recovering_does_not_undo_a_finished_replacement(tmp_path):
+    path = tmp_path / "best"
+    replace_folder(path, fill("new"))
+    shutil.copytree(path, tmp_path / ".best.old")
+    (tmp_path / ".best.old" / "weights").write_text("old")
+    recover_folder(path)
+    assert content(path) == "new"
+    recover_folder(tmp_path / "never_there")

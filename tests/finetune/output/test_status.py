@@ -1,0 +1,52 @@
+import datetime
+import json
+
+import pytest
+
+from finetune.launching import signals
+from finetune.output import status
+
+
+@pytest.fixture
+def stored(tmp_path, monkeypatch):
+    """Reads status.json; None before there is one. No other test's run is left to write it."""
+    status.end("done")
+    monkeypatch.setattr(signals, "_before_end", [])
+    yield lambda: json.loads((tmp_path / "status.json").read_text()) if (tmp_path / "status.json").exists() else None
+    status.end("done")
+
+
+def test_how_a_run_stands_and_how_it_ended(stored, tmp_path):
+    status.begin(tmp_path, 4)
+    assert {**stored(), "time": None} == {"state": "running", "step": 4, "time": None, "reason": None}
+    datetime.datetime.fromisoformat(stored()["time"])
+    status.saved(6)
+    assert (stored()["state"], stored()["step"]) == ("running", 6)
+    status.end("failed", "the loss is nan")
+    assert (stored()["state"], stored()["step"], stored()["reason"]) == ("failed", 6, "the loss is nan")
+
+
+def test_an_end_is_the_last_word(stored, tmp_path):
+    status.begin(tmp_path, 0)
+    status.end("stopped", "SIGTERM")
+    status.saved(3)
+    status.end("done")
+    assert (stored()["state"], stored()["step"]) == ("stopped", 0)
+
+
+def test_a_disk_that_is_full_does_not_change_how_a_run_ends(stored, tmp_path, monkeypatch):
+    status.begin(tmp_path, 0)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(status, "write_json", full)
+    status.saved(3)
+    status.end("failed", "the disk is full")
+    assert stored()["state"] == "running"
+
+
+def test_a_run_that_has_no_folder_says_nothing(stored, tmp_path):
+    status.end("failed", "bad input")
+    status.saved(2)
+    assert stored() is None

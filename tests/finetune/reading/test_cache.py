@@ -1,0 +1,71 @@
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from finetune.errors import InputError
+from finetune.reading.cache import cache_folder, kept
+
+
+def test_what_was_made_is_found(token_cache):
+    calls = []
+
+    def make(path):
+        calls.append(path)
+        path.write_text("made")
+
+    assert kept("rows", "a", make).read_text() == kept("rows", "a", make).read_text() == "made"
+    assert (len(calls), kept("rows", "b", make) == token_cache / "rows" / "b") == (1, True)
+    assert {path.name for path in (token_cache / "rows").iterdir()} == {"a", "a.lock", "b", "b.lock"}
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_what_is_not_finished_is_not_there(token_cache, folder):
+    def fail(path):
+        if folder:
+            path.mkdir()
+        (path / "some" if folder else path).write_text("half")
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        kept("rows", "a", fail)
+    assert [path.name for path in (token_cache / "rows").iterdir()] == ["a.lock"]
+
+
+def test_a_cache_that_cannot_be_written(token_cache):
+    token_cache.write_text("a file where the folder should be")
+    with pytest.raises(InputError, match=r"cache/rows: the cache cannot be written \(.+\); set HF_DATASETS_CACHE to another"):
+        kept("rows", "a", Path.touch)
+
+    def full(path):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    token_cache.unlink()
+    with pytest.raises(OSError, match=r"No space left on device: .*cache/rows"):
+        kept("rows", "a", full)
+
+
+def test_processes_that_start_together_make_it_once(token_cache, tmp_path):
+    code = (
+        "import time\nfrom finetune.reading.cache import kept\n"
+        "def make(path):\n    time.sleep(0.3)\n    path.write_text('made')\n    print('made')\n"
+        "kept('rows', 'a', make)"
+    )
+    app = Path(sys.modules["finetune"].__file__).parents[1]
+    environment = {**os.environ, "PYTHONPATH": str(app)}
+    both = [
+        subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True) for _ in range(3)
+    ]
+    assert sorted(process.communicate()[0] for process in both) == ["", "", "made\n"]
+
+
+def test_the_folder_is_that_of_datasets(monkeypatch):
+    import datasets
+
+    monkeypatch.delenv("HF_DATASETS_CACHE")
+    assert cache_folder("rows") == Path(datasets.config.DEFAULT_HF_DATASETS_CACHE).expanduser() / "rows"
+    monkeypatch.setenv("HF_DATASETS_CACHE", "~/elsewhere")
+    assert cache_folder("rows") == Path.home() / "elsewhere" / "rows"

@@ -1,0 +1,180 @@
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from finetune.errors import InputError
+from finetune.reading.columns import (
+    SHOWN,
+    blank_rows,
+    drop_blank,
+    ids_of,
+    is_blank,
+    more,
+    note_repeated_texts,
+    read_split,
+    read_splits,
+    split_off,
+    take,
+    texts_of,
+)
+from finetune.reading.stored_rows import Column
+from finetune.reading.tables import Table
+
+
+def table(*texts, **columns):
+    cells = {name: Column.of(list(cells)) for name, cells in {"text": texts, **columns}.items()}
+    return Table("train.csv", "csv", cells, Column.of([2 * row + 2 for row in range(len(texts))]))
+
+
+def test_taken_rows_know_their_lines():
+    some = take(table("a", "b", "c", id=[7, 8, 9]), np.array([2, 0]))
+    assert (some.columns, some.lines) == ({"text": ["c", "a"], "id": [9, 7]}, [6, 2])
+    assert some.where(0) == "train.csv:6"
+
+
+@given(st.integers(2, 200), st.floats(0.001, 0.999), st.integers(0, 3))
+def test_a_split_is_a_share_of_the_rows_in_file_order(rows, share, seed):
+    train, validation = map(list, split_off(table(*map(str, range(rows))), share, seed))
+    assert sorted([*train, *validation]) == list(range(rows))
+    assert (train, validation) == (sorted(train), sorted(validation))
+    assert len(train) >= 1
+    assert len(validation) == min(max(1, round(rows * share)), rows - 1)
+    assert split_off(table(*map(str, range(rows))), share, seed)[1].tolist() == validation
+
+
+def test_a_split_depends_on_the_seed_and_needs_two_rows():
+    many = table(*map(str, range(50)))
+    assert split_off(many, 0.2, 0)[1].tolist() != split_off(many, 0.2, 1)[1].tolist()
+    with pytest.raises(InputError, match=r"train.csv: has 1 row\(s\), too few .* --validation_file"):
+        split_off(table("a"), 0.5, 0)
+
+
+def test_cells_that_are_no_text_are_listed_with_their_lines():
+    with pytest.raises(InputError) as caught:
+        texts_of(table("a", None, 3, ["b"], *[1.5] * 30), "text")
+    assert caught.value.problems[:3] == [
+        "train.csv:4: text is missing, expected a text",
+        "train.csv:6: text is 3 (int), expected a text",
+        "train.csv:8: text is ['b'] (list), expected a text",
+    ]
+    assert caught.value.problems[SHOWN:] == ["... and 13 more"]
+    assert texts_of(table("a", ""), "text") == ["a", ""]
+
+
+@pytest.mark.parametrize("text", ["", " \t\n", "\u200b", "\ufeff \u2060", "\u3000", " \u200d \u200b "])
+def test_texts_that_show_nothing(text):
+    assert is_blank(text)
+    assert not is_blank(text + "x")
+
+
+def test_the_rows_that_show_nothing():
+    # Every character that python takes for white space, and every kind that shows something.
+    spaces = [c for c in map(chr, range(0x110000)) if c.isspace()]
+    shown = ["x", "\u3164", "\u2800", "0", "\n.", "\x00", "\u0301", "好", "\U0001f600", "\u00ad"]
+    texts = ["", *spaces, *shown, "".join(spaces) + "\u200b", "\ufeff \u2060", " \u200dx", "\n" * 5]
+    expected = [row for row, text in enumerate(texts) if is_blank(text)]
+    assert blank_rows(Column.of(texts)).tolist() == expected
+    assert len(expected) == len(spaces) + 4
+    some = np.array([0, 1, len(texts) - 2, 1])
+    assert blank_rows(Column.of(texts).take(some)).tolist() == [0, 1, 3]
+    assert blank_rows(Column.of([])).tolist() == []
+
+
+@given(st.lists(st.text(alphabet=st.characters() | st.sampled_from(" \t\n\u200b\ufeff\x1c"), max_size=4), max_size=9))
+def test_rows_that_show_nothing_are_those_whose_text_is_blank(texts):
+    texts = [text.encode("utf-8", "ignore").decode() for text in texts]
+    assert blank_rows(Column.of(texts)).tolist() == [row for row, text in enumerate(texts) if is_blank(text)]
+
+
+def test_rows_without_a_text_are_left_out_and_named():
+    notes = []
+    kept = drop_blank(table("a", " ", "b", "\u200b"), "text", notes)
+    assert (kept.columns["text"], kept.lines) == (["a", "b"], [2, 6])
+    assert notes == ["train.csv: 2 row(s) without a text left out (line 4, 8)"]
+
+
+def test_nothing_is_said_when_every_row_has_a_text():
+    notes, whole = [], table("a", "b")
+    assert drop_blank(whole, "text", notes) is whole
+    assert notes == []
+    with pytest.raises(InputError, match=r"train\.csv: every text is empty"):
+        drop_blank(table("", " "), "text", notes)
+
+
+def test_what_names_a_row():
+    assert ids_of(table("a", "b", id=["x", "y"]), "id") == ["x", "y"]
+    assert list(ids_of(table("a", "b"), "id")) == [0, 1]
+
+
+def test_more_problems_than_are_shown():
+    assert more(SHOWN) == []
+    assert more(SHOWN + 2) == ["... and 2 more"]
+
+
+def test_a_split_from_its_file(arguments, tmp_path):
+    path = tmp_path / "valid.csv"
+    path.write_text("text,labels\na,x\nb,y\nc,z\n")
+    asked = arguments(validation_file=str(path), max_eval_samples=2, max_train_samples=1)
+    assert read_split(asked, "validation", ("text",)).columns == {"text": ["a", "b"], "labels": ["x", "y"]}
+    assert read_split(asked, "train") is None
+    assert len(read_split(arguments(validation_file=str(path), max_eval_samples=9), "validation")) == 3
+    with pytest.raises(InputError, match="column 'title' not found"):
+        read_split(asked, "validation", ("title",))
+
+
+def test_all_missing_or_wrong_files_come_together(arguments, tmp_path):
+    good, bad = tmp_path / "good.csv", tmp_path / "bad.csv"
+    good.write_text("text,labels\na,x\n")
+    bad.write_text("text\na\n")
+    both = ("text", "labels")
+    asked = arguments(train_file=str(good), validation_file=str(bad))
+    with pytest.raises(InputError) as caught:
+        read_splits(asked, {"train": both, "validation": both, "test": ("text",)}, train=True)
+    assert len(caught.value.problems) == 2
+    assert "column 'labels' not found" in caught.value.problems[0]
+    assert caught.value.problems[1] == "no test rows: give --test_file or --dataset_name"
+    assert read_splits(asked, {"train": both, "validation": ("text",)}, train=True).keys() == {"train", "validation"}
+
+
+def test_validation_rows_may_be_kept_back_from_training(arguments, tmp_path):
+    path = tmp_path / "train.csv"
+    path.write_text("text\na\n")
+    asked = arguments(train_file=str(path))
+    assert read_splits(asked, {"train": ("text",), "validation": ("text",)}, train=True).keys() == {"train"}
+    with pytest.raises(InputError, match="no validation rows"):
+        read_splits(asked, {"validation": ("text",)}, train=False)
+
+
+def test_a_split_of_a_dataset(arguments, tmp_path, token_cache):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "train.jsonl").write_text("".join(json.dumps({"text": t, "labels": [t]}) + "\n" for t in "abc"))
+    asked = arguments(dataset_name=str(folder), max_train_samples=2)
+    found = read_split(asked, "train", ("text", "labels"))
+    assert found.columns == {"text": ["a", "b"], "labels": [["a"], ["b"]]}
+    assert found.where(1) == f"{folder} (train) row 2"
+    assert read_split(asked, "test") is None
+    with pytest.raises(InputError, match="split train: has no column 'title'; it has text, labels"):
+        read_split(asked, "train", ("title",))
+
+
+def test_a_dataset_that_is_not_there(arguments, tmp_path):
+    with pytest.raises(InputError, match=r"--dataset_name .*nowhere: cannot be loaded"):
+        read_split(arguments(dataset_name=str(tmp_path / "nowhere")), "train")
+
+
+def test_repeated_texts_are_counted():
+    def column(*texts):
+        return Column.of(list(texts))
+
+    notes = []
+    note_repeated_texts({"train": column("a", "b", "a", "a"), "validation": column("b", "b", "c"), "test": column("d")}, notes)
+    assert notes == [
+        "2 training row(s) repeat the text of an earlier row",
+        "2 of 3 validation texts are in the training rows too",
+    ]
+    note_repeated_texts({"train": column("a", "b"), "test": column("c", "d", "")}, notes)
+    assert len(notes) == 2

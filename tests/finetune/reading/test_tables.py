@@ -1,0 +1,767 @@
+"""Strict reading of user files: what comes back, on which line, and what is said about each kind of damage."""
+
+import csv
+import gzip
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from finetune.errors import InputError
+from finetune.reading import json_files, tables, text_files
+from finetune.reading.blocks import BLOCK_ROWS
+from finetune.reading.problems import Problems
+from finetune.reading.tables import read_table
+
+BOTH = ("text", "labels")
+
+
+@pytest.fixture(autouse=True)
+def _in_folder(tmp_path, monkeypatch):
+    """Paths are reported as given: with short relative ones whole messages can be compared."""
+    monkeypatch.chdir(tmp_path)
+
+
+def write(name: str, content: str | bytes, encoding: str = "utf-8") -> str:
+    data = content if isinstance(content, bytes) else content.encode(encoding)
+    Path(name).write_bytes(gzip.compress(data) if name.endswith(".gz") and isinstance(content, str) else data)
+    return name
+
+
+def problems(name: str, content: str | bytes | None = None, required=BOTH, encoding: str = "utf-8") -> list[str]:
+    if content is not None:
+        write(name, content)
+    with pytest.raises(InputError) as caught:
+        read_table(name, encoding, required)
+    return caught.value.problems
+
+
+def problem(*args, **kwargs) -> str:
+    found = problems(*args, **kwargs)
+    assert len(found) == 1, found
+    return found[0]
+
+
+# What is accepted
+
+
+def test_csv_cells_stay_text_and_rows_know_their_lines():
+    table = read_table(write("train.csv", "text,labels,id\nNA,,007\n\n1e5,a|b,None\n   \nx,y,z"), required=BOTH)
+    assert table.kind == "csv"
+    assert table.columns == {"text": ["NA", "1e5", "x"], "labels": ["", "a|b", "y"], "id": ["007", "None", "z"]}
+    assert table.lines == [2, 4, 6]
+    assert len(table) == 3
+    assert table.where(1) == "train.csv:4"
+
+
+def test_line_ends_inside_quotes_are_kept_and_counted():
+    table = read_table(write("a.csv", 'text,labels\r\n"1\r\n2\r3\n4",x\r"a, ""b""",y\nlast,z'))
+    assert table.columns == {"text": ["1\r\n2\r3\n4", 'a, "b"', "last"], "labels": ["x", "y", "z"]}
+    assert table.lines == [2, 6, 7]
+
+
+def test_blank_lines_before_the_header_and_a_column_of_blanks():
+    table = read_table(write("a.csv", '\n \ntext\n""\n  \n\nx\n'), required=["text"])
+    assert (table.columns, table.lines) == ({"text": ["", "  ", "x"]}, [4, 5, 7])
+
+
+def test_tsv_is_split_at_tabs_only():
+    table = read_table(write("a.TSV", 'text\tlabels\na, b\t"c\td"\n'), required=BOTH)
+    assert (table.kind, table.columns) == ("tsv", {"text": ["a, b"], "labels": ["c\td"]})
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.ndjson", "a.json"])
+def test_json_lines_keep_their_types_and_fill_optional_fields(name):
+    lines = '{"text": "007", "labels": [1, "1"]}\n\n{"text": null, "labels": 1.5, "id": 9}\r\n{"labels": {}, "text": true}'
+    table = read_table(write(name, lines), required=BOTH)
+    assert table.kind == "jsonl"
+    assert table.columns == {"text": ["007", None, True], "labels": [[1, "1"], 1.5, {}], "id": [None, 9, None]}
+    assert table.lines == [1, 3, 4]
+    assert table.where(1) == f"{name}:3"
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
+def test_json_array_gives_line_and_element(name):
+    table = read_table(write(name, ' [\r\n{"text": "a"},\r\n\r\n {"text": "b",\r\n "id": 1}, {"text": "c"}]\r\n'))
+    assert table.columns == {"text": ["a", "b", "c"], "id": [None, 1, None]}
+    assert table.lines == [2, 4, 5]
+    assert table.where(2) == f"{name}:5 (element 3)"
+
+
+def test_parquet_keeps_types_and_names_rows():
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a", None], "labels": [["x", "y"], []]}), "a.parquet")
+    table = read_table("a.parquet", required=BOTH)
+    assert (table.kind, table.columns) == ("parquet", {"text": ["a", None], "labels": [["x", "y"], []]})
+    assert table.where(1) == "a.parquet row 2"
+
+
+@pytest.mark.parametrize(("kind", "content"), [("csv", "text\nä\n"), ("tsv", "text\nä\n"), ("jsonl", '{"text": "ä"}')])
+def test_gzip_reads_like_the_plain_file(kind, content):
+    assert read_table(write(f"a.{kind}.gz", content)).columns == {"text": ["ä"]}
+
+
+@pytest.mark.parametrize(
+    ("content", "encoding", "said"),
+    [
+        ("\ufefftext,labels\n猫,b\n", "utf-8", "utf-8"),
+        ('\ufeff"text",labels\n猫,b\n', "utf-8", "utf-8"),
+        ("text,labels\n猫,b\n", "gb18030", "GBK"),
+        ("text,labels\n猫,b\n", "utf-16", "utf-16"),
+        ("\ufefftext,labels\n猫,b\n", "utf-16-le", "utf-16-le"),
+    ],
+)
+def test_encodings_and_byte_order_marks(content, encoding, said):
+    assert read_table(write("a.csv", content, encoding), said).columns == {"text": ["猫"], "labels": ["b"]}
+    lines = content[: content.startswith("\ufeff")] + '{"text": "猫"}\n'
+    assert read_table(write("a.jsonl", lines, encoding), said).columns == {"text": ["猫"]}
+
+
+def test_ten_megabyte_cells_and_the_csv_limit_is_put_back():
+    limit = csv.field_size_limit()
+    cell = "word, " * 1_700_000
+    assert read_table(write("a.csv", f'text,labels\n"{cell}",x\n')).columns["text"] == [cell]
+    assert csv.field_size_limit() == limit
+    assert read_table(write("a.jsonl", json.dumps({"text": cell}))).columns["text"] == [cell]
+
+
+def test_other_line_separators_of_unicode_are_text():
+    text = "a\u2028b\x0bc\x0cd\x85e\x1cf"
+    assert read_table(write("a.csv", f"text,labels\n{text},x\ny,z\n")).lines == [2, 3]
+    assert read_table(write("a.jsonl", '{"text": "a\u2028b\x85c"}\n')).columns == {"text": ["a\u2028b\x85c"]}
+
+
+LOOKED_AT = """
+import numpy as np
+for name in ("a.csv", "a.jsonl", "a.parquet"):
+    column = finetune.reading.tables.read_table(name).columns["text"]
+    column.take(np.array([1])).distinct()
+    column.matches("a"), column.fingerprint, list(column)
+"""
+
+
+@pytest.mark.parametrize("use", ["", LOOKED_AT])
+def test_neither_import_nor_a_second_start_load_a_heavy_library(use):
+    write("a.csv", "text,labels\na,b\nc,d\n")
+    write("a.jsonl", '{"text": "a"}\n{"text": "c"}\n')
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a", "c"]}), "a.parquet")
+    for name in ("a.csv", "a.jsonl", "a.parquet"):
+        read_table(name)
+    heavy = "{'torch', 'datasets', 'pandas', 'transformers'}"
+    code = f"import sys, finetune.reading.tables\n{use}\nprint({heavy} & set(sys.modules))"
+    path = {"PYTHONPATH": str(Path(text_files.__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **path}, capture_output=True)
+    assert (done.stdout, done.stderr) == (b"set()\n", b"")
+
+
+# Tables that are not
+
+
+def test_ragged_rows():
+    found = problems("train.csv", 'text,labels\na,b\nI said, yes,b\n"x\ny",z\nlonely\n')
+    assert found == [
+        "train.csv:3: 3 cells, expected 2 (text, labels); quote cells that contain commas or line breaks; "
+        "the row begins 'I said'",
+        "train.csv:6: 1 cell, expected 2 (text, labels); quote cells that contain commas or line breaks; "
+        "the row begins 'lonely'",
+    ]
+
+
+def test_first_twenty_problems_and_the_count_of_the_rest():
+    found = problems("a.csv", "text,labels\n" + "a\n" * 133)
+    assert len(found) == 21
+    assert found[19].startswith("a.csv:21: 1 cell")
+    assert found[20] == "a.csv: and 113 more problems"
+
+
+def test_a_table_of_many_columns_is_not_listed_in_full():
+    message = problem("a.csv", ",".join(f"c{i}" for i in range(10_000)) + "\n1,2\n", required=())
+    assert message.startswith("a.csv:2: 2 cells, expected 10000 (c0, c1, c2")
+    assert len(message) < 200
+
+
+def test_column_names_in_the_middle_are_those_of_a_joined_file():
+    message = "the column names once more, as if files had been joined: remove this line"
+    assert problem("a.csv", "text,labels\na,b\ntext,labels\nc,d\n") == f"a.csv:3: {message}"
+    assert problem("a.csv", "text,labels\na,b\n\ufefftext,labels\nc,d\n") == f"a.csv:3: {message}"
+    assert read_table(write("a.csv", "text\na\ntext\n"), required=["text"]).columns == {"text": ["a", "text"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", '{"text": "a", "labels": "b"}\n', "it holds JSON: name it .jsonl"),
+        ("a.csv", '[{"text": "a", "labels": "b"}]', "it holds JSON: name it .json"),
+        ("a.csv", "version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "it is a pointer of Git LFS"),
+        ("a.csv", "<!DOCTYPE html>\n<body>not, found</body>\n", "it is a web page or XML"),
+        ("a.csv", "sep=,\ntext,labels\na,b\n", "its first line is a spreadsheet's: remove it"),
+        ("a.csv", '"text,labels"\n"a,b"\n', "every row seems to stand in quotes as a whole"),
+        ("a.jsonl", "text,labels\na,b\n", "a.jsonl:1: it holds column names, not JSON: name it .csv"),
+        ("a.json", "text\tlabels\na\tb\n", "a.json:1: it holds column names, not JSON: name it .tsv"),
+    ],
+)
+def test_files_of_another_kind_than_their_name_says(name, content, message):
+    assert message in problem(name, content)
+
+
+def test_unclosed_quote_is_reported_where_it_opens():
+    assert problem("a.csv", 'text,labels\na,b\n"c,d\ne,f\n') == 'a.csv:3: a quote (") opened in this row is never closed'
+
+
+def test_text_after_a_closing_quote():
+    found = problems("a.csv", 'text,labels\n"He said \\"hi\\"",b\nc\nd,e\n"f\ng"h,i\nj\n')
+    assert [message.split(":")[1] for message in found] == ["2", "3", "5", "6"]
+    assert "text follows a closing quote on line 2" in found[0]
+    assert "text follows a closing quote on line 6" in found[2]
+    assert "reading stopped here" in found[3]
+
+
+def test_duplicate_and_unnamed_columns():
+    found = problems("a.csv", "text,text,labels,,\na,b,c,,\n")
+    assert found == [
+        "a.csv:1: column 'text' appears 2 times (columns 1, 2): rename or remove all but one",
+        "a.csv:1: several columns have no name (columns 4, 5): rename or remove all but one",
+    ]
+
+
+@pytest.mark.parametrize("name", ["Text", " text", "TEXT ", "texts"])
+def test_missing_column_suggests_the_nearest(name):
+    expected = f"did you mean {name!r}? Rename it or pass its name with the --..._column argument"
+    shown = name if name == name.strip() else repr(name)
+    assert problem("a.csv", f"{name},labels\na,b\n") == (
+        f"a.csv:1: column 'text' not found; found: {shown}, labels; {expected}"
+    )
+    assert problem("a.jsonl", json.dumps({name: "a", "labels": 1}) + "\n") == (
+        f"a.jsonl: field 'text' not found; found: {shown}, labels; {expected}"
+    )
+    pyarrow.parquet.write_table(pyarrow.table({name: ["a"], "labels": [1]}), "a.parquet")
+    assert problem("a.parquet") == f"a.parquet: column 'text' not found; found: {shown}, labels; {expected}"
+
+
+def test_missing_column_and_ragged_rows_come_together():
+    found = problems("a.csv", "Text,labels\na,b\nc\n")
+    assert [message.split(": ")[0] for message in found] == ["a.csv:1", "a.csv:3"]
+
+
+@pytest.mark.parametrize(
+    ("name", "header", "mark", "advice"),
+    [
+        ("a.csv", "text;labels", "';'", "save it with commas"),
+        ("a.csv", "text\tlabels", "'\\t'", "name it .tsv"),
+        ("a.tsv", "text,labels", "','", "name it .csv"),
+    ],
+)
+def test_wrong_delimiter(name, header, mark, advice):
+    message = problem(name, f"{header}\na, b;c\nd;e\n")
+    assert message.startswith(f"{name}:1: column 'text' not found; found: ")
+    assert message.endswith(f"; {mark} seems to separate the cells, which a {name[1:]} file is not split at: {advice}")
+
+
+def test_wrong_delimiter_between_quoted_names():
+    assert problems("a.csv", '"text";"labels"\na;b\n')[0].endswith("; or is the delimiter not ','?")
+
+
+def test_header_line_forgotten():
+    found = problems("a.csv", "I love it,positive\nbad,negative\n")
+    assert found[-1] == "a.csv:1: the first line must hold the column names: is it missing?"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", "", "a.csv: no rows: the file is empty"),
+        ("a.csv", "text,labels\n", "a.csv: no rows: only the line of column names"),
+        ("a.csv", "\ufefftext,labels\n\n \n", "a.csv: no rows: only the line of column names"),
+        ("a.csv", "\n\r\n  \n", "a.csv: no rows: only blank lines"),
+        ("a.csv.gz", "", "a.csv.gz: no rows: only blank lines"),
+        ("a.jsonl", "", "a.jsonl: no rows: the file is empty"),
+        ("a.jsonl", "\ufeff\n \n", "a.jsonl: no rows: only blank lines"),
+        ("a.json", " \n", "a.json: no rows: only blank lines"),
+        ("a.json", "[ ]", "a.json: no rows: the array is empty"),
+        ("a.parquet", "", "a.parquet: no rows: the file is empty"),
+    ],
+)
+def test_no_rows(name, content, message):
+    assert problem(name, content) == message
+
+
+def test_parquet_column_of_a_type_of_its_own():
+    ids = pyarrow.ExtensionArray.from_storage(pyarrow.uuid(), pyarrow.array([bytes(range(16)), None], pyarrow.binary(16)))
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["1", "[2]"], "id": ids}), "a.parquet")
+    found = read_table("a.parquet").columns
+    assert (found["text"], list(found["id"])) == (["1", "[2]"], [uuid.UUID(bytes=bytes(range(16))), None])
+
+
+def test_parquet_damage():
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a" * 999], "labels": [1]}), "a.parquet")
+    whole = Path("a.parquet").read_bytes()
+    for damaged in (whole[:-20], whole[20:], b"text,labels\na,b\n", whole[: len(whole) // 2]):
+        assert problem("a.parquet", damaged).startswith("a.parquet: not a whole parquet file (")
+    pyarrow.parquet.write_table(pyarrow.table({"text": pyarrow.array([], pyarrow.string()), "labels": []}), "b.parquet")
+    assert problem("b.parquet") == "b.parquet: no rows"
+    twice = pyarrow.Table.from_arrays([pyarrow.array(["a"])] * 2, names=["text", "text"])
+    pyarrow.parquet.write_table(twice, "c.parquet")
+    assert "column 'text' appears 2 times" in problem("c.parquet", required=["text"])
+
+
+def test_parquet_text_that_is_not_utf8():
+    binary = pyarrow.array([b"fine", b"\xff\xfe"], pyarrow.binary())
+    text = pyarrow.StringArray.from_buffers(2, *binary.buffers()[1:])
+    pyarrow.parquet.write_table(pyarrow.table({"text": text}), "a.parquet")
+    assert problem("a.parquet", required=["text"]).startswith("a.parquet row 2: column 'text': 'utf-8' codec can't decode")
+
+
+# JSON that is not
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"text": "a", "labels"', "unexpected end of line at column 23: is the file cut off?"),
+        ('{"text": "a b', "unexpected end of line: the string opened at column 10 is not closed; is the file cut off?"),
+        ('{"text": "a", "labels": ["x",],}', "broken JSON at column 30: ']' after a comma; remove that comma"),
+        ('{"text": "a", "labels": 1,}', "broken JSON at column 27: '}' after a comma; remove that comma"),
+        (
+            "{'text': 1}",
+            "broken JSON at column 2: expecting property name enclosed in double quotes, found \"'text': 1}\"",
+        ),
+        ('{"text": 1} {"text": 2}', "broken JSON at column 13: more than one value on the line, found '{\"text\": 2}'"),
+        ("text,labels", "broken JSON at column 1: expecting value, found 'text,labels'"),
+        ('{"text": "a\tb"}', "broken JSON at column 12: invalid control character, found '\\tb\"}'"),
+        ('["a", "b"]', 'expected an object, {"field": value, ...}, found a list'),
+        ('"a"', 'expected an object, {"field": value, ...}, found a string'),
+        ("12", 'expected an object, {"field": value, ...}, found a number'),
+        ("null", 'expected an object, {"field": value, ...}, found null'),
+        ("true", 'expected an object, {"field": value, ...}, found a boolean'),
+        ('{"text": 1, "labels": 1, "text": 2}', "'text' appears twice in one object: keep one"),
+        ('{"text": {"a": 1, "a": 1}, "labels": 1}', "'a' appears twice in one object: keep one"),
+        ('{"text": NaN, "labels": 1}', "NaN is not JSON: write null or a number"),
+        ('{"text": [-Infinity], "labels": 1}', "-Infinity is not JSON: write null or a number"),
+        ('{"text": 1e999, "labels": 1}', "the number '1e999' is too large"),
+        (
+            '{"text": ["a\\ud83d"], "labels": 1}',
+            "field 'text' holds \\ud83d, half of a character (a lone surrogate): remove or complete it",
+        ),
+        ('{"text": 1}', "field 'labels' is missing: every row needs it"),
+        ('{"text": ' + "[" * 100_000, "broken JSON: nested too deeply"),
+    ],
+)
+def test_broken_json_line(line, message):
+    good = '{"text": "\\ud83d\\ude00 \\\\ud83d", "labels": 1}\n'
+    assert problem("a.jsonl", good + "\n" + line + "\n" + good) == f"a.jsonl:3: {message}"
+
+
+def test_integer_beyond_what_python_converts():
+    assert problem("a.jsonl", '{"text": ' + "1" * 5000 + "}").startswith("a.jsonl:1: broken JSON: Exceeds the limit")
+
+
+def test_json_problems_come_in_line_order_and_complaints_stay_on_their_line():
+    lines = ['{"labels": 1}', "{", '{"text": NaN, "labels": }', '{"text": 1, "labels": 1}', '{"text": 1}', "3"]
+    found = problems("a.jsonl", "\n".join(lines))
+    assert [message.split(":")[1] for message in found] == ["1", "2", "3", "5", "6"]
+    assert "NaN" not in found[3]
+
+
+def test_field_lacking_in_many_rows():
+    found = problems("a.jsonl", '{"text": 1, "labels": 2}\n' + '{"text": 1}\n' * 50)
+    assert found[0] == "a.jsonl:2: field 'labels' is missing: every row needs it"
+    assert found[20] == "a.jsonl: and 30 more problems"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('[\n{"text": 1},\n{"text" 2}]', "a.json:3: broken JSON at column 9: expecting ':' delimiter, found '2}]'"),
+        ('[\n{"text": 1},\n]', "a.json:3: broken JSON at column 1: ']' after a comma; remove that comma"),
+        (
+            '[\n{"text": 1}\n{"text": 2}]',
+            "a.json:3: broken JSON: expected ',' or ']' after an element, found '{\"text\": 2}]'",
+        ),
+        (
+            '[{"text": 1},\n{"text": 2}',
+            "a.json:2: broken JSON: expected ',' or ']' after an element, found the end of the file",
+        ),
+        ('[{"text": 1}]\n\n[3]', "a.json:3: broken JSON: expected nothing after the array's ']', found '[3]'"),
+        ('[\n{"text": 1}, \n"a"\n]', 'a.json:3: expected an object, {"field": value, ...}, found a string'),
+        ('[\n{"text": 1, "text": 1}]', "a.json:2: 'text' appears twice in one object: keep one"),
+        ('[\n{"text": "\\udc00"}]', "a.json:2: field 'text' holds \\udc00, half of a character (a lone surrogate): "),
+        ('[\n{"text": 1},\n{"id": 1}]', "a.json:3: field 'text' is missing: every row needs it"),
+        ('{\n "text": 1\n}', "a.json:1: an object over several lines; expected an array of objects, "),
+        ("[", "a.json:1: unexpected end of line at column 2: is the file cut off?"),
+    ],
+)
+def test_broken_json_array(content, message):
+    assert problem("a.json", content, required=["text"]).startswith(message)
+
+
+def test_field_names_that_are_values():
+    lines = "".join(json.dumps({f"user {i}": 1}) + "\n" for i in range(6000))
+    assert problem("a.jsonl", lines, required=()).startswith("a.jsonl:5001: 5001 different fields so far")
+
+
+# Bytes that are not text
+
+CHINESE = "text,labels\n" + "今天天气很好，我们去公园。,生活\n" * 5
+FRENCH_ROW = "le café est fermé à midi,élève\n"
+FRENCH = f"text,labels\n{FRENCH_ROW}"
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (CHINESE.encode("gb18030"), "(0xbd), line 2; looks like GB18030: pass --encoding gb18030"),
+        (CHINESE.encode("utf-16"), "at byte 0 (0xff), line 1; looks like UTF-16: pass --encoding utf-16"),
+        (CHINESE.encode("utf-32"), "at byte 0 (0xff), line 1; looks like UTF-32: pass --encoding utf-32"),
+        (CHINESE.encode("utf-16-be"), "looks like UTF-16 without a byte order mark: pass --encoding utf-16-be"),
+        (
+            FRENCH.encode("cp1252"),
+            "at byte 18 (0xe9), line 2; may be cp1252 (Western European): pass --encoding cp1252",
+        ),
+        ((FRENCH + FRENCH_ROW * 8 + "a\x81,b").encode("latin-1"), "may be latin-1 (Western European): pass --encoding latin-1"),
+        (CHINESE.encode()[:-5], "the file ends inside a character: it looks cut off"),
+        (
+            CHINESE.encode() + b"a\xff,b\n" + CHINESE.encode(),
+            "line 7; the text around is UTF-8, so the file is damaged",
+        ),
+        ("text,labels\nпривет мир,да\n".encode("cp1251"), "its encoding cannot be guessed"),
+        # The time would be in the test's name, and two processes that collect the tests a second apart would differ.
+        (gzip.compress(CHINESE.encode(), mtime=0), "it is gzip-compressed: add .gz to its name"),
+        (b"PK\x03\x04\x14\x00\xff\xff", "it is a zip archive or a spreadsheet"),
+    ],
+)
+def test_wrong_encoding(data, message):
+    for name, content in (("a.csv", data), ("a.jsonl", data), ("a.json", data), ("a.csv.gz", gzip.compress(data))):
+        found = problem(name, content)
+        if "it holds column names, not JSON" in found:  # said of the first line, before the damaged one is read
+            continue
+        assert found.startswith(f"{name}: not UTF-8 at byte ") or ": holds a NUL character" in found
+        assert message in found
+    if named := re.search(r"pass --encoding ([a-z0-9-]+)", found):
+        write("a.csv", data)
+        assert read_table("a.csv", named[1]).columns["labels"][0] in ("生活", "élève")
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_utf16_of_ascii_is_valid_utf8_full_of_nuls(encoding):
+    message = problem("a.csv", "text,labels\na,b\n".encode(encoding))
+    assert message.endswith(f"looks like UTF-16 without a byte order mark: pass --encoding {encoding}")
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.json"])
+def test_nul_characters(name):
+    line = "text,labels\n" if name == "a.csv" else '{"text": "ä", "labels": 1}\n'
+    message = problem(name, line + "\r\n" + "a\0b,c\n")
+    assert message == f"{name}:3: holds a NUL character; text files have none: remove it, or write the file again"
+
+
+def test_a_stream_without_the_byte_order_mark_that_its_encoding_needs():
+    for content in ("text,labels\na,b\n", "text,labels\na,bc\n"):
+        message = problem("a.csv", content, encoding="utf-16")
+        assert message.endswith("; it is valid UTF-8: leave --encoding out")
+
+
+def test_encoding_argument():
+    assert "it is valid UTF-8: leave --encoding out" in problem("a.csv", "text,labels\n猫a,b\n", encoding="ascii")
+    for unknown in ("gbk18030", "hex", "unicode_escape", "utf-7", "undefined", ""):
+        assert problem("a.csv", encoding=unknown).startswith(f"--encoding {unknown}: not a text encoding")
+
+
+# Files that are not there or cannot be read
+
+
+def test_missing_files():
+    write("train.csv", "text\na\n")
+    os.mkdir("data")
+    write("data/valid.jsonl", '{"text": 1}')
+    assert problem("trian.csv") == "trian.csv: no such file; did you mean 'train.csv'?"
+    assert problem("data/vaild.jsonl") == "data/vaild.jsonl: no such file; did you mean 'data/valid.jsonl'?"
+    assert problem("elsewhere/x.csv") == "elsewhere/x.csv: no such file: there is no folder 'elsewhere'"
+    assert problem("train.csv/x.csv") == "train.csv/x.csv: no such file: there is no folder 'train.csv'"
+    assert problem("data") == "data: is a folder, expected a file: name one in it (valid.jsonl)"
+    assert problem("https://host/a.csv").endswith("is a URL, expected a file on this machine: download it first")
+    assert "'~' was not expanded" in problem("~/a.csv")
+    assert problem("") == ": no such file"
+    assert problem("train.csv/") == "train.csv/: no such folder, but there is such a file: leave out the '/' at the end"
+    assert "a pattern is not expanded here" in problem("*.csv")
+    assert "one file can be named, not several" in problem("train.csv,data/valid.jsonl")
+    assert "cannot be read" in problem("a\0.csv")
+    assert "cannot be read: file name too long" in problem("a" * 300 + ".csv")
+
+
+def test_links_and_pipes():
+    os.symlink("gone.csv", "link.csv")
+    os.symlink("loop.csv", "loop.csv")
+    os.mkfifo("pipe.csv")
+    assert problem("link.csv").startswith("link.csv: is a link to 'gone.csv', which does not exist")
+    assert "cannot be read" in problem("loop.csv")
+    assert "is a pipe or a device" in problem("pipe.csv")
+    write("gone.csv", "text\na\n")
+    assert read_table("link.csv").where(0) == "link.csv:2"
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.json", "a.parquet", "a.csv.gz"])
+def test_permission_denied(name, monkeypatch):
+    write(name, "text,labels\na,b\n")
+
+    def refuse(path, *args):
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(text_files, "open", refuse, raising=False)  # chmod does not stop a test that runs as root
+    assert problem(name) == f"{name}: cannot be read: permission denied"
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.xlsx", "a.csv.bz2", "a.parquet.gz", "a", "a.gz", "csv"])
+def test_unknown_extension(name):
+    known = "known extensions: .csv .tsv .json .jsonl .ndjson .parquet, and .gz after the text ones (.csv.gz)"
+    assert problem(name, b"text\n") == f"{name}: unknown kind of file; {known}"
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "json"])
+def test_gzip_damage(kind):
+    rows = [{"text": f"{i * i * 7919 % 10007}", "labels": str(i)} for i in range(5000)]
+    text = {
+        "csv": "text,labels\n" + "".join(f"{row['text']},{row['labels']}\n" for row in rows),
+        "jsonl": "".join(json.dumps(row) + "\n" for row in rows),
+        "json": json.dumps(rows),
+    }[kind]
+    name, whole = f"a.{kind}.gz", gzip.compress(text.encode())
+    assert len(read_table(write(name, whole))) == 5000
+    for size in (5, 15, len(whole) // 2, len(whole) - 1):
+        assert "truncated: the gzip stream ends" in problem(name, whole[:size])
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 0xFF
+    assert problem(name, bytes(flipped)).startswith(name)
+    flipped = bytearray(whole)
+    flipped[-6] ^= 0xFF
+    assert "corrupt gzip stream (CRC check failed" in problem(name, bytes(flipped))
+    assert "is not gzip-compressed" in problem(name, text.encode())
+
+
+def test_gzip_that_is_both_cut_and_of_another_encoding():
+    whole = gzip.compress(CHINESE.encode("gb18030") * 2000, compresslevel=0)
+    assert "not UTF-8 at byte 12 (0xbd), line 2" in problem("a.csv.gz", whole[:-50_000])
+
+
+# Anything at all
+
+quick = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+characters = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
+texts = st.one_of(st.text(characters, max_size=12), st.text('",\r\n\t a;\ufeff\u2028', max_size=8))
+
+
+@quick
+@given(st.data(), st.sampled_from([("a.csv", ","), ("a.tsv", "\t"), ("a.csv.gz", ",")]))
+def test_any_csv_comes_back_with_its_lines(data, name_and_delimiter):
+    name, delimiter = name_and_delimiter
+    width = data.draw(st.integers(1, 4))
+    header = [f"column {i}" for i in range(width)]
+    rows = data.draw(st.lists(st.lists(texts, min_size=width, max_size=width), min_size=1, max_size=8))
+    quoting = data.draw(st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]))
+    file = io.StringIO(newline="")
+    writer = csv.writer(file, delimiter=delimiter, quoting=quoting)
+    lines = []
+    for row in [header, *rows]:
+        lines.append(1 + len(re.findall("\r\n|\r|\n", file.getvalue())))
+        writer.writerow(row)
+    table = read_table(write(name, file.getvalue()))
+    assert table.columns == {title: [row[i] for row in rows] for i, title in enumerate(header)}
+    assert table.lines == lines[1:]
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@quick
+@given(
+    st.lists(st.dictionaries(st.sampled_from("abc") | texts, values, max_size=4), min_size=1, max_size=6),
+    st.booleans(),
+    st.sampled_from(["lines", "array", "indented"]),
+)
+def test_any_json_comes_back_with_its_types(rows, ascii_only, layout):
+    if layout == "lines":
+        name = write("a.jsonl", "\n\n".join(json.dumps(row, ensure_ascii=ascii_only) for row in rows))
+    else:
+        indent = 1 if layout == "indented" else None
+        name = write("a.json", json.dumps(rows, ensure_ascii=ascii_only, indent=indent))
+    table = read_table(name)
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    assert list(table.columns) == names
+    # repr tells 1 from 1.0 and from True, which == does not
+    assert repr([list(column) for column in table.columns.values()]) == repr(
+        [[row.get(name) for row in rows] for name in names]
+    )
+    assert len(table) == len(rows)
+    if layout == "lines":
+        assert table.lines == [1 + 2 * i for i in range(len(rows))]
+
+
+def array_as_read(text, piece):
+    """(line and value of every element, what is wrong) of an array that is read in pieces of so many characters."""
+    window = json_files._Window(text[start : start + piece] for start in range(0, len(text), piece))
+    window.skip(json_files.ANY_SPACE)
+    found = Problems("a.json")
+    return repr(list(json_files._array_values(window, found))), found.total, found.kept
+
+
+@settings(quick, max_examples=500, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.dictionaries(st.sampled_from("abc"), values, max_size=3) | values, max_size=6),
+    st.sampled_from([None, 0, 1]),
+    st.lists(
+        st.tuples(st.integers(0, 300), st.integers(0, 2), st.sampled_from(["", ",", "]", "1", "\n", '"', "\\ud800", "é"]))
+    ),
+    st.integers(1, 9),
+    st.sampled_from([0, 3, 1000]),
+)
+def test_an_array_in_pieces_is_the_array(monkeypatch, rows, indent, damage, piece, context):
+    """Also what is wrong with it, and where."""
+    monkeypatch.setattr(json_files, "CONTEXT", context)
+    text = json.dumps(rows, indent=indent)[1:]
+    for place, length, instead in damage[:2]:
+        text = text[:place] + instead + text[place + length :]
+    text = " \n[" + text
+    assert array_as_read(text, piece) == array_as_read(text, len(text))
+
+
+def test_an_array_is_not_held_as_a_whole(monkeypatch):
+    monkeypatch.setattr(text_files, "PIECE", 1000)
+    held, more = [], json_files._Window.more
+
+    def seen(window):
+        found = more(window)
+        held.append(len(window.text))
+        return found
+
+    monkeypatch.setattr(json_files._Window, "more", seen)
+    rows = [{"text": "a" * 90, "labels": ["x"]} for _ in range(2000)]
+    table = read_table(write("a.json", json.dumps(rows)))
+    assert len(table) == 2000
+    assert len(held) > 100
+    assert max(held) < 4000
+
+
+SCRAPS = [
+    "text",
+    ",",
+    '"',
+    "\n",
+    "\r",
+    "\t",
+    "{",
+    "}",
+    "[",
+    "]",
+    ":",
+    '"text"',
+    "1",
+    "1e999",
+    "\\ud800",
+    "NaN",
+    " ",
+    "猫",
+]
+BYTES = [b"\xef\xbb\xbf", b"\xff\xfe", b"\0", b"\xe9", b"\x1f\x8b\x08\0", "猫".encode("gbk")]
+pieces = st.sampled_from([scrap.encode() for scrap in SCRAPS] + BYTES)
+anything = st.one_of(st.binary(max_size=60), st.lists(pieces, max_size=25).map(b"".join))
+
+
+@settings(quick, max_examples=300)
+@given(
+    anything,
+    st.sampled_from(["csv", "tsv", "json", "jsonl", "parquet", "csv.gz", "jsonl.gz", "json.gz"]),
+    st.sampled_from(["utf-8", "utf-8", "gb18030", "utf-16", "cp1252", "utf-32-le", "iso2022_jp", "hz"]),
+    st.booleans(),
+)
+def test_any_bytes_are_a_table_or_an_input_error(data, kind, encoding, zipped):
+    name = write(f"a.{kind}", gzip.compress(data) if zipped and kind.endswith("gz") else data)
+    try:
+        table = read_table(name, encoding, required=["text"])
+    except InputError as error:
+        messages = error.problems
+    else:
+        messages = ["a table"]
+        assert len(table) > 0
+        assert table.lines == sorted(table.lines)
+        assert all(len(cells) == len(table) for cells in table.columns.values())
+    assert messages
+    assert all(message and "\n" not in message for message in messages)
+
+
+# What is kept
+
+
+def test_a_file_is_read_once(monkeypatch):
+    path = write("a.jsonl", '{"text": "a", "labels": ["x"]}\n{"text": "b", "labels": []}\n')
+    first = read_table(path, required=["text"])
+    monkeypatch.setattr(tables, "_rows", None)  # whatever reads a file
+    for name in ("a.jsonl", "same content.ndjson"):
+        copy = write(name, Path(path).read_text())
+        again = read_table(copy, required=["text"])
+        assert (again.columns, again.lines, again.kind, again.path) == (first.columns, first.lines, "jsonl", copy)
+    with pytest.raises(TypeError):
+        read_table(path, required=["text", "labels"])  # other columns may be missing in some row
+    with pytest.raises(TypeError):
+        read_table(write("a.jsonl", '{"text": "c"}\n'), required=["text"])
+
+
+def test_a_file_that_changes_while_it_is_read_is_not_kept(monkeypatch, token_cache):
+    path, store = write("a.csv", "text\na\n"), tables.write_rows
+
+    def grow(unfinished, kind, blocks):
+        store(unfinished, kind, blocks)
+        write("a.csv", "text\na\nb\n")
+
+    monkeypatch.setattr(tables, "write_rows", grow)
+    with pytest.raises(InputError, match=r"a\.csv: changed while it was read"):
+        read_table(path)
+    assert [path.suffix for path in (token_cache / "rows").iterdir()] == [".lock"]
+
+
+def test_nothing_of_a_wrong_file_is_kept(token_cache):
+    rows = "".join(f"row {row}\n" for row in range(2 * BLOCK_ROWS))
+    with pytest.raises(InputError, match="1 cell, expected 2"):
+        read_table(write("a.csv", f"text,labels\n{rows.replace('row', 'x,row')}only one\n"))
+    assert [path.suffix for path in (token_cache / "rows").iterdir()] == [".lock"]
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "json", "parquet"])
+def test_more_rows_than_are_held_at_once(kind):
+    texts = [f"text {row}" for row in range(2 * BLOCK_ROWS + 7)]
+    if kind == "parquet":
+        pyarrow.parquet.write_table(pyarrow.table({"text": texts}), path := "a.parquet")
+    elif kind == "csv":
+        path = write("a.csv", "\n".join(["text", *texts]))
+    else:
+        rows = [json.dumps({"text": text} | ({"late": 1} if row > BLOCK_ROWS else {})) for row, text in enumerate(texts)]
+        path = write(f"a.{kind}", f"[{','.join(rows)}]" if kind == "json" else "\n".join(rows))
+    table = read_table(path)
+    assert table.columns["text"] == texts
+    assert len(table.lines) == len(texts)
+    assert table.lines[-1] == {"csv": len(texts) + 1, "json": 1}.get(kind, len(texts))
+    if "late" in table.columns:
+        assert table.columns["late"] == [1 if row > BLOCK_ROWS else None for row in range(len(texts))]
+
+
+def test_long_cells_make_small_blocks(monkeypatch):
+    monkeypatch.setattr(json_files, "BLOCK_CHARACTERS", 100)
+    monkeypatch.setattr(tables, "BLOCK_CHARACTERS", 100)
+    texts = ["a" * 60, "b" * 60, "c" * 60]
+    for table in (
+        read_table(write("a.csv", "\n".join(["text", *texts]))),
+        read_table(write("a.jsonl", "\n".join(json.dumps({"text": text}) for text in texts))),
+    ):
+        assert table.columns["text"] == texts
+        assert [chunk.length for chunk in table.columns["text"].chunks()] == [2, 1]

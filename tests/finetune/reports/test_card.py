@@ -1,0 +1,97 @@
+import json
+
+import pytest
+
+from finetune.reports.card import MOST_POINTS, markdown_table, write_card
+from text.classifier_card import write_classifier_card
+
+RUN = {
+    "arguments": {"model_name_or_path": "org/base", "weight_decay": 0.01, "max_grad_norm": 1.0, "seed": 42},
+    "plan": {
+        "num_rows": 203, "batch": {"global_batch_size": 15}, "learning_rate": 1e-3, "lr_scheduler_type": "linear",
+        "warmup_steps": 2,
+    },
+    "zero_stage": 2, "world_size": 4, "device": "cuda", "launcher": "torchrun", "mixed_precision": "bf16",
+    "versions": {"torch": "2.13", "deepspeed": None},
+}  # fmt: skip
+METRICS = {"train_steps": 6, "best_step": 4, "eval_loss": 0.25, "eval_auc": None, "test_loss": 0.5}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    def write(run=RUN, metrics=METRICS, history=()):
+        (tmp_path / "run.json").write_text(json.dumps(run))
+        (tmp_path / "metrics.json").write_text(json.dumps(metrics))
+        (tmp_path / "history.jsonl").write_text("".join(json.dumps(event) + "\n" for event in history))
+        return tmp_path
+
+    return write
+
+
+def card(folder, figures=("loss", "auc"), sections=()):
+    write_card(folder, "A title", "text-classification", "usage()", list(figures), list(sections))
+    return (folder / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_table_of_any_values():
+    assert markdown_table(["name", "f1"], [["a|b\nc", 0.5], ["标签", None], ["d", 3]]) == [
+        "| name | f1 |",
+        "| --- | --- |",
+        "| a\\|b c | 0.5000 |",
+        "| 标签 | - |",
+        "| d | 3 |",
+    ]
+
+
+def test_a_card_begins_with_what_the_hub_reads(folder):
+    lines = card(folder()).splitlines()
+    assert lines[:5] == [
+        "---",
+        "library_name: transformers",
+        "pipeline_tag: text-classification",
+        "base_model: org/base",
+        "---",
+    ]
+    scratch = {**RUN, "arguments": {**RUN["arguments"], "from_scratch": True}}
+    assert "base_model" not in card(folder(run=scratch))
+
+
+def test_figures_of_both_files(folder):
+    text = card(folder(), sections=["## More"])
+    assert (
+        "| figure | validation | test |\n| --- | --- | --- |\n| loss | 0.2500 | 0.5000 |\n| auc | - | - |\n\n## More\n" in text
+    )
+    assert "| figure | validation |\n" in card(folder(metrics={"eval_loss": 0.25}))
+
+
+def test_facts_of_the_run(folder):
+    text = card(folder())
+    assert "- 203 training rows, 6 optimizer steps of 15 rows, best at step 4" in text
+    assert "- learning rate 0.001 (linear, 2 warm-up steps), weight decay 0.01, clipping 1, seed 42" in text
+    assert "- 4 process(es) on cuda, torchrun, ZeRO-2, mixed precision bf16" in text
+    assert "- torch 2.13\n" in text
+
+
+def test_curves_are_drawn_of_two_points_or_more(folder):
+    history = [{"step": step, "loss": 1 / step, "learning_rate": 0.1} for step in (1, 2, 4)] + [{"step": 4, "eval_loss": 0.3}]
+    text = card(folder(history=history))
+    assert text.count("```mermaid") == 2
+    assert 'title "Training loss"\n    x-axis "step" 1 --> 4\n    y-axis 0.25 --> 1\n    line [1, 0.5, 0.25]' in text
+    assert 'title "Learning rate"\n    x-axis "step" 1 --> 4\n    y-axis 0.1 --> 0.1\n    line [0.1, 0.1, 0.1]' in text
+    assert "Validation loss" not in text
+
+
+def test_long_curves_are_thinned(folder):
+    history = [{"step": step, "loss": float(step)} for step in range(1, 1001)]
+    line = next(line for line in card(folder(history=history)).splitlines() if line.startswith("    line"))
+    assert MOST_POINTS / 2 < line.count(",") + 1 <= MOST_POINTS
+
+
+def test_a_classifiers_card_has_its_labels_by_support(folder):
+    table = [{"label": name, "f1": 0.5, "support": support} for name, support in (("rare", 1), ("often", 9), ("never", None))]
+    path = folder(metrics={**METRICS, "eval_per_label": table})
+    write_classifier_card(path)
+    text = (path / "README.md").read_text(encoding="utf-8")
+    assert text.index("| often | 0.5000 | 9 |") < text.index("| rare | 0.5000 | 1 |") < text.index("| never |")
+    assert "| tuned_f1_macro | - | - |" in text
+    assert "on those rows they are optimistic" in text

@@ -1,0 +1,128 @@
+from types import SimpleNamespace
+
+import pytest
+
+from finetune.reports.tracker import HISTORY, Tracker, read_history
+
+
+class Accelerator(SimpleNamespace):
+    """As much of it as the tracker uses; remembers what trackers get."""
+
+    def __init__(self, is_main=True, log_with=()):
+        super().__init__(is_main_process=is_main, log_with=list(log_with), logged=[], started=[])
+
+    def log(self, figures, step):
+        self.logged.append((step, figures))
+
+    def init_trackers(self, name, config, init_kwargs):
+        self.started.append((name, config, init_kwargs))
+
+
+def event(step, **more):
+    return {"step": step, "epoch": step / 10, "loss": 1 / step, **more}
+
+
+def write_history(folder, steps, accelerator=None):
+    tracker = Tracker(accelerator or Accelerator(), folder, 10, 0, False)
+    for step in steps:
+        tracker.log(event(step))
+    tracker.close()
+
+
+def test_events_are_one_line_each(tmp_path):
+    accelerator = Accelerator()
+    tracker = Tracker(accelerator, tmp_path, 10, 0, False)
+    tracker.log(event(1, grad_norm=None), speed={"samples_per_second": 3.0})
+    tracker.log(event(2))
+    assert read_history(tmp_path) == [event(1, grad_norm=None), event(2)]  # before it is closed: a crash loses nothing
+    tracker.close()
+    assert accelerator.logged == [
+        (1, {"epoch": 0.1, "loss": 1.0, "samples_per_second": 3.0}),
+        (2, {"epoch": 0.2, "loss": 0.5}),
+    ]
+
+
+def test_history_has_no_clock_so_equal_runs_write_equal_bytes(tmp_path):
+    contents = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        tracker = Tracker(Accelerator(), tmp_path / name, 10, 0, False)
+        tracker.log(event(1), speed={"samples_per_second": float(len(contents))})
+        tracker.close()
+        contents.append((tmp_path / name / HISTORY).read_bytes())
+    assert contents[0] == contents[1]
+
+
+def test_a_figure_that_is_not_finite_is_no_json(tmp_path):
+    tracker = Tracker(Accelerator(), tmp_path, 10, 0, False)
+    with pytest.raises(ValueError, match="JSON compliant"):
+        tracker.log(event(1, loss=float("nan")))
+    tracker.close()
+
+
+def test_a_new_run_begins_a_new_history(tmp_path):
+    write_history(tmp_path, [1, 2])
+    write_history(tmp_path, [5])
+    assert read_history(tmp_path) == [event(5)]
+
+
+@pytest.mark.parametrize(
+    ("tail", "kept"),
+    [("", [1, 2, 3]), ('{"step": 4, "ep', [1, 2, 3]), ('{"step": 4, "epoch": 0.4, "loss": 0.25}\n{"st', [1, 2, 3])],
+)
+def test_a_resumed_run_drops_what_it_will_write_again(tmp_path, tail, kept):
+    write_history(tmp_path, [1, 2, 3])
+    with (tmp_path / HISTORY).open("a") as file:
+        file.write(tail)
+    tracker = Tracker(Accelerator(), tmp_path, 10, 3, True)
+    tracker.log(event(4))
+    tracker.close()
+    assert read_history(tmp_path) == [event(step) for step in [*kept, 4]]
+
+
+def test_a_last_line_without_its_end_does_not_swallow_the_next(tmp_path):
+    write_history(tmp_path, [1, 2])
+    path = tmp_path / HISTORY
+    path.write_text(path.read_text().rstrip("\n"))
+    tracker = Tracker(Accelerator(), tmp_path, 10, 2, True)
+    tracker.log(event(3))
+    tracker.close()
+    assert read_history(tmp_path) == [event(1), event(2), event(3)]
+
+
+def test_resuming_from_nothing_begins_anew(tmp_path):
+    write_history(tmp_path, [1, 2])
+    Tracker(Accelerator(), tmp_path, 10, 0, True).close()
+    assert read_history(tmp_path) == []
+
+
+def test_shown_figures_go_to_the_console(tmp_path, capsys):
+    tracker = Tracker(Accelerator(), tmp_path, 10, 0, False)
+    tracker.log(event(4, eval_loss=0.25, eval_auc=None), shown=("eval_loss", "eval_auc", "eval_nothing"))
+    tracker.log(event(5))
+    tracker.close()
+    assert capsys.readouterr().out == "step 4         epoch 0.40, eval_loss 0.2500\n"
+
+
+def test_other_processes_are_silent(tmp_path, capsys):
+    accelerator = Accelerator(is_main=False)
+    tracker = Tracker(accelerator, tmp_path, 10, 0, False)
+    tracker.log(event(1), shown=("loss",))
+    tracker.say("a")
+    tracker.advance(1.0, 0.1, 3.0)
+    tracker.close()
+    assert (capsys.readouterr().out, list(tmp_path.iterdir()), accelerator.logged) == ("", [], [])
+
+
+def test_trackers_get_the_arguments_as_plain_values(tmp_path):
+    accelerator = Accelerator(log_with=["tensorboard"])
+    tracker = Tracker(accelerator, tmp_path, 10, 0, False)
+    tracker.start_trackers("first", {"seed": 1, "columns": ("a", "b"), "name": None})
+    tracker.close()
+    ((folder, config, kwargs),) = accelerator.started
+    assert folder == "tensorboard"
+    assert config == {"seed": 1, "columns": "('a', 'b')", "name": "None"}
+    assert kwargs["wandb"] == {"name": "first"}
+    silent = Accelerator()
+    Tracker(silent, tmp_path, 10, 0, False).start_trackers(None, {})
+    assert silent.started == []

@@ -1,0 +1,208 @@
+import gc
+import os
+from contextlib import nullcontext
+from dataclasses import replace
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from linear_task import collator, eval_rows, make_plan, points, train_steps
+
+from finetune.errors import InputError
+from finetune.plan import BatchShape
+from finetune.reading.ragged import Ragged
+from finetune.reading.stored_rows import Column
+from finetune.task import Batch
+from finetune.training.batches import TrainSteps, collate_share, encode_cached, lengths_of, one_hot, pad_rows, train_loader
+from finetune.training.order import share_out
+
+
+def test_rows_are_padded_on_either_side():
+    rows = [np.array([1, 2, 3]), np.array([4])]
+    assert pad_rows(rows, 9).tolist() == [[1, 2, 3], [4, 9, 9]]
+    assert pad_rows(rows, 9, "left").tolist() == [[1, 2, 3], [9, 9, 4]]
+    assert pad_rows(rows, 0, "right", 4).tolist() == [[1, 2, 3, 0], [4, 0, 0, 0]]
+    assert pad_rows(rows, 0, "left", 3).shape == (2, 3)
+    assert pad_rows([rows[1][:0]], 0, multiple=4).shape == (1, 4)
+    assert pad_rows(rows, 0).dtype == torch.int64
+
+
+@given(st.lists(st.sets(st.integers(0, 4)), min_size=1, max_size=6))
+def test_one_hot_labels(labels):
+    rows = np.arange(len(labels))[::-1]
+    dense = one_hot(Ragged.of([sorted(names) for names in labels]), rows, 5)
+    assert dense.tolist() == [[float(label in labels[row]) for label in range(5)] for row in rows]
+    assert dense.dtype == torch.float32
+
+
+class Encoder:
+    """Cuts texts to three letters, and counts how often it is asked to."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, texts):
+        self.calls += 1
+        return {"input_ids": [[ord(letter) for letter in text[:3]] for text in texts], "cut": [len(text) > 3 for text in texts]}
+
+
+def test_tokens_are_made_once(token_cache):
+    encode, texts = Encoder(), Column.of(["a", "", "bcde", "fgh"])
+    first, again = encode_cached(texts, encode, "three"), encode_cached(texts, encode, "three")
+    assert encode.calls == 1
+    for found in (first, again):
+        assert [bytes(found["input_ids"][row].tolist()) for row in range(4)] == [b"a", b"", b"bcd", b"fgh"]
+        assert found["cut"].tolist() == [False, False, True, False]
+    assert {path.suffix for path in (token_cache / "tokens").iterdir()} <= {"", ".lock"}  # nothing unfinished
+
+
+@pytest.mark.parametrize(("texts", "settings"), [(["a", "bc"], "four"), (["ab", "c"], "three"), (["bc", "a"], "three")])
+def test_other_texts_or_settings_are_tokenized_anew(token_cache, texts, settings):
+    encode = Encoder()
+    encode_cached(Column.of(["a", "bc"]), encode, "three")
+    found = encode_cached(Column.of(texts), encode, settings)["input_ids"]
+    assert encode.calls == 2
+    assert [len(found[row]) for row in range(2)] == [len(text) for text in texts]
+
+
+def test_a_failed_encoder_leaves_nothing_to_be_found(token_cache):
+    def fail(texts):
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        encode_cached(Column.of(["a"]), fail, "three")
+    assert encode_cached(Column.of(["a"]), Encoder(), "three")["input_ids"][0].tolist() == [97]
+    assert sorted(path.suffix for path in (token_cache / "tokens").iterdir()) == ["", ".lock"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_cycles_are_not_searched_for_while_tokens_are_made(token_cache, fails):
+    def encode(texts):
+        seen.append(gc.isenabled())
+        if fails:
+            raise InputError("broken")
+        return Encoder()(texts)
+
+    seen = []
+    with pytest.raises(InputError) if fails else nullcontext():
+        encode_cached(Column.of(["a"]), encode, "three")
+    assert seen == [False]
+    assert gc.isenabled()
+
+
+def test_many_texts_come_in_several_batches_and_stay_in_order(token_cache):
+    encode, texts = Encoder(), [str(number) for number in range(2500)]
+    found = encode_cached(Column.of(texts), encode, "three")["input_ids"]
+    assert encode.calls > 1
+    assert ["".join(map(chr, found[row])) for row in range(2500)] == [text[:3] for text in texts]
+
+
+def test_several_processes_make_the_same_tokens(token_cache):
+    """Through a tokenizer in Python, which they get without pickling: this one's function cannot be."""
+    parent, texts = os.getpid(), Column.of([str(number) for number in range(9500)])
+
+    def encode(texts):
+        assert os.getpid() != parent
+        return Encoder()(texts)
+
+    found = encode_cached(texts, encode, "three", num_proc=2)
+    alone = encode_cached(texts, Encoder(), "alone")
+    np.testing.assert_array_equal(found["input_ids"].values, alone["input_ids"].values)
+    np.testing.assert_array_equal(found["input_ids"].offsets, alone["input_ids"].offsets)
+    np.testing.assert_array_equal(found["cut"], alone["cut"])
+
+
+def test_an_encoder_that_fails_in_another_process_raises_here(token_cache):
+    def fail(texts):
+        raise ValueError("no")
+
+    def die(texts):
+        os._exit(1)
+
+    texts = Column.of([str(number) for number in range(9500)])
+    with pytest.raises(ValueError, match="no"):
+        encode_cached(texts, fail, "three", num_proc=2)
+    with pytest.raises(InputError, match=r"a process that tokenizes was killed, .* --preprocessing_num_workers"):
+        encode_cached(texts, die, "three", num_proc=2)
+    assert [path.suffix for path in (token_cache / "tokens").iterdir()] == [".lock"]
+
+
+def test_tokens_are_mapped(token_cache):
+    found = encode_cached(Column.of(["abc"] * 2000 + [""]), Encoder(), "three")
+    assert isinstance(found["input_ids"].values.base, np.memmap)
+    assert found["input_ids"].lengths.tolist() == [3] * 2000 + [0]
+    nothing = encode_cached(Column.of(["", ""]), Encoder(), "three")  # a file of no bytes cannot be mapped
+    assert nothing["input_ids"].lengths.tolist() == [0, 0]
+
+
+def test_a_step_has_the_micro_batches_of_every_rank():
+    x, y = points(21)
+    plan, lengths = replace(make_plan(21, epochs=2), batch=BatchShape(8, 3, 2, 2)), np.arange(21)
+    shared = [TrainSteps(collator(x, y), lengths, plan, rank, 1, True) for rank in range(3)]
+    for step in range(len(shared[0])):
+        rows = shared[0].rows(step)
+        found = list(chain.from_iterable(micro.rows.tolist() for steps in shared for micro in steps[step]))
+        assert sorted(row for row in found if row >= 0) == sorted(rows)
+        assert [len(steps[step]) for steps in shared] == [2, 2, 2]
+        expected = share_out(rows, lengths, 3, 2)
+        assert shared[1][step][0].rows.tolist() == (expected[0][1].tolist() or [-1])
+    assert sorted(np.concatenate([shared[0].rows(step) for step in range(3)])) == list(range(21))
+    assert len(shared[0].rows(2)) == 5
+
+
+def test_an_empty_share_becomes_a_placeholder():
+    x, y = points(5)
+    batch = collate_share(collator(x, y), np.array([], dtype=int), np.array([2, 4]))
+    assert batch.rows.tolist() == [-1]
+    assert not batch.is_real.any()
+    torch.testing.assert_close(batch.inputs["x"], x[[4]])
+    assert collate_share(collator(x, y), np.array([3]), np.array([2, 4])).rows.tolist() == [3]
+
+
+def test_loader_goes_on_from_any_step():
+    x, y = points(22)
+    steps = train_steps(x, y, make_plan(22))
+    all_rows = [[micro.rows.tolist() for micro in step] for step in train_loader(steps, 0, 0, False)]
+    later = [[micro.rows.tolist() for micro in step] for step in train_loader(steps, 4, 0, False)]
+    assert len(all_rows) == 6
+    assert later == all_rows[4:]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 5])
+def test_evaluation_batches_of_all_ranks_are_the_file(world_size):
+    x, y = points(11)
+    rows = eval_rows(x, y, batch_size=3)
+    batches = [list(rows.batches(world_size, rank)) for rank in range(world_size)]
+    assert len({len(found) for found in batches}) == 1
+    found = [row for found in batches for batch in found for row in batch.rows.tolist() if row >= 0]
+    assert sorted(found) == list(range(len(rows))) == list(range(11))
+
+
+def test_packed_passes_have_no_padding_and_say_so():
+    x, y = points(21)
+    plan = make_plan(21)
+    plan = replace(plan, batch=replace(plan.batch, max_tokens=30))
+    lengths = np.arange(21) % 7 + 1
+    padded, packed = (TrainSteps(collator(x, y), lengths, plan, 0, 1, False, 1, kind) for kind in (False, True))
+    assert [steps.tokens(0)[0] for steps in (padded, packed)] == [lengths[padded.rows(0)].sum()] * 2
+    assert padded.tokens(0)[1] > packed.tokens(0)[1] == packed.tokens(0)[0]
+    assert all(lengths[share].sum() <= 30 for shares in packed.shares(0) for share in shares)
+
+
+def test_lengths_are_those_of_rows_that_begin_with_their_tokens():
+    rows = [np.ones(5), np.ones(2)]
+    assert lengths_of(rows, "right") == (5, 2)
+    assert lengths_of(rows, "left") is None
+    assert lengths_of([*rows, np.ones(0)], "right") is None
+    batch = Batch(torch.tensor([3, 4]), {}, None, (5, 2))
+    assert batch.to(torch.device("cpu")).lengths == (5, 2)
+    assert collate_share(lambda _: batch, np.array([], dtype=int), np.array([2])).lengths == (5, 2)
+
+
+def test_evaluation_passes_are_bounded_by_tokens_as_they_are_padded():
+    x, y = points(11)
+    rows = replace(eval_rows(x, y), max_tokens=24, multiple=4)  # rows of 1 to 5 tokens
+    assert [len(batch.rows) for batch in rows.batches(1, 0)] == [3, 6, 2]

@@ -1,0 +1,349 @@
+import json
+import math
+import shutil
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from linear_task import LinearTask, eval_rows, linear_layer, make_plan, points, train_steps
+
+from finetune.checkpoints.checkpoint import TrainState, list_checkpoints
+from finetune.errors import StopRequested, TrainingError
+from finetune.launching import signals
+from finetune.output.writer_thread import finish_all
+from finetune.reports.tracker import Tracker, read_history
+from finetune.training import loop
+from finetune.training.loop import SKIPPED_LIMIT, FitOptions, Training, fit
+
+NOTHING = np.array([], dtype=int)
+
+
+class Scripted(LinearTask):
+    """Scores what it is told to, one evaluation after the other."""
+
+    def __init__(self, scores):
+        super().__init__("score")
+        object.__setattr__(self, "scores", iter(scores))
+
+    def score(self, records):
+        return {"score": next(self.scores)}
+
+
+@pytest.fixture
+def begin(start_run, tmp_path, arguments):
+    """Prepares a run; returns what calls `fit`, with what came of it as attributes."""
+
+    def prepare(data=None, task=None, validation=False, plan=None, **options):
+        x, y = data or points(22)
+        plan = plan or make_plan(len(x))
+        run = start_run(plan.batch)
+        layer = linear_layer()
+        optimizer = engine_optimizer(arguments, layer, plan)
+        model, optimizer = run.accelerator.prepare(layer, optimizer)
+        tracker = Tracker(run.accelerator, tmp_path, plan.total_steps, 0, False)
+        best = []
+        rows = eval_rows(x, y) if validation else None
+        training = Training(
+            model, optimizer, task or LinearTask(), train_steps(x, y, plan), rows, tracker, tmp_path, {"a": 1},
+            lambda records, figures: best.append((state.step, figures)),
+        )  # fmt: skip
+        chosen = FitOptions(0, 1.0, training.task.headline, False, None, 2, 0, ())
+        state = TrainState()
+        return SimpleNamespace(
+            run=run, plan=plan, layer=layer, training=training, state=state, best=best,
+            fit=lambda: fit(run, plan, training, replace(chosen, **options), state),
+        )  # fmt: skip
+
+    return prepare
+
+
+def engine_optimizer(arguments, layer, plan):
+    from finetune.training.optimizer import build_optimizer
+
+    return build_optimizer(arguments(weight_decay=0.0), layer, plan.learning_rate)
+
+
+def test_training_is_that_of_plain_torch(begin):
+    plan = make_plan(22, lr_scheduler_type="cosine")
+    session = begin(plan=plan)
+    figures = session.fit()
+    x, y = points(22)
+    layer = linear_layer()
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=0.05, weight_decay=0.0)
+    losses, steps = [], train_steps(x, y, plan)
+    for step in range(6):
+        rate = 0.05 * (1 if step == 0 else 0.5 * (1 + math.cos(math.pi * (step - 1) / 5)))
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.zero_grad()
+        rows = steps.rows(step)
+        loss = (layer(x[rows]) - y[rows]).square().mean()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+    torch.testing.assert_close(session.layer.state_dict(), layer.state_dict(), rtol=1e-6, atol=1e-7)
+    history = read_history(session.training.output_dir)
+    assert [event["loss"] for event in history] == pytest.approx(losses, rel=1e-6)
+    assert [event["step"] for event in history] == [1, 2, 3, 4, 5, 6]
+    assert history[-1]["learning_rate"] == pytest.approx(rate, rel=1e-9)
+    assert figures["train_loss"] == pytest.approx(sum(losses) / 6, rel=1e-6)
+    assert (figures["train_steps"], figures["train_skipped_steps"]) == (6, 0)
+    assert figures["train_samples_per_second"] * figures["train_runtime"] == pytest.approx(44)
+
+
+def test_a_logged_loss_is_the_mean_since_the_last(begin):
+    one = begin(plan=make_plan(22))
+    one.fit()
+    losses = [event["loss"] for event in read_history(one.training.output_dir)]
+    four = begin(plan=make_plan(22, logging_steps=4))
+    four.fit()
+    found = [(event["step"], event["loss"]) for event in read_history(four.training.output_dir)]
+    assert found == [(4, pytest.approx(sum(losses[:4]) / 4)), (6, pytest.approx(sum(losses[4:]) / 2))]
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_before_anything_of_it_is_saved(begin):
+    x, y = points(22)
+    x[5] = math.nan
+    session = begin(data=(x, y), plan=make_plan(22, save_steps=1), save_total_limit=9)
+    bad = next(step for step in range(3) if 5 in session.training.steps.rows(step))
+    assert bad > 0  # or nothing is shown about what was saved before
+    with pytest.raises(TrainingError) as caught:
+        session.fit()
+    rows = sorted(session.training.steps.rows(bad).tolist())
+    assert str(caught.value).startswith(f"step {bad + 1}: the loss is nan; training rows of that batch (0-based): {rows[0]}, ")
+    assert ", ".join(map(str, rows)) + ". Nothing of it was saved." in str(caught.value)
+    folder = session.training.output_dir / "checkpoints"
+    finish_all()  # as the end of the process does
+    assert [path.name for path in list_checkpoints(folder)] == [f"step_{step + 1}" for step in range(bad)]
+    assert [event["step"] for event in read_history(session.training.output_dir)] == [*range(1, bad + 1)]
+
+
+@pytest.mark.parametrize(
+    ("loss", "norm", "told"), [(1.0, math.inf, "the gradient norm is inf"), (-math.inf, 1.0, "the loss is -inf")]
+)
+def test_loss_and_gradient_are_looked_at(begin, monkeypatch, loss, norm, told):
+    monkeypatch.setattr(loop, "train_step", lambda *_: (torch.tensor(loss), torch.tensor(norm)))
+    with pytest.raises(TrainingError, match=f"step 1: {told}"):
+        begin().fit()
+
+
+class Hungry(LinearTask):
+    def loss_sum(self, model, batch):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nmore")
+
+
+def test_out_of_memory_says_what_to_make_smaller(begin):
+    with pytest.raises(TrainingError, match=r"step 1: out of memory on a batch of 4 rows x 3\. .*Tried to allocate 2 GiB\)$"):
+        begin(task=Hungry()).fit()
+
+
+@pytest.mark.parametrize(
+    ("scores", "greater", "patience", "best", "last"),
+    [
+        ([3, 2, 1, 2, 3, 4], False, 2, [1, 2, 3], 5),
+        ([1, 2, 1, 1, 3, 4], True, 2, [1, 2], 4),
+        ([1, 1, 1, 1, 1, 1], True, 3, [1], 4),  # an equal score is no better one
+        ([1, 0, 0, 0, 0, 2], True, None, [1, 6], 6),
+        ([None, 2, None, 1, None, 0], False, None, [2, 4, 6], 6),
+        ([None] * 6, False, 2, [], 2),
+    ],
+)
+def test_the_best_model_and_early_stopping(begin, scores, greater, patience, best, last):
+    plan = make_plan(22, eval_steps=1)
+    session = begin(None, Scripted(scores), True, plan, greater_is_better=greater, early_stopping_patience=patience)
+    session.fit()
+    assert [step for step, _ in session.best] == best
+    assert session.state.step == last
+    assert session.state.best_step == (best[-1] if best else None)
+    assert session.state.best_metric == (scores[best[-1] - 1] if best else None)
+    evaluated = [event for event in read_history(session.training.output_dir) if "eval_score" in event]
+    assert [event["step"] for event in evaluated] == list(range(1, last + 1))
+
+
+def test_a_run_that_stops_early_can_be_seen_to_have_stopped(begin, capsys):
+    plan = make_plan(22, eval_steps=1, save_steps=100)
+    session = begin(None, Scripted([1, 2, 3]), True, plan, early_stopping_patience=2)
+    session.fit()
+    assert "stopping early: no better score in 2 evaluations" in capsys.readouterr().out
+    (path,) = list_checkpoints(session.training.output_dir / "checkpoints")
+    stored = json.loads((path / "state.json").read_text())
+    assert (path.name, stored["evaluations_without_best"], stored["best_step"]) == ("step_3", 2, 1)
+    before = {name: tensor.clone() for name, tensor in session.layer.state_dict().items()}
+    assert session.fit()["train_steps"] == 3  # as when it is resumed: there is nothing left to do
+    assert session.state.step == 3
+    torch.testing.assert_close(session.layer.state_dict(), before, rtol=0, atol=0)
+
+
+def test_a_complete_run_has_nothing_left_to_do(begin, capsys):
+    session = begin()
+    figures = session.fit()
+    before = {name: tensor.clone() for name, tensor in session.layer.state_dict().items()}
+    again = session.fit()
+    assert {"train_loss", "train_steps", "train_samples_per_second"} <= again.keys()
+    assert again == {name: figures[name] for name in again}
+    assert "is complete (6 steps)" in capsys.readouterr().out
+    torch.testing.assert_close(session.layer.state_dict(), before, rtol=0, atol=0)
+
+
+def test_checkpoints_come_when_they_are_due(begin):
+    session = begin(plan=make_plan(22, save_steps=4), save_total_limit=5)
+    session.fit()
+    assert [path.name for path in list_checkpoints(session.training.output_dir / "checkpoints")] == ["step_4", "step_6"]
+
+
+@pytest.mark.parametrize("config", [None, {"fp16": {}}], ids=["torch", "DeepSpeed"])
+def test_skipped_fp16_updates_are_counted_and_too_many_end_the_run(config):
+    """Told by DeepSpeed, or by torch's loss scale, which falls then; the other one says the opposite here."""
+
+    def count(skipped):
+        accelerator = SimpleNamespace(optimizer_step_was_skipped=skipped if config else not skipped)
+        run = SimpleNamespace(launch=SimpleNamespace(precision="fp16"), accelerator=accelerator, deepspeed_config=config)
+        loop._count_skipped(run, state, scale_fell=not skipped if config else skipped)
+
+    state = TrainState()
+    for _ in range(SKIPPED_LIMIT - 1):
+        count(True)
+    assert (state.updates, state.skipped_in_a_row) == (0, SKIPPED_LIMIT - 1)
+    count(False)
+    assert (state.updates, state.skipped_in_a_row) == (1, 0)
+    for _ in range(SKIPPED_LIMIT - 1):
+        count(True)
+    with pytest.raises(TrainingError, match=f"{SKIPPED_LIMIT} fp16 updates in a row"):
+        count(True)
+
+
+# Requests to stop
+
+
+class Asks(LinearTask):
+    """Asks for a stop at the `number`-th call of one of its functions, as a signal would."""
+
+    def __init__(self, monkeypatch, function, number):
+        super().__init__()
+        object.__setattr__(self, "ask", lambda: monkeypatch.setattr(signals, "requested", lambda: "SIGTERM"))
+        object.__setattr__(self, "left", {function: number})
+
+    def _count(self, function):
+        self.left[function] = self.left.get(function, 0) - 1
+        if self.left[function] == 0:
+            self.ask()
+
+    def loss_sum(self, model, batch):
+        self._count("loss_sum")
+        return super().loss_sum(model, batch)
+
+    def predict(self, model, batch):
+        self._count("predict")
+        return super().predict(model, batch)
+
+    def score(self, records):
+        self._count("score")
+        return super().score(records)
+
+
+def stopped(session, capsys):
+    """Has the run stop; returns its one checkpoint's state."""
+    with pytest.raises(StopRequested):
+        session.fit()
+    said = capsys.readouterr().err
+    (path,) = list_checkpoints(session.training.output_dir / "checkpoints")
+    assert said.startswith(f"stopped on request (SIGTERM; rank 0): step {session.state.step} of 6 is saved in {path}; the same")
+    assert (path.name, session.state.step) == (f"step_{session.state.step}", session.state.step)
+    return json.loads((path / "state.json").read_text())
+
+
+def test_a_run_that_is_asked_to_stop_saves_the_step_and_does(begin, monkeypatch, capsys):
+    stored = stopped(begin(task=Asks(monkeypatch, "loss_sum", 3)), capsys)
+    assert (stored["step"], stored["updates"], stored["unevaluated"]) == (2, 2, False)
+
+
+def test_a_request_is_looked_at_before_an_evaluation_not_behind_it(begin, monkeypatch, capsys):
+    task = Asks(monkeypatch, "loss_sum", 3)
+    session = begin(task=task, validation=True, plan=make_plan(22, eval_steps=2))
+    stored = stopped(session, capsys)
+    assert (stored["step"], stored["unevaluated"]) == (2, True)
+    assert "predict" not in task.left
+
+
+def test_an_evaluation_is_broken_off(begin, monkeypatch, capsys):
+    task = Asks(monkeypatch, "predict", 2)
+    session = begin(task=task, validation=True, plan=make_plan(22, eval_steps=2))
+    stored = stopped(session, capsys)
+    assert (stored["step"], stored["unevaluated"], stored["best_step"]) == (2, True, None)
+    assert task.left["predict"] == 0
+    assert [event for event in read_history(session.training.output_dir) if "eval_loss" in event] == []
+
+
+def test_a_request_in_the_last_evaluation_is_not_forgotten(begin, monkeypatch, capsys):
+    session = begin(task=Asks(monkeypatch, "score", 2), validation=True, plan=make_plan(22, eval_steps=3))
+    stored = stopped(session, capsys)
+    assert (stored["step"], stored["unevaluated"]) == (6, False)
+    assert stored["best_step"] is not None
+
+
+def test_an_evaluation_that_was_broken_off_is_made_up_for(begin, monkeypatch, capsys, tmp_path):
+    plan = make_plan(22, eval_steps=2, save_steps=2)
+    whole = begin(validation=True, plan=plan)
+    whole.fit()
+    history, best = (tmp_path / "history.jsonl").read_bytes(), whole.best
+    (tmp_path / "history.jsonl").unlink()
+    shutil.rmtree(tmp_path / "checkpoints")
+
+    session = begin(task=Asks(monkeypatch, "predict", 2), validation=True, plan=plan)
+    stopped(session, capsys)
+    assert session.best == []
+    monkeypatch.setattr(signals, "requested", lambda: None)
+    session.fit()
+    assert (tmp_path / "history.jsonl").read_bytes() == history
+    assert session.best == best
+    assert not session.state.unevaluated
+    assert [path.name for path in list_checkpoints(tmp_path / "checkpoints")] == ["step_4", "step_6"]
+
+
+def test_the_last_evaluation_is_made_up_for_too_and_may_stop_the_run_early(begin, monkeypatch, capsys):
+    session = begin(validation=True, plan=make_plan(22, eval_steps=6))
+    session.state.step, session.state.unevaluated = 6, True
+    session.fit()
+    assert [step for step, _ in session.best] == [6]
+
+    session = begin(None, Scripted([2]), True, make_plan(22, eval_steps=2), early_stopping_patience=1)
+    session.state.step, session.state.unevaluated = 2, True
+    session.state.best_metric, session.state.best_step = 1, 1
+    session.fit()
+    assert session.state.step == 2
+
+
+def test_a_run_that_is_asked_before_its_first_step_has_nothing_to_save(begin, monkeypatch, capsys):
+    monkeypatch.setattr(signals, "requested", lambda: "SIGTERM")
+    session = begin()
+    with pytest.raises(StopRequested):
+        session.fit()
+    assert "before step 1; there was nothing new to save" in capsys.readouterr().err
+    assert not (session.training.output_dir / "checkpoints").exists()
+
+
+def test_a_checkpoint_that_could_not_be_written_ends_the_run(begin, monkeypatch):
+    session = begin(plan=make_plan(22, save_steps=4))
+    monkeypatch.setattr("finetune.checkpoints.saving.save_file", lambda *_: 1 / 0)
+    with pytest.raises(TrainingError, match=r"step_4 could not be written \(division by zero\)"):
+        session.fit()
+    assert session.state.step == 6  # told at the next save
+
+
+def test_a_gpu_is_waited_for_every_other_second(begin, monkeypatch):
+    """On a GPU nothing is read between two log lines, unless a request to stop would wait for too long."""
+    seen, real = [], loop._read
+    session = begin(plan=make_plan(22, epochs=10, logging_steps=1000))
+
+    def read(*given):
+        seen.append(session.state.step)
+        return real(*given)
+
+    monkeypatch.setattr(loop, "_read", read)
+    monkeypatch.setattr(loop, "_host_is_device", lambda run: False)
+    monkeypatch.setattr(loop.StepClock, "read", lambda clock: 0.5 * (seen[-1] - (seen[-2] if len(seen) > 1 else 0)))
+    session.fit()
+    assert seen == [1, 2, 7, 12, 17, 22, 27, 30]

@@ -1,0 +1,190 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    DebertaV2Config,
+    ModernBertConfig,
+    RobertaConfig,
+    pipeline,
+)
+
+from finetune.errors import TrainingError
+from models.classifier import (
+    check_export,
+    choose_labels,
+    configure,
+    has_own_labels,
+    labels_of,
+    plain_model,
+    rows_to_check,
+    set_head_bias,
+    thresholds_of,
+)
+from models.export import export_model
+from models.multilabel import probabilities
+
+LABELS = ["10", "标签", "2"]
+WORDS = ["sort the values", "return it", "a matrix of eigenvalues " * 8]
+
+
+@pytest.fixture
+def model(bert_folder):
+    config = BertConfig.from_pretrained(bert_folder)
+    configure(config, LABELS)
+    torch.manual_seed(1)
+    return AutoModelForSequenceClassification.from_config(config).eval()
+
+
+@pytest.fixture
+def tokenizer(bert_folder):
+    return AutoTokenizer.from_pretrained(bert_folder)
+
+
+def records(model, tokenizer, texts, max_length):
+    encoded = tokenizer(texts, truncation=True, max_length=max_length, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        logits = model(**encoded).logits.numpy()
+    return [{"row": row, "logits": logits[row]} for row in range(len(texts))]
+
+
+def test_labels_travel_in_the_configuration():
+    config = BertConfig()
+    assert not has_own_labels(config)
+    assert labels_of(config) == ["LABEL_0", "LABEL_1"]
+    configure(config, LABELS)
+    assert has_own_labels(config)
+    assert (labels_of(config), config.num_labels) == (LABELS, 3)
+    assert config.label2id == {"10": 0, "标签": 1, "2": 2}
+    assert config.problem_type == "multi_label_classification"
+
+
+SIZES = {
+    "hidden_size": 3,  # as many as labels: only the last layer of the head is the output
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "intermediate_size": 3,
+    "vocab_size": 9,
+    "pad_token_id": 0,
+    "num_labels": 3,
+}
+
+
+@pytest.mark.parametrize("config_class", [BertConfig, RobertaConfig, DebertaV2Config, ModernBertConfig])
+def test_a_new_heads_output_layer_gets_the_bias_and_nothing_else_does(config_class):
+    special = {"bos_token_id": 1, "cls_token_id": 1, "eos_token_id": 2, "sep_token_id": 2}
+    config = config_class(**SIZES, **(special if config_class is ModernBertConfig else {}))
+    model = AutoModelForSequenceClassification.from_config(config)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    assert set_head_bias(model, set(before), np.array([1.0, -2.0, 3.0]))
+    changed = [name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])]
+    assert len(changed) == 1
+    assert model.state_dict()[changed[0]].tolist() == [1.0, -2.0, 3.0]
+
+
+def test_a_trained_head_keeps_its_bias(model):
+    before = model.classifier.bias.clone()
+    assert not set_head_bias(model, {"classifier.weight"}, np.ones(3))
+    assert torch.equal(model.classifier.bias, before)
+
+
+def test_thresholds_are_one_half_until_there_are_any():
+    config = BertConfig(num_labels=3)
+    assert thresholds_of(config).tolist() == [0.5, 0.5, 0.5]
+    config.thresholds = [0.1, 0.2, 0.3]
+    assert thresholds_of(config).tolist() == [0.1, 0.2, 0.3]
+
+
+def test_rows_from_the_shortest_to_the_longest_are_checked():
+    assert rows_to_check(np.array([5, 1, 9, 3, 7, 2, 8])) == [1, 3, 4, 2]  # lengths 1, 3, 7, 9
+    assert rows_to_check(np.array([5, 1])) == [1, 0]
+    assert rows_to_check(np.array([4])) == [0]
+    assert rows_to_check(np.array([], dtype=int)) == []
+
+
+def export(path, model, weights, tokenizer, found, texts=WORDS, precision="no"):
+    plain = plain_model(model, np.array([0.5, 0.25, 0.125]))
+    export_model(path, plain, weights, tokenizer, 16, lambda place: check_export(place, texts, found, precision))
+
+
+def test_an_export_is_plain_transformers(model, tokenizer, tmp_path):
+    found = records(model, tokenizer, WORDS, 16)
+    export(tmp_path / "best", model, model.state_dict(), tokenizer, found)
+    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "best")
+    assert labels_of(loaded.config) == LABELS
+    assert thresholds_of(loaded.config).tolist() == [0.5, 0.25, 0.125]
+    torch.testing.assert_close(loaded.state_dict(), model.state_dict(), rtol=0, atol=0)
+    assert AutoTokenizer.from_pretrained(tmp_path / "best").model_max_length == 16
+    assert tokenizer.model_max_length != 16  # the run's own is left alone
+    stored = json.loads((tmp_path / "best" / "config.json").read_text())
+    assert (stored["dtype"], stored["problem_type"]) == ("float32", "multi_label_classification")
+
+
+def test_an_export_does_not_depend_on_how_the_tokenizer_was_last_called(model, tokenizer, tmp_path):
+    found = records(model, tokenizer, WORDS, 16)
+    stored = []
+    for name, settings in (("plain", {}), ("cut", {"truncation": True, "max_length": 8, "padding": "max_length"})):
+        tokenizer("some words", **settings)
+        export(tmp_path / name, model, model.state_dict(), tokenizer, found)
+        stored.append((tmp_path / name / "tokenizer.json").read_bytes())
+    assert stored[0] == stored[1]
+
+
+def test_a_half_precision_model_is_exported_in_full(model, tokenizer, tmp_path):
+    weights = {name: tensor.float() for name, tensor in model.state_dict().items()}
+    model.config.dtype = torch.bfloat16
+    export(tmp_path / "best", model.bfloat16(), weights, tokenizer, [], texts=[])
+    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "best")
+    assert {tensor.dtype for tensor in loaded.state_dict().values()} == {torch.float32}
+
+
+@pytest.mark.parametrize(("precision", "shift", "passes"), [("no", 1e-3, False), ("bf16", 1e-3, True), ("bf16", 1.0, False)])
+def test_an_export_that_gives_other_probabilities_is_refused(model, tokenizer, tmp_path, precision, shift, passes):
+    found = records(model, tokenizer, WORDS, 16)
+    export(tmp_path / "best", model, model.state_dict(), tokenizer, found)
+    before = (tmp_path / "best" / "model.safetensors").read_bytes()
+    found[2]["logits"] = found[2]["logits"] + np.float32(shift)
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    if passes:
+        export(tmp_path / "best", model, weights, tokenizer, found, precision=precision)
+        return
+    with pytest.raises(TrainingError, match=r"does not give the run's probabilities .* on row 2"):
+        export(tmp_path / "best", model, weights, tokenizer, found, precision=precision)
+    assert (tmp_path / "best" / "model.safetensors").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["best"]
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_a_model_that_diverged_is_not_exported(model, tokenizer, tmp_path):
+    found = records(model, tokenizer, WORDS, 16)
+    found[0]["logits"] = np.full(3, np.nan)
+    with pytest.raises(TrainingError, match="difference nan"):
+        export(tmp_path / "best", model, model.state_dict(), tokenizer, found)
+    assert not (tmp_path / "best").exists()
+
+
+def test_the_check_sees_what_a_pipeline_gives(model, tokenizer, tmp_path):
+    found = records(model, tokenizer, WORDS, 16)
+    export(tmp_path / "best", model, model.state_dict(), tokenizer, found)
+    classify = pipeline("text-classification", model=str(tmp_path / "best"), top_k=None, device="cpu")
+    (scores,) = classify([WORDS[2]], truncation=True)
+    expected = dict(zip(LABELS, probabilities(found[2]["logits"]), strict=True))
+    assert {item["label"]: item["score"] for item in scores} == pytest.approx(expected, abs=1e-6)
+
+
+def test_labels_to_be_trained(tmp_path):
+    trained, notes = BertConfig(), []
+    configure(trained, ["b", "a"])
+    assert choose_labels(trained, ["a", "b"], None, notes) == ["b", "a"]  # going on from a model of these very labels
+    assert choose_labels(BertConfig(num_labels=2), ["a", "b"], None, notes) == ["a", "b"]
+    assert notes == []
+    assert choose_labels(trained, ["a", "c", "b"], None, notes) == ["a", "c", "b"]
+    assert notes == ["the model's head for 2 label(s) is replaced by a new one for 3"]
+    file = tmp_path / "labels.txt"
+    file.write_text("a\nb\n", encoding="utf-8")
+    assert choose_labels(trained, ["b", "a"], str(file), notes) == ["a", "b"]  # asked for in this order
+    assert len(notes) == 2

@@ -1,0 +1,178 @@
+import json
+import math
+import warnings
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from finetune.errors import InputError, TrainingError
+from finetune.reading.ragged import Ragged
+from finetune.task import Batch
+from models.multilabel import (
+    ENOUGH_ROWS,
+    MultiLabelTask,
+    balanced_pos_weight,
+    check_headline,
+    positive_weights,
+    prior_bias,
+    probabilities,
+)
+
+LOGITS = torch.tensor([[2.0, -1.0, 0.5], [-3.0, 0.0, 1.0], [1.0, 1.0, 1.0]])
+LABELS = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 0.0], [1.0, 1.0, 1.0]])
+
+
+def model(x):
+    return SimpleNamespace(logits=x)
+
+
+def batch(rows=(4, 9, -1), labels=LABELS):
+    return Batch(torch.tensor(rows), {"x": LOGITS}, labels)
+
+
+def expected_loss(smoothing=0.0, weight=(1.0, 1.0, 1.0), rows=2):
+    """Binary cross-entropy from its definition, in float64, summed over the first rows."""
+    total = 0.0
+    for logits, labels in zip(LOGITS[:rows].tolist(), LABELS[:rows].tolist(), strict=True):
+        for logit, label, w in zip(logits, labels, weight, strict=True):
+            target, chance = label * (1 - smoothing) + smoothing / 2, 1 / (1 + math.exp(-logit))
+            total -= w * target * math.log(chance) + (1 - target) * math.log(1 - chance)
+    return total
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("weight", [None, (1.0, 3.0, 0.5)])
+def test_loss_is_binary_cross_entropy_without_the_placeholder(smoothing, weight):
+    task = MultiLabelTask("loss", 3, None if weight is None else np.array(weight), smoothing)
+    expected = expected_loss(smoothing, weight or (1.0, 1.0, 1.0))
+    assert float(task.loss_sum(model, batch())) == pytest.approx(expected, rel=1e-6)
+    assert int(task.num_targets(batch())) == 2 * 3
+    assert int(task.num_targets(batch(rows=(-1, -1, -1)))) == 0
+    assert float(task.loss_sum(model, batch(rows=(-1, -1, -1)))) == 0
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("weight", [None, (1.0, 3.0, 0.5)])
+def test_evaluated_loss_is_the_trained_one(smoothing, weight):
+    task = MultiLabelTask("loss", 3, None if weight is None else np.array(weight), smoothing)
+    whole = batch(rows=(0, 1, 2))
+    mean = float(task.loss_sum(model, whole)) / int(task.num_targets(whole))
+    assert task.score(task.predict(model, whole))["loss"] == pytest.approx(mean, rel=1e-6)
+
+
+def test_half_precision_logits_are_summed_in_full():
+    half = Batch(torch.tensor([0, 1, 2]), {"x": LOGITS.bfloat16()}, LABELS)
+    assert MultiLabelTask("loss", 3).loss_sum(model, half).dtype == torch.float32
+
+
+def test_one_record_per_real_row():
+    records = MultiLabelTask("loss", 3).predict(model, batch())
+    assert [record["row"] for record in records] == [4, 9]
+    np.testing.assert_array_equal(records[1]["logits"], LOGITS[1].numpy())
+    assert records[0]["labels"].tolist() == [1, 0, 1]
+    assert MultiLabelTask("loss", 3).predict(model, batch(labels=None))[0]["labels"] is None
+
+
+def records(logits, labels):
+    return [
+        {"row": i, "logits": np.array(x), "labels": np.array(y)} for i, (x, y) in enumerate(zip(logits, labels, strict=True))
+    ]
+
+
+def test_tuned_figures_use_given_thresholds_or_tune_them():
+    found = records([[-1.0], [-2.0], [-3.0]], [[1], [1], [0]])
+    tuned = MultiLabelTask("f1_micro", 1).score(found)
+    assert (tuned["f1_micro"], tuned["tuned_f1_micro"]) == (0, 1)
+    given = MultiLabelTask("f1_micro", 1, thresholds=np.array([0.2])).score(found)
+    assert given["tuned_f1_micro"] == pytest.approx(2 / 3)
+    assert {key for key in tuned if key.startswith("tuned_")} >= {"tuned_f1_macro", "tuned_precision_micro"}
+
+
+@pytest.mark.parametrize("logit", [math.nan, math.inf])
+def test_a_model_that_diverged_is_not_scored(logit):
+    with pytest.raises(TrainingError, match="logits are not finite"):
+        MultiLabelTask("loss", 1).score(records([[0.0], [logit]], [[0], [1]]))
+
+
+def test_probabilities_are_the_logistic_function_without_overflow():
+    logits = np.array([-1e4, -745.0, -3.0, 0.0, 3.0, 1e4], dtype=np.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = probabilities(logits)
+    np.testing.assert_allclose(found, torch.sigmoid(torch.tensor(logits, dtype=torch.float64)), rtol=1e-13, atol=1e-300)
+    assert found.dtype == np.float64
+
+
+def test_balanced_weights_are_negatives_over_positives_within_limits():
+    positive = np.array([8, 1, 1, 0])  # of 10 rows: 2/8 up to 1, 9/1 down to 5, no row
+    np.testing.assert_array_equal(balanced_pos_weight(positive, 10, 5.0), [1.0, 5.0, 5.0, 1.0])
+    np.testing.assert_array_equal(balanced_pos_weight(positive[:3], 10, 100.0), [1.0, 9.0, 9.0])
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("weights", [None, np.array([1.0, 3.0])])
+def test_no_constant_logits_have_a_smaller_loss_than_the_prior(weights, smoothing):
+    positive, rows = np.array([4000, 250]), 10_000  # the half rows that are added are round-off here
+    targets = np.arange(rows)[:, None] < positive
+    soft = torch.tensor(targets * (1 - smoothing) + smoothing / 2)
+
+    def loss(logits):
+        weight = None if weights is None else torch.tensor(weights)
+        logits = torch.tensor(logits).expand(rows, 2)
+        return torch.nn.functional.binary_cross_entropy_with_logits(logits, soft, pos_weight=weight).item()
+
+    bias = prior_bias(positive, rows, weights, smoothing)
+    for step in ([0.01, 0], [-0.01, 0], [0, 0.01], [0, -0.01]):
+        assert loss(bias) < loss(bias + np.array(step))
+
+
+def test_the_prior_of_labels_that_no_row_or_every_row_has_is_finite():
+    assert prior_bias(np.array([0, 9]), 9, None, 0.0).tolist() == pytest.approx([-np.log(19), np.log(19)])
+
+
+def test_weights_by_name(tmp_path):
+    assert positive_weights("none", 20, np.array([1]), 1, ["a"]) is None
+    np.testing.assert_array_equal(positive_weights("balanced", 20, np.array([1]), 3, ["a"]), [2.0])
+    path = tmp_path / "weights.json"
+    path.write_text(json.dumps({"b": 2, "a": 0.5, "unused": -1}))
+    np.testing.assert_array_equal(positive_weights(str(path), 20, np.zeros(2), 0, ["a", "b"]), [0.5, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot be read"),
+        ("{", "not valid JSON"),
+        ("[1]", "expected an object"),
+        ('{"a": 1}', "no positive weight for 'b'"),
+        ('{"a": 0, "b": -1}', "no positive weight for 'a', 'b'"),
+        ('{"a": 1, "b": Infinity}', "Infinity is not JSON"),
+        ('{"a": 1, "b": NaN}', "NaN is not JSON"),
+        ('{"a": 1, "b": true}', "no positive weight for 'b'"),
+        ('{"a": 1, "b": 1' + "0" * 400 + "}", "no positive weight for 'b'"),
+        ('{"a": 1, "b": 1, "a": 2}', "'a' appears twice in one object"),
+        ("[" * 100_000, "not valid JSON: broken JSON: nested too deeply"),
+        ('{"a": 1, "b": "2"}', "no positive weight for 'b'"),
+    ],
+)
+def test_weights_that_are_none(tmp_path, content, message):
+    path = tmp_path / "weights.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(InputError, match=f"--pos_weight .*{message}"):
+        positive_weights(str(path), 20, np.zeros(2), 0, ["a", "b"])
+
+
+def test_a_headline_that_the_first_rows_leave_undefined_may_be_defined():
+    rows: list[list[int]] = [[]] * (ENOUGH_ROWS + 1)
+    for headline, last, defined in (("roc_auc_macro", [0], True), ("roc_auc_macro", [], False), ("f1_micro", [], True)):
+        task = MultiLabelTask(headline, 2)
+        if defined:
+            check_headline(task, Ragged.of([*rows, last]))
+        else:
+            with pytest.raises(InputError, match="roc_auc_macro is undefined on these validation rows"):
+                check_headline(task, Ragged.of([*rows, last]))
+    with pytest.raises(InputError, match="no such figure; did you mean f1_macro"):
+        check_headline(MultiLabelTask("f1_marco", 2), Ragged.of([[0]]))

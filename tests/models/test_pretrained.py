@@ -1,0 +1,170 @@
+import json
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, BertConfig, RobertaConfig
+
+from finetune.errors import InputError
+from models.pretrained import (
+    check_vocabulary,
+    check_weights,
+    choose_max_length,
+    explain,
+    length_limit,
+    load_config,
+    load_model,
+    load_model_and_new_names,
+)
+
+
+@pytest.fixture
+def folder(bert_folder, tmp_path):
+    """A copy of the model that a test may damage."""
+    return shutil.copytree(bert_folder, tmp_path / "model")
+
+
+def load(arguments, folder, **given):
+    asked = arguments(model_name_or_path=str(folder), **given)
+    return load_model(AutoModelForSequenceClassification, asked, load_config(asked))
+
+
+def test_a_model_and_its_configuration(arguments, folder):
+    model = load(arguments, folder)
+    again = load(arguments, folder)
+    assert model.config.hidden_size == 16
+    torch.testing.assert_close(model.state_dict(), again.state_dict(), rtol=0, atol=0)
+
+
+def test_a_configuration_of_its_own_wins(arguments, folder, tmp_path):
+    path = tmp_path / "other.json"
+    path.write_text(json.dumps({**json.loads((folder / "config.json").read_text()), "hidden_size": 24}))
+    asked = arguments(model_name_or_path=str(folder), config_name=str(path))
+    assert load_config(asked).hidden_size == 24
+    assert load_config(asked, hidden_size=32).hidden_size == 32
+
+
+def test_half_precision_weights_are_trained_in_full(arguments, folder):
+    load(arguments, folder).bfloat16().save_pretrained(folder)
+    assert {tensor.dtype for tensor in load(arguments, folder).state_dict().values()} == {torch.float32}
+
+
+def test_from_scratch_is_decided_by_the_seed_and_not_by_the_folders_weights(arguments, folder):
+    models = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        models.append(load(arguments, folder, from_scratch=True).bert.embeddings.word_embeddings.weight)
+    pretrained = load(arguments, folder).bert.embeddings.word_embeddings.weight
+    assert torch.equal(models[0], models[1])
+    assert not torch.equal(models[0], models[2])
+    assert not torch.equal(models[0], pretrained)
+    (folder / "model.safetensors").unlink()
+    load(arguments, folder, from_scratch=True)
+
+
+def test_another_head_is_new_and_the_body_is_not(arguments, folder):
+    asked = arguments(model_name_or_path=str(folder))
+    config = load_config(asked)
+    config.num_labels = 5
+    model, new_names = load_model_and_new_names(AutoModelForSequenceClassification, asked, config)
+    assert new_names == {"classifier.weight", "classifier.bias"}
+    assert model.classifier.weight.shape == (5, 16)
+    torch.testing.assert_close(model.bert.state_dict(), load(arguments, folder).bert.state_dict(), rtol=0, atol=0)
+
+
+def test_nothing_named(arguments):
+    with pytest.raises(InputError, match="no model: give --model_name_or_path"):
+        load_config(arguments())
+    with pytest.raises(InputError, match="no weights: give --model_name_or_path"):
+        check_weights(arguments(config_name="a"))
+    assert check_weights(arguments(config_name="a", from_scratch=True)) is None
+
+
+def test_configurations_that_cannot_be_had(arguments, folder, tmp_path):
+    with pytest.raises(InputError, match=r"configuration .*/none: this folder does not exist"):
+        load_config(arguments(model_name_or_path=str(tmp_path / "none")))
+    with pytest.raises(InputError, match="configuration no-such-model: is no folder here, and could not be had from the hub"):
+        load_config(arguments(model_name_or_path="no-such-model"))
+    (folder / "config.json").write_text("{")
+    with pytest.raises(InputError, match=rf"{folder}/config\.json:1: not valid JSON"):
+        load_config(arguments(model_name_or_path=str(folder)))
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (lambda folder: (folder / "model.safetensors").unlink(), r"the folder holds no weights, such as model\.safetensors"),
+        (lambda folder: cut(folder / "model.safetensors"), r"model\.safetensors: is no whole safetensors file"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b""), r"model\.safetensors: is no whole safetensors file"),
+    ],
+)
+def test_weights_that_are_not_there(arguments, folder, harm, message):
+    harm(folder)
+    for look in (check_weights, lambda asked: load_model(AutoModelForSequenceClassification, asked, load_config(asked))):
+        with pytest.raises(InputError, match=message):
+            look(arguments(model_name_or_path=str(folder)))
+
+
+def test_weights_in_several_files(arguments, folder):
+    model, asked = load(arguments, folder), arguments(model_name_or_path=str(folder))
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="5KB")
+    parts = sorted(folder.glob("model-*.safetensors"))
+    assert len(parts) > 1
+    assert check_weights(asked) is None
+    parts[1].unlink()
+    with pytest.raises(InputError, match=rf"{parts[1].name}: is missing; the folder's index"):
+        check_weights(asked)
+    (folder / "model.safetensors.index.json").write_text("[]")
+    with pytest.raises(InputError, match="cannot be read as an index of weights"):
+        check_weights(asked)
+
+
+def tokenizer(limit=10**30, **more):
+    return SimpleNamespace(model_max_length=limit, **more)
+
+
+def test_length_limits():
+    bert = BertConfig(max_position_embeddings=512)
+    assert length_limit(bert, tokenizer()) == 512
+    assert length_limit(bert, tokenizer(256)) == 256
+    assert length_limit(RobertaConfig(max_position_embeddings=514, pad_token_id=1), tokenizer(512)) == 512
+    assert length_limit(RobertaConfig(max_position_embeddings=514, pad_token_id=1), tokenizer()) == 512
+    bert.max_position_embeddings = -1  # relative positions
+    assert length_limit(bert, tokenizer()) is None
+    assert length_limit(bert, tokenizer(0)) is None
+
+
+@pytest.mark.parametrize(("asked", "limit", "chosen"), [(None, 4096, 512), (None, 128, 128), (100, 128, 100), (128, 128, 128)])
+def test_the_length_of_a_document(asked, limit, chosen):
+    assert choose_max_length(asked, BertConfig(max_position_embeddings=limit), tokenizer()) == chosen
+
+
+def test_a_longer_document_than_the_model_reads():
+    with pytest.raises(InputError, match=r"--max_length 129 is more than the model can read \(128 tokens\)"):
+        choose_max_length(129, BertConfig(max_position_embeddings=128), tokenizer())
+    config = BertConfig()
+    config.max_position_embeddings = -1
+    assert choose_max_length(9999, config, tokenizer()) == 9999
+    assert choose_max_length(None, config, tokenizer(), default=700) == 700
+
+
+def test_ids_without_an_embedding(arguments, folder):
+    model = load(arguments, folder)
+    rows = model.config.vocab_size
+    check_vocabulary(model, tokenizer(get_vocab=lambda: {"a": 0, "b": rows - 1}))
+    with pytest.raises(InputError, match=f"token ids up to {rows}, the model only {rows} embeddings"):
+        check_vocabulary(model, tokenizer(get_vocab=lambda: {"a": 0, "b": rows}))
+
+
+def test_what_transformers_said_is_kept_to_one_line(tmp_path):
+    told = explain("model", "name", OSError("first " + "x" * 300 + "\nsecond"))
+    assert "OSError: first xxx" in told
+    assert "second" not in told
+    assert len(told) < 400
+    assert "nothing" in explain("model", str(tmp_path), ValueError(""))

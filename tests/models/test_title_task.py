@@ -1,0 +1,121 @@
+"""The four verbs of title generation on a model that is a table."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.nn.functional import log_softmax
+from transformers import BertConfig, EncoderDecoderConfig, EncoderDecoderModel
+
+from finetune.errors import TrainingError
+from finetune.task import Batch
+from models.titles import IGNORED, Generation, TitleTask
+from text.tokenizer import title_encoder
+from text.vocabulary import train_tokenizer
+
+SEARCH = Generation(
+    num_beams=1, length_penalty=1.0, no_repeat_ngram_size=0, min_length=0, max_length=4, num_return_sequences=1, in_step=False
+)
+
+
+class Table(torch.nn.Module):
+    """The logits of the next token depend on the decoder's last token alone."""
+
+    def __init__(self, vocabulary: int = 6):
+        super().__init__()
+        torch.manual_seed(0)
+        self.logits = torch.nn.Parameter(torch.randn(vocabulary, vocabulary))
+
+    def forward(self, input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, use_cache):
+        assert not use_cache
+        assert decoder_input_ids.shape == decoder_attention_mask.shape
+        return SimpleNamespace(logits=self.logits[decoder_input_ids])
+
+
+def task(smoothing: float = 0.0, references=None) -> TitleTask:
+    return TitleTask("rougeL", 2, 0, SEARCH, lambda rows: [str(row) for row in rows], references, "default", smoothing)
+
+
+def batch(labels, rows=None) -> Batch:
+    labels = torch.tensor(labels)
+    ids = torch.ones(len(labels), 3, dtype=torch.long)
+    rows = torch.arange(len(labels)) if rows is None else torch.tensor(rows)
+    return Batch(rows, {"input_ids": ids, "attention_mask": ids}, labels)
+
+
+def test_labels_are_moved_right_behind_the_start_id():
+    forced = task().teacher_forcing(torch.tensor([[4, 5, 3], [4, 3, IGNORED]]))
+    assert forced["decoder_input_ids"].tolist() == [[2, 4, 5], [2, 4, 3]]
+    assert forced["decoder_attention_mask"].tolist() == [[1, 1, 1], [1, 1, 1]]
+    longer = task().teacher_forcing(torch.tensor([[3, IGNORED, IGNORED]]))
+    assert longer["decoder_input_ids"].tolist() == [[2, 3, 0]]
+    assert longer["decoder_attention_mask"].tolist() == [[1, 1, 0]]
+
+
+def test_the_loss_is_the_sum_over_title_tokens_of_real_rows():
+    model, labels = Table(), [[4, 5, 3], [4, 3, IGNORED], [1, 1, 1]]
+    rows = batch(labels, rows=[0, 1, -1])
+    chances = log_softmax(model.logits, -1)
+    expected = -(chances[2, 4] + chances[4, 5] + chances[5, 3] + chances[2, 4] + chances[4, 3])
+    assert task().loss_sum(model, rows).item() == pytest.approx(expected.item(), rel=1e-6)
+    assert task().num_targets(rows).item() == 5
+
+
+def test_label_smoothing_mixes_in_the_mean_over_the_vocabulary():
+    model, rows = Table(), batch([[4]])
+    chances = log_softmax(model.logits, -1)[2]
+    expected = -(0.9 * chances[4] + 0.1 * chances.mean())
+    assert task(0.1).loss_sum(model, rows).item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+def test_the_evaluation_loss_weighs_rows_by_their_tokens():
+    records = [
+        {"row": 0, "loss": 4.0, "targets": 4, "titles": ["a b"], "gen_len": 2},
+        {"row": 1, "loss": 3.0, "targets": 1, "titles": ["c"], "gen_len": 4},
+    ]
+    figures = task(references=["a b", "d"]).score(records)
+    assert figures["loss"] == pytest.approx(7 / 5)
+    assert figures["gen_len"] == 3
+    assert figures["rougeL"] == pytest.approx(0.5)
+    assert figures["rougeL_low"] <= 0.5 <= figures["rougeL_high"]
+    with pytest.raises(TrainingError, match="not finite"):
+        task(references=["a b", "d"]).score([{**records[0], "loss": float("nan")}, records[1]])
+
+
+def test_titles_become_targets_without_start_and_with_one_end():
+    tokenizer = train_tokenizer(["one two three four five"] * 2, 128)
+    encode = title_encoder(tokenizer, tokenizer.cls_token_id, tokenizer.sep_token_id, max_length=3)
+    found = encode(["one two", "one two three four five"])
+    one, two, three = tokenizer.convert_tokens_to_ids(["one", "two", "three"])
+    assert found["input_ids"] == [[one, two, 3], [one, two, three, 3]]
+    assert found["cut"] == [False, True]
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_documents_that_are_scored_are_encoded_once_and_titled_as_ever(beams):
+    torch.manual_seed(0)
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 30}
+    encoder, decoder = BertConfig(**small), BertConfig(**small, is_decoder=True, add_cross_attention=True)
+    config = EncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
+    model = EncoderDecoderModel(config).eval()
+    for part in (model.config, model.generation_config):
+        part.decoder_start_token_id, part.pad_token_id, part.eos_token_id = 2, 0, 3
+    ids = torch.randint(4, 30, (3, 7))
+    mask = torch.tensor([[1] * 7, [1] * 5 + [0] * 2, [1] * 7])
+    rows = Batch(torch.tensor([0, 1, -1]), {"input_ids": ids, "attention_mask": mask}, torch.tensor([[5, 3], [6, 3], [7, 3]]))
+    wanted = task()
+    wanted = dataclasses.replace(wanted, generation=dataclasses.replace(wanted.generation, num_beams=beams))
+    encoded = []
+    handle = model.encoder.register_forward_hook(lambda *_: encoded.append(1))
+    with torch.no_grad():
+        found = wanted.predict(model, rows)
+        assert len(encoded) == 1
+        handle.remove()
+        alone = wanted.predict(model, dataclasses.replace(rows, labels=None))
+    assert [record["row"] for record in found] == [0, 1]
+    assert [record["titles"] for record in found] == [record["titles"] for record in alone]
+    assert found[0]["loss"] > 0
+    assert alone[0]["loss"] is None
