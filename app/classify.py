@@ -15,39 +15,23 @@ Predict with it, no labels needed:
 
 from __future__ import annotations
 
-import sys
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
 
-from finetune import garbage_collection
-from finetune.arguments import groups
-from finetune.arguments.parsing import option, parse
-from finetune.errors import InputError
-from finetune.launching.shutdown import failures_end_the_job
-
-if TYPE_CHECKING:  # torch and transformers are imported by the functions that use them, so that --help does not wait
-    from collections.abc import Iterator
-
-    from finetune.launching.launch import Launch
-    from finetune.launching.processes import Run
-    from finetune.plan import Plan
-    from finetune.session import Opening
-    from models.multilabel import MultiLabelTask
-    from text.label_splits import Data, Split
-
-HEADLINE = "f1_macro"
-SHOWN = ("loss", "f1_micro", "f1_macro", "tuned_f1_micro", "tuned_f1_macro", "roc_auc_macro")
+from finetune.arguments.parsing import option
+from finetune.command_line import read_arguments
+from text.arguments import TextArguments
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelArguments:
+class Arguments(TextArguments):
     """Labels"""
 
     label_column: str = option("labels", help="column of the labels: a list, or one text split at --label_separator")
     label_separator: str = option("|", help="what separates labels in a text")
     label_columns: tuple[str, ...] | None = option(help="columns of 0 and 1, one per label, instead of --label_column")
-    label_file: str | None = option(help="the label list, one a line; default: order of first appearance in training")
+    label_file: str | None = option(
+        reads=True, per_machine=True, help="the label list, one a line; default: order of first appearance in training"
+    )
     unknown_labels: str = option(
         "error", choices=("error", "ignore"), help="labels in validation or test data that training does not have"
     )
@@ -59,322 +43,209 @@ class LabelArguments:
     head_learning_rate: float | None = option(above=0, help="peak learning rate of the new head (default: --learning_rate)")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Arguments(
-    groups.LaunchArguments,
-    groups.RunArguments,
-    groups.OptimizationArguments,
-    groups.BatchArguments,
-    LabelArguments,
-    groups.TextArguments,
-    groups.DataArguments,
-    groups.ModelArguments,
-):
-    """Multi-label classification"""
+if __name__ == "__main__":
+    arguments = read_arguments(Arguments, __doc__)  # before torch is imported: --help and wrong arguments answer at once
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoModelForSequenceClassification
+
+from finetune.application import run
+from finetune.errors import InputError, TrainingError
+from finetune.kernels.transfer import send
+from finetune.reading.fingerprint import fingerprint
+from finetune.reading.ragged import Ragged
+from finetune.reading.tables import Table
+from finetune.task import Batch, Card, Predictions
+from metrics.multilabel import binary_cross_entropy, decision_scores, multilabel_scores, per_label_table
+from metrics.thresholds import decide, tune_thresholds
+from models.export import export_model
+from models.pretrained import check_kind, check_weights, drop_pooler, load_config, load_model_and_new_names, take_vocabulary
+from text.classifier import (
+    CARD_METRICS,
+    CARD_NOTE,
+    USAGE,
+    check_best_metric,
+    check_export,
+    configure,
+    label_table,
+    labels_of,
+    own_labels,
+    plain_model,
+    positive_weights,
+    prior_bias,
+    probabilities,
+    rows_to_check,
+    set_head_bias,
+    thresholds_of,
+)
+from text.labels import Labelled, choose_labels, label_ids, label_names, note_labels, one_hot
+from text.text_task import TextSplit, TextTask
 
 
-def main(arguments: Arguments) -> None:
-    from finetune import preflight, session
-    from finetune.kernels.masks import spare_the_device
-    from finetune.launching import processes, shutdown
-    from finetune.plan import make_plan
-    from finetune.reports import results
-    from finetune.training import loop
-    from models.pretrained import import_models
+class MultiLabelClassification(TextTask):
+    """Every label of every row is one target."""
 
-    asked = preflight.check(arguments)
-    train, evaluate, predict = groups.tasks_to_do(arguments)
-    data = load_data(arguments, train, evaluate, predict)
-    plan = make_plan(arguments, len(data.train.texts), asked.world_size, asked.passes_by_tokens) if train else None
-    task = make_task(arguments, data)
-    packed = leaves_padding_out(arguments, data, asked)
-    if packed:
-        data.notes.append("the encoder leaves padding out (--padding_free); its dropout is another sample than with padding")
-    run = processes.start(asked, plan.batch if plan else None, arguments.report_to, arguments.output_dir)
-    spare_the_device(run.device)
-    import_models()
-    identity = session.make_identity(arguments, plan, data.identity)
-    # Before the folder is taken: what is wrong with a model harms nothing that is there.
-    model = build_model(arguments, data, task, packed) if train else None
-    opening = session.open_run(run, arguments, plan, identity, data.notes, describe_weights(task, data))
+    name = "classify"
+    default_metric = "f1_macro"
+    shown_metrics = ("loss", "f1_micro", "f1_macro", "tuned_f1_micro", "tuned_f1_macro", "roc_auc_macro")
+    evaluates_by_tokens = True
+    thresholds: np.ndarray | None = None  # those of the exported model; until there is one they are tuned on the scored rows
 
-    figures: dict[str, Any] = {}
-    if train:
-        training, state = prepare_training(run, arguments, data, plan, task, model, opening, identity)
-        del model
-        figures |= loop.fit(run, plan, training, session.fit_options(arguments, task.headline, SHOWN), state)
-        figures |= session.finish_training(run, training, state)
-        session.release(run, training)
-    if (evaluate and not train) or predict:
-        model = load_trained(run, arguments, data, train)
-    if evaluate and not train:
-        figures |= score_split(run, arguments, data, task, model, data.validation, "eval")
-    if predict:
-        figures |= predict_test(run, arguments, data, task, model)
-    results.write_metrics(run, arguments, figures)
-    if train:
-        write_card(run, arguments)
-    results.push_to_hub(run, arguments)
-    report(run, arguments, figures)
-    shutdown.finish(run)
+    # Data
 
+    def target_columns(self) -> tuple[str, ...]:
+        return self.arguments.label_columns or (self.arguments.label_column,)
 
-def load_data(arguments: Arguments, train: bool, evaluate: bool, predict: bool) -> Data:
-    """The run's files (see `text.label_splits`). Raises `InputError` with what is wrong."""
-    from text import label_splits
+    def read_targets(self, table: Table, split: str, notes: list[str]) -> Labelled | None:
+        has_labels = all(column in table.columns for column in self.target_columns())
+        return label_names(table, self.arguments, notes) if has_labels else None
 
-    return label_splits.load_data(arguments, train, evaluate, predict)
-
-
-# Model and training --------------------------------------------------------------------------------------------------
-
-
-def make_task(arguments: Arguments, data: Data) -> MultiLabelTask:
-    """The task with its positive weights."""
-    import numpy as np
-
-    from models.multilabel import MultiLabelTask, check_headline, positive_weights
-
-    weights = None
-    if data.train is not None:
-        positive = np.bincount(data.train.labels.values, minlength=len(data.labels))
-        rows = len(data.train.labels)
-        weights = positive_weights(arguments.pos_weight, arguments.pos_weight_cap, positive, rows, data.labels)
-    headline = (arguments.metric_for_best_model or HEADLINE).removeprefix("eval_")
-    task = MultiLabelTask(headline, len(data.labels), weights, arguments.label_smoothing_factor)
-    if data.train is not None and data.validation is not None:
-        check_headline(task, data.validation.labels)
-    return task
-
-
-def describe_weights(task: MultiLabelTask, data: Data) -> dict[str, Any]:
-    """The positive weights by label, for run.json; a note says how far they reach."""
-    if task.pos_weight is None:
-        return {}
-    low, high = task.pos_weight.min(), task.pos_weight.max()
-    data.notes.append(f"positive targets weigh from {low:.2f} to {high:.2f} (--pos_weight; all in run.json)")
-    return {"pos_weight": dict(zip(data.labels, task.pos_weight.tolist(), strict=True))}
-
-
-def leaves_padding_out(arguments: Arguments, data: Data, asked: Launch) -> bool:
-    """Whether the encoder computes on packed rows (--padding_free). Raises `InputError` if that is asked for in vain."""
-    from finetune.kernels.padding_free.choice import packs_rows
-
-    return packs_rows(arguments.padding_free, data.config, not asked.use_cpu, data.tokenizer.padding_side)
-
-
-def build_model(arguments: Arguments, data: Data, task: MultiLabelTask, packed: bool = False) -> Any:
-    """The encoder with a head for the run's labels, the same initial weights on every process. `packed`: see `train_steps`."""
-    import numpy as np
-    import torch
-    from transformers import AutoModelForSequenceClassification
-
-    from finetune.kernels.bigbird.layers import use_fast_attention
-    from finetune.kernels.dropout.attention import use_fast_dropout
-    from finetune.kernels.padding_free.encoders import pack_rows
-    from models.classifier import configure, set_head_bias
-    from models.multilabel import prior_bias
-    from models.pretrained import check_vocabulary, drop_pooler, load_model_and_new_names, take_vocabulary
-
-    configure(data.config, data.labels)
-    if arguments.from_scratch:
-        take_vocabulary(data.config, data.tokenizer)
-    data.config.pad_token_id = data.tokenizer.pad_token_id
-    torch.manual_seed(arguments.seed)
-    model, new_names = load_model_and_new_names(AutoModelForSequenceClassification, arguments, data.config)
-    check_vocabulary(model, data.tokenizer)
-    if arguments.head_bias == "prior":
-        positive = np.bincount(data.train.labels.values, minlength=len(data.labels))
-        bias = prior_bias(positive, len(data.train.labels), task.pos_weight, arguments.label_smoothing_factor)
-        set_head_bias(model, new_names, bias)
-    if data.config.model_type == "big_bird":
-        drop_pooler(model.bert)  # its classifier reads the first token itself
-    use_fast_attention(model, arguments.attention)
-    use_fast_dropout(model)
-    if packed:
-        pack_rows(model)
-    return model
-
-
-def prepare_training(
-    run: Run,
-    arguments: Arguments,
-    data: Data,
-    plan: Plan,
-    task: MultiLabelTask,
-    model: Any,
-    opening: Opening,
-    identity: dict,
-) -> tuple[Any, Any]:
-    """Everything that `loop.fit` works on, with a checkpoint's state if there is one."""
-    from finetune import session
-    from finetune.training.loop import Training
-
-    steps = train_steps(arguments, data, plan, run.launch.rank, leaves_padding_out(arguments, data, run.launch))
-    validation = eval_rows(run, arguments, data, data.validation) if data.validation is not None else None
-
-    def make(model: Any, optimizer: Any, tracker: Any) -> Training:
-        def on_best(records: Any, figures: dict) -> None:
-            export(run, arguments, data, model, records)
-
-        folder = Path(arguments.output_dir)
-        return Training(model, optimizer, task, steps, validation, tracker, folder, identity, on_best)
-
-    return session.prepare_training(run, arguments, plan, model, make, opening, identity)
-
-
-def train_steps(arguments: Arguments, data: Data, plan: Plan, rank: int, packed: bool = False) -> Any:
-    """A process's batches by optimizer step. `packed`: see `leaves_padding_out`."""
-    from finetune.training.batches import TrainSteps
-    from text.label_splits import collator
-
-    lengths, grouping = data.train.tokens.lengths, arguments.length_grouping
-    return TrainSteps(collator(data.train, data), lengths, plan, rank, arguments.seed, grouping, data.padding, packed)
-
-
-def rehearsal(asked: Launch, arguments: Arguments, data: Data, plan: Plan) -> tuple[Any, Any, Any]:
-    """(model without weights, task, batches): what scripts/plan.py needs to know the memory of a run."""
-    import torch
-
-    task, packed = make_task(arguments, data), leaves_padding_out(arguments, data, asked)
-    with torch.device("meta"):
-        model = build_model(arguments, data, task, packed)
-    return model, task, train_steps(arguments, data, plan, asked.rank, packed)
-
-
-def eval_rows(run: Run, arguments: Arguments, data: Data, split: Split) -> Any:
-    """A file to be evaluated, longest texts first."""
-    from finetune.plan import evaluation_pass
-    from finetune.training.batches import EvalRows
-    from text.label_splits import collator
-
-    size = evaluation_pass(arguments, by_tokens=run.device.type == "cpu")
-    return EvalRows(collator(split, data), split.tokens.lengths, *size, data.padding)
-
-
-def export(run: Run, arguments: Arguments, data: Data, model: Any, records: list | None) -> None:
-    """Writes best/ with the thresholds that `records` (of the validation rows) give, and checks it by loading it."""
-    import numpy as np
-
-    from finetune.checkpoints.saving import full_weights
-    from finetune.output.run_folder import BEST
-    from finetune.reports.results import merge_metrics
-    from metrics.multilabel import per_label_table
-    from metrics.thresholds import tune_thresholds
-    from models.classifier import check_export, plain_model, rows_to_check
-    from models.export import export_model
-    from models.multilabel import probabilities
-
-    weights = full_weights(run, model)
-
-    def write() -> None:
-        thresholds, chosen, table = np.full(len(data.labels), 0.5), [], []
-        if records:
-            chances = probabilities(np.stack([record["logits"] for record in records]))
-            targets = np.stack([record["labels"] for record in records])
-            thresholds = tune_thresholds(chances, targets)
-            table = per_label_table(chances, targets, thresholds, data.labels)
-            chosen = rows_to_check(data.validation.tokens.lengths)
-        plain = plain_model(run.unwrapped(model), thresholds)
-
-        def check(place: Path) -> None:
-            texts = [data.validation.texts[row] for row in chosen]
-            check_export(place, texts, [records[row] for row in chosen], run.launch.precision)
-
-        folder = Path(arguments.output_dir)
-        export_model(folder / BEST, plain, weights, data.tokenizer, data.max_length, check)
-        merge_metrics(folder, {"eval_per_label": table})
-
-    run.on_main(write)
-
-
-# Evaluation and prediction -------------------------------------------------------------------------------------------
-
-
-def load_trained(run: Run, arguments: Arguments, data: Data, trained: bool) -> Any:
-    """The exported model, in plain transformers: what is reported is what a user of best/ gets."""
-    from transformers import AutoModelForSequenceClassification
-
-    from finetune.kernels.bigbird.layers import use_fast_attention
-    from finetune.kernels.padding_free.encoders import pack_rows
-    from finetune.session import load_best
-    from models.pretrained import check_vocabulary, load_model_and_new_names
-
-    if trained:
-        model = load_best(run, arguments, AutoModelForSequenceClassification.from_pretrained)
-    else:
-        asked = replace(arguments, from_scratch=False)
-        model, new_names = load_model_and_new_names(AutoModelForSequenceClassification, asked, data.config)
-        if new_names:
+    def load_model_config(self, targets: dict[str, Labelled | None], notes: list[str]) -> Any:
+        arguments = self.arguments
+        config = load_config(arguments)
+        check_kind(arguments, config, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, "classify texts")
+        check_weights(arguments)
+        if "train" in targets:
+            self.labels = choose_labels(own_labels(config), targets["train"].names, arguments.label_file, notes)
+        else:
+            self.labels = labels_of(config)
+        if not self.labels:
             raise InputError(
-                f"{arguments.model_name_or_path}: has no trained classifier ({min(new_names)} is missing); train first"
+                f"{arguments.train_file or arguments.dataset_name}: no row has a label; name the labels with --label_file if "
+                "that is meant"
             )
-    check_vocabulary(model, data.tokenizer)
-    use_fast_attention(model, arguments.attention)
-    if leaves_padding_out(arguments, data, run.launch):
-        pack_rows(model)
-    return run.accelerator.prepare_model(model.to(run.device), evaluation_mode=True)
+        return config
 
+    def encode_targets(self, tables: dict[str, Table], targets: dict[str, Any], notes: list[str]) -> dict[str, Ragged]:
+        arguments, source = self.arguments, "training data"
+        if "train" not in tables:
+            source = f"labels of {arguments.model_name_or_path}"
+        elif arguments.label_file is not None:
+            source = f"--label_file {arguments.label_file}"
+        ignore = arguments.unknown_labels == "ignore"
+        ids = {
+            split: label_ids(tables[split], found, self.labels, ignore, notes, source)
+            for split, found in targets.items()
+            if found is not None
+        }
+        self.pos_weight = None
+        if "train" in tables:
+            rows = self.num_train_rows = len(ids["train"])
+            notes.append(f"{len(self.labels)} labels, {len(ids['train'].values) / rows:.2f} per training row")
+            note_labels({name: (tables[name].path, found) for name, found in ids.items() if name != "test"}, self.labels, notes)
+            self.positive = np.bincount(ids["train"].values, minlength=len(self.labels))
+            self.pos_weight = positive_weights(arguments, self.positive, rows, self.labels)
+            if "validation" in ids:
+                check_best_metric(self.best_metric, self.score_arrays, ids["validation"], len(self.labels))
+        if self.pos_weight is not None:
+            low, high = self.pos_weight.min(), self.pos_weight.max()
+            notes.append(f"positive targets weigh from {low:.2f} to {high:.2f} (--pos_weight; all in run.json)")
+        return ids
 
-def score_split(
-    run: Run, arguments: Arguments, data: Data, task: MultiLabelTask, model: Any, split: Split, name: str
-) -> dict[str, Any]:
-    """The figures of a file under the model's own thresholds, named `name`_*."""
-    from finetune.training import evaluation
-    from models.classifier import thresholds_of
+    def target_tensor(self, targets: Ragged, rows: np.ndarray) -> torch.Tensor:
+        return one_hot(targets, rows, len(self.labels))
 
-    fixed = replace(task, thresholds=thresholds_of(run.unwrapped(model).config))
-    figures, _ = evaluation.evaluate(run, model, fixed, eval_rows(run, arguments, data, split))
-    return {f"{name}_{key}": value for key, value in figures.items()}
+    def task_fingerprint(self) -> dict[str, Any]:
+        return {"labels": len(self.labels), "label_list": fingerprint(self.labels)[:16]}
 
+    # Training
 
-def predict_test(run: Run, arguments: Arguments, data: Data, task: MultiLabelTask, model: Any) -> dict[str, Any]:
-    """Writes labels and probabilities of every test row; returns test_* figures when the file has labels."""
-    from finetune.reading.columns import ids_of
-    from finetune.reports import results
-    from finetune.training import evaluation
-    from metrics.thresholds import decide
-    from models.classifier import thresholds_of
-    from models.multilabel import probabilities
+    def build(self) -> torch.nn.Module:
+        arguments, config = self.arguments, self.config
+        configure(config, self.labels)
+        if arguments.from_scratch:
+            take_vocabulary(config, self.tokenizer)
+        config.pad_token_id = self.tokenizer.pad_token_id
+        model, new_names = load_model_and_new_names(AutoModelForSequenceClassification, arguments, config)
+        if arguments.head_bias == "prior":
+            smoothing = arguments.label_smoothing_factor
+            set_head_bias(model, new_names, prior_bias(self.positive, self.num_train_rows, self.pos_weight, smoothing))
+        if config.model_type == "big_bird":
+            drop_pooler(model.bert)  # its classifier reads the first token itself
+        return self.with_kernels(model)
 
-    thresholds = thresholds_of(run.unwrapped(model).config)
-    records, seconds = evaluation.predict(run, model, task, eval_rows(run, arguments, data, data.test))
+    def learning_rate_scale(self, model: torch.nn.Module, parameter: str) -> float:
+        rate = self.arguments.head_learning_rate
+        is_head = not parameter.startswith(f"{model.base_model_prefix}.")
+        return rate / self.arguments.learning_rate if rate and is_head else 1.0
 
-    def lines() -> Iterator[dict]:
-        for name, record in zip(ids_of(data.test.table, arguments.id_column), records, strict=True):
-            chances = probabilities(record["logits"])
-            chosen = [label for label, on in zip(data.labels, decide(chances[None], thresholds)[0], strict=True) if on]
-            scores = {label: round(float(p), 6) for label, p in zip(data.labels, chances, strict=True)}
-            yield {"id": name, "labels": chosen, "probabilities": scores}
+    def details(self) -> dict[str, Any]:
+        if self.pos_weight is None:
+            return {}
+        return {"pos_weight": dict(zip(self.labels, self.pos_weight.tolist(), strict=True))}
 
-    results.write_predictions(run, arguments, lines)
-    figures = {"test_rows": len(data.test.texts), "test_samples_per_second": len(data.test.texts) / seconds}
-    if data.test.labels is not None:
-        scored = run.on_main(lambda: replace(task, thresholds=thresholds).score(records))
-        figures |= {f"test_{key}": value for key, value in scored.items()}
-    return figures
+    def num_targets(self, batch: Batch) -> torch.Tensor:
+        return batch.is_real.sum() * len(self.labels)
 
+    def loss_sum(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        logits = model(**batch.inputs).logits.float()
+        smoothing, weight = self.arguments.label_smoothing_factor, None
+        targets = batch.labels.float() * (1 - smoothing) + smoothing / 2
+        if self.pos_weight is not None:
+            weight = send(torch.as_tensor(self.pos_weight, dtype=torch.float32), logits.device)
+        loss = binary_cross_entropy_with_logits(logits, targets, pos_weight=weight, reduction="none")
+        return (loss * batch.is_real[:, None]).sum()
 
-# Reports -------------------------------------------------------------------------------------------------------------
+    # Evaluation and prediction
 
+    def predict(self, model: torch.nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
+        found = {"logits": model(**batch.inputs).logits.float()}
+        return found if batch.labels is None else {**found, "labels": batch.labels.to(torch.uint8)}
 
-def write_card(run: Run, arguments: Arguments) -> None:
-    """README.md of the run: figures, per-label table, curves."""
-    from text.classifier_card import write_classifier_card
+    def score(self, predictions: Predictions, split: TextSplit) -> dict[str, float | None]:
+        return self.score_arrays(predictions["logits"], predictions["labels"])
 
-    run.on_main(lambda: write_classifier_card(Path(arguments.output_dir)))
+    def score_arrays(self, logits: np.ndarray, labels: np.ndarray) -> dict[str, float | None]:
+        """The metrics of (rows, labels) logits and of 0 or 1."""
+        if not np.isfinite(logits).all():
+            raise TrainingError("the model's logits are not finite: it diverged. Try a smaller --learning_rate")
+        smoothing, chances = self.arguments.label_smoothing_factor, probabilities(logits)
+        thresholds = tune_thresholds(chances, labels) if self.thresholds is None else self.thresholds
+        tuned = {f"tuned_{name}": value for name, value in decision_scores(chances, labels, thresholds).items()}
+        loss = binary_cross_entropy(logits, labels * (1 - smoothing) + smoothing / 2, self.pos_weight)
+        return {"loss": loss, **multilabel_scores(chances, labels), **tuned}
 
+    def export(
+        self, path: Path, model: torch.nn.Module, weights: dict[str, torch.Tensor], best: Predictions | None
+    ) -> dict[str, Any]:
+        thresholds, table, checked = np.full(len(self.labels), 0.5), [], {}
+        if best is not None:
+            chances = probabilities(best["logits"])
+            thresholds = tune_thresholds(chances, best["labels"])
+            table = per_label_table(chances, best["labels"], thresholds, self.labels)
+            split = self.splits["validation"]
+            checked = {split.texts[row]: chances[row] for row in rows_to_check(split.lengths)}
+        check = partial(check_export, expected=checked, precision=self.precision)
+        export_model(path, plain_model(model, thresholds), weights, self.tokenizer, self.max_length, check)
+        return {"eval_per_label": table}
 
-def report(run: Run, arguments: Arguments, figures: dict[str, Any]) -> None:
-    """The figures that a reader looks for first."""
-    for split in ("eval", "test"):
-        known = [f"{key} {figures[f'{split}_{key}']:.4f}" for key in SHOWN if figures.get(f"{split}_{key}") is not None]
-        if known:
-            run.print(f"{split:<15}{', '.join(known)}")
-    run.print(f"done           {arguments.output_dir}")
+    def load_exported(self, path: str | Path) -> torch.nn.Module:
+        model, new_names = self.load_for_prediction(AutoModelForSequenceClassification, path)
+        if new_names:
+            raise InputError(f"{path}: has no trained classifier ({min(new_names)} is missing); train first")
+        self.thresholds = thresholds_of(model.config)
+        return self.with_kernels(model)
+
+    def prediction_lines(self, predictions: Predictions, split: TextSplit) -> Iterator[dict[str, Any]]:
+        for logits in predictions["logits"]:
+            chances = probabilities(logits)
+            chosen = decide(chances[None], self.thresholds)[0]
+            yield {
+                "labels": [label for label, on in zip(self.labels, chosen, strict=True) if on],
+                "probabilities": {label: round(float(p), 6) for label, p in zip(self.labels, chances, strict=True)},
+            }
+
+    def card(self, folder: Path) -> Card:
+        sections = [CARD_NOTE, *label_table(folder)]
+        return Card("Multi-label text classification", "text-classification", USAGE, CARD_METRICS, sections)
 
 
 if __name__ == "__main__":
-    garbage_collection.begin()
-    with failures_end_the_job(debug="--debug" in sys.argv):
-        main(parse(Arguments, description=__doc__))
+    run(MultiLabelClassification, arguments)

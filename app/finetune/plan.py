@@ -1,4 +1,4 @@
-"""What this run will do: batch arithmetic, number of steps, learning rate, when to act. Level 1: pure functions, no torch.
+"""What this run will do: batch arithmetic, number of steps, learning rate, when to act. Pure functions.
 
 The batch belongs to the experiment, the accumulation to the machine: `global_batch_size` is given, the number of forward
 passes per process follows from the number of processes and the micro-batch that fits.
@@ -8,14 +8,27 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from finetune.errors import InputError
+
+if TYPE_CHECKING:
+    from finetune.launching.launch import Launch
+    from finetune.task import Split
 
 DEFAULT_GLOBAL_BATCH_SIZE = 32
 # Tokens of a forward pass on a CPU. Larger passes pad more and leave its caches: 640 Reuters rows in batches of 16 train 1.4
 # times as fast as in one pass a batch, with half the memory (benchmarks/bench_cpu.md); batches of short texts fit anyway.
 EVALUATION_ROWS = 32
 CPU_TOKENS = 2048
+
+
+class Modes(NamedTuple):
+    """What a run does."""
+
+    train: bool
+    evaluate: bool
+    predict: bool
 
 
 @dataclass(frozen=True)
@@ -93,7 +106,7 @@ class Plan:
         return interval is not None and (step % interval == 0 or step == self.total_steps)
 
 
-def batch_of(arguments, world_size: int, by_tokens: bool = False) -> BatchShape:
+def batch_of(arguments: Any, world_size: int, by_tokens: bool = False) -> BatchShape:
     """`derive_batch` for the fields of BatchArguments; `by_tokens`: of some number where none of them says more."""
     a = arguments
     tokens = a.max_tokens_per_micro_batch
@@ -102,22 +115,23 @@ def batch_of(arguments, world_size: int, by_tokens: bool = False) -> BatchShape:
     return derive_batch(world_size, a.global_batch_size, a.per_device_train_batch_size, a.gradient_accumulation_steps, tokens)
 
 
-def evaluation_pass(arguments, by_tokens: bool = False) -> tuple[int, int | None]:
-    """(rows, or else tokens) of an evaluation pass, as BatchArguments' fields ask; `by_tokens`: as in `batch_of`."""
-    a = arguments
-    tokens = a.max_tokens_per_eval_batch
-    if tokens is None and by_tokens and a.per_device_eval_batch_size is None:
+def evaluation_batch(arguments: Any, by_tokens: bool = False) -> tuple[int, int | None]:
+    """(rows, or else tokens) of an evaluation batch, as BatchArguments' fields request; `by_tokens`: as in `batch_of`."""
+    tokens = arguments.max_tokens_per_eval_batch
+    if tokens is None and by_tokens and arguments.per_device_eval_batch_size is None:
         tokens = CPU_TOKENS
-    return a.per_device_eval_batch_size or EVALUATION_ROWS, tokens
+    return arguments.per_device_eval_batch_size or EVALUATION_ROWS, tokens
 
 
-def make_plan(arguments, num_rows: int, world_size: int, by_tokens: bool = False) -> Plan:
-    """Derives the plan. `arguments` has the fields of BatchArguments, OptimizationArguments and RunArguments.
+def make_plan(arguments: Any, split: Split, launch: Launch) -> Plan:
+    """Derives the plan of a training on `split`. `arguments` has the fields of BatchArguments, OptimizationArguments and
+    RunArguments.
 
     Raises `InputError` for batch arguments that contradict each other and for a warm-up longer than the run.
     """
+    num_rows = len(split)
     a = arguments
-    batch = batch_of(arguments, world_size, by_tokens)
+    batch = batch_of(arguments, launch.world_size, launch.passes_by_tokens and split.lengths is not None)
     steps_per_epoch = math.ceil(num_rows / batch.global_batch_size)
     total_steps = a.max_steps or max(1, math.ceil(steps_per_epoch * a.num_train_epochs))
     warmup = a.warmup_steps if a.warmup_steps is not None else math.ceil(total_steps * (a.warmup_ratio or 0))

@@ -1,4 +1,4 @@
-"""What can be refused before any data is read, on one machine or between several. Level 6."""
+"""What can be refused before any data is read, on one machine or between several."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from finetune.arguments.groups import contradictions, tasks_to_do
-from finetune.arguments.parsing import as_dict
+from finetune.arguments.parsing import names_of
 from finetune.checkpoints import shards
 from finetune.errors import InputError
 from finetune.launching import rendezvous
@@ -16,31 +15,18 @@ from finetune.launching.launch import Launch, Machine, describe_launch
 from finetune.output import run_folder
 from finetune.output.versions import code_version, library_versions
 
-# What may differ between machines: places, whose contents are compared instead, and what no other machine notices.
-OF_ONE_MACHINE = (
-    *("config", "debug", "local_rank", "start_timeout", "output_dir", "predictions_file", "report_to", "run_name"),
-    *("deepspeed", "deepspeed_config", "train_file", "validation_file", "test_file", "label_file", "user_dictionary"),
-    *("preprocessing_num_workers", "dataloader_num_workers"),
-)
-READ = (
-    *("train_file", "validation_file", "test_file", "dataset_name", "label_file", "user_dictionary", "config_name"),
-    *("model_name_or_path", "tokenizer_name", "decoder_model_name_or_path"),
-)
-FILES = ("train_file", "validation_file", "test_file", "label_file", "user_dictionary")
-
 
 def check(arguments: Any, machine: Machine | None = None) -> Launch:
     """Everything that can be refused before any data is read. Raises `InputError` with all of it. `machine`: the one to be
     launched on, if it is not this one."""
-    problems = contradictions(arguments)
-    launch = None
+    problems: list[str] = []
+    launch, train = None, arguments.modes.train
     try:
         launch = describe_launch(arguments, machine)
     except InputError as error:
         problems += error.problems
     # Only rank 0 writes, and other machines may have another disk: theirs may even lack the folder.
     if arguments.output_dir is not None and (launch is None or launch.rank == 0):
-        train, _, _ = tasks_to_do(arguments)
         folder = Path(arguments.output_dir)
         resume = arguments.resume_from_checkpoint is not None or run_folder.was_restarted(folder)
         try:
@@ -48,7 +34,7 @@ def check(arguments: Any, machine: Machine | None = None) -> Launch:
         except InputError as error:
             problems += error.problems
         problems += _places(arguments, folder, train)
-    if launch is not None and tasks_to_do(arguments)[0] and arguments.checkpoint_format == "sharded":
+    if launch is not None and train and arguments.checkpoint_format == "sharded":
         problems += shards.refusals(launch, arguments.shared_output_dir)
     problems += _missing_services(arguments)
     if problems:
@@ -61,7 +47,7 @@ def check(arguments: Any, machine: Machine | None = None) -> Launch:
 def _places(arguments: Any, folder: Path, train: bool) -> list[str]:
     """What would be lost, or found missing when everything is done, by where this run reads and writes. `folder`:
     --output_dir."""
-    named = {name: getattr(arguments, name, None) for name in READ}
+    named = {name: getattr(arguments, name) for name in names_of(arguments, reads=True)}
     # Not Path.resolve, which raises for links in a circle.
     read = {f"--{name} {path}": Path(os.path.realpath(path)) for name, path in named.items() if path is not None}
     found = []
@@ -87,7 +73,7 @@ def _places(arguments: Any, folder: Path, train: bool) -> list[str]:
 def _compared(arguments: Any, launch: Launch) -> dict[str, Any]:
     """What every machine must have alike, known before any file is parsed. The parts that cost something come from one
     process of each machine."""
-    given = {f"--{name}": value for name, value in as_dict(arguments).items() if name not in OF_ONE_MACHINE}
+    given = {f"--{name}": getattr(arguments, name) for name in names_of(arguments, per_machine=False)}
     alike: dict[str, Any] = {
         "arguments": given,
         "DeepSpeed file": launch.deepspeed_config or {},
@@ -95,7 +81,7 @@ def _compared(arguments: Any, launch: Launch) -> dict[str, Any]:
         "the number of processes": launch.world_size,
     }
     if launch.local_rank == 0:
-        files = {f"--{name}": getattr(arguments, name, None) for name in FILES}
+        files = {f"--{name}": getattr(arguments, name) for name in names_of(arguments, reads=True, per_machine=True)}
         contents = {f"{name} ({Path(path).name})": _content(path) for name, path in files.items() if path is not None}
         alike |= {"files": contents, "code": code_version(), "libraries": library_versions()}
     return alike

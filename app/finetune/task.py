@@ -1,17 +1,24 @@
-"""What a task is to the engine: four verbs over batches. Level 2."""
+"""What a user writes to train something new: one class in one file. The engine does everything else."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 
 from finetune.errors import InputError
+from finetune.plan import Modes
 from finetune.reading.problems import nearest
 
-Record = dict[str, Any]  # one row's prediction: "row" (its number in the file) and whatever the task scores
+if TYPE_CHECKING:
+    from finetune.launching.launch import Launch
+
+Predictions = dict[str, np.ndarray]  # arrays of a file's rows, (rows, ...) each, in the file's order
 
 
 @dataclass(frozen=True)
@@ -19,8 +26,8 @@ class Batch:
     """Rows collated to tensors.
 
     `rows`: (b,) int64, each row's number in its file; -1 marks a placeholder, which takes part in the forward pass so that
-    every process does the same number of them, and counts for nothing. `lengths`: tokens of each row, which begin it, for who
-    leaves padding out (`finetune.kernels.row_lengths`); None if they do not begin it, or if that means nothing.
+    every process does the same number of them, and counts for nothing. `lengths`: tokens of each row, at its beginning, for
+    encoders that compute without padding (`finetune.kernels.row_lengths`); None if that is not so, or means nothing.
     """
 
     rows: torch.Tensor
@@ -33,46 +40,158 @@ class Batch:
         """(b,) bool: False for placeholders."""
         return self.rows >= 0
 
-    def to(self, device: torch.device) -> Batch:
-        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
+    def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Batch:
+        """On a device; inputs that are floating-point numbers in `dtype`, if one is given."""
+        return self._each(
+            lambda tensor: tensor.to(device, non_blocking=True),
+            lambda tensor: tensor.to(device, dtype if tensor.is_floating_point() else None, non_blocking=True),
+        )
 
     def pin_memory(self) -> Batch:
-        return self._each(lambda tensor: tensor.pin_memory())
+        return self._each(torch.Tensor.pin_memory, torch.Tensor.pin_memory)
 
-    def _each(self, move: Any) -> Batch:
-        labels = None if self.labels is None else move(self.labels)
-        return Batch(move(self.rows), {name: move(tensor) for name, tensor in self.inputs.items()}, labels, self.lengths)
+    def _each(self, change: Callable, change_input: Callable) -> Batch:
+        labels = None if self.labels is None else change(self.labels)
+        inputs = {name: change_input(tensor) for name, tensor in self.inputs.items()}
+        return Batch(change(self.rows), inputs, labels, self.lengths)
 
 
-class Task(Protocol):
-    """A task is four verbs and the name of the score that decides which model is best.
+@dataclass(frozen=True)
+class Split:
+    """One file's rows, ready to be batched.
 
-    A loss is a sum and a count, so that its mean can be taken over the whole global batch: `num_targets` is asked before the
+    `collate`: row numbers -> `Batch`. `lengths`: (rows,) tokens of each row, None where rows have none. `padding_multiple`: of
+    what the width of a batch is a multiple, as `collate` pads. `ids`: what names each row in predictions.
+    """
+
+    path: str
+    collate: Callable[[np.ndarray], Batch]
+    num_rows: int
+    labelled: bool = True
+    lengths: np.ndarray | None = None
+    padding_multiple: int = 1
+    ids: Sequence[Any] | None = None
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+
+@dataclass
+class Data:
+    """The files of a run. `splits`: "train", "validation" and "test", those that the run needs. `fingerprint`: what must be
+    equal on every machine, and for a checkpoint to be this run's. `notes`: for the reader of the console."""
+
+    splits: dict[str, Split]
+    fingerprint: dict[str, Any]
+    notes: list[str] = field(default_factory=list)
+    padding_free: bool = False  # whether the model computes on a batch's tokens without its padding
+
+
+class Card(NamedTuple):
+    """What a task says in a run's README.md. `pipeline_tag`: the hub's; `usage`: Python code that loads best/; `metrics`: names
+    without eval_ or test_, one table row each; `sections`: lines of Markdown."""
+
+    title: str
+    pipeline_tag: str | None
+    usage: str
+    metrics: list[str]
+    sections: list[str]
+
+
+class Task(ABC):
+    """A task, in the order in which a run calls its methods.
+
+    A loss is a sum and a count, so that its mean can be taken over the whole global batch: `num_targets` is called before the
     first backward pass, because gradients cannot be rescaled once DeepSpeed has stepped inside the last one.
     """
 
-    headline: str
+    name: str
+    default_metric: str  # the score that decides which model is best, unless --metric_for_best_model names another
+    shown_metrics: tuple[str, ...] = ("loss",)  # on the console
+    evaluates_by_tokens = False  # whether an evaluation batch has a number of tokens by default, on a CPU
+    memory_advice = ""  # what the message for "out of memory" suggests besides what helps every task
 
+    def __init__(self, arguments: Any) -> None:
+        """Raises `InputError` for arguments that the task cannot work with."""
+        self.arguments = arguments
+
+    @abstractmethod
+    def load(self, launch: Launch, modes: Modes) -> Data:
+        """Reads and checks the run's files. No process group exists yet. Raises `InputError` with what is wrong."""
+
+    @abstractmethod
+    def build(self) -> torch.nn.Module:
+        """The model to be trained, on the CPU in fp32. torch is seeded. Under `torch.device("meta")` no weights are read."""
+
+    def learning_rate_scale(self, model: torch.nn.Module, parameter: str) -> float:
+        """The learning rate of a parameter of this name as a multiple of --learning_rate."""
+        return 1.0
+
+    def details(self) -> dict[str, Any]:
+        """What the task adds to run.json."""
+        return {}
+
+    @abstractmethod
     def num_targets(self, batch: Batch) -> torch.Tensor:
-        """() int64: how many targets (labels, tokens, voxels) of this batch the loss is a mean over."""
-        ...
+        """() int64: how many targets (labels, tokens, pixels, voxels) of this batch the loss is a mean over."""
 
-    def loss_sum(self, model: Any, batch: Batch) -> torch.Tensor:
+    @abstractmethod
+    def loss_sum(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         """() float32: the loss summed over those targets."""
-        ...
 
-    def predict(self, model: Any, batch: Batch) -> list[Record]:
-        """One record per real row of the batch, on the CPU, ready to be gathered."""
-        ...
+    @abstractmethod
+    def predict(self, model: torch.nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
+        """Arrays of the batch's rows, (b, ...) each, placeholders included; the same shapes and types for every batch but for
+        b. The engine gathers them over batches and processes."""
 
-    def score(self, records: list[Record]) -> dict[str, float | None]:
-        """The figures of a whole file from its records in the file's order; None where a figure is undefined."""
-        ...
+    @abstractmethod
+    def score(self, predictions: Predictions, split: Split) -> dict[str, float | None]:
+        """The metrics of a whole labelled file; None where one is undefined. On rank 0 only, like everything below but
+        `load_exported`."""
+
+    def baseline(self, split: Split) -> dict[str, float | None]:
+        """Metrics of an answer without a model, to compare with."""
+        return {}
+
+    @abstractmethod
+    def export(
+        self, path: Path, model: torch.nn.Module, weights: dict[str, torch.Tensor], best: Predictions | None
+    ) -> dict[str, Any]:
+        """Writes the best model to the folder `path`, checks it by loading it, and returns what it adds to metrics.json.
+
+        `model` gives class and configuration, `weights` the full fp32 weights; `best`: predictions of the validation rows.
+        """
+
+    def samples(self, best: Predictions) -> dict[str, str]:
+        """Markdown texts to be shown in TensorBoard, by tag."""
+        return {}
+
+    @abstractmethod
+    def load_exported(self, path: str | Path) -> torch.nn.Module:
+        """The model of an exported folder (or of the hub), on every process. What is reported is what this model gives."""
+
+    @abstractmethod
+    def prediction_lines(self, predictions: Predictions, split: Split) -> Iterable[dict[str, Any]]:
+        """The lines of predictions.jsonl, one per row, without ids."""
+
+    def remarks(self, metrics: dict[str, Any]) -> list[str]:
+        """Lines for the end of the console output."""
+        return []
+
+    def card(self, folder: Path) -> Card:
+        """The model card of the run in `folder`, which holds metrics.json."""
+        return Card(self.name, None, "", list(self.shown_metrics), [])
+
+    @property
+    def best_metric(self) -> str:
+        """The metric that decides which model is best."""
+        return (self.arguments.metric_for_best_model or self.default_metric).removeprefix("eval_")
 
 
-def check_figure(name: str, figures: Collection[str]) -> None:
-    """Raises `InputError` for a --metric_for_best_model that is none of a task's figures."""
-    if name not in figures:
-        near = nearest(name, list(figures))
+def check_metric(name: str, metrics: Iterable[str]) -> None:
+    """Raises `InputError` for a --metric_for_best_model that a task does not have."""
+    known = list(metrics)
+    if name not in known:
+        near = nearest(name, known)
         hint = f"; did you mean {near}?" if near else "."
-        raise InputError(f"--metric_for_best_model {name}: no such figure{hint} They are {', '.join(figures)}")
+        raise InputError(f"--metric_for_best_model {name}: no such metric{hint} The metrics are {', '.join(known)}")

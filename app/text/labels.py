@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from finetune.errors import InputError
 from finetune.reading.columns import SHOWN, more
@@ -132,6 +133,26 @@ def read_label_file(path: str) -> list[str]:
     return names
 
 
+def choose_labels(own: list[str] | None, found: list[str], label_file: str | None, notes: list[str]) -> list[str]:
+    """The labels to be trained, in their order: those of `label_file`, or those that the training rows have (`found`), in the
+    order of the model's `own` where these are the same. Notes a head that is given up. Raises `InputError` for a bad file."""
+    labels = read_label_file(label_file) if label_file else found
+    if not label_file and own is not None and set(own) == set(found):
+        labels = own
+    if own is not None and own != labels:
+        notes.append(f"the model's head for {len(own)} label(s) is replaced by a new one for {len(labels)}")
+    return labels
+
+
+def one_hot(labels: Ragged, rows: np.ndarray, num_labels: int) -> torch.Tensor:
+    """(b, labels) float32: 1 where a row has the label."""
+    dense = torch.zeros(len(rows), num_labels)
+    counts = labels.offsets[rows + 1] - labels.offsets[rows]
+    if counts.sum():
+        dense[np.repeat(np.arange(len(rows)), counts), np.concatenate([labels[row] for row in rows])] = 1
+    return dense
+
+
 def label_ids(
     table: Table,
     found: Labelled,
@@ -168,7 +189,7 @@ def label_ids(
 
 
 def note_labels(splits: dict[str, tuple[str, Ragged]], labels: list[str], notes: list[str]) -> None:
-    """Notes what a reader of the figures should know: rows without labels, and labels without rows. `splits`: (path, label
+    """Notes what a reader of the metrics should know: rows without labels, and labels without rows. `splits`: (path, label
     numbers of each row) of "train" and, if there is one, "validation"."""
     counts = {name: np.bincount(rows.values, minlength=len(labels)) for name, (_, rows) in splits.items()}
     for name, (path, rows) in splits.items():

@@ -1,4 +1,4 @@
-"""Dataclasses <-> command line and YAML. Level 1: no torch, so that `--help` answers at once.
+"""Dataclasses <-> command line and YAML.
 
 An argument is a field of a frozen dataclass, declared once with `option(...)`: name, type, default, help and limits. The same
 field may be set in a YAML file given with `--config`; the command line wins. Unknown names, wrong types and values out of
@@ -37,10 +37,16 @@ def option(
     at_most: float | None = None,
     below: float | None = None,
     hidden: bool = False,
+    reads: bool = False,
+    per_machine: bool = False,
 ) -> Any:
-    """A dataclass field that is an argument: default, help text and the limits its value is checked against."""
+    """A dataclass field that is an argument: default, help text and the limits its value is checked against.
+
+    `reads`: names a file or folder that the run reads. `per_machine`: machines of one job may give different values; of a file
+    that is read the contents are compared instead.
+    """
     limits = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
-    metadata = {"help": help, "choices": choices, "hidden": hidden, **limits}
+    metadata = {"help": help, "choices": choices, "hidden": hidden, "reads": reads, "per_machine": per_machine, **limits}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -72,6 +78,23 @@ def parse(cls: type[T], argv: list[str] | None = None, description: str = "") ->
     if problems:
         raise InputError(*problems)
     return cls(**values)
+
+
+def validate(arguments: Any) -> None:
+    """Raises `InputError` with everything that the arguments' groups (their `problems` methods) find contradictory."""
+    problems = []
+    for group in type(arguments).__mro__:
+        if "problems" in vars(group):
+            problems += group.problems(arguments)
+    if problems:
+        raise InputError(*problems)
+
+
+def names_of(arguments: Any, *, reads: bool | None = None, per_machine: bool | None = None) -> list[str]:
+    """The arguments' names whose `option` says so (None: either way)."""
+    wanted = {"reads": reads, "per_machine": per_machine}
+    wanted = {key: value for key, value in wanted.items() if value is not None}
+    return [f.name for f in dataclasses.fields(arguments) if all(f.metadata[key] == value for key, value in wanted.items())]
 
 
 def convert(text: str | None, field: dataclasses.Field, cls: type) -> Any:

@@ -59,6 +59,19 @@ class Run:
         heartbeat.mark()
         return records if self.launch.world_size == 1 else gather_object(records)
 
+    def gather_rows(self, tensor: Any) -> Any:
+        """Concatenates the processes' tensors, (own rows, ...) on the CPU, along their rows; on every process, on the CPU."""
+        import torch
+
+        heartbeat.mark()
+        if self.launch.world_size == 1:
+            return tensor
+        rows = torch.tensor([len(tensor)], device=self.device)
+        counts = self.accelerator.gather(rows).tolist()
+        padded = self.accelerator.pad_across_processes(tensor.to(self.device), dim=0)
+        gathered = self.accelerator.gather_for_metrics(padded).cpu().split(max(counts))
+        return torch.cat([part[:count] for part, count in zip(gathered, counts, strict=True)])
+
     def broadcast(self, value: Any) -> Any:
         """Rank 0's value, on every process."""
         from accelerate.utils import broadcast_object_list

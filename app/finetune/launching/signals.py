@@ -33,6 +33,7 @@ _said = False
 _before_end: list[Callable[[str], None]] = []
 _ancestors: tuple[int, ...] = ()
 _generations = 0
+_listening = False
 
 
 @contextlib.contextmanager
@@ -40,9 +41,14 @@ def listen() -> Iterator[None]:
     """Takes SIGTERM, SIGUSR1 and SIGINT as requests to stop while the context lasts. Main thread only.
 
     Outside of a training loop (see `defer`) there is nothing to save, and a request ends the process at once with exit code
-    75. In one, the first request waits for the loop to look; a second ends the process at once with 128 + the signal.
+    75. In one, the first request waits for the loop to look; a second ends the process at once with 128 + the signal. Inside
+    another such context it does nothing.
     """
-    global _started, _ancestors
+    global _started, _ancestors, _listening
+    if _listening:
+        yield
+        return
+    _listening = True
     _forks_let_go()
     _reset()
     _started, _ancestors = time.monotonic(), tuple(_line_of_descent(2))
@@ -66,6 +72,7 @@ def listen() -> Iterator[None]:
         thread.join()
         os.close(reading)
         os.close(writing)
+        _listening = False
         _reset()
 
 

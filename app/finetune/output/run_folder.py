@@ -121,6 +121,13 @@ def write_json(path: Path, content: Any) -> None:
     write_text(path, as_json(content))
 
 
+def merge_metrics(folder: Path, metrics: dict[str, Any]) -> None:
+    """Adds metrics to metrics.json; those that an earlier command made in the same folder and this one did not are kept."""
+    path = folder / "metrics.json"
+    earlier = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    write_json(path, {**earlier, **metrics})
+
+
 def as_json(content: Any) -> str:
     """The text that `write_json` writes."""
     return json.dumps(content, ensure_ascii=False, indent=2, allow_nan=False) + "\n"

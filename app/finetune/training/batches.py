@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from finetune.reading.fingerprint import fingerprint
 from finetune.reading.progress import progress
 from finetune.reading.ragged import Ragged
 from finetune.reading.stored_rows import Column
-from finetune.task import Batch
+from finetune.task import Batch, Split
 from finetune.training.order import epoch_order, evaluation_batches, share_out, share_out_tokens
 
 Encode = Callable[[list[str]], dict[str, list]]
@@ -107,46 +107,21 @@ def _encode(texts: list[str]) -> dict[str, list]:
     return _encoder(texts)
 
 
-def pad_rows(rows: Sequence[np.ndarray], pad_value: int, side: str = "right", multiple: int = 1) -> torch.Tensor:
-    """(b, width) int64: rows padded to the longest of them, of one token at least, rounded up to `multiple`."""
-    width = -(-max(1, *(len(row) for row in rows)) // multiple) * multiple
-    padded = np.full((len(rows), width), pad_value, dtype=np.int64)
-    for target, row in zip(padded, rows, strict=True):
-        if side == "right":
-            target[: len(row)] = row
-        else:
-            target[width - len(row) :] = row
-    return torch.from_numpy(padded)
-
-
-def lengths_of(rows: Sequence[np.ndarray], side: str) -> tuple[int, ...] | None:
-    """`Batch.lengths` of rows that are padded on that side; None as well if a row has no token."""
-    lengths = tuple(map(len, rows))
-    return lengths if side == "right" and min(lengths) > 0 else None
-
-
-def one_hot(labels: Ragged, rows: np.ndarray, num_labels: int) -> torch.Tensor:
-    """(b, labels) float32: 1 where a row has the label."""
-    dense = torch.zeros(len(rows), num_labels)
-    counts = labels.offsets[rows + 1] - labels.offsets[rows]
-    if counts.sum():
-        dense[np.repeat(np.arange(len(rows)), counts), np.concatenate([labels[row] for row in rows])] = 1
-    return dense
-
-
 class TrainSteps(Dataset):
-    """Optimizer step -> this process's micro-batches; a function of (seed, step), so a run can go on from any step."""
+    """Optimizer step -> this process's micro-batches; a function of (seed, step), so a run can resume at any step."""
 
     def __init__(
-        self, collate: Collate, lengths: np.ndarray, plan: Plan, rank: int, seed: int, length_grouping: bool,
-        multiple: int = 1, packed: bool = False,
-    ) -> None:  # fmt: skip
-        """`multiple`: of what a batch's width is a multiple, as `collate` pads. `packed`: the model leaves padding out."""
-        self.packed, self.collate, self.lengths, self.plan, self.rank = packed, collate, lengths, plan, rank
-        self.widths = padded_widths(lengths, multiple)
-        self._order = lru_cache(maxsize=2)(
-            lambda epoch: epoch_order(seed, epoch, lengths, plan.batch.global_batch_size, length_grouping)
-        )
+        self, split: Split, plan: Plan, rank: int, seed: int, length_grouping: bool, padding_free: bool = False
+    ) -> None:
+        """`padding_free`: the model computes on a batch's tokens without its padding."""
+        self.split, self.plan, self.rank, self.padding_free = split, plan, rank, padding_free
+        self.has_tokens = split.lengths is not None
+        self.lengths = row_lengths_of(split)
+        self.widths = padded_widths(self.lengths, split.padding_multiple)
+        self._order = lru_cache(maxsize=2)(partial(self._make_order, seed, length_grouping and self.has_tokens))
+
+    def _make_order(self, seed: int, length_grouping: bool, epoch: int) -> np.ndarray:
+        return epoch_order(seed, epoch, self.lengths, self.plan.batch.global_batch_size, length_grouping)
 
     def rows(self, step: int) -> np.ndarray:
         """The rows of the whole global batch of optimizer step `step` (0-based)."""
@@ -158,23 +133,33 @@ class TrainSteps(Dataset):
         return self.plan.total_steps
 
     def shares(self, step: int) -> list[list[np.ndarray]]:
-        """[forward pass][process] -> rows of optimizer step `step`."""
+        """[micro-batch][process] -> rows of optimizer step `step`."""
         batch, rows = self.plan.batch, self.rows(step)
         if batch.max_tokens is not None:
-            return share_out_tokens(rows, self.widths, batch.world_size, batch.max_tokens, self.packed)
+            return share_out_tokens(rows, self.widths, batch.world_size, batch.max_tokens, self.padding_free)
         return share_out(rows, self.lengths, batch.world_size, batch.accumulation)
 
     def tokens(self, step: int) -> tuple[int, int]:
-        """Tokens of the global batch of optimizer step `step`, and what padding makes of them."""
+        """Tokens of the global batch of optimizer step `step`, without and with padding; (0, 0) where rows have none."""
+        if not self.has_tokens:
+            return 0, 0
         tokens = int(self.lengths[self.rows(step)].sum())
-        if self.packed:
+        if self.padding_free:
             return tokens, tokens
         padded = sum(len(share) * int(self.widths[share].max()) for each in self.shares(step) for share in each if len(share))
         return tokens, padded
 
+    def largest_micro_batch(self) -> Batch:
+        """A micro-batch as large as any of the run: as many rows as one may have, the longest of the file."""
+        batch, size = self.plan.batch, min(self.plan.batch.micro_batch_size, len(self.lengths))
+        if batch.max_tokens is not None:
+            size = min(size, max(1, batch.max_tokens // int(self.widths.max())))
+        longest = np.argpartition(-self.lengths, size - 1)[:size]
+        return self.split.collate(longest[np.argsort(-self.lengths[longest], kind="stable")])
+
     def __getitem__(self, step: int) -> list[Batch]:
         rows = self.rows(step)
-        return [collate_share(self.collate, share[self.rank], rows) for share in self.shares(step)]
+        return [collate_share(self.split.collate, share[self.rank], rows) for share in self.shares(step)]
 
 
 def collate_share(collate: Collate, rows: np.ndarray, others: np.ndarray) -> Batch:
@@ -201,26 +186,26 @@ def train_loader(steps: TrainSteps, first_step: int, num_workers: int, pin_memor
 
 @dataclass(frozen=True)
 class EvalRows:
-    """A file to be evaluated: how to collate its rows, how long they are, how many at a time.
+    """A file to be evaluated, and how much of it at a time: `batch_size` rows or, where it is given, `max_tokens` tokens."""
 
-    `max_tokens` takes the place of `batch_size` where it is given; `multiple`: of what a batch's width is a multiple, as
-    `collate` pads.
-    """
-
-    collate: Collate
-    lengths: np.ndarray
+    split: Split
     batch_size: int
     max_tokens: int | None = None
-    multiple: int = 1
 
     def __len__(self) -> int:
-        return len(self.lengths)
+        return len(self.split)
 
     def batches(self, world_size: int, rank: int) -> Iterable[Batch]:
         """This process's batches; every process gets the same number."""
-        everything, widths = np.arange(len(self.lengths)), padded_widths(self.lengths, self.multiple)
-        for rows in evaluation_batches(widths, self.batch_size, self.max_tokens, world_size, rank):
-            yield collate_share(self.collate, rows, everything)
+        everything, widths = np.arange(len(self)), padded_widths(row_lengths_of(self.split), self.split.padding_multiple)
+        max_tokens = None if self.split.lengths is None else self.max_tokens
+        for rows in evaluation_batches(widths, self.batch_size, max_tokens, world_size, rank):
+            yield collate_share(self.split.collate, rows, everything)
+
+
+def row_lengths_of(split: Split) -> np.ndarray:
+    """(rows,) the tokens of each row; 1 where rows have none."""
+    return np.ones(len(split), dtype=np.int64) if split.lengths is None else split.lengths
 
 
 def padded_widths(lengths: np.ndarray, multiple: int) -> np.ndarray:

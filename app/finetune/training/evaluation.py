@@ -1,56 +1,59 @@
-"""Every row of a file once, whatever the number of processes. Level 7."""
+"""Every row of a file once, whatever the number of processes."""
 
 from __future__ import annotations
 
 import time
 from typing import Any
 
+import numpy as np
 import torch
 
 from finetune.errors import StopRequested, TrainingError
 from finetune.kernels.row_lengths import known
 from finetune.launching.processes import Run
 from finetune.launching.shutdown import asked_to_stop
-from finetune.task import Record, Task
+from finetune.task import Predictions, Task
 from finetune.training.batches import EvalRows
+from finetune.training.step import input_dtype
 
 
-@torch.no_grad()
 def evaluate(
     run: Run, model: Any, task: Task, rows: EvalRows, stoppable: bool = False
-) -> tuple[dict[str, float | None], list[Record] | None]:
-    """The figures of a file, each row counted once whatever the number of processes: (figures, on every process; records in
-    the file's order, on rank 0). Raises `TrainingError` if a row is missing or came twice."""
-    records, _ = predict(run, model, task, rows, stoppable)
-
-    def score() -> dict[str, float | None]:
-        return task.score(records)
-
-    return run.on_main(score), records
+) -> tuple[dict[str, float | None], Predictions | None]:
+    """The metrics of a file, each row counted once whatever the number of processes: (metrics, on every process; predictions,
+    on rank 0)."""
+    predictions, _ = predict(run, model, task, rows, stoppable)
+    return run.on_main(lambda: task.score(predictions, rows.split)), predictions
 
 
 @torch.no_grad()
-def predict(run: Run, model: Any, task: Task, rows: EvalRows, stoppable: bool = False) -> tuple[list[Record] | None, float]:
-    """(one record per row in the file's order, on rank 0 and None elsewhere; seconds it took).
+def predict(run: Run, model: Any, task: Task, rows: EvalRows, stoppable: bool = False) -> tuple[Predictions | None, float]:
+    """(`Task.predict`'s arrays of all rows in the file's order, on rank 0 and None elsewhere; seconds it took).
 
-    Raises `StopRequested` after a batch if it is `stoppable` and any process was asked to stop.
+    Raises `StopRequested` after a batch if it is `stoppable` and any process was requested to stop, and `TrainingError` if a
+    row is missing or came twice.
     """
     started = time.perf_counter()
-    was_training = model.training
+    was_training, dtype = model.training, input_dtype(model)
     model.eval()
-    mine: list[Record] = []
+    numbers: list[torch.Tensor] = []
+    arrays: list[dict[str, torch.Tensor]] = []
     for batch in rows.batches(run.launch.world_size, run.launch.rank):
         # What does not go through the prepared model's forward, as generate(), would not be autocast.
         with run.accelerator.autocast(), known(batch.lengths):
-            mine += task.predict(model, batch.to(run.device))
+            found = task.predict(model, batch.to(run.device, dtype))
+        real = batch.is_real
+        numbers.append(batch.rows[real])
+        arrays.append({name: tensor.cpu()[real] for name, tensor in found.items()})
         if stoppable and asked_to_stop(run):
             model.train(was_training)
             raise StopRequested("asked to stop during an evaluation")
     model.train(was_training)
-    gathered = run.gather(mine)
-    records = None
-    if run.is_main:
-        records = sorted(gathered, key=lambda record: record["row"])
-        if [record["row"] for record in records] != list(range(len(rows))):
-            raise TrainingError(f"evaluation saw {len(records)} rows instead of each of {len(rows)} once; please report this")
-    return records, time.perf_counter() - started
+    order = run.gather_rows(torch.cat(numbers)).numpy()
+    gathered = {name: run.gather_rows(torch.cat([each.pop(name) for each in arrays])) for name in list(arrays[0])}
+    if not run.is_main:
+        return None, time.perf_counter() - started
+    if not np.array_equal(np.sort(order), np.arange(len(rows))):
+        raise TrainingError(f"evaluation saw {len(order)} rows instead of each of {len(rows)} once; please report this")
+    places = np.argsort(order)
+    return {name: tensor.numpy()[places] for name, tensor in gathered.items()}, time.perf_counter() - started

@@ -1,4 +1,4 @@
-"""The loop: steps, and what is due after one. Level 8."""
+"""The training loop: steps, and what is due after one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from finetune.output.writer_thread import Background
 from finetune.plan import Plan, lr_multiplier
 from finetune.reports.profiling import profiled
 from finetune.reports.tracker import Tracker
-from finetune.task import Batch, Record, Task
+from finetune.task import Batch, Predictions, Task
 from finetune.training.batches import EvalRows, TrainSteps, train_loader
 from finetune.training.clock import StepClock, peak_memory_mb
 from finetune.training.evaluation import evaluate
@@ -34,58 +34,62 @@ SKIPPED_LIMIT = 20  # fp16 updates skipped in a row; a scale that starts at 2**1
 LOOK_SECONDS = 2.0  # the host waits for a GPU at least this often, and learns of requests to stop then
 
 
-@dataclass
-class Training:
-    """What `fit` works on. `on_best` exports a better model; it is called on every process, with rank 0's records."""
-
-    model: Any
-    optimizer: Any
-    task: Task
-    steps: TrainSteps
-    validation: EvalRows | None
-    tracker: Tracker
-    output_dir: Path
-    identity: dict[str, Any]
-    on_best: Callable[[list[Record] | None, dict[str, float | None]], None]
-    writer: Background = field(default_factory=Background)  # of checkpoints
-
-
 @dataclass(frozen=True)
 class FitOptions:
     """The arguments that `fit` itself looks at."""
 
     seed: int
     max_grad_norm: float
-    headline: str
+    best_metric: str
     greater_is_better: bool
     early_stopping_patience: int | None
     save_total_limit: int
     dataloader_num_workers: int
-    shown: tuple[str, ...]  # evaluation figures for the console
     profile: int | None = None  # steps that torch's profiler watches
     in_shards: bool = False  # checkpoints
 
 
-def fit(run: Run, plan: Plan, training: Training, options: FitOptions, state: TrainState) -> dict[str, float | None]:
-    """Trains from `state` to the end of the plan, or until early stopping. Returns the train_* figures; `state` and
+@dataclass
+class Training:
+    """What `fit` works on. `export`: writes a better model from the validation rows' predictions; every process calls it."""
+
+    model: Any
+    optimizer: Any
+    task: Task
+    plan: Plan
+    options: FitOptions
+    steps: TrainSteps
+    validation: EvalRows | None
+    tracker: Tracker
+    output_dir: Path
+    fingerprint: dict[str, Any]
+    export: Callable[[Predictions | None], None]
+    writer: Background = field(default_factory=Background)  # of checkpoints
+    save_stalls: list[float] = field(default_factory=list)  # seconds for which checkpoints held the training
+
+
+def fit(run: Run, training: Training, state: TrainState) -> dict[str, float | None]:
+    """Trains from `state` to the end of the plan, or until early stopping. Returns the train_* metrics; `state` and
     `training.model` hold the rest.
 
     Raises `TrainingError` for a loss or gradient that is not finite, before anything of it is saved, and `StopRequested`
-    after a checkpoint if any process was asked to stop.
+    after a checkpoint if any process was requested to stop.
     """
+    plan, options, tracker = training.plan, training.options, training.tracker
+    clock = StepClock(run.device)
     if (state.step >= plan.total_steps and not state.unevaluated) or _out_of_patience(options, state):
         run.print(f"training       is complete ({state.step} steps); nothing to do")
-        known = _train_figures(run, training, state, StepClock(run.device), [])
+        known = _train_metrics(run, training, state, clock)
         return {name: value for name, value in known.items() if value is not None and name != "peak_memory_mb"}
     signals.defer()
     if asked_to_stop(run):
         stop_here(run, f"before step {state.step + 1}; there was nothing new to save")
-    clock, pending, stalls = StepClock(run.device), [], []
+    pending: list[tuple] = []
     training.model.train()
-    done = state.unevaluated and _finish_step(run, plan, training, options, state, stalls, True)
+    done = state.unevaluated and _finish_step(run, training, state, True)
     loader = train_loader(training.steps, state.step, options.dataloader_num_workers, run.device.type == "cuda")
     if run.is_main:
-        loader = profiled(loader, options.profile, training.output_dir, run.device, training.tracker.say)
+        loader = profiled(loader, options.profile, training.output_dir, run.device, tracker.say)
     started = time.perf_counter()
     first_step = look = state.step
     pace, scale = 0.0, _loss_scale(run)
@@ -100,7 +104,7 @@ def fit(run: Run, plan: Plan, training: Training, options: FitOptions, state: Tr
                 run, training.model, training.optimizer, training.task, micro_batches, options.max_grad_norm
             )
         except torch.OutOfMemoryError as error:
-            raise TrainingError(_out_of_memory(step, micro_batches, error)) from error
+            raise TrainingError(_out_of_memory(training.task, step, micro_batches, error)) from error
         state.step += 1
         before, scale = scale, _loss_scale(run)
         _count_skipped(run, state, scale < before)
@@ -120,21 +124,22 @@ def fit(run: Run, plan: Plan, training: Training, options: FitOptions, state: Tr
             pace = seconds / len(norms)
             look = state.step + (int(LOOK_SECONDS / agreed_pace) if agreed_pace else 0)
         rate = plan.batch.global_batch_size * (state.step - first_step) / (time.perf_counter() - started)
-        training.tracker.advance(state.losses[-1] if state.losses else None, plan.learning_rate * multiplier, rate)
+        tracker.advance(state.losses[-1] if state.losses else None, plan.learning_rate * multiplier, rate)
         if log_due:
-            _log_step(plan, training, state, multiplier, norms[-1], rate)
+            _log_step(training, state, multiplier, norms[-1], rate)
         if asked:
-            _save_and_stop(run, plan, training, options, state, stalls, eval_due)
-        if (eval_due or save_due) and _finish_step(run, plan, training, options, state, stalls, eval_due):
+            _save_and_stop(run, training, state, eval_due)
+        if (eval_due or save_due) and _finish_step(run, training, state, eval_due):
             break
         if eval_due or save_due:
             clock.pause()
             clock.mark()
     if asked_to_stop(run):
-        _save_and_stop(run, plan, training, options, state, stalls, False)
+        _save_and_stop(run, training, state, False)
     saving.wait(run, training.writer)
+    synchronise_buffers(run, training.model)
     signals.end_with(EXIT_STOPPED)  # everything is on disk
-    return _train_figures(run, training, state, clock, stalls)
+    return _train_metrics(run, training, state, clock)
 
 
 def restore(run: Run, path: Path, training: Training, state: TrainState) -> None:
@@ -173,44 +178,55 @@ def _host_is_device(run: Run) -> bool:
     return run.device.type == "cpu"
 
 
-def _finish_step(
-    run: Run, plan: Plan, training: Training, options: FitOptions, state: TrainState, stalls: list[float], eval_due: bool
-) -> bool:
+def _finish_step(run: Run, training: Training, state: TrainState, eval_due: bool) -> bool:
     """Evaluates if that is due, saves if that is due; returns whether training stops early."""
     state.unevaluated = False
+    synchronise_buffers(run, training.model)
     try:
-        done = eval_due and _evaluate_and_keep_best(run, plan, training, options, state)
+        done = eval_due and _evaluate_and_keep_best(run, training, state)
     except StopRequested:
-        _save_and_stop(run, plan, training, options, state, stalls, True)
-    if plan.due(state.step, plan.save_steps) or (done and plan.save_steps is not None):
-        _save(run, training, options, state, stalls)
+        _save_and_stop(run, training, state, True)
+    save_steps = training.plan.save_steps
+    if training.plan.due(state.step, save_steps) or (done and save_steps is not None):
+        save(run, training, state)
     return done
 
 
-def save(run: Run, training: Training, state: TrainState, limit: int, in_shards: bool) -> None:
+def save(run: Run, training: Training, state: TrainState, in_shards: bool | None = None) -> None:
     """Begins a checkpoint of where `training` stands (see `saving.save`). All processes must call it."""
-    # A checkpoint that survives a power cut must not be ahead of the history.
-    first, folder = training.tracker.flush, training.output_dir / checkpoint.FOLDER
-    shelf = Shelf(folder, training.identity, limit, training.writer, first, in_shards)
-    saving.save(run, shelf, training.model, training.optimizer, state)
-
-
-def _save(run: Run, training: Training, options: FitOptions, state: TrainState, stalls: list[float]) -> None:
-    """Begins a checkpoint; adds to `stalls` how many seconds the run was held for it."""
     started = time.perf_counter()
-    save(run, training, state, options.save_total_limit, options.in_shards)
-    stalls.append(time.perf_counter() - started)
+    options = training.options
+    synchronise_buffers(run, training.model)
+    shelf = Shelf(
+        training.output_dir / checkpoint.FOLDER,
+        training.fingerprint,
+        options.save_total_limit,
+        training.writer,
+        training.tracker.flush,  # a checkpoint that survives a power cut must not be ahead of the history
+        options.in_shards if in_shards is None else in_shards,
+    )
+    saving.save(run, shelf, training.model, training.optimizer, state)
+    training.save_stalls.append(time.perf_counter() - started)
 
 
-def _save_and_stop(
-    run: Run, plan: Plan, training: Training, options: FitOptions, state: TrainState, stalls: list[float], unevaluated: bool
-) -> NoReturn:
+def _save_and_stop(run: Run, training: Training, state: TrainState, unevaluated: bool) -> NoReturn:
     state.unevaluated = unevaluated
-    _save(run, training, options, state, stalls)
+    save(run, training, state)
     saving.wait(run, training.writer)
     path = training.output_dir / checkpoint.FOLDER / f"step_{state.step}"
-    done = f"step {state.step} of {plan.total_steps} is saved in {path}"
+    done = f"step {state.step} of {training.plan.total_steps} is saved in {path}"
     stop_here(run, f"{done}; the same command with --resume_from_checkpoint auto goes on")
+
+
+def synchronise_buffers(run: Run, model: torch.nn.Module) -> None:
+    """Gives every process rank 0's saved buffers: batch norm's statistics are of each process's own rows. All must call it."""
+    if run.launch.world_size == 1:
+        return
+    plain = run.unwrapped(model)
+    saved = plain.state_dict(keep_vars=True)
+    for name, buffer in plain.named_buffers():
+        if name in saved:
+            torch.distributed.broadcast(buffer.data, 0)
 
 
 def _not_finite(training: Training, step: int, loss: float, norm: float) -> str:
@@ -223,13 +239,12 @@ def _not_finite(training: Training, step: int, loss: float, norm: float) -> str:
     )
 
 
-def _out_of_memory(step: int, micro_batches: list[Batch], error: Exception) -> str:
+def _out_of_memory(task: Task, step: int, micro_batches: list[Batch], error: Exception) -> str:
     shapes = {tuple(tensor.shape) for batch in micro_batches for tensor in batch.inputs.values()}
     largest = max(shapes, key=lambda shape: (torch.Size(shape).numel(), shape))
     return (
         f"step {step + 1}: out of memory on a batch of {largest[0]} rows x {'x'.join(map(str, largest[1:]))}. Try a smaller "
-        "--per_device_train_batch_size or --max_tokens_per_micro_batch (the global batch stays as it is), "
-        "--gradient_checkpointing, a smaller --max_length, "
+        f"--per_device_train_batch_size (the global batch stays as it is), {task.memory_advice}--gradient_checkpointing, "
         f"--mixed_precision bf16, or a ds_configs/zero*.json file ({str(error).splitlines()[0]})"
     )
 
@@ -255,39 +270,40 @@ def _count_skipped(run: Run, state: TrainState, scale_fell: bool) -> None:
         )
 
 
-def _log_step(plan: Plan, training: Training, state: TrainState, multiplier: float, norm: float, rate: float) -> None:
+def _log_step(training: Training, state: TrainState, multiplier: float, norm: float, rate: float) -> None:
     event = {
         "step": state.step,
-        "epoch": round(state.step / plan.steps_per_epoch, 6),
+        "epoch": round(state.step / training.plan.steps_per_epoch, 6),
         "loss": sum(state.losses) / len(state.losses),
-        "learning_rate": plan.learning_rate * multiplier,
+        "learning_rate": training.plan.learning_rate * multiplier,
         "grad_norm": norm if math.isfinite(norm) else None,
     }
     state.losses.clear()
     training.tracker.log(event, speed={"samples_per_second": rate})
 
 
-def _evaluate_and_keep_best(run: Run, plan: Plan, training: Training, options: FitOptions, state: TrainState) -> bool:
+def _evaluate_and_keep_best(run: Run, training: Training, state: TrainState) -> bool:
     """Evaluates, exports the model if it is the best so far; returns whether patience has run out."""
-    figures, records = evaluate(run, training.model, training.task, training.validation, stoppable=True)
+    task, options = training.task, training.options
+    metrics, predictions = evaluate(run, training.model, task, training.validation, stoppable=True)
     training.tracker.log(
         {
             "step": state.step,
-            "epoch": round(state.step / plan.steps_per_epoch, 6),
-            **{f"eval_{name}": value for name, value in figures.items()},
+            "epoch": round(state.step / training.plan.steps_per_epoch, 6),
+            **{f"eval_{name}": value for name, value in metrics.items()},
         },
-        shown=tuple(f"eval_{name}" for name in options.shown),
+        shown=tuple(f"eval_{name}" for name in task.shown_metrics),
     )
-    metric = figures.get(options.headline)
-    if metric is not None and _is_better(metric, state.best_metric, options.greater_is_better):
-        state.best_metric, state.best_step, state.evaluations_without_best = metric, state.step, 0
-        training.on_best(records, figures)
+    value = metrics.get(options.best_metric)
+    if value is not None and _is_better(value, state.best_metric, options.greater_is_better):
+        state.best_metric, state.best_step, state.evaluations_without_best = value, state.step, 0
+        training.export(predictions)
     else:
         state.evaluations_without_best += 1
     if not _out_of_patience(options, state):
         return False
     evaluations = state.evaluations_without_best
-    training.tracker.say(f"stopping early: no better {options.headline} in {evaluations} evaluations")
+    training.tracker.say(f"stopping early: no better {options.best_metric} in {evaluations} evaluations")
     return True
 
 
@@ -300,17 +316,18 @@ def _is_better(metric: float, best: float | None, greater_is_better: bool) -> bo
     return best is None or (metric > best if greater_is_better else metric < best)
 
 
-def _train_figures(
-    run: Run, training: Training, state: TrainState, clock: StepClock, stalls: list[float]
-) -> dict[str, float | None]:
+def _train_metrics(run: Run, training: Training, state: TrainState, clock: StepClock) -> dict[str, float | None]:
     rows = sum(len(training.steps.rows(step)) for step in range(state.step))
-    seconds = state.train_seconds
+    seconds, stalls = state.train_seconds, training.save_stalls
+    of_tokens = {
+        "train_tokens_per_second": state.tokens / seconds if seconds else None,
+        "train_padding_share": 1 - state.tokens / state.padded_tokens if state.padded_tokens else None,
+    }
     return {
         "train_loss": state.loss_total / state.step if state.step else None,
         "train_runtime": seconds,
         "train_samples_per_second": rows / seconds if seconds else None,
-        "train_tokens_per_second": state.tokens / seconds if seconds else None,
-        "train_padding_share": 1 - state.tokens / state.padded_tokens if state.padded_tokens else None,
+        **(of_tokens if training.steps.has_tokens else {}),
         "train_step_time_p50": clock.percentile(0.5),
         "train_step_time_p95": clock.percentile(0.95),
         "train_save_stall": statistics.median(stalls) if stalls else None,

@@ -1,25 +1,26 @@
-"""AdamW, its parameter groups, and the learning rate of a step. Level 3."""
+"""AdamW, its parameter groups, and the learning rate of a step."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
 
-def build_optimizer(arguments: Any, model: nn.Module, learning_rate: float, head_scale: float = 1.0) -> torch.optim.AdamW:
+def build_optimizer(
+    arguments: Any, model: nn.Module, learning_rate: float, scale_of: Callable[[nn.Module, str], float]
+) -> torch.optim.AdamW:
     """AdamW (Loshchilov and Hutter, arXiv:1711.05101) without weight decay on biases and norms.
 
-    Parameters of `model` that its pretrained body does not have (`base_model_prefix`) are the head; their learning rate is
-    `head_scale` times the others'. `learning_rate` is the peak; `set_learning_rate` moves it.
+    `learning_rate` is the peak, which `set_learning_rate` moves; `scale_of(model, name)` multiplies it for a parameter.
     """
     decays = _parameters_with_decay(model)
-    body = f"{getattr(model, 'base_model_prefix', '')}."
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            scale = 1.0 if name.startswith(body) else head_scale
+            scale = scale_of(model, name)
             decay = arguments.weight_decay if name in decays else 0.0
             groups.setdefault((scale, decay), []).append(parameter)
     peaks = [

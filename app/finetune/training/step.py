@@ -38,7 +38,8 @@ def train_step(
     norm of the full gradient before clipping). `weight` 0 makes a step whose gradient is zero.
     """
     accelerator = run.accelerator
-    batches = [batch.to(run.device) for batch in micro_batches]
+    dtype = input_dtype(model)
+    batches = [batch.to(run.device, dtype) for batch in micro_batches]
     targets = run.sum(torch.stack([task.num_targets(batch) for batch in batches]).sum()).clamp(min=1)
     scale = weight * accelerator.gradient_accumulation_steps * run.launch.world_size / targets
     loss = torch.zeros((), device=run.device)
@@ -71,6 +72,11 @@ def _clip(run: Run, model: Any, max_norm: float) -> torch.Tensor:
     if not norm <= max_norm:  # nor where it is no number
         torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
     return norm
+
+
+def input_dtype(model: torch.nn.Module) -> torch.dtype | None:
+    """The precision in which a model takes inputs: that of its weights, which DeepSpeed keeps in half precision."""
+    return next((parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()), None)
 
 
 def seed_step(seed: int, step: int, rank: int) -> None:

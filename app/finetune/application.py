@@ -1,0 +1,107 @@
+"""Runs any task, from its arguments to its output files: the table of contents of the engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from finetune import garbage_collection, preflight
+from finetune.launching import processes, shutdown
+from finetune.launching.processes import Run
+from finetune.opened_run import make_fingerprint, open_run
+from finetune.output.run_folder import merge_metrics
+from finetune.plan import make_plan
+from finetune.reports import results
+from finetune.reports.card import write_card
+from finetune.task import Task
+from finetune.training import loop
+from finetune.training.evaluation import evaluate, predict
+from finetune.training_setup import eval_rows, finish_training, load_best, prepare_training, release
+
+
+def run(task_class: type[Task], arguments: Any) -> None:
+    """Trains, evaluates and predicts, as the arguments request. Ends the process when something is wrong."""
+    with shutdown.failures_end_the_job(debug=arguments.debug):
+        run_task(task_class(arguments), arguments)
+
+
+def run_task(task: Task, arguments: Any) -> None:
+    """A whole run. Raises `InputError` before anything on disk is harmed, `TrainingError` and `StopRequested` later."""
+    modes = arguments.modes
+    launch = preflight.check(arguments)
+    data = task.load(launch, modes)
+    plan = make_plan(arguments, data.splits["train"], launch) if modes.train else None
+    started = processes.start(launch, plan.batch if plan else None, arguments.report_to, arguments.output_dir)
+    garbage_collection.settle()
+    fingerprint = make_fingerprint(arguments, plan, data.fingerprint)
+    # Before the folder is taken: an error in a model must not harm what is there.
+    model = build_model(task, arguments.seed) if modes.train else None
+    opened = open_run(started, arguments, plan, fingerprint, data.notes, task.details())
+
+    metrics: dict[str, Any] = {}
+    if modes.train:
+        training, state = prepare_training(started, arguments, task, data, plan, model, opened)
+        del model
+        metrics |= loop.fit(started, training, state)
+        metrics |= finish_training(started, training, state)
+        release(started, training)
+    if modes.predict or not modes.train:
+        model = load_exported(started, arguments, task, modes.train)
+    if modes.evaluate and not modes.train:
+        scores, _ = evaluate(started, model, task, eval_rows(started, arguments, task, data.splits["validation"]))
+        metrics |= {f"eval_{name}": value for name, value in scores.items()}
+    if modes.evaluate:
+        metrics |= baseline(started, task, data.splits["validation"], "eval")
+    if modes.predict:
+        metrics |= predict_test(started, arguments, task, model, data.splits["test"])
+    started.on_main(lambda: merge_metrics(Path(arguments.output_dir), metrics))
+    if modes.train:
+        started.on_main(lambda: write_card(Path(arguments.output_dir), *task.card(Path(arguments.output_dir))))
+    results.push_to_hub(started, arguments)
+    report(started, arguments, task, metrics)
+    shutdown.finish(started)
+
+
+def build_model(task: Task, seed: int) -> torch.nn.Module:
+    """The model to be trained, the same initial weights on every process."""
+    torch.manual_seed(seed)
+    return task.build()
+
+
+def load_exported(started: Run, arguments: Any, task: Task, trained: bool) -> Any:
+    """The best model of this run, or the one that the arguments name, ready to predict on every process."""
+    named = arguments.model_name_or_path
+    model = load_best(started, arguments, task.load_exported) if trained else task.load_exported(named)
+    return started.accelerator.prepare_model(model.to(started.device), evaluation_mode=True)
+
+
+def baseline(started: Run, task: Task, split: Any, name: str) -> dict[str, Any]:
+    """The metrics of an answer without a model, named `name`_*."""
+    return started.on_main(lambda: {f"{name}_{key}": value for key, value in task.baseline(split).items()})
+
+
+def predict_test(started: Run, arguments: Any, task: Task, model: Any, split: Any) -> dict[str, Any]:
+    """Writes predictions of every test row; returns test_* metrics, scores among them when the rows are labelled."""
+    predictions, seconds = predict(started, model, task, eval_rows(started, arguments, task, split))
+    results.write_predictions(started, arguments, task, split, predictions)
+    metrics = {"test_rows": len(split), "test_samples_per_second": len(split) / seconds}
+    if split.labelled:
+        scores = started.on_main(lambda: task.score(predictions, split))
+        metrics |= {f"test_{name}": value for name, value in scores.items()}
+        metrics |= baseline(started, task, split, "test")
+    return metrics
+
+
+def report(started: Run, arguments: Any, task: Task, metrics: dict[str, Any]) -> None:
+    """Prints the metrics that a reader looks for first."""
+    for split in ("eval", "test"):
+        known = {name: metrics.get(f"{split}_{name}") for name in task.shown_metrics}
+        shown = [f"{name} {value:.4f}" for name, value in known.items() if value is not None]
+        if shown:
+            started.print(f"{split:<15}{', '.join(shown)}")
+            scores = {name.removeprefix(f"{split}_"): value for name, value in metrics.items() if name.startswith(f"{split}_")}
+            for line in task.remarks(scores):
+                started.print(f"{'':<15}{line}")
+    started.print(f"done           {arguments.output_dir}")

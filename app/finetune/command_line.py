@@ -1,0 +1,25 @@
+"""A task script's arguments, read before torch is imported: --help and wrong arguments are answered at once."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import TypeVar
+
+from finetune import garbage_collection
+from finetune.arguments.parsing import parse, validate
+from finetune.launching import signals
+from finetune.launching.shutdown import failures_end_the_job
+
+T = TypeVar("T")
+_until_exit = contextlib.ExitStack()
+
+
+def read_arguments(cls: type[T], description: str) -> T:
+    """The command line as `cls`, a dataclass of argument groups. Ends the process if anything is wrong with it."""
+    garbage_collection.begin()
+    _until_exit.enter_context(signals.listen())  # from here on, also while libraries are imported
+    with failures_end_the_job(debug="--debug" in sys.argv):
+        arguments = parse(cls, description=description)
+        validate(arguments)
+    return arguments

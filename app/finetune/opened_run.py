@@ -1,0 +1,146 @@
+"""The run's folder is taken: processes compared, checkpoint found, run.json written."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from finetune.arguments.parsing import as_dict
+from finetune.checkpoints import checkpoint, local_copy, shards
+from finetune.errors import InputError
+from finetune.launching import signals
+from finetune.launching.processes import Run, in_force
+from finetune.output import run_folder, status
+from finetune.output.run_folder import BEST
+from finetune.output.versions import library_versions
+from finetune.plan import Plan, describe
+
+_lock: Any = None  # of the folder, held until the process ends
+
+
+@dataclass(frozen=True)
+class OpenedRun:
+    """A folder that a run has taken.
+
+    `fingerprint`: what a checkpoint must share with the run. `resume`: the checkpoint to resume from. `replace`, on rank 0:
+    removes the run that --overwrite_output_dir gives up. That is the last thing before the training: a model that does not fit
+    on its device, or into DeepSpeed, must not cost it.
+    """
+
+    fingerprint: dict[str, Any]
+    resume: Path | None
+    replace: Callable[[], None] | None
+
+
+def make_fingerprint(arguments: Any, plan: Plan | None, of_task: dict[str, Any]) -> dict[str, Any]:
+    """What must be equal on every machine, and for a checkpoint to be this run's: the task's part and the order of rows."""
+    if plan is None:
+        return of_task
+    order = {"global_batch_size": plan.batch.global_batch_size, "length_grouping": arguments.length_grouping}
+    return {**of_task, **order, "seed": arguments.seed}
+
+
+def open_run(
+    run: Run, arguments: Any, plan: Plan | None, fingerprint: dict[str, Any], notes: list[str], details: dict[str, Any]
+) -> OpenedRun:
+    """Compares the processes' data, takes the folder, prints what is requested and what is in force, writes run.json.
+
+    `fingerprint` may not change over a resume; `details` is what the task wants in run.json besides. Raises `InputError`.
+    """
+    _compare_processes(run, fingerprint)
+    folder = Path(arguments.output_dir)
+    description = {**_description(run, arguments, plan, fingerprint), **details} if plan is not None else {}
+    signals.limit(arguments.max_train_time)
+    resume, replaces = run.on_main(partial(_take, run, arguments, plan, fingerprint, description))
+    if arguments.shared_output_dir:
+        local_copy.check_shared(run, folder)
+    lines = [*in_force(run), *(describe(plan) if plan else [])]
+    if arguments.test_file is not None and not arguments.do_predict:
+        notes = [*notes, f"--test_file {arguments.test_file} is not read: --do_predict is not given"]
+    lines += [f"note           {note}" for note in notes]
+    if plan and (resume is not None or arguments.resume_from_checkpoint is not None):
+        lines.append(f"resume         {resume or 'no checkpoint yet, starting from the beginning'}")
+    run.print(*lines)
+    return OpenedRun(fingerprint, resume, partial(_replace, folder, description) if replaces else None)
+
+
+def _take(
+    run: Run, arguments: Any, plan: Plan | None, fingerprint: dict[str, Any], description: dict[str, Any]
+) -> tuple[Path | None, bool]:
+    """(the checkpoint to resume from, whether the run that is there is to be replaced later); rank 0 only."""
+    global _lock
+    folder = Path(arguments.output_dir)
+    _lock = run_folder.lock(folder)
+    if plan is None:
+        return None, False
+    restarted = run_folder.was_restarted(folder)
+    resume = "auto" if restarted else arguments.resume_from_checkpoint
+    holds_a_run = run_folder.holds_a_run(folder)
+    if arguments.overwrite_output_dir and not restarted and holds_a_run:
+        return None, True
+    if not holds_a_run:
+        run_folder.clear(folder)
+    run_folder.recover_folder(folder / BEST)
+    checkpoint.tidy(folder / checkpoint.FOLDER)
+    found = None if resume is None else checkpoint.find(folder / checkpoint.FOLDER, resume)
+    step = 0
+    if found is not None:
+        step = checkpoint.load_state(found, fingerprint).step
+        if checkpoint.is_in_shards(found):
+            shards.check_launch(found, run.launch)
+    _begin(folder, description, step)
+    return found, False
+
+
+def _replace(folder: Path, description: dict[str, Any]) -> None:
+    run_folder.clear(folder)
+    _begin(folder, description, 0)
+
+
+def _begin(folder: Path, description: dict[str, Any], step: int) -> None:
+    run_folder.write_json(folder / run_folder.RUN_FILE, description)
+    status.begin(folder, step)
+
+
+def _compare_processes(run: Run, fingerprint: dict[str, Any]) -> None:
+    everyone = run.gather([(run.launch.rank, platform.node(), fingerprint)])
+    _, first_host, first = everyone[0]
+    found = [
+        f"rank {rank} on {host}: {key} is {other.get(key)!r:.60} but {value!r:.60} on rank 0 ({first_host}); every machine "
+        "needs the same files and arguments"
+        for rank, host, other in everyone
+        for key, value in first.items()
+        if other.get(key) != value
+    ]
+    if found:
+        raise InputError(*found)
+
+
+def _description(run: Run, arguments: Any, plan: Plan, fingerprint: dict[str, Any]) -> dict[str, Any]:
+    launch = run.launch
+    return {
+        "arguments": as_dict(arguments),
+        "launcher": launch.launcher,
+        "launcher_process": os.getppid(),
+        "world_size": launch.world_size,
+        "device": run.device.type,
+        "backend": launch.backend,
+        "mixed_precision": launch.precision,
+        "zero_stage": launch.zero_stage,
+        "deepspeed_file": launch.deepspeed_file,
+        "deepspeed_config": _as_json_values(run.deepspeed_config),
+        "plan": asdict(plan),
+        "fingerprint": fingerprint,
+        "versions": library_versions(),
+    }
+
+
+def _as_json_values(config: dict[str, Any] | None) -> dict[str, Any] | None:
+    """DeepSpeed's and Accelerate's additions include infinities, which JSON does not have."""
+    return None if config is None else json.loads(json.dumps(config, default=str).replace("Infinity", '"inf"'))

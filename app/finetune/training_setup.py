@@ -1,0 +1,189 @@
+"""What stands before and behind `training.loop.fit`: model and optimizer prepared, the best model exported and loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from finetune import memory_estimate
+from finetune.arguments.parsing import as_dict
+from finetune.checkpoints import checkpoint, local_copy, saving
+from finetune.checkpoints.checkpoint import TrainState
+from finetune.kernels.compiling import compile_layers
+from finetune.kernels.embeddings import keep_gradients
+from finetune.launching.processes import Run
+from finetune.opened_run import OpenedRun
+from finetune.output import status
+from finetune.output.run_folder import BEST, merge_metrics
+from finetune.plan import Plan, evaluation_batch
+from finetune.reports.tracker import Tracker, read_history
+from finetune.task import Data, Predictions, Split, Task
+from finetune.training import loop
+from finetune.training.batches import EvalRows, TrainSteps
+from finetune.training.gradient_checkpointing import checkpoint_activations
+from finetune.training.loop import FitOptions, Training
+from finetune.training.optimizer import build_optimizer
+
+
+def prepare_training(
+    run: Run, arguments: Any, task: Task, data: Data, plan: Plan, model: torch.nn.Module, opened: OpenedRun
+) -> tuple[Training, TrainState]:
+    """Hands model and optimizer to Accelerate and restores the checkpoint to resume from, if there is one."""
+    state, place, resume = TrainState(), None, opened.resume
+    folder = Path(arguments.output_dir)
+    if resume is not None:
+        place = local_copy.fetch(run, resume, arguments.shared_output_dir)
+        state = checkpoint.load_state(place, opened.fingerprint)
+        checkpoint.load_weights(place, model)
+        _forget_lost_best(run, folder, state)
+    steps = train_steps(arguments, data, plan, run.launch.rank)
+    prepare_model(run, arguments, task, plan, model, steps)
+    optimizer = build_optimizer(arguments, model, plan.learning_rate, task.learning_rate_scale)
+    prepared, optimizer = run.accelerator.prepare(model, optimizer)
+    if opened.replace is not None:
+        run.on_main(opened.replace)
+    tracker = Tracker(run.accelerator, folder, plan.total_steps, state.step, resume is not None)
+    tracker.start_trackers(arguments.run_name, as_dict(arguments))
+    training = Training(
+        model=prepared,
+        optimizer=optimizer,
+        task=task,
+        plan=plan,
+        options=fit_options(arguments, task),
+        steps=steps,
+        validation=eval_rows(run, arguments, task, data.splits["validation"]) if "validation" in data.splits else None,
+        tracker=tracker,
+        output_dir=folder,
+        fingerprint=opened.fingerprint,
+        export=partial(export_best, run, folder, task, prepared, tracker),
+    )
+    if resume is not None:
+        loop.restore(run, place, training, state)
+        if checkpoint.is_in_shards(place) and arguments.checkpoint_format == "full":
+            _convert(run, training, state)
+        local_copy.discard(run, place, resume)
+    return training, state
+
+
+def prepare_model(run: Run, arguments: Any, task: Task, plan: Plan, model: torch.nn.Module, steps: TrainSteps) -> None:
+    """What is done to a model before Accelerate gets it; prints the memory that training it will need."""
+    if arguments.gradient_checkpointing:
+        checkpoint_activations(model)
+    layout = memory_estimate.layout_of(run.launch, plan.batch)
+    if run.is_main:
+        run.print(*_memory(task, model, steps, layout))
+    if layout.keeps_embeddings:
+        keep_gradients(model)
+    if arguments.torch_compile and run.launch.zero_stage == 3:
+        # ZeRO-3 gathers and frees weights around every module: hundreds of pieces, each compiled anew until torch gives up.
+        run.print("note           --torch_compile is left out under ZeRO-3")
+    elif arguments.torch_compile:
+        compile_layers(model)
+
+
+def _memory(task: Task, model: torch.nn.Module, steps: TrainSteps, layout: memory_estimate.Layout) -> list[str]:
+    try:
+        rehearsed = memory_estimate.rehearse(model, task, steps.largest_micro_batch(), layout)
+    except Exception as error:  # a model that looks at values in its forward pass is no reason to stop
+        return [f"memory         not known in advance: a dry run of the model fails ({type(error).__name__})"]
+    return memory_estimate.memory_lines(rehearsed, layout)
+
+
+def train_steps(arguments: Any, data: Data, plan: Plan, rank: int) -> TrainSteps:
+    """A process's batches by optimizer step."""
+    return TrainSteps(data.splits["train"], plan, rank, arguments.seed, arguments.length_grouping, data.padding_free)
+
+
+def eval_rows(run: Run, arguments: Any, task: Task, split: Split) -> EvalRows:
+    """A file to be evaluated, longest rows first."""
+    by_tokens = task.evaluates_by_tokens and run.device.type == "cpu"
+    return EvalRows(split, *evaluation_batch(arguments, by_tokens))
+
+
+def fit_options(arguments: Any, task: Task) -> FitOptions:
+    """The arguments that the loop looks at."""
+    greater = arguments.greater_is_better
+    return FitOptions(
+        seed=arguments.seed,
+        max_grad_norm=arguments.max_grad_norm,
+        best_metric=task.best_metric,
+        greater_is_better=greater if greater is not None else "loss" not in task.best_metric,
+        early_stopping_patience=arguments.early_stopping_patience,
+        save_total_limit=arguments.save_total_limit,
+        dataloader_num_workers=arguments.dataloader_num_workers,
+        profile=arguments.profile,
+        in_shards=arguments.checkpoint_format == "sharded",
+    )
+
+
+def export_best(run: Run, folder: Path, task: Task, model: Any, tracker: Tracker, best: Predictions | None) -> None:
+    """Writes best/, what the export adds to metrics.json, and samples for TensorBoard. All processes must call it."""
+    weights = saving.full_weights(run, model)
+    run.on_main(partial(_export, folder, task, run.unwrapped(model), weights, tracker, best))
+
+
+def _export(
+    folder: Path, task: Task, model: Any, weights: dict[str, torch.Tensor], tracker: Tracker, best: Predictions | None
+) -> None:
+    merge_metrics(folder, task.export(folder / BEST, model, weights, best))
+    for tag, markdown in (task.samples(best) if best is not None else {}).items():
+        tracker.text(tag, markdown)
+
+
+def load_best(run: Run, arguments: Any, load: Callable[[Path], Any]) -> Any:
+    """What `load` makes of best/, on every process; machines that do not see rank 0's folder get a copy for the time."""
+    folder = Path(arguments.output_dir) / BEST
+    place = local_copy.fetch(run, folder, arguments.shared_output_dir)
+    try:
+        return load(place)
+    finally:
+        local_copy.discard(run, place, folder)
+
+
+def finish_training(run: Run, training: Training, state: TrainState) -> dict[str, Any]:
+    """Exports the last model if no evaluation chose one; returns best_* and the best model's eval_* metrics."""
+    if state.best_step is None:
+        state.best_step = state.step
+        training.export(None)
+    training.tracker.close()
+    run.wait()
+    return run.on_main(partial(_best_metrics, training.output_dir, state))
+
+
+def _best_metrics(folder: Path, state: TrainState) -> dict[str, Any]:
+    status.saved(state.step)
+    events = [event for event in read_history(folder) if event["step"] == state.best_step]
+    metrics = {key: value for event in events for key, value in event.items() if key.startswith("eval_")}
+    return {"best_step": state.best_step, "best_metric": state.best_metric, **metrics}
+
+
+def release(run: Run, training: Training) -> None:
+    """Lets go of the training model, so that the exported one has room on the device."""
+    wrapped = training.model
+    training.model = training.optimizer = training.export = None
+    if run.deepspeed_config is not None:
+        wrapped.destroy()
+    del wrapped
+    run.accelerator.free_memory()
+    if run.device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _convert(run: Run, training: Training, state: TrainState) -> None:
+    """Writes a checkpoint in shards anew for every launch, before another step: the training may be complete."""
+    loop.save(run, training, state, in_shards=False)
+    saving.wait(run, training.writer)
+    run.print(f"note           checkpoint step_{state.step}, which was in shards, is one for every launch now")
+
+
+def _forget_lost_best(run: Run, folder: Path, state: TrainState) -> None:
+    """Lets the best model be chosen anew where the one that the checkpoint remembers is not: it belongs to another folder's
+    run. Rank 0 looks, since machines may not share the folder and must agree."""
+    if state.best_step is None or run.on_main((folder / BEST).is_dir):
+        return
+    run.print(f"note           the best model, of step {state.best_step}, is not in {folder}; the best from here on is kept")
+    state.best_metric, state.best_step, state.evaluations_without_best = None, None, 0

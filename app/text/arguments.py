@@ -1,0 +1,89 @@
+"""The arguments that text tasks share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from finetune.arguments import groups
+from finetune.arguments.parsing import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenBatchArguments(groups.BatchArguments):
+    """Batch, counted in tokens"""
+
+    max_tokens_per_micro_batch: int | None = option(
+        at_least=1,
+        help="most tokens per process in one micro-batch, padding included, instead of a number of samples "
+        "(default: 2048 on a CPU, as many as the samples have elsewhere)",
+    )
+    max_tokens_per_eval_batch: int | None = option(
+        at_least=1,
+        help="most tokens per process in one evaluation batch, padding included, instead of a number of samples "
+        "(default: 2048 for classification on a CPU)",
+    )
+    length_grouping: bool = option(True, help="batch rows of similar length together, so that little is padded")
+    padding_free: str = option(
+        "auto",
+        choices=("auto", "on", "off"),
+        help="compute on the tokens of a batch without its padding; for BERT, RoBERTa, XLM-R, CamemBERT, ELECTRA, DistilBERT "
+        "(auto: on a GPU, where the model can)",
+    )
+
+    def problems(self) -> list[str]:
+        found = []
+        if self.max_tokens_per_eval_batch and self.per_device_eval_batch_size:
+            found.append("--max_tokens_per_eval_batch and --per_device_eval_batch_size are both given; keep one")
+        for name in ("per_device_train_batch_size", "gradient_accumulation_steps"):
+            if self.max_tokens_per_micro_batch and getattr(self, name) is not None:
+                found.append(f"--max_tokens_per_micro_batch and --{name} are both given; keep one")
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextArguments(
+    groups.LaunchArguments,
+    groups.RunArguments,
+    groups.OptimizationArguments,
+    TokenBatchArguments,
+    groups.DataArguments,
+    groups.ModelArguments,
+):
+    """Text"""
+
+    text_column: str = option("text", help="column of the document")
+    preprocessing_num_workers: int | None = option(
+        at_least=1, per_machine=True, help="processes that tokenize; default: threads of one"
+    )
+    tokenizer_type: str = option(
+        "auto",
+        choices=("auto", "train", "jieba"),
+        help="auto: the model's own; train: a WordPiece vocabulary of the training texts; jieba: Chinese words, over the "
+        "model's word-based vocabulary",
+    )
+    user_dictionary: str | None = option(
+        reads=True, per_machine=True, help="words that --tokenizer_type jieba keeps whole, one a line"
+    )
+    vocab_size: int = option(8192, at_least=128, help="size of the vocabulary with --tokenizer_type train")
+    max_length: int | None = option(at_least=4, help="tokens of a document that are kept (default: 512 or the model's limit)")
+    truncation_side: str = option("right", choices=("right", "left"), help="which end of a longer document is cut")
+    attention: str = option(
+        "auto",
+        choices=("auto", "blocks", "transformers"),
+        help="of BigBird: auto, FlexAttention on a GPU, gathered blocks elsewhere; blocks, those everywhere; transformers, its "
+        "own, for comparison",
+    )
+
+    def problems(self) -> list[str]:
+        found = []
+        if self.user_dictionary and self.tokenizer_type != "jieba":
+            found.append("--user_dictionary is for --tokenizer_type jieba")
+        train = self.modes.train
+        if not train and (self.from_scratch or self.tokenizer_type == "train"):
+            what = "--from_scratch" if self.from_scratch else "--tokenizer_type train"
+            found.append(f"{what} is for training, which is not requested; name a trained model, or add --do_train")
+        if train and self.tokenizer_type == "train" and not self.from_scratch:
+            found.append(
+                "--tokenizer_type train makes a vocabulary that trained weights do not know; add --from_scratch or leave it out"
+            )
+        return found
