@@ -1,18 +1,27 @@
 """The smallest task: least squares over a linear layer. What the engine is tested with."""
 
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import torch
 
 from finetune.plan import BatchShape, Plan
-from finetune.task import Batch
+from finetune.task import Batch, Data, Split, Task
 from finetune.training.batches import EvalRows, TrainSteps
 
 
-@dataclass(frozen=True)
-class LinearTask:
-    headline: str = "loss"
+class LinearTask(Task):
+    name, default_metric = "linear", "loss"
+
+    def __init__(self, arguments=None, best_metric=None):
+        super().__init__(arguments or SimpleNamespace(metric_for_best_model=best_metric))
+
+    def load(self, launch, modes):
+        split = split_of(*points(22), np.arange(22) % 7 + 1)
+        return Data({"train": split, "validation": split}, {"task": "linear", "rows": 22})
+
+    def build(self):
+        return linear_layer()
 
     def num_targets(self, batch):
         return batch.is_real.sum() * batch.labels.shape[1]
@@ -21,12 +30,19 @@ class LinearTask:
         return ((model(batch.inputs["x"]) - batch.labels).square() * batch.is_real[:, None]).sum()
 
     def predict(self, model, batch):
-        errors = (model(batch.inputs["x"]) - batch.labels).square().mean(1)
-        pairs = zip(batch.rows.tolist(), errors.tolist(), strict=True)
-        return [{"row": row, "error": error} for row, error in pairs if row >= 0]
+        return {"error": (model(batch.inputs["x"]) - batch.labels).square().mean(1)}
 
-    def score(self, records):
-        return {"loss": float(np.mean([record["error"] for record in records]))}
+    def score(self, predictions, split):
+        return {"loss": float(np.mean(predictions["error"].tolist()))}
+
+    def export(self, path, model, weights, best):
+        return {}
+
+    def load_exported(self, path):
+        return linear_layer()
+
+    def prediction_lines(self, predictions, split):
+        return [{"error": error} for error in predictions["error"].tolist()]
 
 
 def points(rows=22, seed=0):
@@ -37,6 +53,10 @@ def points(rows=22, seed=0):
 
 def collator(x, y):
     return lambda rows: Batch(torch.as_tensor(rows, dtype=torch.int64), {"x": x[rows]}, y[rows])
+
+
+def split_of(x, y, lengths=None):
+    return Split("points", collator(x, y), len(x), lengths=lengths)
 
 
 def linear_layer():
@@ -55,9 +75,8 @@ def make_plan(rows, epochs=2, global_batch_size=8, accumulation=2, **changes):
 
 
 def train_steps(x, y, plan, seed=1):
-    lengths = np.arange(len(x)) % 7 + 1
-    return TrainSteps(collator(x, y), lengths, plan, 0, seed, True)
+    return TrainSteps(split_of(x, y, np.arange(len(x)) % 7 + 1), plan, 0, seed, True)
 
 
 def eval_rows(x, y, batch_size=4):
-    return EvalRows(collator(x, y), np.arange(len(x)) % 5 + 1, batch_size)
+    return EvalRows(split_of(x, y, np.arange(len(x)) % 5 + 1), batch_size)

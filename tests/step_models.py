@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from linear_task import make_plan
+from text_tasks import SEARCH, classification, titles
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -17,14 +20,14 @@ from transformers import (
 
 from finetune.kernels.bigbird.layers import use_fast_attention
 from finetune.kernels.padding_free.encoders import pack_rows
-from finetune.task import Batch
-from finetune.training.batches import TrainSteps, lengths_of, pad_rows
-from models.multilabel import MultiLabelTask
-from models.titles import IGNORED, TitleTask
+from finetune.task import Batch, Split
+from finetune.training.batches import TrainSteps
+from text.text_task import lengths_of, pad_rows
+from text.titles import IGNORED
 
 SIZES = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 256, "vocab_size": 90}
-CLASSIFY = MultiLabelTask("loss", 5, pos_weight=np.ones(5), label_smoothing=0.1)
-TITLES = TitleTask("rougeL", 1, 0, None, None, None, "default", 0.1)
+CLASSIFY = classification(5, np.ones(5), label_smoothing_factor=0.1)
+TITLES = titles(replace(SEARCH, start_id=1), label_smoothing_factor=0.1)
 # name: task, tokens of the longest row, what a width is a multiple of
 KINDS = {
     "padded": (CLASSIFY, 120, 1),
@@ -56,7 +59,8 @@ def batches(kind, rows=32):
     task, longest, multiple = KINDS[kind]
     lengths = np.linspace(longest // 4, longest, rows).astype(int)
     plan = make_plan(rows, epochs=3, global_batch_size=8, accumulation=2)
-    return TrainSteps(collator(lengths, multiple, task is TITLES), lengths, plan, 0, 1, True, multiple)
+    split = Split("rows", collator(lengths, multiple, task is TITLES), rows, lengths=lengths, padding_multiple=multiple)
+    return TrainSteps(split, plan, 0, 1, True)
 
 
 def collator(lengths, multiple, titled):

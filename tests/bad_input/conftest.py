@@ -16,11 +16,13 @@ import classify
 import pytest
 import titlegen
 
-from finetune.arguments.parsing import parse
+from finetune.application import run_task
+from finetune.arguments.parsing import parse, validate
 from finetune.launching import signals
 from finetune.launching.shutdown import failures_end_the_job
 
 SCRIPTS = {"classify": classify, "titlegen": titlegen}
+TASKS = {"classify": classify.MultiLabelClassification, "titlegen": titlegen.TitleGeneration}
 QUIET = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)  # as in Python itself
 
 
@@ -83,7 +85,9 @@ def script(monkeypatch, environment, token_cache, capfd) -> Callable[[str, list[
         with heard_like_a_process() as told:
             try:
                 with failures_end_the_job(debug="--debug" in argv):
-                    module.main(parse(module.Arguments, argv))
+                    arguments = parse(module.Arguments, argv)
+                    validate(arguments)
+                    run_task(TASKS[task](arguments), arguments)
             except Left as left:
                 code = left.args[0]
         out, err = capfd.readouterr()

@@ -28,8 +28,8 @@ from finetune.launching import zero
 from finetune.plan import BatchShape
 from finetune.reading.stored_rows import Column
 from finetune.reading.tables import Table, read_table
-from models.multilabel import positive_weights
 from models.pretrained import load_config
+from text.classifier import positive_weights
 from text.labels import label_ids, label_names, read_label_file
 
 quick = settings(
@@ -180,7 +180,11 @@ def test_any_label_file_is_a_list_or_refused(content):
 )
 def test_any_weights_are_positive_or_refused(content):
     data = content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass")
-    weights = result_or_words(lambda: positive_weights(write("w.json", data), 20.0, np.zeros(2), 0, ["a", "b"]))
+    weights = result_or_words(
+        lambda: positive_weights(
+            SimpleNamespace(pos_weight=write("w.json", data), pos_weight_cap=20.0), np.zeros(2), 0, ["a", "b"]
+        )
+    )
     assert weights is None or ((weights > 0) & (weights <= 1e6)).all()
 
 

@@ -1,4 +1,5 @@
 import math
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -12,12 +13,17 @@ from finetune.plan import (
     batch_of,
     derive_batch,
     describe,
-    evaluation_pass,
+    evaluation_batch,
     lr_multiplier,
     make_plan,
 )
+from finetune.task import Split
 
 SIZES = st.integers(1, 300)
+
+
+def plan_of(arguments, rows, processes):
+    return make_plan(arguments, Split("rows", None, rows), SimpleNamespace(world_size=processes, passes_by_tokens=False))
 
 
 def check_shape(batch):
@@ -77,7 +83,7 @@ def test_idle_share():
 
 
 def test_plan_of_a_run(arguments):
-    plan = make_plan(arguments(global_batch_size=10, num_train_epochs=2.5, warmup_ratio=0.1, save_steps=0), 101, 2)
+    plan = plan_of(arguments(global_batch_size=10, num_train_epochs=2.5, warmup_ratio=0.1, save_steps=0), 101, 2)
     assert (plan.steps_per_epoch, plan.total_steps, plan.warmup_steps) == (11, 28, 3)
     assert (plan.eval_steps, plan.save_steps, plan.logging_steps) == (11, None, 10)
     assert [plan.epoch_of(step) for step in (0, 10, 11, 27)] == [(0, 0), (0, 10), (1, 0), (2, 5)]
@@ -85,36 +91,36 @@ def test_plan_of_a_run(arguments):
 
 
 def test_steps_asked_for_win_over_epochs(arguments):
-    plan = make_plan(arguments(max_steps=7, eval_strategy="steps", eval_steps=3, save_steps=4, warmup_steps=7), 1000, 1)
+    plan = plan_of(arguments(max_steps=7, eval_strategy="steps", eval_steps=3, save_steps=4, warmup_steps=7), 1000, 1)
     assert (plan.total_steps, plan.warmup_steps, plan.eval_steps, plan.save_steps) == (7, 7, 3, 4)
-    assert make_plan(arguments(eval_strategy="no"), 5, 1).eval_steps is None
-    assert make_plan(arguments(num_train_epochs=0.01), 40, 1).total_steps == 1
-    assert make_plan(arguments(), 100, 1).save_steps == 4  # an epoch
+    assert plan_of(arguments(eval_strategy="no"), 5, 1).eval_steps is None
+    assert plan_of(arguments(num_train_epochs=0.01), 40, 1).total_steps == 1
+    assert plan_of(arguments(), 100, 1).save_steps == 4  # an epoch
 
 
 def test_warmup_longer_than_the_run(arguments):
     with pytest.raises(InputError, match=r"--warmup_steps 8 is longer than the run \(7 optimizer steps\)"):
-        make_plan(arguments(max_steps=7, warmup_steps=8), 1000, 1)
+        plan_of(arguments(max_steps=7, warmup_steps=8), 1000, 1)
 
 
 @pytest.mark.parametrize(("kind", "rate"), [("none", 1e-3), ("linear", 4e-3), ("sqrt", 2e-3)])
 def test_learning_rate_scales_with_the_batch(arguments, kind, rate):
     asked = arguments(learning_rate=1e-3, lr_scaling=kind, global_batch_size=64, base_global_batch_size=16)
-    assert make_plan(asked, 1000, 1).learning_rate == pytest.approx(rate, rel=1e-12)
+    assert plan_of(asked, 1000, 1).learning_rate == pytest.approx(rate, rel=1e-12)
 
 
 def test_what_scaling_made_of_the_learning_rate_is_printed(arguments):
     asked = {"learning_rate": 1e-3, "global_batch_size": 64, "base_global_batch_size": 16, "max_steps": 4, "warmup_steps": 2}
-    line = describe(make_plan(arguments(**asked, lr_scaling="sqrt"), 1000, 1))[2]
+    line = describe(plan_of(arguments(**asked, lr_scaling="sqrt"), 1000, 1))[2]
     assert line == (
         "learning rate  0.002 at its peak (--learning_rate times 2, --lr_scaling), 0.001 in the first step, 0.001 in the last; "
         "2 warm-up step(s), linear"
     )
-    assert "times" not in describe(make_plan(arguments(**asked), 1000, 1))[2]
+    assert "times" not in describe(plan_of(arguments(**asked), 1000, 1))[2]
 
 
 def test_due_at_every_interval_and_at_the_end(arguments):
-    plan = make_plan(arguments(max_steps=7), 1000, 1)
+    plan = plan_of(arguments(max_steps=7), 1000, 1)
     assert [step for step in range(1, 8) if plan.due(step, 3)] == [3, 6, 7]
     assert not any(plan.due(step, None) for step in range(1, 8))
 
@@ -147,11 +153,11 @@ def test_learning_rate_rises_then_falls_and_never_is_zero(total, data, kind):
 
 
 def test_batch_arithmetic_in_words(arguments):
-    lines = describe(make_plan(arguments(global_batch_size=9), 90, 8))
+    lines = describe(plan_of(arguments(global_batch_size=9), 90, 8))
     assert lines[0] == "global batch   9 rows = 8 process(es) x at most 2 rows x 1 forward pass(es)"
     assert lines[-1].endswith("9 rows do not share out evenly over 8 processes; --global_batch_size 8 or 16 would")
-    assert len(describe(make_plan(arguments(global_batch_size=16), 90, 8))) == 3
-    assert describe(make_plan(arguments(global_batch_size=3), 90, 8))[-1].endswith("--global_batch_size 8 would")
+    assert len(describe(plan_of(arguments(global_batch_size=16), 90, 8))) == 3
+    assert describe(plan_of(arguments(global_batch_size=3), 90, 8))[-1].endswith("--global_batch_size 8 would")
 
 
 def test_a_cpu_works_in_passes_of_so_many_tokens_unless_told_otherwise(arguments):
@@ -166,8 +172,8 @@ def test_a_cpu_works_in_passes_of_so_many_tokens_unless_told_otherwise(arguments
     )
 
 
-def test_an_evaluation_pass_has_rows_or_tokens(arguments):
-    assert evaluation_pass(arguments()) == (32, None)
-    assert evaluation_pass(arguments(), by_tokens=True) == (32, CPU_TOKENS)
-    assert evaluation_pass(arguments(per_device_eval_batch_size=5), by_tokens=True) == (5, None)
-    assert evaluation_pass(arguments(max_tokens_per_eval_batch=99)) == (32, 99)
+def test_an_evaluation_batch_has_rows_or_tokens(arguments):
+    assert evaluation_batch(arguments()) == (32, None)
+    assert evaluation_batch(arguments(), by_tokens=True) == (32, CPU_TOKENS)
+    assert evaluation_batch(arguments(per_device_eval_batch_size=5), by_tokens=True) == (5, None)
+    assert evaluation_batch(arguments(max_tokens_per_eval_batch=99)) == (32, 99)

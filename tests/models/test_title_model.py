@@ -7,11 +7,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from text_tasks import SEARCH
 from transformers import AutoModelForSeq2SeqLM, BertConfig, BertModel, BigBirdConfig, EncoderDecoderConfig, GPT2Config
 
 from finetune.errors import InputError
 from models.encoder_decoder import build_title_model, has_new_decoder, load_title_config, set_output_bias, special_ids
-from models.titles import IGNORED, Generation, TitleTask
+from text.titles import IGNORED, teacher_forcing
 from text.vocabulary import train_tokenizer
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 32}
@@ -34,13 +35,6 @@ def tokenizer():
     return train_tokenizer(["a title of a document", "another document with a title"], 128)
 
 
-def task_for(model, tokenizer, smoothing: float = 0.0) -> TitleTask:
-    search = Generation(2, 1.0, 0, 0, 8, 1, in_step=False)
-    decode = tokenizer.batch_decode
-    start = model.config.decoder_start_token_id
-    return TitleTask("rougeL", start, tokenizer.pad_token_id, search, decode, None, "default", smoothing)
-
-
 @pytest.mark.parametrize("kind", [BertConfig, BigBirdConfig])
 def test_every_parameter_gets_a_gradient_and_no_pooler_is_built(kind, tokenizer):
     config = kind(vocab_size=200, **SIZES)
@@ -49,7 +43,7 @@ def test_every_parameter_gets_a_gradient_and_no_pooler_is_built(kind, tokenizer)
     model = build_title_model(asked(), config, tokenizer, max_title_length=8)
     ids = torch.tensor([[2, 7, 8, 9, 3]])
     labels = torch.tensor([[10, 11, 3, IGNORED]])
-    output = model(input_ids=ids, attention_mask=torch.ones_like(ids), **task_for(model, tokenizer).teacher_forcing(labels))
+    output = model(input_ids=ids, attention_mask=torch.ones_like(ids), **teacher_forcing(labels, SEARCH))
     output.logits.logsumexp(-1).sum().backward()
     without = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
     assert without == []

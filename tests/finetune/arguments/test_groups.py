@@ -2,8 +2,16 @@ import dataclasses
 
 import pytest
 
-from finetune.arguments.groups import contradictions, tasks_to_do
-from finetune.arguments.parsing import parse
+from finetune.arguments.parsing import parse, validate
+from finetune.errors import InputError
+
+
+def contradictions(arguments):
+    try:
+        validate(arguments)
+    except InputError as error:
+        return error.problems
+    return []
 
 
 def test_a_plain_command_has_no_contradictions(arguments):
@@ -55,7 +63,7 @@ def test_what_only_looks_like_a_contradiction(arguments):
     ],
 )
 def test_what_a_command_asks_for(arguments, given, todo):
-    assert tasks_to_do(arguments(**given)) == todo
+    assert arguments(**given).modes == todo
 
 
 def test_every_default_passes_the_checks_that_user_values_pass(arguments):

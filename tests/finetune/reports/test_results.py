@@ -1,26 +1,25 @@
 import json
 import math
 
+import numpy as np
 import pytest
+from linear_task import LinearTask, points, split_of
 
 from finetune.reports import results
 
 
-def test_metrics_of_earlier_commands_are_kept(tmp_path):
-    results.merge_metrics(tmp_path, {"eval_loss": 1.0, "train_loss": 2.0})
-    results.merge_metrics(tmp_path, {"eval_loss": 0.5, "test_loss": None})
-    assert json.loads((tmp_path / "metrics.json").read_text()) == {"eval_loss": 0.5, "train_loss": 2.0, "test_loss": None}
-
-
 def test_predictions_are_lines_of_json(start_run, arguments, tmp_path):
-    run, lines = start_run(), [{"id": "一", "p": 0.5}, {"id": 2, "p": 1.0}]
-    results.write_predictions(run, arguments(output_dir=str(tmp_path)), lambda: lines)
+    run, asked, task = start_run(), arguments(output_dir=str(tmp_path)), LinearTask()
+    split = split_of(*points(2))
+    results.write_predictions(run, asked, task, split, {"error": np.array([0.5, 1.0])})
     written = (tmp_path / "predictions.jsonl").read_text(encoding="utf-8").splitlines()
-    assert [json.loads(line) for line in written] == lines
-    assert "一" in written[0]
+    assert [json.loads(line) for line in written] == [{"id": 0, "error": 0.5}, {"id": 1, "error": 1.0}]
+    object.__setattr__(split, "ids", ["一", 2])
     elsewhere = tmp_path / "other.jsonl"
-    results.write_predictions(run, arguments(output_dir=str(tmp_path), predictions_file=str(elsewhere)), lambda: lines[:1])
-    assert len(elsewhere.read_text().splitlines()) == 1
+    asked = arguments(output_dir=str(tmp_path), predictions_file=str(elsewhere))
+    results.write_predictions(run, asked, task, split, {"error": np.array([0.5, 1.0])})
+    assert "一" in elsewhere.read_text(encoding="utf-8")
+    before = elsewhere.read_bytes()
     with pytest.raises(ValueError, match="JSON compliant"):
-        results.write_predictions(run, arguments(output_dir=str(tmp_path)), lambda: [{"p": math.nan}])
-    assert len((tmp_path / "predictions.jsonl").read_text().splitlines()) == 2
+        results.write_predictions(run, asked, task, split, {"error": np.array([0.5, math.nan])})
+    assert elsewhere.read_bytes() == before

@@ -7,35 +7,13 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from linear_task import collator, eval_rows, make_plan, points, train_steps
+from linear_task import collator, eval_rows, make_plan, points, split_of, train_steps
 
 from finetune.errors import InputError
 from finetune.plan import BatchShape
-from finetune.reading.ragged import Ragged
 from finetune.reading.stored_rows import Column
-from finetune.task import Batch
-from finetune.training.batches import TrainSteps, collate_share, encode_cached, lengths_of, one_hot, pad_rows, train_loader
+from finetune.training.batches import EvalRows, TrainSteps, collate_share, encode_cached, train_loader
 from finetune.training.order import share_out
-
-
-def test_rows_are_padded_on_either_side():
-    rows = [np.array([1, 2, 3]), np.array([4])]
-    assert pad_rows(rows, 9).tolist() == [[1, 2, 3], [4, 9, 9]]
-    assert pad_rows(rows, 9, "left").tolist() == [[1, 2, 3], [9, 9, 4]]
-    assert pad_rows(rows, 0, "right", 4).tolist() == [[1, 2, 3, 0], [4, 0, 0, 0]]
-    assert pad_rows(rows, 0, "left", 3).shape == (2, 3)
-    assert pad_rows([rows[1][:0]], 0, multiple=4).shape == (1, 4)
-    assert pad_rows(rows, 0).dtype == torch.int64
-
-
-@given(st.lists(st.sets(st.integers(0, 4)), min_size=1, max_size=6))
-def test_one_hot_labels(labels):
-    rows = np.arange(len(labels))[::-1]
-    dense = one_hot(Ragged.of([sorted(names) for names in labels]), rows, 5)
-    assert dense.tolist() == [[float(label in labels[row]) for label in range(5)] for row in rows]
-    assert dense.dtype == torch.float32
 
 
 class Encoder:
@@ -141,7 +119,7 @@ def test_tokens_are_mapped(token_cache):
 def test_a_step_has_the_micro_batches_of_every_rank():
     x, y = points(21)
     plan, lengths = replace(make_plan(21, epochs=2), batch=BatchShape(8, 3, 2, 2)), np.arange(21)
-    shared = [TrainSteps(collator(x, y), lengths, plan, rank, 1, True) for rank in range(3)]
+    shared = [TrainSteps(split_of(x, y, lengths), plan, rank, 1, True) for rank in range(3)]
     for step in range(len(shared[0])):
         rows = shared[0].rows(step)
         found = list(chain.from_iterable(micro.rows.tolist() for steps in shared for micro in steps[step]))
@@ -181,28 +159,30 @@ def test_evaluation_batches_of_all_ranks_are_the_file(world_size):
     assert sorted(found) == list(range(len(rows))) == list(range(11))
 
 
-def test_packed_passes_have_no_padding_and_say_so():
+def test_padding_free_micro_batches_have_no_padding():
     x, y = points(21)
     plan = make_plan(21)
     plan = replace(plan, batch=replace(plan.batch, max_tokens=30))
     lengths = np.arange(21) % 7 + 1
-    padded, packed = (TrainSteps(collator(x, y), lengths, plan, 0, 1, False, 1, kind) for kind in (False, True))
-    assert [steps.tokens(0)[0] for steps in (padded, packed)] == [lengths[padded.rows(0)].sum()] * 2
-    assert padded.tokens(0)[1] > packed.tokens(0)[1] == packed.tokens(0)[0]
-    assert all(lengths[share].sum() <= 30 for shares in packed.shares(0) for share in shares)
+    padded, padding_free = (TrainSteps(split_of(x, y, lengths), plan, 0, 1, False, kind) for kind in (False, True))
+    assert [steps.tokens(0)[0] for steps in (padded, padding_free)] == [lengths[padded.rows(0)].sum()] * 2
+    assert padded.tokens(0)[1] > padding_free.tokens(0)[1] == padding_free.tokens(0)[0]
+    assert all(lengths[share].sum() <= 30 for shares in padding_free.shares(0) for share in shares)
 
 
-def test_lengths_are_those_of_rows_that_begin_with_their_tokens():
-    rows = [np.ones(5), np.ones(2)]
-    assert lengths_of(rows, "right") == (5, 2)
-    assert lengths_of(rows, "left") is None
-    assert lengths_of([*rows, np.ones(0)], "right") is None
-    batch = Batch(torch.tensor([3, 4]), {}, None, (5, 2))
-    assert batch.to(torch.device("cpu")).lengths == (5, 2)
-    assert collate_share(lambda _: batch, np.array([], dtype=int), np.array([2])).lengths == (5, 2)
+def test_rows_without_tokens_are_shuffled_and_shared_out_by_number():
+    x, y = points(21)
+    steps = TrainSteps(split_of(x, y), make_plan(21), 0, 1, True)
+    assert sorted(np.concatenate([steps.rows(step) for step in range(3)])) == list(range(21))
+    assert steps.rows(0).tolist() != sorted(steps.rows(0))
+    assert (steps.has_tokens, steps.tokens(0)) == (False, (0, 0))
+    assert len(steps.largest_micro_batch().rows) == 4
+    rows = EvalRows(split_of(x, y), 8, max_tokens=2)
+    assert [len(batch.rows) for batch in rows.batches(1, 0)] == [8, 8, 5]
 
 
 def test_evaluation_passes_are_bounded_by_tokens_as_they_are_padded():
     x, y = points(11)
-    rows = replace(eval_rows(x, y), max_tokens=24, multiple=4)  # rows of 1 to 5 tokens
+    rows = eval_rows(x, y)
+    rows = replace(rows, max_tokens=24, split=replace(rows.split, padding_multiple=4))  # rows of 1 to 5 tokens
     assert [len(batch.rows) for batch in rows.batches(1, 0)] == [3, 6, 2]

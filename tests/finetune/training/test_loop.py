@@ -24,10 +24,10 @@ class Scripted(LinearTask):
     """Scores what it is told to, one evaluation after the other."""
 
     def __init__(self, scores):
-        super().__init__("score")
-        object.__setattr__(self, "scores", iter(scores))
+        super().__init__(best_metric="score")
+        self.scores = iter(scores)
 
-    def score(self, records):
+    def score(self, predictions, split):
         return {"score": next(self.scores)}
 
 
@@ -45,15 +45,16 @@ def begin(start_run, tmp_path, arguments):
         tracker = Tracker(run.accelerator, tmp_path, plan.total_steps, 0, False)
         best = []
         rows = eval_rows(x, y) if validation else None
+        task = task or LinearTask()
+        chosen = replace(FitOptions(0, 1.0, task.best_metric, False, None, 2, 0), **options)
         training = Training(
-            model, optimizer, task or LinearTask(), train_steps(x, y, plan), rows, tracker, tmp_path, {"a": 1},
-            lambda records, figures: best.append((state.step, figures)),
+            model, optimizer, task, plan, chosen, train_steps(x, y, plan), rows, tracker, tmp_path, {"a": 1},
+            lambda predictions: best.append(state.step),
         )  # fmt: skip
-        chosen = FitOptions(0, 1.0, training.task.headline, False, None, 2, 0, ())
         state = TrainState()
         return SimpleNamespace(
             run=run, plan=plan, layer=layer, training=training, state=state, best=best,
-            fit=lambda: fit(run, plan, training, replace(chosen, **options), state),
+            fit=lambda: fit(run, training, state),
         )  # fmt: skip
 
     return prepare
@@ -62,7 +63,7 @@ def begin(start_run, tmp_path, arguments):
 def engine_optimizer(arguments, layer, plan):
     from finetune.training.optimizer import build_optimizer
 
-    return build_optimizer(arguments(weight_decay=0.0), layer, plan.learning_rate)
+    return build_optimizer(arguments(weight_decay=0.0), layer, plan.learning_rate, lambda *_: 1.0)
 
 
 def test_training_is_that_of_plain_torch(begin):
@@ -155,7 +156,7 @@ def test_the_best_model_and_early_stopping(begin, scores, greater, patience, bes
     plan = make_plan(22, eval_steps=1)
     session = begin(None, Scripted(scores), True, plan, greater_is_better=greater, early_stopping_patience=patience)
     session.fit()
-    assert [step for step, _ in session.best] == best
+    assert session.best == best
     assert session.state.step == last
     assert session.state.best_step == (best[-1] if best else None)
     assert session.state.best_metric == (scores[best[-1] - 1] if best else None)
@@ -223,8 +224,8 @@ class Asks(LinearTask):
 
     def __init__(self, monkeypatch, function, number):
         super().__init__()
-        object.__setattr__(self, "ask", lambda: monkeypatch.setattr(signals, "requested", lambda: "SIGTERM"))
-        object.__setattr__(self, "left", {function: number})
+        self.ask = lambda: monkeypatch.setattr(signals, "requested", lambda: "SIGTERM")
+        self.left = {function: number}
 
     def _count(self, function):
         self.left[function] = self.left.get(function, 0) - 1
@@ -239,9 +240,9 @@ class Asks(LinearTask):
         self._count("predict")
         return super().predict(model, batch)
 
-    def score(self, records):
+    def score(self, predictions, split):
         self._count("score")
-        return super().score(records)
+        return super().score(predictions, split)
 
 
 def stopped(session, capsys):
@@ -307,7 +308,7 @@ def test_the_last_evaluation_is_made_up_for_too_and_may_stop_the_run_early(begin
     session = begin(validation=True, plan=make_plan(22, eval_steps=6))
     session.state.step, session.state.unevaluated = 6, True
     session.fit()
-    assert [step for step, _ in session.best] == [6]
+    assert session.best == [6]
 
     session = begin(None, Scripted([2]), True, make_plan(22, eval_steps=2), early_stopping_patience=1)
     session.state.step, session.state.unevaluated = 2, True

@@ -71,8 +71,7 @@ class Watched(LinearTask):
 
     def __init__(self, accelerator):
         super().__init__()
-        object.__setattr__(self, "seen", [])
-        object.__setattr__(self, "accelerator", accelerator)
+        self.seen, self.accelerator = [], accelerator
 
     def loss_sum(self, model, batch):
         self.seen.append(self.accelerator.sync_gradients)

@@ -5,20 +5,18 @@ from __future__ import annotations
 import dataclasses
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from text_tasks import SEARCH, titles
 from torch.nn.functional import log_softmax
 from transformers import BertConfig, EncoderDecoderConfig, EncoderDecoderModel
 
 from finetune.errors import TrainingError
 from finetune.task import Batch
-from models.titles import IGNORED, Generation, TitleTask
+from text.titles import IGNORED, teacher_forcing
 from text.tokenizer import title_encoder
 from text.vocabulary import train_tokenizer
-
-SEARCH = Generation(
-    num_beams=1, length_penalty=1.0, no_repeat_ngram_size=0, min_length=0, max_length=4, num_return_sequences=1, in_step=False
-)
 
 
 class Table(torch.nn.Module):
@@ -35,10 +33,6 @@ class Table(torch.nn.Module):
         return SimpleNamespace(logits=self.logits[decoder_input_ids])
 
 
-def task(smoothing: float = 0.0, references=None) -> TitleTask:
-    return TitleTask("rougeL", 2, 0, SEARCH, lambda rows: [str(row) for row in rows], references, "default", smoothing)
-
-
 def batch(labels, rows=None) -> Batch:
     labels = torch.tensor(labels)
     ids = torch.ones(len(labels), 3, dtype=torch.long)
@@ -47,10 +41,10 @@ def batch(labels, rows=None) -> Batch:
 
 
 def test_labels_are_moved_right_behind_the_start_id():
-    forced = task().teacher_forcing(torch.tensor([[4, 5, 3], [4, 3, IGNORED]]))
+    forced = teacher_forcing(torch.tensor([[4, 5, 3], [4, 3, IGNORED]]), SEARCH)
     assert forced["decoder_input_ids"].tolist() == [[2, 4, 5], [2, 4, 3]]
     assert forced["decoder_attention_mask"].tolist() == [[1, 1, 1], [1, 1, 1]]
-    longer = task().teacher_forcing(torch.tensor([[3, IGNORED, IGNORED]]))
+    longer = teacher_forcing(torch.tensor([[3, IGNORED, IGNORED]]), SEARCH)
     assert longer["decoder_input_ids"].tolist() == [[2, 3, 0]]
     assert longer["decoder_attention_mask"].tolist() == [[1, 1, 0]]
 
@@ -60,29 +54,28 @@ def test_the_loss_is_the_sum_over_title_tokens_of_real_rows():
     rows = batch(labels, rows=[0, 1, -1])
     chances = log_softmax(model.logits, -1)
     expected = -(chances[2, 4] + chances[4, 5] + chances[5, 3] + chances[2, 4] + chances[4, 3])
-    assert task().loss_sum(model, rows).item() == pytest.approx(expected.item(), rel=1e-6)
-    assert task().num_targets(rows).item() == 5
+    assert titles().loss_sum(model, rows).item() == pytest.approx(expected.item(), rel=1e-6)
+    assert titles().num_targets(rows).item() == 5
 
 
 def test_label_smoothing_mixes_in_the_mean_over_the_vocabulary():
     model, rows = Table(), batch([[4]])
     chances = log_softmax(model.logits, -1)[2]
     expected = -(0.9 * chances[4] + 0.1 * chances.mean())
-    assert task(0.1).loss_sum(model, rows).item() == pytest.approx(expected.item(), rel=1e-6)
+    assert titles(label_smoothing_factor=0.1).loss_sum(model, rows).item() == pytest.approx(expected.item(), rel=1e-6)
 
 
 def test_the_evaluation_loss_weighs_rows_by_their_tokens():
-    records = [
-        {"row": 0, "loss": 4.0, "targets": 4, "titles": ["a b"], "gen_len": 2},
-        {"row": 1, "loss": 3.0, "targets": 1, "titles": ["c"], "gen_len": 4},
-    ]
-    figures = task(references=["a b", "d"]).score(records)
-    assert figures["loss"] == pytest.approx(7 / 5)
-    assert figures["gen_len"] == 3
-    assert figures["rougeL"] == pytest.approx(0.5)
-    assert figures["rougeL_low"] <= 0.5 <= figures["rougeL_high"]
+    ids = np.array([[[2, 7, 8, 0]], [[2, 9, 9, 9]]])
+    predictions = {"loss": np.array([4.0, 3.0]), "targets": np.array([4, 1]), "ids": ids}
+    split = SimpleNamespace(titles=["2 7 8 0", "d"])
+    metrics = titles().score(predictions, split)
+    assert metrics["loss"] == pytest.approx(7 / 5)
+    assert metrics["gen_len"] == 2.5
+    assert metrics["rougeL"] == pytest.approx(0.5)
+    assert metrics["rougeL_low"] <= 0.5 <= metrics["rougeL_high"]
     with pytest.raises(TrainingError, match="not finite"):
-        task(references=["a b", "d"]).score([{**records[0], "loss": float("nan")}, records[1]])
+        titles().score({**predictions, "loss": np.array([np.nan, 3.0])}, split)
 
 
 def test_titles_become_targets_without_start_and_with_one_end():
@@ -106,8 +99,7 @@ def test_documents_that_are_scored_are_encoded_once_and_titled_as_ever(beams):
     ids = torch.randint(4, 30, (3, 7))
     mask = torch.tensor([[1] * 7, [1] * 5 + [0] * 2, [1] * 7])
     rows = Batch(torch.tensor([0, 1, -1]), {"input_ids": ids, "attention_mask": mask}, torch.tensor([[5, 3], [6, 3], [7, 3]]))
-    wanted = task()
-    wanted = dataclasses.replace(wanted, generation=dataclasses.replace(wanted.generation, num_beams=beams))
+    wanted = titles(dataclasses.replace(SEARCH, num_beams=beams))
     encoded = []
     handle = model.encoder.register_forward_hook(lambda *_: encoded.append(1))
     with torch.no_grad():
@@ -115,7 +107,7 @@ def test_documents_that_are_scored_are_encoded_once_and_titled_as_ever(beams):
         assert len(encoded) == 1
         handle.remove()
         alone = wanted.predict(model, dataclasses.replace(rows, labels=None))
-    assert [record["row"] for record in found] == [0, 1]
-    assert [record["titles"] for record in found] == [record["titles"] for record in alone]
-    assert found[0]["loss"] > 0
-    assert alone[0]["loss"] is None
+    assert torch.equal(found["ids"], alone["ids"])
+    assert found["ids"].shape == (3, 1, 6)
+    assert found["loss"][0] > 0
+    assert "loss" not in alone

@@ -6,15 +6,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from text_tasks import classification
 
 from finetune.errors import InputError, TrainingError
 from finetune.reading.ragged import Ragged
 from finetune.task import Batch
-from models.multilabel import (
+from text.classifier import (
     ENOUGH_ROWS,
-    MultiLabelTask,
     balanced_pos_weight,
-    check_headline,
+    check_best_metric,
     positive_weights,
     prior_bias,
     probabilities,
@@ -45,7 +45,7 @@ def expected_loss(smoothing=0.0, weight=(1.0, 1.0, 1.0), rows=2):
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 @pytest.mark.parametrize("weight", [None, (1.0, 3.0, 0.5)])
 def test_loss_is_binary_cross_entropy_without_the_placeholder(smoothing, weight):
-    task = MultiLabelTask("loss", 3, None if weight is None else np.array(weight), smoothing)
+    task = classification(3, None if weight is None else np.array(weight), label_smoothing_factor=smoothing)
     expected = expected_loss(smoothing, weight or (1.0, 1.0, 1.0))
     assert float(task.loss_sum(model, batch())) == pytest.approx(expected, rel=1e-6)
     assert int(task.num_targets(batch())) == 2 * 3
@@ -56,36 +56,30 @@ def test_loss_is_binary_cross_entropy_without_the_placeholder(smoothing, weight)
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 @pytest.mark.parametrize("weight", [None, (1.0, 3.0, 0.5)])
 def test_evaluated_loss_is_the_trained_one(smoothing, weight):
-    task = MultiLabelTask("loss", 3, None if weight is None else np.array(weight), smoothing)
+    task = classification(3, None if weight is None else np.array(weight), label_smoothing_factor=smoothing)
     whole = batch(rows=(0, 1, 2))
     mean = float(task.loss_sum(model, whole)) / int(task.num_targets(whole))
-    assert task.score(task.predict(model, whole))["loss"] == pytest.approx(mean, rel=1e-6)
+    predictions = {name: tensor.numpy() for name, tensor in task.predict(model, whole).items()}
+    assert task.score(predictions, None)["loss"] == pytest.approx(mean, rel=1e-6)
 
 
 def test_half_precision_logits_are_summed_in_full():
     half = Batch(torch.tensor([0, 1, 2]), {"x": LOGITS.bfloat16()}, LABELS)
-    assert MultiLabelTask("loss", 3).loss_sum(model, half).dtype == torch.float32
+    assert classification(3).loss_sum(model, half).dtype == torch.float32
 
 
-def test_one_record_per_real_row():
-    records = MultiLabelTask("loss", 3).predict(model, batch())
-    assert [record["row"] for record in records] == [4, 9]
-    np.testing.assert_array_equal(records[1]["logits"], LOGITS[1].numpy())
-    assert records[0]["labels"].tolist() == [1, 0, 1]
-    assert MultiLabelTask("loss", 3).predict(model, batch(labels=None))[0]["labels"] is None
+def test_logits_and_labels_are_predicted():
+    found = classification(3).predict(model, batch())
+    assert torch.equal(found["logits"], LOGITS)
+    assert (found["labels"].dtype, found["labels"].tolist()) == (torch.uint8, LABELS.tolist())
+    assert set(classification(3).predict(model, batch(labels=None))) == {"logits"}
 
 
-def records(logits, labels):
-    return [
-        {"row": i, "logits": np.array(x), "labels": np.array(y)} for i, (x, y) in enumerate(zip(logits, labels, strict=True))
-    ]
-
-
-def test_tuned_figures_use_given_thresholds_or_tune_them():
-    found = records([[-1.0], [-2.0], [-3.0]], [[1], [1], [0]])
-    tuned = MultiLabelTask("f1_micro", 1).score(found)
+def test_tuned_metrics_use_given_thresholds_or_tune_them():
+    found = np.array([[-1.0], [-2.0], [-3.0]]), np.array([[1], [1], [0]])
+    tuned = classification(1).score_arrays(*found)
     assert (tuned["f1_micro"], tuned["tuned_f1_micro"]) == (0, 1)
-    given = MultiLabelTask("f1_micro", 1, thresholds=np.array([0.2])).score(found)
+    given = classification(1, thresholds=np.array([0.2])).score_arrays(*found)
     assert given["tuned_f1_micro"] == pytest.approx(2 / 3)
     assert {key for key in tuned if key.startswith("tuned_")} >= {"tuned_f1_macro", "tuned_precision_micro"}
 
@@ -93,7 +87,7 @@ def test_tuned_figures_use_given_thresholds_or_tune_them():
 @pytest.mark.parametrize("logit", [math.nan, math.inf])
 def test_a_model_that_diverged_is_not_scored(logit):
     with pytest.raises(TrainingError, match="logits are not finite"):
-        MultiLabelTask("loss", 1).score(records([[0.0], [logit]], [[0], [1]]))
+        classification(1).score_arrays(np.array([[0.0], [logit]]), np.array([[0], [1]]))
 
 
 def test_probabilities_are_the_logistic_function_without_overflow():
@@ -132,12 +126,16 @@ def test_the_prior_of_labels_that_no_row_or_every_row_has_is_finite():
     assert prior_bias(np.array([0, 9]), 9, None, 0.0).tolist() == pytest.approx([-np.log(19), np.log(19)])
 
 
+def weighted(choice):
+    return SimpleNamespace(pos_weight=choice, pos_weight_cap=20)
+
+
 def test_weights_by_name(tmp_path):
-    assert positive_weights("none", 20, np.array([1]), 1, ["a"]) is None
-    np.testing.assert_array_equal(positive_weights("balanced", 20, np.array([1]), 3, ["a"]), [2.0])
+    assert positive_weights(weighted("none"), np.array([1]), 1, ["a"]) is None
+    np.testing.assert_array_equal(positive_weights(weighted("balanced"), np.array([1]), 3, ["a"]), [2.0])
     path = tmp_path / "weights.json"
     path.write_text(json.dumps({"b": 2, "a": 0.5, "unused": -1}))
-    np.testing.assert_array_equal(positive_weights(str(path), 20, np.zeros(2), 0, ["a", "b"]), [0.5, 2.0])
+    np.testing.assert_array_equal(positive_weights(weighted(str(path)), np.zeros(2), 0, ["a", "b"]), [0.5, 2.0])
 
 
 @pytest.mark.parametrize(
@@ -162,17 +160,23 @@ def test_weights_that_are_none(tmp_path, content, message):
     if content is not None:
         path.write_text(content)
     with pytest.raises(InputError, match=f"--pos_weight .*{message}"):
-        positive_weights(str(path), 20, np.zeros(2), 0, ["a", "b"])
+        positive_weights(weighted(str(path)), np.zeros(2), 0, ["a", "b"])
 
 
-def test_a_headline_that_the_first_rows_leave_undefined_may_be_defined():
+def test_a_metric_that_the_first_rows_leave_undefined_may_be_defined():
     rows: list[list[int]] = [[]] * (ENOUGH_ROWS + 1)
-    for headline, last, defined in (("roc_auc_macro", [0], True), ("roc_auc_macro", [], False), ("f1_micro", [], True)):
-        task = MultiLabelTask(headline, 2)
-        if defined:
-            check_headline(task, Ragged.of([*rows, last]))
-        else:
-            with pytest.raises(InputError, match="roc_auc_macro is undefined on these validation rows"):
-                check_headline(task, Ragged.of([*rows, last]))
-    with pytest.raises(InputError, match="no such figure; did you mean f1_macro"):
-        check_headline(MultiLabelTask("f1_marco", 2), Ragged.of([[0]]))
+    score = classification(2).score_arrays
+    check_best_metric("roc_auc_macro", score, Ragged.of([*rows, [0]]), 2)
+    check_best_metric("f1_micro", score, Ragged.of(rows), 2)
+    with pytest.raises(InputError, match="roc_auc_macro is undefined on these validation rows"):
+        check_best_metric("roc_auc_macro", score, Ragged.of(rows), 2)
+    with pytest.raises(InputError, match="no such metric; did you mean f1_macro"):
+        check_best_metric("f1_marco", score, Ragged.of([[0]]), 2)
+
+
+def test_the_head_may_learn_faster():
+    layers = SimpleNamespace(base_model_prefix="bert")
+    task = classification(1, learning_rate=1e-3, head_learning_rate=1e-2)
+    assert task.learning_rate_scale(layers, "classifier.weight") == pytest.approx(10)
+    assert task.learning_rate_scale(layers, "bert.pooler.weight") == 1
+    assert classification(1).learning_rate_scale(layers, "classifier.weight") == 1

@@ -7,59 +7,66 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from linear_task import LinearTask, eval_rows, linear_layer, make_plan, points, train_steps
+from linear_task import LinearTask, linear_layer, make_plan
 
-from finetune import session
+from finetune import opened_run, training_setup
 from finetune.checkpoints import checkpoint
 from finetune.errors import InputError
 from finetune.kernels import embeddings
 from finetune.launching import signals
+from finetune.opened_run import OpenedRun
 from finetune.output import run_folder, status
 from finetune.training import loop
-from finetune.training.loop import Training
 
-IDENTITY = {"task": "linear", "rows": 22}
+FINGERPRINT = {"task": "linear", "rows": 22}
 HUGE = 2.0**19  # a scale of losses at which fp16 gradients overflow
-FRESH = session.Opening(resume=None, replace=None)
+FRESH = OpenedRun(FINGERPRINT, resume=None, replace=None)
 
 
-def training(run, arguments, opening=FRESH, plan=None, identity=IDENTITY, model=None):
-    """What a task's own `prepare_training` does, for the linear layer."""
-    (x, y), plan = points(22), plan or make_plan(22, save_steps=3, eval_steps=3)
-    best = []
+class Exports(LinearTask):
+    """Remembers what it exports."""
 
-    def make(model, optimizer, tracker):
-        return Training(
-            model, optimizer, LinearTask(), train_steps(x, y, plan), eval_rows(x, y), tracker, Path(arguments.output_dir),
-            identity, lambda records, figures: best.append(figures),
-        )  # fmt: skip
+    def __init__(self, arguments):
+        super().__init__(arguments)
+        self.exported = []
 
-    made, state = session.prepare_training(run, arguments, plan, model or linear_layer(), make, opening, identity)
-    return SimpleNamespace(made=made, state=state, plan=plan, best=best)
+    def export(self, path, model, weights, best):
+        self.exported.append(best)
+        return {}
 
 
-def fit(run, arguments, started):
-    return loop.fit(run, started.plan, started.made, session.fit_options(arguments, "loss", ("loss",)), started.state)
+def training(run, arguments, opened=FRESH, plan=None, model=None):
+    """The linear layer's training, prepared."""
+    task, plan = Exports(arguments), plan or make_plan(22, save_steps=3, eval_steps=3)
+    data = task.load(run.launch, None)
+    made, state = training_setup.prepare_training(run, arguments, task, data, plan, model or linear_layer(), opened)
+    return SimpleNamespace(made=made, state=state, task=task)
+
+
+def fit(run, started):
+    return loop.fit(run, started.made, started.state)
 
 
 # Before the run
 
 
-def test_identity_is_the_tasks_and_the_order_of_rows(arguments):
+def test_the_fingerprint_is_the_tasks_and_the_order_of_rows(arguments):
     plan = make_plan(22)
-    found = session.make_identity(arguments(seed=7, length_grouping=False), plan, {"labels": 3})
+    found = opened_run.make_fingerprint(arguments(seed=7, length_grouping=False), plan, {"labels": 3})
     assert found == {"labels": 3, "global_batch_size": 8, "length_grouping": False, "seed": 7}
-    assert session.make_identity(arguments(), None, {"labels": 3}) == {"labels": 3}
+    assert opened_run.make_fingerprint(arguments(), None, {"labels": 3}) == {"labels": 3}
 
 
 def test_fit_options(arguments):
-    def greater(headline, **given):
-        return session.fit_options(arguments(**given), headline, ()).greater_is_better
+    def greater(metric, **given):
+        asked = arguments(metric_for_best_model=metric, **given)
+        return training_setup.fit_options(asked, LinearTask(asked)).greater_is_better
 
-    assert (greater("f1_macro"), greater("loss"), greater("tuned_loss")) == (True, False, False)
+    assert (greater("f1_macro"), greater("loss"), greater("eval_tuned_loss")) == (True, False, False)
     assert (greater("f1_macro", greater_is_better=False), greater("loss", greater_is_better=True)) == (False, True)
-    options = session.fit_options(arguments(seed=3, max_grad_norm=0.5, save_total_limit=4), "loss", ("a",))
-    assert (options.seed, options.max_grad_norm, options.save_total_limit, options.shown) == (3, 0.5, 4, ("a",))
+    asked = arguments(seed=3, max_grad_norm=0.5, save_total_limit=4)
+    options = training_setup.fit_options(asked, LinearTask(asked))
+    assert (options.seed, options.max_grad_norm, options.save_total_limit, options.best_metric) == (3, 0.5, 4, "loss")
 
 
 # The run's folder
@@ -70,9 +77,9 @@ def opened(start_run, arguments, tmp_path, monkeypatch):
     """Opens a run in tmp_path, as a second command would; returns the checkpoint to go on from."""
     run = start_run(make_plan(22).batch)
 
-    def open_run(identity=IDENTITY, plan=None, **given):
+    def open_run(fingerprint=FINGERPRINT, plan=None, **given):
         asked = arguments(output_dir=str(tmp_path), **given)
-        return session.open_run(run, asked, plan or make_plan(22), identity, ["a note"], {"weights": [1]})
+        return opened_run.open_run(run, asked, plan or make_plan(22), fingerprint, ["a note"], {"weights": [1]})
 
     yield open_run
     release()
@@ -80,9 +87,9 @@ def opened(start_run, arguments, tmp_path, monkeypatch):
 
 def release():
     """What the end of the process does."""
-    if "_lock" in vars(session):
-        session._lock.close()
-        del session._lock
+    if opened_run._lock is not None:
+        opened_run._lock.close()
+        opened_run._lock = None
 
 
 def test_opening_writes_what_is_in_force(opened, tmp_path, capsys):
@@ -91,7 +98,7 @@ def test_opening_writes_what_is_in_force(opened, tmp_path, capsys):
     assert stored["arguments"]["seed"] == 5
     assert (stored["world_size"], stored["launcher"], stored["device"], stored["zero_stage"]) == (1, "python", "cpu", 0)
     assert stored["plan"]["batch"]["global_batch_size"] == 8
-    assert (stored["identity"], stored["weights"]) == (IDENTITY, [1])
+    assert (stored["fingerprint"], stored["weights"]) == (FINGERPRINT, [1])
     assert stored["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
     printed = capsys.readouterr().out
     assert "global batch   8 rows" in printed
@@ -161,7 +168,7 @@ def test_processes_that_read_other_data_are_told_apart(start_run):
     everyone = [(0, "a", {"rows": 3, "seed": 1}), (1, "b", {"rows": 4, "seed": 1}), (2, "c", {"rows": 3, "seed": 2})]
     other = SimpleNamespace(launch=run.launch, gather=lambda mine: everyone)
     with pytest.raises(InputError) as caught:
-        session._compare_processes(other, {})
+        opened_run._compare_processes(other, {})
     assert [problem.partition(";")[0] for problem in caught.value.problems] == [
         "rank 1 on b: rows is 4 but 3 on rank 0 (a)",
         "rank 2 on c: seed is 2 but 1 on rank 0 (a)",
@@ -175,7 +182,7 @@ def test_a_resumed_run_ends_with_the_same_bytes(opened, start_run, arguments, tm
     asked = arguments(output_dir=str(tmp_path))
     run = start_run(make_plan(22).batch)
     whole = training(run, asked)
-    fit(run, asked, whole)
+    fit(run, whole)
     whole.made.tracker.close()
     history = (tmp_path / "history.jsonl").read_bytes()
     saved = (tmp_path / "checkpoints" / "step_6" / "optimizer.safetensors").read_bytes()
@@ -186,7 +193,7 @@ def test_a_resumed_run_ends_with_the_same_bytes(opened, start_run, arguments, tm
     torch.manual_seed(99)
     again = training(run, asked, opening, model=torch.nn.Linear(3, 2))
     assert (again.state.step, again.state.updates) == (3, 3)
-    fit(run, asked, again)
+    fit(run, again)
     again.made.tracker.close()
     torch.testing.assert_close(again.made.model.state_dict(), whole.made.model.state_dict(), rtol=0, atol=0)
     assert (tmp_path / "history.jsonl").read_bytes() == history
@@ -196,7 +203,7 @@ def test_a_resumed_run_ends_with_the_same_bytes(opened, start_run, arguments, tm
 
 def test_a_loss_scale_goes_on_where_it_was(opened, start_run, arguments, tmp_path):
     """fp16 as on a GPU, which the application refuses on a CPU: torch autocasts and scales there too, only slowly."""
-    asked, plan = arguments(output_dir=str(tmp_path)), make_plan(22, save_steps=3, eval_steps=None)
+    asked, plan = arguments(output_dir=str(tmp_path), seed=1), make_plan(22, save_steps=3, eval_steps=None)
 
     def scaled_run():
         run = start_run(plan.batch)
@@ -207,7 +214,7 @@ def test_a_loss_scale_goes_on_where_it_was(opened, start_run, arguments, tmp_pat
 
     run = scaled_run()
     whole = training(run, asked, plan=plan, model=linear_layer())
-    figures = fit(run, asked, whole)
+    figures = fit(run, whole)
     whole.made.tracker.close()
     kept = json.loads((tmp_path / "checkpoints" / "step_3" / "state.json").read_text())
     assert 0 < figures["train_skipped_steps"] < 6
@@ -220,7 +227,7 @@ def test_a_loss_scale_goes_on_where_it_was(opened, start_run, arguments, tmp_pat
     run = scaled_run()
     again = training(run, asked, opening, plan=plan, model=torch.nn.Linear(3, 2))
     assert run.accelerator.scaler.state_dict() == kept["loss_scale"]
-    assert fit(run, asked, again)["train_skipped_steps"] == figures["train_skipped_steps"]
+    assert fit(run, again)["train_skipped_steps"] == figures["train_skipped_steps"]
     again.made.tracker.close()
     assert run.accelerator.scaler.state_dict() == end
     torch.testing.assert_close(again.made.model.state_dict(), whole.made.model.state_dict(), rtol=0, atol=0)
@@ -230,19 +237,19 @@ def test_a_loss_scale_goes_on_where_it_was(opened, start_run, arguments, tmp_pat
 def test_a_best_model_that_is_not_in_this_folder_is_chosen_anew(start_run, arguments, tmp_path, there):
     asked = arguments(output_dir=str(tmp_path))
     run = start_run(make_plan(22).batch)
-    fit(run, asked, training(run, asked))
+    fit(run, training(run, asked))
     if there:
         (tmp_path / "best").mkdir()
-    state = training(run, asked, session.Opening(tmp_path / "checkpoints" / "step_3", None)).state
+    state = training(run, asked, OpenedRun(FINGERPRINT, tmp_path / "checkpoints" / "step_3", None)).state
     assert (state.best_step, state.best_metric is None) == ((3, False) if there else (None, True))
 
 
 def test_a_checkpoint_of_other_data_is_refused_before_run_json_is_written(opened, start_run, arguments, tmp_path):
     asked = arguments(output_dir=str(tmp_path))
     run = start_run(make_plan(22).batch)
-    fit(run, asked, training(run, asked))
+    fit(run, training(run, asked))
     with pytest.raises(InputError, match="rows was 22, is now 23"):
-        opened({**IDENTITY, "rows": 23}, resume_from_checkpoint="auto")
+        opened({**FINGERPRINT, "rows": 23}, resume_from_checkpoint="auto")
     assert not (tmp_path / "run.json").exists()
     assert len(checkpoint.list_checkpoints(tmp_path / "checkpoints")) == 2
 
@@ -254,27 +261,27 @@ def test_the_best_models_figures_are_the_runs(start_run, arguments, tmp_path):
     asked = arguments(output_dir=str(tmp_path))
     run = start_run(make_plan(22).batch)
     started = training(run, asked)
-    fit(run, asked, started)
-    figures = session.finish_training(run, started.made, started.state)
-    assert len(started.best) >= 1
-    assert figures["best_metric"] == figures["eval_loss"] == started.best[-1]["loss"]
+    fit(run, started)
+    metrics = training_setup.finish_training(run, started.made, started.state)
+    assert len(started.task.exported) >= 1
+    assert metrics["best_metric"] == metrics["eval_loss"] == started.task.score(started.task.exported[-1], None)["loss"]
 
 
 def test_without_an_evaluation_the_last_model_is_exported(start_run, arguments, tmp_path):
     asked = arguments(output_dir=str(tmp_path))
     run = start_run(make_plan(22).batch)
     started = training(run, asked, plan=make_plan(22))
-    fit(run, asked, started)
-    assert started.best == []
-    assert session.finish_training(run, started.made, started.state) == {"best_step": 6, "best_metric": None}
-    assert started.best == [{}]
+    fit(run, started)
+    assert started.task.exported == []
+    assert training_setup.finish_training(run, started.made, started.state) == {"best_step": 6, "best_metric": None}
+    assert started.task.exported == [None]
 
 
 def test_a_deepspeed_configuration_fits_into_run_json(tmp_path):
-    plain = session._plain({"a": math.inf, "b": {"dtype": torch.float32}})
+    plain = opened_run._as_json_values({"a": math.inf, "b": {"dtype": torch.float32}})
     run_folder.write_json(tmp_path / "run.json", plain)
     assert plain == {"a": "inf", "b": {"dtype": "torch.float32"}}
-    assert session._plain(None) is None
+    assert opened_run._as_json_values(None) is None
 
 
 # Embeddings
@@ -304,7 +311,7 @@ def test_gradients_of_embeddings_are_kept_in_one_process_on_a_cpu(start_run, arg
         model = Lookup()
         whole = training(run, asked, model=model)
         assert (type(model.table) is not torch.nn.Embedding) == (kept and large == 1)
-        fit(run, asked, whole)
+        fit(run, whole)
         whole.made.tracker.close()
         weights.append(model.state_dict())
     torch.testing.assert_close(*weights, rtol=1e-6, atol=1e-6)
@@ -336,7 +343,7 @@ def test_a_compiled_run_is_the_same_run(start_run, arguments, tmp_path, monkeypa
         Path(asked.output_dir).mkdir()
         run = start_run(make_plan(22).batch)
         whole = training(run, asked)
-        fit(run, asked, whole)
+        fit(run, whole)
         whole.made.tracker.close()
         weights.append(dict(whole.made.model.state_dict()))
     assert weights[0].keys() == weights[1].keys()

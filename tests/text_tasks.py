@@ -1,0 +1,27 @@
+"""The text tasks as they are after `load`, without files."""
+
+from types import SimpleNamespace
+
+import classify
+import titlegen
+
+from text.titles import Generation
+
+SEARCH = Generation(
+    num_beams=1, length_penalty=1.0, no_repeat_ngram_size=0, min_length=0, max_length=4, start_id=2, pad_id=0, in_step=False
+)
+# Titles are the words of their ids.
+TOKENIZER = SimpleNamespace(batch_decode=lambda rows, **_: [" ".join(map(str, row)) for row in rows])
+
+
+def classification(num_labels, pos_weight=None, thresholds=None, **given):
+    task = classify.MultiLabelClassification(classify.Arguments(output_dir="runs/a", **given))
+    task.labels = [f"label {number}" for number in range(num_labels)]
+    task.pos_weight, task.thresholds = pos_weight, thresholds
+    return task
+
+
+def titles(generation=SEARCH, tokenizer=TOKENIZER, **given):
+    task = titlegen.TitleGeneration(titlegen.Arguments(output_dir="runs/a", **given))
+    task.generation, task.tokenizer = generation, tokenizer
+    return task
