@@ -259,18 +259,17 @@ def export(run: Run, arguments: Arguments, data: Data, model: Any, records: list
     from finetune.checkpoints.saving import full_weights
     from finetune.output.run_folder import BEST
     from finetune.reports.results import merge_metrics
-    from metrics.multilabel import per_label_table
+    from metrics.multilabel import per_label_table, sigmoid
     from metrics.thresholds import tune_thresholds
     from models.classifier import check_export, plain_model, rows_to_check
     from models.export import export_model
-    from models.multilabel import probabilities
 
     weights = full_weights(run, model)
 
     def write() -> None:
         thresholds, chosen, table = np.full(len(data.labels), 0.5), [], []
         if records:
-            chances = probabilities(np.stack([record["logits"] for record in records]))
+            chances = sigmoid(np.stack([record["logits"] for record in records]))
             targets = np.stack([record["labels"] for record in records])
             thresholds = tune_thresholds(chances, targets)
             table = per_label_table(chances, targets, thresholds, data.labels)
@@ -333,16 +332,16 @@ def predict_test(run: Run, arguments: Arguments, data: Data, task: MultiLabelTas
     from finetune.reading.columns import ids_of
     from finetune.reports import results
     from finetune.training import evaluation
+    from metrics.multilabel import sigmoid
     from metrics.thresholds import decide
     from models.classifier import thresholds_of
-    from models.multilabel import probabilities
 
     thresholds = thresholds_of(run.unwrapped(model).config)
     records, seconds = evaluation.predict(run, model, task, eval_rows(run, arguments, data, data.test))
 
     def lines() -> Iterator[dict]:
         for name, record in zip(ids_of(data.test.table, arguments.id_column), records, strict=True):
-            chances = probabilities(record["logits"])
+            chances = sigmoid(record["logits"])
             chosen = [label for label, on in zip(data.labels, decide(chances[None], thresholds)[0], strict=True) if on]
             scores = {label: round(float(p), 6) for label, p in zip(data.labels, chances, strict=True)}
             yield {"id": name, "labels": chosen, "probabilities": scores}

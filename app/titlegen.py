@@ -56,8 +56,8 @@ class TitleArguments:
     num_return_sequences: int = option(1, at_least=1, help="candidates per document in predictions, with scores")
     rouge_tokenizer: str = option(
         "auto",
-        choices=("auto", "characters", "words", "default"),
-        help="what ROUGE counts: auto takes characters for Chinese, else rouge-score's own words",
+        choices=("auto", "characters", "words", "unicode_words", "default"),
+        help="what ROUGE counts: auto takes characters for Chinese, rouge-score's own words for English, else Unicode words",
     )
 
 

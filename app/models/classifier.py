@@ -10,7 +10,7 @@ import torch
 
 from finetune.errors import TrainingError
 from finetune.task import Record
-from models.multilabel import probabilities
+from metrics.multilabel import sigmoid
 from text.labels import read_label_file
 from text.tokenizer import saved_tokenizer
 
@@ -102,7 +102,7 @@ def check_export(folder: Path, texts: list[str], records: list[Record], precisio
         return
     for found, record in zip(classify(texts, truncation=True), records, strict=True):
         scores = {item["label"]: item["score"] for item in found}
-        difference = float(np.abs(np.array([scores[x] for x in labels]) - probabilities(record["logits"])).max())
+        difference = float(np.abs(np.array([scores[x] for x in labels]) - sigmoid(record["logits"])).max())
         if not difference <= TOLERANCE[precision]:
             raise TrainingError(
                 f"the exported model does not give the run's probabilities (difference {difference:.1e} on row "

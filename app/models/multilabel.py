@@ -16,8 +16,7 @@ from finetune.reading.json_files import read_object
 from finetune.reading.ragged import Ragged
 from finetune.task import Batch, Record, check_figure
 from finetune.training.batches import one_hot
-from metrics.multilabel import binary_cross_entropy, decision_scores, multilabel_scores
-from metrics.thresholds import tune_thresholds
+from metrics.multilabel import multilabel_scores
 
 ENOUGH_ROWS = 1000  # to see in a moment, mostly, that a figure is defined
 MOST_WEIGHT = 1e6  # of a positive target: beyond it fp32 losses would soon be infinite
@@ -59,18 +58,20 @@ class MultiLabelTask:
         ]
 
     def score(self, records: list[Record]) -> dict[str, float | None]:
+        # evaluate takes up to a second to import: at the first score, not at the start
+        from metrics.multilabel_metric import MultiLabelMetric
+
         logits, labels = np.stack([r["logits"] for r in records]), np.stack([r["labels"] for r in records])
         if not np.isfinite(logits).all():
             raise TrainingError("the model's logits are not finite: it diverged. Try a smaller --learning_rate")
-        chances = probabilities(logits)
-        thresholds = tune_thresholds(chances, labels) if self.thresholds is None else self.thresholds
-        soft = labels * (1 - self.label_smoothing) + self.label_smoothing / 2
-        tuned = {f"tuned_{name}": value for name, value in decision_scores(chances, labels, thresholds).items()}
-        return {
-            "loss": binary_cross_entropy(logits, soft, self.pos_weight),
-            **multilabel_scores(chances, labels),
-            **tuned,
-        }
+        return MultiLabelMetric().compute(
+            predictions=logits,
+            references=labels,
+            from_logits=True,
+            pos_weight=self.pos_weight,
+            label_smoothing=self.label_smoothing,
+            tuned_thresholds="tune" if self.thresholds is None else self.thresholds,
+        )
 
 
 def check_headline(task: MultiLabelTask, labels: Ragged) -> None:
@@ -81,9 +82,8 @@ def check_headline(task: MultiLabelTask, labels: Ragged) -> None:
 
     def score(count: int) -> dict[str, float | None]:
         targets = one_hot(labels, np.arange(count), task.num_labels).numpy().astype(np.uint8)
-        return task.score([{"row": row, "logits": logits, "labels": targets[row]} for row in range(count)])
+        return multilabel_scores(np.zeros(targets.shape, np.float32), targets, from_logits=True, tuned_thresholds="tune")
 
-    logits = np.zeros(task.num_labels, dtype=np.float32)
     # What some rows define, more rows do too.
     figures = score(min(ENOUGH_ROWS, len(labels)))
     if figures.get(task.headline, 0) is None:
@@ -94,11 +94,6 @@ def check_headline(task: MultiLabelTask, labels: Ragged) -> None:
             f"--metric_for_best_model {task.headline} is undefined on these validation rows (every label has one class "
             "only); choose another, such as f1_micro or loss"
         )
-
-
-def probabilities(logits: np.ndarray) -> np.ndarray:
-    """The logistic function, in float64, without overflow."""
-    return np.exp(-np.logaddexp(0, -logits.astype(np.float64)))
 
 
 def balanced_pos_weight(positive: np.ndarray, rows: int, cap: float) -> np.ndarray:

@@ -12,7 +12,6 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from finetune.errors import TrainingError
 from finetune.task import Batch, Record
-from metrics.rouge import rouge_scores
 
 IGNORED = -100  # the label that counts for nothing
 
@@ -78,6 +77,9 @@ class TitleTask:
         return found
 
     def score(self, records: list[Record]) -> dict[str, float | None]:
+        # evaluate takes up to a second to import: at the first score, not at the start
+        from metrics.rouge_metric import RougeMetric
+
         titles = [record["titles"][0] for record in records]
         figures: dict[str, float | None] = {}
         if records and records[0]["loss"] is not None:
@@ -85,7 +87,8 @@ class TitleTask:
             if figures["loss"] != figures["loss"]:
                 raise TrainingError("the model's loss is not finite: it diverged. Try a smaller --learning_rate")
         figures["gen_len"] = sum(record["gen_len"] for record in records) / len(records) if records else None
-        return {**figures, **rouge_scores(titles, self.references, self.rouge_tokenizer)}
+        rouge = RougeMetric().compute(predictions=titles, references=self.references, tokenizer=self.rouge_tokenizer)
+        return {**figures, **rouge}
 
     def teacher_forcing(self, labels: torch.Tensor) -> dict[str, torch.Tensor]:
         """Decoder inputs (b, t): the labels moved right by one behind the start id, and their mask. No keys and

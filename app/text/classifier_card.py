@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from finetune.reports.card import markdown_table, write_card
-from metrics.multilabel import DECISION_FIGURES, RANKING_FIGURES
+from metrics.multilabel import DECISION_METRICS, RANKING_METRICS
 
 USAGE = """from transformers import pipeline
 classify = pipeline("text-classification", model="best", top_k=None)
@@ -23,7 +23,7 @@ def write_classifier_card(folder: Path) -> None:
         shown = sorted(table, key=lambda row: -(row["support"] or 0))[:MOST_LABELS]
         sections = ["## Labels (validation, tuned thresholds)", ""]
         sections += markdown_table(columns, [[row[column] for column in columns] for row in shown])
-    tuned = [f"tuned_{figure}" for figure in DECISION_FIGURES]
-    figures = ["loss", *DECISION_FIGURES, *RANKING_FIGURES, *tuned]
+    tuned = [f"tuned_{figure}" for figure in DECISION_METRICS]
+    figures = ["loss", *DECISION_METRICS, *RANKING_METRICS, *tuned]
     note = "\n`tuned_*` use per-label thresholds chosen on the validation rows; on those rows they are optimistic.\n"
     write_card(folder, "Multi-label text classification", "text-classification", USAGE, figures, [note, *sections])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from metrics.multilabel import multilabel_scores
-from metrics.multilabel_metric import MultiLabelScores
+from metrics.multilabel_metric import MultiLabelMetric
 
 APP = Path(__file__).parents[2] / "app"
 
@@ -20,13 +20,13 @@ def random_rows(n=20, labels=3):
 @pytest.mark.parametrize("thresholds", [0.5, np.array([0.2, 0.5, 0.8])])
 def test_equals_the_function(thresholds):
     probabilities, targets = random_rows()
-    scores = MultiLabelScores().compute(predictions=probabilities, references=targets, thresholds=thresholds)
+    scores = MultiLabelMetric().compute(predictions=probabilities, references=targets, thresholds=thresholds)
     assert scores == multilabel_scores(probabilities, targets, thresholds)
 
 
 def test_rows_may_come_in_batches_and_the_metric_may_be_used_again():
     probabilities, targets = random_rows()
-    metric = MultiLabelScores()
+    metric = MultiLabelMetric()
     for _ in range(2):
         for start in range(0, 20, 8):
             metric.add_batch(predictions=probabilities[start : start + 8], references=targets[start : start + 8])
@@ -34,20 +34,20 @@ def test_rows_may_come_in_batches_and_the_metric_may_be_used_again():
 
 
 def test_no_rows_give_none():
-    assert set(MultiLabelScores().compute(predictions=[], references=[]).values()) == {None}
+    assert set(MultiLabelMetric().compute(predictions=[], references=[]).values()) == {None}
 
 
 def test_a_target_that_is_no_class_is_refused_not_rounded():
     with pytest.raises(ValueError, match=r"target 0\.7 at row 0, label 0"):
-        MultiLabelScores().compute(predictions=[[0.1, 0.2]], references=[[0.7, 0]])
+        MultiLabelMetric().compute(predictions=[[0.1, 0.2]], references=[[0.7, 0]])
 
 
 def test_several_processes_at_once_leave_nothing_on_disk(tmp_path):
     script = (
-        "from metrics.multilabel_metric import MultiLabelScores\n"
-        "metric = MultiLabelScores()\n"
+        "from metrics.multilabel_metric import MultiLabelMetric\n"
+        "metric = MultiLabelMetric()\n"
         "metric.add_batch(predictions=[[0.9, 0.1]], references=[[1, 0]])\n"
-        "other = MultiLabelScores()\n"
+        "other = MultiLabelMetric()\n"
         "assert other.compute(predictions=[[0.1, 0.1]], references=[[1, 0]])['f1_micro'] == 0\n"
         "print(metric.compute()['f1_micro'])\n"
     )

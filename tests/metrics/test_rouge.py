@@ -9,8 +9,8 @@ import pytest
 from rouge_score.rouge_scorer import RougeScorer
 
 from metrics import rouge
-from metrics.rouge import ROUGE_FIGURES, bootstrap_interval, exact_matches, lead_baseline, rouge_scores, row_scores
-from metrics.rouge_metric import RougeScores
+from metrics.rouge import ROUGE_METRICS, bootstrap_interval, exact_matches, lead_baseline, rouge_scores, row_scores
+from metrics.rouge_metric import RougeMetric
 from metrics.rouge_tokenizers import choose_tokenizer, rouge_tokenizer
 
 APP = Path(__file__).parents[2] / "app"
@@ -18,7 +18,7 @@ TITLES = ["基于深度学习的情感分析", "Linux 系统维护", "水运工�
 
 
 def f1_of(prediction, reference, tokenizer):
-    return dict(zip(ROUGE_FIGURES, row_scores([prediction], [reference], tokenizer)[0], strict=True))
+    return dict(zip(ROUGE_METRICS, row_scores([prediction], [reference], tokenizer)[0], strict=True))
 
 
 def english_text(rng):
@@ -63,9 +63,9 @@ def test_tokenizer_is_chosen_by_the_share_of_cjk(references, name):
 def test_english_equals_rouge_score(tokenizer):
     rng = random.Random(0)
     rows = [(english_text(rng), english_text(rng)) for _ in range(200)]
-    theirs = RougeScorer(list(ROUGE_FIGURES))
+    theirs = RougeScorer(list(ROUGE_METRICS))
     expected = [
-        [theirs.score(reference, prediction)[name].fmeasure for name in ROUGE_FIGURES] for prediction, reference in rows
+        [theirs.score(reference, prediction)[name].fmeasure for name in ROUGE_METRICS] for prediction, reference in rows
     ]
     assert row_scores(*zip(*rows, strict=True), tokenizer) == pytest.approx(np.array(expected), abs=1e-12)
     assert len({tuple(row) for row in expected}) > 100
@@ -119,7 +119,7 @@ def test_one_sentence_takes_the_same_value_for_both_rouge_l(monkeypatch):
         assert f1_of(prediction, reference, "characters")["rougeLsum"] == expected
 
 
-def test_figures_are_means_over_the_rows():
+def test_scores_are_means_over_the_rows():
     scores = rouge_scores(["深度模型", "无关", "学习"], ["深度学习模型", "甲乙", "学习"], "characters", bootstrap=0)
     assert scores == pytest.approx(
         {"rouge1": 1.8 / 3, "rouge2": 1.5 / 3, "rougeL": 1.8 / 3, "rougeLsum": 1.8 / 3, "exact_match": 1 / 3}
@@ -136,8 +136,8 @@ def test_intervals_are_seeded_and_hold_the_mean():
     scores = rouge_scores(predictions, TITLES * 5, "characters", bootstrap=200, seed=1)
     assert scores == rouge_scores(predictions, TITLES * 5, "characters", bootstrap=200, seed=1)
     assert scores != rouge_scores(predictions, TITLES * 5, "characters", bootstrap=200, seed=2)
-    assert set(scores) == {f"{name}{end}" for name in (*ROUGE_FIGURES, "exact_match") for end in ("", "_low", "_high")}
-    for name in ROUGE_FIGURES:
+    assert set(scores) == {f"{name}{end}" for name in (*ROUGE_METRICS, "exact_match") for end in ("", "_low", "_high")}
+    for name in ROUGE_METRICS:
         assert scores[f"{name}_low"] < scores[name] < scores[f"{name}_high"]
 
 
@@ -204,13 +204,13 @@ def test_a_lead_of_nothing_is_refused():
 
 def test_metric_equals_the_function_and_chooses_the_tokenizer():
     predictions = [title[:4] for title in TITLES]
-    metric = RougeScores()
+    metric = RougeMetric()
     metric.add_batch(predictions=predictions[:3], references=TITLES[:3])
     metric.add_batch(predictions=predictions[3:], references=TITLES[3:])
     assert metric.compute(seed=4) == rouge_scores(predictions, TITLES, "characters", seed=4)
-    words = RougeScores().compute(predictions=predictions, references=TITLES, tokenizer="words", bootstrap=0)
+    words = RougeMetric().compute(predictions=predictions, references=TITLES, tokenizer="words", bootstrap=0)
     assert words == rouge_scores(predictions, TITLES, "words", bootstrap=0)
-    assert set(RougeScores().compute(predictions=[], references=[]).values()) == {None}
+    assert set(RougeMetric().compute(predictions=[], references=[]).values()) == {None}
 
 
 def test_metric_works_offline_and_leaves_nothing_on_disk(tmp_path):
@@ -218,8 +218,8 @@ def test_metric_works_offline_and_leaves_nothing_on_disk(tmp_path):
         "import sys\n"
         "import metrics.rouge\n"
         "assert not {'nltk', 'rouge_score', 'rjieba', 'evaluate'} & set(sys.modules)\n"
-        "from metrics.rouge_metric import RougeScores\n"
-        "print(RougeScores().compute(predictions=['学习'], references=['学习'])['rougeL'])\n"
+        "from metrics.rouge_metric import RougeMetric\n"
+        "print(RougeMetric().compute(predictions=['学习'], references=['学习'])['rougeL'])\n"
     )
     (tmp_path / "cwd").mkdir()
     env = os.environ | {"PYTHONPATH": str(APP), "HF_METRICS_CACHE": str(tmp_path / "metrics"), "HF_HUB_OFFLINE": "1"}

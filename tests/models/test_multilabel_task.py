@@ -1,6 +1,5 @@
 import json
 import math
-import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,7 +16,6 @@ from models.multilabel import (
     check_headline,
     positive_weights,
     prior_bias,
-    probabilities,
 )
 
 LOGITS = torch.tensor([[2.0, -1.0, 0.5], [-3.0, 0.0, 1.0], [1.0, 1.0, 1.0]])
@@ -94,15 +92,6 @@ def test_tuned_figures_use_given_thresholds_or_tune_them():
 def test_a_model_that_diverged_is_not_scored(logit):
     with pytest.raises(TrainingError, match="logits are not finite"):
         MultiLabelTask("loss", 1).score(records([[0.0], [logit]], [[0], [1]]))
-
-
-def test_probabilities_are_the_logistic_function_without_overflow():
-    logits = np.array([-1e4, -745.0, -3.0, 0.0, 3.0, 1e4], dtype=np.float32)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        found = probabilities(logits)
-    np.testing.assert_allclose(found, torch.sigmoid(torch.tensor(logits, dtype=torch.float64)), rtol=1e-13, atol=1e-300)
-    assert found.dtype == np.float64
 
 
 def test_balanced_weights_are_negatives_over_positives_within_limits():
