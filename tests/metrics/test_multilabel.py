@@ -18,6 +18,7 @@ from metrics.multilabel import (
     ranking_scores,
     sigmoid,
 )
+from metrics.thresholds import tune_thresholds
 
 
 @pytest.fixture(autouse=True)
@@ -206,6 +207,25 @@ def test_float32_and_bool_are_accepted():
 def test_logits_are_refused(score):
     with pytest.raises(ValueError, match="sigmoid"):
         score(np.array([[2.5, -1.0]]), np.array([[1, 0]]))
+
+
+@pytest.mark.parametrize("thresholds", [None, np.linspace(0.2, 0.8, 7), "tune"])
+def test_logits_give_the_loss_and_the_same_scores(thresholds):
+    probabilities, targets = random_rows()
+    logits = np.log(probabilities / (1 - probabilities))
+    scores = multilabel_scores(
+        logits, targets, from_logits=True, pos_weight=2.0, label_smoothing=0.2, tuned_thresholds=thresholds
+    )
+    expected = {
+        "loss": binary_cross_entropy(logits, np.where(targets, 0.9, 0.1), 2.0),
+        **multilabel_scores(probabilities, targets),
+    }
+    if thresholds is not None:
+        chosen = tune_thresholds(probabilities, targets) if isinstance(thresholds, str) else thresholds
+        tuned = decision_scores(probabilities, targets, chosen)
+        expected |= {f"tuned_{name}": score for name, score in tuned.items()}
+    assert list(scores) == list(expected)
+    assert scores == pytest.approx(expected, abs=1e-12)
 
 
 def test_per_label_table_averages_to_the_macro_metrics():
