@@ -3,6 +3,7 @@
 import ast
 import math
 import re
+import textwrap
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -82,7 +83,7 @@ def _load(spec: str) -> AdditionalMetric:
     script = location if location.suffix == ".py" else location / f"{location.name}.py"
     if script.is_file():
         path = str(script)
-        advice = "is not a usable metric; expected a subclass of evaluate.Metric"
+        advice = "cannot be loaded as an evaluate.Metric"
     elif location.suffix == ".py" or path.startswith((".", "/", "~")):
         raise InputError(f"--metrics {spec}: there is no {script}; a metric's folder holds a file of the same name")
     else:
@@ -106,4 +107,4 @@ def _value(text: str) -> Any:
 
 
 def _summary(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0].strip()
+    return textwrap.shorten(f"{type(error).__name__}: {error}", 300)
