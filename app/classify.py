@@ -63,7 +63,7 @@ from finetune.reading.fingerprint import fingerprint
 from finetune.reading.ragged import Ragged
 from finetune.reading.tables import Table
 from finetune.task import Batch, Card, Predictions
-from metrics.multilabel import binary_cross_entropy, decision_scores, multilabel_scores, per_label_table
+from metrics.multilabel import per_label_table, sigmoid
 from metrics.thresholds import decide, tune_thresholds
 from models.export import export_model
 from models.pretrained import check_kind, check_weights, drop_pooler, load_config, load_model_and_new_names, take_vocabulary
@@ -80,7 +80,6 @@ from text.classifier import (
     plain_model,
     positive_weights,
     prior_bias,
-    probabilities,
     rows_to_check,
     set_head_bias,
     thresholds_of,
@@ -142,8 +141,8 @@ class MultiLabelClassification(TextTask):
             note_labels({name: (tables[name].path, found) for name, found in ids.items() if name != "test"}, self.labels, notes)
             self.positive = np.bincount(ids["train"].values, minlength=len(self.labels))
             self.pos_weight = positive_weights(arguments, self.positive, rows, self.labels)
-            if "validation" in ids:
-                check_best_metric(self.best_metric, self.score_arrays, ids["validation"], len(self.labels))
+            if "validation" in ids and not arguments.metrics:
+                check_best_metric(self.best_metric, ids["validation"], len(self.labels))
         if self.pos_weight is not None:
             low, high = self.pos_weight.min(), self.pos_weight.max()
             notes.append(f"positive targets weigh from {low:.2f} to {high:.2f} (--pos_weight; all in run.json)")
@@ -200,24 +199,31 @@ class MultiLabelClassification(TextTask):
         return found if batch.labels is None else {**found, "labels": batch.labels.to(torch.uint8)}
 
     def score(self, predictions: Predictions, split: TextSplit) -> dict[str, float | None]:
-        return self.score_arrays(predictions["logits"], predictions["labels"])
+        from metrics.multilabel_metric import MultiLabelMetric  # imports evaluate: at the first score, not at the start
 
-    def score_arrays(self, logits: np.ndarray, labels: np.ndarray) -> dict[str, float | None]:
-        """The metrics of (rows, labels) logits and of 0 or 1."""
+        logits, labels = predictions["logits"], predictions["labels"]
         if not np.isfinite(logits).all():
             raise TrainingError("the model's logits are not finite: it diverged. Try a smaller --learning_rate")
-        smoothing, chances = self.arguments.label_smoothing_factor, probabilities(logits)
+        return MultiLabelMetric().compute(
+            predictions=logits,
+            references=labels,
+            from_logits=True,
+            pos_weight=self.pos_weight,
+            label_smoothing=self.arguments.label_smoothing_factor,
+            tuned_thresholds="tune" if self.thresholds is None else self.thresholds,
+        )
+
+    def as_references(self, predictions: Predictions, split: TextSplit) -> tuple[Any, Any]:
+        chances, labels = sigmoid(predictions["logits"]), predictions["labels"]
         thresholds = tune_thresholds(chances, labels) if self.thresholds is None else self.thresholds
-        tuned = {f"tuned_{name}": value for name, value in decision_scores(chances, labels, thresholds).items()}
-        loss = binary_cross_entropy(logits, labels * (1 - smoothing) + smoothing / 2, self.pos_weight)
-        return {"loss": loss, **multilabel_scores(chances, labels), **tuned}
+        return decide(chances, thresholds).astype(int), labels.astype(int)
 
     def export(
         self, path: Path, model: torch.nn.Module, weights: dict[str, torch.Tensor], best: Predictions | None
     ) -> dict[str, Any]:
         thresholds, table, checked = np.full(len(self.labels), 0.5), [], {}
         if best is not None:
-            chances = probabilities(best["logits"])
+            chances = sigmoid(best["logits"])
             thresholds = tune_thresholds(chances, best["labels"])
             table = per_label_table(chances, best["labels"], thresholds, self.labels)
             split = self.splits["validation"]
@@ -235,7 +241,7 @@ class MultiLabelClassification(TextTask):
 
     def prediction_lines(self, predictions: Predictions, split: TextSplit) -> Iterator[dict[str, Any]]:
         for logits in predictions["logits"]:
-            chances = probabilities(logits)
+            chances = sigmoid(logits)
             chosen = decide(chances[None], self.thresholds)[0]
             yield {
                 "labels": [label for label, on in zip(self.labels, chosen, strict=True) if on],

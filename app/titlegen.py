@@ -36,8 +36,8 @@ class Arguments(TextArguments):
     num_return_sequences: int = option(1, at_least=1, help="candidates per document in predictions, with scores")
     rouge_tokenizer: str = option(
         "auto",
-        choices=("auto", "characters", "words", "default"),
-        help="what ROUGE counts: auto takes characters for Chinese, else rouge-score's own words",
+        choices=("auto", "characters", "words", "unicode_words", "default"),
+        help="what ROUGE counts: auto takes characters for Chinese, rouge-score's own words for English, else Unicode words",
     )
 
     def problems(self) -> list[str]:
@@ -73,7 +73,7 @@ from finetune.reading.tables import Table
 from finetune.reports.card import markdown_table
 from finetune.task import Batch, Card, Data, Predictions, check_metric
 from finetune.training.batches import encode_cached
-from metrics.rouge import lead_scores, rouge_scores
+from metrics.rouge import lead_scores
 from models import encoder_decoder
 from models.export import export_model
 from models.pretrained import check_weights, load_config
@@ -95,7 +95,8 @@ class TitleGeneration(TextTask):
 
     def __init__(self, arguments: Arguments) -> None:
         super().__init__(arguments)
-        check_metric(self.best_metric, titles.METRICS)
+        if not arguments.metrics:
+            check_metric(self.best_metric, titles.METRICS)
 
     # Data
 
@@ -189,14 +190,19 @@ class TitleGeneration(TextTask):
         return {**found, "ids": ids, "scores": scores}
 
     def score(self, predictions: Predictions, split: TextSplit) -> dict[str, float | None]:
+        from metrics.rouge_metric import RougeMetric  # imports evaluate: at the first score, not at the start
+
         metrics: dict[str, float | None] = {}
         if "loss" in predictions:
             metrics["loss"] = sum(predictions["loss"].tolist()) / max(1, int(predictions["targets"].sum()))
             if not np.isfinite(metrics["loss"]):
                 raise TrainingError("the model's loss is not finite: it diverged. Try a smaller --learning_rate")
-        best = predictions["ids"][:, 0]
-        metrics["gen_len"] = float(self.generation.lengths(best).mean())
-        return {**metrics, **rouge_scores(titles.decode(self.tokenizer, best), split.titles, self.counted(split))}
+        metrics["gen_len"] = float(self.generation.lengths(predictions["ids"][:, 0]).mean())
+        found, references = self.as_references(predictions, split)
+        return {**metrics, **RougeMetric().compute(predictions=found, references=references, tokenizer=self.counted(split))}
+
+    def as_references(self, predictions: Predictions, split: TextSplit) -> tuple[Any, Any]:
+        return titles.decode(self.tokenizer, predictions["ids"][:, 0]), list(split.titles)
 
     def counted(self, split: TextSplit | None) -> str:
         """What ROUGE counts on these rows."""

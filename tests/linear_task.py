@@ -14,7 +14,7 @@ class LinearTask(Task):
     name, default_metric = "linear", "loss"
 
     def __init__(self, arguments=None, best_metric=None):
-        super().__init__(arguments or SimpleNamespace(metric_for_best_model=best_metric))
+        super().__init__(arguments or SimpleNamespace(metric_for_best_model=best_metric, metrics=None))
 
     def load(self, launch, modes):
         split = split_of(*points(22), np.arange(22) % 7 + 1)

@@ -1,6 +1,5 @@
 import json
 import math
-import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,7 +16,6 @@ from text.classifier import (
     check_best_metric,
     positive_weights,
     prior_bias,
-    probabilities,
 )
 
 LOGITS = torch.tensor([[2.0, -1.0, 0.5], [-3.0, 0.0, 1.0], [1.0, 1.0, 1.0]])
@@ -75,11 +73,15 @@ def test_logits_and_labels_are_predicted():
     assert set(classification(3).predict(model, batch(labels=None))) == {"logits"}
 
 
+def scores(task, logits, labels):
+    return task.score({"logits": logits, "labels": labels}, None)
+
+
 def test_tuned_metrics_use_given_thresholds_or_tune_them():
     found = np.array([[-1.0], [-2.0], [-3.0]]), np.array([[1], [1], [0]])
-    tuned = classification(1).score_arrays(*found)
+    tuned = scores(classification(1), *found)
     assert (tuned["f1_micro"], tuned["tuned_f1_micro"]) == (0, 1)
-    given = classification(1, thresholds=np.array([0.2])).score_arrays(*found)
+    given = scores(classification(1, thresholds=np.array([0.2])), *found)
     assert given["tuned_f1_micro"] == pytest.approx(2 / 3)
     assert {key for key in tuned if key.startswith("tuned_")} >= {"tuned_f1_macro", "tuned_precision_micro"}
 
@@ -87,16 +89,7 @@ def test_tuned_metrics_use_given_thresholds_or_tune_them():
 @pytest.mark.parametrize("logit", [math.nan, math.inf])
 def test_a_model_that_diverged_is_not_scored(logit):
     with pytest.raises(TrainingError, match="logits are not finite"):
-        classification(1).score_arrays(np.array([[0.0], [logit]]), np.array([[0], [1]]))
-
-
-def test_probabilities_are_the_logistic_function_without_overflow():
-    logits = np.array([-1e4, -745.0, -3.0, 0.0, 3.0, 1e4], dtype=np.float32)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        found = probabilities(logits)
-    np.testing.assert_allclose(found, torch.sigmoid(torch.tensor(logits, dtype=torch.float64)), rtol=1e-13, atol=1e-300)
-    assert found.dtype == np.float64
+        scores(classification(1), np.array([[0.0], [logit]]), np.array([[0], [1]]))
 
 
 def test_balanced_weights_are_negatives_over_positives_within_limits():
@@ -165,13 +158,12 @@ def test_weights_that_are_none(tmp_path, content, message):
 
 def test_a_metric_that_the_first_rows_leave_undefined_may_be_defined():
     rows: list[list[int]] = [[]] * (ENOUGH_ROWS + 1)
-    score = classification(2).score_arrays
-    check_best_metric("roc_auc_macro", score, Ragged.of([*rows, [0]]), 2)
-    check_best_metric("f1_micro", score, Ragged.of(rows), 2)
+    check_best_metric("roc_auc_macro", Ragged.of([*rows, [0]]), 2)
+    check_best_metric("f1_micro", Ragged.of(rows), 2)
     with pytest.raises(InputError, match="roc_auc_macro is undefined on these validation rows"):
-        check_best_metric("roc_auc_macro", score, Ragged.of(rows), 2)
+        check_best_metric("roc_auc_macro", Ragged.of(rows), 2)
     with pytest.raises(InputError, match="no such metric; did you mean f1_macro"):
-        check_best_metric("f1_marco", score, Ragged.of([[0]]), 2)
+        check_best_metric("f1_marco", Ragged.of([[0]]), 2)
 
 
 def test_the_head_may_learn_faster():

@@ -88,7 +88,7 @@ def predict_test(started: Run, arguments: Any, task: Task, model: Any, split: An
     results.write_predictions(started, arguments, task, split, predictions)
     metrics = {"test_rows": len(split), "test_samples_per_second": len(split) / seconds}
     if split.labelled:
-        scores = started.on_main(lambda: task.score(predictions, split))
+        scores = started.on_main(lambda: task.all_scores(predictions, split))
         metrics |= {f"test_{name}": value for name, value in scores.items()}
         metrics |= baseline(started, task, split, "test")
     return metrics

@@ -14,6 +14,7 @@ import torch
 from finetune.errors import InputError
 from finetune.plan import Modes
 from finetune.reading.problems import nearest
+from metrics.additional import compute_additional, load_metrics
 
 if TYPE_CHECKING:
     from finetune.launching.launch import Launch
@@ -114,6 +115,7 @@ class Task(ABC):
     def __init__(self, arguments: Any) -> None:
         """Raises `InputError` for arguments that the task cannot work with."""
         self.arguments = arguments
+        self.additional_metrics = load_metrics(arguments.metrics) if arguments.metrics else []
 
     @abstractmethod
     def load(self, launch: Launch, modes: Modes) -> Data:
@@ -148,6 +150,17 @@ class Task(ABC):
     def score(self, predictions: Predictions, split: Split) -> dict[str, float | None]:
         """The metrics of a whole labelled file; None where one is undefined. On rank 0 only, like everything below but
         `load_exported`."""
+
+    def as_references(self, predictions: Predictions, split: Split) -> tuple[Any, Any]:
+        """(predictions, references) as metrics of `evaluate` take them, for --metrics."""
+        raise InputError(f"--metrics: {self.name} has no form of its predictions for other metrics")
+
+    def all_scores(self, predictions: Predictions, split: Split) -> dict[str, float | None]:
+        """`score`'s metrics and those of --metrics."""
+        scores = self.score(predictions, split)
+        if self.additional_metrics:
+            scores |= compute_additional(self.additional_metrics, *self.as_references(predictions, split), taken=scores)
+        return scores
 
     def baseline(self, split: Split) -> dict[str, float | None]:
         """Metrics of an answer without a model, to compare with."""

@@ -1,1 +1,5 @@
-"""Figures that judge a model, as pure functions over all the rows at once. Knows no model and no launch."""
+"""Metrics: functions of the predictions and references of all rows, and `evaluate.Metric` classes around them.
+
+They know no model and no launch.
+May import: finetune.errors.
+"""

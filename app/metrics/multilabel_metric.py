@@ -1,33 +1,27 @@
-"""The multi-label figures as an `evaluate.Metric`; a file of its own because importing `evaluate` takes seconds."""
+"""Multi-label metrics as an `evaluate.Metric`."""
+
+from typing import Any
 
 import datasets
 import evaluate
 import numpy as np
 
+from metrics.in_memory import InMemoryMetric
 from metrics.multilabel import multilabel_scores
 
 
-class MultiLabelScores(evaluate.Metric):
-    """`compute(predictions=probabilities, references=targets, thresholds=0.5)` -> the dict of `multilabel_scores`.
-
-    Nothing is downloaded and nothing is written to any disk, so any number of processes may hold one. `evaluate`'s own
-    gathering over processes locks files on a shared disk: gather the rows first, then compute in one process.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(keep_in_memory=True)
-
-    def _build_data_dir(self) -> str:
-        # The base class makes a folder in the user's cache, which nothing would use and which may not be writable.
-        return ""
+class MultiLabelMetric(InMemoryMetric):
+    """`compute(predictions=probabilities, references=targets, thresholds=0.5, ...)` -> the dict of `multilabel_scores`."""
 
     def _info(self) -> evaluate.MetricInfo:
         return evaluate.MetricInfo(
-            description="Multi-label classification figures at given thresholds; undefined figures are None.",
+            description="Multi-label classification metrics at given thresholds; an undefined metric is None.",
             citation="",
             inputs_description=(
                 "predictions: probabilities (rows, labels). references: 0 or 1 (rows, labels). thresholds: one number "
-                "(default 0.5) or one per label; a label is predicted at probability >= threshold."
+                "(default 0.5) or one per label; a label is predicted at probability >= threshold. tuned_thresholds: "
+                "one per label, or 'tune' to choose them on these rows; adds tuned_* metrics. from_logits: predictions "
+                "are logits; adds the loss, with pos_weight and label_smoothing."
             ),
             features=datasets.Features(
                 predictions=datasets.List(datasets.Value("float64")),
@@ -36,8 +30,8 @@ class MultiLabelScores(evaluate.Metric):
         )
 
     def _compute(
-        self, predictions: list[list[float]], references: list[list[float]], thresholds: float | np.ndarray = 0.5
+        self, predictions: np.ndarray | list[list[float]], references: np.ndarray | list[list[float]], **settings: Any
     ) -> dict[str, float | None]:
-        if not predictions:  # without rows nothing says how many labels there are
-            return multilabel_scores(np.empty((0, 0)), np.empty((0, 0)))
-        return multilabel_scores(np.array(predictions), np.array(references), thresholds)
+        if not len(predictions) and not len(references):  # without rows nothing says how many labels there are
+            predictions = references = np.empty((0, 0))
+        return multilabel_scores(np.asarray(predictions), np.asarray(references), **settings)

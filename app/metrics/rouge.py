@@ -1,8 +1,8 @@
 """ROUGE for titles in any language, by rouge-score, with bootstrap intervals; and the baseline of a document's lead.
 
-ROUGE-N, ROUGE-L and ROUGE-Lsum are those of Lin, "ROUGE: A Package for Automatic Evaluation of Summaries", 2004; the
-figures are means of the rows' F1, between 0 and 1, without stemming. What is counted is the tokenizer's choice: a
-figure means nothing without its name.
+ROUGE-N, ROUGE-L and ROUGE-Lsum are those of Lin, "ROUGE: A Package for Automatic Evaluation of Summaries", 2004. Scores
+are means of the rows' F1, between 0 and 1, without stemming. The tokenizer decides what is counted: report its name with
+the score.
 """
 
 import re
@@ -11,9 +11,9 @@ from itertools import islice
 
 import numpy as np
 
-from metrics.rouge_tokenizers import UNIT, rouge_tokenizer
+from metrics.rouge_tokenizers import CJK_TOKENIZERS, UNIT, rouge_tokenizer
 
-ROUGE_FIGURES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
+ROUGE_METRICS = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 CHINESE_STOP = re.compile("[。！？]")
 INTERVAL = (2.5, 97.5)  # percentiles
 CELLS_PER_BLOCK = 1 << 22  # of the bootstrap, to bound its memory
@@ -30,35 +30,29 @@ SENTENCE_OPENING = re.compile(r"[\"“‘'(\[（《「『【]*$")  # what opens 
 def rouge_scores(
     predictions: Sequence[str], references: Sequence[str], tokenizer: str, bootstrap: int = 1000, seed: int = 0
 ) -> dict[str, float | None]:
-    """Mean F1 of ROUGE_FIGURES over the rows, `exact_match`, and the bounds of their 95% intervals (`rouge1_low`, ...).
+    """Mean F1 of ROUGE_METRICS over the rows, `exact_match`, and the bounds of their 95% intervals (`rouge1_low`, ...).
 
     `tokenizer` is a name in `rouge_tokenizers.TOKENIZERS`. The bounds are percentiles of the means of `bootstrap`
-    resamples of the rows, drawn by `seed`; with 0 resamples they are left out. ROUGE-Lsum takes a text as sentences:
-    its lines, and for the tokenizers that read Chinese also what 。！？ end. Without rows every figure is None.
+    resamples of the rows, drawn by `seed`; with 0 resamples they are left out. ROUGE-Lsum splits a text into sentences:
+    its lines, and for the tokenizers that read Chinese also at 。！？. Without rows every score is None.
 
     Raises ValueError for sequences of different lengths and for an unknown tokenizer.
     """
     if len(predictions) != len(references):
         raise ValueError(f"{len(predictions)} predictions for {len(references)} references: one of each per row")
-    rows = np.array(
-        [
-            [*row, match]
-            for row, match in zip(
-                row_scores(predictions, references, tokenizer), exact_matches(predictions, references), strict=True
-            )
-        ]
-    )
-    names = (*ROUGE_FIGURES, "exact_match")
-    figures = dict(zip(names, rows.mean(axis=0).tolist() if len(rows) else [None] * len(names), strict=True))
+    names = (*ROUGE_METRICS, "exact_match")
+    rouge, exact = row_scores(predictions, references, tokenizer), exact_matches(predictions, references)
+    rows = np.array([[*scores, match] for scores, match in zip(rouge, exact, strict=True)])
+    scores = dict(zip(names, rows.mean(axis=0).tolist() if len(rows) else [None] * len(names), strict=True))
     if bootstrap:
-        bounds = bootstrap_interval(rows, bootstrap, seed) if len(rows) else [[None] * len(names)] * 2
-        for side, bound in zip(("low", "high"), bounds, strict=True):
-            figures |= {f"{name}_{side}": value for name, value in zip(names, bound, strict=True)}
-    return figures
+        low, high = bootstrap_interval(rows, bootstrap, seed) if len(rows) else [[None] * len(names)] * 2
+        scores |= {f"{name}_low": bound for name, bound in zip(names, low, strict=True)}
+        scores |= {f"{name}_high": bound for name, bound in zip(names, high, strict=True)}
+    return scores
 
 
 def row_scores(predictions: Sequence[str], references: Sequence[str], tokenizer: str) -> list[list[float]]:
-    """The F1 of ROUGE_FIGURES of each row."""
+    """The F1 of ROUGE_METRICS of each row."""
     from rouge_score.rouge_scorer import RougeScorer  # imports nltk, which takes a second or two
 
     units = rouge_tokenizer(tokenizer)
@@ -72,15 +66,13 @@ def row_scores(predictions: Sequence[str], references: Sequence[str], tokenizer:
         scores["rougeLsum"] = (
             summary_scorer.score(*lines)["rougeLsum"] if any("\n" in text for text in lines) else scores["rougeL"]
         )
-        rows.append([scores[name].fmeasure for name in ROUGE_FIGURES])
+        rows.append([scores[name].fmeasure for name in ROUGE_METRICS])
     return rows
 
 
 def sentence_lines(text: str, tokenizer: str) -> str:
-    """`text` with one sentence per line, which is how rouge-score takes sentences; stops are no units to any tokenizer.
-
-    For `default` the text is as rouge-score would see it."""
-    return text.strip() if tokenizer == "default" else CHINESE_STOP.sub("\n", text).strip()
+    """`text` with one sentence per line, which is how rouge-score takes sentences. No tokenizer counts the stops."""
+    return (CHINESE_STOP.sub("\n", text) if tokenizer in CJK_TOKENIZERS else text).strip()
 
 
 def exact_matches(predictions: Sequence[str], references: Sequence[str]) -> list[bool]:
@@ -131,8 +123,8 @@ def lead_baseline(text: str, max_units: int) -> str:
 
 
 def lead_scores(texts: Sequence[str], references: Sequence[str], tokenizer: str) -> dict[str, float | None]:
-    """ROUGE_FIGURES of the baseline: each document's lead, cut to the median length of the references in UNITs."""
+    """ROUGE_METRICS of the baseline: each document's lead, cut to the median length of the references in UNITs."""
     lengths = [sum(1 for _ in UNIT.finditer(reference)) for reference in references]
     most = max(1, int(np.median(lengths))) if lengths else 1
-    figures = rouge_scores([lead_baseline(text, most) for text in texts], references, tokenizer, bootstrap=0)
-    return {name: figures[name] for name in ROUGE_FIGURES}
+    scores = rouge_scores([lead_baseline(text, most) for text in texts], references, tokenizer, bootstrap=0)
+    return {name: scores[name] for name in ROUGE_METRICS}

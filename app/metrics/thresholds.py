@@ -9,7 +9,7 @@ CELLS_PER_BLOCK = 1 << 18  # scores worked on at once: fits the processor's cach
 def checked_matrices(probabilities: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Probabilities as float64 and targets as bool, both (rows, labels), or a ValueError that says what is wrong.
 
-    Logits, percentages and NaN are refused: each of them would give figures that look right.
+    Logits, percentages and NaN are refused: each of them would give scores that look right.
     """
     probabilities, targets = np.asarray(probabilities, dtype=np.float64), np.asarray(targets)
     if probabilities.ndim != 2 or probabilities.shape != targets.shape:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from finetune.reading.json_files import read_object
 from finetune.reading.ragged import Ragged
 from finetune.reports.card import markdown_table
 from finetune.task import check_metric
-from metrics.multilabel import DECISION_FIGURES, RANKING_FIGURES
+from metrics.multilabel import DECISION_METRICS, RANKING_METRICS, multilabel_scores
 from text.labels import one_hot
 
 ENOUGH_ROWS = 1000  # to see in a moment, mostly, that a metric is defined
@@ -25,7 +24,7 @@ MOST_LABELS = 100  # rows of the card's per-label table; metrics.json has them a
 CHECKED_ROWS = 4
 # The pipeline computes in fp32; a run in half precision reported what half precision gave it.
 TOLERANCE = {"no": 1e-5, "bf16": 5e-2, "fp16": 1e-2}
-CARD_METRICS = ["loss", *DECISION_FIGURES, *RANKING_FIGURES, *(f"tuned_{name}" for name in DECISION_FIGURES)]
+CARD_METRICS = ["loss", *DECISION_METRICS, *RANKING_METRICS, *(f"tuned_{name}" for name in DECISION_METRICS)]
 CARD_NOTE = "\n`tuned_*` use per-label thresholds chosen on the validation rows; on those rows they are optimistic.\n"
 USAGE = """from transformers import pipeline
 classify = pipeline("text-classification", model="best", top_k=None)
@@ -121,17 +120,15 @@ def label_table(folder: Path) -> list[str]:
     return title + markdown_table(columns, [[row[column] for column in columns] for row in shown])
 
 
-def check_best_metric(
-    name: str, score: Callable[[np.ndarray, np.ndarray], dict[str, float | None]], labels: Ragged, num_labels: int
-) -> None:
+def check_best_metric(name: str, labels: Ragged, num_labels: int) -> None:
     """Raises `InputError` for a --metric_for_best_model that does not exist or that these validation rows leave undefined.
 
-    `score`: the task's; `labels`: the rows' label numbers.
+    `labels`: the rows' label numbers.
     """
     # What some rows define, more rows do too.
     for count in sorted({min(ENOUGH_ROWS, len(labels)), len(labels)}):
         targets = one_hot(labels, np.arange(count), num_labels).numpy().astype(np.uint8)
-        metrics = score(np.zeros((count, num_labels), dtype=np.float32), targets)
+        metrics = multilabel_scores(np.zeros(targets.shape, np.float32), targets, from_logits=True, tuned_thresholds="tune")
         if metrics.get(name, 0) is not None:
             break
     check_metric(name, metrics)
@@ -140,11 +137,6 @@ def check_best_metric(
             f"--metric_for_best_model {name} is undefined on these validation rows (every label has one class "
             "only); choose another, such as f1_micro or loss"
         )
-
-
-def probabilities(logits: np.ndarray) -> np.ndarray:
-    """The logistic function, in float64, without overflow."""
-    return np.exp(-np.logaddexp(0, -logits.astype(np.float64)))
 
 
 def balanced_pos_weight(positive: np.ndarray, rows: int, cap: float) -> np.ndarray:

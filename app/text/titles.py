@@ -20,13 +20,13 @@ from finetune.reading.stored_rows import Column
 from finetune.reading.tables import Table
 from finetune.reports.card import markdown_table
 from finetune.task import Batch
-from metrics.rouge import ROUGE_FIGURES
+from metrics.rouge import ROUGE_METRICS
 from metrics.rouge_tokenizers import choose_tokenizer
 from text.chinese_decoding import join_chinese
 
 IGNORED = -100  # the label that counts for nothing
-METRICS = ("loss", *ROUGE_FIGURES, "exact_match", "gen_len")
-CARD_METRICS = [*METRICS, *(f"lead_{name}" for name in ROUGE_FIGURES)]
+METRICS = ("loss", *ROUGE_METRICS, "exact_match", "gen_len")
+CARD_METRICS = [*METRICS, *(f"lead_{name}" for name in ROUGE_METRICS)]
 USAGE = """from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 tokenizer, model = AutoTokenizer.from_pretrained("best"), AutoModelForSeq2SeqLM.from_pretrained("best")
 ids = model.generate(**tokenizer("a long document", truncation=True, return_tensors="pt"))

@@ -9,14 +9,16 @@ from hypothesis.extra.numpy import arrays
 from sklearn import metrics as reference
 
 from metrics.multilabel import (
-    DECISION_FIGURES,
-    RANKING_FIGURES,
+    DECISION_METRICS,
+    RANKING_METRICS,
     binary_cross_entropy,
     decision_scores,
     multilabel_scores,
     per_label_table,
     ranking_scores,
+    sigmoid,
 )
+from metrics.thresholds import tune_thresholds
 
 
 @pytest.fixture(autouse=True)
@@ -34,11 +36,11 @@ def random_rows(seed=0, n=200, labels=7, ties=False):
 
 
 def scikit_learn_scores(probabilities, targets, thresholds):
-    """Every figure as scikit-learn defines it, AUC and average precision over the labels where they are defined."""
+    """Every metric as scikit-learn defines it, AUC and average precision over the labels where they are defined."""
     predicted = (probabilities >= thresholds).astype(int)
     scores = {
-        f"{figure}_{average}": getattr(reference, f"{figure}_score")(targets, predicted, average=average, zero_division=0)
-        for figure, average in (
+        f"{metric}_{average}": getattr(reference, f"{metric}_score")(targets, predicted, average=average, zero_division=0)
+        for metric, average in (
             ("f1", "micro"),
             ("f1", "macro"),
             ("f1", "samples"),
@@ -51,13 +53,13 @@ def scikit_learn_scores(probabilities, targets, thresholds):
     scores["hamming_loss"] = reference.hamming_loss(targets, predicted)
     scores["subset_accuracy"] = reference.accuracy_score(targets, predicted)
     positive = targets.sum(axis=0)
-    for figure, score, defined in (
+    for metric, score, defined in (
         ("roc_auc_macro", reference.roc_auc_score, (positive > 0) & (positive < len(targets))),
         ("average_precision_macro", reference.average_precision_score, positive > 0),
     ):
         per_label = [score(targets[:, label], probabilities[:, label]) for label in np.flatnonzero(defined)]
-        scores[figure] = float(np.mean(per_label)) if per_label else None
-        scores[f"{figure}_labels"] = len(per_label)
+        scores[metric] = float(np.mean(per_label)) if per_label else None
+        scores[f"{metric}_labels"] = len(per_label)
     scores["lrap"] = reference.label_ranking_average_precision_score(targets, probabilities)
     return scores
 
@@ -105,12 +107,12 @@ def test_row_order_does_not_matter(data, random):
     assert_same_scores(multilabel_scores(probabilities[order], targets[order]), multilabel_scores(probabilities, targets))
 
 
-def test_figures_are_those_of_the_contract():
+def test_metrics_are_those_of_the_contract():
     scores = multilabel_scores(*random_rows())
     contract = """f1_micro f1_macro f1_samples precision_micro recall_micro precision_macro recall_macro roc_auc_macro
         average_precision_macro hamming_loss subset_accuracy lrap"""
     assert scores.keys() == {*contract.split(), "roc_auc_macro_labels", "average_precision_macro_labels"}
-    assert scores.keys() == {*DECISION_FIGURES, *RANKING_FIGURES}
+    assert scores.keys() == {*DECISION_METRICS, *RANKING_METRICS}
     assert all(type(value) in (int, float) for value in scores.values())
 
 
@@ -178,10 +180,10 @@ def test_one_label_is_legal():
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0)])
 def test_nothing_to_score_is_none_throughout(shape):
     scores = multilabel_scores(np.empty(shape), np.empty(shape))
-    assert scores == dict.fromkeys((*DECISION_FIGURES, *RANKING_FIGURES))
+    assert scores == dict.fromkeys((*DECISION_METRICS, *RANKING_METRICS))
 
 
-def test_blocks_do_not_change_the_ranking_figures(monkeypatch):
+def test_blocks_do_not_change_the_ranking_metrics(monkeypatch):
     probabilities, targets = random_rows(ties=True)
     at_once = ranking_scores(probabilities, targets)
     monkeypatch.setattr("metrics.multilabel.CELLS_PER_BLOCK", 410)
@@ -207,7 +209,26 @@ def test_logits_are_refused(score):
         score(np.array([[2.5, -1.0]]), np.array([[1, 0]]))
 
 
-def test_per_label_table_averages_to_the_macro_figures():
+@pytest.mark.parametrize("thresholds", [None, np.linspace(0.2, 0.8, 7), "tune"])
+def test_logits_give_the_loss_and_the_same_scores(thresholds):
+    probabilities, targets = random_rows()
+    logits = np.log(probabilities / (1 - probabilities))
+    scores = multilabel_scores(
+        logits, targets, from_logits=True, pos_weight=2.0, label_smoothing=0.2, tuned_thresholds=thresholds
+    )
+    expected = {
+        "loss": binary_cross_entropy(logits, np.where(targets, 0.9, 0.1), 2.0),
+        **multilabel_scores(probabilities, targets),
+    }
+    if thresholds is not None:
+        chosen = tune_thresholds(probabilities, targets) if isinstance(thresholds, str) else thresholds
+        tuned = decision_scores(probabilities, targets, chosen)
+        expected |= {f"tuned_{name}": score for name, score in tuned.items()}
+    assert list(scores) == list(expected)
+    assert scores == pytest.approx(expected, abs=1e-12)
+
+
+def test_per_label_table_averages_to_the_macro_metrics():
     probabilities, targets = random_rows()
     targets[:, 2] = 0
     thresholds = np.linspace(0.2, 0.8, 7)
@@ -220,9 +241,9 @@ def test_per_label_table_averages_to_the_macro_figures():
     assert table[2]["f1"] == 0
 
     scores = multilabel_scores(probabilities, targets, thresholds)
-    for figure in ("precision", "recall", "f1", "roc_auc", "average_precision"):
-        defined = [row[figure] for row in table if row[figure] is not None]
-        assert np.mean(defined) == pytest.approx(scores[f"{figure}_macro"], abs=1e-12)
+    for metric in ("precision", "recall", "f1", "roc_auc", "average_precision"):
+        defined = [row[metric] for row in table if row[metric] is not None]
+        assert np.mean(defined) == pytest.approx(scores[f"{metric}_macro"], abs=1e-12)
 
 
 def test_per_label_table_without_rows():
@@ -234,6 +255,13 @@ def test_per_label_table_without_rows():
 def test_per_label_table_wants_one_name_per_label():
     with pytest.raises(ValueError, match="2 label names for 7 labels"):
         per_label_table(*random_rows(), 0.5, ["a", "b"])
+
+
+def test_sigmoid_is_the_logistic_function_without_overflow():
+    logits = np.array([-1e4, -745.0, -3.0, 0.0, 3.0, 1e4], dtype=np.float32)
+    found = sigmoid(logits)
+    np.testing.assert_allclose(found, torch.sigmoid(torch.tensor(logits, dtype=torch.float64)), rtol=1e-13, atol=1e-300)
+    assert found.dtype == np.float64
 
 
 @pytest.mark.parametrize("pos_weight", [None, 3.0, np.array([0.5, 1, 2, 10, 100])])

@@ -14,6 +14,7 @@ from transformers import (
 )
 
 from finetune.errors import TrainingError
+from metrics.multilabel import sigmoid
 from models.export import export_model
 from text.classifier import (
     check_export,
@@ -21,7 +22,6 @@ from text.classifier import (
     labels_of,
     own_labels,
     plain_model,
-    probabilities,
     rows_to_check,
     set_head_bias,
     thresholds_of,
@@ -49,7 +49,7 @@ def chances_of(model, tokenizer, texts, max_length):
     """The model's probabilities by text."""
     encoded = tokenizer(texts, truncation=True, max_length=max_length, padding=True, return_tensors="pt")
     with torch.no_grad():
-        return dict(zip(texts, probabilities(model(**encoded).logits.numpy()), strict=True))
+        return dict(zip(texts, sigmoid(model(**encoded).logits.numpy()), strict=True))
 
 
 def test_labels_travel_in_the_configuration():

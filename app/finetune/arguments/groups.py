@@ -143,6 +143,9 @@ class RunArguments:
         "its own part, for the same launch to go on from",
     )
     metric_for_best_model: str | None = option(help="the figure that decides which model is best")
+    metrics: tuple[str, ...] | None = option(
+        help="more metrics of evaluate, separated by commas: NAME_OR_FOLDER[:CONFIG][:SETTING=VALUE ...]"
+    )
     greater_is_better: bool | None = option(help="default: true, except for a loss")
     early_stopping_patience: int | None = option(at_least=1, help="stop after N evaluations without a better model")
     resume_from_checkpoint: str | None = option(help="a checkpoint's folder, or auto: the newest one, if there is one")

@@ -23,7 +23,7 @@ def evaluate(
     """The metrics of a file, each row counted once whatever the number of processes: (metrics, on every process; predictions,
     on rank 0)."""
     predictions, _ = predict(run, model, task, rows, stoppable)
-    return run.on_main(lambda: task.score(predictions, rows.split)), predictions
+    return run.on_main(lambda: task.all_scores(predictions, rows.split)), predictions
 
 
 @torch.no_grad()

@@ -1,0 +1,110 @@
+"""Any other metric of `evaluate`, from the hub or a local folder, beside a run's own."""
+
+import ast
+import math
+import re
+import textwrap
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+from finetune.errors import InputError
+
+
+@dataclass(frozen=True)
+class AdditionalMetric:
+    """`spec`: as the user wrote it. `module`: an `evaluate.Metric`. `settings`: further arguments of its `compute`."""
+
+    spec: str
+    name: str
+    module: Any
+    settings: Mapping[str, Any]
+
+
+def load_metrics(specs: Sequence[str]) -> list[AdditionalMetric]:
+    """The metrics that --metrics names.
+
+    A spec is `NAME[:CONFIG][:SETTING=VALUE ...]`: `accuracy`, `f1:multilabel:average=macro`, `bertscore:lang=en`. NAME is a
+    metric of `evaluate` (from the hub or its cache), a folder `path/my_metric` that holds `my_metric.py`, or a .py file;
+    folders and files need no network. The file's code is executed.
+
+    Raises `InputError` that names every metric that cannot be loaded.
+    """
+    metrics, problems = [], [f"--metrics {spec}: named twice" for spec in sorted(set(specs)) if specs.count(spec) > 1]
+    for spec in specs:
+        try:
+            metrics.append(_load(spec))
+        except InputError as error:
+            problems += error.problems
+    if problems:
+        raise InputError(*problems)
+    return metrics
+
+
+def compute_additional(
+    metrics: Sequence[AdditionalMetric], predictions: Any, references: Any, taken: Collection[str] = ()
+) -> dict[str, float | None]:
+    """The numbers that the metrics give, one call each for all rows. NaN and infinity are None.
+
+    `predictions` and `references` as the metrics take them: (rows, labels) of 0 and 1 at the tuned thresholds for labels,
+    texts for titles. A score is named as its metric names it, or NAME_score where that is `taken` or another metric's.
+    What is not a number is left out with a warning. Raises `InputError` that names a metric that fails.
+    """
+    scores: dict[str, float | None] = {}
+    for metric in metrics:
+        try:
+            results = metric.module.compute(predictions=predictions, references=references, **metric.settings)
+        except Exception as error:  # a metric is anybody's code
+            raise InputError(f"--metrics {metric.spec}: cannot score these rows ({_summary(error)})") from error
+        for key, value in results.items() if isinstance(results, Mapping) else [(metric.name, results)]:
+            if not isinstance(value, Real):
+                warnings.warn(f"--metrics {metric.spec}: {key} is not a number and is left out", stacklevel=2)
+                continue
+            name = str(key)
+            for prefix in (metric.name, re.sub(r"\W+", "_", metric.spec)):
+                if name in taken or name in scores:
+                    name = f"{prefix}_{key}"
+            scores[name] = float(value) if math.isfinite(value) else None
+    return scores
+
+
+def _load(spec: str) -> AdditionalMetric:
+    import evaluate  # takes up to a second, and most runs have no additional metrics
+
+    path, *options = [spec] if Path(spec).exists() else spec.split(":")
+    settings = dict(option.split("=", 1) for option in options if "=" in option)
+    configs = [option for option in options if "=" not in option]
+    if not path or len(configs) > 1:
+        raise InputError(f"--metrics {spec}: expected NAME_OR_FOLDER[:CONFIG][:SETTING=VALUE ...]")
+    location = Path(path).expanduser()
+    script = location if location.suffix == ".py" else location / f"{location.name}.py"
+    if script.is_file():
+        path = str(script)
+        advice = "cannot be loaded as an evaluate.Metric"
+    elif location.suffix == ".py" or path.startswith((".", "/", "~")):
+        raise InputError(f"--metrics {spec}: there is no {script}; a metric's folder holds a file of the same name")
+    else:
+        advice = (
+            "is neither in evaluate's cache nor found on the hub; check the name and the network, or give a folder that "
+            f"holds {script.name}"
+        )
+    try:
+        module = evaluate.load(path, *configs, module_type="metric", keep_in_memory=True)
+    except Exception as error:  # a metric is anybody's code
+        raise InputError(f"--metrics {spec}: {advice} ({_summary(error)})") from error
+    return AdditionalMetric(spec, location.stem, module, {name: _value(text) for name, text in settings.items()})
+
+
+def _value(text: str) -> Any:
+    """A number, True, False or None; otherwise the text itself."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _summary(error: Exception) -> str:
+    return textwrap.shorten(f"{type(error).__name__}: {error}", 300)
