@@ -12,7 +12,6 @@ from finetune.errors import TrainingError
 from finetune.task import Record
 from models.multilabel import probabilities
 from text.labels import read_label_file
-from text.tokenizer import saved_tokenizer
 
 CHECKED_ROWS = 4
 # The pipeline computes in fp32; a run in half precision reported what half precision gave it.
@@ -93,9 +92,9 @@ def check_export(folder: Path, texts: list[str], records: list[Record], precisio
 
     Raises `TrainingError` if they differ by more than round-off (or, in half precision, than its rounding).
     """
-    from transformers import pipeline
+    from transformers import AutoTokenizer, pipeline
 
-    tokenizer = saved_tokenizer(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     classify = pipeline("text-classification", model=str(folder), tokenizer=tokenizer, top_k=None, device="cpu")
     labels = labels_of(classify.model.config)
     if not texts:

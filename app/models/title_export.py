@@ -12,7 +12,6 @@ import torch
 from finetune.errors import TrainingError
 from finetune.task import Batch, Record
 from models.titles import TitleTask
-from text.tokenizer import saved_tokenizer
 
 
 def plain_model(model: Any, task: TitleTask) -> Any:
@@ -42,10 +41,10 @@ def check_export(
     Raises `TrainingError` if they differ. In half precision another rounding may choose another word, so there only the
     loading is checked.
     """
-    from transformers import AutoModelForSeq2SeqLM
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
     model = AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
-    saved_tokenizer(folder)
+    AutoTokenizer.from_pretrained(folder)
     if precision != "no":
         return
     for record in records:

@@ -30,7 +30,7 @@ from finetune.training.batches import encode_cached, lengths_of, one_hot, pad_ro
 from models.classifier import choose_labels, labels_of
 from models.pretrained import check_kind, check_weights, choose_max_length, load_config
 from text.labels import Labelled, label_ids, label_names, note_labels
-from text.tokenizer import load_tokenizer, note_unknown, text_encoder, tokenizer_fingerprint
+from text.tokenizer import TextEncoder, load_tokenizer, note_unknown, tokenizer_fingerprint
 
 # What imports transformers is imported where it is needed: what is wrong with a file is told before.
 
@@ -95,7 +95,7 @@ def load_data(arguments: Any, train: bool, evaluate: bool, predict: bool) -> Dat
     if not labels:
         raise InputError(f"{tables['train'].path}: no row has a label; name the labels with --label_file if that is meant")
 
-    tokenizer = load_tokenizer(arguments, [texts["train"]] if train else [])
+    tokenizer = load_tokenizer(arguments, [texts["train"]] if train else [], notes)
     max_length = choose_max_length(arguments.max_length, config, tokenizer)
     note = choose_attention(config, max_length)
     notes += [note] if note else []
@@ -146,7 +146,7 @@ def make_split(
     if split == "test":
         check_ids(table, arguments.id_column, notes)
     texts = table.columns[arguments.text_column]
-    encode, settings = text_encoder(tokenizer, max_length), f"{stated} {max_length}"
+    encode, settings = TextEncoder(tokenizer, max_length), f"{stated} {max_length}"
     encoded = encode_cached(texts, encode, settings, arguments.preprocessing_num_workers)
     note_unknown(encoded["input_ids"].values, tokenizer, table.path, notes)
     note_cut(table, "texts", encoded["cut"], max_length, notes)

@@ -32,7 +32,7 @@ from finetune.task import Batch
 from finetune.training.batches import encode_cached, lengths_of, pad_rows
 from models.encoder_decoder import check_title_length, encoder_config, load_title_config, special_ids
 from models.pretrained import check_weights, choose_max_length, load_config
-from text.tokenizer import load_tokenizer, note_unknown, text_encoder, title_encoder, tokenizer_fingerprint
+from text.tokenizer import TextEncoder, TitleEncoder, load_tokenizer, note_unknown, tokenizer_fingerprint
 
 # What imports transformers is imported where it is needed: what is wrong with a file is told before.
 
@@ -92,7 +92,7 @@ def load_data(arguments: Any, train: bool, evaluate: bool, predict: bool) -> Dat
         decoder = replace(arguments, **named)
         check_title_length(load_config(decoder), arguments.max_title_length)
         check_weights(decoder)
-    tokenizer = load_tokenizer(arguments, vocabulary_texts(tables.get("train"), arguments))
+    tokenizer = load_tokenizer(arguments, vocabulary_texts(tables.get("train"), arguments), notes)
     tokenizer.truncation_side = arguments.truncation_side
     start_id, end_id = special_ids(config, tokenizer)
     reader = encoder_config(config)
@@ -148,14 +148,14 @@ def make_split(
     if split == "test":
         check_ids(table, arguments.id_column, notes)
     texts, workers = texts_of(table, arguments.text_column), arguments.preprocessing_num_workers
-    encoded = encode_cached(texts, text_encoder(tokenizer, max_length), f"{stated} {max_length}", workers)
+    encoded = encode_cached(texts, TextEncoder(tokenizer, max_length), f"{stated} {max_length}", workers)
     titles = labels = None
     note_unknown(encoded["input_ids"].values, tokenizer, table.path, notes)
     note_cut(table, "documents", encoded["cut"], max_length, notes)
     content = [encoded["content"]]
     if arguments.title_column in table.columns:
         titles, most = table.columns[arguments.title_column], arguments.max_title_length
-        encode = title_encoder(tokenizer, *ids, most)
+        encode = TitleEncoder(tokenizer, *ids, most)
         found = encode_cached(titles, encode, f"{stated} title {ids} {most}", workers)
         labels = found["input_ids"]
         note_cut(table, "titles", found["cut"], most, notes)

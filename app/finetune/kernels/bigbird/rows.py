@@ -33,9 +33,7 @@ def read_rows(attention_mask: Tensor, block_size: int) -> Rows:
     A row ends with the block of its last real token. Copies one number per row to the host, if it does not know the lengths.
     """
     mask = attention_mask != 0
-    if isinstance(
-        mask, FakeTensor
-    ):  # a dry run (finetune.memory_estimate): no values to read, so all rows are full
+    if isinstance(mask, FakeTensor):  # a dry run (finetune.memory_estimate): no values to read, so all rows are full
         return Rows(mask, [])
     length = (mask * torch.arange(1, mask.shape[1] + 1, device=mask.device)).amax(dim=1)
     blocks, order = ((length + block_size - 1) // block_size).clamp(min=1).sort(stable=True)
