@@ -87,10 +87,10 @@ class TitleEncoder:
 
 
 def note_unknown(ids: np.ndarray, tokenizer: Any, path: str, notes: list[str]) -> None:
-    """Notes a file of which much is unknown to the tokenizer: it is probably one for another language. `ids`: of all rows."""
+    """Notes a file with many unknown tokens: the tokenizer is probably for another language. `ids`: (tokens of all rows,)."""
     if tokenizer.unk_token_id is None or not len(ids):
         return
-    # Piece by piece: a comparison as long as the file's tokens would not fit into memory where they do not.
+    # Piece by piece: the ids are mapped from disk and may be larger than memory.
     pieces = (ids[first : first + 2**20] for first in range(0, len(ids), 2**20))
     unknown = sum(int(np.count_nonzero(piece == tokenizer.unk_token_id)) for piece in pieces) / len(ids)
     if unknown > MUCH_UNKNOWN:
@@ -111,7 +111,7 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
 
 @dataclass(frozen=True)
 class _Joined:
-    """The cells of several columns, one column after the other, as often as one likes."""
+    """The cells of several columns, one column after the other; can be iterated more than once."""
 
     columns: Sequence[Column]
 
@@ -123,7 +123,7 @@ class _Joined:
 
 
 def _trained(texts: Sequence[Column], vocab_size: int) -> Any:
-    """Trains once per (texts, size) and machine."""
+    """The tokenizer trained on these texts: trained once per machine, then loaded from the cache."""
     from transformers import AutoTokenizer
 
     from text.vocabulary import train_tokenizer
