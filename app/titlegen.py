@@ -80,7 +80,7 @@ from models.pretrained import check_weights, load_config
 from text import titles
 from text.text_task import TextSplit, TextTask, pad_rows
 from text.titles import IGNORED, Generation, teacher_forcing, token_losses
-from text.tokenizer import title_encoder, tokenizer_fingerprint
+from text.tokenizer import TitleEncoder, tokenizer_fingerprint
 
 EXAMPLES = 10  # titles shown in TensorBoard and in the model card
 
@@ -134,7 +134,7 @@ class TitleGeneration(TextTask):
         ids = encoder_decoder.special_ids(self.config, self.tokenizer)
         self.generation = Generation.of(arguments, ids[0], self.tokenizer.pad_token_id, self.in_step)
         settings, found = f"{tokenizer_fingerprint(self.tokenizer)} title {ids} {most}", {}
-        encode = title_encoder(self.tokenizer, *ids, most)
+        encode = TitleEncoder(self.tokenizer, *ids, most)
         for split, column in targets.items():
             if column is not None:
                 encoded = encode_cached(column, encode, settings, arguments.preprocessing_num_workers)

@@ -15,7 +15,7 @@ from transformers import BertConfig, EncoderDecoderConfig, EncoderDecoderModel
 from finetune.errors import TrainingError
 from finetune.task import Batch
 from text.titles import IGNORED, teacher_forcing
-from text.tokenizer import title_encoder
+from text.tokenizer import TitleEncoder
 from text.vocabulary import train_tokenizer
 
 
@@ -80,7 +80,7 @@ def test_the_evaluation_loss_weighs_rows_by_their_tokens():
 
 def test_titles_become_targets_without_start_and_with_one_end():
     tokenizer = train_tokenizer(["one two three four five"] * 2, 128)
-    encode = title_encoder(tokenizer, tokenizer.cls_token_id, tokenizer.sep_token_id, max_length=3)
+    encode = TitleEncoder(tokenizer, tokenizer.cls_token_id, tokenizer.sep_token_id, max_length=3)
     found = encode(["one two", "one two three four five"])
     one, two, three = tokenizer.convert_tokens_to_ids(["one", "two", "three"])
     assert found["input_ids"] == [[one, two, 3], [one, two, three, 3]]

@@ -35,7 +35,7 @@ from finetune.reading.tables import Table
 from finetune.task import Batch, Data, Split, Task
 from finetune.training.batches import encode_cached
 from models.pretrained import check_vocabulary, choose_max_length, load_config, load_model_and_new_names
-from text.tokenizer import load_tokenizer, note_unknown, text_encoder, tokenizer_fingerprint
+from text.tokenizer import TextEncoder, load_tokenizer, note_unknown, tokenizer_fingerprint
 
 PADDING_FREE_NOTE = "the encoder computes without padding (--padding_free); its dropout is another sample than with padding"
 
@@ -99,7 +99,7 @@ class TextTask(Task):
         self.config = self.load_model_config(targets, notes)
         train = tables.get("train")
         columns = self.vocabulary_columns(train) if train is not None and arguments.tokenizer_type == "train" else []
-        self.tokenizer = load_tokenizer(arguments, columns)
+        self.tokenizer = load_tokenizer(arguments, columns, notes)
         self.tokenizer.truncation_side = arguments.truncation_side
         encoder = self.encoder_config()
         self.max_length = choose_max_length(arguments.max_length, encoder, self.tokenizer, self.default_max_length)
@@ -150,7 +150,7 @@ class TextTask(Task):
         if name == "test":
             check_ids(table, arguments.id_column, notes)
         texts = table.columns[arguments.text_column]
-        encode, settings = text_encoder(self.tokenizer, self.max_length), f"{tokenizer} {self.max_length}"
+        encode, settings = TextEncoder(self.tokenizer, self.max_length), f"{tokenizer} {self.max_length}"
         encoded = encode_cached(texts, encode, settings, arguments.preprocessing_num_workers)
         tokens = encoded["input_ids"]
         note_unknown(tokens.values, self.tokenizer, table.path, notes)

@@ -1,12 +1,11 @@
-"""The tokenizer of a run, and the function that turns texts into ids."""
+"""The tokenizer of a run, and the encoders that turn texts into ids."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,27 +17,31 @@ from finetune.reading.stored_rows import Column
 from models.pretrained import explain
 
 MUCH_UNKNOWN = 0.1  # of the tokens; special tokens count as known
-# Lists that nobody reads take a third of the time of short texts: Rust uses all cores, making Python's lists one.
+# Unused lists take a third of the time of short texts: Rust uses all cores, making Python lists only one.
 IDS_ALONE = {"return_attention_mask": False, "return_token_type_ids": False}
 
 
-def load_tokenizer(arguments: Any, train_texts: Sequence[Column]) -> Any:
+def load_tokenizer(arguments: Any, train_texts: Sequence[Column], notes: list[str]) -> Any:
     """The tokenizer that the arguments name: the model's, another one, or one trained on columns of training texts.
 
-    Raises `InputError` when it cannot be found or has no padding token.
+    Words of the user dictionary that change nothing are noted. Raises `InputError` when the tokenizer cannot be found or has no
+    padding token.
     """
     if arguments.tokenizer_type == "train":
         return _trained(train_texts, arguments.vocab_size)
     name = arguments.tokenizer_name or arguments.model_name_or_path
     if name is None:
         raise InputError("no tokenizer: give --model_name_or_path, --tokenizer_name or --tokenizer_type train")
+    # Importing transformers takes seconds; errors in arguments and files do not wait for it.
+    from transformers import AutoTokenizer
+
+    from text.chinese_words import jieba_tokenizer  # makes a RoFormerTokenizer that AutoTokenizer loads copyable, too
+
     try:
         if arguments.tokenizer_type == "jieba":
-            from text.chinese_words import jieba_tokenizer
-
-            tokenizer = jieba_tokenizer(name, arguments.user_dictionary)
+            tokenizer = jieba_tokenizer(name, arguments.user_dictionary, notes)
         else:
-            tokenizer = saved_tokenizer(name, arguments.trust_remote_code)
+            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=arguments.trust_remote_code)
     except InputError:
         raise
     except Exception as error:
@@ -47,50 +50,47 @@ def load_tokenizer(arguments: Any, train_texts: Sequence[Column]) -> Any:
         raise InputError(f"tokenizer {name}: its vocabulary is empty; the folder lacks tokenizer.json or a vocabulary file")
     if tokenizer.pad_token_id is None:
         raise InputError(f"tokenizer {name} has no padding token; add one to its tokenizer_config.json")
+    if tokenizer.init_kwargs.get("segmenter"):
+        raise InputError(f"tokenizer {name}: an earlier version saved it and cut words itself; add --tokenizer_type jieba")
     return tokenizer
 
 
-def saved_tokenizer(name: str | Path, trust_remote_code: bool = False) -> Any:
-    """The tokenizer of a folder or hub model, one that cuts words by jieba included."""
-    if Path(name, "tokenizer_config.json").is_file():
-        from text.chinese_words import load_tokenizer as load
+@dataclass(frozen=True)
+class TextEncoder:
+    """Texts -> {"input_ids": ids per text, with special tokens; "cut": whether the text was truncated}."""
 
-        return load(name, trust_remote_code=trust_remote_code)
-    from transformers import AutoTokenizer
+    tokenizer: Any
+    max_length: int
 
-    return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
-
-
-def text_encoder(tokenizer: Any, max_length: int) -> Callable[[list[str]], dict[str, list]]:
-    """A function from texts to {"input_ids": ids per text, with special tokens; "cut": whether the text lost its end}."""
-
-    def encode(texts: list[str]) -> dict[str, list]:
-        encoded = tokenizer(texts, truncation=True, max_length=max_length, **IDS_ALONE)
+    def __call__(self, texts: list[str]) -> dict[str, list]:
+        encoded = self.tokenizer(texts, truncation=True, max_length=self.max_length, **IDS_ALONE)
         return {"input_ids": encoded["input_ids"], "cut": [bool(e.overflowing) for e in encoded.encodings]}
 
-    return encode
 
+@dataclass(frozen=True)
+class TitleEncoder:
+    """As `TextEncoder`, for titles as a decoder's targets: at most `max_length` ids and the end token, without start token."""
 
-def title_encoder(tokenizer: Any, start_id: int, end_id: int, max_length: int) -> Callable[[list[str]], dict[str, list]]:
-    """As `text_encoder`, for titles as a decoder's targets: at most `max_length` ids, the end behind them, no start before."""
+    tokenizer: Any
+    start_id: int
+    end_id: int
+    max_length: int
 
-    def encode(texts: list[str]) -> dict[str, list]:
-        encoded = tokenizer(text_target=texts, **IDS_ALONE)["input_ids"]
-        rows = [[token for i, token in enumerate(ids) if not (i == 0 and token == start_id)] for ids in encoded]
-        rows = [ids[:-1] if ids and ids[-1] == end_id else ids for ids in rows]
+    def __call__(self, texts: list[str]) -> dict[str, list]:
+        encoded = self.tokenizer(text_target=texts, **IDS_ALONE)["input_ids"]
+        rows = [ids[1:] if ids and ids[0] == self.start_id else ids for ids in encoded]
+        rows = [ids[:-1] if ids and ids[-1] == self.end_id else ids for ids in rows]
         return {
-            "input_ids": [[*ids[:max_length], end_id] for ids in rows],
-            "cut": [len(ids) > max_length for ids in rows],
+            "input_ids": [[*ids[: self.max_length], self.end_id] for ids in rows],
+            "cut": [len(ids) > self.max_length for ids in rows],
         }
-
-    return encode
 
 
 def note_unknown(ids: np.ndarray, tokenizer: Any, path: str, notes: list[str]) -> None:
-    """Notes a file of which much is unknown to the tokenizer: it is probably one for another language. `ids`: of all rows."""
+    """Notes a file with many unknown tokens: the tokenizer is probably for another language. `ids`: (tokens of all rows,)."""
     if tokenizer.unk_token_id is None or not len(ids):
         return
-    # Piece by piece: a comparison as long as the file's tokens would not fit into memory where they do not.
+    # Piece by piece: the ids are mapped from disk and may be larger than memory.
     pieces = (ids[first : first + 2**20] for first in range(0, len(ids), 2**20))
     unknown = sum(int(np.count_nonzero(piece == tokenizer.unk_token_id)) for piece in pieces) / len(ids)
     if unknown > MUCH_UNKNOWN:
@@ -98,18 +98,20 @@ def note_unknown(ids: np.ndarray, tokenizer: Any, path: str, notes: list[str]) -
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
-    """A hash of everything that decides which ids a text gets, its length apart."""
-    stated = json.loads(tokenizer.backend_tokenizer.to_str())
-    # These two remember the last call, so they differ between a process that tokenized and one that found the tokens.
-    stated.pop("truncation", None)
-    stated.pop("padding", None)
-    words = [getattr(tokenizer, "hmm", None), getattr(tokenizer, "user_words", None)]  # those of a tokenizer by jieba
-    return fingerprint([type(tokenizer).__name__, json.dumps(stated, sort_keys=True), tokenizer.truncation_side, repr(words)])
+    """A hash of everything that decides which ids a text gets, except for the length."""
+    from text.chinese_words import backend_json  # imports transformers
+
+    backend = json.loads(backend_json(tokenizer))
+    # These two remember the last call, so they differ between a process that tokenized and one that loaded the tokens.
+    backend.pop("truncation", None)
+    backend.pop("padding", None)
+    earlier = "[None, None]"  # keeps the fingerprints, and with them the tokens and checkpoints, of earlier versions
+    return fingerprint([type(tokenizer).__name__, json.dumps(backend, sort_keys=True), tokenizer.truncation_side, earlier])
 
 
 @dataclass(frozen=True)
 class _Joined:
-    """The cells of several columns, one column after the other, as often as one likes."""
+    """The cells of several columns, one column after the other; can be iterated more than once."""
 
     columns: Sequence[Column]
 
@@ -121,7 +123,7 @@ class _Joined:
 
 
 def _trained(texts: Sequence[Column], vocab_size: int) -> Any:
-    """Trains once per (texts, size) and machine."""
+    """The tokenizer trained on these texts: trained once per machine, then loaded from the cache."""
     from transformers import AutoTokenizer
 
     from text.vocabulary import train_tokenizer

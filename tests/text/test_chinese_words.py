@@ -1,19 +1,26 @@
 import copy
 import json
+import os
 import pickle
-import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer, BertTokenizer
+from transformers import AutoTokenizer, BertTokenizer, RoFormerTokenizer
 
 from finetune.errors import InputError
-from text.chinese_words import JiebaTokenizer, jieba_tokenizer, load_tokenizer, map_strings
+from finetune.reading.stored_rows import Column
+from finetune.training.batches import encode_cached
+from text.chinese_words import jieba_tokenizer
+from text.tokenizer import TextEncoder, load_tokenizer, tokenizer_fingerprint
 from text.vocabulary import SPECIAL_TOKENS, train_tokenizer
 
+APP = Path(__file__).parents[2] / "app"
 WORDS = """
-人工智能 未来 深度 机器学习 模型 编程 t恤 c++
+人工智能 未来 深度 机器学习 模型 编程 c++ t恤
 人 工 智 能 是 未 来 深 度 学 习 的 模 型 机 器 与 用 编 程 ， 。
-bert ##s caf cafe gp ##t - 4 [unused1] ##ing un ##used ing [ ] # 1
+bert ##s caf cafe gp ##t - 4 [unused1] ##ing un ##used ing [ ] # 1 t 恤 said ai & at + c
 """
 TEXTS = [
     "人工智能是未来，深度学习模型。",
@@ -22,6 +29,7 @@ TEXTS = [
     "plain BERTs café GPT-4",
     "",
     "编程 [MASK] 模型",
+    "机器学习",
 ]
 
 
@@ -36,46 +44,39 @@ def folder(tmp_path):
 @pytest.fixture
 def dictionary(tmp_path):
     path = tmp_path / "words.txt"
-    path.write_text("\ufeff机器学习 50000 n\n\n深度学习\n", encoding="utf-8")
+    path.write_text("\ufeff机器学习 50000 n\n\nT恤\n深度学习\n未来学 3\n学\nai\n", encoding="utf-8")
     return path
 
 
 @pytest.fixture
 def tokenizer(folder):
-    return jieba_tokenizer(folder)
+    return jieba_tokenizer(folder, None, [])
+
+
+def ids_of(tokenizer):
+    return tokenizer(TEXTS)["input_ids"]
 
 
 def test_words_of_the_vocabulary_are_tokens_and_others_become_characters(tokenizer):
     assert tokenizer.tokenize("人工智能是未来，深度学习的模型") == [
-        "人工智能",
-        "是",
-        "未来",
-        "，",
-        "深度",
-        "学",
-        "习",
-        "的",
-        "模型",
-    ]
+        *("人工智能", "是", "未来", "，", "深度", "学", "习", "的", "模型"),
+    ]  # fmt: skip
 
 
-def test_words_with_latin_letters_are_found_as_written_and_lowercased(tokenizer):
-    assert tokenizer.tokenize("用C++编程，T恤") == ["用", "c++", "编程", "，", "t恤"]
-
-
-def test_latin_text_is_what_bert_makes_of_it(tokenizer, folder):
+def test_latin_text_is_mostly_what_bert_makes_of_it(tokenizer, folder):
     stock = BertTokenizer.from_pretrained(folder)
-    for text in ("BERTs café GPT-4", "un\tused\u200b [unused1] ##ing", "naïve 4-4 한국"):
+    for text in ("BERTs café GPT-4", "un\tused\u200b ##ing", "naïve 4-4 [MASK]", "AT&T C#"):
         assert tokenizer.tokenize(text) == stock.tokenize(text)
+    assert tokenizer.tokenize("用C++编程，1+1") == ["用", "c++", "编程", "，", "1", "+", "1"]
 
 
-def test_special_tokens_in_a_text_are_kept(tokenizer):
-    assert tokenizer.tokenize("编程[MASK]模型") == ["编程", "[MASK]", "模型"]
-
-
-def test_tokens_added_later_are_kept(tokenizer):
-    tokenizer.add_tokens(["编程模型"])
-    assert tokenizer.tokenize("用编程模型") == ["用", "编程模型"]
+@pytest.mark.parametrize("options", [{}, {"do_lower_case": False}, {"do_lower_case": False, "strip_accents": True}])
+def test_case_accents_and_length_are_the_models(folder, tmp_path, options):
+    BertTokenizer.from_pretrained(folder, model_max_length=77, truncation_side="left", **options).save_pretrained(tmp_path)
+    stock, words = BertTokenizer.from_pretrained(tmp_path), jieba_tokenizer(tmp_path, None, [])
+    for text in ("bert BERT", "caf\u00e9") if "strip_accents" in options or not options else ("bert BERT",):
+        assert words.tokenize(text) == stock.tokenize(text)
+    assert (words.model_max_length, words.truncation_side) == (77, "left")
 
 
 def test_pairs_padding_and_truncation_work_as_usual(tokenizer):
@@ -90,100 +91,105 @@ def test_pairs_padding_and_truncation_work_as_usual(tokenizer):
     assert shorter["input_ids"][1] == [2, ids["编程"], 3, 0]
 
 
-def test_words_given_by_the_caller_keep_their_numbers(tokenizer):
-    assert tokenizer(["人工智能未来", "编程"], is_split_into_words=True).word_ids() == [None, 0, 0, 1, None]
-
-
-def test_offsets_are_refused(tokenizer):
-    with pytest.raises(NotImplementedError, match="offsets"):
-        tokenizer("编程", return_offsets_mapping=True)
-
-
-def test_user_words_decide_the_cut(folder, dictionary, tokenizer):
-    own = jieba_tokenizer(folder, user_dictionary=dictionary)
+def test_user_words_of_the_vocabulary_are_kept_whole(folder, dictionary, tokenizer):
+    notes = []
+    own = jieba_tokenizer(folder, dictionary, notes)
     assert tokenizer.tokenize("机器学习") == ["机", "器", "学", "习"]  # rjieba: 机器 / 学习, neither in the vocabulary
-    assert own.tokenize("机器学习") == ["机器学习"]
-    assert own.tokenize("深度学习") == ["深", "度", "学", "习"]  # one word now, and not in the vocabulary
+    assert own.tokenize("用机器学习") == ["用", "机器学习"]
+    assert own.tokenize("T恤") == ["t恤"]
+    assert own.tokenize("人工智能") == ["人工智能"]
+    assert own.tokenize("said ai") == ["said", "ai"]
+    assert own.get_vocab() == tokenizer.get_vocab()
+    assert notes == [
+        f"user dictionary {dictionary}: 2 of 6 words are not in the vocabulary and change nothing, such as '深度学习'"
+    ]
+    assert tokenizer_fingerprint(own) != tokenizer_fingerprint(tokenizer)
 
 
-def test_hmm_is_passed_on_and_saved(folder, tmp_path):
-    guessing = jieba_tokenizer(folder, hmm=True)
-    assert guessing.segment("中出了模型") == "中 出 了 模型"  # one guessed word, unknown: characters
-    guessing.save_pretrained(tmp_path / "saved")
-    assert load_tokenizer(tmp_path / "saved").hmm is True
-
-
-def test_copies_and_pickles_give_the_same_ids(folder, dictionary):
-    own = jieba_tokenizer(folder, user_dictionary=dictionary)
-    before = pickle.dumps(own)
-    ids = own(TEXTS)["input_ids"]
-    assert pickle.dumps(own) == before  # else a cache keyed by the tokenizer would miss after its first use
-    assert pickle.loads(before)(TEXTS)["input_ids"] == ids
-    assert copy.deepcopy(own)(TEXTS)["input_ids"] == ids
-
-
-def test_a_saved_folder_needs_nothing_of_the_first_one(folder, dictionary, tmp_path):
-    own = jieba_tokenizer(folder, user_dictionary=dictionary)
-    ids = own([*TEXTS, "机器学习"])["input_ids"]
-    shutil.rmtree(folder)
-    dictionary.unlink()
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("model_type", ["bert", "big_bird", "encoder-decoder"])
+def test_plain_autotokenizer_gives_the_same_ids(folder, dictionary, tmp_path, arguments, given, model_type):
+    own = jieba_tokenizer(folder, dictionary if given else None, [])
     own.save_pretrained(tmp_path / "first")
-    loaded = load_tokenizer(tmp_path / "first")
-    assert isinstance(loaded, JiebaTokenizer)
+    parts = {"encoder": {"model_type": "big_bird"}, "decoder": {"model_type": "bert"}} if "-" in model_type else {}
+    (tmp_path / "first" / "config.json").write_text(json.dumps({"model_type": model_type, **parts}))
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "first")
+    assert type(loaded) is RoFormerTokenizer
     loaded.save_pretrained(tmp_path / "second")
-    again = load_tokenizer(tmp_path / "second")
-    for other in (own, loaded, again):
-        assert other([*TEXTS, "机器学习"])["input_ids"] == ids
+    for again in (
+        own,
+        loaded,
+        AutoTokenizer.from_pretrained(tmp_path / "second"),
+        jieba_tokenizer(tmp_path / "first", None, []),
+    ):
+        assert ids_of(again) == ids_of(own)
+        assert tokenizer_fingerprint(again) == tokenizer_fingerprint(own)
+    saved = load_tokenizer(arguments(tokenizer_name=str(tmp_path / "first")), [], [])
+    assert ids_of(copy.deepcopy(saved)) == ids_of(own)
+    assert saved.tokenize("机器学习") == (["机器学习"] if given else list("机器学习"))
+    assert saved("编程", "模型")["token_type_ids"] == [0, 0, 0, 1, 1]
 
 
-def test_plain_autotokenizer_reads_the_saved_folder_by_characters(folder, dictionary, tmp_path):
-    own = jieba_tokenizer(folder, user_dictionary=dictionary)
-    own.save_pretrained(tmp_path / "saved")
-    for model_type in ("bert", "big_bird"):
-        (tmp_path / "saved" / "config.json").write_text(json.dumps({"model_type": model_type}))
-        plain = AutoTokenizer.from_pretrained(tmp_path / "saved")
-        assert type(plain) is BertTokenizer
-        assert plain.get_vocab() == own.get_vocab()
-        assert plain.tokenize("人工智能是未来") == list("人工智能是未来")
-        assert plain.tokenize("BERTs") == own.tokenize("BERTs")
+def test_tokens_added_to_the_model_keep_their_ids(folder, tmp_path):
+    stock = BertTokenizer.from_pretrained(folder)
+    stock.add_tokens(["编程模型", "智能是"])
+    stock.save_pretrained(tmp_path)
+    words = jieba_tokenizer(tmp_path, None, [])
+    assert words.get_vocab() == stock.get_vocab()
+    assert words.tokenize("用编程模型") == ["用", "编程模型"]
 
 
-def test_load_tokenizer_leaves_other_folders_to_autotokenizer(tmp_path):
-    train_tokenizer(["one two"], 30).save_pretrained(tmp_path)
-    assert type(load_tokenizer(tmp_path)) is BertTokenizer
+def test_copies_pickles_and_processes_give_the_same_ids(folder, dictionary, token_cache):
+    own = jieba_tokenizer(folder, dictionary, [])
+    for other in (pickle.loads(pickle.dumps(own)), copy.deepcopy(own)):
+        assert ids_of(other) == ids_of(own)
+    assert tokenizer_fingerprint(own) == tokenizer_fingerprint(pickle.loads(pickle.dumps(own)))
+    texts = Column.of(TEXTS * 400)
+    found = encode_cached(texts, TextEncoder(own, 12), tokenizer_fingerprint(own), num_proc=2)["input_ids"]
+    assert [found[row].tolist() for row in range(len(TEXTS))] == own(TEXTS, truncation=True, max_length=12)["input_ids"]
+
+
+def test_rjieba_is_loaded_where_words_are_cut_only(bert_folder, folder):
+    program = (
+        "import sys; from text.chinese_words import jieba_tokenizer; from text.tokenizer import tokenizer_fingerprint\n"
+        "from transformers import AutoTokenizer\n"
+        f"tokenizer_fingerprint(AutoTokenizer.from_pretrained({str(bert_folder)!r})); assert 'rjieba' not in sys.modules\n"
+        f"jieba_tokenizer({str(folder)!r}, None, []); assert 'rjieba' in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(APP)}, check=True)
+
+
+def test_folders_of_earlier_versions_are_refused_but_for_jieba(folder, tmp_path, arguments):
+    BertTokenizer.from_pretrained(folder, segmenter="rjieba").save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="add --tokenizer_type jieba"):
+        load_tokenizer(arguments(tokenizer_name=str(tmp_path)), [], [])
+    loaded = load_tokenizer(arguments(tokenizer_name=str(tmp_path), tokenizer_type="jieba"), [], [])
+    assert loaded.tokenize("人工智能") == ["人工智能"]
 
 
 def test_a_folder_without_a_vocabulary_is_refused(tmp_path):
     with pytest.raises(InputError, match="holds no vocabulary"):
-        jieba_tokenizer(tmp_path)
+        jieba_tokenizer(tmp_path, None, [])
 
 
 def test_a_vocabulary_of_characters_is_refused(tmp_path):
     train_tokenizer(["深度学习 bert"], 40).save_pretrained(tmp_path)
     with pytest.raises(InputError, match="no Chinese word of two or more characters"):
-        jieba_tokenizer(tmp_path)
+        jieba_tokenizer(tmp_path, None, [])
 
 
 def test_a_vocabulary_that_is_not_wordpiece_is_refused(tmp_path):
     (tmp_path / "vocab.txt").write_text("\n".join(["<pad>", "</s>", "▁深度", *WORDS.split()]), encoding="utf-8")
     with pytest.raises(InputError, match="not BERT's WordPiece"):
-        jieba_tokenizer(tmp_path)
+        jieba_tokenizer(tmp_path, None, [])
 
 
 def test_every_bad_line_of_a_user_dictionary_is_named(folder, tmp_path):
     path = tmp_path / "bad.txt"
     path.write_text("好词\n坏词 many\n深度 学习 的 模型\n坏词 -3\n", encoding="utf-8")
     with pytest.raises(InputError) as caught:
-        jieba_tokenizer(folder, user_dictionary=path)
+        jieba_tokenizer(folder, path, [])
     assert [problem.split("bad.txt:")[1].split(":")[0] for problem in caught.value.problems] == ["2", "3", "4"]
-
-
-def test_a_user_word_that_rjieba_cannot_keep_is_refused(folder, tmp_path):
-    path = tmp_path / "words.txt"
-    path.write_text("马克·吐温\n众数云网\n", encoding="utf-8")
-    with pytest.raises(InputError, match="马克·吐温") as caught:
-        jieba_tokenizer(folder, user_dictionary=path)
-    assert len(caught.value.problems) == 1
 
 
 @pytest.mark.parametrize(
@@ -195,8 +201,4 @@ def test_an_unreadable_user_dictionary_is_refused(folder, tmp_path, content, mes
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(InputError, match=message):
-        jieba_tokenizer(folder, user_dictionary=path)
-
-
-def test_map_strings_keeps_the_shape():
-    assert map_strings(str.upper, [("a", "b"), ["c"], None]) == [("A", "B"), ["C"], None]
+        jieba_tokenizer(folder, path, [])

@@ -27,10 +27,10 @@ COMMON = """
 
 def make_chinese(settings: dict[str, Any], rows: list[dict[str, str]], inputs: Path) -> str:
     """Slices of Chinese text and a vocabulary of its words, below inputs/chinese; returns what the text is."""
+    import rjieba
     from transformers import BertTokenizer
 
     from metrics.rouge_tokenizers import choose_tokenizer
-    from text.user_dictionary import rjieba_dictionary
     from text.vocabulary import SPECIAL_TOKENS
 
     texts = [row["text"] for row in rows]
@@ -39,8 +39,8 @@ def make_chinese(settings: dict[str, Any], rows: list[dict[str, str]], inputs: P
         texts, kind = [row["text"] for row in read_rows(settings["chinese_file"])], "of --chinese_file"
     elif choose_tokenizer(texts) != "characters":
         texts, kind = list(draw_chinese(settings)), "frequent words drawn at random"
-    slices, cut = slice_texts(texts, settings["characters"]), rjieba_dictionary((), False).cut
-    words = Counter(word for part in slices for text in part for word in cut(text, False) if word.strip())
+    slices = slice_texts(texts, settings["characters"])
+    words = Counter(word for part in slices for text in part for word in rjieba.cut(text, False) if word.strip())
     characters = sorted({character for word in words for character in word.lower()})
     known = [word.lower() for word, _ in words.most_common(WORDS)]
     entries = dict.fromkeys([*SPECIAL_TOKENS, *characters, *(f"##{c}" for c in characters if c.isascii()), *known])

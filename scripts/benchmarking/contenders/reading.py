@@ -31,7 +31,9 @@ def tokenize(settings: dict[str, Any]) -> dict[str, Any]:
 
 def encoder_of(name: str, folder: Path) -> Callable[[list[str]], list[list[int]]]:
     """A function from texts to ids. Nothing is cut."""
-    from text.tokenizer import saved_tokenizer, text_encoder
+    from transformers import AutoTokenizer
+
+    from text.tokenizer import TextEncoder
 
     longest = 10**9
     if name == "bert_python":
@@ -42,9 +44,9 @@ def encoder_of(name: str, folder: Path) -> Callable[[list[str]], list[list[int]]
     if name == "jieba":
         from text.chinese_words import jieba_tokenizer
 
-        encode = text_encoder(jieba_tokenizer(folder), longest)
+        encode = TextEncoder(jieba_tokenizer(folder, None, []), longest)
     else:
-        encode = text_encoder(saved_tokenizer(folder), longest)
+        encode = TextEncoder(AutoTokenizer.from_pretrained(folder), longest)
     return lambda texts: encode(texts)["input_ids"]
 
 
