@@ -22,11 +22,12 @@ from finetune.reading.columns import (
     texts_of,
 )
 from finetune.reading.fingerprint import fingerprint
-from finetune.reading.ragged import Ragged
+from finetune.reading.ragged import Ragged, RaggedChunks
 from finetune.reading.stored_rows import Column
 from finetune.reading.tables import Table
+from finetune.reading.tokens import encode_cached
 from finetune.task import Batch
-from finetune.training.batches import encode_cached, lengths_of, one_hot, pad_rows
+from finetune.training.batches import lengths_of, one_hot, pad_rows
 from models.classifier import choose_labels, labels_of
 from models.pretrained import check_kind, check_weights, choose_max_length, load_config
 from text.labels import Labelled, label_ids, label_names, note_labels
@@ -43,7 +44,7 @@ class Split:
     table: Table
     texts: Column
     content: str
-    tokens: Ragged
+    tokens: RaggedChunks
     labels: Ragged | None
 
 
@@ -71,7 +72,7 @@ def load_data(arguments: Any, train: bool, evaluate: bool, predict: bool) -> Dat
     required = {"train": labelled} if train else {}
     required |= {"validation": labelled} if evaluate else {}
     required |= {"test": text} if predict else {}  # rows that are only predicted need no labels
-    tables = read_splits(arguments, required, train)
+    tables = read_splits(arguments, required, train, optional=label_columns)
     if train:
         tables["train"] = drop_blank(tables["train"], arguments.text_column, notes)
     names = {
@@ -148,7 +149,7 @@ def make_split(
     texts = table.columns[arguments.text_column]
     encode, settings = text_encoder(tokenizer, max_length), f"{stated} {max_length}"
     encoded = encode_cached(texts, encode, settings, arguments.preprocessing_num_workers)
-    note_unknown(encoded["input_ids"].values, tokenizer, table.path, notes)
+    note_unknown(encoded["input_ids"], tokenizer, table.path, notes)
     note_cut(table, "texts", encoded["cut"], max_length, notes)
     if split != "train":  # that has none left
         note_blank(table, texts, notes)

@@ -25,11 +25,12 @@ from finetune.reading.columns import (
     texts_of,
 )
 from finetune.reading.fingerprint import fingerprint
-from finetune.reading.ragged import Ragged
+from finetune.reading.ragged import Ragged, RaggedChunks
 from finetune.reading.stored_rows import Column
 from finetune.reading.tables import Table
+from finetune.reading.tokens import encode_cached
 from finetune.task import Batch
-from finetune.training.batches import encode_cached, lengths_of, pad_rows
+from finetune.training.batches import lengths_of, pad_rows
 from models.encoder_decoder import check_title_length, encoder_config, load_title_config, special_ids
 from models.pretrained import check_weights, choose_max_length, load_config
 from text.tokenizer import load_tokenizer, note_unknown, text_encoder, title_encoder, tokenizer_fingerprint
@@ -46,7 +47,7 @@ class Split:
     texts: Column
     titles: Column | None
     content: str
-    tokens: Ragged
+    tokens: RaggedChunks
     labels: Ragged | None
 
 
@@ -73,7 +74,7 @@ def load_data(arguments: Any, train: bool, evaluate: bool, predict: bool) -> Dat
     required = {"train": titled} if train else {}
     required |= {"validation": titled} if evaluate else {}
     required |= {"test": text} if predict else {}
-    tables = read_splits(arguments, required, train)
+    tables = read_splits(arguments, required, train, optional=titled[1:])
     if train:
         tables["train"] = drop_blank(tables["train"], arguments.text_column, notes)
         if evaluate and "validation" not in tables:
@@ -150,7 +151,7 @@ def make_split(
     texts, workers = texts_of(table, arguments.text_column), arguments.preprocessing_num_workers
     encoded = encode_cached(texts, text_encoder(tokenizer, max_length), f"{stated} {max_length}", workers)
     titles = labels = None
-    note_unknown(encoded["input_ids"].values, tokenizer, table.path, notes)
+    note_unknown(encoded["input_ids"], tokenizer, table.path, notes)
     note_cut(table, "documents", encoded["cut"], max_length, notes)
     content = [encoded["content"]]
     if arguments.title_column in table.columns:

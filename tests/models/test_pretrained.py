@@ -7,11 +7,11 @@ import torch
 from transformers import AutoModelForSequenceClassification, BertConfig, RobertaConfig
 
 from finetune.errors import InputError
+from finetune.reading.model_folders import explain_failed_load
 from models.pretrained import (
     check_vocabulary,
     check_weights,
     choose_max_length,
-    explain,
     length_limit,
     load_config,
     load_model,
@@ -163,8 +163,8 @@ def test_ids_without_an_embedding(arguments, folder):
 
 
 def test_what_transformers_said_is_kept_to_one_line(tmp_path):
-    told = explain("model", "name", OSError("first " + "x" * 300 + "\nsecond"))
+    told = explain_failed_load("model", "name", OSError("first " + "x" * 300 + "\nsecond"))
     assert "OSError: first xxx" in told
     assert "second" not in told
     assert len(told) < 400
-    assert "nothing" in explain("model", str(tmp_path), ValueError(""))
+    assert "nothing" in explain_failed_load("model", str(tmp_path), ValueError(""))

@@ -1,6 +1,3 @@
-import gc
-import os
-from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain
 
@@ -11,12 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from linear_task import collator, eval_rows, make_plan, points, train_steps
 
-from finetune.errors import InputError
 from finetune.plan import BatchShape
 from finetune.reading.ragged import Ragged
-from finetune.reading.stored_rows import Column
 from finetune.task import Batch
-from finetune.training.batches import TrainSteps, collate_share, encode_cached, lengths_of, one_hot, pad_rows, train_loader
+from finetune.training.batches import TrainSteps, collate_share, lengths_of, one_hot, pad_rows, train_loader
 from finetune.training.order import share_out
 
 
@@ -36,106 +31,6 @@ def test_one_hot_labels(labels):
     dense = one_hot(Ragged.of([sorted(names) for names in labels]), rows, 5)
     assert dense.tolist() == [[float(label in labels[row]) for label in range(5)] for row in rows]
     assert dense.dtype == torch.float32
-
-
-class Encoder:
-    """Cuts texts to three letters, and counts how often it is asked to."""
-
-    def __init__(self):
-        self.calls = 0
-
-    def __call__(self, texts):
-        self.calls += 1
-        return {"input_ids": [[ord(letter) for letter in text[:3]] for text in texts], "cut": [len(text) > 3 for text in texts]}
-
-
-def test_tokens_are_made_once(token_cache):
-    encode, texts = Encoder(), Column.of(["a", "", "bcde", "fgh"])
-    first, again = encode_cached(texts, encode, "three"), encode_cached(texts, encode, "three")
-    assert encode.calls == 1
-    for found in (first, again):
-        assert [bytes(found["input_ids"][row].tolist()) for row in range(4)] == [b"a", b"", b"bcd", b"fgh"]
-        assert found["cut"].tolist() == [False, False, True, False]
-    assert {path.suffix for path in (token_cache / "tokens").iterdir()} <= {"", ".lock"}  # nothing unfinished
-
-
-@pytest.mark.parametrize(("texts", "settings"), [(["a", "bc"], "four"), (["ab", "c"], "three"), (["bc", "a"], "three")])
-def test_other_texts_or_settings_are_tokenized_anew(token_cache, texts, settings):
-    encode = Encoder()
-    encode_cached(Column.of(["a", "bc"]), encode, "three")
-    found = encode_cached(Column.of(texts), encode, settings)["input_ids"]
-    assert encode.calls == 2
-    assert [len(found[row]) for row in range(2)] == [len(text) for text in texts]
-
-
-def test_a_failed_encoder_leaves_nothing_to_be_found(token_cache):
-    def fail(texts):
-        raise ValueError("no")
-
-    with pytest.raises(ValueError, match="no"):
-        encode_cached(Column.of(["a"]), fail, "three")
-    assert encode_cached(Column.of(["a"]), Encoder(), "three")["input_ids"][0].tolist() == [97]
-    assert sorted(path.suffix for path in (token_cache / "tokens").iterdir()) == ["", ".lock"]
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_cycles_are_not_searched_for_while_tokens_are_made(token_cache, fails):
-    def encode(texts):
-        seen.append(gc.isenabled())
-        if fails:
-            raise InputError("broken")
-        return Encoder()(texts)
-
-    seen = []
-    with pytest.raises(InputError) if fails else nullcontext():
-        encode_cached(Column.of(["a"]), encode, "three")
-    assert seen == [False]
-    assert gc.isenabled()
-
-
-def test_many_texts_come_in_several_batches_and_stay_in_order(token_cache):
-    encode, texts = Encoder(), [str(number) for number in range(2500)]
-    found = encode_cached(Column.of(texts), encode, "three")["input_ids"]
-    assert encode.calls > 1
-    assert ["".join(map(chr, found[row])) for row in range(2500)] == [text[:3] for text in texts]
-
-
-def test_several_processes_make_the_same_tokens(token_cache):
-    """Through a tokenizer in Python, which they get without pickling: this one's function cannot be."""
-    parent, texts = os.getpid(), Column.of([str(number) for number in range(9500)])
-
-    def encode(texts):
-        assert os.getpid() != parent
-        return Encoder()(texts)
-
-    found = encode_cached(texts, encode, "three", num_proc=2)
-    alone = encode_cached(texts, Encoder(), "alone")
-    np.testing.assert_array_equal(found["input_ids"].values, alone["input_ids"].values)
-    np.testing.assert_array_equal(found["input_ids"].offsets, alone["input_ids"].offsets)
-    np.testing.assert_array_equal(found["cut"], alone["cut"])
-
-
-def test_an_encoder_that_fails_in_another_process_raises_here(token_cache):
-    def fail(texts):
-        raise ValueError("no")
-
-    def die(texts):
-        os._exit(1)
-
-    texts = Column.of([str(number) for number in range(9500)])
-    with pytest.raises(ValueError, match="no"):
-        encode_cached(texts, fail, "three", num_proc=2)
-    with pytest.raises(InputError, match=r"a process that tokenizes was killed, .* --preprocessing_num_workers"):
-        encode_cached(texts, die, "three", num_proc=2)
-    assert [path.suffix for path in (token_cache / "tokens").iterdir()] == [".lock"]
-
-
-def test_tokens_are_mapped(token_cache):
-    found = encode_cached(Column.of(["abc"] * 2000 + [""]), Encoder(), "three")
-    assert isinstance(found["input_ids"].values.base, np.memmap)
-    assert found["input_ids"].lengths.tolist() == [3] * 2000 + [0]
-    nothing = encode_cached(Column.of(["", ""]), Encoder(), "three")  # a file of no bytes cannot be mapped
-    assert nothing["input_ids"].lengths.tolist() == [0, 0]
 
 
 def test_a_step_has_the_micro_batches_of_every_rank():
