@@ -7,7 +7,6 @@ import torch
 from transformers import AutoModelForSequenceClassification, BertConfig, RobertaConfig
 
 from finetune.errors import InputError
-from finetune.reading.model_folders import explain_failed_load
 from models.pretrained import (
     check_vocabulary,
     check_weights,
@@ -160,11 +159,3 @@ def test_ids_without_an_embedding(arguments, folder):
     check_vocabulary(model, tokenizer(get_vocab=lambda: {"a": 0, "b": rows - 1}))
     with pytest.raises(InputError, match=f"token ids up to {rows}, the model only {rows} embeddings"):
         check_vocabulary(model, tokenizer(get_vocab=lambda: {"a": 0, "b": rows}))
-
-
-def test_what_transformers_said_is_kept_to_one_line(tmp_path):
-    told = explain_failed_load("model", "name", OSError("first " + "x" * 300 + "\nsecond"))
-    assert "OSError: first xxx" in told
-    assert "second" not in told
-    assert len(told) < 400
-    assert "nothing" in explain_failed_load("model", str(tmp_path), ValueError(""))

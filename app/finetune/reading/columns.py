@@ -33,7 +33,7 @@ def read_splits(
     names = max(required.values(), key=len, default=())
     twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
     if twice:
-        raise InputError(f"column {twice[0]!r} is asked for twice; text and what is to be learnt stand in columns of their own")
+        raise InputError(f"column {twice[0]!r} is used twice; texts and targets need columns of their own")
     for split, columns in required.items():
         others = optional
         if split == "test":
@@ -112,7 +112,7 @@ def blank_rows(texts: Column) -> np.ndarray:
 
 
 def drop_blank(table: Table, column: str, notes: list[str]) -> Table:
-    """Leaves out training rows whose text shows nothing, and says so. Raises `InputError` if none is left."""
+    """Leaves out training rows whose text shows nothing, with a note. Raises `InputError` if none is left."""
     texts = texts_of(table, column)
     blank = blank_rows(texts)
     if len(blank) == len(texts):

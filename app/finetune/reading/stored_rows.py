@@ -23,7 +23,6 @@ from datasets import Dataset
 from finetune.reading.fingerprint import fingerprint
 from finetune.reading.problems import described
 
-datasets.disable_progress_bars()  # progress.py has ours
 LINE, CELLS, IS_JSON = "line", "cells", "is_json"  # the stored columns; the latter two for every column, with its number
 BATCH_ROWS = 10_000  # stored together, or taken out of their order together
 BATCH_CHARACTERS = 2**26  # the cells of a batch are in memory together

@@ -82,7 +82,7 @@ def read_table(path: str, encoding: str = "utf-8", required: Sequence[str] = (),
 
 
 def _store(path: str, content: str, names: Sequence[str], read: Callable[[], tuple[str, Iterator[Row]]], folder: Path) -> None:
-    """Stores the columns of these names. `content`: the hash of the file when it was asked for."""
+    """Stores the columns of these names. `content`: the file's hash before it was read."""
     kind, rows = read()
     try:
         write_rows(folder, kind, _counted(rows, path), names)
@@ -203,7 +203,7 @@ def _check_header(header: list[str], line: int, kind: str, required: Sequence[st
 
 
 def _not_this_kind(header: list[str], kind: str, missing: Sequence[str]) -> str | None:
-    """What a file without its columns is instead, and what to do about it; None where that cannot be told."""
+    """What a file without its columns is instead, and what to do about it; None if that is not clear."""
     first = header[0].strip()
     if first.startswith(('{"', "[{")):
         return f"it holds JSON: name it .{'json' if first[0] == '[' else 'jsonl'}"
