@@ -67,12 +67,12 @@ from finetune.errors import InputError, TrainingError
 from finetune.launching.launch import Launch
 from finetune.plan import Modes
 from finetune.reading.columns import note_cut
-from finetune.reading.ragged import Ragged
+from finetune.reading.ragged import RaggedChunks
 from finetune.reading.stored_rows import Column
 from finetune.reading.tables import Table
+from finetune.reading.tokens import encode_cached
 from finetune.reports.card import markdown_table
 from finetune.task import Batch, Card, Data, Predictions, check_metric
-from finetune.training.batches import encode_cached
 from metrics.rouge import lead_scores
 from models import encoder_decoder
 from models.export import export_model
@@ -129,7 +129,7 @@ class TitleGeneration(TextTask):
     def vocabulary_columns(self, table: Table) -> list[Column]:
         return [*super().vocabulary_columns(table), table.columns[self.arguments.title_column]]
 
-    def encode_targets(self, tables: dict[str, Table], targets: dict[str, Any], notes: list[str]) -> dict[str, Ragged]:
+    def encode_targets(self, tables: dict[str, Table], targets: dict[str, Any], notes: list[str]) -> dict[str, RaggedChunks]:
         arguments, most = self.arguments, self.arguments.max_title_length
         ids = encoder_decoder.special_ids(self.config, self.tokenizer)
         self.generation = Generation.of(arguments, ids[0], self.tokenizer.pad_token_id, self.in_step)
@@ -145,7 +145,7 @@ class TitleGeneration(TextTask):
     def titles_of(self, table: Table) -> Column | None:
         return table.columns.get(self.arguments.title_column)
 
-    def target_tensor(self, targets: Ragged, rows: np.ndarray) -> torch.Tensor:
+    def target_tensor(self, targets: RaggedChunks, rows: np.ndarray) -> torch.Tensor:
         return pad_rows([targets[row] for row in rows], IGNORED)
 
     def extra_inputs(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -166,7 +166,9 @@ class TitleGeneration(TextTask):
         arguments = self.arguments
         model = encoder_decoder.build_title_model(arguments, self.config, self.tokenizer, arguments.max_title_length)
         if encoder_decoder.has_new_decoder(arguments, self.config):
-            encoder_decoder.set_output_bias(model, self.splits["train"].targets.values)
+            encoder_decoder.set_output_bias(
+                model, np.concatenate([chunk.values for chunk in self.splits["train"].targets.chunks])
+            )
         return self.with_kernels(model)
 
     def num_targets(self, batch: Batch) -> torch.Tensor:

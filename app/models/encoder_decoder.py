@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from finetune.errors import InputError
-from models.pretrained import check_vocabulary, drop_pooler, explain, load_config, load_model, on_meta, take_vocabulary
+from finetune.reading.model_folders import explain_failed_load
+from models.pretrained import check_vocabulary, drop_pooler, load_config, load_model, on_meta, take_vocabulary
 
 NO_ENCODER = (
     "has a decoder only; titles need an encoder-decoder model (BART, mT5, LED, PEGASUS, ...) or an encoder (BigBird, BERT)"
@@ -151,7 +152,7 @@ def _load_decoder(arguments: Any) -> Any:
         else:
             decoder = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, **kind)
     except Exception as error:
-        raise InputError(explain("decoder", name, error)) from error
+        raise InputError(explain_failed_load("decoder", name, error)) from error
     if decoder.config.model_type == "big_bird":
         raise InputError(f"--decoder_model_name_or_path {name}: a BigBird cannot be a decoder in transformers; use a BERT")
     return decoder

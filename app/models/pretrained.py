@@ -9,6 +9,7 @@ from typing import Any
 
 from finetune import garbage_collection
 from finetune.errors import InputError
+from finetune.reading.model_folders import explain_failed_load, files_in, in_one_line
 
 # Their position ids start behind the padding id, so the table has that many entries more than a text may have tokens.
 OFFSET_POSITIONS = {
@@ -41,7 +42,7 @@ def load_config(arguments: Any, **overrides: Any) -> Any:
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=arguments.trust_remote_code, **overrides)
     except Exception as error:
-        raise InputError(explain("configuration", name, error)) from error
+        raise InputError(explain_failed_load("configuration", name, error)) from error
     for size in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
         value = getattr(config, size, None)
         if isinstance(value, int) and value < 1:
@@ -57,14 +58,14 @@ def _check_config_file(path: Path) -> None:
         return
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file():
-        raise InputError(f"model {path}: the folder holds no config.json (it holds: {_held(path)})")
+        raise InputError(f"model {path}: the folder holds no config.json (it holds: {files_in(path)})")
     try:
         stated = json.loads(file.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         raise InputError(f"{file}: not UTF-8 at byte {error.start}; it should be a model's config.json") from None
     except (ValueError, RecursionError) as error:
         line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-        raise InputError(f"{file}{line}: not valid JSON ({_brief(error)}); it should be a model's config.json") from None
+        raise InputError(f"{file}{line}: not valid JSON ({in_one_line(error)}); it should be a model's config.json") from None
     if not isinstance(stated, dict):
         raise InputError(f"{file}: expected an object, found {type(stated).__name__}; it should be a model's config.json")
     kind, known = stated.get("model_type"), list(transformers.CONFIG_MAPPING.keys())
@@ -117,7 +118,7 @@ def load_model_and_new_names(auto_class: Any, arguments: Any, config: Any) -> tu
             output_loading_info=True,
         )
     except Exception as error:
-        raise InputError(explain("model", arguments.model_name_or_path, error)) from error
+        raise InputError(explain_failed_load("model", arguments.model_name_or_path, error)) from error
     _check_fit(arguments.model_name_or_path, model, loading)
     return model, {*loading["missing_keys"], *(name for name, *_ in loading["mismatched_keys"])}
 
@@ -169,7 +170,7 @@ def check_weights(arguments: Any) -> None:
     found = next((folder / file for file in WEIGHTS if (folder / file).is_file()), None)
     if found is None:
         raise InputError(
-            f"model {name}: the folder holds no weights, such as {WEIGHTS[0]} (it holds: {_held(folder)}); name another, or "
+            f"model {name}: the folder holds no weights, such as {WEIGHTS[0]} (it holds: {files_in(folder)}); name another, or "
             "start from random weights with --from_scratch"
         )
     for file in sorted(_weight_files(found)):
@@ -195,7 +196,7 @@ def _check_weight_file(file: Path) -> None:
             with safe_open(file, "pt"):  # reads the header and compares it with the file's length
                 pass
         except (SafetensorError, OSError) as error:
-            raise InputError(f"{file}: is no whole safetensors file ({_brief(error)}); copy it again") from None
+            raise InputError(f"{file}: is no whole safetensors file ({in_one_line(error)}); copy it again") from None
 
 
 def length_limit(config: Any, tokenizer: Any) -> int | None:
@@ -242,58 +243,3 @@ def check_vocabulary(model: Any, tokenizer: Any, what: str = "model") -> None:
             f"the tokenizer has token ids up to {highest}, the {what} only {rows} embeddings; they do not belong together "
             "(check --tokenizer_name)"
         )
-
-
-def explain(what: str, name: str, error: Exception) -> str:
-    """One message for whatever transformers raised on loading."""
-    if "://" in name:
-        return (
-            f"{what} {name}: is a URL; give the name that the hub has for it, such as google/bigbird-roberta-base, or a folder"
-        )
-    path = Path(name).expanduser()
-    near = _nearest(path)
-    if name.startswith((".", "/", "~")) or name.count("/") > 1 or path.exists():
-        if not path.exists():
-            return f"{what} {name}: this folder does not exist{near}"
-        if type(error).__name__ == "UnpicklingError":
-            reason = (
-                "its weights are a pickle that is damaged or holds more than tensors, which is not read; convert them to "
-                "safetensors, or copy them again"
-            )
-        else:
-            reason = _broken_json(path) if isinstance(error, json.JSONDecodeError) else None
-        return f"{what} {name}: {reason or _brief(error)}{f' (the folder holds: {_held(path)})' if path.is_dir() else ''}"
-    return (
-        f"{what} {name}: is no folder here{near}, and could not be had from the hub either ({_brief(error)}); check the "
-        "spelling, or give the path of a local folder"
-    )
-
-
-def _nearest(path: Path) -> str:
-    """A folder that was probably meant, in words."""
-    if path.exists() or not path.parent.is_dir() or not path.name:
-        return ""
-    near = difflib.get_close_matches(path.name, [p.name for p in path.parent.iterdir() if p.is_dir()], 1)
-    return f" (did you mean {str(path.parent / near[0])!r}?)" if near else ""
-
-
-def _broken_json(folder: Path) -> str | None:
-    """Which of a folder's json files is none, and in which line."""
-    for file in sorted(folder.glob("*.json")):
-        try:
-            json.loads(file.read_text(encoding="utf-8"))
-        except json.JSONDecodeError as error:
-            return f"{file.name}:{error.lineno}: not valid JSON ({error.msg})"
-        except (OSError, ValueError, RecursionError):
-            continue
-    return None
-
-
-def _held(folder: Path) -> str:
-    return ", ".join(sorted(p.name for p in folder.iterdir())[:12]) or "nothing"
-
-
-def _brief(error: Exception) -> str:
-    """An exception in one line."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__

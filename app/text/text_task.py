@@ -29,11 +29,11 @@ from finetune.reading.columns import (
     texts_of,
 )
 from finetune.reading.fingerprint import fingerprint
-from finetune.reading.ragged import Ragged
+from finetune.reading.ragged import Ragged, RaggedChunks
 from finetune.reading.stored_rows import Column
 from finetune.reading.tables import Table
+from finetune.reading.tokens import encode_cached
 from finetune.task import Batch, Data, Split, Task
-from finetune.training.batches import encode_cached
 from models.pretrained import check_vocabulary, choose_max_length, load_config, load_model_and_new_names
 from text.tokenizer import TextEncoder, load_tokenizer, note_unknown, tokenizer_fingerprint
 
@@ -44,8 +44,8 @@ PADDING_FREE_NOTE = "the encoder computes without padding (--padding_free); its 
 class TextSplit(Split):
     """A file of texts. `targets`: each row's label numbers or title ids, None without; `texts`, `titles`: columns."""
 
-    tokens: Ragged
-    targets: Ragged | None
+    tokens: RaggedChunks
+    targets: Ragged | RaggedChunks | None
     texts: Column
     titles: Column | None = None
 
@@ -112,7 +112,7 @@ class TextTask(Task):
         contents: dict[str, str] = {}
         self.splits = {name: self._split(name, table, encoded.get(name), tokenizer, notes) for name, table in tables.items()}
         for name, split in self.splits.items():
-            contents[name] = fingerprint([split.texts.fingerprint, *_bytes_of(split.targets)])[:16]
+            contents[name] = _content(split)[:16]
         if modes.train:
             tokens = int(self.splits["train"].tokens.lengths.sum())
             notes.insert(0, f"{len(self.splits['train'])} training rows, {tokens} tokens")
@@ -126,7 +126,7 @@ class TextTask(Task):
         required = {"train": full} if modes.train else {}
         required |= {"validation": full} if modes.evaluate else {}
         required |= {"test": text} if modes.predict else {}  # rows that are only predicted need no targets
-        tables = read_splits(arguments, required, modes.train)
+        tables = read_splits(arguments, required, modes.train, optional=self.target_columns())
         if modes.train:
             tables["train"] = drop_blank(tables["train"], arguments.text_column, notes)
         targets = {name: self.read_targets(table, name, notes) for name, table in tables.items()}
@@ -153,7 +153,7 @@ class TextTask(Task):
         encode, settings = TextEncoder(self.tokenizer, self.max_length), f"{tokenizer} {self.max_length}"
         encoded = encode_cached(texts, encode, settings, arguments.preprocessing_num_workers)
         tokens = encoded["input_ids"]
-        note_unknown(tokens.values, self.tokenizer, table.path, notes)
+        note_unknown(tokens, self.tokenizer, table.path, notes)
         note_cut(table, "texts", encoded["cut"], self.max_length, notes)
         if name != "train":  # that has none left
             note_blank(table, texts, notes)
@@ -175,7 +175,7 @@ class TextTask(Task):
         """The reference texts of a file, for tasks that are scored by them."""
         return None
 
-    def _collate(self, tokens: Ragged, targets: Ragged | None, rows: np.ndarray) -> Batch:
+    def _collate(self, tokens: RaggedChunks, targets: Any, rows: np.ndarray) -> Batch:
         """Ids and mask, padded to the longest row of the batch and to what the model's attention needs."""
         side, multiple = self.tokenizer.padding_side, padding_of(self.encoder_config())
         ids = [tokens[row] for row in rows]
@@ -236,5 +236,9 @@ def lengths_of(rows: Sequence[np.ndarray], side: str) -> tuple[int, ...] | None:
     return lengths if side == "right" and min(lengths) > 0 else None
 
 
-def _bytes_of(targets: Ragged | None) -> list[bytes]:
-    return [] if targets is None else [targets.values.tobytes(), targets.offsets.tobytes()]
+def _content(split: TextSplit) -> str:
+    """A hash of a file's texts and targets."""
+    if split.titles is not None:
+        return fingerprint([split.texts.fingerprint, split.titles.fingerprint])
+    labels = [] if split.targets is None else [split.targets.values.tobytes(), split.targets.offsets.tobytes()]
+    return fingerprint([split.texts.fingerprint, *labels])

@@ -13,8 +13,9 @@ import numpy as np
 from finetune.errors import InputError
 from finetune.reading.cache import kept
 from finetune.reading.fingerprint import fingerprint
+from finetune.reading.model_folders import explain_failed_load
+from finetune.reading.ragged import RaggedChunks
 from finetune.reading.stored_rows import Column
-from models.pretrained import explain
 
 MUCH_UNKNOWN = 0.1  # of the tokens; special tokens count as known
 # Unused lists take a third of the time of short texts: Rust uses all cores, making Python lists only one.
@@ -45,7 +46,7 @@ def load_tokenizer(arguments: Any, train_texts: Sequence[Column], notes: list[st
     except InputError:
         raise
     except Exception as error:
-        raise InputError(explain("tokenizer", name, error)) from error
+        raise InputError(explain_failed_load("tokenizer", name, error)) from error
     if len(tokenizer) <= len(tokenizer.all_special_ids):
         raise InputError(f"tokenizer {name}: its vocabulary is empty; the folder lacks tokenizer.json or a vocabulary file")
     if tokenizer.pad_token_id is None:
@@ -86,13 +87,12 @@ class TitleEncoder:
         }
 
 
-def note_unknown(ids: np.ndarray, tokenizer: Any, path: str, notes: list[str]) -> None:
-    """Notes a file with many unknown tokens: the tokenizer is probably for another language. `ids`: (tokens of all rows,)."""
-    if tokenizer.unk_token_id is None or not len(ids):
+def note_unknown(tokens: RaggedChunks, tokenizer: Any, path: str, notes: list[str]) -> None:
+    """Notes a file of which much is unknown to the tokenizer: it is probably one for another language."""
+    total = int(tokens.lengths.sum())
+    if tokenizer.unk_token_id is None or not total:
         return
-    # Piece by piece: the ids are mapped from disk and may be larger than memory.
-    pieces = (ids[first : first + 2**20] for first in range(0, len(ids), 2**20))
-    unknown = sum(int(np.count_nonzero(piece == tokenizer.unk_token_id)) for piece in pieces) / len(ids)
+    unknown = sum(int(np.count_nonzero(chunk.values == tokenizer.unk_token_id)) for chunk in tokens.chunks) / total
     if unknown > MUCH_UNKNOWN:
         notes.append(f"{path}: {unknown:.0%} of the tokens are unknown to the tokenizer; is it one for this language?")
 

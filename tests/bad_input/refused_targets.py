@@ -65,7 +65,7 @@ LABELS = [
          **wide("text,red,green\na,1,0\nb,0,\n")),
     Case("0/1 column missing", [r"column 'grene' not found; found: text, red, green; did you mean 'green'"],
          CLASSIFY, **wide("text,red,green\na,1,0\n", label_columns="red,grene")),
-    Case("0/1 column twice", [r"column 'red' is asked for twice"], CLASSIFY,
+    Case("0/1 column twice", [r"column 'red' is used twice"], CLASSIFY,
          **wide("text,red,green\na,1,0\n", label_columns="red,red")),
     Case("0/1 columns with none named", [r"--label_columns: '' is not names"], CLASSIFY,
          **wide("text,red\na,1\n", label_columns="")),
@@ -119,8 +119,8 @@ TITLES = [
          **train(lines({"text": "a", "title": 7}), "train.jsonl")),
     Case("title a list", [r"train\.jsonl:1: title is \['x'\] \(list\)"], TITLEGEN,
          **train(lines({"text": "a", "title": ["x"]}), "train.jsonl")),
-    Case("text and title from one column", [r"column 'text' is asked for twice"], TITLEGEN, {"title_column": "text"}),
-    Case("text and labels from one column", [r"column 'text' is asked for twice"], CLASSIFY, {"label_column": "text"}),
+    Case("text and title from one column", [r"column 'text' is used twice"], TITLEGEN, {"title_column": "text"}),
+    Case("text and labels from one column", [r"column 'text' is used twice"], CLASSIFY, {"label_column": "text"}),
 ]  # fmt: skip
 
 IDS = [

@@ -126,7 +126,7 @@ def test_any_parquet_comes_back(rows):
     columns = {"text": [row[0] for row in rows], "labels": [row[1] for row in rows], "id": [row[2] for row in rows]}
     schema = pyarrow.schema([("text", pyarrow.string()), ("labels", pyarrow.list_(pyarrow.string())), ("id", pyarrow.int64())])
     pyarrow.parquet.write_table(pyarrow.table(columns, schema=schema), "a.parquet")
-    table = read_table("a.parquet", required=("text", "labels"))
+    table = read_table("a.parquet", required=("text", "labels"), optional=("id",))
     assert table.columns == columns
     assert table.lines == list(range(1, len(rows) + 1))
 

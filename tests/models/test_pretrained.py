@@ -11,7 +11,6 @@ from models.pretrained import (
     check_vocabulary,
     check_weights,
     choose_max_length,
-    explain,
     length_limit,
     load_config,
     load_model,
@@ -160,11 +159,3 @@ def test_ids_without_an_embedding(arguments, folder):
     check_vocabulary(model, tokenizer(get_vocab=lambda: {"a": 0, "b": rows - 1}))
     with pytest.raises(InputError, match=f"token ids up to {rows}, the model only {rows} embeddings"):
         check_vocabulary(model, tokenizer(get_vocab=lambda: {"a": 0, "b": rows}))
-
-
-def test_what_transformers_said_is_kept_to_one_line(tmp_path):
-    told = explain("model", "name", OSError("first " + "x" * 300 + "\nsecond"))
-    assert "OSError: first xxx" in told
-    assert "second" not in told
-    assert len(told) < 400
-    assert "nothing" in explain("model", str(tmp_path), ValueError(""))

@@ -1,54 +1,65 @@
-"""What is made once on a machine and found there by every later start: rows, tokens, vocabularies. Level 2."""
+"""What is made once on a machine and found by every later start: rows, tokens, vocabularies."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
+
+from filelock import FileLock
+from huggingface_hub.constants import HF_HOME
 
 from finetune.errors import InputError
 from finetune.output.run_folder import flush
 
+SIZES = "sizes.json"  # in every folder: the size of each of its files
+
 
 def cache_folder(kind: str) -> Path:
-    """A folder beside those of `datasets`, which is where HF_DATASETS_CACHE says, or in HF_HOME."""
-    from huggingface_hub.constants import HF_HOME
-
+    """A folder in the cache of `datasets`: below HF_DATASETS_CACHE, or else below HF_HOME."""
     return Path(os.environ.get("HF_DATASETS_CACHE") or Path(HF_HOME) / "datasets").expanduser() / kind
 
 
-def kept(kind: str, key: str, make: Callable[[Path], None]) -> Path:
-    """The file or folder that `make` writes to the path it is given, unless it was made before. `key`: a hash of everything
-    that its content depends on.
+def kept(kind: str, key: str, fill: Callable[[Path], None]) -> Path:
+    """The folder that `fill` writes its files into, unless that was done before. `key`: a hash of everything that the files
+    depend on.
 
-    It is there whole or not at all. Processes that start together wait for the first on a file lock, not in a collective: this
-    may take longer than a process group waits, and machines need not share a disk. Raises `InputError` where the cache cannot
-    be written.
+    The folder is whole or absent: it is renamed when it is complete, and made anew when a file in it is missing or truncated.
+    Processes that start together wait on a file lock for the first, not in a collective: this may take longer than a process
+    group waits, and machines need not share a disk. A complete folder is found in a read-only cache, too. Raises `InputError`
+    if the cache cannot be written.
     """
-    from filelock import FileLock
-
     path = cache_folder(kind) / key
-    if path.exists():
+    if _is_whole(path):
         return path
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+    unfinished = path.with_name(f"{key}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{path}.lock"):
-            if not path.exists():
-                make(unfinished)
-                flush(unfinished)  # or a machine that loses power may find it whole by name and empty inside
+            if not _is_whole(path):
+                unfinished.mkdir()
+                fill(unfinished)
+                sizes = {file.name: file.stat().st_size for file in unfinished.iterdir()}
+                (unfinished / SIZES).write_text(json.dumps(sizes), encoding="utf-8")
+                flush(unfinished)  # otherwise a power loss could leave empty files under the final name
+                shutil.rmtree(path, ignore_errors=True)
                 os.rename(unfinished, path)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            # Told of as a full disk is wherever it is met.
-            raise OSError(error.errno, error.strerror, str(path.parent)) from error
+            raise OSError(error.errno, error.strerror, str(path.parent)) from error  # reported like every full disk
         reason = (error.strerror or str(error)).lower()
         raise InputError(f"{path.parent}: the cache cannot be written ({reason}); set HF_DATASETS_CACHE to another") from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-        with suppress(OSError):
-            unfinished.unlink()
     return path
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        sizes = json.loads((folder / SIZES).read_text(encoding="utf-8"))
+        return all((folder / name).stat().st_size == size for name, size in sizes.items())
+    except (OSError, ValueError):
+        return False

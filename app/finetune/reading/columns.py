@@ -1,4 +1,4 @@
-"""From a file's columns to what a task needs: texts, ids, splits. Level 4, over tables.py."""
+"""From a file's columns to what a task needs: texts, ids, splits."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import datasets
 import numpy as np
 
 from finetune.errors import InputError
-from finetune.reading.stored_rows import Chunk, Column
+from finetune.reading.problems import described
+from finetune.reading.stored_rows import LINE, Column
 from finetune.reading.tables import Table, read_table
 
 SHOWN = 20
@@ -18,16 +20,51 @@ MAY_SHOW_NOTHING = r"\A[\pZ\pC]*\z"
 INVISIBLE = "\u200b\u200c\u200d\u2060\ufeff"  # zero-width characters that str.strip() leaves in place
 
 
-def read_split(arguments: Any, split: str, required: tuple[str, ...] = ()) -> Table | None:
+def read_splits(
+    arguments: Any, required: dict[str, tuple[str, ...]], train: bool, *, optional: tuple[str, ...]
+) -> dict[str, Table]:
+    """The tables of the splits in `required`, which gives the columns that each must have. `optional`: columns that are read
+    as well where a file has them; no others are.
+
+    A missing validation table is no error where training rows can be kept back. Raises `InputError` for all the files that
+    are missing or wrong, in one list.
+    """
+    tables, problems = {}, []
+    names = max(required.values(), key=len, default=())
+    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    if twice:
+        raise InputError(f"column {twice[0]!r} is used twice; texts and targets need columns of their own")
+    for split, columns in required.items():
+        others = optional
+        if split == "test":
+            if arguments.id_column == "id":  # the default need not be there
+                others = (*others, "id")
+            else:
+                columns = (*columns, arguments.id_column)
+        try:
+            table = read_split(arguments, split, columns, others)
+        except InputError as error:
+            problems += error.problems
+            continue
+        if table is not None:
+            tables[split] = table
+        elif split != "validation" or not train:
+            problems.append(f"no {split} rows: give --{split}_file or --dataset_name")
+    if problems:
+        raise InputError(*problems)
+    return tables
+
+
+def read_split(arguments: Any, split: str, required: tuple[str, ...] = (), optional: tuple[str, ...] = ()) -> Table | None:
     """The rows of "train", "validation" or "test", from its file or from --dataset_name; None when neither is given.
 
     Raises `InputError` for whatever is wrong with the file.
     """
     file = getattr(arguments, f"{split}_file")
     if file is not None:
-        table = read_table(file, arguments.encoding, required)
+        table = read_table(file, arguments.encoding, required, optional)
     elif arguments.dataset_name is not None:
-        table = _dataset_split(arguments, split, required)
+        table = _dataset_split(arguments, split, required, optional)
     else:
         return None
     limit = {"train": "max_train_samples", "validation": "max_eval_samples", "test": "max_predict_samples"}[split]
@@ -57,7 +94,7 @@ def texts_of(table: Table, column: str) -> Column:
     values = table.columns[column]
     wrong = [] if values.is_text else [row for row, value in enumerate(values) if not isinstance(value, str)]
     if wrong:
-        shown = [f"{table.where(r)}: {column} is {_kind(values[r])}, expected a text" for r in wrong[:SHOWN]]
+        shown = [f"{table.where(r)}: {column} is {described(values[r])}, expected a text" for r in wrong[:SHOWN]]
         raise InputError(*shown, *more(len(wrong)))
     return values
 
@@ -75,7 +112,7 @@ def blank_rows(texts: Column) -> np.ndarray:
 
 
 def drop_blank(table: Table, column: str, notes: list[str]) -> Table:
-    """Leaves out training rows whose text shows nothing, and says so. Raises `InputError` if none is left."""
+    """Leaves out training rows whose text shows nothing, with a note. Raises `InputError` if none is left."""
     texts = texts_of(table, column)
     blank = blank_rows(texts)
     if len(blank) == len(texts):
@@ -115,7 +152,7 @@ def check_ids(table: Table, column: str, notes: list[str]) -> None:
         try:
             written.append(json.dumps(value, allow_nan=False))
         except (TypeError, ValueError):
-            wrong.append(f"{table.where(row)}: {column} is {_kind(value)}, expected a text or a number")
+            wrong.append(f"{table.where(row)}: {column} is {described(value)}, expected a text or a number")
     if wrong:
         raise InputError(*wrong[:SHOWN], *more(len(wrong)))
     if repeated := len(written) - len(set(written)):
@@ -144,9 +181,7 @@ def more(count: int) -> list[str]:
     return [f"... and {count - SHOWN} more"] if count > SHOWN else []
 
 
-def _dataset_split(arguments: Any, split: str, required: tuple[str, ...]) -> Table | None:
-    import datasets
-
+def _dataset_split(arguments: Any, split: str, required: tuple[str, ...], optional: tuple[str, ...]) -> Table | None:
     name = arguments.dataset_name
     try:
         everything = datasets.load_dataset(name, arguments.dataset_config_name)
@@ -161,42 +196,7 @@ def _dataset_split(arguments: Any, split: str, required: tuple[str, ...]) -> Tab
         raise InputError(
             *(f"dataset {name}, split {split}: has no column {c!r}; it has {', '.join(rows.column_names)}" for c in missing)
         )
-    stored = rows.with_format("arrow")[:]
-    columns = {c: Column(list(map(Chunk.of, stored.column(c).chunks))) for c in rows.column_names}
+    columns = {c: Column(rows, c) for c in dict.fromkeys([*required, *optional]) if c in rows.column_names}
+    lines = datasets.Dataset.from_dict({LINE: np.arange(1, len(rows) + 1)})
     # A dataset has rows, not lines; "parquet" is the kind whose places are row numbers.
-    return Table(f"{name} ({split})", "parquet", columns, Column.of(range(1, len(rows) + 1)))
-
-
-def _kind(value: Any) -> str:
-    if value is None:
-        return "missing"
-    text = repr(value)
-    return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
-
-
-def read_splits(arguments: Any, required: dict[str, tuple[str, ...]], train: bool) -> dict[str, Table]:
-    """The tables of the splits in `required`, which gives the columns that each must have.
-
-    A missing validation table is no error where training rows can be kept back. Raises `InputError` for all the files that
-    are missing or wrong, in one list.
-    """
-    tables, problems = {}, []
-    names = max(required.values(), key=len, default=())
-    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
-    if twice:
-        raise InputError(f"column {twice[0]!r} is asked for twice; text and what is to be learnt stand in columns of their own")
-    for split, columns in required.items():
-        if split == "test" and arguments.id_column != "id":  # the default need not be there
-            columns = (*columns, arguments.id_column)
-        try:
-            table = read_split(arguments, split, columns)
-        except InputError as error:
-            problems += error.problems
-            continue
-        if table is not None:
-            tables[split] = table
-        elif split != "validation" or not train:
-            problems.append(f"no {split} rows: give --{split}_file or --dataset_name")
-    if problems:
-        raise InputError(*problems)
-    return tables
+    return Table(f"{name} ({split})", "parquet", columns, Column(lines, LINE))

@@ -1,4 +1,4 @@
-"""What content is equal: a hash over texts. Level 1."""
+"""What content is equal: a hash over texts."""
 
 from __future__ import annotations
 
@@ -16,11 +16,6 @@ def fingerprint(parts: Iterable[str | bytes]) -> str:
     digest, rest = hashlib.sha256(), iter(parts)
     while some := list(islice(rest, GROUP)):
         encoded = [part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part for part in some]
-        add_group(digest, np.array(list(map(len, encoded))), b"".join(encoded))
+        digest.update(np.array([len(encoded), *map(len, encoded)], dtype="<u8").tobytes())
+        digest.update(b"".join(encoded))
     return digest.hexdigest()
-
-
-def add_group(digest: hashlib._Hash, lengths: np.ndarray, joined: bytes | memoryview) -> None:
-    """Adds the next `GROUP` texts (the last group may be smaller): their lengths in bytes, and their bytes, joined."""
-    digest.update(np.array([len(lengths), *lengths], dtype="<u8").tobytes())
-    digest.update(joined)

@@ -1,4 +1,4 @@
-"""Rows of a json array or of one object per line, with the line of each. Level 2, over textfile.py."""
+"""Rows of a json array or of one object per line, with the line of each."""
 
 import json
 import math
@@ -9,41 +9,30 @@ from itertools import chain
 from pathlib import Path
 
 from finetune.errors import InputError
-from finetune.reading.blocks import BLOCK_CHARACTERS, BLOCK_ROWS, Block
 from finetune.reading.problems import Problems, not_found, short
-from finetune.reading.text_files import text_lines, text_pieces
+from finetune.reading.text_files import text_lines
 
 CONTEXT = 1_000  # characters around an error that its message looks at
-MAX_OPTIONAL_FIELDS = 5_000
 JSON_SPACE = re.compile(r"[ \t\n\r]*")
-ANY_SPACE = re.compile(r"\s*")
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 JSON_TYPES = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
 
 
-def read_json(path: str, encoding: str, required: Sequence[str]) -> tuple[str, Iterator[Block]]:
-    """("json" for an array, "jsonl" for an object per line; the rows).
+def read_json(path: str, encoding: str, required: Sequence[str]) -> tuple[str, Iterator[tuple[int, dict]]]:
+    """("json" for an array, which is read as a whole; "jsonl" for an object per line; each row with its line).
 
-    A field that some rows lack is None there, unless it is in `required`. Raises InputError with all that is wrong, behind the
-    last row; there are no rows behind the first problem.
+    Raises InputError with all that is wrong, behind the last row; there are no rows behind the first problem.
     """
-    pieces = text_pieces(path, encoding)
-    window = _Window(pieces)
-    window.skip(ANY_SPACE)
-    if window.at == len(window.text):
-        raise InputError(f"{path}: no rows: only blank lines")
-    problems = Problems(path)
-    if window.text[window.at] == "[":
-        return "json", _blocks_of(_array_values(window, problems), required, problems)
-    pieces.close()
     lines = ((number, line) for number, line in enumerate(text_lines(path, encoding, None), 1) if line.strip())
-    first = next(lines)
-    first_line, opening = first[0], first[1].strip()[:2]
-    for mark, kind in ((",", "csv"), ("\t", "tsv")):
-        if opening[0] != "{" and set(required) & {name.strip(' "') for name in first[1].strip().split(mark)}:
-            raise InputError(f"{path}:{first_line}: it holds column names, not JSON: name it .{kind}")
-    values = _line_values(chain([first], lines), problems)
-    return "jsonl", _blocks_of(values, required, problems, split_at=first_line if opening == "{" else None)
+    first = next(lines, None)
+    if first is None:
+        raise InputError(f"{path}: no rows: only blank lines")
+    problems, (number, line) = Problems(path), first
+    if line.lstrip().startswith("["):
+        text = "".join(text_lines(path, encoding, None))
+        return "json", _rows_of(_array_values(text, problems), required, problems)
+    split_at = number if line.strip() == "{" else None
+    return "jsonl", _rows_of(_line_values(chain([first], lines), problems), required, problems, split_at)
 
 
 def read_object(path: str | Path) -> dict:
@@ -55,9 +44,9 @@ def read_object(path: str | Path) -> dict:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 at byte {error.start}; save it as UTF-8") from None
-    complaints: list[str] = []
+    complaints = _Complaints()
     try:
-        content = _json_decoder(complaints).decode(text)
+        content = complaints.decoder().decode(text)
     except (ValueError, RecursionError) as error:
         line = getattr(error, "lineno", 1)
         raise InputError(f"{path}:{line}: not valid JSON: {_broken_json(error, text)}") from None
@@ -68,33 +57,34 @@ def read_object(path: str | Path) -> dict:
     return content
 
 
-def _json_decoder(complaints: list[str]) -> json.JSONDecoder:
-    """Notes in `complaints` what is JSON's grammar but no data, and goes on: the text after it can still be checked."""
+class _Complaints(list[str]):
+    """What is JSON's grammar but no data. Decoding goes on: the text after it can still be checked."""
 
-    def unique(pairs: list[tuple[str, object]]) -> dict:
+    def decoder(self) -> json.JSONDecoder:
+        return json.JSONDecoder(object_pairs_hook=self._unique, parse_constant=self._constant, parse_float=self._finite)
+
+    def _unique(self, pairs: list[tuple[str, object]]) -> dict:
         row = dict(pairs)
         if len(row) < len(pairs):
             names = [name for name, _ in pairs]
             twice = next(name for name in row if names.count(name) > 1)
-            complaints.append(f"{short(twice)} appears twice in one object: keep one")
+            self.append(f"{short(twice)} appears twice in one object: keep one")
         return row
 
-    def constant(name: str) -> None:
-        complaints.append(f"{name} is not JSON: write null or a number")
+    def _constant(self, name: str) -> None:
+        self.append(f"{name} is not JSON: write null or a number")
 
-    def finite(digits: str) -> float:
+    def _finite(self, digits: str) -> float:
         number = float(digits)
         if math.isinf(number):
-            complaints.append(f"the number {short(digits)} is too large")
+            self.append(f"the number {short(digits)} is too large")
         return number
 
-    return json.JSONDecoder(object_pairs_hook=unique, parse_constant=constant, parse_float=finite)
 
-
-def _line_values(lines: Iterable[tuple[int, str]], problems: Problems) -> Iterator[tuple[int, object, int]]:
-    """(line, value, characters) of every line that holds one."""
-    complaints: list[str] = []
-    decoder = _json_decoder(complaints)
+def _line_values(lines: Iterable[tuple[int, str]], problems: Problems) -> Iterator[tuple[int, object]]:
+    """(line, value) of every line that holds one."""
+    complaints = _Complaints()
+    decoder = complaints.decoder()
     for number, ended_line in lines:
         line = ended_line.removesuffix("\n")  # an unclosed string would seem to hold a line break
         complaints.clear()
@@ -107,7 +97,7 @@ def _line_values(lines: Iterable[tuple[int, str]], problems: Problems) -> Iterat
             complaints += _lone_surrogates(value)
         for complaint in complaints:
             problems.add(number, complaint)
-        yield number, value, len(line)
+        yield number, value
 
 
 def _decode(decoder: json.JSONDecoder, line: str) -> object:
@@ -120,92 +110,38 @@ def _decode(decoder: json.JSONDecoder, line: str) -> object:
     return decoder.decode(line)
 
 
-class _Window:
-    """A part of a text that comes in pieces. `at`: where its reader is in `text`; what lies before may be let go of."""
-
-    def __init__(self, pieces: Iterator[str]):
-        self._pieces = pieces
-        self._before = 0  # characters of the first line of `text` that were let go of
-        self.text, self.at, self.line = "", 0, 1  # the line of `at`
-
-    def more(self) -> bool:
-        """Reads on, as much again as there is behind `at`, so that reading a long value anew each time is cheap. False at the
-        end of the text."""
-        new, wanted = [], max(1, len(self.text) - self.at)
-        while wanted > 0 and (piece := next(self._pieces, None)) is not None:
-            new.append(piece)
-            wanted -= len(piece)
-        if not new:
-            return False
-        start = max(0, self.at - CONTEXT)
-        gone = self.text[:start]
-        self._before = start - 1 - gone.rfind("\n") + (0 if "\n" in gone else self._before)
-        self.text, self.at = "".join([self.text[start:], *new]), self.at - start
-        return True
-
-    def advance(self, place: int) -> None:
-        self.line += self.text.count("\n", self.at, place)
-        self.at = place
-
-    def skip(self, space: re.Pattern = JSON_SPACE) -> None:
-        """Moves to the next character that is no white space, or to the end."""
-        self.advance(space.match(self.text, self.at).end())
-        while self.at == len(self.text) and self.more():
-            self.advance(space.match(self.text, self.at).end())
-
-    def explain(self, error: Exception) -> tuple[int, str]:
-        """(line, message) of an error in decoding `text`."""
-        if not isinstance(error, json.JSONDecodeError):
-            return self.line, _broken_json(error, self.text)
-        if error.lineno == 1:
-            error.colno += self._before
-        return self.line + self.text.count("\n", self.at, error.pos), _broken_json(error, self.text)
-
-
-def _array_values(window: _Window, problems: Problems) -> Iterator[tuple[int, object, int]]:
-    """(line, value, characters) of every element of the array that the window is at. A syntax error ends the reading: the next
-    start is unknown."""
-    complaints: list[str] = []
-    decoder = _json_decoder(complaints)
-    window.advance(window.at + 1)
-    window.skip()
-    if window.text.startswith("]", window.at):
+def _array_values(text: str, problems: Problems) -> Iterator[tuple[int, object]]:
+    """(line, value) of every element of an array. A syntax error ends the reading: the next start is unknown."""
+    complaints = _Complaints()
+    decoder = complaints.decoder()
+    start = text.index("[") + 1
+    at = JSON_SPACE.match(text, start).end()
+    line = 1 + text.count("\n", 0, at)
+    if text.startswith("]", at):
         return
     while True:
         complaints.clear()
         try:
-            value, end = decoder.raw_decode(window.text, window.at)
+            value, end = decoder.raw_decode(text, at)
         except (ValueError, RecursionError) as error:
-            if isinstance(error, json.JSONDecodeError) and window.more():  # it may go on there
-                continue
-            problems.add(*window.explain(error))
+            problems.add(getattr(error, "lineno", line), _broken_json(error, text))
             return
-        behind = JSON_SPACE.match(window.text, end).end()
-        mark = window.text[behind : behind + 1]
-        if (not mark or mark not in ",]") and window.more():  # 1 may be the beginning of 1.5
-            continue
-        if SURROGATE.search(window.text, window.at, end):
+        if SURROGATE.search(text, at, end):
             complaints += _lone_surrogates(value)
         for complaint in complaints:
-            problems.add(window.line, complaint)
-        yield window.line, value, end - window.at
-        window.advance(behind)
+            problems.add(line, complaint)
+        yield line, value
+        behind = JSON_SPACE.match(text, end).end()
+        mark = text[behind : behind + 1]
+        after = JSON_SPACE.match(text, behind + 1).end() if mark in (",", "]") else behind
+        line += text.count("\n", at, after)
+        at = after
         if mark == ",":
-            window.advance(behind + 1)
-            window.skip()
             continue
-        expected = "',' or ']' after an element"
-        if mark == "]":
-            window.advance(behind + 1)
-            window.skip()
-            expected = "nothing after the array's ']'"
-            if window.at == len(window.text):
-                return
-        while len(window.text) - window.at < 40 and window.more():
-            pass
-        rest = window.text[window.at :]
-        found = short(rest[:40]) if rest else "the end of the file"
-        problems.add(window.line, f"broken JSON: expected {expected}, found {found}")
+        if mark != "]" or at < len(text):
+            expected = "nothing after the array's ']'" if mark == "]" else "',' or ']' after an element"
+            found = short(text[at : at + 40]) if at < len(text) else "the end of the file"
+            problems.add(line, f"broken JSON: expected {expected}, found {found}")
         return
 
 
@@ -238,46 +174,26 @@ def _lone_surrogates(value: object) -> Iterator[str]:
             yield "broken JSON: nested too deeply"
 
 
-def _blocks_of(
-    values: Iterable[tuple[int, object, int]], required: Sequence[str], problems: Problems, split_at: int | None = None
-) -> Iterator[Block]:
-    """The objects' fields as columns; None where a row lacks a field that another of its block has.
-
-    `split_at`: a line that holds nothing but the opening of an object.
-    """
-    names: dict[str, None] = {}  # of all the rows so far
-    columns: dict[str, list] = {}
-    lines: list[int] = []
+def _rows_of(
+    values: Iterable[tuple[int, object]], required: Sequence[str], problems: Problems, split_at: int | None = None
+) -> Iterator[tuple[int, dict]]:
+    """(line, row) of every value, which must be an object. `split_at`: a line that holds nothing but the opening of one."""
+    names: dict[str, None] = {}  # of all the rows
     lacking: dict[str, list[int]] = {name: [] for name in required}
-    rows = characters = 0
-    for line, row, size in values:
+    rows = 0
+    for line, row in values:
         if type(row) is not dict:
             found = JSON_TYPES.get(type(row), "a number")
             problems.add(line, f'expected an object, {{"field": value, ...}}, found {found}')
             continue
-        if row.keys() != columns.keys():
-            for name in row:
-                if name not in columns:
-                    columns[name] = [None] * len(lines)
-                    names[name] = None
-            if len(names) > max(MAX_OPTIONAL_FIELDS, len(row)):  # memory would grow with rows times fields
-                problems.add(line, f"{len(names)} different fields so far, in few rows each: use the same in every row")
-                lacking.clear()
-                break
-            for name in columns.keys() - row.keys():
-                columns[name].append(None)
-        for name, value in row.items():
-            columns[name].append(value)
-        lines.append(line)
         rows += 1
-        characters += size
         for name in required:
             if name not in row:
                 lacking[name].append(line)
-        if len(lines) == BLOCK_ROWS or characters >= BLOCK_CHARACTERS:
-            if not problems.total:
-                yield Block(lines, columns)
-            columns, lines, characters = {}, [], 0
+        if problems.total or any(lacking.values()):
+            names.update(dict.fromkeys(row))
+        else:
+            yield line, row
     for name, places in lacking.items():
         if places and len(places) == rows:
             problems.add_rows([0], [not_found("field", name, list(names))])
@@ -291,5 +207,3 @@ def _blocks_of(
     if not rows and not problems.total:
         problems.add(0, "no rows: the array is empty")
     problems.raise_any()
-    if lines:
-        yield Block(lines, columns)

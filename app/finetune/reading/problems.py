@@ -1,4 +1,4 @@
-"""What is wrong with one file of rows: collected in one pass, worded alike for every format. Level 1."""
+"""What is wrong with one file of rows: collected in one pass, worded alike for every format."""
 
 import difflib
 from collections.abc import Iterable, Sequence
@@ -63,3 +63,11 @@ def listed(names: Sequence[str]) -> str:
 def short(text: str) -> str:
     """A text of the user's in quotes, its first 37 characters if it is long."""
     return repr(text if len(text) <= 40 else f"{text[:37]}...")
+
+
+def described(value: object) -> str:
+    """A cell that is no text, with its type."""
+    if value is None:
+        return "missing"
+    text = repr(value)
+    return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"

@@ -1,12 +1,15 @@
-"""Rows of different lengths without a Python object for each. Level 1."""
+"""Rows of different lengths without a Python object for each."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 
 import numpy as np
+import pyarrow as pa
 
 
 @dataclass(frozen=True)
@@ -43,3 +46,26 @@ class Ragged:
         offsets = np.cumsum([0, *map(len, rows)])
         values = np.fromiter(chain.from_iterable(rows), dtype=dtype, count=int(offsets[-1]))
         return Ragged(values, offsets)
+
+
+class RaggedChunks:
+    """Rows of an Arrow column of lists without a copy: one `Ragged` per chunk, a view of Arrow's buffers."""
+
+    def __init__(self, lists: pa.ChunkedArray) -> None:
+        """`lists`: of integers, none of them null."""
+        self.chunks = [Ragged(chunk.values.to_numpy(), chunk.offsets.to_numpy()) for chunk in lists.chunks]
+        self._ends = np.cumsum([len(chunk) for chunk in self.chunks]).tolist()
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, row: int) -> np.ndarray:
+        if not 0 <= row < len(self):
+            raise IndexError(row)
+        number = bisect_right(self._ends, row)
+        return self.chunks[number][row - self._ends[number] + len(self.chunks[number])]
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """(rows,) int64"""
+        return np.concatenate([chunk.lengths for chunk in self.chunks]).astype(np.int64)

@@ -1,160 +1,109 @@
-"""Rows of a file kept on disk as Arrow and mapped into memory: cells are Python objects only while they are looked at. Level 2.
+"""Rows in the Arrow files of `datasets`, mapped into memory: cells become Python objects only while they are read.
 
-A million texts as Python objects take longer to make than their file takes to read, and every process of a machine would hold
-them. Mapped, they take no time and are in memory once, for as long as the system has room.
-
-The file is a row of Arrow streams (https://arrow.apache.org/docs/format/Columnar.html#ipc-streaming-format) of one block of
-rows each, since json rows may show new fields at any line.
+Values of JSON may have any type and change it from row to row. So a column is stored as two: its texts as they are and other
+values as JSON documents in one, and which of them are JSON in the other.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.ipc
+from datasets import Dataset
 
-from finetune.reading.blocks import BLOCK_ROWS, Block
-from finetune.reading.fingerprint import GROUP, add_group, fingerprint
+from finetune.reading.fingerprint import fingerprint
+from finetune.reading.problems import described
 
-LINE = "line"  # the first column of every block; names are told apart by place, so a field may be called that too
-JSON = {b"cells": b"json"}  # marks a column of a block whose cells are JSON documents, since not all of them are texts
+LINE, CELLS, IS_JSON = "line", "cells", "is_json"  # the stored columns; the latter two for every column, with its number
+BATCH_ROWS = 10_000  # stored together, or taken out of their order together
+BATCH_CHARACTERS = 2**26  # the cells of a batch are in memory together
 
-
-@dataclass(frozen=True)
-class Chunk:
-    """Consecutive cells of a column. `array` is None where no row has one."""
-
-    length: int
-    array: pa.Array | None
-    is_json: bool = False
-
-    @property
-    def is_text(self) -> bool:
-        """Whether every cell is a text."""
-        return self.array is not None and not (self.is_json or self.array.null_count) and _is_string(self.array)
-
-    def take(self, places: np.ndarray) -> Chunk:
-        if self.array is None:
-            return Chunk(len(places), None, self.is_json)
-        # Not pa.array, which imports pandas wherever it is installed: a third of a second.
-        numbers = pa.Array.from_buffers(pa.int64(), len(places), [None, pa.py_buffer(np.ascontiguousarray(places, np.int64))])
-        return Chunk(len(places), self.array.take(numbers), self.is_json)
-
-    def cells(self) -> list[Any]:
-        if self.array is None:
-            return [None] * self.length
-        cells = self.array.to_pylist()
-        return list(map(json.loads, cells)) if self.is_json else cells
-
-    def distinct(self) -> tuple[list[Any], np.ndarray]:
-        """(the cells, those that are texts or JSON without repetition; (length,) the place of each row's cell among them)."""
-        if self.array is not None and _is_string(self.array):
-            encoded = self.array.dictionary_encode(null_encoding="encode")
-            cells = Chunk(len(encoded.dictionary), encoded.dictionary, self.is_json).cells()
-            return cells, np.from_dlpack(encoded.indices)  # to_numpy imports pandas, too
-        return self.cells(), np.arange(self.length)
-
-    @staticmethod
-    def of(cells: Sequence[Any] | pa.Array) -> Chunk:
-        """Raises RecursionError for cells that are nested too deeply to be written as JSON."""
-        if isinstance(cells, pa.Array):
-            return Chunk(len(cells), cells.cast(pa.large_string()) if pa.types.is_string(cells.type) else cells)
-        is_json = not set(map(type, cells)) <= {str, type(None)}
-        texts = [json.dumps(cell, ensure_ascii=False) for cell in cells] if is_json else cells
-        return Chunk(len(cells), pa.array(texts, pa.large_string()), is_json)
+Row = tuple[int, dict[str, Any]]  # its line, and its cells by column
 
 
 class Column(Sequence[Any]):
     """Cells of a column. Equal to any other sequence of the same cells."""
 
-    def __init__(self, chunks: Sequence[Chunk], rows: np.ndarray | None = None):
-        """`rows`: which cells of the chunks these are, None for all."""
-        self._chunks, self._rows = list(chunks), rows
-        self._ends = np.cumsum([chunk.length for chunk in self._chunks], dtype=np.int64)
-        self._length = (int(self._ends[-1]) if self._chunks else 0) if rows is None else len(rows)
+    def __init__(self, data: Dataset, name: str, is_json: str | None = None, rows: np.ndarray | None = None) -> None:
+        """`name`: a column of `data` of any type; `is_json`: the column that says which of its texts are JSON documents;
+        `rows`: the rows of `data` that these cells are of, None for all."""
+        self._data, self._name, self._is_json, self._rows = data, name, is_json, rows
+        self._stored = data.data.table.select([name] if is_json is None else [name, is_json])
 
     @staticmethod
-    def of(cells: Sequence[Any] | pa.Array) -> Column:
+    def of(cells: Iterable[Any]) -> Column:
         """A column in memory."""
-        return Column([Chunk.of(cells)])
+        stored = [_stored(cell) for cell in cells]
+        names = {CELLS: pa.large_string(), IS_JSON: pa.bool_()}
+        table = {name: pa.array([pair[i] for pair in stored], kind) for i, (name, kind) in enumerate(names.items())}
+        return Column(Dataset(pa.table(table)), CELLS, IS_JSON)
 
     def __len__(self) -> int:
-        return self._length
+        return len(self._stored if self._rows is None else self._rows)
 
     def __getitem__(self, row: Any) -> Any:
         if isinstance(row, slice):
             return self.take(np.arange(*row.indices(len(self))))
         if not -len(self) <= row < len(self):
             raise IndexError(row)
-        return next(self.take(np.array([row % len(self)])).chunks()).cells()[0]
+        return next(iter(self.take(np.array([row % len(self)]))))
 
     def __iter__(self) -> Iterator[Any]:
-        for chunk in self.chunks():
-            yield from chunk.cells()
+        for batch in self._batches():
+            yield from _cells(batch)
 
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Sequence)
-            and len(self) == len(other)
-            and all(mine == its for mine, its in zip(self, other, strict=True))
-        )
+        return isinstance(other, Sequence) and len(self) == len(other) and list(self) == list(other)
 
     __hash__ = None
 
     def __repr__(self) -> str:
-        shown = ", ".join(map(repr, self[:3]))
-        return f"Column([{shown}{', ...' if len(self) > 3 else ''}], {len(self)} cells)"
+        return f"Column({list(self[:3])}{' ...' if len(self) > 3 else ''}, {len(self)} cells)"
 
     def take(self, rows: np.ndarray) -> Column:
         """The cells of these rows, in their order."""
         rows = np.asarray(rows, dtype=np.int64)
-        return Column(self._chunks, rows if self._rows is None else self._rows[rows])
+        return Column(self._data, self._name, self._is_json, rows if self._rows is None else self._rows[rows])
 
-    def chunks(self) -> Iterator[Chunk]:
-        """The cells in pieces of bounded size."""
-        if self._rows is None:
-            yield from self._chunks
-            return
-        for first in range(0, len(self._rows), BLOCK_ROWS):
-            rows = self._rows[first : first + BLOCK_ROWS]
-            numbers = np.searchsorted(self._ends, rows, side="right")
-            changes = np.flatnonzero(np.diff(numbers)) + 1
-            for start, end in zip([0, *changes], [*changes, len(rows)], strict=True):
-                chunk = self._chunks[numbers[start]]
-                yield chunk.take(rows[start:end] - (self._ends[numbers[start]] - chunk.length))
+    def position(self, row: int) -> int:
+        """Which row of the whole column, from 0, a row of what was taken is."""
+        return row if self._rows is None else int(self._rows[row])
+
+    def dataset(self) -> Dataset:
+        """The cells, which are texts, as a dataset of one column."""
+        data = self._data.select_columns([self._name])
+        return data if self._rows is None else data.select(self._rows)
 
     @property
+    def is_empty(self) -> bool:
+        """Whether no row has a cell."""
+        return self._stored.column(0).null_count == len(self._stored)
+
+    @cached_property
     def is_text(self) -> bool:
         """Whether every cell is a text."""
-        return all(chunk.is_text for chunk in self._chunks) or all(chunk.is_text for chunk in self.chunks())
+        if all(map(_is_text, self._stored.to_batches())):
+            return True
+        return self._rows is not None and all(map(_is_text, self._batches()))
 
     def matches(self, pattern: str) -> np.ndarray:
-        """(rows,) whether each of the cells, which are texts, matches a pattern in RE2's syntax."""
-        import pyarrow.compute
-
-        found = [pyarrow.compute.match_substring_regex(chunk.array, pattern) for chunk in self.chunks()]
-        return np.concatenate([np.zeros(0, np.uint8), *(np.from_dlpack(part.cast(pa.uint8())) for part in found)]).astype(bool)
+        """(rows,) bool: which of the cells, which are texts, match a pattern in RE2's syntax."""
+        found = [pyarrow.compute.match_substring_regex(batch.column(0), pattern) for batch in self._batches()]
+        return np.concatenate([np.zeros(0, bool), *(part.to_numpy(zero_copy_only=False) for part in found)])
 
     @cached_property
     def fingerprint(self) -> str:
         """`fingerprint` of the cells, which are texts."""
-        if not self.is_text:
-            return fingerprint(self)
-        digest = hashlib.sha256()
-        for group in _groups(self.chunks(), GROUP):
-            offsets = np.frombuffer(group.buffers()[1], np.int64)[group.offset : group.offset + len(group) + 1]
-            data = group.buffers()[2]
-            joined = memoryview(data)[offsets[0] : offsets[-1]] if data is not None else b""
-            add_group(digest, np.diff(offsets), joined)
-        return digest.hexdigest()
+        return fingerprint(chain.from_iterable(_bytes(batch.column(0)) for batch in self._batches()))
 
     def distinct(self) -> tuple[list[Any], np.ndarray]:
         """(the different cells in the order of their first appearance, (rows,) the number of each row's cell among them).
@@ -164,95 +113,126 @@ class Column(Sequence[Any]):
         number: dict[Any, int] = {}
         cells: list[Any] = []
         codes = [np.zeros(0, np.int64)]
-        for chunk in self.chunks():
-            found, places = chunk.distinct()
+        for batch in self._batches():
+            some, places = _distinct(batch)
             here = []
-            for cell in found:
+            for cell in some:
                 key = cell if isinstance(cell, str) else (repr(cell),)
                 here.append(number.setdefault(key, len(number)))
                 cells += [cell] * (len(number) - len(cells))
             codes.append(np.array(here, dtype=np.int64)[places])
         return cells, np.concatenate(codes)
 
-
-def write_rows(path: Path, kind: str, blocks: Iterable[Block]) -> None:
-    """Writes blocks of rows, one after the other. `kind`: a word that is kept with them.
-
-    Raises `TooDeepError` for a cell that is nested too deeply, and whatever the blocks' making raises.
-    """
-    with open(path, "wb") as file:
-        for block in blocks:
-            lines = pa.array(block.lines, pa.int64())
-            fields, arrays = [pa.field(LINE, pa.int64())], [lines]
-            for name, cells in block.columns.items():
-                try:
-                    chunk = Chunk.of(cells)
-                except RecursionError:
-                    raise TooDeepError(block.lines[_deepest(cells)]) from None
-                fields.append(pa.field(name, chunk.array.type, metadata=JSON if chunk.is_json else None))
-                arrays.append(chunk.array)
-            schema = pa.schema(fields, metadata={"kind": kind})
-            with pa.ipc.new_stream(file, schema) as stream:
-                stream.write_batch(pa.record_batch(arrays, schema=schema))
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        """The stored cells, some at a time."""
+        if self._rows is None:
+            yield from self._stored.to_batches()
+            return
+        for start in range(0, len(self._rows), BATCH_ROWS):
+            rows = self._rows[start : start + BATCH_ROWS]
+            first, last = int(rows.min()), int(rows.max())
+            # Without the slice, Arrow would look through all the chunks of a large file each time.
+            piece = self._stored.slice(first, last - first + 1).take(pa.array(rows - first))
+            yield from piece.combine_chunks().to_batches()
 
 
-class TooDeepError(Exception):
-    """A cell is nested too deeply; `line` is that of its row."""
+class CellError(Exception):
+    """A cell that cannot be stored; `line`: that of its row."""
 
-    def __init__(self, line: int) -> None:
-        super().__init__(line)
+    def __init__(self, line: int, problem: str) -> None:
+        super().__init__(problem)
         self.line = line
 
 
-def open_rows(path: Path) -> tuple[str, dict[str, Column], Column]:
-    """(their kind, the columns in the order in which they first appear, the line of each row) of rows that were written."""
-    kind, lines, rows = "", [], 0
-    columns: dict[str, list[Chunk]] = {}
-    known: dict[str, int] = {}  # rows of each column so far
-    with pa.memory_map(str(path)) as file:
-        size = file.size()
-        while file.tell() < size:
-            stream = pa.ipc.open_stream(file)
-            kind = stream.schema.metadata[b"kind"].decode()
-            for batch in stream:
-                lines.append(Chunk(len(batch), batch.column(0)))
-                for field, array in list(zip(batch.schema, batch.columns, strict=True))[1:]:
-                    chunks = columns.setdefault(field.name, [])
-                    if missing := rows - known.get(field.name, 0):
-                        chunks.append(Chunk(missing, None))
-                    chunks.append(Chunk(len(batch), array, field.metadata == JSON))
-                    known[field.name] = rows + len(batch)
-                rows += len(batch)
-    for name, chunks in columns.items():
-        if missing := rows - known[name]:
-            chunks.append(Chunk(missing, None))
-    return kind, {name: Column(chunks) for name, chunks in columns.items()}, Column(lines)
+def write_rows(folder: Path, kind: str, rows: Iterable[Row], columns: Sequence[str]) -> None:
+    """Stores the cells of `columns`, null where a row has none. `kind`: a word that `open_rows` gives back.
+
+    Raises `CellError` for a cell that is neither a text nor a value of JSON, and whatever the iteration of `rows` raises.
+    """
+    fields = [(LINE, pa.int64())]
+    for number in range(len(columns)):
+        fields += [(f"{CELLS}_{number}", pa.large_string()), (f"{IS_JSON}_{number}", pa.bool_())]
+    schema = pa.schema(fields)
+    # The format of the files of `datasets`, written by Arrow: `Dataset.from_generator` takes 27 microseconds more for a row.
+    with pa.ipc.new_stream(str(folder / f"{kind}.arrow"), schema) as stream:
+        for batch in _record_batches(rows, columns, schema):
+            stream.write_batch(batch)
 
 
-def _is_string(array: pa.Array) -> bool:
-    return pa.types.is_large_string(array.type)
+def open_rows(folder: Path, columns: Sequence[str]) -> tuple[str, dict[str, Column], Column]:
+    """(their kind, the columns, the line of each row) of rows that were written."""
+    data = open_dataset(folder)
+    stored = {name: Column(data, f"{CELLS}_{number}", f"{IS_JSON}_{number}") for number, name in enumerate(columns)}
+    kind = next(folder.glob("*.arrow")).stem
+    return kind, stored, Column(data, LINE)
 
 
-def _deepest(cells: Sequence[Any]) -> int:
-    for place, cell in enumerate(cells):
-        try:
-            json.dumps(cell)
-        except RecursionError:
-            return place
-    raise AssertionError("no cell is nested too deeply")
+def open_dataset(folder: Path) -> Dataset:
+    """The rows of all the Arrow files in a folder."""
+    files = [Dataset.from_file(str(file)) for file in sorted(folder.glob("*.arrow"))]
+    return datasets.concatenate_datasets(files) if len(files) > 1 else files[0]
 
 
-def _groups(chunks: Iterable[Chunk], size: int) -> Iterator[pa.Array]:
-    """The chunks' texts in arrays of `size`; the last may be smaller."""
-    rest: list[pa.Array] = []
-    count = 0
-    for chunk in chunks:
-        array, first = chunk.array, 0
-        while first < len(array):
-            piece = array.slice(first, size - count)
-            rest, count, first = [*rest, piece], count + len(piece), first + len(piece)
-            if count == size:
-                yield pa.concat_arrays(rest)
-                rest, count = [], 0
-    if rest:
-        yield pa.concat_arrays(rest)
+def _record_batches(rows: Iterable[Row], columns: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    stored: list[list] = [[] for _ in schema]
+    characters = 0
+    for line, row in rows:
+        stored[0].append(line)
+        for number, name in enumerate(columns):
+            cell = row.get(name)
+            try:
+                text, is_json = _stored(cell)
+            except RecursionError:
+                raise CellError(line, "broken JSON: nested too deeply") from None
+            except TypeError:
+                raise CellError(line, f"{name} is {described(cell)}, expected a text, a number or a list") from None
+            stored[2 * number + 1].append(text)
+            stored[2 * number + 2].append(is_json)
+            characters += len(text or "")
+        if len(stored[0]) == BATCH_ROWS or characters >= BATCH_CHARACTERS:
+            yield pa.record_batch(list(map(pa.array, stored, schema.types)), schema)
+            stored, characters = [[] for _ in schema], 0
+    if stored[0]:
+        yield pa.record_batch(list(map(pa.array, stored, schema.types)), schema)
+
+
+def _stored(cell: Any) -> tuple[str | None, bool]:
+    """(the text, or the JSON document that stands for another value; whether it is JSON). None stays None."""
+    if cell is None or isinstance(cell, str):
+        return cell, False
+    return json.dumps(cell, ensure_ascii=False), True
+
+
+def _cells(batch: pa.RecordBatch) -> list[Any]:
+    cells = batch.column(0).to_pylist()
+    if batch.num_columns == 1 or not batch.column(1).true_count:
+        return cells
+    flags = batch.column(1).to_pylist()
+    return [json.loads(cell) if is_json else cell for cell, is_json in zip(cells, flags, strict=True)]
+
+
+def _distinct(batch: pa.RecordBatch) -> tuple[list[Any], np.ndarray]:
+    """(the cells, without most repetitions; (length,) the place of each row's cell among them)."""
+    if not _is_string(batch.column(0).type):
+        return _cells(batch), np.arange(len(batch))
+    encoded = batch.column(0).dictionary_encode(null_encoding="encode")
+    texts, places = encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
+    if batch.num_columns == 1 or not batch.column(1).true_count:
+        return texts, places
+    # The text "1" and the number 1 are stored as the same text.
+    flags = batch.column(1).to_numpy(zero_copy_only=False)
+    pairs, places = np.unique(2 * places + flags, return_inverse=True)
+    return [json.loads(texts[pair // 2]) if pair % 2 else texts[pair // 2] for pair in pairs.tolist()], places
+
+
+def _is_text(batch: pa.RecordBatch) -> bool:
+    cells = batch.column(0)
+    return _is_string(cells.type) and not cells.null_count and not (batch.num_columns == 2 and batch.column(1).true_count)
+
+
+def _is_string(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
+def _bytes(texts: pa.Array) -> list[bytes]:
+    return texts.cast(pa.large_binary()).to_pylist()

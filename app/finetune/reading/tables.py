@@ -1,32 +1,37 @@
-"""Files of rows, read strictly: csv, tsv, json, jsonl (and .gz of these), parquet. Level 3, over jsonfile.py.
+"""Files of rows, read strictly: csv, tsv, json, jsonl (and .gz of these), parquet.
 
 No types are inferred: "NA", "007" and "1e5" in a csv stay text, json values keep the type they were written with. What
 is wrong with a file is collected in one pass and reported together, each problem with its physical line. A file without
 problems is read once on a machine: its rows are kept as stored_rows.py has them, under a hash of its bytes.
 """
 
+from __future__ import annotations
+
 import csv
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
+
 from finetune.errors import InputError
 from finetune.output.run_folder import file_record
-from finetune.reading.blocks import BLOCK_CHARACTERS, BLOCK_ROWS, Block
 from finetune.reading.cache import kept
 from finetune.reading.fingerprint import fingerprint
 from finetune.reading.json_files import read_json
 from finetune.reading.problems import Problems, listed, nearest, not_found, short
 from finetune.reading.progress import progress
-from finetune.reading.stored_rows import Column, TooDeepError, open_rows, write_rows
+from finetune.reading.stored_rows import CellError, Column, Row, open_rows, write_rows
 from finetune.reading.text_files import check_readable, text_lines
 
 KINDS = {".csv": "csv", ".tsv": "tsv", ".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 CELL_LIMIT = 2**31 - 1  # csv's own limit, 131072 characters, is below one long document
-FORM = "1"  # of the rows kept; another one reads files again
+FORM = "2"  # of the stored rows; another one reads files again
 
 
 @dataclass(frozen=True)
@@ -43,17 +48,18 @@ class Table:
 
     def where(self, i: int) -> str:
         """Row i in words for a message: "train.csv:17", "train.json:17 (element 3)", "train.parquet row 17"."""
-        if self.kind == "parquet":
-            return f"{self.path} row {self.lines[i]}"
-        element = f" (element {i + 1})" if self.kind == "json" else ""  # a whole array may stand on one line
-        return f"{self.path}:{self.lines[i]}{element}"
+        element = (
+            f" (element {self.lines.position(i) + 1})" if self.kind == "json" else ""
+        )  # a whole array may stand on one line
+        return f"{_place(self.path, self.kind, self.lines[i])}{element}"
 
 
-def read_table(path: str, encoding: str = "utf-8", required: Sequence[str] = ()) -> Table:
+def read_table(path: str, encoding: str = "utf-8", required: Sequence[str] = (), optional: Sequence[str] = ()) -> Table:
     """The rows of one file, by its extension: .csv .tsv .json .jsonl .ndjson .parquet, .gz of the text ones.
 
-    Cells of csv and tsv are str. Blank lines are skipped. A json field that some rows lack is None there, unless it is
-    in `required`. Raises InputError with the file's problems in line order, the first 20 and the count of the rest.
+    The table has the `required` columns and those of the `optional` ones in which some row has a cell; others are not kept.
+    Cells of csv and tsv are str; a cell that a row lacks is None. Blank lines are skipped. Raises InputError with the file's
+    problems in line order, the first 20 and the count of the rest.
     """
     path = os.fspath(path)
     check_readable(path)
@@ -66,37 +72,47 @@ def read_table(path: str, encoding: str = "utf-8", required: Sequence[str] = ())
         )
     if os.path.getsize(path) == 0:
         raise InputError(f"{path}: no rows: the file is empty")
-
-    def read(unfinished: Path) -> None:
-        try:
-            found, blocks = _rows(path, encoding, kind, required)
-            write_rows(unfinished, found, _counted(blocks, path))
-        except TooDeepError as error:
-            raise InputError(f"{path}:{error.line}: broken JSON: nested too deeply") from None
-        if file_record(Path(path))["sha256"] != content:
-            raise InputError(f"{path}: changed while it was read: start again when it is whole")
-
-    content = file_record(Path(path))["sha256"]
-    return Table(path, *open_rows(kept("rows", fingerprint([FORM, content, kind, encoding, *required])[:40], read)))
+    content, names = file_record(Path(path))["sha256"], list(dict.fromkeys([*required, *optional]))
+    key = fingerprint([FORM, content, kind, encoding, str(len(required)), *required, *names])[:40]
+    rows = partial(_rows, path, encoding, kind, required, names)
+    folder = kept("rows", key, partial(_store, path, content, names, rows))
+    found, columns, lines = open_rows(folder, names)
+    there = {name: column for name, column in columns.items() if name in required or not column.is_empty}
+    return Table(path, found, there, lines)
 
 
-def _counted(blocks: Iterable[Block], path: str) -> Iterator[Block]:
-    with progress(f"reading {path}", "rows") as bar:
-        for block in blocks:
-            yield block
-            bar.update(len(block.lines))
+def _store(path: str, content: str, names: Sequence[str], read: Callable[[], tuple[str, Iterator[Row]]], folder: Path) -> None:
+    """Stores the columns of these names. `content`: the file's hash before it was read."""
+    kind, rows = read()
+    try:
+        write_rows(folder, kind, _counted(rows, path), names)
+    except CellError as error:
+        raise InputError(f"{_place(path, kind, error.line)}: {error}") from None
+    if file_record(Path(path))["sha256"] != content:
+        raise InputError(f"{path}: changed while it was read: start again when it is whole")
 
 
-def _rows(path: str, encoding: str, kind: str, required: Sequence[str]) -> tuple[str, Iterator[Block]]:
+def _rows(path: str, encoding: str, kind: str, required: Sequence[str], names: Sequence[str]) -> tuple[str, Iterator[Row]]:
     """(what the file holds, its rows). Raises InputError with what is wrong, behind the last row at the latest."""
     if kind == "parquet":
-        return kind, _parquet_blocks(path, required)
+        return kind, _parquet_rows(path, required, names)
     if kind in DELIMITERS:
-        return kind, _delimited_blocks(path, encoding, kind, required)
+        return kind, _delimited_rows(path, encoding, kind, required)
     return read_json(path, encoding, required)
 
 
-def _delimited_blocks(path: str, encoding: str, kind: str, required: Sequence[str]) -> Iterator[Block]:
+def _place(path: str, kind: str, line: int) -> str:
+    return f"{path} row {line}" if kind == "parquet" else f"{path}:{line}"
+
+
+def _counted(rows: Iterable[Row], path: str) -> Iterator[Row]:
+    with progress(f"reading {path}", "rows") as bar:
+        for row in rows:
+            yield row
+            bar.update()
+
+
+def _delimited_rows(path: str, encoding: str, kind: str, required: Sequence[str]) -> Iterator[Row]:
     problems = Problems(path)
     old_limit = csv.field_size_limit(CELL_LIMIT)  # a setting of the whole process, put back below
     try:
@@ -106,30 +122,15 @@ def _delimited_blocks(path: str, encoding: str, kind: str, required: Sequence[st
         problems.raise_any()  # a broken first line: nothing after it can be the column names
         _check_header(header, header_line, kind, required, problems)
         found = False
-        for lines, block in _in_blocks(_rows_of_width(rows, header, kind, problems)):
+        for line, row in _rows_of_width(rows, header, kind, problems):
             found = True
             if not problems.total:
-                yield Block(lines, dict(zip(header, zip(*block, strict=True), strict=True)))
+                yield line, dict(zip(header, row, strict=True))
     finally:
         csv.field_size_limit(old_limit)
     if not found and not problems.total:
         problems.add(0, "no rows: only the line of column names" if header else "no rows: only blank lines")
     problems.raise_any()
-
-
-def _in_blocks(rows: Iterable[tuple[int, list[str]]]) -> Iterator[tuple[list[int], list[list[str]]]]:
-    lines: list[int] = []
-    block: list[list[str]] = []
-    characters = 0
-    for line, row in rows:
-        lines.append(line)
-        block.append(row)
-        characters += sum(map(len, row))
-        if len(block) == BLOCK_ROWS or characters >= BLOCK_CHARACTERS:
-            yield lines, block
-            lines, block, characters = [], [], 0
-    if block:
-        yield lines, block
 
 
 def _is_blank(row: list[str]) -> bool:
@@ -202,7 +203,7 @@ def _check_header(header: list[str], line: int, kind: str, required: Sequence[st
 
 
 def _not_this_kind(header: list[str], kind: str, missing: Sequence[str]) -> str | None:
-    """What a file without its columns is instead, and what to do about it; None where that cannot be told."""
+    """What a file without its columns is instead, and what to do about it; None if that is not clear."""
     first = header[0].strip()
     if first.startswith(('{"', "[{")):
         return f"it holds JSON: name it .{'json' if first[0] == '[' else 'jsonl'}"
@@ -210,38 +211,32 @@ def _not_this_kind(header: list[str], kind: str, missing: Sequence[str]) -> str 
         return "it is a pointer of Git LFS, not the file itself: fetch that with `git lfs pull`"
     if first.lower().startswith(("<!doctype", "<html", "<?xml")):
         return "it is a web page or XML, perhaps the error message of a download: download it again"
-    if first.lower().startswith("sep="):
-        return "its first line is a spreadsheet's: remove it"
     if len(header) > 1:
         return None
     found = next((mark for mark in "\t;|," if set(missing) & {name.strip(' "') for name in first.split(mark)}), None)
-    if found is None:
+    if found is None or found == DELIMITERS[kind]:
         return None
-    if found == DELIMITERS[kind]:
-        return "every row seems to stand in quotes as a whole: remove the outer quotes"
     right = {"\t": ".tsv", ",": ".csv"}.get(found)
     advice = f"name it {right}" if right else "save it with commas"
     return f"{found!r} seems to separate the cells, which a .{kind} file is not split at: {advice}"
 
 
-def _parquet_blocks(path: str, required: Sequence[str]) -> Iterator[Block]:
-    import pyarrow
-    import pyarrow.parquet
-
+def _parquet_rows(path: str, required: Sequence[str], names: Sequence[str]) -> Iterator[Row]:
     problems, rows = Problems(path), 0
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            names = file.schema_arrow.names
-            for name in dict.fromkeys(names):
-                if names.count(name) > 1:
-                    problems.add(0, f"column {short(name)} appears {names.count(name)} times: rename or remove all but one")
-            for name in required:
-                if name not in names:
-                    problems.add(0, not_found("column", name, names))
+            found = file.schema_arrow.names
+            for name in names:
+                if found.count(name) > 1:
+                    problems.add(0, f"column {short(name)} appears {found.count(name)} times: rename or remove all but one")
+                elif name in required and name not in found:
+                    problems.add(0, not_found("column", name, found))
             problems.raise_any()
-            for batch in file.iter_batches(BLOCK_ROWS):
-                columns = {name: _parquet_cells(path, name, batch.column(name), rows) for name in names}
-                yield Block(range(rows + 1, rows + len(batch) + 1), columns)
+            there = [name for name in names if name in found]
+            for batch in file.iter_batches(1000, columns=there):
+                columns = {name: _parquet_cells(path, name, batch.column(name), rows) for name in there}
+                for i in range(len(batch)):
+                    yield rows + i + 1, {name: cells[i] for name, cells in columns.items()}
                 rows += len(batch)
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise InputError(f"{path}: not a whole parquet file ({_first_line(error)}): write or copy it again") from None
@@ -249,26 +244,18 @@ def _parquet_blocks(path: str, required: Sequence[str]) -> Iterator[Block]:
         raise InputError(f"{path}: no rows")
 
 
-def _parquet_cells(path: str, name: str, cells: Any, rows: int) -> Any:
-    """The cells, texts in one form. Raises InputError with the row of the first that has no value, such as broken UTF-8.
-    `rows`: how many come before."""
-    from pyarrow import large_string, types
-
-    if types.is_dictionary(cells.type):
-        cells = cells.dictionary_decode()
+def _parquet_cells(path: str, name: str, cells: pyarrow.Array, rows: int) -> list[Any]:
+    """Raises InputError with the row of the first cell that has no value in Python, such as broken UTF-8. `rows`: how many
+    come before."""
     try:
-        if types.is_string(cells.type) or types.is_large_string(cells.type) or types.is_string_view(cells.type):
-            cells.validate(full=True)
-            return cells.cast(large_string())
-        cells.to_pylist()
-        return cells
+        return cells.to_pylist()
     except Exception:  # pyarrow, datetime, decimal and codecs each have their own
         for row, cell in enumerate(cells, start=rows + 1):
             try:
                 cell.as_py()
             except Exception as error:
                 raise InputError(f"{path} row {row}: column {short(name)}: {_first_line(error)}") from None
-        raise InputError(f"{path}: column {short(name)} cannot be read: write it as text") from None
+        raise
 
 
 def _count(number: int, noun: str) -> str:

@@ -1,4 +1,4 @@
-"""Text files on disk: found, opened (plain or gzip), decoded strictly, and explained when that fails. Level 1.
+"""Text files on disk: found, opened (plain or gzip), decoded strictly, and explained when that fails.
 
 Bytes are never guessed at silently: a file is decoded with the one encoding it was said to have, and the guesses here
 only serve the message that tells the user which `--encoding` to pass.
@@ -49,7 +49,7 @@ def check_readable(path: str) -> None:
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path itself
         raise InputError(f"{path}: cannot be read: {_reason(error)}") from None
     if stat.S_ISDIR(mode):
-        raise InputError(f"{path}: is a folder, expected a file{_list_folder(path)}")
+        raise InputError(f"{path}: is a folder, expected a file")
     if not stat.S_ISREG(mode):
         # It is read more than once (rows, fingerprint, every process), and opening a pipe without a writer hangs.
         raise InputError(f"{path}: is a pipe or a device, expected a regular file: write its content to a file first")
@@ -72,18 +72,6 @@ def text_lines(path: str, encoding: str, newline: str | None = "") -> Iterator[s
             if "\0" in line:
                 raise InputError(_explain_nul(path, encoding))
             yield line
-
-
-def text_pieces(path: str, encoding: str) -> Iterator[str]:
-    """The text without the byte order mark in pieces of `PIECE` characters, line ends as \\n. Raises InputError as
-    `text_lines` does."""
-    with open_text(path, encoding, newline=None) as text:
-        mark = "\ufeff"
-        while piece := text.read(PIECE):
-            if "\0" in piece:
-                raise InputError(_explain_nul(path, encoding))
-            yield piece.removeprefix(mark)
-            mark = ""
 
 
 @contextmanager
@@ -127,8 +115,6 @@ def _missing(path: str) -> str:
         return f"is a link to {os.readlink(path)!r}, which does not exist: restore that file or name another"
     if any(mark in path for mark in "*?["):
         return "no such file: a pattern is not expanded here, name one file"
-    if path.rstrip("/") != path and os.path.isfile(path.rstrip("/")):
-        return "no such folder, but there is such a file: leave out the '/' at the end"
     if os.path.isfile(path.split(",")[0]):
         return "no such file: one file can be named, not several; join them"
     folder, name = os.path.split(path)
@@ -140,14 +126,6 @@ def _missing(path: str) -> str:
         names = []
     nearest = difflib.get_close_matches(name, names, n=1)
     return f"no such file; did you mean {os.path.join(folder, nearest[0])!r}?" if nearest else "no such file"
-
-
-def _list_folder(path: str) -> str:
-    try:
-        names = sorted(os.listdir(path))
-    except OSError:
-        return ""
-    return f": name one in it ({', '.join(names[:5])}{', ...' if len(names) > 5 else ''})" if names else " (it is empty)"
 
 
 @contextmanager
@@ -183,8 +161,7 @@ def _explain_nul(path: str, encoding: str) -> str:
     data = _readable_bytes(path)
     text = data.decode(encoding, "replace")
     place = f"{path}:{_line_at(text, text.find(chr(0)))}: holds a NUL character"
-    wide = _other_format(data) or _wide_encoding(data)
-    return f"{place}; {wide or 'text files have none: remove it, or write the file again'}"
+    return f"{place}; {_other_format(data) or 'text files have none: remove it, or write the file again'}"
 
 
 def _explain_encoding(path: str, encoding: str) -> str:
@@ -204,8 +181,9 @@ def _explain_encoding(path: str, encoding: str) -> str:
     is_utf8 = codecs.lookup(encoding).name.startswith("utf-8")
     advice = (
         _other_format(data)
-        or _wide_encoding(data)
-        or (_damaged_utf8(data, start) if is_utf8 else _plain_utf8(data))
+        or _marked_encoding(data)
+        or (_damaged_utf8(data, start) if is_utf8 else None)
+        or ("it is valid UTF-8: leave --encoding out" if not is_utf8 and _decodes(data, "utf-8") else None)
         or _byte_encoding(data)
         or "its encoding cannot be guessed: find it out, then pass --encoding NAME or convert the file to UTF-8"
     )
@@ -221,16 +199,10 @@ def _other_format(data: bytes) -> str | None:
     return next((advice for magic, advice in OTHER_FORMATS.items() if data.startswith(magic)), None)
 
 
-def _wide_encoding(data: bytes) -> str | None:
-    """Two- and four-byte encodings: by their byte order mark, or by NULs at only the odd or only the even offsets."""
+def _marked_encoding(data: bytes) -> str | None:
     for mark, name in BYTE_ORDER_MARKS.items():
         if data.startswith(mark) and _decodes(data, name):
             return f"looks like {name.upper()}: pass --encoding {name}"
-    even, odd = data[0:SAMPLE:2].count(0), data[1:SAMPLE:2].count(0)
-    name = "utf-16-le" if odd > even else "utf-16-be"
-    some = 2 + min(len(data), SAMPLE) // 40  # Chinese text in UTF-16 has few NULs, but a stray one is not UTF-16
-    if max(even, odd) > max(some, 20 * min(even, odd)) and _decodes(data, name):
-        return f"looks like UTF-16 without a byte order mark: pass --encoding {name}"
     return None
 
 
@@ -246,10 +218,6 @@ def _damaged_utf8(data: bytes, start: int) -> str | None:
     return "the text around is UTF-8, so the file is damaged there: repair that line"
 
 
-def _plain_utf8(data: bytes) -> str | None:
-    return "it is valid UTF-8: leave --encoding out" if _decodes(data, "utf-8") else None
-
-
 def _byte_encoding(data: bytes) -> str | None:
     """GB18030 if the text decodes to mostly everyday hanzi (those of GB 2312), else cp1252 if it is mostly ASCII."""
     foreign = re.compile("[^\x00-\x7f]")
@@ -259,9 +227,8 @@ def _byte_encoding(data: bytes) -> str | None:
         found = "".join(foreign.findall(text, first.start(), first.start() + SAMPLE)) if first else ""
         if len(found.encode("gb2312", "ignore")) > 0.8 * 2 * len(found):
             return "looks like GB18030: pass --encoding gb18030 and look at the first rows"
-    name = "cp1252" if _decodes(data, "cp1252") else "latin-1"
-    if sum(byte > 0x7F for byte in data[:SAMPLE]) < 0.3 * min(len(data), SAMPLE):
-        return f"may be {name} (Western European): pass --encoding {name} and look at the first rows"
+    if _decodes(data, "cp1252") and sum(byte > 0x7F for byte in data[:SAMPLE]) < 0.3 * min(len(data), SAMPLE):
+        return "may be cp1252 (Western European): pass --encoding cp1252 and look at the first rows"
     return None
 
 

@@ -1,110 +1,21 @@
-"""Rows -> tokens -> batches. Level 3.
-
-Tokens are made once per (texts, tokenizer, settings), kept on disk under that fingerprint and memory-mapped from there, so a
-second start and every further process of a machine tokenize nothing.
-"""
+"""Batches: a process's micro-batches by optimizer step, and the batches of a file that is evaluated."""
 
 from __future__ import annotations
 
-import os
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from multiprocessing import get_context
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from finetune.errors import InputError
-from finetune.garbage_collection import paused
 from finetune.launching.signals import ignore_signals
 from finetune.plan import Plan
-from finetune.reading.cache import kept
-from finetune.reading.fingerprint import fingerprint
-from finetune.reading.progress import progress
-from finetune.reading.ragged import Ragged
-from finetune.reading.stored_rows import Column
 from finetune.task import Batch, Split
 from finetune.training.order import epoch_order, evaluation_batches, share_out, share_out_tokens
 
-Encode = Callable[[list[str]], dict[str, list]]
 Collate = Callable[[np.ndarray], Batch]
-FORM = "2"  # of the tokens kept; another one tokenizes again
-IDS = "ids.int32"
-PIECE = 1000  # texts tokenized at a time
-
-
-def encode_cached(texts: Column, encode: Encode, settings: str, num_proc: int | None = None) -> dict[str, Any]:
-    """Tokenizes `texts` or finds their tokens on disk.
-
-    `encode` turns a list of texts into columns: "input_ids" (a list of ids per text) and "cut" (whether it lost its end).
-    `settings` names everything that its result depends on. Returns {"input_ids": Ragged, "cut": (rows,) bool, "content": the
-    fingerprint of the texts}, mapped from the disk.
-    """
-    content = texts.fingerprint
-    folder = kept("tokens", fingerprint([FORM, settings, content])[:40], lambda path: _encode_to(path, texts, encode, num_proc))
-    # As plain arrays, which are still mapped: a memmap takes longer to cut rows from.
-    offsets, cut = (np.asarray(np.load(folder / name, mmap_mode="r")) for name in ("offsets.npy", "cut.npy"))
-    ids = folder / IDS
-    values = np.asarray(np.memmap(ids, dtype=np.int32, mode="r")) if ids.stat().st_size else np.zeros(0, np.int32)
-    return {"input_ids": Ragged(values, offsets), "cut": cut, "content": content}
-
-
-def _encode_to(folder: Path, texts: Column, encode: Encode, num_proc: int | None) -> None:
-    folder.mkdir()
-    lengths, cut = [], []
-    # Collections took a fifth of the time of short texts.
-    with paused(), open(folder / IDS, "wb") as file, progress("tokenizing", "texts", len(texts)) as bar:
-        for encoded in _encoded(texts, encode, num_proc):
-            ids = Ragged.of(encoded["input_ids"])
-            file.write(ids.values.tobytes())
-            lengths.append(ids.lengths)
-            cut.append(np.array(encoded["cut"], dtype=bool))
-            bar.update(len(ids))
-    np.save(folder / "offsets.npy", np.concatenate([[0], np.cumsum(np.concatenate(lengths), dtype=np.int64)]))
-    np.save(folder / "cut.npy", np.concatenate(cut))
-
-
-def _encoded(texts: Column, encode: Encode, num_proc: int | None) -> Iterator[dict[str, list]]:
-    """What `encode` makes of the texts, some at a time, in order. Raises `InputError` if one of the processes is killed."""
-    pieces = (list(texts[first : first + PIECE]) for first in range(0, len(texts), PIECE))
-    if not num_proc or num_proc == 1:
-        yield from map(encode, pieces)
-        return
-    # Forked, a process has the tokenizer without a copy being sent.
-    with ProcessPoolExecutor(num_proc, get_context("fork"), _become_encoder, (encode,)) as pool:
-        begun: deque[Future] = deque()
-        try:
-            for piece in pieces:
-                begun.append(pool.submit(_encode, piece))
-                if len(begun) > 2 * num_proc:  # what is done is written before more is read
-                    yield begun.popleft().result()
-            while begun:
-                yield begun.popleft().result()
-        except BrokenProcessPool:
-            raise InputError(
-                "a process that tokenizes was killed, perhaps for want of memory; give fewer --preprocessing_num_workers"
-            ) from None
-
-
-_encoder: Encode | None = None  # of a process that does nothing else
-
-
-def _become_encoder(encode: Encode) -> None:
-    global _encoder
-    ignore_signals()
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # this process is one of several
-    _encoder = encode
-
-
-def _encode(texts: list[str]) -> dict[str, list]:
-    return _encoder(texts)
 
 
 class TrainSteps(Dataset):

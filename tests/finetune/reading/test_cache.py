@@ -7,27 +7,38 @@ from pathlib import Path
 import pytest
 
 from finetune.errors import InputError
+from finetune.reading import cache
 from finetune.reading.cache import cache_folder, kept
+
+
+def fill(folder):
+    (folder / "some").write_text("made")
 
 
 def test_what_was_made_is_found(token_cache):
     calls = []
 
-    def make(path):
-        calls.append(path)
-        path.write_text("made")
+    def make(folder):
+        calls.append(folder)
+        fill(folder)
 
-    assert kept("rows", "a", make).read_text() == kept("rows", "a", make).read_text() == "made"
+    for _ in range(2):
+        assert (kept("rows", "a", make) / "some").read_text() == "made"
     assert (len(calls), kept("rows", "b", make) == token_cache / "rows" / "b") == (1, True)
     assert {path.name for path in (token_cache / "rows").iterdir()} == {"a", "a.lock", "b", "b.lock"}
 
 
-@pytest.mark.parametrize("folder", [False, True])
-def test_what_is_not_finished_is_not_there(token_cache, folder):
-    def fail(path):
-        if folder:
-            path.mkdir()
-        (path / "some" if folder else path).write_text("half")
+@pytest.mark.parametrize("damage", [Path.unlink, lambda file: file.write_text("ma"), lambda file: file.write_text("")])
+@pytest.mark.parametrize("name", ["some", "sizes.json"])
+def test_what_is_truncated_or_missing_is_made_anew(token_cache, damage, name):
+    damage(kept("rows", "a", fill) / name)
+    assert (kept("rows", "a", fill) / "some").read_text() == "made"
+    assert {path.name for path in (token_cache / "rows").iterdir()} == {"a", "a.lock"}
+
+
+def test_what_is_not_finished_is_not_there(token_cache):
+    def fail(folder):
+        (folder / "some").write_text("half")
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
@@ -35,10 +46,16 @@ def test_what_is_not_finished_is_not_there(token_cache, folder):
     assert [path.name for path in (token_cache / "rows").iterdir()] == ["a.lock"]
 
 
+def test_a_complete_folder_is_found_in_a_read_only_cache(token_cache, monkeypatch):
+    folder = kept("rows", "a", fill)
+    monkeypatch.setattr(cache, "FileLock", None)  # writing
+    assert kept("rows", "a", None) == folder
+
+
 def test_a_cache_that_cannot_be_written(token_cache):
     token_cache.write_text("a file where the folder should be")
     with pytest.raises(InputError, match=r"cache/rows: the cache cannot be written \(.+\); set HF_DATASETS_CACHE to another"):
-        kept("rows", "a", Path.touch)
+        kept("rows", "a", fill)
 
     def full(path):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -51,7 +68,7 @@ def test_a_cache_that_cannot_be_written(token_cache):
 def test_processes_that_start_together_make_it_once(token_cache, tmp_path):
     code = (
         "import time\nfrom finetune.reading.cache import kept\n"
-        "def make(path):\n    time.sleep(0.3)\n    path.write_text('made')\n    print('made')\n"
+        "def make(folder):\n    time.sleep(0.3)\n    (folder / 'some').write_text('made')\n    print('made')\n"
         "kept('rows', 'a', make)"
     )
     app = Path(sys.modules["finetune"].__file__).parents[1]

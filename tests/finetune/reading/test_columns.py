@@ -118,7 +118,7 @@ def test_a_split_from_its_file(arguments, tmp_path):
     path = tmp_path / "valid.csv"
     path.write_text("text,labels\na,x\nb,y\nc,z\n")
     asked = arguments(validation_file=str(path), max_eval_samples=2, max_train_samples=1)
-    assert read_split(asked, "validation", ("text",)).columns == {"text": ["a", "b"], "labels": ["x", "y"]}
+    assert read_split(asked, "validation", ("text",), ("labels", "id")).columns == {"text": ["a", "b"], "labels": ["x", "y"]}
     assert read_split(asked, "train") is None
     assert len(read_split(arguments(validation_file=str(path), max_eval_samples=9), "validation")) == 3
     with pytest.raises(InputError, match="column 'title' not found"):
@@ -132,20 +132,34 @@ def test_all_missing_or_wrong_files_come_together(arguments, tmp_path):
     both = ("text", "labels")
     asked = arguments(train_file=str(good), validation_file=str(bad))
     with pytest.raises(InputError) as caught:
-        read_splits(asked, {"train": both, "validation": both, "test": ("text",)}, train=True)
+        read_splits(asked, {"train": both, "validation": both, "test": ("text",)}, train=True, optional=())
     assert len(caught.value.problems) == 2
     assert "column 'labels' not found" in caught.value.problems[0]
     assert caught.value.problems[1] == "no test rows: give --test_file or --dataset_name"
-    assert read_splits(asked, {"train": both, "validation": ("text",)}, train=True).keys() == {"train", "validation"}
+    assert read_splits(asked, {"train": both, "validation": ("text",)}, train=True, optional=()).keys() == {
+        "train",
+        "validation",
+    }
 
 
 def test_validation_rows_may_be_kept_back_from_training(arguments, tmp_path):
     path = tmp_path / "train.csv"
     path.write_text("text\na\n")
     asked = arguments(train_file=str(path))
-    assert read_splits(asked, {"train": ("text",), "validation": ("text",)}, train=True).keys() == {"train"}
+    assert read_splits(asked, {"train": ("text",), "validation": ("text",)}, train=True, optional=()).keys() == {"train"}
     with pytest.raises(InputError, match="no validation rows"):
-        read_splits(asked, {"validation": ("text",)}, train=False)
+        read_splits(asked, {"validation": ("text",)}, train=False, optional=())
+
+
+def test_only_the_columns_in_use_are_read(arguments, tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("text,labels,id,note\na,x,1,y\n")
+    asked = arguments(train_file=str(path), test_file=str(path))
+    tables = read_splits(asked, {"train": ("text", "labels"), "test": ("text",)}, train=True, optional=("labels", "title"))
+    assert tables["train"].columns == {"text": ["a"], "labels": ["x"]}
+    assert tables["test"].columns == {"text": ["a"], "labels": ["x"], "id": ["1"]}
+    named = arguments(test_file=str(path), id_column="note")
+    assert read_splits(named, {"test": ("text",)}, train=False, optional=())["test"].columns == {"text": ["a"], "note": ["y"]}
 
 
 def test_a_split_of_a_dataset(arguments, tmp_path, token_cache):

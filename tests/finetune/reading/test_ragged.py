@@ -1,8 +1,10 @@
 import numpy as np
+import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finetune.reading.ragged import Ragged
+from finetune.reading.ragged import Ragged, RaggedChunks
 
 ROWS = st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=5), max_size=8)
 
@@ -22,3 +24,16 @@ def test_taken_rows(rows, chosen):
     chosen = np.array([number % len(rows) for number in chosen], dtype=np.int64)
     taken = Ragged.of(rows).take(chosen)
     assert [row.tolist() for row in map(taken.__getitem__, range(len(taken)))] == [rows[number] for number in chosen]
+
+
+@given(st.lists(ROWS.filter(bool), min_size=1, max_size=4))
+def test_chunks_of_arrow_are_viewed(chunks):
+    arrays = pa.chunked_array([pa.array(rows, pa.list_(pa.int32())) for rows in chunks])
+    ragged, rows = RaggedChunks(arrays), [row for rows in chunks for row in rows]
+    assert [ragged[i].tolist() for i in range(len(ragged))] == rows
+    assert ragged.lengths.tolist() == list(map(len, rows))
+    assert ragged.lengths.dtype == np.int64
+    for chunk, array in zip(ragged.chunks, arrays.chunks, strict=True):
+        assert not chunk.values.size or chunk.values.ctypes.data == array.values.buffers()[1].address
+    with pytest.raises(IndexError):
+        ragged[len(rows)]

@@ -1,6 +1,3 @@
-import gc
-import os
-from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain
 
@@ -9,7 +6,6 @@ import pytest
 import torch
 from linear_task import collator, eval_rows, make_plan, points, split_of, train_steps
 
-from finetune.errors import InputError
 from finetune.plan import BatchShape
 from finetune.reading.stored_rows import Column
 from finetune.training.batches import EvalRows, TrainSteps, collate_share, encode_cached, train_loader
