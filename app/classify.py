@@ -75,7 +75,6 @@ class Arguments(
 
 def main(arguments: Arguments) -> None:
     from finetune import preflight, session
-    from finetune.kernels.masks import spare_the_device
     from finetune.launching import processes, shutdown
     from finetune.plan import make_plan
     from finetune.reports import results
@@ -91,8 +90,10 @@ def main(arguments: Arguments) -> None:
     if packed:
         data.notes.append("the encoder leaves padding out (--padding_free); its dropout is another sample than with padding")
     run = processes.start(asked, plan.batch if plan else None, arguments.report_to, arguments.output_dir)
-    spare_the_device(run.device)
     import_models()
+    from finetune.kernels.enable import enable_device_kernels
+
+    enable_device_kernels(run.device, kernels="auto")
     identity = session.make_identity(arguments, plan, data.identity)
     # Before the folder is taken: what is wrong with a model harms nothing that is there.
     model = build_model(arguments, data, task, packed) if train else None
@@ -158,9 +159,11 @@ def describe_weights(task: MultiLabelTask, data: Data) -> dict[str, Any]:
 
 def leaves_padding_out(arguments: Arguments, data: Data, asked: Launch) -> bool:
     """Whether the encoder computes on packed rows (--padding_free). Raises `InputError` if that is asked for in vain."""
-    from finetune.kernels.padding_free.choice import packs_rows
+    from finetune.kernels.padding_free.support import check_padding_free
 
-    return packs_rows(arguments.padding_free, data.config, not asked.use_cpu, data.tokenizer.padding_side)
+    config, side = data.config, data.tokenizer.padding_side
+    on_gpu = not asked.use_cpu
+    return check_padding_free(arguments.padding_free, kernels="auto", config=config, on_gpu=on_gpu, padding_side=side)
 
 
 def build_model(arguments: Arguments, data: Data, task: MultiLabelTask, packed: bool = False) -> Any:
@@ -169,9 +172,7 @@ def build_model(arguments: Arguments, data: Data, task: MultiLabelTask, packed: 
     import torch
     from transformers import AutoModelForSequenceClassification
 
-    from finetune.kernels.bigbird.layers import use_fast_attention
-    from finetune.kernels.dropout.attention import use_fast_dropout
-    from finetune.kernels.padding_free.encoders import pack_rows
+    from finetune.kernels.enable import enable_kernels
     from models.classifier import configure, set_head_bias
     from models.multilabel import prior_bias
     from models.pretrained import check_vocabulary, drop_pooler, load_model_and_new_names, take_vocabulary
@@ -189,10 +190,7 @@ def build_model(arguments: Arguments, data: Data, task: MultiLabelTask, packed: 
         set_head_bias(model, new_names, bias)
     if data.config.model_type == "big_bird":
         drop_pooler(model.bert)  # its classifier reads the first token itself
-    use_fast_attention(model, arguments.attention)
-    use_fast_dropout(model)
-    if packed:
-        pack_rows(model)
+    enable_kernels(model, kernels="auto", attention=arguments.attention, padding_free=packed)
     return model
 
 
@@ -295,8 +293,7 @@ def load_trained(run: Run, arguments: Arguments, data: Data, trained: bool) -> A
     """The exported model, in plain transformers: what is reported is what a user of best/ gets."""
     from transformers import AutoModelForSequenceClassification
 
-    from finetune.kernels.bigbird.layers import use_fast_attention
-    from finetune.kernels.padding_free.encoders import pack_rows
+    from finetune.kernels.enable import enable_kernels
     from finetune.session import load_best
     from models.pretrained import check_vocabulary, load_model_and_new_names
 
@@ -310,9 +307,8 @@ def load_trained(run: Run, arguments: Arguments, data: Data, trained: bool) -> A
                 f"{arguments.model_name_or_path}: has no trained classifier ({min(new_names)} is missing); train first"
             )
     check_vocabulary(model, data.tokenizer)
-    use_fast_attention(model, arguments.attention)
-    if leaves_padding_out(arguments, data, run.launch):
-        pack_rows(model)
+    packed = leaves_padding_out(arguments, data, run.launch)
+    enable_kernels(model, kernels="auto", attention=arguments.attention, padding_free=packed)
     return run.accelerator.prepare_model(model.to(run.device), evaluation_mode=True)
 
 

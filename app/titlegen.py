@@ -77,7 +77,6 @@ class Arguments(
 
 def main(arguments: Arguments) -> None:
     from finetune import preflight, session
-    from finetune.kernels.masks import spare_the_device
     from finetune.launching import processes, shutdown
     from finetune.plan import make_plan
     from finetune.reports import results
@@ -93,8 +92,10 @@ def main(arguments: Arguments) -> None:
     if packed:
         data.notes.append("the encoder leaves padding out (--padding_free); its dropout is another sample than with padding")
     run = processes.start(asked, plan.batch if plan else None, arguments.report_to, arguments.output_dir)
-    spare_the_device(run.device)
     import_models()
+    from finetune.kernels.enable import enable_device_kernels
+
+    enable_device_kernels(run.device, kernels="auto")
     identity = session.make_identity(arguments, plan, data.identity)
     # Before the folder is taken: what is wrong with a model harms nothing that is there.
     model = build_model(arguments, data, packed) if train else None
@@ -202,19 +203,19 @@ def headline_of(arguments: Arguments) -> str:
 
 def leaves_padding_out(arguments: Arguments, data: Data, asked: Launch) -> bool:
     """Whether the encoder computes on packed rows (--padding_free). Raises `InputError` if that is asked for in vain."""
-    from finetune.kernels.padding_free.choice import packs_rows
+    from finetune.kernels.padding_free.support import check_padding_free
     from models.encoder_decoder import encoder_config
 
-    return packs_rows(arguments.padding_free, encoder_config(data.config), not asked.use_cpu, data.tokenizer.padding_side)
+    config, side = encoder_config(data.config), data.tokenizer.padding_side
+    on_gpu = not asked.use_cpu
+    return check_padding_free(arguments.padding_free, kernels="auto", config=config, on_gpu=on_gpu, padding_side=side)
 
 
 def build_model(arguments: Arguments, data: Data, packed: bool = False) -> Any:
     """The encoder-decoder, the same initial weights on every process. `packed`: see `train_steps`."""
     import torch
 
-    from finetune.kernels.bigbird.layers import use_fast_attention
-    from finetune.kernels.dropout.attention import use_fast_dropout
-    from finetune.kernels.padding_free.encoders import pack_rows
+    from finetune.kernels.enable import enable_kernels
     from models.encoder_decoder import build_title_model, has_new_decoder, set_output_bias
     from models.pretrained import check_vocabulary
 
@@ -223,10 +224,7 @@ def build_model(arguments: Arguments, data: Data, packed: bool = False) -> Any:
     check_vocabulary(model, data.tokenizer)
     if has_new_decoder(arguments, data.config):
         set_output_bias(model, data.train.labels.values)
-    use_fast_attention(model, arguments.attention)
-    use_fast_dropout(model)
-    if packed:
-        pack_rows(model)
+    enable_kernels(model, kernels="auto", attention=arguments.attention, padding_free=packed)
     return model
 
 
@@ -319,8 +317,7 @@ def load_trained(run: Run, arguments: Arguments, data: Data, trained: bool) -> A
     """The exported model, in plain transformers: what is reported is what a user of best/ gets."""
     from transformers import AutoModelForSeq2SeqLM
 
-    from finetune.kernels.bigbird.layers import use_fast_attention
-    from finetune.kernels.padding_free.encoders import pack_rows
+    from finetune.kernels.enable import enable_kernels
     from finetune.session import load_best
     from models.pretrained import check_vocabulary, load_model
 
@@ -331,9 +328,8 @@ def load_trained(run: Run, arguments: Arguments, data: Data, trained: bool) -> A
     else:
         model = load_model(AutoModelForSeq2SeqLM, replace(arguments, from_scratch=False), data.config)
     check_vocabulary(model, data.tokenizer)
-    use_fast_attention(model, arguments.attention)
-    if leaves_padding_out(arguments, data, run.launch):
-        pack_rows(model)
+    packed = leaves_padding_out(arguments, data, run.launch)
+    enable_kernels(model, kernels="auto", attention=arguments.attention, padding_free=packed)
     return run.accelerator.prepare_model(model.to(run.device), evaluation_mode=True)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from finetune.errors import StopRequested, TrainingError
-from finetune.kernels.row_lengths import known
+from finetune.kernels.row_lengths import row_lengths
 from finetune.launching.processes import Run
 from finetune.launching.shutdown import asked_to_stop
 from finetune.task import Record, Task
@@ -41,7 +41,7 @@ def predict(run: Run, model: Any, task: Task, rows: EvalRows, stoppable: bool = 
     mine: list[Record] = []
     for batch in rows.batches(run.launch.world_size, run.launch.rank):
         # What does not go through the prepared model's forward, as generate(), would not be autocast.
-        with run.accelerator.autocast(), known(batch.lengths):
+        with run.accelerator.autocast(), row_lengths(batch.lengths):
             mine += task.predict(model, batch.to(run.device))
         if stoppable and asked_to_stop(run):
             model.train(was_training)
