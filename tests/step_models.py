@@ -18,8 +18,8 @@ from transformers import (
     EncoderDecoderModel,
 )
 
-from finetune.kernels.bigbird.layers import use_fast_attention
-from finetune.kernels.padding_free.encoders import pack_rows
+from finetune.kernels.bigbird.layers import use_bigbird_attention
+from finetune.kernels.padding_free.encoders import use_padding_free
 from finetune.task import Batch, Split
 from finetune.training.batches import TrainSteps
 from text.text_task import lengths_of, pad_rows
@@ -31,10 +31,10 @@ TITLES = titles(replace(SEARCH, start_id=1), label_smoothing_factor=0.1)
 # name: task, tokens of the longest row, what a width is a multiple of
 KINDS = {
     "padded": (CLASSIFY, 120, 1),
-    "packed": (CLASSIFY, 120, 1),
+    "padding_free": (CLASSIFY, 120, 1),
     "flex": (TITLES, 1024, 64),
     "blocks": (TITLES, 1024, 64),
-    "packed_titles": (TITLES, 500, 1),
+    "padding_free_titles": (TITLES, 500, 1),
 }
 
 
@@ -43,14 +43,14 @@ def build(kind):
     if KINDS[kind][0] is CLASSIFY:
         model = BertForSequenceClassification(BertConfig(**SIZES, num_labels=5))
     else:
-        reader = BertModel(BertConfig(**SIZES)) if kind == "packed_titles" else BigBirdModel(BigBirdConfig(**SIZES))
+        reader = BertModel(BertConfig(**SIZES)) if kind == "padding_free_titles" else BigBirdModel(BigBirdConfig(**SIZES))
         reader.pooler = reader.activation = None
         writer = BertLMHeadModel(BertConfig(**SIZES, is_decoder=True, add_cross_attention=True))
         model = EncoderDecoderModel(encoder=reader, decoder=writer)
-    if kind.startswith("packed"):
-        assert pack_rows(model)
+    if kind.startswith("padding_free"):
+        assert use_padding_free(model)
     if kind in ("flex", "blocks"):
-        assert use_fast_attention(model, "auto" if kind == "flex" else "blocks")
+        assert use_bigbird_attention(model, "auto" if kind == "flex" else "blocks")
     return model.train()
 
 

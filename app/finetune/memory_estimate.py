@@ -23,8 +23,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from finetune.kernels.embeddings import keep_gradients
-from finetune.kernels.row_lengths import known
+from finetune.kernels.embeddings import keep_gradients, keeps_gradients
+from finetune.kernels.row_lengths import row_lengths
 from finetune.launching import zero
 from finetune.plan import BatchShape
 from finetune.task import Batch, Task
@@ -53,11 +53,12 @@ class Layout:
     bucket: int = 0  # numbers that ZeRO reduces at once
     buckets: int = 1  # how many such buffers there are
     live_parameters: int = 0  # how many gathered weights ZeRO-3 keeps
+    kernels: str = "auto"  # --kernels
 
     @property
     def keeps_embeddings(self) -> bool:
         """Whether gradients of large embeddings are kept from step to step (`finetune.kernels.embeddings`)."""
-        return not self.on_gpu and not self.wrapped and self.stage == 0
+        return keeps_gradients(kernels=self.kernels, on_gpu=self.on_gpu, wrapped=self.wrapped, zero_stage=self.stage)
 
     @property
     def own_precision(self) -> torch.dtype | None:
@@ -96,10 +97,11 @@ class Estimate:
     host: int  # in host memory, by offload; 0 without
 
 
-def layout_of(launch: Any, batch: BatchShape) -> Layout:
-    """The layout that a `launch.Launch` asks for."""
+def layout_of(launch: Any, batch: BatchShape, kernels: str = "auto") -> Layout:
+    """The layout that a `launch.Launch` asks for. `kernels`: --kernels."""
     wrapped = launch.world_size > 1 or launch.launcher in ("torchrun", "deepspeed")
-    plain = Layout(launch.world_size, launch.precision, not launch.use_cpu, batch.accumulation, wrapped)
+    on_gpu = not launch.use_cpu
+    plain = Layout(launch.world_size, launch.precision, on_gpu, batch.accumulation, wrapped, kernels=kernels)
     return plain if launch.deepspeed_config is None else with_zero(plain, launch.deepspeed_config)
 
 
@@ -218,7 +220,7 @@ def rehearse(model: nn.Module, task: Task, batch: Batch, layout: Layout) -> Rehe
             for weight in kept:
                 weight.grad = torch.zeros_like(weight)  # by an earlier step
             kernels = _GpuKernels(layout.autocast) if layout.on_gpu else nullcontext()
-            with _Counter(double) as counter, kernels, known(batch.lengths):
+            with _Counter(double) as counter, kernels, row_lengths(batch.lengths):
                 _backward(task.loss_sum(_forward(double, layout.autocast), shapes))
     finally:
         torch.set_rng_state(state)

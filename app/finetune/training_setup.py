@@ -73,7 +73,7 @@ def prepare_model(run: Run, arguments: Any, task: Task, plan: Plan, model: torch
     """What is done to a model before Accelerate gets it; prints the memory that training it will need."""
     if arguments.gradient_checkpointing:
         checkpoint_activations(model)
-    layout = memory_estimate.layout_of(run.launch, plan.batch)
+    layout = memory_estimate.layout_of(run.launch, plan.batch, arguments.kernels)
     if run.is_main:
         run.print(*_memory(task, model, steps, layout))
     if layout.keeps_embeddings:

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from finetune.kernels.bigbird.plan import choose_attention, padding_of
-from finetune.kernels.enable import check_padding_free, enable_kernels, enable_masks
+from finetune.kernels.enable import enable_device_kernels, enable_kernels
+from finetune.kernels.padding_free.support import check_padding_free
 from finetune.launching.launch import Launch
 from finetune.plan import Modes
 from finetune.reading.columns import (
@@ -105,8 +106,14 @@ class TextTask(Task):
         self.max_length = choose_max_length(arguments.max_length, encoder, self.tokenizer, self.default_max_length)
         note = choose_attention(encoder, self.max_length)
         notes += [note] if note else []
-        self.padding_free = check_padding_free(arguments, encoder, not launch.use_cpu, self.tokenizer.padding_side)
-        enable_masks(arguments.kernels, launch.use_cpu)
+        self.padding_free = check_padding_free(
+            arguments.padding_free,
+            kernels=arguments.kernels,
+            config=encoder,
+            on_gpu=not launch.use_cpu,
+            padding_side=self.tokenizer.padding_side,
+        )
+        enable_device_kernels(torch.device("cpu" if launch.use_cpu else "cuda"), kernels=arguments.kernels)
         encoded = self.encode_targets(tables, targets, notes)
         tokenizer = tokenizer_fingerprint(self.tokenizer)
         contents: dict[str, str] = {}

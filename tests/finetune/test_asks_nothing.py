@@ -10,7 +10,7 @@ from transformers import AttentionMaskInterface
 import finetune.kernels.bigbird.flex
 import finetune.kernels.bigbird.layers
 import finetune.training.step
-from finetune.kernels.masks import mask_without_looking
+from finetune.kernels.masks import mask_without_sync
 from finetune.training.optimizer import build_optimizer
 from finetune.training.step import train_step
 
@@ -43,7 +43,7 @@ def as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(finetune.kernels.bigbird.layers, "FLEX_DEVICES", ("cpu",))
     monkeypatch.setattr(finetune.kernels.bigbird.layers, "works", lambda *_: True)
     monkeypatch.setattr(finetune.training.step, "READY", ())
-    monkeypatch.setitem(AttentionMaskInterface._global_mapping, "sdpa", mask_without_looking)
+    monkeypatch.setitem(AttentionMaskInterface._global_mapping, "sdpa", mask_without_sync)
 
 
 # Gathered blocks look at a CPU's masks, never at a GPU's.

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-import finetune.kernels.dropout.dropout
-import finetune.kernels.dropout.portions
+import finetune.kernels.dropout.function
+import finetune.kernels.dropout.module
 import finetune.kernels.scratch
 from finetune import memory_estimate
 from finetune.kernels import embeddings
-from finetune.kernels.dropout.attention import use_fast_dropout
-from finetune.kernels.row_lengths import known
+from finetune.kernels.dropout.attention import use_cpu_dropout
+from finetune.kernels.row_lengths import row_lengths
 from finetune.memory_estimate import Layout, Rehearsal, estimate, layout_of, memory_lines, needed, rehearse, with_zero
 from finetune.plan import BatchShape
 from finetune.task import Batch
@@ -36,7 +36,7 @@ def bert(**changes):
 
     torch.manual_seed(0)
     model = BertForSequenceClassification(BertConfig(**{**SIZES, "num_labels": 5, **changes})).train()
-    use_fast_dropout(model)
+    use_cpu_dropout(model)
     return model
 
 
@@ -44,7 +44,7 @@ def big_bird_titles():
     """Our BigBird in front of a BERT decoder, block-sparse."""
     from transformers import BertConfig, BertLMHeadModel, BigBirdConfig, BigBirdModel, EncoderDecoderModel
 
-    from finetune.kernels.bigbird.layers import use_fast_attention
+    from finetune.kernels.bigbird.layers import use_bigbird_attention
 
     torch.manual_seed(0)
     encoder = BigBirdModel(BigBirdConfig(**SIZES, block_size=16, max_position_embeddings=256))
@@ -52,16 +52,16 @@ def big_bird_titles():
     decoder = BertLMHeadModel(BertConfig(**SIZES, is_decoder=True, add_cross_attention=True))
     model = EncoderDecoderModel(encoder=encoder, decoder=decoder)
     model.config.pad_token_id, model.config.decoder_start_token_id = 0, 1
-    assert use_fast_attention(model)
-    use_fast_dropout(model)
+    assert use_bigbird_attention(model)
+    use_cpu_dropout(model)
     return model.train()
 
 
 def packed_bert():
-    from finetune.kernels.padding_free.encoders import pack_rows
+    from finetune.kernels.padding_free.encoders import use_padding_free
 
     model = bert()
-    assert pack_rows(model)
+    assert use_padding_free(model)
     return model
 
 
@@ -98,7 +98,7 @@ def taken(work, model):
 
 
 def forward_and_backward(model, task, batch, autocast):
-    with known(batch.lengths), torch.autocast("cpu", dtype=autocast or torch.bfloat16, enabled=autocast is not None):
+    with row_lengths(batch.lengths), torch.autocast("cpu", dtype=autocast or torch.bfloat16, enabled=autocast is not None):
         outputs = model(**batch.inputs, **(task.teacher_forcing(batch.labels) if task is TITLES else {}))
     # The forward pass is given to the task as done, as Accelerate's wrapper of it would return it.
     logits = SimpleNamespace(logits=outputs.logits.float())
@@ -149,8 +149,8 @@ def test_a_pass_takes_what_was_rehearsed(make, task, batch, checkpointing, preci
 def test_a_step_of_the_engine_takes_what_was_estimated(arguments, start_run, accumulation, large, monkeypatch):
     monkeypatch.setattr(embeddings, "LARGE", large)
     # What threads keep is as small beside this small model as it is beside one of the usual size.
-    monkeypatch.setattr(finetune.kernels.dropout.portions, "WEIGHTS", 500)
-    monkeypatch.setattr(finetune.kernels.dropout.dropout, "AT_ONCE", 500)
+    monkeypatch.setattr(finetune.kernels.dropout.function, "WEIGHTS_AT_ONCE", 500)
+    monkeypatch.setattr(finetune.kernels.dropout.module, "AT_ONCE", 500)
     model, batch = bert(), texts(4, 32)
     shape = BatchShape(4 * accumulation, 1, 4, accumulation)
     run = start_run(shape)

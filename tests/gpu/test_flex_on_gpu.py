@@ -8,8 +8,8 @@ from transformers import BigBirdConfig, BigBirdModel
 
 import finetune.kernels.bigbird.layers
 from finetune.kernels.bigbird.flex_check import works
-from finetune.kernels.bigbird.layers import use_fast_attention
-from finetune.kernels.row_lengths import known
+from finetune.kernels.bigbird.layers import use_bigbird_attention
+from finetune.kernels.row_lengths import row_lengths
 
 GPU = torch.device("cuda")
 LENGTHS = [(705,), (1024, 705, 64), (1536, 1000, 704), (2048, 2047), (4096,), (4096, 1, 3000, 900)]
@@ -33,7 +33,7 @@ def results(model, ids, mask, lengths, precision):
     """States of real tokens and gradients of every parameter but keys' biases, to which a softmax is blind."""
     model.zero_grad()
     weights = torch.randn(*ids.shape, 128, generator=torch.Generator().manual_seed(2)).to(GPU)
-    with known(lengths), torch.autocast("cuda", precision or torch.bfloat16, enabled=precision is not None):
+    with row_lengths(lengths), torch.autocast("cuda", precision or torch.bfloat16, enabled=precision is not None):
         states = model(input_ids=ids, attention_mask=mask)[0].float() * mask[..., None]
     (states * weights).sum().backward()
     return [states.detach(), *(p.grad.clone() for name, p in model.named_parameters() if not name.endswith("key.bias"))]
@@ -68,8 +68,8 @@ def test_it_works_on_this_machine(dtype, size):
 def test_it_computes_what_the_gathered_blocks_give(precision, training, lengths, attended):
     model = encoder().train(training)
     gathered, quick = copy.deepcopy(model), model
-    use_fast_attention(gathered, "blocks")
-    use_fast_attention(quick)
+    use_bigbird_attention(gathered, "blocks")
+    use_bigbird_attention(quick)
     ids, mask = batch(lengths)
     expected, found = (results(m, ids, mask, lengths, precision) for m in (gathered, quick))
     assert len(attended) == 2  # layers
@@ -82,7 +82,7 @@ def test_it_computes_what_the_gathered_blocks_give(precision, training, lengths,
 def test_it_computes_what_transformers_gives(training, length, attended):
     plain = encoder(1).train(training)
     quick = copy.deepcopy(plain)
-    use_fast_attention(quick)
+    use_bigbird_attention(quick)
     ids, mask = batch((length,))
     expected = results(plain, ids, mask, (length,), None)
     assert_close(results(quick, ids, mask, (length,), None), expected, 1e-4, 1e-3)
@@ -91,12 +91,12 @@ def test_it_computes_what_transformers_gives(training, length, attended):
 
 def test_checkpointing_and_inference(attended):
     model = encoder().train()
-    use_fast_attention(model)
+    use_bigbird_attention(model)
     ids, mask = batch((1536, 900))
     expected = results(model, ids, mask, (1536, 900), torch.bfloat16)
     model.gradient_checkpointing_enable({"use_reentrant": False})
     assert_close(results(model, ids, mask, (1536, 900), torch.bfloat16), expected, 1e-6, 1e-6)
-    with known((1536, 900)), torch.inference_mode():
+    with row_lengths((1536, 900)), torch.inference_mode():
         states = model.eval()(input_ids=ids, attention_mask=mask)[0]
     assert states.isfinite().all()
     assert len(attended) == 2 + 4 + 2

@@ -71,7 +71,7 @@ def test_the_usual_command_packs_on_a_gpu_and_exports_a_plain_model(folder):
     place = run(folder, "auto", mixed_precision="bf16" if torch.cuda.is_bf16_supported() else "no", model="bert_dropout")
     assert json.loads((place / "metrics.json").read_text(encoding="utf-8"))["train_padding_share"] == 0
     config = json.loads((place / "best" / "config.json").read_text(encoding="utf-8"))
-    assert "packed_rows" not in json.dumps(config)
+    assert "padding_free" not in json.dumps(config)
     assert len(config["id2label"]) == len(LABELS)
 
 

@@ -1,4 +1,4 @@
-"""--torch_compile: the layers of a model, compiled one by one. Level 1."""
+"""--torch_compile: the layers of a model, compiled one by one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-VARIANTS = 64  # of one layer: with and without gradients, one row or several, as encoder or decoder, in fp32 or autocast
+# With and without gradients, one row or several, as encoder or decoder, in fp32 or autocast.
+VARIANTS_OF_A_LAYER = 64
 
 
 def compile_layers(model: nn.Module) -> None:
@@ -21,7 +22,7 @@ def compile_layers(model: nn.Module) -> None:
     from token to token, is left as it is: each layer's part of the cache would be compiled anew, for little work a step.
     """
     # torch stops compiling a function of which there are more than 8, with a warning of its own.
-    torch._dynamo.config.recompile_limit = max(VARIANTS, torch._dynamo.config.recompile_limit)
+    torch._dynamo.config.recompile_limit = max(VARIANTS_OF_A_LAYER, torch._dynamo.config.recompile_limit)
     for module in list(_layers(model)) or [model]:
         module.forward = _compiled(module.forward)
 

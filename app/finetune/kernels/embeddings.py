@@ -1,4 +1,11 @@
-"""The gradients of large embeddings on a CPU, kept from step to step. Level 1."""
+"""The gradients of large embeddings on a CPU, kept from step to step.
+
+Replaces: torch's gradient of a whole vocabulary in each backward pass, nearly all of it zeros in fresh pages.
+Active: in training on a CPU, in one process without DeepSpeed, for weights of at least 2**23 numbers that only embeddings
+use.
+Gain: steps are 1.4 and 1.5 times as fast with the 250,037 entries of multilingual models, 1.07 with MiniLM's vocabulary
+(README, "Large vocabularies on a CPU").
+"""
 
 from __future__ import annotations
 
@@ -12,14 +19,17 @@ from torch.nn import functional
 LARGE = 2**23
 
 
+def keeps_gradients(*, kernels: str, on_gpu: bool, wrapped: bool, zero_stage: int) -> bool:
+    """Whether a run keeps them. `kernels`: --kernels; `wrapped`: in DistributedDataParallel, whose hooks wait for a gradient at
+    the weight's end of the graph."""
+    return kernels == "auto" and not (on_gpu or wrapped or zero_stage)
+
+
 def keep_gradients(model: nn.Module) -> list[nn.Parameter]:
     """Has every large weight of `model` that nothing but embeddings use add its gradient, in each backward pass, to memory
     that is kept; returns these weights. Parameters, state dict and values stay as they are.
 
-    torch makes a gradient of the whole vocabulary for each pass, nearly all of it zeros in fresh pages that the system clears
-    first, and adds it to those of the passes before. Here only the rows of a pass are written to, and only those of the last
-    step are cleared. For one process without DeepSpeed: there is no gradient at the weight's end of the graph, which hooks of
-    DistributedDataParallel wait for.
+    Only the rows of a pass are written to, and only those of the last step are cleared.
     """
     users: dict[nn.Parameter, list[nn.Module]] = {}
     for module in model.modules():

@@ -1,8 +1,8 @@
-"""How long the rows of the batch at hand are, as the host knows it. Level 1.
+"""The lengths of the current batch's rows, as the host knows them.
 
-Whoever leaves padding out must know how many tokens are left. A GPU that is asked makes the host wait for everything it was
-given before; the host itself counted the tokens when it collated them. So the engine says how long the rows are while it calls
-a task's verbs, and what is inside a model asks here - in its forward pass: a backward pass happens elsewhere.
+Whoever computes without padding must know how many tokens are left. Asking a GPU makes the host wait for all work that it
+queued before; the host itself counted the tokens when it collated them. So the engine sets the lengths while it calls a task,
+and modules inside a model ask here, in their forward pass: a backward pass happens elsewhere.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _LENGTHS: ContextVar[tuple[int, ...] | None] = ContextVar("lengths", default=Non
 
 
 @contextlib.contextmanager
-def known(lengths: tuple[int, ...] | None) -> Iterator[None]:
+def row_lengths(lengths: tuple[int, ...] | None) -> Iterator[None]:
     """`lengths`: `Batch.lengths` of the batch that a model is about to see."""
     token = _LENGTHS.set(lengths)
     try:
@@ -24,8 +24,8 @@ def known(lengths: tuple[int, ...] | None) -> Iterator[None]:
         _LENGTHS.reset(token)
 
 
-def known_lengths(rows: int, width: int) -> tuple[int, ...] | None:
-    """The lengths of the `rows` rows that are padded to `width`; None if nobody said, or spoke of another batch."""
+def current_row_lengths(rows: int, width: int) -> tuple[int, ...] | None:
+    """The lengths of the `rows` rows that are padded to `width`; None if they are unknown, or another batch's."""
     lengths = _LENGTHS.get()
     fit = lengths is not None and len(lengths) == rows and max(lengths, default=0) <= width
     return lengths if fit else None

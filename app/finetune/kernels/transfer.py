@@ -1,4 +1,4 @@
-"""Small tensors on their way to a GPU. Level 1."""
+"""Small tensors on their way to a GPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """`tensor`, made on the host, on `device`; the host goes on at once.
+    """`tensor`, made on the host, on `device`; the host does not wait.
 
     A plain `.to("cuda")` waits until the GPU has done what it was given before; from pinned memory the copy takes its turn.
     """

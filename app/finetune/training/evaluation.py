@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from finetune.errors import StopRequested, TrainingError
-from finetune.kernels.row_lengths import known
+from finetune.kernels.row_lengths import row_lengths
 from finetune.launching.processes import Run
 from finetune.launching.shutdown import asked_to_stop
 from finetune.task import Predictions, Task
@@ -40,7 +40,7 @@ def predict(run: Run, model: Any, task: Task, rows: EvalRows, stoppable: bool = 
     arrays: list[dict[str, torch.Tensor]] = []
     for batch in rows.batches(run.launch.world_size, run.launch.rank):
         # What does not go through the prepared model's forward, as generate(), would not be autocast.
-        with run.accelerator.autocast(), known(batch.lengths):
+        with run.accelerator.autocast(), row_lengths(batch.lengths):
             found = task.predict(model, batch.to(run.device, dtype))
         real = batch.is_real
         numbers.append(batch.rows[real])

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from finetune.kernels.row_lengths import known
+from finetune.kernels.row_lengths import row_lengths
 from finetune.launching import heartbeat, zero
 from finetune.launching.processes import Run
 from finetune.reports.profiling import part
@@ -48,7 +48,7 @@ def train_step(
         # Set by hand: `accumulate()` asks the dataloader where it ends, and steps at the wrong place when we fetch ahead.
         accelerator.sync_gradients = last
         with nullcontext() if last else accelerator.no_sync(model):
-            with part("forward"), known(batch.lengths):
+            with part("forward"), row_lengths(batch.lengths):
                 loss_sum = task.loss_sum(model, batch)
             heartbeat.mark()
             with part("backward"):

@@ -80,7 +80,7 @@ def layers(settings: dict[str, Any], length: int, device: torch.device) -> dict[
     """A whole layer: transformers' block-sparse one, the same with our attention, and a BERT layer with full SDPA."""
     from transformers import BertConfig, BertModel, BigBirdModel
 
-    from finetune.kernels.row_lengths import known
+    from finetune.kernels.row_lengths import row_lengths
 
     theirs = BigBirdModel(big_bird(settings, length), add_pooling_layer=False).to(device).train()
     sizes = dimensions(settings)
@@ -94,7 +94,7 @@ def layers(settings: dict[str, Any], length: int, device: torch.device) -> dict[
         def one() -> None:
             given = hidden.clone().requires_grad_()
             half = torch.autocast(device.type, torch.bfloat16, enabled=settings["precision"] == "bf16")
-            with half, known((length,) * settings["rows"]):
+            with half, row_lengths((length,) * settings["rows"]):
                 out = model(inputs_embeds=given, attention_mask=mask).last_hidden_state
             out.float().sum().backward()
             model.zero_grad()
@@ -107,12 +107,12 @@ def layers(settings: dict[str, Any], length: int, device: torch.device) -> dict[
 
 def ours_of(theirs: nn.Module, device: torch.device) -> dict[str, nn.Module]:
     """Copies with our attention: as the application chooses it, and on a GPU with gathered blocks too."""
-    from finetune.kernels.bigbird.layers import use_fast_attention
+    from finetune.kernels.bigbird.layers import use_bigbird_attention
 
     found = {}
     for name, kind in (("ours", "auto"), ("ours_blocks", "blocks"))[: 2 if device.type == "cuda" else 1]:
         found[name] = copy.deepcopy(theirs)
-        use_fast_attention(found[name], kind)
+        use_bigbird_attention(found[name], kind)
     return found
 
 
@@ -120,7 +120,7 @@ def attentions(settings: dict[str, Any], length: int, device: torch.device) -> d
     """The attention alone: the same modules without their projections, and torch's full SDPA."""
     from transformers import BigBirdModel
 
-    from finetune.kernels.row_lengths import known
+    from finetune.kernels.row_lengths import row_lengths
 
     theirs = BigBirdModel(big_bird(settings, length), add_pooling_layer=False).to(device).train()
     for name in ("query", "key", "value"):
@@ -132,7 +132,7 @@ def attentions(settings: dict[str, Any], length: int, device: torch.device) -> d
 
     def module(model: nn.Module) -> Work:
         layer, kind = model.encoder.layer[0].attention.self, hidden.dtype
-        with known((length,) * rows):
+        with row_lengths((length,) * rows):
             masks = model.create_masks_for_block_sparse_attn(mask, model.block_size)  # ours makes one thing of them, no tensor
         blocked, *others = (given.to(kind) if isinstance(given, torch.Tensor) else given for given in masks)
 

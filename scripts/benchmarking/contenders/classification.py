@@ -13,7 +13,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from benchmarking.contenders.classification_rows import labelled_rows
 from benchmarking.watch import Done, Watch, Watched, warm_up
 from finetune.arguments.parsing import parse
-from finetune.kernels.dropout.attention import use_fast_dropout
+from finetune.kernels.dropout.attention import use_cpu_dropout
 
 HELD_BATCH = 32
 Batch = tuple[dict[str, Any], Any]  # inputs and labels
@@ -91,7 +91,7 @@ def train_bare(settings: dict[str, Any]) -> dict[str, Any]:
     plan = make_plan(arguments, len(lengths), 1, by_tokens=watch.device.type == "cpu")
     steps = classify.train_steps(arguments, data, plan, 0)
     model = load_model(settings, len(data.labels)).to(watch.device)
-    use_fast_dropout(model)
+    use_cpu_dropout(model)
     bf16, cuda = settings["precision"] == "bf16", watch.device.type == "cuda"
     warm_up(model, bf16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings["learning_rate"], fused=True)

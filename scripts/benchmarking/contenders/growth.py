@@ -15,8 +15,8 @@ import torch
 
 from benchmarking.memory import PeakMemory
 from finetune.arguments.parsing import parse
-from finetune.kernels.padding_free.choice import packs_rows
-from finetune.kernels.padding_free.encoders import pack_rows
+from finetune.kernels.padding_free.encoders import use_padding_free
+from finetune.kernels.padding_free.support import check_padding_free
 from finetune.launching import processes
 from finetune.launching.launch import describe_launch
 from finetune.plan import make_plan
@@ -85,8 +85,8 @@ def work_of(settings: dict[str, Any], length: int, rows: int, labels: int) -> Ca
     )  # fmt: skip
     torch.manual_seed(settings["seed"])
     model = BertForSequenceClassification(config)
-    if packs_rows("auto", config, not launch.use_cpu, "right"):
-        pack_rows(model)
+    if check_padding_free("auto", kernels="auto", config=config, on_gpu=not launch.use_cpu, padding_side="right"):
+        use_padding_free(model)
     model, optimizer = run.accelerator.prepare(model, build_optimizer(arguments, model, 1e-5))
     task = MultiLabelTask("loss", labels, None, 0.0)
     generator = np.random.default_rng(settings["seed"])

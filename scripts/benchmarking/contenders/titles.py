@@ -16,7 +16,7 @@ from benchmarking.contenders.title_models import arguments_of, plain_model
 from benchmarking.contenders.title_rows import batch_size
 from benchmarking.watch import Done, Stopped, Watch, Watched
 from finetune.arguments.parsing import parse
-from finetune.kernels.row_lengths import known
+from finetune.kernels.row_lengths import row_lengths
 from text.title_splits import collator
 
 CHECKED_ROWS = 4  # training rows whose loss is taken before and after
@@ -124,7 +124,7 @@ def task_of(data: Any) -> Any:
 def mean_loss(settings: dict[str, Any], model: Any, task: Any, batch: Any) -> float:
     """Loss per title token, without dropout."""
     model.eval()
-    with autocast(settings, batch.rows.device), known(batch.lengths):
+    with autocast(settings, batch.rows.device), row_lengths(batch.lengths):
         loss = float(task.loss_sum(model, batch) / task.num_targets(batch))
     model.train()
     return loss
@@ -153,7 +153,7 @@ def train_bare(settings: dict[str, Any]) -> dict[str, Any]:
             batches = [batch.to(watch.device) for batch in steps[step]]
             targets = sum(task.num_targets(batch) for batch in batches)
             for batch in batches:
-                with autocast(settings, watch.device), known(batch.lengths):
+                with autocast(settings, watch.device), row_lengths(batch.lengths):
                     loss = task.loss_sum(model, batch) / targets
                 loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), arguments.max_grad_norm)

@@ -47,14 +47,14 @@ def compiled_twin(model):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["padded", "packed", "blocks", "packed_titles"])
+@pytest.mark.parametrize("kind", ["padded", "padding_free", "blocks", "padding_free_titles"])
 def test_a_layer_is_compiled_once_for_all_batches(kind, counter):
     task, model = KINDS[kind][0], quiet(build(kind))
     twin = compiled_twin(model)
     assert list(twin.state_dict()) == list(model.state_dict())
     pieces = []
     for batch in passes(kind):
-        with row_lengths.known(batch.lengths):
+        with row_lengths.row_lengths(batch.lengths):
             losses = [task.loss_sum(x, batch) for x in (model, twin)]
         for loss in losses:
             loss.backward()
@@ -138,7 +138,7 @@ def test_a_model_without_layers_is_compiled_as_a_whole(counter):
 
 
 def test_a_search_for_titles_is_not_compiled(counter):
-    model = build("packed_titles").eval()
+    model = build("padding_free_titles").eval()
     twin = compiled_twin(model)
     ids = torch.randint(3, 90, (2, 12))
     read = functools.partial(model.encoder, input_ids=ids, attention_mask=torch.ones_like(ids))

@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import AttentionMaskInterface, BertConfig, BertLMHeadModel, BertModel, ModernBertConfig, ModernBertModel
 
-from finetune.kernels.masks import mask_without_looking, spare_the_device
-from finetune.kernels.row_lengths import known
+from finetune.kernels.masks import mask_without_sync, use_masks_without_sync
+from finetune.kernels.row_lengths import row_lengths
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 40}
 CALM = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "initializer_range": 0.3}
@@ -34,9 +34,9 @@ def test_the_same_states_and_nothing_asked(rows, monkeypatch):
         model.eval()
         expected = model(input_ids=ids, attention_mask=mask)[0]
         with monkeypatch.context() as patch:
-            patch.setitem(AttentionMaskInterface._global_mapping, "sdpa", mask_without_looking)
+            patch.setitem(AttentionMaskInterface._global_mapping, "sdpa", mask_without_sync)
             for lengths in (None, rows):
-                with known(lengths), Watched(), torch.no_grad():
+                with row_lengths(lengths), Watched(), torch.no_grad():
                     found = model(input_ids=ids, attention_mask=mask)[0]
                 torch.testing.assert_close(found[mask.bool()], expected[mask.bool()], atol=1e-5, rtol=0)
 
@@ -44,15 +44,15 @@ def test_the_same_states_and_nothing_asked(rows, monkeypatch):
 def test_a_mask_is_left_out_where_the_host_knows_that_nothing_is_padded():
     sizes = {"batch_size": 2, "q_length": 5, "kv_length": 5, "allow_is_bidirectional_skip": True, "allow_is_causal_skip": False}
     mask = torch.ones(2, 5, dtype=torch.bool)
-    assert mask_without_looking(**sizes, attention_mask=mask) is not None
-    with known((5, 5)):
-        assert mask_without_looking(**sizes, attention_mask=mask) is None
-    with known((5, 4)):
-        assert mask_without_looking(**sizes, attention_mask=mask) is not None
-    assert mask_without_looking(**sizes) is None
+    assert mask_without_sync(**sizes, attention_mask=mask) is not None
+    with row_lengths((5, 5)):
+        assert mask_without_sync(**sizes, attention_mask=mask) is None
+    with row_lengths((5, 4)):
+        assert mask_without_sync(**sizes, attention_mask=mask) is not None
+    assert mask_without_sync(**sizes) is None
 
 
 def test_on_a_cpu_transformers_may_look():
     before = AttentionMaskInterface()["sdpa"]
-    spare_the_device(torch.device("cpu"))
+    use_masks_without_sync(torch.device("cpu"))
     assert AttentionMaskInterface()["sdpa"] is before

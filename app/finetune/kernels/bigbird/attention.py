@@ -30,34 +30,32 @@ from finetune.kernels.threads import in_threads
 
 
 class BlockSparse(torch.autograd.Function):
-    """`drawn`: the random blocks of each group of rows; None for rows that are evaluated or short."""
+    """Query, key and value (batch, width, heads, size) -> as query. `drawn`: the random blocks of each group of rows; None for
+    rows that are evaluated or short."""
 
     @staticmethod
-    def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, rows: Rows, drawn: list, block_size: int, number: int
-    ) -> Tensor:  # fmt: skip
-        context = _to_be_put(query, rows, block_size)
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, rows: Rows, drawn: list) -> Tensor:
+        context = _empty_result(query, rows)
         with torch.autocast(query.device.type, enabled=False):
-            _in_portions(_attention, portions_of(rows, drawn, query, block_size, number), query, key, value, context)
+            _in_portions(_attention, portions_of(rows, drawn, query), query, key, value, context)
         ctx.save_for_backward(query, key, value, context)
-        ctx.layout = (rows, drawn, block_size, number)
+        ctx.rows, ctx.drawn = rows, drawn
         return context
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple:
         saved = ctx.saved_tensors
-        rows, drawn, block_size, number = ctx.layout
-        gradients = [_to_be_put(x, rows, block_size) for x in saved[:3]]
+        gradients = [_empty_result(x, ctx.rows) for x in saved[:3]]
         with torch.autocast(gradient.device.type, enabled=False):
-            portions = portions_of(rows, drawn, gradient, block_size, number)
+            portions = portions_of(ctx.rows, ctx.drawn, gradient)
             _in_portions(_attention_backward, portions, *saved, gradient, *gradients)
-        return (*gradients, None, None, None, None)
+        return (*gradients, None, None)
 
 
-def _to_be_put(like: Tensor, rows: Rows, block_size: int) -> Tensor:
-    """What portions are put into: contiguous, 0 where none of them has anything."""
-    whole = rows.groups == [(like.shape[1] // block_size, None)]
+def _empty_result(like: Tensor, rows: Rows) -> Tensor:
+    """Contiguous, 0 where no portion writes."""
+    whole = rows.groups == [(like.shape[1] // rows.shape.block_size, None)]
     return (torch.empty_like if whole else torch.zeros_like)(like, memory_format=torch.contiguous_format)
 
 

@@ -10,27 +10,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from finetune.kernels.bigbird.plan import random_blocks, shortest_sparse
+from finetune.kernels.bigbird.plan import Shape, random_blocks, shortest_sparse
 from finetune.kernels.transfer import send
 
 TILE = 64  # queries and keys that a kernel works on at once; blocks are multiples of it
-
-
-class Shape(NamedTuple):
-    """What the plans of an encoder's layers depend on, besides the lengths of rows."""
-
-    seeds: tuple[int, ...]  # of the layers
-    heads: int
-    number: int  # random blocks of an inner block
-    block_size: int
-    positions: int
 
 
 class Plan(NamedTuple):
@@ -40,23 +30,23 @@ class Plan(NamedTuple):
     bias: Callable | None  # added to scores; None where every block counts once
 
 
-def plans_of(mask: Tensor, lengths: tuple[int, ...], shape: Shape) -> Callable[[int, bool], Plan]:
-    """A function from a layer's seed and whether it is training to its plan; all layers' are made when the first one asks.
+class Plans:
+    """The plans of an encoder's layers for one batch; all layers' are made when the first one asks.
 
     `mask`: (rows, width), not 0 for real tokens, `lengths[i]` of which begin row i. Does not wait for the device.
     """
-    tokens, width = (mask != 0).sum(dim=1), mask.shape[1]
 
-    @functools.cache
-    def made(training: bool) -> dict[int, Plan]:
-        counts, twice = _counts(tokens, lengths, width // shape.block_size, shape, training)
-        return _plans(counts, twice, tokens, width, shape)
+    def __init__(self, mask: Tensor, lengths: tuple[int, ...], shape: Shape) -> None:
+        self._tokens, self._width, self._lengths, self._shape = (mask != 0).sum(dim=1), mask.shape[1], lengths, shape
+        self._made: dict[bool, dict[int, Plan]] = {}
 
-    def plan(seed: int, training: bool) -> Plan:
-        found = made(training)
-        return found.get(seed, found[shape.seeds[0]])
-
-    return plan
+    def of(self, seed: int, training: bool) -> Plan:
+        """The plan of the layer with that seed."""
+        if training not in self._made:
+            counts, twice = _counts(self._tokens, self._lengths, self._width // self._shape.block_size, self._shape, training)
+            self._made[training] = _plans(counts, twice, self._tokens, self._width, self._shape)
+        found = self._made[training]
+        return found.get(seed, found[self._shape.seeds[0]])
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, plan: Plan) -> Tensor:
@@ -109,8 +99,7 @@ def _sees_twice(blocks: int, shape: Shape) -> bool:
 
 
 def _random_blocks(blocks: int, shape: Shape) -> np.ndarray:
-    sizes = {"heads": shape.heads, "number": shape.number, "block_size": shape.block_size, "positions": shape.positions}
-    return np.stack([random_blocks(blocks=blocks, **sizes, seed=seed) for seed in shape.seeds])
+    return np.stack([random_blocks(blocks, shape, seed) for seed in shape.seeds])
 
 
 def _plans(counts: Tensor, twice: bool, tokens: Tensor, width: int, shape: Shape) -> dict[int, Plan]:
@@ -132,6 +121,7 @@ def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
     return blocks.sum(dim=-1, dtype=torch.int32), blocks.byte().argsort(dim=-1, descending=True, stable=True).int()
 
 
+# Closures, because FlexAttention compiles functions of exactly these arguments.
 def _looks(tokens: Tensor, seen: Tensor, size: int, by_head: int) -> Callable:
     # Compiled kernels ask this in the blocks of the first list only, torch's reference for a CPU everywhere.
     def looks(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -150,45 +140,10 @@ def _adds(bias: Tensor, size: int, by_head: int) -> Callable:
 @functools.cache
 def _compiled() -> Callable:
     """`flex_attention`, compiled for any number of rows and blocks."""
-    from torch._inductor import config
-    from torch._inductor.virtualized import V
+    # It loads torch's compiler, which takes seconds and is needed on GPUs only.
+    from finetune.kernels.bigbird.flex_tiles import limit_tiles
 
-    if config.inductor_choices_class is None:
-        config.inductor_choices_class = _choices  # asked once per thread
-        V.set_choices_handler(_choices())
+    limit_tiles(TILE)
     # With and without gradients, biases and several rows: each is compiled once, and there are more of them than the usual 8.
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
     return torch.compile(flex_attention, dynamic=True)
-
-
-def _choices() -> Any:
-    """torch's choice of tiles, none larger than a block.
-
-    Left alone, torch 2.11 and 2.13 take tiles of 128 for the backward pass on Hopper, and find that they do not divide a block.
-    """
-    from torch._inductor.choices import InductorChoices
-
-    class Choices(InductorChoices):
-        def uuid(self) -> str:  # of compiled code that is kept on disk
-            return f"tiles of at most {TILE}"
-
-        def get_flex_attention_fwd_configs(self, *of: Any, **named: Any) -> list[Any]:
-            return _small(super().get_flex_attention_fwd_configs(*of, **named))
-
-        def get_flex_attention_bwd_configs(self, *of: Any, **named: Any) -> list[Any]:
-            return _small(super().get_flex_attention_bwd_configs(*of, **named))
-
-    return Choices()
-
-
-def _small(configs: list[Any]) -> list[Any]:
-    """The same without tiles beyond `TILE`, which four warps then work on."""
-    found = []
-    for config in configs:
-        sides = [name for name in vars(config) if name.startswith("block_")]
-        if any(getattr(config, side) > TILE for side in sides):
-            changed = {side: min(TILE, getattr(config, side)) for side in sides}
-            config = type(config)(**{**vars(config), **changed, "num_warps": 4})
-        if config not in found:
-            found.append(config)
-    return found

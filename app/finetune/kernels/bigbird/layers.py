@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,18 +17,17 @@ from transformers.models.bigbird_pegasus.modeling_bigbird_pegasus import (
 )
 
 from finetune.kernels.bigbird.attention import BlockSparse
-from finetune.kernels.bigbird.flex import TILE, Shape, attend, plans_of
+from finetune.kernels.bigbird.dry_run import BlockSparseDryRun
+from finetune.kernels.bigbird.flex import TILE, Plans, attend
 from finetune.kernels.bigbird.flex_check import works
-from finetune.kernels.bigbird.plan import random_blocks, shortest_sparse
-from finetune.kernels.bigbird.rehearsal import Rehearsal
-from finetune.kernels.bigbird.rows import Rows, read_rows
-from finetune.kernels.row_lengths import known_lengths
-from finetune.kernels.transfer import send
+from finetune.kernels.bigbird.plan import Shape
+from finetune.kernels.bigbird.rows import Rows, draw_blocks, read_rows
+from finetune.kernels.row_lengths import current_row_lengths
 
 FLEX_DEVICES = ("cuda",)  # where FlexAttention has kernels both ways
 
 
-def use_fast_attention(model: torch.nn.Module, kind: str = "auto") -> bool:
+def use_bigbird_attention(model: torch.nn.Module, kind: str = "auto") -> bool:
     """Makes every block-sparse BigBird encoder in `model` use this attention, and its activation in one kernel; False if there
     is none.
 
@@ -44,25 +42,24 @@ def use_fast_attention(model: torch.nn.Module, kind: str = "auto") -> bool:
         if isinstance(encoder, BigBirdModel | BigBirdPegasusEncoder) and encoder.attention_type == "block_sparse":
             for layer in encoder.modules():
                 layer.__class__ = FAST.get(type(layer), type(layer))
-            shape = _shape(encoder) if kind == "auto" else None
-            encoder.create_masks_for_block_sparse_attn = functools.partial(_masks, shape=shape)
+            shape = _shape([layer for layer in encoder.modules() if isinstance(layer, _Fast)])
+            encoder.create_masks_for_block_sparse_attn = functools.partial(_masks, shape=shape, use_flex=kind == "auto")
             encoder.set_attention_type = _keep_attention_type
             found = True
     return found
 
 
-def _shape(encoder: torch.nn.Module) -> Shape:
-    layers = [layer for layer in encoder.modules() if isinstance(layer, _Fast)]
+def _shape(layers: list[Any]) -> Shape:
     one, seeds = layers[0], tuple(layer.seed for layer in layers)
     return Shape(seeds, one.num_attention_heads, one.num_random_blocks, one.block_size, one.max_seqlen)
 
 
-def _masks(attention_mask: Tensor, block_size: int, *, shape: Shape | None) -> tuple[Rows, None, None, None]:
+def _masks(attention_mask: Tensor, block_size: int, *, shape: Shape, use_flex: bool) -> tuple[Rows, None, None, None]:
     """In place of transformers' four masks: the first one reaches every layer untouched."""
-    rows = read_rows(attention_mask, block_size)
-    lengths = known_lengths(*rows.mask.shape)
-    if shape is not None and lengths is not None and attention_mask.device.type in FLEX_DEVICES and block_size % TILE == 0:
-        rows = replace(rows, plan=plans_of(rows.mask, lengths, shape))
+    rows = read_rows(attention_mask, shape)
+    lengths = current_row_lengths(*rows.mask.shape)
+    if use_flex and lengths is not None and attention_mask.device.type in FLEX_DEVICES and block_size % TILE == 0:
+        rows.plans = Plans(rows.mask, lengths, shape)
     return rows, None, None, None
 
 
@@ -111,21 +108,8 @@ FAST = {
 def _attend(layer: Any, query: Tensor, key: Tensor, value: Tensor, rows: Rows) -> Tensor:
     """Query, key and value (rows, width, heads, size) -> context of that shape, as `layer` attends."""
     if isinstance(query, FakeTensor):
-        return Rehearsal.apply(query, key, value, layer.block_size, layer.num_random_blocks)
-    if rows.plan is not None and works(query.device, query.dtype, query.shape[-1]):
-        return attend(query, key, value, rows.mask, rows.plan(layer.seed, layer.training))
-    drawn = []
-    for blocks, _ in rows.groups:
-        sparse = blocks >= shortest_sparse(layer.num_random_blocks)
-        sizes = (layer.num_attention_heads, layer.num_random_blocks, layer.block_size, layer.max_seqlen)
-        drawn.append(_table(blocks, *sizes, layer.seed, query.device) if sparse and layer.training else None)
-    return BlockSparse.apply(query, key, value, rows, drawn, layer.block_size, layer.num_random_blocks)
-
-
-@functools.lru_cache(maxsize=4096)
-def _table(
-    blocks: int, heads: int, number: int, block_size: int, positions: int, seed: int, device: torch.device
-) -> Tensor:  # fmt: skip
-    """The random blocks of a layer, (heads, blocks - 2, r), on `device`."""
-    sizes = {"blocks": blocks, "heads": heads, "number": number, "block_size": block_size, "positions": positions}
-    return send(torch.tensor(random_blocks(**sizes, seed=seed)), device)
+        return BlockSparseDryRun.apply(query, key, value, rows.shape)
+    if rows.plans is not None and works(query.device, query.dtype, query.shape[-1]):
+        return attend(query, key, value, rows.mask, rows.plans.of(layer.seed, layer.training))
+    drawn = draw_blocks(rows, layer.seed, query.device) if layer.training else [None] * len(rows.groups)
+    return BlockSparse.apply(query, key, value, rows, drawn)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from finetune.errors import InputError
 
@@ -14,6 +14,16 @@ if TYPE_CHECKING:
 KINDS = ("block_sparse", "original_full")
 # For these lengths transformers draws the random blocks as the paper's code did (`bigbird_block_sparse_attention`).
 PAPER_LENGTHS = frozenset({1024, 3072, 4096})
+
+
+class Shape(NamedTuple):
+    """What the random blocks of an encoder's layers depend on, besides the lengths of rows."""
+
+    seeds: tuple[int, ...]  # of the layers
+    heads: int
+    number: int  # random blocks of an inner block
+    block_size: int
+    positions: int
 
 
 def shortest_sparse(random_blocks: int) -> int:
@@ -31,7 +41,7 @@ def choose_attention(config: Any, max_length: int) -> str | None:
     encoder = _encoder(config)
     if encoder is None:
         return None
-    asked, block, positions = encoder.attention_type, encoder.block_size, encoder.max_position_embeddings
+    configured, block, positions = encoder.attention_type, encoder.block_size, encoder.max_position_embeddings
     shortest = shortest_sparse(encoder.num_random_blocks) * block
     if max_length <= shortest - block:
         encoder.attention_type = "original_full"
@@ -42,8 +52,8 @@ def choose_attention(config: Any, max_length: int) -> str | None:
             f"{positions}; give at most {positions // block * block}"
         )
     encoder.attention_type = "block_sparse"
-    if asked != encoder.attention_type:
-        return f"BigBird uses block-sparse attention (the configuration says {asked})"
+    if configured != encoder.attention_type:
+        return f"BigBird uses block-sparse attention (the configuration says {configured})"
     return None
 
 
@@ -55,26 +65,27 @@ def padding_of(config: Any) -> int:
     return encoder.block_size
 
 
-def random_blocks(*, blocks: int, heads: int, number: int, block_size: int, positions: int, seed: int) -> np.ndarray:
-    """The blocks that transformers draws in training for the inner query blocks 1 .. blocks - 2 of a row.
+def random_blocks(blocks: int, shape: Shape, seed: int) -> np.ndarray:
+    """The blocks that transformers draws in training for the inner query blocks 1 .. blocks - 2 of a row, for the layer of
+    that seed.
 
-    `number`: how many each query block gets; `positions`: the length of the position table; `seed`: the layer's. Returns
-    int64 (heads, blocks - 2, number); a block may be one that the query sees anyway and then counts twice. Drawn once for
-    the longest row, since the plans of shorter ones are its beginning.
+    Returns int64 (heads, blocks - 2, number); a block may be one that the query sees anyway and then counts twice. Drawn once
+    for the longest row, since the plans of shorter ones are its beginning. Raises `ValueError` for a row longer than the
+    position table.
     """
-    paper = blocks * block_size in PAPER_LENGTHS
-    longest = positions // block_size
-    if not paper and blocks > longest:
-        raise ValueError(f"{blocks} blocks of {block_size} tokens pass the {positions} positions of the model")
-    return _draw(paper, longest, heads, number, block_size, positions, seed)[:, : blocks - 2]
+    paper = blocks * shape.block_size in PAPER_LENGTHS
+    if not paper and blocks > shape.positions // shape.block_size:
+        raise ValueError(f"{blocks} blocks of {shape.block_size} tokens pass the {shape.positions} positions of the model")
+    return _draw(paper, shape, seed)[:, : blocks - 2]
 
 
 @functools.lru_cache(maxsize=256)
-def _draw(paper: bool, blocks: int, heads: int, number: int, block_size: int, positions: int, seed: int) -> np.ndarray:
+def _draw(paper: bool, shape: Shape, seed: int) -> np.ndarray:
     """A plan by transformers' own methods, which draw from numpy's global generator; its state is put back."""
     import numpy as np
     from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention as Source
 
+    _, heads, number, block_size, positions = shape
     layer = SimpleNamespace(training=True, _get_single_block_row_attention=Source._get_single_block_row_attention)
     state = np.random.get_state()
     try:
@@ -83,7 +94,7 @@ def _draw(paper: bool, blocks: int, heads: int, number: int, block_size: int, po
             sizes = (positions, positions, block_size, block_size, number)
             plan = [Source._bigbird_block_rand_mask(layer, *sizes, last_idx=1024) for _ in range(heads)]
         else:
-            length = blocks * block_size
+            length = positions // block_size * block_size
             ends, numbers = Source._get_rand_attn_plan(length, block_size, number)
             plan = Source._bigbird_block_rand_mask_with_head(
                 layer, length, length, block_size, block_size, heads, plan_from_length=ends, plan_num_rand_blocks=numbers

@@ -10,12 +10,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from finetune.kernels.bigbird.plan import shortest_sparse
+from finetune.kernels.bigbird.plan import Shape, shortest_sparse
 from finetune.kernels.bigbird.rows import Rows
 from finetune.kernels.bigbird.scores import HIDDEN
 from finetune.kernels.scratch import scratch
 
-PORTION = 2**17  # elements of a tensor that a core works on at once, if one head of a row has no more
+PORTION = 2**17  # elements of a tensor that a thread works on at once, if one head of a row has no more
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,7 @@ class Portion:
     """One row and one head are a pair: pairs are worked on independently, in tensors (pairs, blocks, block_size, size)."""
 
     blocks: int
-    block_size: int
-    number: int  # random blocks of an inner block
+    shape: Shape
     rows: slice | Tensor  # of the batch
     heads: slice
     mask: Tensor  # (rows, blocks, block_size) bool: which tokens are real
@@ -32,19 +31,22 @@ class Portion:
 
     @property
     def short(self) -> bool:
-        return self.blocks < shortest_sparse(self.number)
+        return self.blocks < shortest_sparse(self.shape.number)
+
+    @property
+    def length(self) -> int:
+        return self.blocks * self.shape.block_size
 
     def take(self, x: Tensor, name: str) -> Tensor:
         """A copy of this part of (batch, width, heads, size), `scratch` of that name."""
-        part = x[self.rows, : self.blocks * self.block_size, self.heads].transpose(1, 2)
+        part = x[self.rows, : self.length, self.heads].transpose(1, 2)
         taken = scratch(name, part.shape, x.dtype, x).copy_(part)
-        return taken.view(-1, self.blocks, self.block_size, x.shape[-1])
+        return taken.view(-1, self.blocks, self.shape.block_size, x.shape[-1])
 
     def put(self, part: Tensor, whole: Tensor) -> None:
         """The way back."""
-        length = self.blocks * self.block_size
-        part = part.view(len(self.mask), -1, length, part.shape[-1]).transpose(1, 2)
-        whole[self.rows, :length, self.heads] = part.to(whole.dtype)
+        part = part.view(len(self.mask), -1, self.length, part.shape[-1]).transpose(1, 2)
+        whole[self.rows, : self.length, self.heads] = part.to(whole.dtype)
 
     @cached_property
     def real(self) -> Tensor:
@@ -67,7 +69,7 @@ class Portion:
         """(pairs, blocks - 2, keys of an inner block): added to the scores of its keys, in `sparse.Keys`' order."""
         first, last = self.bias[:, None, 0], self.bias[:, None, -1]
         if self.table is None:
-            first = first + math.log(1 + self.number)
+            first = first + math.log(1 + self.shape.number)
         window = self.bias.clone()
         window[:, 0] = window[:, -1] = HIDDEN  # seen as first and last block already
         window = window.unfold(1, 3, 1).transpose(2, 3).flatten(2)
@@ -77,9 +79,9 @@ class Portion:
         return torch.cat(parts, dim=-1)
 
 
-def portions_of(rows: Rows, drawn: list[Tensor | None], like: Tensor, block_size: int, number: int) -> Iterator[Portion]:
+def portions_of(rows: Rows, drawn: list[Tensor | None], like: Tensor) -> Iterator[Portion]:
     """All of a batch whose queries are `like` (batch, width, heads, size). `drawn`: the random blocks of each group of rows."""
-    heads, size = like.shape[2:]
+    heads, size, block_size = *like.shape[2:], rows.shape.block_size
     for (blocks, chosen), plan in zip(rows.groups, drawn, strict=True):
         mask = (rows.mask if chosen is None else rows.mask[chosen])[:, : blocks * block_size].unflatten(1, (blocks, -1))
         for row, head in _cuts(len(mask), heads, blocks * block_size * size, like.device):
@@ -87,12 +89,11 @@ def portions_of(rows: Rows, drawn: list[Tensor | None], like: Tensor, block_size
             if chosen is not None and len(part) == 1 and part.device.type == "cpu":
                 part = slice(int(part), int(part) + 1)  # read in place
             own = None if plan is None else plan[head]
-            yield Portion(blocks, block_size, number, part, head, mask[row], own)
+            yield Portion(blocks, rows.shape, part, head, mask[row], own)
 
 
 def portion_size(pairs: int, elements: int, threads: int) -> int:
-    """How many of `pairs`, each of so many elements, a core works on at once: all threads have some, and take more as they get
-    on."""
+    """How many of `pairs`, each of so many elements, a thread works on at once: every thread gets some, then more."""
     return -(-pairs // max(threads, pairs * elements // PORTION))
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from finetune.kernels.scratch import scratch
 
 HIDDEN = -10000.0  # added to the score of a key that is not to be seen: transformers' value, exp(HIDDEN) is 0
-# Scores held at once: on a CPU what stays in a core's cache, elsewhere as many as memory allows, since launches cost more.
-SCORES_PER_CORE = 2**20
+# Scores held at once: on a CPU what stays in a thread's cache, elsewhere as many as memory allows, since launches cost more.
+SCORES_PER_THREAD = 2**20
 SCORES_ELSEWHERE = 2**26
 
 
@@ -31,7 +31,7 @@ class Backward(NamedTuple):
 
 def chunks(pairs: int, blocks: int, scores: int, device: torch.device) -> Iterator[tuple[slice, slice]]:
     """Cuts `pairs` x `blocks` query blocks, each with so many `scores`, into pieces: whole pairs, or blocks of one pair."""
-    room = max(1, (SCORES_PER_CORE if device.type == "cpu" else SCORES_ELSEWHERE) // scores)
+    room = max(1, (SCORES_PER_THREAD if device.type == "cpu" else SCORES_ELSEWHERE) // scores)
     step = min(room, blocks)
     together = max(1, room // blocks)
     for pair in range(0, pairs, together):
@@ -42,11 +42,8 @@ def chunks(pairs: int, blocks: int, scores: int, device: torch.device) -> Iterat
 def weights_of(scores: Tensor, bias: Tensor) -> Tensor:
     """Scores (..., keys) and what is added to them -> attention weights in fp32, until this thread's next piece. May write
     into `scores`."""
-    # Looking would make a GPU wait for its queue.
-    if bias.device.type != "cpu" or bias.any():
-        scores = scores.float().add_(bias)
     weights = scratch("weights", scores.shape, torch.float32, scores)
-    return torch.softmax(scores, dim=-1, dtype=torch.float32, out=weights)
+    return torch.softmax(scores.float().add_(bias), dim=-1, out=weights)
 
 
 def ends_of(x: Tensor) -> Tensor:

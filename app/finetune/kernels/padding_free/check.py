@@ -1,52 +1,40 @@
-"""Whether a kernel for packed rows does here what it should, found out before a run relies on it."""
+"""Whether a kernel for padding-free batches gives here what one call per length gives, found out before a run relies on it."""
 
 from __future__ import annotations
 
 import functools
-import warnings
 
 import torch
+from torch import Tensor
 
 from finetune.kernels.padding_free import kernels
-from finetune.kernels.padding_free.rows import packed_rows
+from finetune.kernels.padding_free.batch import padding_free_batch
+from finetune.kernels.self_test import compare, passes, with_gradients
 
 LENGTHS, HEADS = (65, 1, 17, 17, 130), 2
-WITHIN = 0.05  # of the largest element; bf16 is within 0.01
-NOISE = 0.1
+DROPOUT = 0.1
 
 
 @functools.cache
-def works(name: str, device: torch.device, dtype: torch.dtype, size: int, noisy: bool) -> bool:
-    """Whether the kernel of that name runs on `device` for heads of `size`, forward and backward, and gives what one call per
-    length gives; with dropout (`noisy`), whether it gives numbers.
-
-    Which kernels there are depends on the chip, the version of torch and how that was built; where one fails another is taken,
-    with a warning.
-    """
-    try:
-        found = _difference(name, device, dtype, size, 0.0)
-        reason = None if found <= WITHIN else f"it differs by {found:.1e} of the largest element"
-        if reason is None and noisy and not _difference(name, device, dtype, size, NOISE) < float("inf"):
-            reason = "with dropout it gives no numbers"
-    except Exception as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    if reason is not None:
-        warnings.warn(
-            f"attention of packed rows does without its {name} kernel ({dtype}, heads of {size}): {reason}", stacklevel=2
-        )
-    return reason is None
+def works(name: str, device: torch.device, dtype: torch.dtype, size: int, with_dropout: bool) -> bool:
+    """Whether the kernel of that name runs on `device` for heads of `size`, forward and backward, and is right; with dropout,
+    whether it gives numbers."""
+    failure = f"padding-free attention does without its {name} kernel ({dtype}, heads of {size})"
+    return passes(lambda: _problem(name, device, dtype, size, with_dropout), failure)
 
 
-def _difference(name: str, device: torch.device, dtype: torch.dtype, size: int, dropout: float) -> float:
-    """The greatest difference of contexts and gradients from `by_length`'s, as a share of the largest element of each."""
+def _problem(name: str, device: torch.device, dtype: torch.dtype, size: int, with_dropout: bool) -> str | None:
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(4, sum(LENGTHS), HEADS, size, generator=generator).to(device, dtype)
-    rows = packed_rows(torch.stack([torch.arange(max(LENGTHS)) < length for length in LENGTHS]).to(device), LENGTHS)
-    results = []
+    mask = torch.stack([torch.arange(max(LENGTHS)) < length for length in LENGTHS]).to(device)
     with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():
-        for kernel, noise in ((kernels.by_length, 0.0), (getattr(kernels, name), dropout)):
-            query, key, value = (x.clone().requires_grad_() for x in inputs[:3])
-            context = kernel(query, key, value, rows, noise, size**-0.5)
-            context.backward(inputs[3])
-            results.append([context.detach(), query.grad, key.grad, value.grad])
-    return max(float((x - y).abs().max() / y.abs().max()) for y, x in zip(*results, strict=True))
+        problem = compare(_results(name, inputs, mask, 0.0), _results("by_length", inputs, mask, 0.0))
+        if problem is None and with_dropout and not all(x.isfinite().all() for x in _results(name, inputs, mask, DROPOUT)):
+            problem = "with dropout it gives no numbers"
+    return problem
+
+
+def _results(name: str, inputs: Tensor, mask: Tensor, dropout: float) -> list[Tensor]:
+    given = [x.clone().requires_grad_() for x in inputs[:3]]
+    context = getattr(kernels, name)(*given, padding_free_batch(mask, LENGTHS), dropout, inputs.shape[-1] ** -0.5)
+    return with_gradients(context, inputs[3], given)

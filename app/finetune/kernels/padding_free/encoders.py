@@ -4,7 +4,7 @@ Between the embeddings and whatever reads the last layer (a pooler, a head, a de
 sequence of its real tokens, in which attention keeps to each row. Everything else in a layer works token by token and need not
 know. A forward pass whose lengths the host does not know (`finetune.kernels.row_lengths`) is padded as ever.
 
-With dropout, packed and padded passes draw different noise of the same distribution; without dropout they give the same to
+With dropout, padded and padding-free passes draw different masks of the same distribution; without they give the same to
 rounding.
 """
 
@@ -24,15 +24,15 @@ from transformers.models.roberta.modeling_roberta import RobertaEncoder
 from transformers.models.xlm_roberta.modeling_xlm_roberta import XLMRobertaEncoder
 
 from finetune.kernels.padding_free.attention import attend
-from finetune.kernels.padding_free.rows import PackedRows, pack, packed_rows, unpack
-from finetune.kernels.row_lengths import known_lengths
+from finetune.kernels.padding_free.batch import PaddingFreeBatch, padding_free_batch, remove_padding, restore_padding
+from finetune.kernels.row_lengths import current_row_lengths
 
-NAME = "packed_rows"  # of our attention among transformers'; in no file that is exported
+NAME = "padding_free"  # of our attention among transformers'; in no file that is exported
 ENCODERS = (BertEncoder, RobertaEncoder, XLMRobertaEncoder, CamembertEncoder, ElectraEncoder, DistilBertEncoder)
 
 
-def pack_rows(model: nn.Module) -> bool:
-    """Makes every encoder of the BERT family in `model` compute on packed rows; False if there is none. Decoders are left."""
+def use_padding_free(model: nn.Module) -> bool:
+    """Makes every encoder of the BERT family in `model` compute without padding; False if there is none. Decoders are left."""
     found = False
     for owner in model.modules():
         layers = getattr(owner, "transformer" if isinstance(owner, DistilBertModel) else "encoder", None)
@@ -58,21 +58,21 @@ def _mask(*_: Any, attention_mask: Tensor | None = None, **__: Any) -> Tensor | 
 @torch.compiler.disable
 def _enter(layers: nn.Module, inputs: tuple, named: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
     hidden = inputs[0] if inputs else named["hidden_states"]
-    lengths = known_lengths(*hidden.shape[:2])
+    lengths = current_row_lengths(*hidden.shape[:2])
     mask = named.get("attention_mask")
     if mask is None or lengths is None:
         return None
     if min(lengths) == hidden.shape[1]:
         return inputs, {**named, "attention_mask": None}
-    rows = packed_rows(mask, lengths)
-    packed = pack(hidden, rows)
+    rows = padding_free_batch(mask, lengths)
+    flat = remove_padding(hidden, rows)
     named = {**named, "attention_mask": rows}
-    return ((packed, *inputs[1:]), named) if inputs else (inputs, {**named, "hidden_states": packed})
+    return ((flat, *inputs[1:]), named) if inputs else (inputs, {**named, "hidden_states": flat})
 
 
 @torch.compiler.disable
 def _leave(layers: nn.Module, inputs: tuple, named: dict[str, Any], output: Any) -> Any:
     rows = named["attention_mask"]
-    if isinstance(rows, PackedRows):
-        output.last_hidden_state = unpack(output.last_hidden_state, rows)
+    if isinstance(rows, PaddingFreeBatch):
+        output.last_hidden_state = restore_padding(output.last_hidden_state, rows)
     return output

@@ -1,4 +1,4 @@
-"""Attention in packed rows: query, key and value (tokens, heads, size) -> a tensor of that shape, by three ways."""
+"""Attention in padding-free batches: query, key and value (tokens, heads, size) -> a tensor of that shape, by three ways."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from finetune.kernels.dropout.attention import noisy_attention
-from finetune.kernels.padding_free.rows import PackedRows
+from finetune.kernels.dropout.attention import dropout_attention
+from finetune.kernels.padding_free.batch import PaddingFreeBatch
 
 HALF = (torch.float16, torch.bfloat16)
 
 
-def by_length(query: Tensor, key: Tensor, value: Tensor, rows: PackedRows, dropout: float, scale: float) -> Tensor:
+def by_length(query: Tensor, key: Tensor, value: Tensor, rows: PaddingFreeBatch, dropout: float, scale: float) -> Tensor:
     """One call of torch's attention for equally long neighbours: on any device, in any precision."""
     groups = [(length, len(list(same))) for length, same in itertools.groupby(rows.lengths)]
     sizes = [length * number for length, number in groups]
     found = []
     for (length, number), *parts in zip(groups, *(x.split(sizes) for x in (query, key, value)), strict=True):
         q, k, v = (x.unflatten(0, (number, length)).transpose(1, 2) for x in parts)
-        context = noisy_attention(q, k, v, None, dropout, scale)
+        context = dropout_attention(q, k, v, None, dropout, scale)
         found.append(context.transpose(1, 2).flatten(0, 1))
     return torch.cat(found)
 
 
-def flash(query: Tensor, key: Tensor, value: Tensor, rows: PackedRows, dropout: float, scale: float) -> Tensor:
+def flash(query: Tensor, key: Tensor, value: Tensor, rows: PaddingFreeBatch, dropout: float, scale: float) -> Tensor:
     """Flash attention over rows of any length; see `has_flash`."""
     from torch.nn.attention.varlen import varlen_attn
 
@@ -36,7 +36,7 @@ def flash(query: Tensor, key: Tensor, value: Tensor, rows: PackedRows, dropout: 
     return varlen_attn(query, key, value, starts, starts, longest, longest)
 
 
-def jagged(query: Tensor, key: Tensor, value: Tensor, rows: PackedRows, dropout: float, scale: float) -> Tensor:
+def jagged(query: Tensor, key: Tensor, value: Tensor, rows: PaddingFreeBatch, dropout: float, scale: float) -> Tensor:
     """Told the shortest and the longest row, jagged tensors need not ask the device."""
     known = {"offsets": rows.starts, "min_seqlen": min(rows.lengths), "max_seqlen": max(rows.lengths)}
     q, k, v = (

@@ -21,9 +21,10 @@ from transformers.activations import NewGELUActivation
 
 import finetune.kernels.bigbird.portions
 import finetune.kernels.bigbird.scores
-from finetune.kernels.bigbird.layers import FusedGELU, use_fast_attention
+from finetune.kernels.bigbird.layers import FusedGELU, use_bigbird_attention
+from finetune.kernels.bigbird.plan import Shape
 from finetune.kernels.bigbird.rows import read_rows
-from finetune.kernels.row_lengths import known
+from finetune.kernels.row_lengths import row_lengths
 
 # Blocks of 4 and 2 random blocks: sparse from 37 tokens (10 blocks) on. Long and short rows, whole and broken blocks.
 LENGTHS = (61, 37, 20, 100, 40, 62, 3, 36)
@@ -43,7 +44,7 @@ def encoder(**changes):
 
 def fast(model):
     twin = copy.deepcopy(model)
-    assert use_fast_attention(twin)
+    assert use_bigbird_attention(twin)
     return twin
 
 
@@ -96,7 +97,7 @@ def check_rows(model, ids, mask, tolerance=1e-5):
 @pytest.mark.parametrize("scores", [1, 500, 3000, 2**19])
 def test_every_row_of_a_mixed_batch_is_as_it_is_alone(training, scores, monkeypatch):
     # However the work is cut: single blocks, several blocks, several heads, everything at once.
-    monkeypatch.setattr(finetune.kernels.bigbird.scores, "SCORES_PER_CORE", scores)
+    monkeypatch.setattr(finetune.kernels.bigbird.scores, "SCORES_PER_THREAD", scores)
     check_rows(encoder().train(training), *batch(LENGTHS))
 
 
@@ -180,13 +181,14 @@ def test_a_row_that_is_all_padding_harms_nothing():
     assert all(p.grad.isfinite().all() for p in model.parameters())
 
 
-def test_lengths_that_the_host_knows_are_those_that_the_mask_has():
+def test_groups_by_row_lengths_are_those_of_the_mask():
     mask = batch(LENGTHS)[1]
-    asked = read_rows(mask, 4)
-    with known(LENGTHS):
-        told = read_rows(mask, 4)
-    assert [number for number, _ in told.groups] == [number for number, _ in asked.groups]
-    for (_, ours), (_, theirs) in zip(told.groups, asked.groups, strict=True):
+    shape = Shape(seeds=(0,), heads=1, number=2, block_size=4, positions=128)
+    by_mask = read_rows(mask, shape)
+    with row_lengths(LENGTHS):
+        by_lengths = read_rows(mask, shape)
+    assert [number for number, _ in by_lengths.groups] == [number for number, _ in by_mask.groups]
+    for (_, ours), (_, theirs) in zip(by_lengths.groups, by_mask.groups, strict=True):
         assert torch.equal(ours, theirs)
 
 
@@ -283,7 +285,7 @@ def test_autocast_computes_in_bf16_and_keeps_fp32_gradients():
 def test_the_state_dict_is_that_of_transformers(tmp_path):
     model = encoder()
     quick = fast(model)
-    assert use_fast_attention(quick)  # a second time changes nothing
+    assert use_bigbird_attention(quick)  # a second time changes nothing
     ours, theirs = quick.state_dict(), model.state_dict()
     assert list(ours) == list(theirs)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
@@ -345,10 +347,10 @@ def test_bigbird_pegasus(training):
 
 def test_only_block_sparse_encoders_are_touched():
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
-    assert not use_fast_attention(BertModel(BertConfig(**sizes)))
+    assert not use_bigbird_attention(BertModel(BertConfig(**sizes)))
     full = encoder(attention_type="original_full")
     classes = [type(module) for module in full.modules()]
-    assert not use_fast_attention(full)
+    assert not use_bigbird_attention(full)
     assert [type(module) for module in full.modules()] == classes
 
 

@@ -5,7 +5,7 @@ from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAtt
 from transformers.models.bigbird_pegasus.modeling_bigbird_pegasus import BigBirdPegasusBlockSparseAttention
 
 from finetune.errors import InputError
-from finetune.kernels.bigbird.plan import choose_attention, padding_of, random_blocks, shortest_sparse
+from finetune.kernels.bigbird.plan import Shape, choose_attention, padding_of, random_blocks, shortest_sparse
 
 
 def config(**changes):
@@ -54,14 +54,12 @@ def test_random_blocks_are_those_of_transformers_at_every_length(source, number,
         for length in lengths:
             blocks = length // block_size
             assert blocks >= shortest_sparse(number)
-            sizes = {"heads": 2, "number": number, "block_size": block_size, "positions": positions}
-            ours = random_blocks(blocks=blocks, **sizes, seed=seed)
+            ours = random_blocks(blocks, Shape((seed,), 2, number, block_size, positions), seed)
             np.testing.assert_array_equal(ours, transformers_plan(attention, blocks), err_msg=f"length {length}")
 
 
 def test_layers_and_heads_have_plans_of_their_own():
-    shape = {"blocks": 20, "heads": 2, "number": 3, "block_size": 64, "positions": 4096}
-    first, second = (random_blocks(**shape, seed=seed) for seed in (0, 1))
+    first, second = (random_blocks(20, Shape((0, 1), 2, 3, 64, 4096), seed) for seed in (0, 1))
     assert (first != second).any()
     assert (first[0] != first[1]).any()
 
@@ -72,20 +70,20 @@ def test_planning_leaves_numpys_generator_alone(blocks):
     expected = np.random.random(3)
     np.random.seed(5)
     # A seed that no other test uses: the plan is really drawn here.
-    random_blocks(blocks=blocks, heads=2, number=3, block_size=64, positions=4096, seed=1234)
+    random_blocks(blocks, Shape((1234,), 2, 3, 64, 4096), 1234)
     np.testing.assert_array_equal(np.random.random(3), expected)
 
 
 def test_a_layer_is_planned_once_for_all_lengths(monkeypatch):
-    shape = {"heads": 1, "number": 3, "block_size": 64, "positions": 2048, "seed": 77}
-    longer = random_blocks(blocks=20, **shape)
+    shape = Shape((77,), 1, 3, 64, 2048)
+    longer = random_blocks(20, shape, 77)
     monkeypatch.setattr(np.random, "seed", None)
-    np.testing.assert_array_equal(random_blocks(blocks=19, **shape), longer[:, :-1])
+    np.testing.assert_array_equal(random_blocks(19, shape, 77), longer[:, :-1])
 
 
 def test_a_row_beyond_the_position_table_is_refused():
     with pytest.raises(ValueError, match="9 blocks of 16 tokens pass the 128 positions"):
-        random_blocks(blocks=9, heads=1, number=1, block_size=16, positions=128, seed=0)
+        random_blocks(9, Shape((0,), 1, 1, 16, 128), 0)
 
 
 def test_short_runs_use_full_attention_and_say_so():

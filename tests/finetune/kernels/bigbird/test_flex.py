@@ -7,15 +7,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 from test_attention import LENGTHS, batch, check_rows, encoder, fast
+from torch._inductor.choices import InductorChoices
 from torch.nn.attention import flex_attention as torchs
 
 import finetune.kernels.bigbird.flex
 import finetune.kernels.bigbird.flex_check
 import finetune.kernels.bigbird.layers
-from finetune.kernels.bigbird.flex import Shape, plans_of
-from finetune.kernels.bigbird.layers import use_fast_attention
-from finetune.kernels.bigbird.plan import random_blocks, shortest_sparse
-from finetune.kernels.row_lengths import known
+from finetune.kernels.bigbird.flex import Plans
+from finetune.kernels.bigbird.flex_tiles import SmallTiles, shrink
+from finetune.kernels.bigbird.layers import use_bigbird_attention
+from finetune.kernels.bigbird.plan import Shape, random_blocks, shortest_sparse
+from finetune.kernels.row_lengths import row_lengths
 
 CPU = torch.device("cpu")
 
@@ -49,7 +51,7 @@ def calls(reference, monkeypatch):
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("lengths", [LENGTHS, (37,), (101, 101), (36, 5), (128, 64)])
 def test_every_row_is_as_transformers_computes_it_alone(training, lengths, calls):
-    with known(lengths):
+    with row_lengths(lengths):
         check_rows(encoder().train(training), *batch(lengths))
     assert len(calls) == 2  # layers
 
@@ -59,7 +61,7 @@ def test_every_row_is_as_transformers_computes_it_alone(training, lengths, calls
 def test_other_sizes(training, number, block_size, calls):
     model = encoder(num_random_blocks=number, block_size=block_size, max_position_embeddings=160).train(training)
     lengths = (150, 64, 129, 33)
-    with known(lengths):
+    with row_lengths(lengths):
         check_rows(model, *batch(lengths, 152))
     assert calls
 
@@ -76,9 +78,9 @@ def test_blocks_of_64_are_those_that_are_gathered(lengths, training, calls):
     ids, mask = batch(lengths, -(-max(lengths) // 64) * 64)
     weights = torch.randn(*ids.shape, 16, generator=torch.Generator().manual_seed(2))
     results = []
-    for told in (lengths, None):
+    for known in (lengths, None):
         model.zero_grad()
-        with known(told):
+        with row_lengths(known):
             states = model(input_ids=ids, attention_mask=mask)[0]
         (states * weights * mask[..., None]).sum().backward()
         results.append((states.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}))
@@ -99,7 +101,7 @@ def test_checkpointing_dropout_and_bf16(calls):
         if checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         torch.manual_seed(3)
-        with known(LENGTHS), torch.autocast("cpu", torch.bfloat16):
+        with row_lengths(LENGTHS), torch.autocast("cpu", torch.bfloat16):
             states = model(input_ids=ids, attention_mask=mask)[0]
         (states.float() * mask[..., None]).square().sum().backward()
         found.append([p.grad for p in model.parameters()])
@@ -125,13 +127,13 @@ def test_a_first_pass_of_any_kind_tries_it_out(mode, reference, monkeypatch):
     torch.manual_seed(3)
     drawn = torch.rand(1)
     torch.manual_seed(3)
-    with known((61, 40)), torch.inference_mode(mode == "inference"), warnings.catch_warnings():
+    with row_lengths((61, 40)), torch.inference_mode(mode == "inference"), warnings.catch_warnings():
         warnings.filterwarnings("error", message="FlexAttention")
         states = model(input_ids=ids, attention_mask=mask)[0]
     if mode != "inference":
         states.sum().backward()
     assert finetune.kernels.bigbird.flex_check.works.cache_info().misses == 1
-    assert torch.equal(torch.rand(1), drawn)  # nobody's noise is touched
+    assert torch.equal(torch.rand(1), drawn)  # the run's generator is left alone
     torch.testing.assert_close(states, expected, atol=1e-5, rtol=0)
 
 
@@ -139,10 +141,10 @@ def test_what_it_is_not_used_for(calls):
     ids, mask = batch((61, 40))
     model = encoder().eval()
     gathered, untouched = copy.deepcopy(model), copy.deepcopy(model)
-    assert use_fast_attention(gathered, "blocks")
-    assert not use_fast_attention(untouched, "transformers")
+    assert use_bigbird_attention(gathered, "blocks")
+    assert not use_bigbird_attention(untouched, "transformers")
     assert [type(m) for m in untouched.modules()] == [type(m) for m in model.modules()]
-    with known((61, 40)):
+    with row_lengths((61, 40)):
         expected = gathered(input_ids=ids, attention_mask=mask)[0]
     torch.testing.assert_close(fast(model)(input_ids=ids, attention_mask=mask)[0], expected, atol=1e-6, rtol=0)
     holed = mask.clone()
@@ -160,12 +162,11 @@ def test_the_lists_of_blocks_are_the_plan(training):
     lengths = (61, 20, 100)
     mask = torch.stack([torch.arange(104) < n for n in lengths])
     for seed in SHAPE.seeds:
-        plan = plans_of(mask, lengths, SHAPE)(seed, training).mask
+        plan = Plans(mask, lengths, SHAPE).of(seed, training).mask
         heads = SHAPE.heads if training else 1
         assert plan.kv_num_blocks.shape == (3, heads, 26)
         for row, length in enumerate(lengths):
             blocks = -(-length // 4)
-            sizes = {"heads": 2, "number": 2, "block_size": 4, "positions": 128}
             for head in range(heads):
                 for query in range(26):
                     wholly, partly = listed(plan, row, head, query, ("full_kv", "kv"))
@@ -175,7 +176,7 @@ def test_the_lists_of_blocks_are_the_plan(training):
                         if query in (0, blocks - 1) or blocks < shortest_sparse(2):
                             expected = set(range(blocks))
                         elif training:
-                            expected |= set(random_blocks(blocks=blocks, **sizes, seed=seed)[head, query - 1].tolist())
+                            expected |= set(random_blocks(blocks, SHAPE, seed)[head, query - 1].tolist())
                     assert wholly == expected - {blocks - 1}
                     assert partly == expected & {blocks - 1}
         assert_transposed(plan, heads)
@@ -206,13 +207,13 @@ def test_a_compiled_kernel_gives_the_same():
 
     x = torch.randn(3, 3, 832, SHAPE.heads, 16, generator=torch.Generator().manual_seed(0))
     mask = torch.stack([torch.arange(832) < n for n in LENGTHS])
-    with known(LENGTHS), torch.no_grad():
-        rows = read_rows(mask, SHAPE.block_size)
-        plan = plans_of(mask, LENGTHS, SHAPE)(0, False)
+    with row_lengths(LENGTHS), torch.no_grad():
+        rows = read_rows(mask, SHAPE)
+        plan = Plans(mask, LENGTHS, SHAPE).of(0, False)
         q, k, v = (y.transpose(1, 2) for y in x)
         kernel = torch.compile(torchs.flex_attention, dynamic=False)
         found = kernel(q, k, v, score_mod=plan.bias, block_mask=plan.mask).transpose(1, 2) * mask[..., None, None]
-        expected = BlockSparse.apply(*x, rows, [None] * len(rows.groups), SHAPE.block_size, SHAPE.number)
+        expected = BlockSparse.apply(*x, rows, [None] * len(rows.groups))
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
@@ -244,7 +245,7 @@ def test_tiles_divide_a_block():
     wide = Config(block_m1=64, block_n1=128, block_m2=128, block_n2=64, num_stages=3, num_warps=8)
     narrow = Config(block_m1=16, block_n1=32, block_m2=16, block_n2=16, num_stages=1, num_warps=8)
     square = Config(block_m1=64, block_n1=64, block_m2=64, block_n2=64, num_stages=3, num_warps=4)
-    assert finetune.kernels.bigbird.flex._small([wide, narrow, square]) == [square, narrow]
+    assert shrink([wide, narrow, square], 64) == [square, narrow]
 
 
 @pytest.mark.slow
@@ -252,14 +253,9 @@ def test_tiles_divide_a_block():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_torchs_own_choices_for_hopper_have_tiles_that_divide_a_block(size, dtype, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
-    choices = finetune.kernels.bigbird.flex._choices()
-    plain = type(choices).__mro__[1]()
+    choices, plain = SmallTiles(64), InductorChoices()
     assert size != 64 or dtype != torch.bfloat16 or plain.get_flex_attention_bwd_configs(size, dtype)[0].block_n1 == 128
     for found in (choices.get_flex_attention_fwd_configs(size, dtype), choices.get_flex_attention_bwd_configs(size, dtype)):
         assert found
         for config in found:
-            assert all(
-                finetune.kernels.bigbird.flex.TILE % value == 0
-                for name, value in vars(config).items()
-                if name.startswith("block_")
-            )
+            assert all(64 % value == 0 for name, value in vars(config).items() if name.startswith("block_"))

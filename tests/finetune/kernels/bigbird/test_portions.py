@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finetune.kernels.bigbird import portions
+from finetune.kernels.bigbird.plan import Shape
 from finetune.kernels.bigbird.portions import portion_size, portions_of
 from finetune.kernels.bigbird.rows import read_rows
 
@@ -13,9 +14,9 @@ LENGTHS = (90, 33, 96, 40, 5, 90)
 def parts(heads, lengths=LENGTHS, size=4):
     """The portions of a batch of rows of these lengths, in blocks of 8; and a tensor of its shape."""
     mask = torch.arange(96) < torch.tensor(lengths)[:, None]
-    rows = read_rows(mask, 8)
+    rows = read_rows(mask, Shape(seeds=(0,), heads=heads, number=1, block_size=8, positions=96))
     x = torch.randn(len(lengths), 96, heads, size)
-    return list(portions_of(rows, [None] * len(rows.groups), x, 8, 1)), x, mask
+    return list(portions_of(rows, [None] * len(rows.groups), x)), x, mask
 
 
 @pytest.mark.parametrize("elements", [1, 500, 2000, 10**6])

@@ -18,14 +18,14 @@ def forgetful():
     check.works.cache_clear()
 
 
-@pytest.mark.parametrize("noisy", [False, True])
+@pytest.mark.parametrize("with_dropout", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_kernel_that_works_is_taken_and_leaves_the_noise_of_the_run_alone(dtype, noisy):
+def test_a_kernel_that_works_is_taken_and_leaves_the_runs_generator_alone(dtype, with_dropout):
     before = torch.get_rng_state()
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         warnings.filterwarnings("ignore", message="The PyTorch API of nested tensors is in prototype")
-        assert check.works("jagged", CPU, dtype, 8, noisy)
+        assert check.works("jagged", CPU, dtype, 8, with_dropout)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -42,14 +42,14 @@ def gives_nan(query, key, value, rows, dropout, scale):
 
 
 @pytest.mark.parametrize(
-    ("kernel", "noisy", "told"),
+    ("kernel", "with_dropout", "reason"),
     [
         (raises, False, "RuntimeError: no kernel for this chip"),
         (forgets_rows, False, "it differs by"),
         (gives_nan, True, "with dropout it gives no numbers"),
     ],
 )
-def test_one_that_does_not_is_left_with_a_warning(kernel, noisy, told, monkeypatch):
+def test_one_that_does_not_is_left_with_a_warning(kernel, with_dropout, reason, monkeypatch):
     monkeypatch.setattr(kernels, "flash", kernel)
-    with pytest.warns(UserWarning, match=told):
-        assert not check.works("flash", CPU, torch.float32, 8, noisy)
+    with pytest.warns(UserWarning, match=reason):
+        assert not check.works("flash", CPU, torch.float32, 8, with_dropout)

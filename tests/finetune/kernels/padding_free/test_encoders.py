@@ -1,4 +1,4 @@
-"""Packed rows against padded ones: the same model, twice."""
+"""Padding-free batches against padded ones: the same model, twice."""
 
 import copy
 import pickle
@@ -19,26 +19,26 @@ from transformers import (
 import finetune.kernels.padding_free.attention
 from finetune.errors import InputError
 from finetune.kernels import row_lengths
-from finetune.kernels.padding_free.choice import CAN, packs_rows
-from finetune.kernels.padding_free.encoders import NAME, pack_rows
+from finetune.kernels.padding_free.encoders import NAME, use_padding_free
+from finetune.kernels.padding_free.support import SUPPORTED, check_padding_free
 
 LENGTHS = (23, 7, 7, 1, 40, 12)
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 60}
-WITHOUT_NOISE = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "dropout": 0.0, "attention_dropout": 0.0}
+WITHOUT_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "dropout": 0.0, "attention_dropout": 0.0}
 DISTIL = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48}
 
 
 def classifier(kind="bert", **changes):
     torch.manual_seed(0)
     known = AutoConfig.for_model(kind).to_dict()
-    wanted = {**SIZES, **DISTIL, **WITHOUT_NOISE, "initializer_range": 0.3, "seq_classif_dropout": 0.0}
+    wanted = {**SIZES, **DISTIL, **WITHOUT_DROPOUT, "initializer_range": 0.3, "seq_classif_dropout": 0.0}
     config = AutoConfig.for_model(kind, num_labels=3, **{**{k: v for k, v in wanted.items() if k in known}, **changes})
     return AutoModelForSequenceClassification.from_config(config)
 
 
-def packed_twin(model):
+def padding_free_twin(model):
     twin = copy.deepcopy(model)
-    assert pack_rows(twin)
+    assert use_padding_free(twin)
     return twin
 
 
@@ -63,7 +63,7 @@ def check_same(model, packed, inputs, rows=LENGTHS):
     """Logits to 1e-5, gradients of every parameter to 1e-4 of its largest, or of 1."""
     model.zero_grad()
     expected = model(**inputs).logits
-    with row_lengths.known(rows):
+    with row_lengths.row_lengths(rows):
         found = packed(**inputs).logits
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
     for logits in (found, expected):
@@ -73,10 +73,10 @@ def check_same(model, packed, inputs, rows=LENGTHS):
         torch.testing.assert_close(ours.grad / scale, theirs.grad / scale, atol=1e-4, rtol=0, msg=name)
 
 
-@pytest.mark.parametrize("kind", CAN)
+@pytest.mark.parametrize("kind", SUPPORTED)
 def test_logits_and_gradients_are_those_of_the_padded_batch(kind):
     model = classifier(kind)
-    twin = packed_twin(model)
+    twin = padding_free_twin(model)
     seen = tokens_seen(twin)
     check_same(model.train(), twin.train(), batch())
     assert seen == [sum(LENGTHS)]
@@ -85,20 +85,20 @@ def test_logits_and_gradients_are_those_of_the_padded_batch(kind):
 @pytest.mark.parametrize("rows", [(9,), (5, 5, 5), (1, 30), (30, 1), (2, 1, 2, 1)])
 def test_one_row_equal_rows_and_wider_padding(rows):
     model = classifier()
-    check_same(model, packed_twin(model), batch(rows), rows)
-    check_same(model, packed_twin(model), batch(rows, 41), rows)
+    check_same(model, padding_free_twin(model), batch(rows), rows)
+    check_same(model, padding_free_twin(model), batch(rows, 41), rows)
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_gradient_checkpointing_changes_no_bit(reentrant):
     found = []
     for checkpointing in (False, True):
-        model = packed_twin(classifier(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)).train()
+        model = padding_free_twin(classifier(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)).train()
         if checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": reentrant})
             model.enable_input_require_grads()
         torch.manual_seed(3)
-        with row_lengths.known(LENGTHS):
+        with row_lengths.row_lengths(LENGTHS):
             loss = model(**batch()).logits.square().sum()
         loss.backward()  # where nobody knows the lengths any more
         found.append([p.grad for p in model.parameters()])
@@ -108,9 +108,9 @@ def test_gradient_checkpointing_changes_no_bit(reentrant):
 
 def test_autocast_computes_in_bf16_and_keeps_fp32_gradients():
     model = classifier(initializer_range=0.1).train()
-    twin = packed_twin(model)
+    twin = padding_free_twin(model)
     expected = model(**batch()).logits
-    with torch.autocast("cpu", torch.bfloat16), row_lengths.known(LENGTHS):
+    with torch.autocast("cpu", torch.bfloat16), row_lengths.row_lengths(LENGTHS):
         logits = twin(**batch()).logits
     logits.float().sum().backward()
     assert 0 < (logits - expected).abs().max() < 0.2
@@ -119,14 +119,14 @@ def test_autocast_computes_in_bf16_and_keeps_fp32_gradients():
 
 def test_without_lengths_the_batch_is_padded_as_ever():
     model = classifier()
-    twin = packed_twin(model)
+    twin = padding_free_twin(model)
     seen = tokens_seen(twin)
     # Nobody said; another batch's; more tokens than there are places.
     for known in (None, LENGTHS[1:], (*LENGTHS[1:], 41)):
-        with row_lengths.known(known):
+        with row_lengths.row_lengths(known):
             torch.testing.assert_close(twin(**batch()).logits, model(**batch()).logits, atol=1e-5, rtol=0)
     assert seen == [len(LENGTHS) * max(LENGTHS)] * 3
-    # A hole, which lengths cannot describe, is not packed either.
+    # A hole, which lengths cannot describe, is padded too.
     holed = batch()
     holed["attention_mask"][4, 5:9] = 0
     torch.testing.assert_close(twin(**holed).logits, model(**holed).logits, atol=1e-5, rtol=0)
@@ -134,34 +134,34 @@ def test_without_lengths_the_batch_is_padded_as_ever():
 
 def test_a_batch_without_padding_is_left_as_it_is():
     model = classifier()
-    with row_lengths.known((9, 9)):
-        ours = packed_twin(model)(**batch((9, 9))).logits
+    with row_lengths.row_lengths((9, 9)):
+        ours = padding_free_twin(model)(**batch((9, 9))).logits
     torch.testing.assert_close(ours, model(**batch((9, 9))).logits, atol=1e-6, rtol=0)
 
 
-def test_noise_falls_on_real_tokens_only_and_is_a_function_of_the_seed():
-    model = packed_twin(classifier(hidden_dropout_prob=0.5, attention_probs_dropout_prob=0.5)).train()
+def test_dropout_is_a_function_of_the_seed():
+    model = padding_free_twin(classifier(hidden_dropout_prob=0.5, attention_probs_dropout_prob=0.5)).train()
 
     def logits():
         torch.manual_seed(5)
-        with row_lengths.known(LENGTHS):
+        with row_lengths.row_lengths(LENGTHS):
             return model(**batch()).logits
 
     assert torch.equal(logits(), logits())
 
 
-def test_an_encoder_decoder_packs_its_encoder_and_generates_the_same():
+def test_an_encoder_decoder_has_a_padding_free_encoder_and_generates_the_same():
     torch.manual_seed(0)
-    encoder = BertModel(BertConfig(**SIZES, **WITHOUT_NOISE, initializer_range=0.3), add_pooling_layer=False)
-    writer = BertLMHeadModel(BertConfig(**SIZES, **WITHOUT_NOISE, is_decoder=True, add_cross_attention=True))
+    encoder = BertModel(BertConfig(**SIZES, **WITHOUT_DROPOUT, initializer_range=0.3), add_pooling_layer=False)
+    writer = BertLMHeadModel(BertConfig(**SIZES, **WITHOUT_DROPOUT, is_decoder=True, add_cross_attention=True))
     model = EncoderDecoderModel(encoder=encoder, decoder=writer)
     for holder in (model.config, model.generation_config):
         holder.decoder_start_token_id, holder.pad_token_id, holder.eos_token_id = 1, 0, 2
-    twin = packed_twin(model)
+    twin = padding_free_twin(model)
     seen = tokens_seen(twin.encoder)
     titles = {"decoder_input_ids": torch.full((len(LENGTHS), 4), 7)}
     check_same(model.train(), twin.train(), {**batch(), **titles})
-    with row_lengths.known(LENGTHS):
+    with row_lengths.row_lengths(LENGTHS):
         ours = twin.eval().generate(**batch(), max_new_tokens=5, num_beams=3)
     assert torch.equal(ours, model.eval().generate(**batch(), max_new_tokens=5, num_beams=3))
     assert seen == [sum(LENGTHS)] * 2
@@ -170,8 +170,8 @@ def test_an_encoder_decoder_packs_its_encoder_and_generates_the_same():
 
 def test_what_is_saved_is_plain_transformers(tmp_path):
     model = classifier()
-    twin = packed_twin(model)
-    assert pack_rows(twin)  # a second time changes nothing
+    twin = padding_free_twin(model)
+    assert use_padding_free(twin)  # a second time changes nothing
     assert list(twin.state_dict()) == list(model.state_dict())
     twin.save_pretrained(tmp_path)
     assert NAME not in (tmp_path / "config.json").read_text()
@@ -179,29 +179,29 @@ def test_what_is_saved_is_plain_transformers(tmp_path):
     assert again.config._attn_implementation == "sdpa"
     copied = pickle.loads(pickle.dumps(twin))
     for other in (again, copied):
-        with row_lengths.known(LENGTHS):
+        with row_lengths.row_lengths(LENGTHS):
             torch.testing.assert_close(other(**batch()).logits, model(**batch()).logits, atol=1e-5, rtol=0)
 
 
 @pytest.mark.slow
 def test_compiled_models_give_the_same():
-    model = packed_twin(classifier())
-    compiled = torch.compile(packed_twin(classifier()), backend="eager", dynamic=True)
+    model = padding_free_twin(classifier())
+    compiled = torch.compile(padding_free_twin(classifier()), backend="eager", dynamic=True)
     for rows in (LENGTHS, (3, 9)):
-        with row_lengths.known(rows):
+        with row_lengths.row_lengths(rows):
             torch.testing.assert_close(compiled(**batch(rows)).logits, model(**batch(rows)).logits, atol=1e-6, rtol=0)
 
 
 def test_jagged_tensors_attend_as_the_calls_per_length(monkeypatch):
     # What a GPU does in fp32 or with dropout, by torch's own reference for a CPU.
     model = classifier()
-    monkeypatch.setattr(finetune.kernels.padding_free.attention, "_by_length", finetune.kernels.padding_free.attention._jagged)
-    check_same(model, packed_twin(model), batch())
+    monkeypatch.setattr(finetune.kernels.padding_free.attention, "by_length", finetune.kernels.padding_free.attention.jagged)
+    check_same(model, padding_free_twin(model), batch())
 
 
-def test_who_packs():
-    def decide(asked, config, on_gpu=True, side="right"):
-        return packs_rows(asked, config, on_gpu, side)
+def test_which_models_can():
+    def decide(asked, config, on_gpu=True, side="right", kernels="auto"):
+        return check_padding_free(asked, kernels=kernels, config=config, on_gpu=on_gpu, padding_side=side)
 
     bert = BertConfig()
     assert decide("auto", bert)
@@ -216,4 +216,7 @@ def test_who_packs():
             decide("on", other)
     with pytest.raises(InputError, match="before the text"):
         decide("on", bert, side="left")
-    assert not pack_rows(AutoModelForSequenceClassification.from_config(ModernBertConfig(**SIZES, pad_token_id=0)))
+    assert not decide("auto", bert, kernels="reference")
+    with pytest.raises(InputError, match="--kernels reference"):
+        decide("on", bert, kernels="reference")
+    assert not use_padding_free(AutoModelForSequenceClassification.from_config(ModernBertConfig(**SIZES, pad_token_id=0)))

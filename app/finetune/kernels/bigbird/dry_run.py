@@ -1,4 +1,4 @@
-"""The memory that block-sparse attention takes, rehearsed on tensors without values (`finetune.memory_estimate`)."""
+"""The memory of block-sparse attention in a dry run, on tensors without values (`finetune.memory_estimate`)."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from finetune.kernels.bigbird.plan import shortest_sparse
+from finetune.kernels.bigbird.plan import Shape, shortest_sparse
 from finetune.kernels.bigbird.portions import portion_size
-from finetune.kernels.bigbird.scores import SCORES_PER_CORE
+from finetune.kernels.bigbird.scores import SCORES_PER_THREAD
 from finetune.kernels.scratch import scratch
 
 
-class Rehearsal(torch.autograd.Function):
+class BlockSparseDryRun(torch.autograd.Function):
     """The copies that `attention.BlockSparse` makes on a CPU for rows of full width, without content. They stand for
     a GPU's as well, which were not measured."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, block_size: int, number: int) -> Tensor:
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, shape: Shape) -> Tensor:
         context = torch.empty_like(query)
         ctx.save_for_backward(query, key, value, context)
-        ctx.sizes = _sizes(query, block_size, number)
+        ctx.sizes = _sizes(query, shape)
         _take(query, ctx.sizes, ("q", "k", "v", "out"), ())
         copies = query.new_empty(ctx.sizes.copies)
         del copies
@@ -36,7 +36,7 @@ class Rehearsal(torch.autograd.Function):
         casts = query.new_empty(0 if query.dtype == torch.float32 else ctx.sizes.scores, dtype=torch.float32)
         copies = query.new_empty(2 * ctx.sizes.copies)
         del casts, copies
-        return (*gradients, None, None)
+        return (*gradients, None)
 
 
 class _Sizes(NamedTuple):
@@ -47,15 +47,16 @@ class _Sizes(NamedTuple):
     copies: int  # of queries, and of the keys that they see where these are not read in place
 
 
-def _sizes(query: Tensor, block_size: int, number: int) -> _Sizes:
+def _sizes(query: Tensor, shape: Shape) -> _Sizes:
+    number, block_size = shape.number, shape.block_size
     (rows, width, heads, size), threads = query.shape, torch.get_num_threads()
     blocks, pairs = width // block_size, rows * heads
     is_sparse = blocks >= shortest_sparse(number)
     keys = block_size * (5 + number if is_sparse else blocks)  # of a query
     at_once = min(pairs, threads * portion_size(pairs, width * size, threads))
-    scores = min(max(SCORES_PER_CORE * threads, block_size * keys), at_once * width * keys)
+    scores = min(max(SCORES_PER_THREAD * threads, block_size * keys), at_once * width * keys)
     queries = scores // keys * size if is_sparse else 0
-    in_place = scores <= width * keys * threads  # the window, where a core works on one pair
+    in_place = scores <= width * keys * threads  # the window, where a thread works on one pair
     return _Sizes(at_once * width * size, scores, queries * (number if in_place else number + 3 + 1))
 
 

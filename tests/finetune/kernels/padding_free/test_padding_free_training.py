@@ -1,4 +1,4 @@
-"""Steps of the engine with packed rows: the same as with padding, however they are cut, and the same again."""
+"""Steps of the engine without padding: the same as with padding, however they are cut, and the same again."""
 
 import copy
 from dataclasses import replace
@@ -9,7 +9,7 @@ import torch
 from linear_task import make_plan
 from test_encoders import LENGTHS, classifier
 
-from finetune.kernels.padding_free.encoders import pack_rows
+from finetune.kernels.padding_free.encoders import use_padding_free
 from finetune.task import Batch
 from finetune.training.batches import TrainSteps, lengths_of, pad_rows
 from finetune.training.evaluation import predict
@@ -34,19 +34,19 @@ def collate(rows):
 def trained(start_run, arguments):
     """Trains from step `first` on for some steps; gives the model and the optimizer as they are before and after each."""
 
-    def train(packed, max_tokens, steps=4, first=0, state=None, **noise):
+    def train(padding_free, max_tokens, steps=4, first=0, state=None, **dropout):
         plan = make_plan(len(ROWS), epochs=3, global_batch_size=6)
         plan = replace(plan, batch=replace(plan.batch, max_tokens=max_tokens, accumulation=1))
-        run, model = start_run(plan.batch), classifier(**noise)
+        run, model = start_run(plan.batch), classifier(**dropout)
         if state:
             model.load_state_dict(state[0])
-        if packed:
-            pack_rows(model)
+        if padding_free:
+            use_padding_free(model)
         optimizer = build_optimizer(arguments(adam_epsilon=1e-5), model, 1e-3)
         model, optimizer = run.accelerator.prepare(model, optimizer)
         if state:
             optimizer.load_state_dict(state[1])
-        batches, found = TrainSteps(collate, ROWS, plan, 0, 1, True, 1, packed), []
+        batches, found = TrainSteps(collate, ROWS, plan, 0, 1, True, 1, padding_free), []
         for step in range(first, steps):
             found.append(copy.deepcopy((model.state_dict(), optimizer.state_dict())))
             seed_step(7, step, 0)
@@ -58,17 +58,17 @@ def trained(start_run, arguments):
 
 def test_weights_after_some_steps_are_those_of_padded_passes(trained):
     _, expected, _ = trained(False, 1000)
-    for packed, max_tokens in ((True, 1000), (True, 50), (False, 50)):
-        _, model, _ = trained(packed, max_tokens)
+    for padding_free, max_tokens in ((True, 1000), (True, 50), (False, 50)):
+        _, model, _ = trained(padding_free, max_tokens)
         for (name, ours), theirs in zip(model.named_parameters(), expected.parameters(), strict=True):
             if not name.endswith("key.bias"):  # softmax does not depend on it
                 torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5, msg=name)  # an element moves by up to 4e-3
 
 
 def test_with_dropout_a_run_goes_on_to_the_bit(trained):
-    noise = {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.2}
-    _, whole, states = trained(True, 50, **noise)
-    _, resumed, _ = trained(True, 50, first=2, state=states[2], **noise)
+    dropout = {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.2}
+    _, whole, states = trained(True, 50, **dropout)
+    _, resumed, _ = trained(True, 50, first=2, state=states[2], **dropout)
     for ours, theirs in zip(resumed.parameters(), whole.parameters(), strict=True):
         assert torch.equal(ours, theirs)
 

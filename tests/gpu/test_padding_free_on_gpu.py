@@ -1,4 +1,4 @@
-"""Packed rows against padded ones on a GPU, through each kernel that may be chosen there."""
+"""Padding-free batches against padded ones on a GPU, through each kernel that may be chosen there."""
 
 import copy
 
@@ -8,7 +8,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 import finetune.kernels.padding_free.attention
 from finetune.kernels import row_lengths
-from finetune.kernels.padding_free.encoders import pack_rows
+from finetune.kernels.padding_free.encoders import use_padding_free
 
 GPU = torch.device("cuda")
 LENGTHS = (300, 17, 1, 512, 64, 64, 129)
@@ -17,8 +17,8 @@ LENGTHS = (300, 17, 1, 512, 64, 64, 129)
 def model(dropout=0.0):
     torch.manual_seed(0)
     sizes = {"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 512, "vocab_size": 90}
-    noise = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout, "initializer_range": 0.1}
-    return BertForSequenceClassification(BertConfig(**sizes, **noise, num_labels=3)).train().to(GPU)
+    dropouts = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout, "initializer_range": 0.1}
+    return BertForSequenceClassification(BertConfig(**sizes, **dropouts, num_labels=3)).train().to(GPU)
 
 
 def batch():
@@ -38,14 +38,14 @@ def kernels(monkeypatch):
             finetune.kernels.padding_free.attention, name, lambda *inputs: (called.append(name), function(*inputs))[1]
         )
 
-    for name in ("_flash", "_jagged", "_by_length"):
+    for name in ("flash", "jagged", "by_length"):
         watch(name)
     return called
 
 
-def gradients_of(plain, inputs, precision, known):
+def gradients_of(plain, inputs, precision, lengths):
     plain.zero_grad()
-    with row_lengths.known(known), torch.autocast("cuda", precision or torch.bfloat16, enabled=precision is not None):
+    with row_lengths.row_lengths(lengths), torch.autocast("cuda", precision or torch.bfloat16, enabled=precision is not None):
         logits = plain(**inputs).logits.float()
     (logits * torch.arange(1.0, 1 + logits.numel(), device=GPU).view_as(logits).sin()).sum().backward()
     return [logits.detach(), *(p.grad.clone() for p in plain.parameters())]
@@ -54,16 +54,16 @@ def gradients_of(plain, inputs, precision, known):
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize(
     ("precision", "kernel", "tolerance"),
-    [(None, "_jagged", 1e-4), (torch.bfloat16, "_flash", 0.05), (torch.float16, "_flash", 0.01)],
+    [(None, "jagged", 1e-4), (torch.bfloat16, "flash", 0.05), (torch.float16, "flash", 0.01)],
 )
 def test_logits_and_gradients_are_those_of_the_padded_batch(precision, kernel, tolerance, kernels):
     plain = model()
     twin = copy.deepcopy(plain)
-    assert pack_rows(twin)
+    assert use_padding_free(twin)
     expected = gradients_of(plain, batch(), precision, None)
     found = gradients_of(twin, batch(), precision, LENGTHS)
     if precision is not None and torch.cuda.get_device_capability() < (8, 0):
-        kernel = "_jagged"
+        kernel = "jagged"
     assert kernels == [kernel] * 2
     for ours, theirs in zip(found, expected, strict=True):
         assert (ours - theirs).norm() <= tolerance * theirs.norm().clamp(min=1)
@@ -71,16 +71,16 @@ def test_logits_and_gradients_are_those_of_the_padded_batch(precision, kernel, t
 
 @pytest.mark.parametrize("precision", [None, torch.bfloat16])
 def test_dropout_is_a_function_of_the_seed_and_has_no_bias(precision, kernels):
-    noisy = model(0.1)
-    pack_rows(noisy)
+    with_dropout = model(0.1)
+    use_padding_free(with_dropout)
 
     def logits(seed):
         torch.manual_seed(seed)
-        return gradients_of(noisy, batch(), precision, LENGTHS)[0]
+        return gradients_of(with_dropout, batch(), precision, LENGTHS)[0]
 
     assert torch.equal(logits(1), logits(1))
     assert not torch.equal(logits(1), logits(2))
-    assert set(kernels) == {"_jagged"}  # varlen_attn has no dropout
+    assert set(kernels) == {"jagged"}  # varlen_attn has no dropout
     mean = torch.stack([logits(seed) for seed in range(40)]).mean(dim=0)
-    expected = torch.stack([gradients_of(noisy, batch(), precision, None)[0] for _ in range(40)]).mean(dim=0)
+    expected = torch.stack([gradients_of(with_dropout, batch(), precision, None)[0] for _ in range(40)]).mean(dim=0)
     assert (mean - expected).abs().max() < 0.5 * expected.abs().max().clamp(min=0.5)

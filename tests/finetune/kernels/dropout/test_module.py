@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-import finetune.kernels.dropout.dropout
-import finetune.kernels.dropout.stream
-from finetune.kernels.dropout.dropout import Dropout, dropout
-from finetune.kernels.dropout.stream import LEVELS
+import finetune.kernels.dropout.mask
+import finetune.kernels.dropout.module
+from finetune.kernels.dropout.mask import LEVELS
+from finetune.kernels.dropout.module import Dropout, dropout
 
 
 def scale_of(p):
@@ -43,9 +43,8 @@ def test_the_seed_decides():
     assert not torch.equal(found[0][0], found[2][0])
 
 
-def test_the_noise_is_the_seeds_and_not_the_cores(monkeypatch):
-    monkeypatch.setattr(finetune.kernels.dropout.stream, "PIECE", 1000)
-    monkeypatch.setattr(finetune.kernels.dropout.dropout, "AT_ONCE", 300)
+def test_the_mask_depends_on_the_seed_and_not_on_threads(monkeypatch):
+    monkeypatch.setattr(finetune.kernels.dropout.mask, "PIECE", 1000)
     before, found = torch.get_num_threads(), []
     try:
         for threads in (1, 3):
@@ -86,7 +85,7 @@ def test_gradients_pass_where_values_do(dtype):
     torch.testing.assert_close(y.detach(), torch.where(kept, x.detach() * scale_of(0.3), 0.0))
 
 
-def test_what_is_computed_again_has_the_same_noise():
+def test_what_is_computed_again_has_the_same_mask():
     gradients = []
     for again in (False, True):
         torch.manual_seed(0)
@@ -114,6 +113,6 @@ def test_the_module_is_torchs_elsewhere(monkeypatch):
     assert torch.equal(module(x), expected)
 
 
-def test_nothing_and_little_have_noise():
+def test_tiny_tensors():
     for size in (0, 1, 3, 5):
         assert dropout(torch.ones(size), 0.5).shape == (size,)

@@ -1,7 +1,6 @@
-"""Attention with dropout: torch's own but for the noise, in every model whose attention is transformers' sdpa."""
+"""Attention with dropout: torch's own but for the sample of the mask, in every model whose attention is transformers' sdpa."""
 
 import copy
-import weakref
 from collections import Counter
 
 import pytest
@@ -17,12 +16,11 @@ from transformers import (
     EncoderDecoderModel,
 )
 
-import finetune.kernels.dropout.portions
-import finetune.kernels.dropout.stream
-from finetune.kernels.dropout.attention import attend, noisy_attention, use_fast_dropout
-from finetune.kernels.dropout.bias import bias_of
-from finetune.kernels.dropout.portions import NoisyAttention
-from finetune.kernels.dropout.stream import Noise
+import finetune.kernels.dropout.function
+import finetune.kernels.dropout.mask
+from finetune.kernels.dropout.attention import _compact, attend, dropout_attention, use_cpu_dropout
+from finetune.kernels.dropout.function import DropoutAttention
+from finetune.kernels.dropout.mask import DropoutMask
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 60}
 DISTIL = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48}
@@ -30,11 +28,11 @@ DISTIL = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48}
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The probability of each call of the attention with noise, which computes without: what is left can be compared."""
+    """The probability of each call of the attention with dropout, which drops nothing here: the rest can be compared."""
     asked = []
-    monkeypatch.setattr(Noise, "fill", lambda noise, kept: kept.fill_(1))
-    monkeypatch.setattr(Noise, "scale", 1.0)
-    monkeypatch.setattr(NoisyAttention, "apply", lambda *x, apply=NoisyAttention.apply: asked.append(x[4]) or apply(*x))
+    monkeypatch.setattr(DropoutMask, "fill", lambda mask, kept: kept.fill_(1))
+    monkeypatch.setattr(DropoutMask, "scale", 1.0)
+    monkeypatch.setattr(DropoutAttention, "apply", lambda *x, apply=DropoutAttention.apply: asked.append(x[4]) or apply(*x))
     return asked
 
 
@@ -61,9 +59,9 @@ MASKS = ("none", "keys", "pairs", "added", "of two dimensions", "of heads", "not
 
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("scale", [None, 0.3])
-def test_but_for_the_noise_it_is_torchs(mask, scale, calls):
+def test_without_the_dropping_it_is_torchs(mask, scale, calls):
     ours, theirs = tensors(2, 3, 7, 8), tensors(2, 3, 7, 8)
-    found = noisy_attention(*ours, mask_of(mask), 0.1, scale)
+    found = dropout_attention(*ours, mask_of(mask), 0.1, scale)
     expected = scaled_dot_product_attention(*theirs, attn_mask=mask_of(mask), scale=scale)
     torch.testing.assert_close(found, expected)
     found.square().sum().backward()
@@ -73,12 +71,12 @@ def test_but_for_the_noise_it_is_torchs(mask, scale, calls):
     assert calls == [0.1]
 
 
-def noise_of(query, key, mask=None, p=0.3):
-    """What the noise of seed 0 leaves of (rows, heads, queries, keys): the weights are the sums over a value that is 1 for one
+def kept_of(query, key, mask=None, p=0.3):
+    """What seed 0 keeps of (rows, heads, queries, keys): the weights are the sums over a value that is 1 for one
     key."""
     torch.manual_seed(0)
     ones = torch.eye(key.shape[2]).expand(*key.shape[:2], -1, -1)
-    return noisy_attention(query.detach(), key.detach(), ones, mask, p) != 0
+    return dropout_attention(query.detach(), key.detach(), ones, mask, p) != 0
 
 
 def explicit(query, key, value, mask, kept, p=0.3):
@@ -94,14 +92,14 @@ def explicit(query, key, value, mask, kept, p=0.3):
 @pytest.mark.parametrize("weights", [1, 20, 120, 700, 2**17])
 def test_however_the_work_is_cut_it_is_attention_with_some_weights_dropped(weights, padded, keys, monkeypatch):
     # Single queries, some queries of a head, whole heads, whole rows, everything at once.
-    monkeypatch.setattr(finetune.kernels.dropout.portions, "WEIGHTS", weights)
+    monkeypatch.setattr(finetune.kernels.dropout.function, "WEIGHTS_AT_ONCE", weights)
     mask = (torch.arange(keys) < torch.tensor([keys, 4, keys - 1])[:, None])[:, None, None] if padded else None
-    kept = noise_of(*tensors(3, 4, 9, 8, keys=keys)[:2], mask)
+    kept = kept_of(*tensors(3, 4, 9, 8, keys=keys)[:2], mask)
     share = kept.float().mean() / (1.0 if mask is None else mask.float().mean())
     assert share == pytest.approx(0.7, abs=0.1)
     ours, theirs = tensors(3, 4, 9, 8, keys=keys), tensors(3, 4, 9, 8, keys=keys)
     torch.manual_seed(0)
-    found, expected = noisy_attention(*ours, mask, 0.3), explicit(*theirs, mask, kept)
+    found, expected = dropout_attention(*ours, mask, 0.3), explicit(*theirs, mask, kept)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)  # 0.3 is a multiple of 2**-16 here
     direction = torch.randn(found.shape, generator=torch.Generator().manual_seed(2))
     found.backward(direction)
@@ -110,18 +108,18 @@ def test_however_the_work_is_cut_it_is_attention_with_some_weights_dropped(weigh
         torch.testing.assert_close(a.grad, b.grad, atol=1e-4, rtol=1e-4)
 
 
-def test_the_noise_is_the_seeds_and_not_the_cores(monkeypatch):
-    monkeypatch.setattr(finetune.kernels.dropout.stream, "PIECE", 100)
+def test_the_mask_depends_on_the_seed_and_not_on_threads(monkeypatch):
+    monkeypatch.setattr(finetune.kernels.dropout.mask, "PIECE", 100)
     before, found = torch.get_num_threads(), []
     try:
         for threads in (1, 3, 3):
             torch.set_num_threads(threads)
             given = tensors(3, 4, 9, 8)
             torch.manual_seed(threads)
-            context = noisy_attention(*given, None, 0.3)
+            context = dropout_attention(*given, None, 0.3)
             context.square().sum().backward()
             torch.manual_seed(3)
-            again = noisy_attention(*given, None, 0.3)
+            again = dropout_attention(*given, None, 0.3)
             found.append((context.detach(), again.detach(), *(x.grad for x in given)))
     finally:
         torch.set_num_threads(before)
@@ -130,16 +128,16 @@ def test_the_noise_is_the_seeds_and_not_the_cores(monkeypatch):
     assert not torch.equal(found[0][0], found[1][0])
 
 
-def test_no_two_weights_share_their_noise():
+def test_weights_are_dropped_independently():
     q, k, _ = tensors(4, 4, 40, 8)
-    kept = noise_of(q, k, p=0.5).flatten(0, 1).flatten(1).float()
+    kept = kept_of(q, k, p=0.5).flatten(0, 1).flatten(1).float()
     assert torch.corrcoef(kept).fill_diagonal_(0).abs().max() < 5 / kept.shape[1] ** 0.5
 
 
 def test_half_precision_is_computed_in_single(calls):
     q, k, v = (x.detach().bfloat16().requires_grad_() for x in tensors(2, 3, 7, 8))
     with torch.autocast("cpu", torch.bfloat16):
-        found = noisy_attention(q, k, v, None, 0.1)
+        found = dropout_attention(q, k, v, None, 0.1)
     exact = [x.detach().float().requires_grad_() for x in (q, k, v)]
     expected = scaled_dot_product_attention(*exact)
     assert found.dtype == torch.bfloat16
@@ -152,10 +150,10 @@ def test_half_precision_is_computed_in_single(calls):
     assert calls == [0.1]
 
 
-def test_the_expectation_is_that_without_noise():
+def test_the_expectation_is_that_without_dropout():
     q, k, v = (x.detach() for x in tensors(1, 1, 7, 8))
     torch.manual_seed(0)
-    many = torch.stack([noisy_attention(q, k, v, None, 0.2) for _ in range(4000)])
+    many = torch.stack([dropout_attention(q, k, v, None, 0.2) for _ in range(4000)])
     expected = scaled_dot_product_attention(q, k, v)
     torch.testing.assert_close(many.mean(dim=0), expected, atol=5 * float(many.std(dim=0).max()) / 4000**0.5, rtol=0)
 
@@ -163,28 +161,16 @@ def test_the_expectation_is_that_without_noise():
 def test_for_the_backward_pass_a_byte_of_each_weight_is_kept():
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
-        noisy_attention(*tensors(2, 3, 50, 8), None, 0.1)
+        dropout_attention(*tensors(2, 3, 50, 8), None, 0.1)
     large = [x for x in saved if x.numel() >= 2 * 3 * 50 * 50]
     assert [(x.dtype, x.numel()) for x in large] == [(torch.uint8, 2 * 3 * 50 * 50)]
 
 
-def test_layers_share_what_a_mask_adds():
-    mask = torch.ones(2, 1, 7, 7, dtype=torch.bool)
-    mask[1, :, :, 5:] = False
-    first = bias_of(mask)
-    assert first is bias_of(mask)
-    assert first.values.shape == (2, 1, 1, 7)
-    assert first.rows == [False, True]
-    assert first.of(slice(0, 1), slice(0, 3), slice(2, 4)) is None
-    assert first.of(slice(1, 2), slice(0, 3), slice(2, 4)).shape == (1, 1, 1, 7)
-    mask[0, :, 3] = False  # written into since
-    second = bias_of(mask)
-    assert second.values.shape == (2, 1, 7, 7)
-    assert second.rows == [True, True]
-    assert second.of(slice(0, 1), slice(0, 3), slice(2, 4)).shape == (1, 1, 2, 7)
-    of_mask, of_values = weakref.ref(mask), weakref.ref(second.values)
-    del mask, first, second
-    assert of_mask() is of_values() is None
+def test_a_mask_that_repeats_itself_is_small():
+    keys = torch.tensor([[True] * 7, [True] * 5 + [False] * 2])[:, None, None]
+    assert _compact(keys.expand(2, 1, 7, 7).contiguous()).shape == (2, 1, 1, 7)
+    assert _compact(keys.expand(2, 3, 7, 7)).shape == (2, 1, 1, 7)
+    assert _compact(torch.ones(7, 7, dtype=torch.bool).tril()).shape == (1, 1, 7, 7)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -212,7 +198,7 @@ def test_what_it_does_not_know_is_transformers_own(calls):
 
 
 class Drawn(TorchDispatchMode):
-    """Counts operations that draw noise of torch's."""
+    """Counts operations in which torch draws dropout."""
 
     def __init__(self):
         super().__init__()
@@ -243,14 +229,14 @@ MODELS = {kind: lambda kind=kind: classifier(kind) for kind in ("bert", "roberta
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_no_noise_of_a_model_is_torchs(kind):
+def test_torch_draws_no_dropout_of_a_model(kind):
     model = MODELS[kind]().train()
     ids = torch.randint(3, 60, (3, 9), generator=torch.Generator().manual_seed(0))
     given = {"input_ids": ids, "attention_mask": (torch.arange(9) < torch.tensor([[9], [5], [7]])).long()}
     if kind == "writer":
         given |= {"decoder_input_ids": ids[:, :4], "use_cache": False}
     plain, names = copy.deepcopy(model), list(model.state_dict())
-    use_fast_dropout(model)
+    use_cpu_dropout(model)
     assert list(model.state_dict()) == names
     with Drawn() as drawn:
         first = model(**given).logits
@@ -263,7 +249,7 @@ def test_no_noise_of_a_model_is_torchs(kind):
 
 def test_a_run_of_a_model_is_repeated_by_its_seed():
     model = classifier("bert").train()
-    use_fast_dropout(model)
+    use_cpu_dropout(model)
     ids = torch.randint(3, 60, (3, 9))
     found = []
     for _ in range(2):

@@ -1,0 +1,43 @@
+"""Which models can compute without padding, and whether a run does. No torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from finetune.errors import InputError
+
+SUPPORTED = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert")
+REASONS = {
+    "deberta": "its attention depends on the distance of two tokens in the padded row",
+    "deberta-v2": "its attention depends on the distance of two tokens in the padded row",
+    "big_bird": "it attends block by block, and has a path of its own (--attention)",
+    "modernbert": "its positions and windows are counted in the padded row",
+}
+
+
+def check_padding_free(padding_free: str, *, kernels: str, config: Any, on_gpu: bool, padding_side: str) -> bool:
+    """--padding_free (auto, on, off) as a decision. `config`: that of the encoder; `padding_side`: the tokenizer's.
+
+    auto: on a GPU, where the model can. Raises `InputError` if it is requested and the model, the tokenizer or --kernels
+    reference does not allow it.
+    """
+    reason = _reason(config, padding_side)
+    if padding_free == "on" and kernels == "reference":
+        raise InputError("--padding_free on is one of the kernels that --kernels reference turns off; leave one of them out")
+    if padding_free == "on" and reason is not None:
+        raise InputError(f"--padding_free on: {reason}; leave it out (auto)")
+    automatic = padding_free == "auto" and on_gpu and kernels == "auto"
+    return reason is None and (padding_free == "on" or automatic)
+
+
+def _reason(config: Any, padding_side: str) -> str | None:
+    if config.model_type not in SUPPORTED:
+        because = REASONS.get(config.model_type, f"only {', '.join(SUPPORTED)} encoders can compute without padding")
+        return f"a {config.model_type} model cannot: {because}"
+    if getattr(config, "auto_map", None):
+        return "the model comes with code of its own"
+    if padding_side != "right":
+        return "the tokenizer puts padding before the text"
+    if getattr(config, "chunk_size_feed_forward", 0):
+        return "the configuration cuts the feed-forward layers into chunks of the padded row (chunk_size_feed_forward)"
+    return None
