@@ -94,7 +94,7 @@ def open_run(
             found = checkpoint.find(folder / checkpoint.FOLDER, resume)
             if found is not None:
                 step = checkpoint.load_state(found, identity).step
-                if checkpoint.is_in_shards(found):
+                if checkpoint.is_sharded(found):
                     shards.check_launch(found, run.launch)
         begin(step)
         return found, False
@@ -153,7 +153,7 @@ def prepare_training(
     training = make(prepared, optimizer, tracker)
     if resume is not None:
         loop.restore(run, place, training, state)
-        if checkpoint.is_in_shards(place) and arguments.checkpoint_format == "full":
+        if checkpoint.is_sharded(place) and arguments.checkpoint_format == "full":
             _convert(run, training, state, arguments.save_total_limit)
         local_copy.discard(run, place, resume)
     return training, state

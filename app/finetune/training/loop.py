@@ -14,7 +14,7 @@ import torch
 
 from finetune.checkpoints import checkpoint, saving
 from finetune.checkpoints.checkpoint import TrainState
-from finetune.checkpoints.saving import Shelf
+from finetune.checkpoints.saving import CheckpointTarget
 from finetune.errors import EXIT_STOPPED, StopRequested, TrainingError
 from finetune.launching import signals
 from finetune.launching.processes import Run
@@ -109,9 +109,7 @@ def fit(run: Run, plan: Plan, training: Training, options: FitOptions, state: Tr
         log_due = plan.due(state.step, plan.logging_steps)
         eval_due = training.validation is not None and plan.due(state.step, plan.eval_steps)
         save_due = plan.due(state.step, plan.save_steps)
-        tokens, padded = training.steps.tokens(step)
-        state.tokens += tokens
-        state.padded_tokens += padded
+        state.count_tokens(*training.steps.tokens(step))
         asked = False
         if log_due or eval_due or save_due or _host_is_device(run) or state.step > look:
             norms, asked, agreed_pace = _read(run, training, state, pending, pace)
@@ -191,8 +189,8 @@ def save(run: Run, training: Training, state: TrainState, limit: int, in_shards:
     """Begins a checkpoint of where `training` stands (see `saving.save`). All processes must call it."""
     # A checkpoint that survives a power cut must not be ahead of the history.
     first, folder = training.tracker.flush, training.output_dir / checkpoint.FOLDER
-    shelf = Shelf(folder, training.identity, limit, training.writer, first, in_shards)
-    saving.save(run, shelf, training.model, training.optimizer, state)
+    target = CheckpointTarget(folder, training.identity, limit, training.writer, first, in_shards)
+    saving.save(run, target, training.model, training.optimizer, state)
 
 
 def _save(run: Run, training: Training, options: FitOptions, state: TrainState, stalls: list[float]) -> None:
@@ -309,7 +307,7 @@ def _train_figures(
         "train_loss": state.loss_total / state.step if state.step else None,
         "train_runtime": seconds,
         "train_samples_per_second": rows / seconds if seconds else None,
-        "train_tokens_per_second": state.tokens / seconds if seconds else None,
+        "train_tokens_per_second": state.tokens / seconds if seconds and state.tokens is not None else None,
         "train_padding_share": 1 - state.tokens / state.padded_tokens if state.padded_tokens else None,
         "train_step_time_p50": clock.percentile(0.5),
         "train_step_time_p95": clock.percentile(0.95),
