@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from finetune import memory_estimate
 from finetune.arguments.parsing import as_dict
 from finetune.checkpoints import checkpoint, local_copy, saving, shards
 from finetune.checkpoints.checkpoint import TrainState
@@ -20,6 +19,9 @@ from finetune.kernels.embeddings import keep_gradients
 from finetune.launching import signals
 from finetune.launching.launch import Launch
 from finetune.launching.processes import Run, in_force
+from finetune.memory.dry_run import dry_run, largest_batch
+from finetune.memory.estimate import memory_lines
+from finetune.memory.layout import layout_of
 from finetune.output import run_folder, status
 from finetune.output.run_folder import BEST
 from finetune.output.versions import library_versions
@@ -134,7 +136,7 @@ def prepare_training(
         checkpoint_activations(model)
     if run.is_main:
         run.print(*_memory(run.launch, plan, model, make))
-    if memory_estimate.layout_of(run.launch, plan.batch).keeps_embeddings:
+    if layout_of(run.launch, plan.batch).keeps_embeddings:
         keep_gradients(model)
     if arguments.torch_compile and run.launch.zero_stage == 3:
         # It gathers and frees weights around every module: hundreds of pieces, each compiled anew until torch gives up.
@@ -167,15 +169,13 @@ def _convert(run: Run, training: Training, state: TrainState, limit: int) -> Non
 
 
 def _memory(launch: Launch, plan: Plan, model: Any, make: Callable) -> list[str]:
-    """What the training will need, told before anything of it is on a device. A model that cannot be rehearsed is no reason
-    to stop."""
+    """The memory that training will need, before anything is on a device. A dry run that fails does not stop the run."""
     parts = make(model, None, None)
-    layout = memory_estimate.layout_of(launch, plan.batch)
+    layout = layout_of(launch, plan.batch)
     try:
-        rehearsed = memory_estimate.rehearse(model, parts.task, memory_estimate.largest_batch(parts.steps), layout)
+        return memory_lines(dry_run(model, parts.task, largest_batch(parts.steps), layout), layout)
     except Exception as error:
-        return [f"memory         not known in advance: the model cannot be rehearsed ({type(error).__name__})"]
-    return memory_estimate.memory_lines(rehearsed, layout)
+        return [f"memory         not known in advance: the dry run of the model failed ({type(error).__name__})"]
 
 
 def load_best(run: Run, arguments: Any, load: Callable[[Path], Any]) -> Any:
