@@ -85,7 +85,7 @@ def fit(run: Run, plan: Plan, training: Training, options: FitOptions, state: Tr
     done = state.unevaluated and _finish_step(run, plan, training, options, state, stalls, True)
     loader = train_loader(training.steps, state.step, options.dataloader_num_workers, run.device.type == "cuda")
     if run.is_main:
-        loader = profiled(loader, options.profile, training.output_dir, run.device, training.tracker.say)
+        loader = profiled(loader, run.accelerator, options.profile, training.output_dir, training.tracker.say)
     started = time.perf_counter()
     first_step = look = state.step
     pace, scale = 0.0, _loss_scale(run)
