@@ -282,7 +282,7 @@ def export(run: Run, arguments: Arguments, data: Data, model: Any, records: list
             check_export(place, texts, [records[row] for row in chosen], run.launch.precision)
 
         folder = Path(arguments.output_dir)
-        export_model(folder / BEST, plain, weights, data.tokenizer, data.max_length, check)
+        export_model(folder / BEST, plain, weights, check, data.tokenizer, data.max_length)
         merge_metrics(folder, {"eval_per_label": table})
 
     run.on_main(write)

@@ -304,7 +304,7 @@ def export(run: Run, arguments: Arguments, data: Data, task: TitleTask, model: A
         def check(place: Path) -> None:
             check_export(place, data, collator(data.validation, data), task, shown[:2], run.launch.precision)
 
-        export_model(folder / BEST, plain, weights, data.tokenizer, data.max_length, check)
+        export_model(folder / BEST, plain, weights, check, data.tokenizer, data.max_length)
         merge_metrics(folder, {"examples": examples, "rouge_tokenizer": task.rouge_tokenizer})
         table = markdown_table(["reference", "generated"], [list(example.values()) for example in examples])
         tracker.text("titles", "\n".join(table))
