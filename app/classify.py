@@ -229,7 +229,7 @@ class MultiLabelClassification(TextTask):
             split = self.splits["validation"]
             checked = {split.texts[row]: chances[row] for row in rows_to_check(split.lengths)}
         check = partial(check_export, expected=checked, precision=self.precision)
-        export_model(path, plain_model(model, thresholds), weights, self.tokenizer, self.max_length, check)
+        export_model(path, plain_model(model, thresholds), weights, check, self.tokenizer, self.max_length)
         return {"eval_per_label": table}
 
     def load_exported(self, path: str | Path) -> torch.nn.Module:

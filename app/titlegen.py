@@ -221,7 +221,7 @@ class TitleGeneration(TextTask):
         # In half precision another rounding may choose another word.
         checked = {row: example["generated"] for row, example in enumerate(examples[:2]) if self.precision == "no"}
         check = partial(titles.check_export, collate=validation and validation.collate, expected=checked)
-        export_model(path, titles.plain_model(model, self.generation), weights, self.tokenizer, self.max_length, check)
+        export_model(path, titles.plain_model(model, self.generation), weights, check, self.tokenizer, self.max_length)
         return {"examples": examples, "rouge_tokenizer": self.counted(validation)}
 
     def examples(self, best: Predictions | None) -> list[dict[str, str]]:

@@ -5,7 +5,7 @@
     python scripts/plan.py --num_processes 8 app/titlegen.py --deepspeed ds_configs/zero2.json ARGS
 
 ARGS are the training command's own, unchanged. It runs anywhere, also on a laptop that plans for eight GPUs: data are read and
-tokenized as in the run, the model is built without weights, and one forward and backward pass is rehearsed on tensors without
+tokenized as in the run, the model is built without weights, and one forward and backward pass is done on tensors without
 values. It prints the batch arithmetic, steps, tokens and learning rates; the memory of a GPU under every shipped launch
 file, and the cheapest of these that fits --gpu_memory; or everything that contradicts itself in launch file, DeepSpeed file
 and arguments, in one list.
@@ -295,33 +295,34 @@ def memory_report(
     script: Any, arguments: Any, asked: Any, data: Any, steps: Any, several_machines: bool, gpu_memory: float | None
 ) -> int:
     """Prints the table and, for a memory, the cheapest launch that fits."""
-    from finetune import memory_estimate
+    from finetune.memory.dry_run import dry_run, largest_batch
+    from finetune.memory.estimate import estimate
+    from finetune.memory.layout import layout_of
     from finetune.training.gradient_checkpointing import checkpoint_activations
 
     model, task, batches = script.rehearsal(asked, arguments, data, steps)
     if arguments.gradient_checkpointing:
         checkpoint_activations(model)
-    batch = memory_estimate.largest_batch(batches)
-    layout = memory_estimate.layout_of(asked, steps.batch)
-    rehearsals: dict[tuple, Any] = {}
+    batch = largest_batch(batches)
+    layout = layout_of(asked, steps.batch)
+    dry_runs: dict[tuple, Any] = {}
 
     def row(name: str, layout: Any) -> Row:
         kernels = (layout.own_precision, layout.autocast)
-        if kernels not in rehearsals:
-            rehearsals[kernels] = memory_estimate.rehearse(model, task, batch, layout)
-        return Row(name, layout, memory_estimate.estimate(rehearsals[kernels], layout))
+        if kernels not in dry_runs:
+            dry_runs[kernels] = dry_run(model, task, batch, layout)
+        return Row(name, layout, estimate(dry_runs[kernels], layout))
 
     try:
         planned = row(PLANNED, layout)
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
-        print(f"memory         not known in advance: the model cannot be rehearsed ({reason})")
+        print(f"memory         not known in advance: the dry run of the model failed ({reason})")
         return 0
     shipped = [row(name, other) for name, other in shipped_layouts(layout, several_machines)]
-    first = next(iter(rehearsals.values()))
-    shape = "x".join(map(str, first.shape))
-    print(f"model          {first.weights:,} weights, {first.trainable:,} of them trained")
-    print(f"\nGiB per {'GPU' if layout.on_gpu else 'process'}, in passes over {shape} tokens\n")
+    first = next(iter(dry_runs.values()))
+    print(f"model          {first.parameters:,} weights, {first.trainable:,} of them trained")
+    print(f"\nGiB per {'GPU' if layout.on_gpu else 'process'}, for micro-batches of {first.input_size}\n")
     print(*table([planned, *sorted(shipped, key=lambda r: r.cost)], gpu_memory), sep="\n")
     if gpu_memory is None:
         return 0
@@ -330,8 +331,8 @@ def memory_report(
 
 def shipped_layouts(planned: Any, several_machines: bool) -> list[tuple[str, Any]]:
     """The shipped launch files that could run this job on GPUs in the planned precision and number of processes."""
-    from finetune import memory_estimate
     from finetune.launching import zero
+    from finetune.memory.layout import Layout, with_zero
 
     found = []
     for path in sorted(LAUNCH_FILES.glob("*.yaml")):
@@ -341,11 +342,11 @@ def shipped_layouts(planned: Any, several_machines: bool) -> list[tuple[str, Any
             continue
         if not file.deepspeed and ((file.processes > 1) != several or file.precision not in ("no", planned.precision)):
             continue
-        plain = memory_estimate.Layout(planned.world_size, planned.precision, True, planned.accumulation, several)
+        plain = Layout(planned.world_size, planned.precision, True, planned.accumulation, several)
         said = file.precision == planned.precision
         name = file.name if said else f"{file.name} --mixed_precision {planned.precision}"
         if file.deepspeed:
-            plain = memory_estimate.with_zero(plain, zero.read_config(file.deepspeed_file, search=(REPOSITORY,)))
+            plain = with_zero(plain, zero.read_config(file.deepspeed_file, search=(REPOSITORY,)))
         elif not said and several and not several_machines:
             continue  # another of the shipped files says it
         found.append((name, plain))
@@ -354,7 +355,7 @@ def shipped_layouts(planned: Any, several_machines: bool) -> list[tuple[str, Any
 
 def table(rows: list[Row], gpu_memory: float | None) -> list[str]:
     """One line a launch, in GiB."""
-    from finetune import memory_estimate
+    from finetune.memory import estimate as memory
 
     titles = ("weights", "gradients", "optimizer", "activations", "exchange", "  peak", "  host")
     names = [
@@ -363,16 +364,14 @@ def table(rows: list[Row], gpu_memory: float | None) -> list[str]:
     width = max(map(len, names))
     lines = ["  ".join([f"{'':{width}}", *titles, *(["needs"] if gpu_memory else [])])]
     for name, row in zip(names, rows, strict=True):
-        numbers = [f"{getattr(row.estimate, title.strip()) / memory_estimate.GIB:{len(title)}.2f}" for title in titles]
-        verdict = (
-            f"{memory_estimate.needed(row.estimate) / memory_estimate.GIB:5.1f}" if gpu_memory and row.layout.on_gpu else ""
-        )
+        numbers = [f"{getattr(row.estimate, title.strip()) / memory.GIB:{len(title)}.2f}" for title in titles]
+        verdict = f"{memory.needed(row.estimate) / memory.GIB:5.1f}" if gpu_memory and row.layout.on_gpu else ""
         lines.append("  ".join([f"{name:{width}}", *numbers, verdict]).rstrip())
     lines.append("peak: what is there at once at the worst moment; host: memory of the machine, per process")
     if gpu_memory:
         lines.append(
-            f"needs: peak, {memory_estimate.FRAGMENTATION:.0%} for fragmentation, and "
-            f"{memory_estimate.OUTSIDE_TENSORS / memory_estimate.GIB:g} GiB for what is no tensor (CUDA context, libraries, "
+            f"needs: peak, {memory.FRAGMENTATION:.0%} for fragmentation, and "
+            f"{memory.OUTSIDE_TENSORS / memory.GIB:g} GiB for what is no tensor (CUDA context, libraries, "
             "NCCL; assumed)"
         )
     return lines
@@ -380,10 +379,10 @@ def table(rows: list[Row], gpu_memory: float | None) -> list[str]:
 
 def recommend(planned: Row, shipped: list[Row], gpu_memory: float) -> int:
     """Prints whether the planned launch fits and the cheapest shipped one that does."""
-    from finetune import memory_estimate
+    from finetune.memory import estimate as memory
 
     def fits(row: Row) -> bool:
-        return memory_estimate.needed(row.estimate) <= gpu_memory * memory_estimate.GIB
+        return memory.needed(row.estimate) <= gpu_memory * memory.GIB
 
     print(f"\nthis launch {'fits' if fits(planned) else 'does not fit'} {gpu_memory:g} GiB")
     fitting = sorted((row for row in shipped if fits(row)), key=lambda row: row.cost)

@@ -92,7 +92,7 @@ def _take(
     step = 0
     if found is not None:
         step = checkpoint.load_state(found, fingerprint).step
-        if checkpoint.is_in_shards(found):
+        if checkpoint.is_sharded(found):
             shards.check_launch(found, run.launch)
     _begin(folder, description, step)
     return found, False

@@ -9,13 +9,15 @@ from typing import Any
 
 import torch
 
-from finetune import memory_estimate
 from finetune.arguments.parsing import as_dict
 from finetune.checkpoints import checkpoint, local_copy, saving
 from finetune.checkpoints.checkpoint import TrainState
 from finetune.kernels.compiling import compile_layers
 from finetune.kernels.embeddings import keep_gradients
 from finetune.launching.processes import Run
+from finetune.memory.dry_run import dry_run
+from finetune.memory.estimate import memory_lines
+from finetune.memory.layout import Layout, layout_of
 from finetune.opened_run import OpenedRun
 from finetune.output import status
 from finetune.output.run_folder import BEST, merge_metrics
@@ -63,7 +65,7 @@ def prepare_training(
     )
     if resume is not None:
         loop.restore(run, place, training, state)
-        if checkpoint.is_in_shards(place) and arguments.checkpoint_format == "full":
+        if checkpoint.is_sharded(place) and arguments.checkpoint_format == "full":
             _convert(run, training, state)
         local_copy.discard(run, place, resume)
     return training, state
@@ -73,7 +75,7 @@ def prepare_model(run: Run, arguments: Any, task: Task, plan: Plan, model: torch
     """What is done to a model before Accelerate gets it; prints the memory that training it will need."""
     if arguments.gradient_checkpointing:
         checkpoint_activations(model)
-    layout = memory_estimate.layout_of(run.launch, plan.batch, arguments.kernels)
+    layout = layout_of(run.launch, plan.batch, arguments.kernels)
     if run.is_main:
         run.print(*_memory(task, model, steps, layout))
     if layout.keeps_embeddings:
@@ -85,12 +87,11 @@ def prepare_model(run: Run, arguments: Any, task: Task, plan: Plan, model: torch
         compile_layers(model)
 
 
-def _memory(task: Task, model: torch.nn.Module, steps: TrainSteps, layout: memory_estimate.Layout) -> list[str]:
+def _memory(task: Task, model: torch.nn.Module, steps: TrainSteps, layout: Layout) -> list[str]:
     try:
-        rehearsed = memory_estimate.rehearse(model, task, steps.largest_micro_batch(), layout)
+        return memory_lines(dry_run(model, task, steps.largest_micro_batch(), layout), layout)
     except Exception as error:  # a model that looks at values in its forward pass is no reason to stop
         return [f"memory         not known in advance: a dry run of the model fails ({type(error).__name__})"]
-    return memory_estimate.memory_lines(rehearsed, layout)
 
 
 def train_steps(arguments: Any, data: Data, plan: Plan, rank: int) -> TrainSteps:

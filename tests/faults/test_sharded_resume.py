@@ -16,6 +16,7 @@ from soaking.comparison import differences
 
 pytestmark = pytest.mark.slow
 
+FULL_FILES = ["manifest.json", "model.safetensors", "optimizer.safetensors", "run_fingerprint.json", "state.json"]
 SHARDS = ["shard_00000.safetensors", "shard_00001.safetensors"]
 STEPS = {"max_steps": 6, "save_steps": 2, "eval_steps": 3, "save_total_limit": 9, "early_stopping_patience": 5}
 
@@ -31,7 +32,7 @@ def straight_and_lost(command_of, home, tmp_path) -> tuple[Path, Path]:
     run(command_of(straight, checkpoint_format="sharded"), home).check()
     for step in (2, 4, 6):
         names = [path.name for path in (straight / "checkpoints" / f"step_{step}").iterdir()]
-        assert sorted(names) == ["identity.json", "layout.json", "manifest.json", *SHARDS, "state.json"]
+        assert sorted(names) == ["layout.json", "manifest.json", "run_fingerprint.json", *SHARDS, "state.json"]
     shutil.copytree(straight, other)
     for step in (4, 6):
         shutil.rmtree(other / "checkpoints" / f"step_{step}")
@@ -64,7 +65,7 @@ def test_shards_become_a_checkpoint_for_every_launch_on_the_way_and_shards_again
     assert "checkpoint step_2, which was in shards, is one for every launch now" in resumed.out
     for step in (2, 4, 6):
         names = [path.name for path in (other / "checkpoints" / f"step_{step}").iterdir()]
-        assert sorted(names) == ["identity.json", "manifest.json", "model.safetensors", "optimizer.safetensors", "state.json"]
+        assert sorted(names) == sorted(FULL_FILES)
     found = differences(straight, other)
     assert found  # the one's last checkpoint is in shards
     assert [line for line in found if not line.startswith("checkpoints/step_6/")] == []

@@ -108,7 +108,7 @@ def test_rows_from_the_shortest_to_the_longest_are_checked():
 
 def export(path, model, weights, tokenizer, found, precision="no"):
     plain = plain_model(model, np.array([0.5, 0.25, 0.125]))
-    export_model(path, plain, weights, tokenizer, 16, lambda place: check_export(place, found, precision))
+    export_model(path, plain, weights, lambda place: check_export(place, found, precision), tokenizer, 16)
 
 
 def test_an_export_is_plain_transformers(model, tokenizer, tmp_path):

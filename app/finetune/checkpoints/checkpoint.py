@@ -1,7 +1,8 @@
-"""Checkpoints in one format whatever the launch: full fp32 weights and Adam moments by parameter name. Level 6.
+"""The format of a checkpoint: finding, checking and reading one. `saving` writes it.
 
-Where gathering these is too costly, the processes of ZeRO write shards instead (see `shards`). It holds no random-number state
-and no order, since both are functions of (seed, step). `saving` writes what is found and read here.
+Full checkpoints hold fp32 weights and Adam moments by parameter name, so that every launch can read them. Where gathering
+these is too costly, the processes of ZeRO write shards (see `shards`). Neither holds random-number states or the data order:
+both are functions of (seed, step).
 """
 
 from __future__ import annotations
@@ -23,34 +24,44 @@ from finetune.launching import zero
 from finetune.launching.processes import Run
 from finetune.output.run_folder import file_record, recover_folder
 
-FOLDER = "checkpoints"  # of the run's folder
+FOLDER = "checkpoints"  # in the run's folder
 MANIFEST = "manifest.json"
-FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "identity.json")
-IN_SHARDS = (shards.LAYOUT, "state.json", "identity.json")  # and the shards
-LEFT_BEHIND = ".left_behind"
+STATE = "state.json"
+RUN_FINGERPRINT = "run_fingerprint.json"
+WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
+FULL_FILES = (WEIGHTS, OPTIMIZER, STATE, RUN_FINGERPRINT)
+SHARDED_FILES = (shards.LAYOUT, STATE, RUN_FINGERPRINT)  # and the shards
+LEFT_BEHIND = ".left_behind"  # suffix of checkpoints that are set aside (see `saving`)
 
 
 @dataclass
 class TrainState:
-    """Where a run stands, apart from weights and moments. Everything else follows from the arguments and the data."""
+    """The progress of a run, apart from weights and moments. Everything else follows from the arguments and the data."""
 
     step: int = 0  # global batches trained on
-    updates: int = 0  # of these, updates that were not skipped for an fp16 overflow; the learning rate follows these
+    updates: int = 0  # optimizer updates: steps that were not skipped for an fp16 overflow; the learning rate follows these
     skipped_in_a_row: int = 0
     loss_total: float = 0.0  # sum of the steps' mean losses
     losses: list[float] = field(default_factory=list)  # of the steps since the last line of history.jsonl
     train_seconds: float = 0.0
-    tokens: int = 0
-    padded_tokens: int = 0  # the same with padding
+    tokens: int | None = None  # None: the rows have no tokens
+    padded_tokens: int | None = None  # the same with padding
     best_metric: float | None = None
     best_step: int | None = None
     evaluations_without_best: int = 0
     unevaluated: bool = False  # the run was stopped before or inside the evaluation that was due at `step`
     loss_scale: dict[str, Any] | None = None
 
+    def count_tokens(self, tokens: int | None, padded_tokens: int | None) -> None:
+        """Adds the tokens of a step; None for rows without tokens."""
+        if tokens is not None:
+            self.tokens = (self.tokens or 0) + tokens
+        if padded_tokens is not None:
+            self.padded_tokens = (self.padded_tokens or 0) + padded_tokens
+
 
 def tidy(folder: Path) -> None:
-    """Puts back what a crash inside a save left under its other name, and removes what it left unfinished; rank 0 only."""
+    """Restores checkpoints that a crash left half renamed, and removes unfinished ones; rank 0 only."""
     for old in folder.glob(".step_*.old"):
         recover_folder(folder / old.name.removeprefix(".").removesuffix(".old"))
         shutil.rmtree(old, ignore_errors=True)
@@ -58,17 +69,18 @@ def tidy(folder: Path) -> None:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def find(folder: Path, asked: str) -> Path | None:
-    """The checkpoint to resume from: the newest complete one for "auto" (None if there is none), or the one asked for.
+def find(folder: Path, requested: str) -> Path | None:
+    """The checkpoint to resume from: the requested path, or for "auto" the newest complete one (None if there is none).
 
-    Raises `InputError` for a path that holds no complete checkpoint, and when all that "auto" finds are damaged.
+    Raises `InputError` if the path is not a complete checkpoint, or if "auto" finds only damaged ones.
     """
-    if asked != "auto":
-        problem = damage(Path(asked)) if (Path(asked) / MANIFEST).exists() else "is no checkpoint's folder"
+    if requested != "auto":
+        path = Path(requested)
+        problem = damage(path) if (path / MANIFEST).exists() else "is no checkpoint's folder"
         if problem:
             known = ", ".join(map(str, list_checkpoints(folder))) or "none"
-            raise InputError(f"--resume_from_checkpoint {asked}: {problem}; those of this run: {known}; or give auto")
-        return Path(asked)
+            raise InputError(f"--resume_from_checkpoint {path}: {problem}; those of this run: {known}; or give auto")
+        return path
     damaged = []
     for path in reversed(list_checkpoints(folder)):
         problem = damage(path)
@@ -88,11 +100,11 @@ def damage(path: Path) -> str | None:
         return "is not a folder"
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        files = manifest["files"]
-        for name in IN_SHARDS + tuple(shards.files(manifest["shards"])) if "shards" in manifest else FILES:
-            if name not in files:
+        records = manifest["files"]
+        for name in (*SHARDED_FILES, *shards.files(manifest["shards"])) if "shards" in manifest else FULL_FILES:
+            if name not in records:
                 return f"{MANIFEST} does not list {name}"
-            file, expected = path / name, files[name]
+            file, expected = path / name, records[name]
             if not file.is_file():
                 return f"{name} is missing"
             if file.stat().st_size != expected["bytes"]:
@@ -104,19 +116,10 @@ def damage(path: Path) -> str | None:
     return None
 
 
-def list_checkpoints(folder: Path) -> list[Path]:
-    """The step_N folders, oldest step first."""
-    return _folders(folder, "")
-
-
-def list_left_behind(folder: Path) -> list[Path]:
-    """Those that were set aside (see `saving`), oldest step first."""
-    return _folders(folder, re.escape(LEFT_BEHIND))
-
-
-def _folders(folder: Path, ending: str) -> list[Path]:
-    found = [path for path in folder.glob("step_*") if re.fullmatch(rf"step_\d+{ending}", path.name) and path.is_dir()]
-    return sorted(found, key=step_of)
+def list_checkpoints(folder: Path, suffix: str = "") -> list[Path]:
+    """The step_N folders, oldest step first; with `LEFT_BEHIND` those that were set aside."""
+    name = re.compile(rf"step_\d+{re.escape(suffix)}")
+    return sorted((path for path in folder.glob("step_*") if name.fullmatch(path.name) and path.is_dir()), key=step_of)
 
 
 def step_of(path: Path) -> int:
@@ -124,85 +127,89 @@ def step_of(path: Path) -> int:
     return int(path.name.removeprefix("step_").partition(".")[0])
 
 
-def is_in_shards(path: Path) -> bool:
-    """Whether a whole checkpoint is one that ZeRO's processes wrote a part of each."""
+def is_sharded(path: Path) -> bool:
+    """Whether a complete checkpoint consists of shards."""
     return (path / shards.LAYOUT).exists()
 
 
 def load_weights(path: Path, model: torch.nn.Module) -> None:
-    """Puts a checkpoint's weights into a model that is not prepared yet; those in shards come with the optimizer's state.
+    """Loads a checkpoint's weights into a model that is not prepared yet. Does nothing for a sharded checkpoint, whose weights
+    `restore_optimizer` restores.
 
-    Raises `InputError` for another model's.
+    Raises `InputError` for a checkpoint of another model.
     """
-    if is_in_shards(path):
+    if is_sharded(path):
         return
-    weights, known = load_file(path / "model.safetensors"), model.state_dict()
-    for name in sorted(weights.keys() & known.keys()):
-        if weights[name].shape != known[name].shape:
-            then, now = tuple(weights[name].shape), tuple(known[name].shape)
+    weights, current = load_file(path / WEIGHTS), model.state_dict()
+    for name in sorted(weights.keys() & current.keys()):
+        if weights[name].shape != current[name].shape:
+            then, now = tuple(weights[name].shape), tuple(current[name].shape)
             raise InputError(f"checkpoint {path} is of another model: {name} was {then}, is now {now}")
     missing, unexpected = model.load_state_dict(weights, strict=False)
-    missing = [name for name in missing if not _tied_to(known, name, weights)]
+    loaded = {current[name].data_ptr() for name in weights.keys() & current.keys()}
+    missing = [name for name in missing if current[name].data_ptr() not in loaded]  # tied weights are saved under one name
     if missing or unexpected:
         raise InputError(f"checkpoint {path} is of another model: missing {missing[:3]}, unexpected {unexpected[:3]}")
 
 
-def load_state(path: Path, identity: dict[str, Any]) -> TrainState:
-    """A checkpoint's state. Raises `InputError` with both values of whatever makes it another run's."""
-    saved = json.loads((path / "identity.json").read_text(encoding="utf-8"))
-    differing = [
+def load_state(path: Path, run_fingerprint: dict[str, Any]) -> TrainState:
+    """A checkpoint's state. Raises `InputError` with both values of every difference to `run_fingerprint`."""
+    saved = json.loads((path / RUN_FINGERPRINT).read_text(encoding="utf-8"))
+    differences = [
         f"checkpoint {path} is of another run: {key} was {_brief(saved.get(key))}, is now {_brief(value)}"
-        for key, value in identity.items()
+        for key, value in run_fingerprint.items()
         if saved.get(key) != value
     ]
-    if differing:
-        raise InputError(*differing)
-    stored = json.loads((path / "state.json").read_text(encoding="utf-8"))
-    unknown = stored.keys() - {field.name for field in fields(TrainState)}
+    if differences:
+        raise InputError(*differences)
+    state = json.loads((path / STATE).read_text(encoding="utf-8"))
+    unknown = state.keys() - {field.name for field in fields(TrainState)}
     if unknown:
-        raise InputError(f"checkpoint {path} is of another version of this code: it knows {', '.join(sorted(unknown))}")
-    return TrainState(**stored)
+        raise InputError(f"checkpoint {path} is of another version of this code: it has {', '.join(sorted(unknown))}")
+    return TrainState(**state)
 
 
 def restore_optimizer(
     run: Run, path: Path, model: Any, optimizer: Any, state: TrainState, idle_step: Callable[[], None]
 ) -> None:
-    """Puts the moments back after the model and the optimizer were prepared; with them the weights of a checkpoint in shards,
-    and those that DeepSpeed keeps beside a model in half precision. `idle_step` makes a step that moves nothing: DeepSpeed's
-    optimizers have no state to put anything into before their first.
+    """Restores moments and loss scale after `prepare`, and the weights that `load_weights` cannot: those of a sharded
+    checkpoint, and the fp32 weights that DeepSpeed keeps beside a model in half precision.
 
-    Raises `InputError` for shards in another layout.
+    `idle_step` makes a step that moves nothing: DeepSpeed's optimizers have no state before their first step. Raises
+    `InputError` for shards in another layout.
     """
-    if is_in_shards(path):
+    with_deepspeed = run.deepspeed_config is not None
+    if with_deepspeed:
         idle_step()
+    if is_sharded(path):
         shards.restore(path, run.launch, model, state.updates)
-        if state.loss_scale:
-            zero.restore_loss_scale(model, state.loss_scale)
-        return
-    flat = load_file(path / "optimizer.safetensors")
-    moments: dict[str, dict[str, torch.Tensor]] = {"exp_avg": {}, "exp_avg_sq": {}}
-    for name, tensor in flat.items():
-        key, _, parameter = name.partition("/")
-        moments[key][parameter] = tensor
-    if run.deepspeed_config is not None:
-        idle_step()
-        zero.restore_moments(model, moments, state.updates)
+    elif with_deepspeed:
+        zero.restore_moments(model, _load_moments(path), state.updates)
         if run.launch.precision != "no":
-            zero.restore_weights(model, load_file(path / "model.safetensors"))
-        if state.loss_scale:
-            zero.restore_loss_scale(model, state.loss_scale)
-        return
-    for name, parameter in run.unwrapped(model).named_parameters():
-        if name in moments["exp_avg"]:
-            slots = {key: tensors[name].to(parameter.device) for key, tensors in moments.items()}
-            count = torch.tensor(float(state.updates), device=parameter.device)
-            optimizer.optimizer.state[parameter] = {"step": count, **slots}
-    if state.loss_scale and run.accelerator.scaler is not None:
+            zero.restore_weights(model, load_file(path / WEIGHTS))
+    else:
+        _restore_adamw(run.unwrapped(model), optimizer.optimizer, _load_moments(path), state.updates)
+    if state.loss_scale and with_deepspeed:
+        zero.restore_loss_scale(model, state.loss_scale)
+    elif state.loss_scale and run.accelerator.scaler is not None:
         run.accelerator.scaler.load_state_dict(state.loss_scale)
 
 
-def _tied_to(known: dict[str, torch.Tensor], name: str, loaded: dict[str, torch.Tensor]) -> bool:
-    return any(other in loaded and known[other].data_ptr() == known[name].data_ptr() for other in known if other != name)
+def _load_moments(path: Path) -> dict[str, dict[str, torch.Tensor]]:
+    """{"exp_avg": {parameter name: tensor}, "exp_avg_sq": {...}}"""
+    moments: dict[str, dict[str, torch.Tensor]] = {"exp_avg": {}, "exp_avg_sq": {}}
+    for name, tensor in load_file(path / OPTIMIZER).items():
+        key, _, parameter = name.partition("/")
+        moments[key][parameter] = tensor
+    return moments
+
+
+def _restore_adamw(model: torch.nn.Module, optimizer: Any, moments: dict[str, dict[str, torch.Tensor]], updates: int) -> None:
+    for name, parameter in model.named_parameters():
+        if name in moments["exp_avg"]:
+            restored = {key: tensors[name].to(parameter.device) for key, tensors in moments.items()}
+            step = torch.tensor(float(updates), device=parameter.device)
+            optimizer.state[parameter] = {"step": step, **restored}
 
 
 def _brief(value: Any) -> str:

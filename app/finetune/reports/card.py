@@ -1,62 +1,117 @@
-"""README.md of a run: a model card with its figures and curves, in the form that the hub reads."""
+"""README.md of a run: a model card with metadata for the hub, metrics and curves."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from huggingface_hub import EvalResult, ModelCardData
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 
 from finetune.output.run_folder import write_text
 from finetune.reports.tracker import read_history
 
-MOST_POINTS = 60  # of a curve; more would not be told apart at the size it is drawn in
+SPLITS = {"eval": "validation", "test": "test"}  # prefix of metrics -> name of the split
+CURVES = {"loss": "Training loss", "eval_loss": "Validation loss", "learning_rate": "Learning rate"}
+MOST_POINTS = 60  # of a curve; more cannot be told apart at the size it is drawn in
 
 
-def write_card(folder: Path, title: str, task_tag: str, usage: str, figures: list[str], sections: list[str]) -> None:
+def write_card(
+    folder: Path,
+    title: str,
+    pipeline_tag: str,
+    usage: str,
+    metrics: Sequence[str],
+    sections: Sequence[str],
+    *,
+    library_name: str | None = "transformers",
+    tags: Sequence[str] = (),
+) -> None:
     """Writes the card of the run in `folder` from its run.json, metrics.json and history.jsonl.
 
-    `task_tag`: the hub's pipeline tag; `usage`: code that loads best/; `figures`: names without eval_ or test_, one table row
-    each; `sections`: whatever the task adds, in Markdown.
+    `pipeline_tag`: the hub's name of the task; `usage`: Python code that loads best/; `metrics`: names without eval_ or test_,
+    one table row each; `sections`: further Markdown lines of the task; `library_name`: the library that loads best/.
     """
     run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+    values = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
     history = read_history(folder)
-    base = run["arguments"].get("model_name_or_path")
-    head = ["---", "library_name: transformers", f"pipeline_tag: {task_tag}"]
-    head += [f"base_model: {base}"] if base and not run["arguments"].get("from_scratch") else []
-    body = [*head, "---", "", f"# {title}", "", "```python", usage, "```", "", "## Figures", ""]
-    body += _table(metrics, figures)
-    body += ["", *sections, "", "## Training", "", *_facts(run, metrics), ""]
-    for name, key in (("Training loss", "loss"), ("Validation loss", "eval_loss"), ("Learning rate", "learning_rate")):
+    arguments = run["arguments"]
+    base = None if arguments.get("from_scratch") else _hub_id(arguments.get("model_name_or_path"))
+    dataset = _hub_id(arguments.get("dataset_name"))
+    results = _results(pipeline_tag, dataset, values, metrics)
+    data = ModelCardData(
+        library_name=library_name,
+        pipeline_tag=pipeline_tag,
+        base_model=base,
+        datasets=dataset,
+        tags=list(tags) or None,
+        model_name=title if results else None,
+        eval_results=results or None,
+    )
+    body = ["---", data.to_yaml(), "---", "", f"# {title}", "", "```python", usage, "```", "", "## Metrics", ""]
+    body += _table(values, metrics)
+    body += ["", *sections, "", "## Training", "", *_facts(run, values), ""]
+    for key, name in CURVES.items():
         body += _curve(name, [(event["step"], event[key]) for event in history if event.get(key) is not None])
     write_text(folder / "README.md", "\n".join(body) + "\n")
 
 
+def _hub_id(name: str | None) -> str | None:
+    """A repository's name on the hub; None for a local path, which the hub rejects and nobody else should see."""
+    if name is None or Path(name).exists():
+        return None
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return None
+    return name
+
+
+def _results(pipeline_tag: str, dataset: str | None, values: dict[str, Any], metrics: Sequence[str]) -> list[EvalResult]:
+    return [
+        EvalResult(
+            task_type=pipeline_tag,
+            dataset_type=dataset or "custom",
+            dataset_name=dataset or "custom",
+            dataset_split=split,
+            metric_type=metric,
+            metric_name=f"{prefix}_{metric}",
+            metric_value=values[f"{prefix}_{metric}"],
+        )
+        for prefix, split in SPLITS.items()
+        for metric in metrics
+        if values.get(f"{prefix}_{metric}") is not None
+    ]
+
+
 def markdown_table(header: list[str], rows: list[list[Any]]) -> list[str]:
     """Lines of a Markdown table; numbers with four decimals, None as a dash."""
-
-    def cell(value: Any) -> str:
-        text = "-" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
-        return text.replace("|", "\\|").replace("\n", " ")
-
-    lines = ["| " + " | ".join(map(cell, row)) + " |" for row in [header, *rows]]
+    lines = ["| " + " | ".join(map(_cell, row)) + " |" for row in [header, *rows]]
     return [lines[0], "|" + " --- |" * len(header), *lines[1:]]
 
 
-def _table(metrics: dict[str, Any], figures: list[str]) -> list[str]:
-    splits = [s for s in ("eval", "test") if any(metrics.get(f"{s}_{f}") is not None for f in figures)]
-    rows = [[figure, *(metrics.get(f"{split}_{figure}") for split in splits)] for figure in figures]
-    return markdown_table(["figure", *({"eval": "validation", "test": "test"}[s] for s in splits)], rows)
+def _cell(value: Any) -> str:
+    text = "-" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
+    return text.replace("|", "\\|").replace("\n", " ")
 
 
-def _facts(run: dict[str, Any], metrics: dict[str, Any]) -> list[str]:
-    plan, asked = run["plan"], run["arguments"]
+def _table(values: dict[str, Any], metrics: Sequence[str]) -> list[str]:
+    prefixes = [prefix for prefix in SPLITS if any(values.get(f"{prefix}_{metric}") is not None for metric in metrics)]
+    rows = [[metric, *(values.get(f"{prefix}_{metric}") for prefix in prefixes)] for metric in metrics]
+    return markdown_table(["metric", *(SPLITS[prefix] for prefix in prefixes)], rows)
+
+
+def _facts(run: dict[str, Any], values: dict[str, Any]) -> list[str]:
+    plan, arguments = run["plan"], run["arguments"]
     zero = f", ZeRO-{run['zero_stage']}" if run["zero_stage"] else ""
     return [
-        f"- {plan['num_rows']} training rows, {metrics.get('train_steps')} optimizer steps of "
-        f"{plan['batch']['global_batch_size']} rows, best at step {metrics.get('best_step')}",
+        f"- {plan['num_rows']} training rows, {values.get('train_steps')} optimizer steps of "
+        f"{plan['batch']['global_batch_size']} rows, best at step {values.get('best_step')}",
         f"- learning rate {plan['learning_rate']:g} ({plan['lr_scheduler_type']}, {plan['warmup_steps']} warm-up steps), "
-        f"weight decay {asked['weight_decay']:g}, clipping {asked['max_grad_norm']:g}, seed {asked['seed']}",
+        f"weight decay {arguments['weight_decay']:g}, clipping {arguments['max_grad_norm']:g}, seed {arguments['seed']}",
         f"- {run['world_size']} process(es) on {run['device']}, {run['launcher']}{zero}, "
         f"mixed precision {run['mixed_precision']}",
         "- " + ", ".join(f"{name} {version}" for name, version in run["versions"].items() if version),
@@ -64,7 +119,7 @@ def _facts(run: dict[str, Any], metrics: dict[str, Any]) -> list[str]:
 
 
 def _curve(name: str, points: list[tuple[int, float]]) -> list[str]:
-    """A Mermaid chart, which Markdown viewers draw without a picture file."""
+    """A Mermaid chart, which Markdown viewers draw without an image file."""
     if len(points) < 2:
         return []
     stride = -(-len(points) // MOST_POINTS)

@@ -1,78 +1,50 @@
-"""Where the time of a few steps goes: a trace by torch's profiler, its costliest operations, the parts of a step. Level 1."""
+"""Profiles a few training steps: a trace, the time of each part of a step, and the costliest operations."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.profiler import ProfilerActivity, profile, record_function, schedule
+from accelerate import Accelerator
+from accelerate.utils import ProfileKwargs
+from torch.profiler import record_function
 
 TRACE = Path("profile") / "trace.json"
-PARTS = ("data", "forward", "backward", "optimizer")  # what `part` is used for, in the order of a step
-BEFORE = 3  # steps that fill caches and compile, of which the last warms the profiler up
-SHOWN = 10
+PARTS = ("data", "forward", "backward", "optimizer")  # the names that `part` gets, in the order of a step
+SKIPPED = 3  # steps that fill caches and compile; the last of them warms the profiler up
+SHOWN = 10  # operations
 
 part = record_function
 
 
 def profiled(
-    items: Iterable, steps: int | None, output_dir: Path, device: torch.device, say: Callable[[str], None]
+    items: Iterable, accelerator: Accelerator, steps: int | None, output_dir: Path, say: Callable[[str], None]
 ) -> Iterator:
-    """Goes through `items`, one of which makes a step, and watches `steps` of them after the first few; None: none of them.
+    """Yields `items`, one per training step, and profiles `steps` of them after the first few; None: none.
 
-    Leaves a trace for chrome://tracing or Perfetto in `output_dir`/profile and says which operations cost most. On a GPU that
-    is time of the GPU, on a CPU of the thread that trains.
+    Writes a trace for chrome://tracing or Perfetto to `output_dir`/profile and prints which operations cost most: time of the
+    GPU, or on a CPU of the thread that trains.
     """
-    source = _fetched(items)
     if steps is None:
-        yield from source
+        yield from _fetch(items)
         return
-    seen = 0
-
-    def finish(profiler: Any) -> None:
-        if seen <= BEFORE:
-            return
-        path = output_dir / TRACE
-        path.parent.mkdir(exist_ok=True)
-        profiler.export_chrome_trace(str(path))
-        for line in describe(profiler.key_averages(), device):
-            say(line)
-        say(f"profile        {min(steps, seen - BEFORE)} step(s) are in {path}")
-
-    on_gpu = [ProfilerActivity.CUDA] if device.type == "cuda" else []
-    plan = schedule(skip_first=BEFORE - 1, wait=0, warmup=1, active=steps, repeat=1)
-    with profile(activities=[ProfilerActivity.CPU, *on_gpu], schedule=plan, on_trace_ready=finish) as profiler:
-        for item in source:
-            seen += 1
+    device = accelerator.device.type
+    settings = ProfileKwargs(
+        activities=["cpu", "cuda"] if device == "cuda" else ["cpu"],
+        schedule_option={"skip_first": SKIPPED - 1, "wait": 0, "warmup": 1, "active": steps, "repeat": 1},
+        on_trace_ready=partial(_report, device=device, path=output_dir / TRACE, say=say),
+    )
+    with accelerator.profile(settings) as profiler:
+        for item in _fetch(items):
             yield item
             profiler.step()
-    if seen <= BEFORE:
-        say(f"profile        nothing was recorded: it needs more than {BEFORE} steps")
+    if profiler.step_num <= SKIPPED:
+        say(f"profile        nothing was recorded: it needs more than {SKIPPED} steps")
 
 
-def describe(averages: Any, device: torch.device) -> list[str]:
-    """The parts of a step and the costliest operations, from a profiler's averages."""
-    key = "self_cpu_time_total" if device.type == "cpu" else "self_device_time_total"
-    whole = key.removeprefix("self_")
-    named = {event.key: event for event in averages}
-    parts = {name: getattr(named[name], whole) for name in PARTS if name in named}
-    total = sum(parts.values())
-    lines = []
-    if total:
-        lines.append("profile        " + ", ".join(f"{name} {time / total:.1%}" for name, time in parts.items()))
-    operations = [event for event in averages if event.key not in PARTS and not event.key.startswith("ProfilerStep")]
-    own = sum(getattr(event, key) for event in operations)
-    operations.sort(key=lambda event: getattr(event, key), reverse=True)
-    for event in operations[:SHOWN]:
-        time = getattr(event, key)
-        share = time / own if own else 0.0
-        lines.append(f"{'':<15}{event.key[:60]:<60} {event.count:>7} x {time / 1000:>10.1f} ms {share:>6.1%}")
-    return lines
-
-
-def _fetched(items: Iterable) -> Iterator:
+def _fetch(items: Iterable) -> Iterator:
     iterator = iter(items)
     while True:
         with part("data"):
@@ -80,3 +52,32 @@ def _fetched(items: Iterable) -> Iterator:
         if item is None:
             return
         yield item
+
+
+def _report(profiler: Any, device: str, path: Path, say: Callable[[str], None]) -> None:
+    recorded = profiler.step_num - SKIPPED
+    if recorded < 1:
+        return
+    path.parent.mkdir(exist_ok=True)
+    profiler.export_chrome_trace(str(path))
+    for line in describe(profiler.key_averages(), device):
+        say(line)
+    say(f"profile        {recorded} step(s) are in {path}")
+
+
+def describe(averages: Any, device: str) -> list[str]:
+    """The parts of a step and the costliest operations, from a profiler's averages."""
+    total = "cpu_time_total" if device == "cpu" else "device_time_total"
+    times = {event.key: getattr(event, total) for event in averages}
+    parts = {name: times[name] for name in PARTS if name in times}
+    whole = sum(parts.values())
+    lines = ["profile        " + ", ".join(f"{name} {time / whole:.1%}" for name, time in parts.items())] if whole else []
+    operations = [
+        (getattr(event, f"self_{total}"), event)
+        for event in averages
+        if event.key not in PARTS and not event.key.startswith("ProfilerStep")
+    ]
+    own = sum(time for time, _ in operations) or 1
+    for time, event in sorted(operations, key=lambda each: -each[0])[:SHOWN]:
+        lines.append(f"{'':<15}{event.key[:60]:<60} {event.count:>7} x {time / 1000:>10.1f} ms {time / own:>6.1%}")
+    return lines

@@ -50,10 +50,10 @@ class TrainSteps(Dataset):
             return share_out_tokens(rows, self.widths, batch.world_size, batch.max_tokens, self.padding_free)
         return share_out(rows, self.lengths, batch.world_size, batch.accumulation)
 
-    def tokens(self, step: int) -> tuple[int, int]:
-        """Tokens of the global batch of optimizer step `step`, without and with padding; (0, 0) where rows have none."""
+    def tokens(self, step: int) -> tuple[int | None, int | None]:
+        """Tokens of the global batch of optimizer step `step`, without and with padding; None where rows have none."""
         if not self.has_tokens:
-            return 0, 0
+            return None, None
         tokens = int(self.lengths[self.rows(step)].sum())
         if self.padding_free:
             return tokens, tokens

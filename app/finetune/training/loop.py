@@ -14,7 +14,7 @@ import torch
 
 from finetune.checkpoints import checkpoint, saving
 from finetune.checkpoints.checkpoint import TrainState
-from finetune.checkpoints.saving import Shelf
+from finetune.checkpoints.saving import CheckpointTarget
 from finetune.errors import EXIT_STOPPED, StopRequested, TrainingError
 from finetune.launching import signals
 from finetune.launching.processes import Run
@@ -89,7 +89,7 @@ def fit(run: Run, training: Training, state: TrainState) -> dict[str, float | No
     done = state.unevaluated and _finish_step(run, training, state, True)
     loader = train_loader(training.steps, state.step, options.dataloader_num_workers, run.device.type == "cuda")
     if run.is_main:
-        loader = profiled(loader, options.profile, training.output_dir, run.device, tracker.say)
+        loader = profiled(loader, run.accelerator, options.profile, training.output_dir, tracker.say)
     started = time.perf_counter()
     first_step = look = state.step
     pace, scale = 0.0, _loss_scale(run)
@@ -113,9 +113,7 @@ def fit(run: Run, training: Training, state: TrainState) -> dict[str, float | No
         log_due = plan.due(state.step, plan.logging_steps)
         eval_due = training.validation is not None and plan.due(state.step, plan.eval_steps)
         save_due = plan.due(state.step, plan.save_steps)
-        tokens, padded = training.steps.tokens(step)
-        state.tokens += tokens
-        state.padded_tokens += padded
+        state.count_tokens(*training.steps.tokens(step))
         asked = False
         if log_due or eval_due or save_due or _host_is_device(run) or state.step > look:
             norms, asked, agreed_pace = _read(run, training, state, pending, pace)
@@ -197,7 +195,7 @@ def save(run: Run, training: Training, state: TrainState, in_shards: bool | None
     started = time.perf_counter()
     options = training.options
     synchronise_buffers(run, training.model)
-    shelf = Shelf(
+    target = CheckpointTarget(
         training.output_dir / checkpoint.FOLDER,
         training.fingerprint,
         options.save_total_limit,
@@ -205,7 +203,7 @@ def save(run: Run, training: Training, state: TrainState, in_shards: bool | None
         training.tracker.flush,  # a checkpoint that survives a power cut must not be ahead of the history
         options.in_shards if in_shards is None else in_shards,
     )
-    saving.save(run, shelf, training.model, training.optimizer, state)
+    saving.save(run, target, training.model, training.optimizer, state)
     training.save_stalls.append(time.perf_counter() - started)
 
 

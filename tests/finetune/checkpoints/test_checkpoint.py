@@ -21,17 +21,17 @@ from finetune.checkpoints.checkpoint import (
     restore_optimizer,
     tidy,
 )
-from finetune.checkpoints.saving import Shelf, save
+from finetune.checkpoints.saving import CheckpointTarget, save
 from finetune.errors import InputError, TrainingError
 from finetune.output import run_folder
 from finetune.output.writer_thread import Background
 from finetune.training.step import train_step
 
-IDENTITY = {"task": "linear", "rows": 8, "labels": ["a", "b"]}
+RUN_FINGERPRINT = {"task": "linear", "rows": 8, "labels": ["a", "b"]}
 
 
-def shelf(folder, writer, limit=9):
-    return Shelf(folder, IDENTITY, limit, writer, first=lambda: None)
+def target(folder, writer, limit=9):
+    return CheckpointTarget(folder, RUN_FINGERPRINT, limit, writer, before_write=lambda: None)
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def trained(start_run, tmp_path):
 
     def save_step(step, limit=9, **state):
         writer = Background()
-        save(run, shelf(tmp_path, writer, limit), model, optimizer, TrainState(step=step, updates=2, **state))
+        save(run, target(tmp_path, writer, limit), model, optimizer, TrainState(step=step, updates=2, **state))
         writer.wait()
         return tmp_path / f"step_{step}"
 
@@ -69,15 +69,26 @@ def test_state_comes_back(trained):
     *_, save_step = trained
     kept = {"losses": [0.5], "best_metric": 0.25, "best_step": 2, "tokens": 7, "evaluations_without_best": 1}
     path = save_step(4, **kept)
-    assert asdict(load_state(path, IDENTITY)) == asdict(TrainState(step=4, updates=2, **kept))
+    assert asdict(load_state(path, RUN_FINGERPRINT)) == asdict(TrainState(step=4, updates=2, **kept))
+
+
+def test_tokens_are_counted_where_there_are_any(trained):
+    *_, save_step = trained
+    assert load_state(save_step(4), RUN_FINGERPRINT).tokens is None
+    state = TrainState()
+    state.count_tokens(None, None)
+    assert (state.tokens, state.padded_tokens) == (None, None)
+    state.count_tokens(5, 8)
+    state.count_tokens(2, 4)
+    assert (state.tokens, state.padded_tokens) == (7, 12)
 
 
 def test_another_runs_checkpoint_is_refused_field_by_field(trained):
     *_, save_step = trained
     with pytest.raises(InputError) as caught:
-        load_state(save_step(4), {**IDENTITY, "rows": 9, "labels": ["b", "a"], "seed": 1})
-    told = [problem.partition(": ")[2] for problem in caught.value.problems]
-    assert told == ["rows was 8, is now 9", 'labels was ["a", "b"], is now ["b", "a"]', "seed was null, is now 1"]
+        load_state(save_step(4), {**RUN_FINGERPRINT, "rows": 9, "labels": ["b", "a"], "seed": 1})
+    differences = [problem.partition(": ")[2] for problem in caught.value.problems]
+    assert differences == ["rows was 8, is now 9", 'labels was ["a", "b"], is now ["b", "a"]', "seed was null, is now 1"]
 
 
 @pytest.mark.parametrize(
@@ -114,7 +125,7 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_later_checkpoints_that_a_run_did_not_go_on_from_stay_until_it_has_passed_them(trained, tmp_path, capsys):
+def test_later_checkpoints_stay_set_aside_until_the_run_has_passed_them(trained, tmp_path, capsys):
     *_, save_step = trained
     for step in (2, 9, 10):
         save_step(step)
@@ -153,7 +164,7 @@ def test_a_crash_between_the_renames_of_a_save_loses_no_checkpoint(trained, tmp_
     tidy(tmp_path / "none")
 
 
-FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "identity.json")
+FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "run_fingerprint.json")
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -171,7 +182,7 @@ def test_every_damaged_file_is_found(trained, name, harm, message):
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "expected"),
     [
         *[(content, "cannot be read") for content in (None, b"", b"{", b"\xff", b"[]", b"{}", b'{"files": 3}')],
         (b'{"files": {}}', "does not list model.safetensors"),
@@ -179,22 +190,22 @@ def test_every_damaged_file_is_found(trained, name, harm, message):
         (b'{"files": {"model.safetensors": 3}}', "cannot be read"),
     ],
 )
-def test_a_garbled_manifest_is_damage(trained, content, told):
+def test_a_garbled_manifest_is_damage(trained, content, expected):
     *_, save_step = trained
     path = save_step(2)
     (path / checkpoint.MANIFEST).unlink()
     if content is not None:
         (path / checkpoint.MANIFEST).write_bytes(content)
-    assert damage(path).startswith(f"manifest.json {told}")
+    assert damage(path).startswith(f"manifest.json {expected}")
 
 
 def test_a_manifest_that_forgets_a_file_is_damage(trained):
     *_, save_step = trained
     path = save_step(2)
     manifest = json.loads((path / checkpoint.MANIFEST).read_text())
-    del manifest["files"]["identity.json"]
+    del manifest["files"]["run_fingerprint.json"]
     (path / checkpoint.MANIFEST).write_text(json.dumps(manifest))
-    assert damage(path) == "manifest.json does not list identity.json"
+    assert damage(path) == "manifest.json does not list run_fingerprint.json"
 
 
 def test_files_of_others_do_not_disturb(trained):
@@ -221,7 +232,7 @@ def test_auto_finds_the_newest_that_is_whole(trained, tmp_path, capsys):
     assert "--overwrite_output_dir" in caught.value.problems[-1]
 
 
-def test_a_checkpoint_asked_for_by_its_path(trained, tmp_path):
+def test_a_checkpoint_is_requested_by_its_path(trained, tmp_path):
     *_, save_step = trained
     path = save_step(2)
     assert find(tmp_path / "elsewhere", str(path)) == path
@@ -276,7 +287,7 @@ def test_whatever_fails_the_earlier_checkpoint_stays(trained, tmp_path, monkeypa
     assert damage(tmp_path / "step_2") is None
 
 
-def test_a_checkpoint_is_of_the_moment_it_was_asked_for(trained, tmp_path, monkeypatch):
+def test_a_checkpoint_is_of_the_moment_of_its_request(trained, tmp_path, monkeypatch):
     """The run goes on while it is written, and is held only by the one before."""
     run, model, optimizer, save_step = trained
     whole = {path.name: path.read_bytes() for path in save_step(2).iterdir()}
@@ -287,24 +298,24 @@ def test_a_checkpoint_is_of_the_moment_it_was_asked_for(trained, tmp_path, monke
         real(*given)
 
     monkeypatch.setattr(saving, "replace_folder", held)
-    save(run, shelf(tmp_path, writer), model, optimizer, state)
+    save(run, target(tmp_path, writer), model, optimizer, state)
     state.step, state.updates = 3, 3
     train_step(run, model, optimizer, LinearTask(), [collator(*points(8))(torch.arange(8).numpy())], 1.0)
     go_on.set()
-    save(run, shelf(tmp_path, writer), model, optimizer, state)
+    save(run, target(tmp_path, writer), model, optimizer, state)
     assert {path.name: path.read_bytes() for path in (tmp_path / "step_2").iterdir()} == whole
     writer.wait()
     assert damage(tmp_path / "step_3") is None
     assert (tmp_path / "step_3" / "model.safetensors").read_bytes() != whole["model.safetensors"]
 
 
-def test_a_failed_save_is_told_at_the_next(trained, tmp_path, monkeypatch):
+def test_a_failed_save_is_reported_at_the_next(trained, tmp_path, monkeypatch):
     run, model, optimizer, _ = trained
     writer, state = Background(), TrainState(step=2, updates=2)
     monkeypatch.setattr(saving, "replace_folder", lambda *_: 1 / 0)
-    save(run, shelf(tmp_path, writer), model, optimizer, state)
+    save(run, target(tmp_path, writer), model, optimizer, state)
     with pytest.raises(TrainingError, match="step_2 could not be written"):
-        save(run, shelf(tmp_path, writer), model, optimizer, state)
+        save(run, target(tmp_path, writer), model, optimizer, state)
 
 
 def test_a_checkpoint_of_a_later_version_is_refused(trained):
@@ -312,8 +323,8 @@ def test_a_checkpoint_of_a_later_version_is_refused(trained):
     path = save_step(2)
     stored = json.loads((path / "state.json").read_text())
     (path / "state.json").write_text(json.dumps({**stored, "mood": 3}))
-    with pytest.raises(InputError, match="of another version of this code: it knows mood"):
-        load_state(path, IDENTITY)
+    with pytest.raises(InputError, match="of another version of this code: it has mood"):
+        load_state(path, RUN_FINGERPRINT)
 
 
 class Tied(torch.nn.Module):
@@ -328,7 +339,7 @@ def test_tied_weights_may_be_kept_under_one_name(start_run, tmp_path):
     weights = saving.full_weights(run, model)
     assert set(weights) == {"first.weight", "second.weight"}
     weights["second.weight"] = weights["first.weight"]  # one memory, as a partitioned model's are
-    saving.save_file(saving._distinct(weights), tmp_path / "model.safetensors")
+    saving.save_file(saving._without_duplicates(weights), tmp_path / "model.safetensors")
     other = Tied()
     load_weights(tmp_path, other)
     torch.testing.assert_close(other.second.weight, model.first.weight, rtol=0, atol=0)

@@ -67,7 +67,7 @@ def content(folder):
 @pytest.fixture
 def disks(tmp_path, monkeypatch):
     """Machine 0's folder with files, and machine 1's, which is not there."""
-    monkeypatch.setattr(local_copy, "CHUNK", 16)
+    monkeypatch.setattr(local_copy, "CHUNK_BYTES", 16)
     fill(tmp_path / "m0" / "run" / "best")
     return [tmp_path / "m0" / "run" / "best", tmp_path / "m1" / "run" / "best"]
 

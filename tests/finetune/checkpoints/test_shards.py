@@ -16,21 +16,21 @@ from harm import cut, flip
 
 from finetune import preflight
 from finetune.checkpoints import shards
-from finetune.checkpoints.checkpoint import TrainState, damage, find, is_in_shards, list_checkpoints, load_state, tidy
-from finetune.checkpoints.saving import Shelf, save, wait
+from finetune.checkpoints.checkpoint import TrainState, damage, find, is_sharded, list_checkpoints, load_state, tidy
+from finetune.checkpoints.saving import CheckpointTarget, save, wait
 from finetune.errors import InputError, TrainingError
 from finetune.launching import zero
 from finetune.launching.launch import Machine
 from finetune.output import run_folder, writer_thread
 from finetune.output.writer_thread import Background
 
-IDENTITY = {"task": "linear", "rows": 8}
+RUN_FINGERPRINT = {"task": "linear", "rows": 8}
 UPDATES = 3
-FILES = ("shard_00000.safetensors", "shard_00001.safetensors", "layout.json", "state.json", "identity.json")
+FILES = ("shard_00000.safetensors", "shard_00001.safetensors", "layout.json", "state.json", "run_fingerprint.json")
 
 
-def shelf(folder, writer, limit=9):
-    return Shelf(folder, IDENTITY, limit, writer, first=lambda: None, in_shards=True)
+def target(folder, writer, limit=9):
+    return CheckpointTarget(folder, RUN_FINGERPRINT, limit, writer, before_write=lambda: None, sharded=True)
 
 
 def launch_of(rank=0, world_size=2, local=None, stage=2, config=None):
@@ -138,7 +138,7 @@ def save_step(both_processes, tmp_path):
         kept = {"updates": UPDATES, **state}
 
         def work(run, engine, writer):
-            save(run, shelf(tmp_path, writer, limit), engine, None, TrainState(step=step, **kept))
+            save(run, target(tmp_path, writer, limit), engine, None, TrainState(step=step, **kept))
             wait(run, writer)
 
         both_processes(work)
@@ -155,8 +155,8 @@ def test_everything_comes_back(save_step):
     path = save_step(4, losses=[0.5])
     assert names(path) == sorted([*FILES, "manifest.json"])
     assert damage(path) is None
-    assert is_in_shards(path)
-    assert load_state(path, IDENTITY) == TrainState(step=4, updates=UPDATES, losses=[0.5])
+    assert is_sharded(path)
+    assert load_state(path, RUN_FINGERPRINT) == TrainState(step=4, updates=UPDATES, losses=[0.5])
     for rank in range(2):
         wanted, other = engine_of(rank), engine_of(rank, seed=1)
         other.module[1].running_mean.fill_(7)
@@ -172,7 +172,7 @@ def test_everything_comes_back(save_step):
 def test_before_the_first_update_there_are_no_moments(both_processes, tmp_path):
     def work(run, engine, writer):
         next(iter(engine.optimizer.optimizer.state.values())).clear()
-        save(run, shelf(tmp_path, writer), engine, None, TrainState(step=1))
+        save(run, target(tmp_path, writer), engine, None, TrainState(step=1))
         wait(run, writer)
 
     both_processes(work)
@@ -193,18 +193,18 @@ def test_every_damaged_file_is_found_and_an_earlier_checkpoint_taken(save_step, 
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "expected"),
     [
         (lambda manifest: manifest["files"].pop("shard_00001.safetensors"), "does not list shard_00001.safetensors"),
         (lambda manifest: manifest.update(shards="two"), "cannot be read"),
     ],
 )
-def test_a_manifest_that_forgets_a_shard_is_damage(save_step, change, told):
+def test_a_manifest_that_forgets_a_shard_is_damage(save_step, change, expected):
     path = save_step(2)
     manifest = json.loads((path / "manifest.json").read_text())
     change(manifest)
     (path / "manifest.json").write_text(json.dumps(manifest))
-    assert told in damage(path)
+    assert expected in damage(path)
 
 
 def test_the_oldest_go_and_later_ones_are_set_aside(save_step, tmp_path):
@@ -295,7 +295,7 @@ def test_the_run_goes_on_while_shards_are_written(both_processes, tmp_path, monk
         state = TrainState(step=2, updates=UPDATES)
         part = engine.optimizer.single_partition_of_fp32_groups[0]
         before = part.tolist()
-        save(run, shelf(tmp_path, writer), engine, None, state)
+        save(run, target(tmp_path, writer), engine, None, state)
         part.add_(1)  # a step of the training
         state.step = 3
         assert not (tmp_path / "step_2").exists()
@@ -308,7 +308,7 @@ def test_the_run_goes_on_while_shards_are_written(both_processes, tmp_path, monk
         other = engine_of(rank)
         shards.restore(tmp_path / "step_2", launch_of(rank), other, UPDATES)
         assert other.optimizer.single_partition_of_fp32_groups[0].tolist() == before
-    assert load_state(tmp_path / "step_2", IDENTITY).step == 2
+    assert load_state(tmp_path / "step_2", RUN_FINGERPRINT).step == 2
 
 
 def test_a_process_that_ends_does_not_wait_long_for_one_that_is_gone(tmp_path, monkeypatch):
@@ -354,9 +354,9 @@ def test_shards_go_on_under_their_own_launch_only(save_step):
     ):
         with pytest.raises(InputError) as caught:
             shards.check_launch(path, launch)
-        (told,) = caught.value.problems
-        assert f"in the shards of 2 process(es) under ZeRO-2, this launch is {now}. " in told
-        assert "once under that launch with --checkpoint_format full" in told
+        (problem,) = caught.value.problems
+        assert f"in the shards of 2 process(es) under ZeRO-2, this launch is {now}. " in problem
+        assert "once under that launch with --checkpoint_format full" in problem
 
 
 def another_size(engine):
@@ -377,7 +377,7 @@ def another_group(engine):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "expected"),
     [
         (another_size, "group 0 had 2 parameters, 4 numbers a process, has 2 parameters, 5 numbers a process"),
         (another_order, "in group 0 stood ['0.weight', [2, 3], 0], now ['0.bias', [2], 6] (name, shape, place)"),
@@ -385,12 +385,12 @@ def another_group(engine):
         (another_group, "there were 1 groups of parameters, now 2"),
     ],
 )
-def test_shards_of_another_layout_are_refused_with_both(save_step, change, told):
+def test_shards_of_another_layout_are_refused_with_both(save_step, change, expected):
     path, other = save_step(2), engine_of(0)
     change(other)
     with pytest.raises(InputError) as caught:
         shards.restore(path, launch_of(), other, UPDATES)
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
     assert "--checkpoint_format full then writes it anew" in str(caught.value)
 
 
@@ -398,7 +398,7 @@ SWAPPED = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nv
 
 
 @pytest.mark.parametrize(
-    ("launch", "shared", "told"),
+    ("launch", "shared", "expected"),
     [
         (launch_of(), False, []),
         (launch_of(world_size=4, local=2), True, []),
@@ -408,26 +408,26 @@ SWAPPED = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nv
         (launch_of(stage=3, config=SWAPPED), False, ["ds.json keeps the optimizer or the weights on a disk (nvme)"]),
     ],
 )
-def test_launches_that_have_no_shards_are_refused(launch, shared, told):
+def test_launches_that_have_no_shards_are_refused(launch, shared, expected):
     found = shards.refusals(launch, shared)
-    assert len(found) == len(told)
-    assert all(words in problem for words, problem in zip(told, found, strict=True))
+    assert len(found) == len(expected)
+    assert all(words in problem for words, problem in zip(expected, found, strict=True))
     assert all(problem.startswith("--checkpoint_format sharded: ") and "(full)" in problem for problem in found)
 
 
 @pytest.mark.parametrize(
-    ("world_size", "local", "given", "told"),
+    ("world_size", "local", "given", "expected"),
     [
         (2, 2, {}, "DDP shares out nothing"),
         (4, 2, {"deepspeed": "ds_configs/zero3.json"}, "add --shared_output_dir if all machines see --output_dir"),
     ],
 )
-def test_they_are_refused_before_anything_is_read(world_size, local, given, told, arguments, environment, tmp_path):
+def test_they_are_refused_before_anything_is_read(world_size, local, given, expected, arguments, environment, tmp_path):
     environment.update(WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(local), RANK="0", LOCAL_RANK="0")
     asked = {"output_dir": str(tmp_path), "checkpoint_format": "sharded", **given}
     with pytest.raises(InputError) as caught:
         preflight.check(arguments(**asked), Machine(0, True))
-    assert [told in problem for problem in caught.value.problems] == [True]
+    assert [expected in problem for problem in caught.value.problems] == [True]
     evaluating = arguments(do_eval=True, **asked)
     if world_size == local:
         preflight.check(evaluating, Machine(0, True))  # writes none

@@ -1,6 +1,7 @@
 import json
 
 import pytest
+import yaml
 
 from finetune.reports.card import MOST_POINTS, markdown_table, write_card
 from text.classifier_card import write_classifier_card
@@ -28,9 +29,14 @@ def folder(tmp_path):
     return write
 
 
-def card(folder, figures=("loss", "auc"), sections=()):
-    write_card(folder, "A title", "text-classification", "usage()", list(figures), list(sections))
+def card(folder, metrics=("loss", "auc"), sections=(), **metadata):
+    write_card(folder, "A title", "text-classification", "usage()", metrics, sections, **metadata)
     return (folder / "README.md").read_text(encoding="utf-8")
+
+
+def metadata(text):
+    _, head, _ = text.split("---\n", 2)
+    return yaml.safe_load(head)
 
 
 def test_a_table_of_any_values():
@@ -44,24 +50,58 @@ def test_a_table_of_any_values():
 
 
 def test_a_card_begins_with_what_the_hub_reads(folder):
-    lines = card(folder()).splitlines()
-    assert lines[:5] == [
-        "---",
-        "library_name: transformers",
-        "pipeline_tag: text-classification",
-        "base_model: org/base",
-        "---",
-    ]
-    scratch = {**RUN, "arguments": {**RUN["arguments"], "from_scratch": True}}
-    assert "base_model" not in card(folder(run=scratch))
+    dataset = {"name": "custom", "type": "custom"}
+    assert metadata(card(folder(), tags=["multi-label"])) == {
+        "library_name": "transformers",
+        "pipeline_tag": "text-classification",
+        "base_model": "org/base",
+        "tags": ["multi-label"],
+        "model-index": [
+            {
+                "name": "A title",
+                "results": [
+                    {
+                        "task": {"type": "text-classification"},
+                        "dataset": {**dataset, "split": split},
+                        "metrics": [{"type": "loss", "name": f"{prefix}_loss", "value": value}],
+                    }
+                    for prefix, split, value in (("eval", "validation", 0.25), ("test", "test", 0.5))
+                ],
+            }
+        ],
+    }
+    assert metadata(card(folder(metrics={}), library_name=None)) == {
+        "pipeline_tag": "text-classification",
+        "base_model": "org/base",
+    }
 
 
-def test_figures_of_both_files(folder):
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"from_scratch": True}, None),
+        ({"model_name_or_path": None}, None),
+        ({"model_name_or_path": "bert-base-chinese"}, "bert-base-chinese"),
+        ({"model_name_or_path": "models/local"}, None),
+        ({"model_name_or_path": "/data/models/bert"}, None),
+        ({"model_name_or_path": "../models/bert"}, None),
+    ],
+)
+def test_only_a_hub_model_is_the_base_model(folder, changes, expected, tmp_path, monkeypatch):
+    (tmp_path / "models" / "local").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    run = {**RUN, "arguments": {**RUN["arguments"], "dataset_name": "org/rows", **changes}}
+    found = metadata(card(folder(run=run)))
+    assert (found.get("base_model"), found["datasets"]) == (expected, "org/rows")
+    assert found["model-index"][0]["results"][0]["dataset"]["type"] == "org/rows"
+
+
+def test_metrics_of_both_splits(folder):
     text = card(folder(), sections=["## More"])
     assert (
-        "| figure | validation | test |\n| --- | --- | --- |\n| loss | 0.2500 | 0.5000 |\n| auc | - | - |\n\n## More\n" in text
+        "| metric | validation | test |\n| --- | --- | --- |\n| loss | 0.2500 | 0.5000 |\n| auc | - | - |\n\n## More\n" in text
     )
-    assert "| figure | validation |\n" in card(folder(metrics={"eval_loss": 0.25}))
+    assert "| metric | validation |\n" in card(folder(metrics={"eval_loss": 0.25}))
 
 
 def test_facts_of_the_run(folder):

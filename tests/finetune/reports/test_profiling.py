@@ -5,19 +5,21 @@ import torch
 
 from finetune.reports.profiling import PARTS, part, profiled
 
-CPU = torch.device("cpu")
+
+@pytest.fixture
+def work(start_run):
+    def work(items, steps, folder, said):
+        for number in profiled(items, start_run().accelerator, steps, folder, said.append):
+            with part("forward"):
+                x = torch.ones(64, 64) @ torch.ones(64, 64) * number
+            with part("backward"):
+                x.sort()
+            yield number
+
+    return work
 
 
-def work(items, steps, folder, said):
-    for number in profiled(items, steps, folder, CPU, said.append):
-        with part("forward"):
-            x = torch.ones(64, 64) @ torch.ones(64, 64) * number
-        with part("backward"):
-            x.sort()
-        yield number
-
-
-def test_the_watched_steps_leave_a_trace_and_a_table(tmp_path):
+def test_the_watched_steps_leave_a_trace_and_a_table(work, tmp_path):
     said = []
     assert list(work(range(1, 9), 2, tmp_path, said)) == list(range(1, 9))  # the run goes on after the watched steps
     events = json.loads((tmp_path / "profile" / "trace.json").read_text())["traceEvents"]
@@ -34,7 +36,7 @@ def test_the_watched_steps_leave_a_trace_and_a_table(tmp_path):
     assert "2 step(s)" in last
 
 
-def test_nothing_is_watched_unless_it_is_asked_for(tmp_path):
+def test_nothing_is_watched_unless_it_is_requested(work, tmp_path):
     said = []
     assert list(work(range(3), None, tmp_path, said)) == [0, 1, 2]
     assert not said
@@ -42,7 +44,7 @@ def test_nothing_is_watched_unless_it_is_asked_for(tmp_path):
 
 
 @pytest.mark.parametrize(("number", "recorded"), [(2, False), (3, False), (4, True)])
-def test_a_run_of_few_steps(tmp_path, number, recorded):
+def test_a_run_of_few_steps(work, tmp_path, number, recorded):
     said = []
     assert len(list(work(range(number), 5, tmp_path, said))) == number
     assert (tmp_path / "profile" / "trace.json").exists() == recorded

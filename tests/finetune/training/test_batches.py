@@ -65,12 +65,19 @@ def test_padding_free_micro_batches_have_no_padding():
     assert all(lengths[share].sum() <= 30 for shares in padding_free.shares(0) for share in shares)
 
 
+def test_the_largest_micro_batch_has_the_longest_rows():
+    x, y = points(5)
+    plan = replace(make_plan(5), batch=BatchShape(6, 2, 3, 1))
+    steps = TrainSteps(split_of(x, y, np.array([3, 9, 1, 9, 4])), plan, 0, 1, True)
+    assert steps.largest_micro_batch().rows.tolist() == [1, 3, 4]
+
+
 def test_rows_without_tokens_are_shuffled_and_shared_out_by_number():
     x, y = points(21)
     steps = TrainSteps(split_of(x, y), make_plan(21), 0, 1, True)
     assert sorted(np.concatenate([steps.rows(step) for step in range(3)])) == list(range(21))
     assert steps.rows(0).tolist() != sorted(steps.rows(0))
-    assert (steps.has_tokens, steps.tokens(0)) == (False, (0, 0))
+    assert (steps.has_tokens, steps.tokens(0)) == (False, (None, None))
     assert len(steps.largest_micro_batch().rows) == 4
     rows = EvalRows(split_of(x, y), 8, max_tokens=2)
     assert [len(batch.rows) for batch in rows.batches(1, 0)] == [8, 8, 5]

@@ -1,0 +1,204 @@
+"""One forward and backward pass on tensors that have shapes but no values (torch's FakeTensor).
+
+Activations are not guessed from a model's dimensions: what is alive at the worst moment of the pass is counted. That holds for
+every architecture, attention and loss, and for recomputed activations.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate.utils import convert_outputs_to_fp32
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from finetune.kernels.embeddings import keep_gradients
+from finetune.kernels.row_lengths import row_lengths
+from finetune.memory.layout import Layout
+from finetune.task import Batch, Task
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What a forward and backward pass over one micro-batch needs besides weights."""
+
+    parameters: int  # elements of all parameters
+    trainable: int  # elements of the parameters that are trained
+    largest: int  # elements of the largest trained parameter
+    buffers: int  # bytes
+    activations: int  # bytes at the worst moment, without finished gradients of parameters
+    with_gradients: int  # bytes at the worst moment, gradients of parameters counted as they come
+    input_shape: tuple[int, ...]  # of the largest input
+
+    @property
+    def input_size(self) -> str:
+        """`input_shape` as in 16x512."""
+        return "x".join(map(str, self.input_shape))
+
+
+def dry_run(model: nn.Module, task: Task, batch: Batch, layout: Layout) -> DryRun:
+    """Does a forward and backward pass of `model` on tensors without values and counts what is alive.
+
+    `model`: any module before it is prepared, on any device, `meta` included; it is neither changed nor copied. Its parameters
+    and floating-point inputs get the precision of `layout`. On a CPU the count is the allocator's but for a few kilobytes
+    (README). For a GPU, attention is fused, dropout keeps a byte per element, and autocast normalises in fp32. Raises whatever
+    a model raises whose forward pass looks at values.
+    """
+    rng_state = torch.get_rng_state()
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            hollow = _without_values(model, layout.own_precision).train()
+            if layout.autocast is not None:  # as Accelerate wraps it
+                hollow.forward = convert_outputs_to_fp32(torch.autocast("cpu", dtype=layout.autocast)(hollow.forward))
+            inputs = {name: _empty(tensor, layout.own_precision) for name, tensor in batch.inputs.items()}
+            labels = None if batch.labels is None else _empty(batch.labels)
+            kept = keep_gradients(hollow) if layout.keeps_embeddings else []
+            for parameter in kept:
+                parameter.grad = torch.zeros_like(parameter)  # of an earlier step
+            kernels = _GpuKernels(layout.autocast) if layout.on_gpu else nullcontext()
+            with _Counter(hollow) as counter, kernels, row_lengths(batch.lengths):
+                _backward(task.loss_sum(hollow, replace(batch, rows=_empty(batch.rows), inputs=inputs, labels=labels)))
+    finally:
+        torch.set_rng_state(rng_state)
+    trained = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
+    return DryRun(
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        trainable=sum(trained),
+        largest=max(trained),
+        buffers=sum(buffer.nbytes for buffer in model.buffers()),
+        activations=counter.most_activations,
+        with_gradients=counter.most + sum(4 * parameter.numel() for parameter in kept),
+        input_shape=max((tuple(x.shape) for x in batch.inputs.values()), key=lambda shape: (np.prod(shape), shape)),
+    )
+
+
+def _empty(tensor: Tensor, precision: torch.dtype | None = None) -> Tensor:
+    """A tensor without values on the CPU; `precision` is for floating-point tensors."""
+    dtype = precision if precision is not None and tensor.is_floating_point() else tensor.dtype
+    return torch.empty(tensor.shape, dtype=dtype, device="cpu")
+
+
+def _without_values(model: nn.Module, precision: torch.dtype | None) -> nn.Module:
+    """A copy of the model whose parameters and buffers have no values; to be called inside FakeTensorMode."""
+    copies: dict[int, Tensor] = {}
+    for tensor in [*model.parameters(), *model.buffers()]:
+        hollow = _empty(tensor, precision)
+        if isinstance(tensor, nn.Parameter):
+            hollow = nn.Parameter(hollow, requires_grad=tensor.requires_grad)
+        copies[id(tensor)] = hollow
+    return copy.deepcopy(model, copies)  # finds its tensors in `copies`, tied weights as one
+
+
+def _backward(loss: Tensor) -> None:
+    """`loss.backward()` without its Python function, in which torch would switch the modes off: a forward pass that is
+    recomputed would then use other kernels than the first time."""
+    engine = torch.autograd.Variable._execution_engine
+    engine.run_backward((loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True)
+
+
+class _Counter(TorchDispatchMode):
+    """Counts the bytes of all storages that operations allocate, until they are freed."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.most = self.most_activations = self._live = self._gradients = 0
+        self._known = {tensor.untyped_storage()._cdata for tensor in [*model.parameters(), *model.buffers()]}
+        self._sizes: dict[int, tuple[weakref.ref, int]] = {}
+        self._finished: set[int] = set()
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self._finish)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_iter(result):
+            if isinstance(tensor, Tensor):
+                self._add(tensor.untyped_storage())
+        self.most = max(self.most, self._live)
+        self.most_activations = max(self.most_activations, self._live - self._gradients)
+        return result
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key in self._sizes or key in self._known:
+            return
+        self._sizes[key] = (weakref.ref(storage, lambda _: self._free(key)), storage.nbytes())
+        self._live += storage.nbytes()
+
+    def _free(self, key: int) -> None:
+        _, size = self._sizes.pop(key)
+        self._live -= size
+        if key in self._finished:
+            self._finished.remove(key)
+            self._gradients -= size
+
+    def _finish(self, parameter: nn.Parameter) -> None:
+        key = parameter.grad.untyped_storage()._cdata
+        if key in self._sizes and key not in self._finished:
+            self._finished.add(key)
+            self._gradients += self._sizes[key][1]
+
+
+class _GpuKernels(TorchFunctionMode):
+    """Keeps for the backward pass what a GPU's kernels keep."""
+
+    def __init__(self, autocast: torch.dtype | None) -> None:
+        super().__init__()
+        self.autocast = autocast
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        if func is functional.scaled_dot_product_attention:
+            return self._attention(*args, **kwargs)
+        if func is functional.dropout:
+            return self._dropout(*args, **kwargs)
+        if func in IN_FP32 and self.autocast and torch.is_autocast_enabled("cpu"):
+            with torch.autocast("cpu", enabled=False):
+                return func(*map(_in_fp32, args), **{name: _in_fp32(value) for name, value in kwargs.items()})
+        return func(*args, **kwargs)
+
+    def _attention(
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *_: Any, **__: Any
+    ) -> Tensor:
+        if self.autocast and torch.is_autocast_enabled("cpu"):
+            query, key, value = (x.to(self.autocast) for x in (query, key, value))
+        # Kernels add a mask of the queries' type, into which a boolean mask is converted.
+        mask = None if attn_mask is None else attn_mask.to(query.dtype)
+        return _FusedAttention.apply(query, key, value, mask)
+
+    @staticmethod
+    def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        return torch.ops.aten.native_dropout(input, p, True)[0] if training and p > 0 else input
+
+
+IN_FP32 = {functional.layer_norm, functional.softmax, functional.log_softmax, torch.softmax, Tensor.softmax}
+
+
+def _in_fp32(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+class _FusedAttention(torch.autograd.Function):
+    """Keeps what FlashAttention (Dao et al., arXiv:2205.14135, section 3.1) and its relatives keep: one number per row, no
+    scores."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        out = query.new_empty(*query.shape[:-1], value.shape[-1])
+        ctx.save_for_backward(query, key, value, mask, out, query.new_empty(query.shape[:-1], dtype=torch.float32))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple:
+        saved = ctx.saved_tensors
+        return (*(torch.empty_like(x) for x in saved[:3]), None)

@@ -1,0 +1,76 @@
+"""How weights, gradients and optimizer states are distributed over processes and devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from finetune.kernels.embeddings import keeps_gradients
+from finetune.launching import zero
+from finetune.plan import BatchShape
+
+HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Everything about a launch that decides how much memory a process needs."""
+
+    world_size: int
+    precision: str  # no, fp16, bf16
+    on_gpu: bool
+    accumulation: int  # micro-batches per optimizer step
+    wrapped: bool  # in DistributedDataParallel, which keeps gradients from step to step
+    stage: int = 0  # of ZeRO; 0: every process has everything
+    offload_optimizer: bool = False
+    offload_parameters: bool = False
+    bucket: int = 0  # elements that ZeRO reduces at once
+    buckets: int = 1  # number of such buffers
+    live_parameters: int = 0  # gathered parameters that ZeRO-3 keeps
+    kernels: str = "auto"  # --kernels
+
+    @property
+    def keeps_embeddings(self) -> bool:
+        """Whether gradients of large embeddings are kept from step to step (`finetune.kernels.embeddings`)."""
+        return keeps_gradients(kernels=self.kernels, on_gpu=self.on_gpu, wrapped=self.wrapped, zero_stage=self.stage)
+
+    @property
+    def own_precision(self) -> torch.dtype | None:
+        """The half precision that DeepSpeed keeps weights and gradients in; None where they are fp32."""
+        return HALF.get(self.precision) if self.stage else None
+
+    @property
+    def autocast(self) -> torch.dtype | None:
+        """The precision that fp32 weights are cast to in the forward pass; None where they are not."""
+        return None if self.stage else HALF.get(self.precision)
+
+
+def layout_of(launch: Any, batch: BatchShape, kernels: str = "auto") -> Layout:
+    """The layout of a `launch.Launch`. `kernels`: --kernels."""
+    wrapped = launch.world_size > 1 or launch.launcher in ("torchrun", "deepspeed")
+    on_gpu = not launch.use_cpu
+    plain = Layout(launch.world_size, launch.precision, on_gpu, batch.accumulation, wrapped, kernels=kernels)
+    return plain if launch.deepspeed_config is None else with_zero(plain, launch.deepspeed_config)
+
+
+def with_zero(layout: Layout, config: dict[str, Any]) -> Layout:
+    """The layout under a DeepSpeed configuration; missing values are DeepSpeed 0.19's defaults."""
+    section = config["zero_optimization"]
+    stage = zero.stage_of(config)
+    bucket = section.get("reduce_bucket_size", 500_000_000)
+    overlaps = section.get("overlap_comm", stage == 3)
+    return replace(
+        layout,
+        stage=stage,
+        offload_optimizer=_leaves_the_gpu(section, "offload_optimizer"),
+        offload_parameters=stage == 3 and _leaves_the_gpu(section, "offload_param"),
+        bucket=zero.BUCKETS["reduce_bucket_size"] if bucket == "auto" else int(bucket),
+        buckets=2 if overlaps and stage < 3 else 1,
+        live_parameters=int(section.get("stage3_max_live_parameters", 1_000_000_000)),
+    )
+
+
+def _leaves_the_gpu(section: dict[str, Any], key: str) -> bool:
+    return section.get(key, {}).get("device", "none") not in ("none", None)

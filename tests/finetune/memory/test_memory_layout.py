@@ -1,0 +1,28 @@
+import json
+from types import SimpleNamespace
+
+import torch
+
+from finetune.memory.layout import Layout, layout_of, with_zero
+from finetune.plan import BatchShape
+
+
+def test_what_a_deepspeed_file_says(request):
+    plain = Layout(8, "bf16", True, 1, True)
+
+    def shipped(name):
+        return with_zero(plain, json.loads((request.config.rootpath / "ds_configs" / f"{name}.json").read_text()))
+
+    assert (shipped("zero1").stage, shipped("zero1").buckets) == (1, 1)
+    assert (shipped("zero2").bucket, shipped("zero2").buckets) == (50_000_000, 2)
+    assert (shipped("zero3").live_parameters, shipped("zero3").offload_optimizer) == (10**9, False)
+    assert [shipped(f"zero{n}_offload").offload_parameters for n in (2, 3)] == [False, True]
+    assert (plain.autocast, plain.own_precision) == (torch.bfloat16, None)
+    assert (shipped("zero2").autocast, shipped("zero2").own_precision) == (None, torch.bfloat16)
+
+
+def test_the_layout_of_a_launch():
+    launch = SimpleNamespace(world_size=1, precision="no", use_cpu=True, launcher="torchrun", deepspeed_config=None)
+    assert layout_of(launch, BatchShape(8, 1, 4, 2)) == Layout(1, "no", False, 2, wrapped=True)
+    launch.launcher = "python"
+    assert not layout_of(launch, BatchShape(8, 1, 4, 2)).wrapped

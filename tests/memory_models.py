@@ -1,0 +1,87 @@
+"""Small models, batches and an allocator's count for the tests of the memory estimate."""
+
+import gc
+from dataclasses import replace
+
+import numpy as np
+import torch
+from text_tasks import SEARCH, classification, titles
+from torch.profiler import ProfilerActivity, profile
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertLMHeadModel,
+    BigBirdConfig,
+    BigBirdModel,
+    EncoderDecoderModel,
+)
+
+from finetune.kernels.bigbird.layers import use_bigbird_attention
+from finetune.kernels.dropout.attention import use_cpu_dropout
+from finetune.kernels.padding_free.encoders import use_padding_free
+from finetune.memory.layout import Layout
+from finetune.task import Batch
+
+CLASSIFY = classification(5)
+TITLES = titles(replace(SEARCH, start_id=1))
+SIZES = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 300}
+ALONE = Layout(world_size=1, precision="no", on_gpu=False, accumulation=1, wrapped=False)
+
+
+def bert(**changes):
+    torch.manual_seed(0)
+    model = BertForSequenceClassification(BertConfig(**{**SIZES, "num_labels": 5, **changes})).train()
+    use_cpu_dropout(model)
+    return model
+
+
+def big_bird_titles():
+    """Our BigBird in front of a BERT decoder, block-sparse."""
+    torch.manual_seed(0)
+    encoder = BigBirdModel(BigBirdConfig(**SIZES, block_size=16, max_position_embeddings=256))
+    encoder.pooler = encoder.activation = None
+    decoder = BertLMHeadModel(BertConfig(**SIZES, is_decoder=True, add_cross_attention=True))
+    model = EncoderDecoderModel(encoder=encoder, decoder=decoder)
+    model.config.pad_token_id, model.config.decoder_start_token_id = 0, 1
+    assert use_bigbird_attention(model)
+    use_cpu_dropout(model)
+    return model.train()
+
+
+def packed_bert():
+    model = bert()
+    assert use_padding_free(model)
+    return model
+
+
+def texts(rows, width, labels=None):
+    ids = torch.randint(5, 299, (rows, width), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    mask[1:, width - 5 :] = 0
+    return Batch(
+        torch.arange(rows), {"input_ids": ids, "attention_mask": mask}, torch.ones(rows, 5) if labels is None else labels
+    )
+
+
+def ragged(rows, width):
+    batch = texts(rows, width)
+    return Batch(batch.rows, batch.inputs, batch.labels, (width, *[width - 5] * (rows - 1)))
+
+
+def titles(rows, width, length):
+    return texts(rows, width, torch.randint(5, 299, (rows, length), generator=torch.Generator().manual_seed(1)))
+
+
+def taken(work, model):
+    """Bytes that `work` holds at its worst moment beyond what was there before."""
+    model.zero_grad(set_to_none=True)
+    gc.collect()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        work()
+        # The profiler remembers what it saw being taken: given back later, it would be missing in the next measurement.
+        model.zero_grad(set_to_none=True)
+        gc.collect()
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    sizes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    assert len(sizes) > 20
+    return int(np.cumsum(sizes).max())
