@@ -67,24 +67,8 @@ from metrics.multilabel import per_label_table, sigmoid
 from metrics.thresholds import decide, tune_thresholds
 from models.export import export_model
 from models.pretrained import check_kind, check_weights, drop_pooler, load_config, load_model_and_new_names, take_vocabulary
-from text.classifier import (
-    CARD_METRICS,
-    CARD_NOTE,
-    USAGE,
-    check_best_metric,
-    check_export,
-    configure,
-    label_table,
-    labels_of,
-    own_labels,
-    plain_model,
-    positive_weights,
-    prior_bias,
-    rows_to_check,
-    set_head_bias,
-    thresholds_of,
-)
-from text.labels import Labelled, choose_labels, label_ids, label_names, note_labels, one_hot
+from text import classifier
+from text.labels import Labelled, choose_labels, label_ids, label_names, label_source, note_labels, one_hot
 from text.text_task import TextSplit, TextTask
 
 
@@ -112,23 +96,16 @@ class MultiLabelClassification(TextTask):
         check_kind(arguments, config, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, "classify texts")
         check_weights(arguments)
         if "train" in targets:
-            self.labels = choose_labels(own_labels(config), targets["train"].names, arguments.label_file, notes)
+            own, found = classifier.own_labels(config), targets["train"].names
+            path = arguments.train_file or arguments.dataset_name
+            self.labels = choose_labels(own, found, arguments.label_file, notes, path)
         else:
-            self.labels = labels_of(config)
-        if not self.labels:
-            raise InputError(
-                f"{arguments.train_file or arguments.dataset_name}: no row has a label; name the labels with --label_file if "
-                "that is meant"
-            )
+            self.labels = classifier.labels_of(config)
         return config
 
     def encode_targets(self, tables: dict[str, Table], targets: dict[str, Any], notes: list[str]) -> dict[str, Ragged]:
-        arguments, source = self.arguments, "training data"
-        if "train" not in tables:
-            source = f"labels of {arguments.model_name_or_path}"
-        elif arguments.label_file is not None:
-            source = f"--label_file {arguments.label_file}"
-        ignore = arguments.unknown_labels == "ignore"
+        arguments = self.arguments
+        source, ignore = label_source(arguments, "train" in tables), arguments.unknown_labels == "ignore"
         ids = {
             split: label_ids(tables[split], found, self.labels, ignore, notes, source)
             for split, found in targets.items()
@@ -136,16 +113,13 @@ class MultiLabelClassification(TextTask):
         }
         self.pos_weight = None
         if "train" in tables:
-            rows = self.num_train_rows = len(ids["train"])
-            notes.append(f"{len(self.labels)} labels, {len(ids['train'].values) / rows:.2f} per training row")
-            note_labels({name: (tables[name].path, found) for name, found in ids.items() if name != "test"}, self.labels, notes)
+            self.num_train_rows = len(ids["train"])
             self.positive = np.bincount(ids["train"].values, minlength=len(self.labels))
-            self.pos_weight = positive_weights(arguments, self.positive, rows, self.labels)
+            self.pos_weight = classifier.positive_weights(arguments, self.positive, self.num_train_rows, self.labels)
+            notes += classifier.weights_note(self.pos_weight)
+            note_labels({name: (tables[name].path, found) for name, found in ids.items() if name != "test"}, self.labels, notes)
             if "validation" in ids and not arguments.metrics:
-                check_best_metric(self.best_metric, ids["validation"], len(self.labels))
-        if self.pos_weight is not None:
-            low, high = self.pos_weight.min(), self.pos_weight.max()
-            notes.append(f"positive targets weigh from {low:.2f} to {high:.2f} (--pos_weight; all in run.json)")
+                classifier.check_best_metric(self.best_metric, ids["validation"], len(self.labels))
         return ids
 
     def target_tensor(self, targets: Ragged, rows: np.ndarray) -> torch.Tensor:
@@ -158,14 +132,15 @@ class MultiLabelClassification(TextTask):
 
     def build(self) -> torch.nn.Module:
         arguments, config = self.arguments, self.config
-        configure(config, self.labels)
+        classifier.configure(config, self.labels)
         if arguments.from_scratch:
             take_vocabulary(config, self.tokenizer)
         config.pad_token_id = self.tokenizer.pad_token_id
         model, new_names = load_model_and_new_names(AutoModelForSequenceClassification, arguments, config)
         if arguments.head_bias == "prior":
             smoothing = arguments.label_smoothing_factor
-            set_head_bias(model, new_names, prior_bias(self.positive, self.num_train_rows, self.pos_weight, smoothing))
+            bias = classifier.prior_bias(self.positive, self.num_train_rows, self.pos_weight, smoothing)
+            classifier.set_head_bias(model, new_names, bias)
         if config.model_type == "big_bird":
             drop_pooler(model.bert)  # its classifier reads the first token itself
         return self.with_kernels(model)
@@ -227,16 +202,16 @@ class MultiLabelClassification(TextTask):
             thresholds = tune_thresholds(chances, best["labels"])
             table = per_label_table(chances, best["labels"], thresholds, self.labels)
             split = self.splits["validation"]
-            checked = {split.texts[row]: chances[row] for row in rows_to_check(split.lengths)}
-        check = partial(check_export, expected=checked, precision=self.precision)
-        export_model(path, plain_model(model, thresholds), weights, check, self.tokenizer, self.max_length)
+            checked = {split.texts[row]: chances[row] for row in classifier.rows_to_check(split.lengths)}
+        check = partial(classifier.check_export, expected=checked, precision=self.launch.precision)
+        export_model(path, classifier.plain_model(model, thresholds), weights, check, self.tokenizer, self.max_length)
         return {"eval_per_label": table}
 
     def load_exported(self, path: str | Path) -> torch.nn.Module:
         model, new_names = self.load_for_prediction(AutoModelForSequenceClassification, path)
         if new_names:
             raise InputError(f"{path}: has no trained classifier ({min(new_names)} is missing); train first")
-        self.thresholds = thresholds_of(model.config)
+        self.thresholds = classifier.thresholds_of(model.config)
         return self.with_kernels(model)
 
     def prediction_lines(self, predictions: Predictions, split: TextSplit) -> Iterator[dict[str, Any]]:
@@ -249,8 +224,9 @@ class MultiLabelClassification(TextTask):
             }
 
     def card(self, folder: Path) -> Card:
-        sections = [CARD_NOTE, *label_table(folder)]
-        return Card("Multi-label text classification", "text-classification", USAGE, CARD_METRICS, sections)
+        sections = [classifier.CARD_NOTE, *classifier.label_table(folder)]
+        title, tag = "Multi-label text classification", "text-classification"
+        return Card(title, tag, classifier.USAGE, classifier.CARD_METRICS, sections)
 
 
 if __name__ == "__main__":

@@ -64,25 +64,21 @@ from transformers import AutoModelForSeq2SeqLM
 
 from finetune.application import run
 from finetune.errors import InputError, TrainingError
-from finetune.launching.launch import Launch
-from finetune.plan import Modes
 from finetune.reading.columns import note_cut
 from finetune.reading.ragged import RaggedChunks
 from finetune.reading.stored_rows import Column
 from finetune.reading.tables import Table
 from finetune.reading.tokens import encode_cached
 from finetune.reports.card import markdown_table
-from finetune.task import Batch, Card, Data, Predictions, check_metric
+from finetune.task import Batch, Card, Predictions
 from metrics.rouge import lead_scores
 from models import encoder_decoder
 from models.export import export_model
-from models.pretrained import check_weights, load_config
+from models.pretrained import check_weights
 from text import titles
 from text.text_task import TextSplit, TextTask, pad_rows
 from text.titles import IGNORED, Generation, teacher_forcing, token_losses
 from text.tokenizer import TitleEncoder, tokenizer_fingerprint
-
-EXAMPLES = 10  # titles shown in TensorBoard and in the model card
 
 
 class TitleGeneration(TextTask):
@@ -91,18 +87,10 @@ class TitleGeneration(TextTask):
     name = "titlegen"
     default_metric = "rougeL"
     shown_metrics = ("loss", "rouge1", "rouge2", "rougeL", "gen_len")
+    metric_names = titles.METRICS
     default_max_length = 4096
 
-    def __init__(self, arguments: Arguments) -> None:
-        super().__init__(arguments)
-        if not arguments.metrics:
-            check_metric(self.best_metric, titles.METRICS)
-
     # Data
-
-    def load(self, launch: Launch, modes: Modes) -> Data:
-        self.in_step = modes.train and launch.zero_stage == 3 and launch.world_size > 1
-        return super().load(launch, modes)
 
     def target_columns(self) -> tuple[str, ...]:
         return (self.arguments.title_column,)
@@ -114,13 +102,7 @@ class TitleGeneration(TextTask):
         arguments = self.arguments
         config = encoder_decoder.load_title_config(arguments)
         check_weights(arguments)
-        if config.is_encoder_decoder:
-            encoder_decoder.check_title_length(config, arguments.max_title_length)
-        elif arguments.decoder_model_name_or_path:
-            named = {"model_name_or_path": arguments.decoder_model_name_or_path, "config_name": None, "from_scratch": False}
-            decoder = replace(arguments, **named)
-            encoder_decoder.check_title_length(load_config(decoder), arguments.max_title_length)
-            check_weights(decoder)
+        encoder_decoder.check_decoder(arguments, config)
         return config
 
     def encoder_config(self) -> Any:
@@ -132,7 +114,8 @@ class TitleGeneration(TextTask):
     def encode_targets(self, tables: dict[str, Table], targets: dict[str, Any], notes: list[str]) -> dict[str, RaggedChunks]:
         arguments, most = self.arguments, self.arguments.max_title_length
         ids = encoder_decoder.special_ids(self.config, self.tokenizer)
-        self.generation = Generation.of(arguments, ids[0], self.tokenizer.pad_token_id, self.in_step)
+        in_step = self.modes.train and self.launch.zero_stage == 3 and self.launch.world_size > 1
+        self.generation = Generation.of(arguments, ids[0], self.tokenizer.pad_token_id, in_step)
         settings, found = f"{tokenizer_fingerprint(self.tokenizer)} title {ids} {most}", {}
         encode = TitleEncoder(self.tokenizer, *ids, most)
         for split, column in targets.items():
@@ -219,7 +202,7 @@ class TitleGeneration(TextTask):
     ) -> dict[str, Any]:
         examples, validation = self.examples(best), self.splits.get("validation")
         # In half precision another rounding may choose another word.
-        checked = {row: example["generated"] for row, example in enumerate(examples[:2]) if self.precision == "no"}
+        checked = {row: example["generated"] for row, example in enumerate(examples[:2]) if self.launch.precision == "no"}
         check = partial(titles.check_export, collate=validation and validation.collate, expected=checked)
         export_model(path, titles.plain_model(model, self.generation), weights, check, self.tokenizer, self.max_length)
         return {"examples": examples, "rouge_tokenizer": self.counted(validation)}
@@ -228,7 +211,7 @@ class TitleGeneration(TextTask):
         """References and titles of the first validation documents."""
         if best is None:
             return []
-        found, references = titles.decode(self.tokenizer, best["ids"][:EXAMPLES, 0]), self.splits["validation"].titles
+        found, references = titles.decode(self.tokenizer, best["ids"][: titles.EXAMPLES, 0]), self.splits["validation"].titles
         return [{"reference": references[row], "generated": title} for row, title in enumerate(found)]
 
     def samples(self, best: Predictions) -> dict[str, str]:

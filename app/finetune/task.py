@@ -109,6 +109,7 @@ class Task(ABC):
     name: str
     default_metric: str  # the score that decides which model is best, unless --metric_for_best_model names another
     shown_metrics: tuple[str, ...] = ("loss",)  # on the console
+    metric_names: tuple[str, ...] = ()  # those that --metric_for_best_model may name; (): known once there are data
     evaluates_by_tokens = False  # whether an evaluation batch has a number of tokens by default, on a CPU
     memory_advice = ""  # what the message for "out of memory" suggests besides what helps every task
 
@@ -116,6 +117,8 @@ class Task(ABC):
         """Raises `InputError` for arguments that the task cannot work with."""
         self.arguments = arguments
         self.additional_metrics = load_metrics(arguments.metrics) if arguments.metrics else []
+        if self.metric_names and not arguments.metrics:
+            check_metric(self.best_metric, self.metric_names)
 
     @abstractmethod
     def load(self, launch: Launch, modes: Modes) -> Data:

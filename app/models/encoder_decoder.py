@@ -6,13 +6,14 @@ layers start from the encoder's: a deep encoder reads the document once, a shall
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from finetune.errors import InputError
 from finetune.reading.model_folders import explain_failed_load
-from models.pretrained import check_vocabulary, drop_pooler, load_config, load_model, on_meta, take_vocabulary
+from models.pretrained import check_vocabulary, check_weights, drop_pooler, load_config, load_model, on_meta, take_vocabulary
 
 NO_ENCODER = (
     "has a decoder only; titles need an encoder-decoder model (BART, mT5, LED, PEGASUS, ...) or an encoder (BigBird, BERT)"
@@ -48,6 +49,17 @@ def check_title_length(decoder: Any, asked: int) -> None:
     limit = getattr(decoder, "max_decoder_position_embeddings", None) or getattr(decoder, "max_position_embeddings", None)
     if limit is not None and asked + 2 > limit:  # start and end take a place each
         raise InputError(f"--max_title_length {asked} is more than the decoder can write; give at most {limit - 2}")
+
+
+def check_decoder(arguments: Any, config: Any) -> None:
+    """Raises `InputError` if a trained decoder cannot write titles of --max_title_length, or has no weights."""
+    if config.is_encoder_decoder:
+        check_title_length(config, arguments.max_title_length)
+    elif arguments.decoder_model_name_or_path:
+        named = {"model_name_or_path": arguments.decoder_model_name_or_path, "config_name": None, "from_scratch": False}
+        decoder = replace(arguments, **named)
+        check_title_length(load_config(decoder), arguments.max_title_length)
+        check_weights(decoder)
 
 
 def encoder_config(config: Any) -> Any:

@@ -160,6 +160,13 @@ def prior_bias(positive: np.ndarray, rows: int, pos_weight: np.ndarray | None, s
     return np.log(weight * (targets + 0.5) / (rows - targets + 0.5))
 
 
+def weights_note(weights: np.ndarray | None) -> list[str]:
+    """What --pos_weight came to, for the console."""
+    if weights is None:
+        return []
+    return [f"positive targets weigh from {weights.min():.2f} to {weights.max():.2f} (--pos_weight; all in run.json)"]
+
+
 def positive_weights(arguments: Any, positive: np.ndarray, rows: int, labels: list[str]) -> np.ndarray | None:
     """--pos_weight as numbers, (labels,): None for "none", computed for "balanced", read from a json object otherwise.
 

@@ -133,15 +133,27 @@ def read_label_file(path: str) -> list[str]:
     return names
 
 
-def choose_labels(own: list[str] | None, found: list[str], label_file: str | None, notes: list[str]) -> list[str]:
+def choose_labels(
+    own: list[str] | None, found: list[str], label_file: str | None, notes: list[str], path: str = "training data"
+) -> list[str]:
     """The labels to be trained, in their order: those of `label_file`, or those that the training rows have (`found`), in the
-    order of the model's `own` where these are the same. Notes a head that is given up. Raises `InputError` for a bad file."""
+    order of the model's `own` where these are the same. Notes a head that is given up. Raises `InputError` for a bad file,
+    and if no row of `path` has a label."""
     labels = read_label_file(label_file) if label_file else found
+    if not labels:
+        raise InputError(f"{path}: no row has a label; name the labels with --label_file if that is meant")
     if not label_file and own is not None and set(own) == set(found):
         labels = own
     if own is not None and own != labels:
         notes.append(f"the model's head for {len(own)} label(s) is replaced by a new one for {len(labels)}")
     return labels
+
+
+def label_source(arguments: Any, trains: bool) -> str:
+    """Where a run's label list comes from, in words."""
+    if not trains:
+        return f"labels of {arguments.model_name_or_path}"
+    return "training data" if arguments.label_file is None else f"--label_file {arguments.label_file}"
 
 
 def one_hot(labels: Ragged, rows: np.ndarray, num_labels: int) -> torch.Tensor:
@@ -191,6 +203,8 @@ def label_ids(
 def note_labels(splits: dict[str, tuple[str, Ragged]], labels: list[str], notes: list[str]) -> None:
     """Notes what a reader of the metrics should know: rows without labels, and labels without rows. `splits`: (path, label
     numbers of each row) of "train" and, if there is one, "validation"."""
+    rows = splits["train"][1]
+    notes.append(f"{len(labels)} labels, {len(rows.values) / len(rows):.2f} per training row")
     counts = {name: np.bincount(rows.values, minlength=len(labels)) for name, (_, rows) in splits.items()}
     for name, (path, rows) in splits.items():
         if bare := int((rows.lengths == 0).sum()):

@@ -54,7 +54,7 @@ class TextSplit(Split):
 class TextTask(Task):
     """Loading for tasks whose rows are texts. A task says what its targets are and which model reads the texts.
 
-    After `load` there are `config`, `tokenizer`, `max_length`, `splits` and `padding_free`.
+    After `load` there are `launch`, `modes`, `config`, `tokenizer`, `max_length`, `splits` and `padding_free`.
     """
 
     default_max_length = 512
@@ -95,7 +95,7 @@ class TextTask(Task):
     def load(self, launch: Launch, modes: Modes) -> Data:
         """Reads and checks the files, tokenizes texts. Raises `InputError`."""
         arguments, notes = self.arguments, []
-        self.precision = launch.precision
+        self.launch, self.modes = launch, modes
         tables, targets = self._read(modes, notes)
         self.config = self.load_model_config(targets, notes)
         train = tables.get("train")

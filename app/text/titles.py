@@ -25,6 +25,7 @@ from metrics.rouge_tokenizers import choose_tokenizer
 from text.chinese_decoding import join_chinese
 
 IGNORED = -100  # the label that counts for nothing
+EXAMPLES = 10  # titles shown in TensorBoard and in the model card
 METRICS = ("loss", *ROUGE_METRICS, "exact_match", "gen_len")
 CARD_METRICS = [*METRICS, *(f"lead_{name}" for name in ROUGE_METRICS)]
 USAGE = """from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
