@@ -85,7 +85,7 @@ def main(arguments: Arguments) -> None:
     asked = preflight.check(arguments)
     train, evaluate, predict = groups.tasks_to_do(arguments)
     data = load_data(arguments, train, evaluate, predict)
-    plan = make_plan(arguments, len(data.train.texts), asked.world_size, asked.passes_by_tokens) if train else None
+    plan = make_plan(arguments, len(data.train.texts), asked.world_size, asked.micro_batches_by_tokens) if train else None
     task = make_task(arguments, data)
     packed = leaves_padding_out(arguments, data, asked)
     if packed:

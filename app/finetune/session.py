@@ -70,6 +70,7 @@ def open_run(
         description = {**_description(run, arguments, plan, identity), **(details or {})}
         run_folder.write_json(folder / run_folder.RUN_FILE, description)
         status.begin(folder, step)
+        signals.on_end(status.stopped)
 
     def replace() -> None:
         run_folder.clear(folder)

@@ -83,7 +83,7 @@ def test_a_pause_ends():
 @pytest.mark.parametrize("script", ["classify.py", "titlegen.py"])
 def test_scripts_begin_first_and_settle_between_the_launch_and_the_model(script):
     tree = ast.parse((APP / script).read_text(encoding="utf-8"))
-    assert ast.unparse(tree.body[-1].body[0]) == "collector.begin()"
+    assert ast.unparse(tree.body[-1].body[0]) == "garbage_collection.begin()"
     (main,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "main")
     lines = {ast.unparse(node.func): node.lineno for node in ast.walk(main) if isinstance(node, ast.Call)}
     assert lines["processes.start"] < lines["import_models"] < lines["build_model"] < lines["load_trained"]

@@ -1,7 +1,4 @@
-"""The run's folder: may it be used, and files that are whole or absent. Level 1.
-
-Only rank 0 calls what writes.
-"""
+"""The run's folder: whether it may be used, and files that are whole or absent. Only rank 0 writes."""
 
 from __future__ import annotations
 
@@ -70,8 +67,8 @@ def _dangles(path: Path) -> bool:
 
 
 def was_restarted(folder: Path) -> bool:
-    """Whether torchrun starts this job again after it failed (--max_restarts), and the run in `folder` is this job's own: then
-    it goes on, whatever the arguments say of other runs."""
+    """Whether torchrun restarts this job after a failure (--max_restarts), and the run in `folder` is this job's own: then it
+    resumes, whatever the arguments say about other runs."""
     if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) == 0:
         return False
     with contextlib.suppress(OSError, ValueError, KeyError):
@@ -80,11 +77,11 @@ def was_restarted(folder: Path) -> bool:
 
 
 def holds_a_run(folder: Path) -> bool:
-    """Whether there is anything in a folder that a new run would destroy; what a start that failed leaves is nothing."""
+    """Whether a new run would destroy anything in a folder; what a failed start leaves does not count."""
     history = folder / "history.jsonl"
-    nothing = (RUN_FILE, STATUS, "tensorboard", history.name)
-    kept = [name for name in OURS if name not in nothing and (folder / name).exists()]
-    return bool(kept) or (history.exists() and history.stat().st_size > 0)
+    of_a_start = (RUN_FILE, STATUS, "tensorboard", history.name)
+    results = [name for name in OURS if name not in of_a_start and (folder / name).exists()]
+    return bool(results) or (history.exists() and history.stat().st_size > 0)
 
 
 def clear(folder: Path) -> None:
@@ -98,7 +95,7 @@ def clear(folder: Path) -> None:
 
 
 def lock(folder: Path) -> TextIO:
-    """One run per folder: a lock that the kernel lets go of when its holder dies, however it dies. Keep the result.
+    """One run per folder: a lock that the kernel releases when its holder dies, however it dies. Keep the returned file open.
 
     Raises `InputError` naming the holder.
     """

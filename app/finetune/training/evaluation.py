@@ -10,7 +10,7 @@ import torch
 from finetune.errors import StopRequested, TrainingError
 from finetune.kernels.row_lengths import known
 from finetune.launching.processes import Run
-from finetune.launching.shutdown import asked_to_stop
+from finetune.launching.shutdown import stop_requested
 from finetune.task import Record, Task
 from finetune.training.batches import EvalRows
 
@@ -43,7 +43,7 @@ def predict(run: Run, model: Any, task: Task, rows: EvalRows, stoppable: bool = 
         # What does not go through the prepared model's forward, as generate(), would not be autocast.
         with run.accelerator.autocast(), known(batch.lengths):
             mine += task.predict(model, batch.to(run.device))
-        if stoppable and asked_to_stop(run):
+        if stoppable and stop_requested(run):
             model.train(was_training)
             raise StopRequested("asked to stop during an evaluation")
     model.train(was_training)

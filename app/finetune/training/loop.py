@@ -18,7 +18,7 @@ from finetune.checkpoints.saving import Shelf
 from finetune.errors import EXIT_STOPPED, StopRequested, TrainingError
 from finetune.launching import signals
 from finetune.launching.processes import Run
-from finetune.launching.shutdown import asked_to_stop, stop_here
+from finetune.launching.shutdown import stop_requested, stop_run
 from finetune.output.writer_thread import Background
 from finetune.plan import Plan, lr_multiplier
 from finetune.reports.profiling import profiled
@@ -78,8 +78,8 @@ def fit(run: Run, plan: Plan, training: Training, options: FitOptions, state: Tr
         known = _train_figures(run, training, state, StepClock(run.device), [])
         return {name: value for name, value in known.items() if value is not None and name != "peak_memory_mb"}
     signals.defer()
-    if asked_to_stop(run):
-        stop_here(run, f"before step {state.step + 1}; there was nothing new to save")
+    if stop_requested(run):
+        stop_run(run, f"before step {state.step + 1}; there was nothing new to save")
     clock, pending, stalls = StepClock(run.device), [], []
     training.model.train()
     done = state.unevaluated and _finish_step(run, plan, training, options, state, stalls, True)
@@ -130,10 +130,10 @@ def fit(run: Run, plan: Plan, training: Training, options: FitOptions, state: Tr
         if eval_due or save_due:
             clock.pause()
             clock.mark()
-    if asked_to_stop(run):
+    if stop_requested(run):
         _save_and_stop(run, plan, training, options, state, stalls, False)
     saving.wait(run, training.writer)
-    signals.end_with(EXIT_STOPPED)  # everything is on disk
+    signals.exit_with(EXIT_STOPPED)  # everything is on disk
     return _train_figures(run, training, state, clock, stalls)
 
 
@@ -210,7 +210,7 @@ def _save_and_stop(
     saving.wait(run, training.writer)
     path = training.output_dir / checkpoint.FOLDER / f"step_{state.step}"
     done = f"step {state.step} of {plan.total_steps} is saved in {path}"
-    stop_here(run, f"{done}; the same command with --resume_from_checkpoint auto goes on")
+    stop_run(run, f"{done}; the same command with --resume_from_checkpoint auto goes on")
 
 
 def _not_finite(training: Training, step: int, loss: float, norm: float) -> str:
