@@ -144,8 +144,8 @@ def accelerate(file: str, processes: int, *options: str) -> list[str]:
 
 def machines(file: str, count: int, processes: int) -> list[list[str]]:
     """`accelerate launch` once per machine, all of them this one; `processes` counts those of all machines."""
-    meeting = ["--main_process_ip", "127.0.0.1", "--main_process_port", str(free_port()), "--num_machines", str(count)]
-    return [accelerate(file, processes, *meeting, "--machine_rank", str(rank)) for rank in range(count)]
+    rendezvous = ["--main_process_ip", "127.0.0.1", "--main_process_port", str(free_port()), "--num_machines", str(count)]
+    return [accelerate(file, processes, *rendezvous, "--machine_rank", str(rank)) for rank in range(count)]
 
 
 def deepspeed(processes: int) -> list[str]:

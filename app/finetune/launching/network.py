@@ -49,8 +49,10 @@ def problems() -> list[str]:
     # NCCL's syntax: a list of prefixes, "=" before exact names, "^" before those to leave out.
     setting = os.environ.get("NCCL_SOCKET_IFNAME", "")
     names, exact = setting.removeprefix("=").split(","), setting.startswith("=")
-    if setting and not setting.startswith("^") and not any(
-        own == name if exact else own.startswith(name) for own in known for name in names
+    if (
+        setting
+        and not setting.startswith("^")
+        and not any(own == name if exact else own.startswith(name) for own in known for name in names)
     ):
         messages.append(f"NCCL_SOCKET_IFNAME={setting}: {host} has no such network interface; it has {usable}")
     return messages

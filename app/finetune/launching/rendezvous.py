@@ -183,9 +183,7 @@ def from_environment() -> Rendezvous | None:
     if world_size == local_world_size or not env.get("MASTER_ADDR") or not env.get("MASTER_PORT", "").isdecimal():
         return None
     names = tuple(filter(None, env.get(MACHINE_NAMES, "").split(",")))
-    return Rendezvous(
-        int(env.get("RANK", 0)), world_size, local_world_size, env["MASTER_ADDR"], int(env["MASTER_PORT"]), names
-    )
+    return Rendezvous(int(env.get("RANK", 0)), world_size, local_world_size, env["MASTER_ADDR"], int(env["MASTER_PORT"]), names)
 
 
 def wait_for_all_ranks(compared: dict[str, Any], timeout: int) -> None:

@@ -52,13 +52,19 @@ def test_a_deferred_request_waits_to_be_looked_at():
 
 def test_one_request_may_come_twice():
     """From the terminal or Slurm, and then from the launcher."""
-    assert ends("signals.defer(); request(signal.SIGINT); request(); print(received()); time.sleep(0.2); print(received())") == (
-        0, "SIGINT\nSIGINT\n", "",
-    )  # fmt: skip
+    body = "signals.defer(); request(signal.SIGINT); request(); print(received()); time.sleep(0.2); print(received())"
+    assert ends(body) == (0, "SIGINT\nSIGINT\n", "")
 
 
 def test_a_second_request_ends_the_process():
-    body = "signals.SAME_REQUEST_SECONDS = 0.0\nsignals.defer(); request(); print(received(), flush=True); request(); time.sleep(60)"
+    body = """
+signals.SAME_REQUEST_SECONDS = 0.0
+signals.defer()
+request()
+print(received(), flush=True)
+request()
+time.sleep(60)
+"""
     code, out, said = ends(body)
     assert (code, out) == (128 + signal.SIGTERM, "SIGTERM\n")
     assert said == "stopped: SIGTERM came after SIGTERM: ended at once, nothing was saved since the last checkpoint\n"
@@ -95,7 +101,8 @@ def test_a_request_after_the_last_look():
     code, out, said = ends(body)
     assert (code, out) == (75, "SIGTERM\n")
     assert said == "stopped: SIGTERM: ended at once, there was nothing to be saved\n"
-    assert ends("signals.defer(); request(); received(); signals.exit_with(3); print('still there', flush=True)")[1] == "still there\n"
+    body = "signals.defer(); request(); received(); signals.exit_with(3); print('still there', flush=True)"
+    assert ends(body)[1] == "still there\n"
 
 
 def test_a_worker_is_ended_without_a_request_to_its_parent():
@@ -125,7 +132,7 @@ if worker == 0:
     os._exit(0)
 time.sleep(0.5)
 print(worker, flush=True)
-signals.leave(7)
+signals.exit_now(7)
 """
     code, out, _ = ends(body)  # returns only when the worker has closed its end of the output
     assert code == 7
