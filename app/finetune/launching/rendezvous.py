@@ -13,7 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -47,8 +47,8 @@ class Rendezvous:
     host: str
     port: int
     machine_names: tuple[str, ...] = ()
-    store: Any = None
-    has_process_group: bool = False
+    store: Any = field(default=None, init=False)
+    has_process_group: bool = field(default=False, init=False)
 
     @property
     def address(self) -> str:
@@ -260,8 +260,13 @@ def _check(infos: list[RankInfo]) -> list[str]:
 def _differences(name: str, here: Any, there: Any) -> list[str]:
     if isinstance(here, dict) and isinstance(there, dict):
         parts = sorted(part for part in here.keys() | there.keys() if here.get(part) != there.get(part))
-        return [f"{part} is {_brief(here.get(part))}, but {_brief(there.get(part))}" for part in parts]
-    return [] if here == there else [f"{name} is {_brief(here)}, but {_brief(there)}"]
+        return [_difference(part, here.get(part), there.get(part)) for part in parts]
+    return [] if here == there else [_difference(name, here, there)]
+
+
+def _difference(name: str, here: Any, there: Any) -> str:
+    here, there = ("absent" if value is None else f"{value!s:.80}" for value in (here, there))
+    return f"{name} is {here}, but {there}"
 
 
 def _unreachable(infos: list[RankInfo]) -> list[str]:
@@ -291,11 +296,6 @@ def _choose_interface(rank: int, addresses: list[str | None]) -> None:
 
 def _span(ranks: list[int]) -> str:
     return str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}"
-
-
-def _brief(value: Any) -> str:
-    text = "absent" if value is None else str(value)
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _first_line(error: Exception) -> str:

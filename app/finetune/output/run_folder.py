@@ -157,7 +157,7 @@ def put_in_place(unfinished: Path, path: Path) -> None:
     if path.exists():
         os.rename(path, old)
     os.rename(unfinished, path)
-    flush_folder(path.parent)
+    _flush_one(path.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -175,23 +175,13 @@ def file_record(path: Path) -> dict[str, Any]:
 
 
 def flush(place: Path) -> None:
-    """Forces a file, or every file below a folder, to disk."""
-    if place.is_file():
-        _flush_file(place)
-    for directory, _, names in os.walk(place):
-        for name in names:
-            _flush_file(os.path.join(directory, name))
-        flush_folder(Path(directory))
+    """Forces a file, or a folder and everything below it, to disk."""
+    for path in [*place.rglob("*"), place]:
+        _flush_one(path)
 
 
-def _flush_file(path: str | Path) -> None:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-
-
-def flush_folder(folder: Path) -> None:
-    """Forces a folder's own entries to disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def _flush_one(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
