@@ -32,11 +32,11 @@ def test_a_pulled_cable_ends_the_job_on_both_machines(home, tmp_path):
         second = begin(beta.home, command(beta, 1), None)
         first = begin(alpha.home, command(alpha, 0), alpha.home / "runs" / "cable")
         subprocess.run(beta.inside(["ip", "link", "set", INTERFACE, "down"]), check=True)
-        for ended, told in (
+        for ended, message in (
             (first, "error on rank 0 of 2 (alpha): rank 1 (beta) no longer answers"),
             (second, "error on rank 1 of 2 (beta): the launcher of rank 0, which holds the rendezvous store"),
         ):
             assert ended.ended() != 0
             (line,) = [line for line in ended.text().splitlines() if line.startswith("error on rank")]
-            assert line.startswith(told)
+            assert line.startswith(message)
             assert 'classify.py", line' not in ended.text()

@@ -87,11 +87,11 @@ def test_the_best_model_is_loaded_from_where_this_machine_has_it(arguments, monk
     seen = []
     monkeypatch.setattr(local_copy, "fetch", lambda run, folder, shared: seen.append((folder, shared)) or tmp_path / "copy")
     monkeypatch.setattr(local_copy, "discard", lambda run, place, folder: seen.append((place, folder)))
-    asked = arguments(output_dir="runs/a", shared_output_dir=shared)
+    given = arguments(output_dir="runs/a", shared_output_dir=shared)
     best = Path("runs/a/best")
-    assert session.load_best(SimpleNamespace(), asked, lambda place: place) == tmp_path / "copy"
+    assert session.load_best(SimpleNamespace(), given, lambda place: place) == tmp_path / "copy"
     with pytest.raises(KeyError):
-        session.load_best(SimpleNamespace(), asked, {}.__getitem__)
+        session.load_best(SimpleNamespace(), given, {}.__getitem__)
     assert seen == [(best, shared), (tmp_path / "copy", best)] * 2
 
 
