@@ -212,8 +212,7 @@ def own_batch(arguments: Any, on_gpu: bool) -> tuple[int, int | None, int | None
 
 def run_to_the_end(command: list[str], log: Any, timeout: float, device: str) -> int | None:
     """The exit code; None for a command that is not done in time, which is ended then, with what it started."""
-    # DeepSpeed calls ninja by name; in a virtual environment it lies beside Python.
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+    environment = dict(os.environ)
     if device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""
     process = subprocess.Popen(

@@ -237,7 +237,7 @@ def read_data(script: Any, arguments: Any, processes: int, asked: Any, problems:
     train, evaluate, predict = tasks_to_do(arguments)
     if not train:
         raise InputError(*problems, "this command does not train; there is nothing to plan")
-    by_tokens = asked is not None and asked.passes_by_tokens
+    by_tokens = asked is not None and asked.micro_batches_by_tokens
     batch = collect(problems, lambda: batch_of(arguments, processes, by_tokens))
     if batch is not None and asked is not None and asked.deepspeed_config is not None:
         file = (asked.deepspeed_config, asked.deepspeed_file)

@@ -93,7 +93,10 @@ def start_run(environment):
 
     def begin(batch=None, precision="no"):
         reset()
-        launch = Launch("python", 0, 0, 1, 1, True, "gloo", precision, 60, None, None, 1.0)
+        launch = Launch(
+            launcher="python", rank=0, local_rank=0, world_size=1, local_world_size=1, use_cpu=True, backend="gloo",
+            precision=precision, timeout_seconds=60, deepspeed_file=None, deepspeed_config=None, max_grad_norm=1.0,
+        )  # fmt: skip
         return start(launch, batch)
 
     yield begin

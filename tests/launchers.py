@@ -7,7 +7,6 @@ launcher and launch file; what its runs leave is the material of tests/launch/.
 from __future__ import annotations
 
 import csv
-import functools
 import json
 import os
 import random
@@ -108,25 +107,14 @@ def environment(home: Path) -> dict[str, str]:
     }
     return {
         **inherited,
-        # DeepSpeed calls ninja by name; in a virtual environment it lies beside Python.
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
         "PYTHONPATH": f"{home / 'no_gpu'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}".rstrip(os.pathsep),
         "HF_HUB_OFFLINE": "1",
         "HF_DATASETS_CACHE": str(home / "cache"),
         "OMP_NUM_THREADS": "1",
-        "TORCH_EXTENSIONS_DIR": str(extensions_folder()),
+        "TORCH_EXTENSIONS_DIR": str(home / "compiled"),
         # DeepSpeed imports an optimizer that nobody uses and torch.compile's machinery with it: two seconds per process.
         "TORCHDYNAMO_DISABLE": "1",
     }
-
-
-@functools.cache
-def extensions_folder() -> Path:
-    """Where DeepSpeed compiles its CPU operator, the first time: the environment's choice, or one folder per user."""
-    stated = os.environ.get("TORCH_EXTENSIONS_DIR")
-    folder = Path(stated) if stated else Path(tempfile.gettempdir()) / f"finetune-tests-{os.getuid()}" / "extensions"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return folder
 
 
 def free_port() -> int:
@@ -156,8 +144,8 @@ def accelerate(file: str, processes: int, *options: str) -> list[str]:
 
 def machines(file: str, count: int, processes: int) -> list[list[str]]:
     """`accelerate launch` once per machine, all of them this one; `processes` counts those of all machines."""
-    meeting = ["--main_process_ip", "127.0.0.1", "--main_process_port", str(free_port()), "--num_machines", str(count)]
-    return [accelerate(file, processes, *meeting, "--machine_rank", str(rank)) for rank in range(count)]
+    rendezvous = ["--main_process_ip", "127.0.0.1", "--main_process_port", str(free_port()), "--num_machines", str(count)]
+    return [accelerate(file, processes, *rendezvous, "--machine_rank", str(rank)) for rank in range(count)]
 
 
 def deepspeed(processes: int) -> list[str]:

@@ -1,6 +1,6 @@
 """Two "machines" on this one: namespaces for network, host name and mounts, joined by a virtual cable.
 
-Each machine has one network card, `eth0`, and no road to anywhere but the other, which it knows by name. Its own folder
+Each machine has one network interface, `eth0`, and no road to anywhere but the other, which it knows by name. Its own folder
 holds its own data and caches, and it does not see the other's. Needs root, or user namespaces.
 """
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TOOLS = ("unshare", "nsenter", "ip", "hostname", "mount")
-CARD = "eth0"
+INTERFACE = "eth0"
 KINDS = ("--net", "--uts", "--mount")
 
 
@@ -67,11 +67,11 @@ def machines(homes: list[Path]) -> Iterator[list[Machine]]:
             Machine(name, f"10.77.0.{number}", holder, home)
             for number, (name, holder, home) in enumerate(zip(("alpha", "beta"), (first, second), homes, strict=True), 1)
         ]
-        _do(first, "ip", "link", "add", CARD, "type", "veth", "peer", "name", CARD, "netns", str(second))
+        _do(first, "ip", "link", "add", INTERFACE, "type", "veth", "peer", "name", INTERFACE, "netns", str(second))
         for machine in found:
             _do(machine.holder, "hostname", machine.name)
-            _do(machine.holder, "ip", "address", "add", f"{machine.address}/24", "dev", CARD)
-            _do(machine.holder, "ip", "link", "set", CARD, "up")
+            _do(machine.holder, "ip", "address", "add", f"{machine.address}/24", "dev", INTERFACE)
+            _do(machine.holder, "ip", "link", "set", INTERFACE, "up")
             _do(machine.holder, "ip", "link", "set", "lo", "up")
         for machine, other in zip(found, reversed(found), strict=True):
             hosts = machine.home / "hosts"

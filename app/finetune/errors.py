@@ -1,4 +1,4 @@
-"""How a run ends when it does not end well: the exceptions and their exit codes. Level 0: imports nothing of ours."""
+"""Exceptions that end a run, and their exit codes. Imports nothing of ours."""
 
 import os
 import re
@@ -7,21 +7,21 @@ import socket
 EXIT_BAD_INPUT = 2
 EXIT_TRAINING_FAILED = 3
 EXIT_STOPPED = 75  # EX_TEMPFAIL of sysexits.h: "try again later", what schedulers requeue on
-# What would break a message into lines or cannot be printed; names of files and columns may hold it.
+# Characters that break a line or cannot be printed; names of files and columns may contain them.
 CONTROL = re.compile("[\x00-\x08\n-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 class InputError(Exception):
-    """Bad input or configuration, found before anything was harmed. Ends the job with exit code 2.
+    """Bad input or configuration, noticed before anything was harmed. Ends the job with exit code 2.
 
-    Each problem is one complete message: what is wrong, where (file, row, field), what to do. All the problems that can be
-    found in one pass are reported together. A problem is one line.
+    Each problem is one line: what is wrong, where (file, row, field), what to do. All problems of one pass are reported
+    together.
     """
 
     exit_code = EXIT_BAD_INPUT
 
     def __init__(self, *problems: str):
-        self.problems = [CONTROL.sub(lambda found: ascii(found[0])[1:-1], problem) for problem in problems]
+        self.problems = [CONTROL.sub(lambda match: ascii(match[0])[1:-1], problem) for problem in problems]
         super().__init__("\n".join(self.problems))
 
     def __reduce__(self) -> tuple:
@@ -36,7 +36,7 @@ class TrainingError(Exception):
 
 
 class StopRequested(Exception):  # noqa: N818 - a request, no error
-    """The job was asked to stop and has written a checkpoint. Ends the job with exit code 75."""
+    """The job stops on request and has written a checkpoint. Ends the job with exit code 75."""
 
     exit_code = EXIT_STOPPED
 

@@ -1,7 +1,7 @@
-"""When Python looks for garbage in cycles: not over and over while libraries are imported and texts become lists. Level 0.
+"""Python's garbage collection, held back while libraries are imported and texts become lists.
 
-Python's collector looks through everything there is whenever that has grown by a quarter. Of what torch and transformers make
-while they are imported, some four hundred thousand objects, next to nothing ever goes.
+The gc scans all objects whenever their number has grown by a quarter. torch and transformers create four hundred thousand while
+they are imported, of which almost none is ever freed.
 """
 
 from __future__ import annotations
@@ -11,22 +11,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 USUAL = gc.get_threshold()
-# Of these three numbers of `gc.set_threshold` the first two leave it to look through what is new, the third never lets it look
-# through everything.
+# Young objects are scanned as usual; the third number prevents full scans.
 WHILE_STARTING = (10_000, 10, 1_000_000)
 _starting = False
 
 
 def begin() -> None:
-    """For a process that starts: until `settle` only what is new is looked through."""
+    """For a starting process: until `settle`, only young objects are scanned."""
     global _starting
     _starting = True
     gc.set_threshold(*WHILE_STARTING)
 
 
 def settle() -> None:
-    """From now on the collector works as usual, and without a look at what is there already: it stays. To be called before
-    there is anything large, such as a model, that may have to go one day. Does nothing in a process without `begin`."""
+    """From now on gc works as usual, but never scans the objects that exist already: they stay. Call it before there is
+    anything large, such as a model, that may be freed one day. Does nothing in a process without `begin`."""
     global _starting
     if _starting:
         _starting = False
@@ -36,7 +35,7 @@ def settle() -> None:
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """For work that makes a million lists, none of them in a cycle: no collections meanwhile."""
+    """No collections meanwhile: for work that creates a million lists, none of them in a cycle."""
     enabled = gc.isenabled()
     gc.disable()
     try:

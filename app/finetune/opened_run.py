@@ -106,6 +106,7 @@ def _replace(folder: Path, description: dict[str, Any]) -> None:
 def _begin(folder: Path, description: dict[str, Any], step: int) -> None:
     run_folder.write_json(folder / run_folder.RUN_FILE, description)
     status.begin(folder, step)
+    signals.on_end(status.stopped)
 
 
 def _compare_processes(run: Run, fingerprint: dict[str, Any]) -> None:

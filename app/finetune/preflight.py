@@ -40,7 +40,7 @@ def check(arguments: Any, machine: Machine | None = None) -> Launch:
     if problems:
         raise InputError(*problems)
     if launch.world_size > launch.local_world_size:
-        rendezvous.call_the_roll(_compared(arguments, launch), arguments.start_timeout)
+        rendezvous.wait_for_all_ranks(_compared(arguments, launch), arguments.start_timeout)
     return launch
 
 

@@ -72,10 +72,10 @@ def script(monkeypatch, environment, token_cache, capfd) -> Callable[[str, list[
     monkeypatch.setitem(os.environ, "CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(signals, "watch_launcher", lambda generations: None)
 
-    def leave(code: int) -> NoReturn:
+    def exit_now(code: int) -> NoReturn:
         raise Left(code)
 
-    monkeypatch.setattr(signals, "leave", leave)
+    monkeypatch.setattr(signals, "exit_now", exit_now)
 
     def run(task: str, argv: list[str]) -> Ended:
         AcceleratorState._reset_state(reset_partial_state=True)

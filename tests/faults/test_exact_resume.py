@@ -23,8 +23,8 @@ def command(task, stage, folder):
     settings = STEPS | deepspeed | {"per_device_train_batch_size": 4}
     if task == "classify":
         return [*torchrun(2), *training(folder, model="bert_dropout", global_batch_size=14, **settings)]
-    asked = title_job.arguments(config_name="bigbird_dropout/config.json", output_dir=folder, **settings)
-    return [*torchrun(2), str(title_job.SCRIPT), "--from_scratch", "--do_train", "--do_predict", *asked]
+    options = title_job.arguments(config_name="bigbird_dropout/config.json", output_dir=folder, **settings)
+    return [*torchrun(2), str(title_job.SCRIPT), "--from_scratch", "--do_train", "--do_predict", *options]
 
 
 @pytest.mark.parametrize(("task", "stage"), CELLS, ids=[f"{task} {stage or 'ddp'}" for task, stage in CELLS])

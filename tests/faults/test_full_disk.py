@@ -40,7 +40,7 @@ def wholes(home, tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.xdist_group("full disk")
 @pytest.mark.parametrize(
-    ("launcher", "kilobytes", "code", "told", "steps"),
+    ("launcher", "kilobytes", "code", "message", "steps"),
     [
         ("python", 1100, 3, "could not be written (the disk is full: a checkpoint takes", ["step_2", "step_4"]),
         ("torchrun", 1100, 1, "could not be written (the disk is full: a checkpoint takes", ["step_2", "step_4"]),
@@ -48,7 +48,7 @@ def wholes(home, tmp_path_factory):
     ],
     ids=["python", "torchrun", "export"],
 )
-def test_a_full_disk_ends_the_run_and_harms_nothing(launcher, kilobytes, code, told, steps, home, wholes, tmp_path):
+def test_a_full_disk_ends_the_run_and_harms_nothing(launcher, kilobytes, code, message, steps, home, wholes, tmp_path):
     disk, kept, command = tmp_path / "disk", tmp_path / "kept", LAUNCHERS[launcher]
     disk.mkdir()
     if not may_mount(disk):
@@ -57,7 +57,7 @@ def test_a_full_disk_ends_the_run_and_harms_nothing(launcher, kilobytes, code, t
     finished = run([*ALONE, "bash", "-c", script, "bash", *command(), *training(disk, **SETTINGS)], home)
     assert finished.code == code, finished.err
     (line,) = [line for line in finished.err.splitlines() if line.startswith("error")]
-    assert told in line
+    assert message in line
     assert "--resume_from_checkpoint auto" in line
     assert 'classify.py", line' not in finished.err
     found = list_checkpoints(kept / "checkpoints")

@@ -27,8 +27,8 @@ def classify(folder):
 
 
 def titles(folder):
-    asked = title_job.arguments(config_name="bigbird_dropout/config.json", output_dir=folder, **OF_A_RUN)
-    return [str(title_job.SCRIPT), "--from_scratch", "--do_train", "--do_predict", *asked]
+    settings = title_job.arguments(config_name="bigbird_dropout/config.json", output_dir=folder, **OF_A_RUN)
+    return [str(title_job.SCRIPT), "--from_scratch", "--do_train", "--do_predict", *settings]
 
 
 @pytest.mark.parametrize(("command", "kills"), [(classify, 8), (titles, 7)], ids=["classify", "titlegen"])
@@ -49,7 +49,7 @@ def test_a_job_of_two_processes_is_killed_whole_or_by_a_rank(home, tmp_path):
 def test_what_a_kill_could_spoil_is_seen(launched, tmp_path):
     straight = launched("python").folder
     assert differences(straight, straight) == []
-    for name, spoil, told in [
+    for name, spoil, message in [
         ("best/model.safetensors", lambda data: data[:-1] + b"\1", "best/model.safetensors differs"),
         ("checkpoints/step_6/optimizer.safetensors", lambda data: data[:-1] + b"\1", "optimizer.safetensors differs"),
         ("history.jsonl", lambda data: data + data.splitlines(keepends=True)[-1], "history.jsonl differs"),
@@ -64,4 +64,4 @@ def test_what_a_kill_could_spoil_is_seen(launched, tmp_path):
             (other / name).write_bytes(spoil(content))
         found = differences(straight, other)
         assert len(found) == 1
-        assert told in found[0]
+        assert message in found[0]

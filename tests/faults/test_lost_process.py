@@ -47,7 +47,7 @@ def status_of(folder):
 
 @pytest.mark.parametrize(
     ("launcher", "options", "rank", "name"),
-    [(torchrun, {}, 1, "rank 1 ("), (deepspeed, ZERO2, 0, "rank 0, which holds the store")],
+    [(torchrun, {}, 1, "rank 1 ("), (deepspeed, ZERO2, 0, "rank 0, which holds the rendezvous store")],
     ids=["torchrun, rank 1", "zero2, rank 0"],
 )
 def test_a_process_that_stops_ends_the_job_and_is_named(launcher, options, rank, name, start, home, tmp_path):
@@ -70,7 +70,7 @@ def test_a_process_that_stops_ends_the_job_and_is_named(launcher, options, rank,
 
 
 def test_a_process_that_hangs_ends_the_job_and_is_named(start, home, tmp_path):
-    """Its pulse beats, its main thread waits for something that never comes."""
+    """Its heartbeat goes on, its main thread waits for something that never comes."""
     hang = tmp_path / "hang"
     hang.mkdir()
     (hang / "sitecustomize.py").write_text(HANGS_IN_STEP_5)
@@ -80,7 +80,7 @@ def test_a_process_that_hangs_ends_the_job_and_is_named(start, home, tmp_path):
     assert job.ended() != 0
     (line,) = [line for line in job.text().splitlines() if line.startswith("error on rank 0")]
     assert "rank 1 (" in line
-    assert "did not come to an exchange that others wait in: it hangs, or computes for longer than --ddp_timeout" in line
+    assert "did not enter a collective that others wait in: it hangs, or computes for longer than --ddp_timeout" in line
     assert status_of(tmp_path / "run")["state"] == "failed"
 
 

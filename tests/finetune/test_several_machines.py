@@ -1,4 +1,4 @@
-"""What is asked of several machines before a run, and handed to those that do not see rank 0's disk."""
+"""What several machines compare before a run, and what is sent to those that do not see rank 0's disk."""
 
 import json
 from pathlib import Path
@@ -15,9 +15,9 @@ from finetune.launching.shutdown import failures_end_the_job
 
 @pytest.fixture
 def place(environment, monkeypatch):
-    """Makes this process one of two machines with two processes each; returns what it brought to the roll call."""
+    """Makes this process one of two machines with two processes each; returns what it brought to the rendezvous."""
     brought = []
-    monkeypatch.setattr(rendezvous, "call_the_roll", lambda compared, timeout: brought.append((compared, timeout)))
+    monkeypatch.setattr(rendezvous, "wait_for_all_ranks", lambda compared, timeout: brought.append((compared, timeout)))
 
     def make(rank):
         environment.update(RANK=str(rank), WORLD_SIZE="4", LOCAL_RANK=str(rank % 2), LOCAL_WORLD_SIZE="2")
@@ -68,16 +68,16 @@ def test_only_rank_0_looks_at_the_folder(place, arguments, tmp_path, rank):
         assert not (tmp_path / "new").exists()
 
 
-def test_a_failure_is_told_to_the_machines_that_wait(environment, monkeypatch, capsys):
-    told, ended = [], []
-    monkeypatch.setattr(rendezvous, "leave_word", lambda problems, code: told.append((problems, code)))
+def test_a_failure_is_sent_to_the_machines_that_wait(environment, monkeypatch, capsys):
+    notices, ended = [], []
+    monkeypatch.setattr(rendezvous, "send_failure_notice", lambda problems, code: notices.append((problems, code)))
     monkeypatch.setattr("os._exit", ended.append)
-    monkeypatch.setattr("finetune.launching.signals.leave", ended.append)
+    monkeypatch.setattr("finetune.launching.signals.exit_now", ended.append)
     with failures_end_the_job(debug=False):
         raise InputError("a.csv:3: bad", "b.csv: gone")
     with failures_end_the_job(debug=False):
         raise ZeroDivisionError("oops")
-    assert told == [(["a.csv:3: bad", "b.csv: gone"], 2), (["ZeroDivisionError: oops"], 3)]
+    assert notices == [(["a.csv:3: bad", "b.csv: gone"], 2), (["ZeroDivisionError: oops"], 3)]
     assert ended == [2, 3]
     capsys.readouterr()
 
@@ -87,22 +87,22 @@ def test_the_best_model_is_loaded_from_where_this_machine_has_it(arguments, monk
     seen = []
     monkeypatch.setattr(local_copy, "fetch", lambda run, folder, shared: seen.append((folder, shared)) or tmp_path / "copy")
     monkeypatch.setattr(local_copy, "discard", lambda run, place, folder: seen.append((place, folder)))
-    asked = arguments(output_dir="runs/a", shared_output_dir=shared)
+    given = arguments(output_dir="runs/a", shared_output_dir=shared)
     best = Path("runs/a/best")
-    assert session.load_best(SimpleNamespace(), asked, lambda place: place) == tmp_path / "copy"
+    assert session.load_best(SimpleNamespace(), given, lambda place: place) == tmp_path / "copy"
     with pytest.raises(KeyError):
-        session.load_best(SimpleNamespace(), asked, {}.__getitem__)
+        session.load_best(SimpleNamespace(), given, {}.__getitem__)
     assert seen == [(best, shared), (tmp_path / "copy", best)] * 2
 
 
 @pytest.mark.parametrize("machines", [1, 2])
-def test_processes_that_met_but_cannot_connect_are_told_what_to_look_at(environment, machines):
+def test_connection_errors_between_machines_are_explained(environment, machines):
     environment["GLOO_SOCKET_IFNAME"] = "eth0"
-    asked = SimpleNamespace(world_size=2, local_world_size=2 // machines, backend="gloo")
+    launch = SimpleNamespace(world_size=2, local_world_size=2 // machines, backend="gloo")
     error = RuntimeError("Gloo connectFullMesh failed with [pair.cc:156] timed out\nmore")
-    with pytest.raises(InputError if machines == 2 else RuntimeError) as caught, processes._roads_explained(asked):
+    with pytest.raises(InputError if machines == 2 else RuntimeError) as caught, processes._connection_errors_explained(launch):
         raise error
     if machines == 2:
-        assert "over network card eth0 (Gloo connectFullMesh failed with [pair.cc:156] timed out)" in str(caught.value)
-    with pytest.raises(RuntimeError, match="of another kind"), processes._roads_explained(asked):
+        assert "over network interface eth0 (Gloo connectFullMesh failed with [pair.cc:156] timed out)" in str(caught.value)
+    with pytest.raises(RuntimeError, match="of another kind"), processes._connection_errors_explained(launch):
         raise RuntimeError("of another kind")

@@ -78,7 +78,7 @@ def test_an_accelerate_config_starts_what_it_promises(name, launched):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("file", DS_FILES)
-def test_a_deepspeed_file_starts_under_the_deepspeed_launcher(file, launched):
+def test_a_deepspeed_file_starts_under_the_deepspeed_launcher(file, launched, home):
     name = f"deepspeed_{file.removesuffix('.json')}"
     run_file = read_run(launched(name).folder)
     in_force, job = run_file["deepspeed_config"], JOBS[name]
@@ -90,6 +90,7 @@ def test_a_deepspeed_file_starts_under_the_deepspeed_launcher(file, launched):
     assert in_force["train_batch_size"] >= job.global_batch_size
     offload = in_force["zero_optimization"].get("offload_optimizer", {})
     assert offload.get("device") == ("cpu" if "offload" in file else None)
+    assert not (home / "compiled").exists()  # no compiler or ninja is needed
 
 
 def losses(folder):

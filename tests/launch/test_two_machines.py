@@ -1,6 +1,6 @@
 """Two machines that share nothing but a cable: every launcher trains the same model as one process, and says what is wrong.
 
-Nobody sets a variable for the network: which card leads to the other machine is the application's business.
+Nobody sets a variable for the network: which interface leads to the other machine is the application's business.
 """
 
 from __future__ import annotations
@@ -257,8 +257,8 @@ def test_what_keeps_machines_apart_is_named(pair):
         "alone": alpha.inside([*node(0, ports[0]), *job], **names),
         "late": beta.inside([*node(1, ports[1]), *job], **names),
         "taken": alpha.inside([sys.executable, "-c", listen, str(ports[2]), *node(0, ports[2]), *job]),
-        "card": alpha.inside([*node(0, ports[3]), *job]),
-        "other card": beta.inside([*node(1, ports[3]), *job], GLOO_SOCKET_IFNAME="eth7"),
+        "interface": alpha.inside([*node(0, ports[3]), *job]),
+        "other interface": beta.inside([*node(1, ports[3]), *job], GLOO_SOCKET_IFNAME="eth7"),
     }
     finished = dict(zip(commands, run_together(list(commands.values()), alpha.home), strict=True))
 
@@ -267,8 +267,8 @@ def test_what_keeps_machines_apart_is_named(pair):
     assert f"1 of 2 processes did not come to alpha:{ports[0]} within 8 s: machine 1 (beta): rank 1." in said["alone"]
     assert f"rank 1 on beta: machine 0 (alpha) did not answer at alpha:{ports[1]} within 8 s" in said["late"]
     assert f"port {ports[2]} of alpha is in use" in said["taken"]
-    for name in ("card", "other card"):
-        assert "GLOO_SOCKET_IFNAME=eth7: beta has no such network card; it has lo (127.0.0.1), eth0 (10.77.0.2)" in said[name]
+    for name in ("interface", "other interface"):
+        assert "IFNAME=eth7: beta has no such network interface; it has lo (127.0.0.1), eth0 (10.77.0.2)" in said[name]
     assert not [name for name, text in said.items() if "Traceback" in text]
 
 

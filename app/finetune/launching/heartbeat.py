@@ -1,9 +1,9 @@
-"""Which processes of a job still live and get on, to say whose fault it is when the others wait in vain. Level 1.
+"""Heartbeats: which processes of a job are alive and make progress, so that a failure names the process that caused it.
 
-Every process counts up a number of its own in the process group's store, once a second, from a thread, and tells there how many
-exchanges it has come to. One whose number stands still was killed, was stopped, or has lost its network; one that beats but has
-come to fewer exchanges than the others hangs. The backends name none of this: gloo says "timed out" or "closed by peer", NCCL's
-watchdog ends the process.
+Once a second, a thread of every process increments a counter in the process group's store and publishes how many collective
+operations the process has entered. A counter that stands still belongs to a process that was killed, was stopped or lost its
+network; a process whose heart beats but that has entered fewer collectives than the others hangs. The backends name nobody:
+gloo says "timed out" or "closed by peer", NCCL's watchdog ends the process.
 """
 
 from __future__ import annotations
@@ -13,156 +13,158 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-BEAT_SECONDS = 1.0
-LISTEN_SECONDS = 4.0  # what a lively process may take for a beat on a busy machine
-ANSWER_SECONDS = 5.0  # what the store may take for all its answers
+INTERVAL_SECONDS = 1.0
+GRACE_SECONDS = 4.0  # the longest pause between two heartbeats of a healthy process on a busy machine
+ANSWER_SECONDS = 5.0  # the longest time that the store takes for all its answers
 HEAD_START_SECONDS = 3.0  # before the backend's own timeout, whose message names nobody
-LOST = ("timed out", "closed by peer", "reset by peer", "broken pipe", "connection refused", "nccl", "socket")
+NETWORK_WORDS = ("timed out", "closed by peer", "reset by peer", "broken pipe", "connection refused", "nccl", "socket")
 
 _store: Any = None
 _world_size = 1
-_ended = threading.Event()
+_finished = threading.Event()
 _limit = 0.0  # seconds of silence after which a process is lost
-_exchanges = 0  # that this process has come to
-_moved = 0.0  # when it came to the last one
+_collectives = 0  # that this process has entered
+_entered = 0.0  # when it entered the last one
 _answered = 0.0  # when the store last answered
-_slept = 0.0  # the longest that this process did not run itself, in seconds
-_tell: Callable[[str], None] | None = None
+_suspended = 0.0  # the longest that this process itself did not run, in seconds
+_on_lost_peer: Callable[[str], None] | None = None
 
 
-class Heard(NamedTuple):
-    """What a process whose exchange with the others failed hears of them, in words."""
+class PeerStatus(NamedTuple):
+    """What a process whose collective failed learns about the others, in words."""
 
-    stopped: str | None = None  # why a process that was asked to stop has left
+    stopped: str | None = None  # the shutdown notice of a process that was requested to stop
     lost: str | None = None  # which processes are silent, or hang
 
 
-def start(timeout: float) -> None:
-    """Begins to beat, and to listen to one other process; every process of a started process group must call this. `timeout`:
-    the group's, in seconds."""
-    import torch.distributed as dist
+def start(store: Any, rank: int, world_size: int, timeout: float) -> None:
+    """Starts the heartbeat and watches one other process. Every process of the group must call this.
 
-    global _store, _world_size, _limit, _moved, _answered
-    rank, _world_size = dist.get_rank(), dist.get_world_size()
-    if _world_size == 1:
-        return
-    # A connection of its own: a thread that waits for an answer would keep the group's from everybody else.
-    _store = dist.PrefixStore("pulse", dist.distributed_c10d._get_default_store().clone())
+    `store`: a connection that nobody else uses, since a pending answer blocks it. `timeout`: the group's, in seconds.
+    """
+    global _store, _world_size, _limit, _entered, _answered
+    _store, _world_size = store, world_size
     _store.set(f"host/{rank}", socket.gethostname())
-    _store.set(f"at/{rank}", "0")
+    _store.set(f"collectives/{rank}", "0")
     _limit = timeout - HEAD_START_SECONDS
-    _moved = _answered = time.monotonic()
-    _ended.clear()
-    for work in (_beat, _watch_store):
-        threading.Thread(target=work, args=(rank,), name=f"pulse {work.__name__}", daemon=True).start()
+    _entered = _answered = time.monotonic()
+    _finished.clear()
+    threading.Thread(target=_beat, args=(rank,), name="heartbeat", daemon=True).start()
+    threading.Thread(target=_watch_store, name="heartbeat store", daemon=True).start()
 
 
 def stop() -> None:
-    """Ends the beating: the store is about to go."""
-    _ended.set()
+    """Stops the heartbeat: the store is about to go."""
+    _finished.set()
 
 
-def mark() -> None:
-    """This process comes to an exchange with the others."""
-    global _exchanges, _moved
-    _exchanges += 1
-    _moved = time.monotonic()
+def progress() -> None:
+    """This process enters a collective operation."""
+    global _collectives, _entered
+    _collectives += 1
+    _entered = time.monotonic()
 
 
-def on_loss(tell: Callable[[str], None] | None) -> None:
-    """Has `tell` called, from a thread, when another process has been silent, or has kept this one waiting, for almost as long
-    as the backend waits."""
-    global _tell
-    _tell = tell
+@contextlib.contextmanager
+def report_lost_peers(report: Callable[[str], None]) -> Iterator[None]:
+    """Calls `report`, from a thread, when another process was silent, or kept this one waiting, for almost as long as the
+    backend waits."""
+    global _on_lost_peer
+    _on_lost_peer = report
+    try:
+        yield
+    finally:
+        _on_lost_peer = None  # a process that goes on after its job must not be ended over it
 
 
-def farewell(why: str) -> None:
-    """Tells the others that this process was asked to stop and leaves at once: what they miss then is no failure."""
+def send_shutdown_notice(reason: str) -> None:
+    """Tells the others that this process leaves on request, so that they do not report a failure."""
+    if _store is not None:
+        # In a thread: the store may not answer any more.
+        sender = threading.Thread(target=_set_shutdown_notice, args=(reason,), daemon=True)
+        sender.start()
+        sender.join(INTERVAL_SECONDS)
+
+
+def is_network_error(error: Exception) -> bool:
+    """Whether a collective failed because of another process or the network, rather than something in this process."""
+    return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in NETWORK_WORDS)
+
+
+def peer_status() -> PeerStatus:
+    """What became of the other processes; takes a few seconds. Empty if all are alive and make progress, or there are none."""
     if _store is None:
-        return
-
-    def tell() -> None:
-        with contextlib.suppress(Exception):
-            _store.set("farewell", f"{why}; rank {os.environ.get('RANK', '0')}")
-
-    teller = threading.Thread(target=tell, daemon=True)  # the store may not answer any more
-    teller.start()
-    teller.join(BEAT_SECONDS)
-
-
-def is_loss(error: Exception) -> bool:
-    """Whether an exchange with other processes failed with this, rather than something here."""
-    return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in LOST)
-
-
-def listen() -> Heard:
-    """What became of the others; takes a few seconds. Nothing if all of them beat and get on, or if there is nobody to ask."""
-    if _store is None:
-        return Heard()
-    heard: list[Heard] = []
+        return PeerStatus()
+    found: list[PeerStatus] = []
     # In a thread: the store waits without end for an answer of a process that was stopped.
-    listener = threading.Thread(target=_listen, args=(heard,), daemon=True)
+    listener = threading.Thread(target=_listen, args=(found,), daemon=True)
     listener.start()
-    listener.join(LISTEN_SECONDS + ANSWER_SECONDS)
-    said = heard[0] if heard else Heard(lost=_silent([_holder()]))
-    if said.stopped is None and _slept > _limit:
-        return Heard(lost=f"it did not run for {_slept:.0f} seconds itself, stopped or asleep: longer than --ddp_timeout")
-    return said
+    listener.join(GRACE_SECONDS + ANSWER_SECONDS)
+    status = found[0] if found else PeerStatus(lost=_silent([_store_host()]))
+    if status.stopped is None and _suspended > _limit:
+        own = f"it did not run for {_suspended:.0f} seconds itself, stopped or asleep: longer than --ddp_timeout"
+        return PeerStatus(lost=own)
+    return status
 
 
-def _listen(heard: list[Heard]) -> None:
+def _set_shutdown_notice(reason: str) -> None:
+    with contextlib.suppress(Exception):
+        _store.set("shutdown", f"{reason}; rank {os.environ.get('RANK', '0')}")
+
+
+def _listen(found: list[PeerStatus]) -> None:
     with contextlib.suppress(Exception):  # the store is gone, or has lost its process
         before = _counts()
-        until = time.monotonic() + LISTEN_SECONDS
+        until = time.monotonic() + GRACE_SECONDS
         while time.monotonic() < until:
-            if _store.check(["farewell"]):
-                heard.append(Heard(stopped=_store.get("farewell").decode()))
+            if _store.check(["shutdown"]):
+                found.append(PeerStatus(stopped=_store.get("shutdown").decode()))
                 return
-            time.sleep(BEAT_SECONDS / 4)
+            time.sleep(INTERVAL_SECONDS / 4)
         after = _counts()
-        still = [_name(rank) for rank in range(_world_size) if after[rank] == before[rank]]
-        heard.append(Heard(lost=_silent(still) if still else _hanging()))
+        silent = [_name(rank) for rank in range(_world_size) if after[rank] == before[rank]]
+        found.append(PeerStatus(lost=_silent(silent) if silent else _hanging()))
 
 
 def _beat(rank: int) -> None:
-    """Beats, and listens to the next rank: each is heard by one, however many there are."""
-    global _answered, _moved
+    """Beats, and watches the next rank, so that each process is watched by one, however many there are."""
+    global _answered, _entered
     neighbour = (rank + 1) % _world_size
-    heard, since = -1, time.monotonic()
-    woken = since
+    seen = -1
+    since = last = time.monotonic()
     with contextlib.suppress(Exception):  # the store is gone, and with it the job
-        while not _ended.wait(BEAT_SECONDS):
+        while not _finished.wait(INTERVAL_SECONDS):
             _store.add(str(rank), 1)
-            _store.set(f"at/{rank}", str(_exchanges))
+            _store.set(f"collectives/{rank}", str(_collectives))
             count, now = _store.add(str(neighbour), 0), time.monotonic()
-            if now - woken > LISTEN_SECONDS:  # what it missed while it was stopped itself, it cannot know
-                heard, since, _moved = count, now, now
-            elif count != heard:
-                heard, since = count, now
-            _answered = woken = now
+            if now - last > GRACE_SECONDS:  # this process was suspended itself, and cannot know what it missed
+                seen, since, _entered = count, now, now
+            elif count != seen:
+                seen, since = count, now
+            _answered = last = now
             lost = _silent([_name(neighbour)]) if now - since > _limit else None
-            if now - _moved > _limit:
+            if now - _entered > _limit:
                 lost = lost or _hanging()
-            if lost is not None and _tell is not None:
-                _tell(lost)
+            if lost is not None and _on_lost_peer is not None:
+                _on_lost_peer(lost)
                 return
 
 
-def _watch_store(_rank: int) -> None:
-    """Looks whether the store answers: a beat waits for it without end."""
-    global _answered, _slept
-    woken = time.monotonic()
-    while not _ended.wait(BEAT_SECONDS):
+def _watch_store() -> None:
+    """Notices a store that no longer answers: `_beat` waits for it without end."""
+    global _answered, _suspended
+    last = time.monotonic()
+    while not _finished.wait(INTERVAL_SECONDS):
         now = time.monotonic()
-        if now - woken > LISTEN_SECONDS:  # stopped itself for a while: the store had nobody to answer to
+        if now - last > GRACE_SECONDS:  # suspended itself: there was nobody to answer to
             _answered = now
-            _slept = max(_slept, now - woken)
-        woken = now
-        if now - _answered > _limit + LISTEN_SECONDS and _tell is not None:
-            _tell(_silent([_holder()]))
+            _suspended = max(_suspended, now - last)
+        last = now
+        if now - _answered > _limit + GRACE_SECONDS and _on_lost_peer is not None:
+            _on_lost_peer(_silent([_store_host()]))
             return
 
 
@@ -171,22 +173,22 @@ def _counts() -> list[int]:
 
 
 def _hanging() -> str | None:
-    """Which processes have come to fewer exchanges than others, in words."""
-    come = [int(_store.get(f"at/{rank}")) for rank in range(_world_size)]
-    if min(come) == max(come):
+    """Which processes have entered fewer collectives than others, in words."""
+    counts = [int(_store.get(f"collectives/{rank}")) for rank in range(_world_size)]
+    if min(counts) == max(counts):
         return None
-    names = ", ".join(_name(rank) for rank in range(_world_size) if come[rank] == min(come))
-    return f"{names} did not come to an exchange that others wait in: it hangs, or computes for longer than --ddp_timeout"
+    names = ", ".join(_name(rank) for rank in range(_world_size) if counts[rank] == min(counts))
+    return f"{names} did not enter a collective that others wait in: it hangs, or computes for longer than --ddp_timeout"
 
 
 def _silent(names: list[str]) -> str:
     return f"{', '.join(names)} no longer answers: killed, stopped, or cut off from the network"
 
 
-def _holder() -> str:
-    agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    holder = "the launcher of rank 0" if agents else "rank 0"
-    return f"{holder}, which holds the store that the others meet at ({os.environ.get('MASTER_ADDR', 'unknown address')}),"
+def _store_host() -> str:
+    of_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    process = "the launcher of rank 0" if of_launcher else "rank 0"
+    return f"{process}, which holds the rendezvous store ({os.environ.get('MASTER_ADDR', 'unknown address')}),"
 
 
 def _name(rank: int) -> str:

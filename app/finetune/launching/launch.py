@@ -1,7 +1,7 @@
-"""Which launcher started us and what it asks for: processes, backend, precision. Level 4.
+"""Which launcher started this process and what it requests: processes, backend, precision.
 
 `describe_launch` reads the environment before anything is started, so that bad input ends a job before a process group
-exists; `processes.start` then starts the run.
+exists; `processes.start` starts the run.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from finetune.errors import InputError
 from finetune.launching import zero
@@ -22,12 +24,12 @@ class Machine:
     """The part of a machine that a launch depends on."""
 
     gpus: int
-    bf16: bool  # whether its GPUs have it
+    bf16: bool  # whether its GPUs support it
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Launch:
-    """What the launcher and the arguments ask for; known before any process group exists."""
+    """What the launcher and the arguments request; known before any process group exists."""
 
     launcher: str  # python, torchrun, accelerate, deepspeed
     rank: int
@@ -44,8 +46,8 @@ class Launch:
     tf32: bool = False
 
     @property
-    def passes_by_tokens(self) -> bool:
-        """Whether forward passes have a number of tokens by default: on a CPU. A DeepSpeed file may state their rows."""
+    def micro_batches_by_tokens(self) -> bool:
+        """Whether micro-batches are sized in tokens by default: on a CPU. A DeepSpeed file may declare their rows."""
         return self.use_cpu and self.deepspeed_config is None
 
     @property
@@ -54,16 +56,14 @@ class Launch:
 
 
 def this_machine() -> Machine:
-    """What is here."""
-    import torch
-
+    """The GPUs of this machine."""
     if not torch.cuda.is_available():
         return Machine(0, True)
     return Machine(torch.cuda.device_count(), torch.cuda.is_bf16_supported())
 
 
 def describe_launch(arguments: Any, machine: Machine | None = None) -> Launch:
-    """Reads what the launcher set and what the arguments ask for; starts nothing. `machine`: the one to be launched on, if it
+    """Reads what the launcher set and what the arguments request; starts nothing. `machine`: the one to be launched on, if it
     is not this one.
 
     Raises `InputError` listing every contradiction between launcher, DeepSpeed file and arguments.
@@ -73,21 +73,21 @@ def describe_launch(arguments: Any, machine: Machine | None = None) -> Launch:
     local_rank, local_world = int(env.get("LOCAL_RANK", 0)), int(env.get("LOCAL_WORLD_SIZE", env.get("LOCAL_SIZE", 1)))
     use_cpu = machine.gpus == 0 or env.get("ACCELERATE_USE_CPU", "").lower() == "true"
 
-    found: list[str] = []
-    file, config = _deepspeed_config(arguments, found)
-    precision = _precision(arguments, config, found)
+    problems: list[str] = []
+    file, config = _deepspeed_config(arguments, problems)
+    precision = _precision(arguments, config, problems)
     if config is not None:
-        found += zero.problems(config, file, arguments.max_grad_norm, arguments.mixed_precision)
+        problems += zero.problems(config, file, arguments.max_grad_norm, arguments.mixed_precision)
     if precision == "fp16" and use_cpu:
-        found.append("fp16 is not available on a CPU; use bf16 or no mixed precision")
+        problems.append("fp16 is not available on a CPU; use bf16 or no mixed precision")
     if precision == "bf16" and not use_cpu and not machine.bf16:
-        found.append("bf16 is not available on this GPU; use fp16 or no mixed precision")
+        problems.append("bf16 is not available on this GPU; use fp16 or no mixed precision")
     if arguments.ddp_backend == "nccl" and use_cpu:
-        found.append("--ddp_backend nccl needs GPUs; leave it out or use gloo")
+        problems.append("--ddp_backend nccl needs GPUs; leave it out or use gloo")
     if not use_cpu and local_world > machine.gpus:
-        found.append(f"{local_world} processes on this machine but {machine.gpus} GPU(s); start as many as GPUs")
-    if found:
-        raise InputError(*found)
+        problems.append(f"{local_world} processes on this machine but {machine.gpus} GPU(s); start as many as GPUs")
+    if problems:
+        raise InputError(*problems)
     return Launch(
         launcher=_launcher(arguments),
         rank=rank,
@@ -113,35 +113,35 @@ def _launcher(arguments: Any) -> str:
     return "torchrun" if "TORCHELASTIC_RUN_ID" in os.environ else "python"
 
 
-def _deepspeed_config(arguments: Any, found: list[str]) -> tuple[str | None, dict[str, Any] | None]:
-    asked = arguments.deepspeed or arguments.deepspeed_config
+def _deepspeed_config(arguments: Any, problems: list[str]) -> tuple[str | None, dict[str, Any] | None]:
+    requested = arguments.deepspeed or arguments.deepspeed_config
     by_launcher = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE")
     uses = os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true"
-    file = asked or (by_launcher if uses else None)
+    file = requested or (by_launcher if uses else None)
     try:
         config = zero.read_config(file, search=(REPOSITORY,)) if file else None
-        if asked and by_launcher and zero.read_config(by_launcher, search=(REPOSITORY,)) != config:
-            found.append(f"--deepspeed {asked} but the accelerate config names {by_launcher}, which differs; keep one")
+        if requested and by_launcher and zero.read_config(by_launcher, search=(REPOSITORY,)) != config:
+            problems.append(f"--deepspeed {requested} but the accelerate config names {by_launcher}, which differs; keep one")
         if file:
             return file, config
     except InputError as error:
-        found += error.problems
+        problems += error.problems
         return file, None
     if uses:
-        found.append(
+        problems.append(
             "the accelerate config asks for DeepSpeed without a file; name one: deepspeed_config_file: ds_configs/zero2.json"
         )
     return None, None
 
 
-def _precision(arguments: Any, config: dict[str, Any] | None, found: list[str]) -> str:
-    # Accelerate sets "no" where its config says nothing, so "no" from there is not a wish.
+def _precision(arguments: Any, config: dict[str, Any] | None, problems: list[str]) -> str:
+    # Accelerate sets "no" where its config says nothing, so "no" from there is no request.
     by_launcher = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
-    asked = arguments.mixed_precision
+    requested = arguments.mixed_precision
     if config is not None:
-        return zero.stated_precision(config) or asked or by_launcher
+        return zero.declared_precision(config) or requested or by_launcher
     if by_launcher not in ("no", "fp16", "bf16"):
-        found.append(f"the accelerate config asks for mixed_precision {by_launcher}; no, fp16 and bf16 are supported")
-    if asked is not None and by_launcher not in ("no", asked):
-        found.append(f"--mixed_precision {asked} but the accelerate config says {by_launcher}; keep one")
-    return asked or by_launcher
+        problems.append(f"the accelerate config asks for mixed_precision {by_launcher}; no, fp16 and bf16 are supported")
+    if requested is not None and by_launcher not in ("no", requested):
+        problems.append(f"--mixed_precision {requested} but the accelerate config says {by_launcher}; keep one")
+    return requested or by_launcher

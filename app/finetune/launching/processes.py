@@ -1,20 +1,36 @@
-"""A started run: its process group, its one Accelerator, and the few things that are done over all processes. Level 5."""
+"""A started run: its process group, its one Accelerator, and the few things that are done over all processes."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from accelerate.utils import (
+    DistributedDataParallelKwargs,
+    InitProcessGroupKwargs,
+    ProjectConfiguration,
+    broadcast_object_list,
+    gather_object,
+)
+from torch.nn.parallel import DistributedDataParallel
+
 from finetune.errors import InputError, where
-from finetune.launching import build_lock, heartbeat, rendezvous, signals, zero
+from finetune.launching import heartbeat, rendezvous, signals, zero
 from finetune.launching.launch import Launch
 from finetune.plan import BatchShape
+
+NETWORK_WORDS = ("gloo", "connect", "address", "interface", "socket", "timed out")
 
 
 @dataclass(frozen=True)
@@ -22,7 +38,7 @@ class Run:
     """A started run: the Accelerator and the few things that are done over all processes."""
 
     launch: Launch
-    accelerator: Any
+    accelerator: Accelerator
     deepspeed_config: dict[str, Any] | None  # complete, as DeepSpeed gets it
 
     @property
@@ -30,7 +46,7 @@ class Run:
         return self.accelerator.is_main_process
 
     @property
-    def device(self) -> Any:
+    def device(self) -> torch.device:
         return self.accelerator.device
 
     def unwrapped(self, model: Any) -> Any:
@@ -38,8 +54,6 @@ class Run:
         if self.deepspeed_config is not None:
             return self.accelerator.unwrap_model(model)
         # Accelerate's own way imports DeepSpeed, for half a second, wherever it is installed.
-        from torch.nn.parallel import DistributedDataParallel
-
         return model.module if isinstance(model, DistributedDataParallel) else model
 
     def print(self, *lines: str) -> None:
@@ -47,23 +61,25 @@ class Run:
         if self.is_main:
             print(*lines, sep="\n", flush=True)
 
-    def sum(self, tensor: Any) -> Any:
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum of a tensor over all processes, on every process."""
-        heartbeat.mark()
+        heartbeat.progress()
         return tensor if self.launch.world_size == 1 else self.accelerator.reduce(tensor, "sum")
+
+    def any(self, condition: bool) -> bool:
+        """Whether a condition holds on any process, on every process."""
+        return self.sum(torch.tensor(float(condition), device=self.device)).item() > 0
 
     def gather(self, records: list) -> list:
         """Concatenates the processes' lists, on every process."""
-        from accelerate.utils import gather_object
-
-        heartbeat.mark()
+        heartbeat.progress()
         return records if self.launch.world_size == 1 else gather_object(records)
 
     def gather_rows(self, tensor: Any) -> Any:
         """Concatenates the processes' tensors, (own rows, ...) on the CPU, along their rows; on every process, on the CPU."""
         import torch
 
-        heartbeat.mark()
+        heartbeat.progress()
         if self.launch.world_size == 1:
             return tensor
         rows = torch.tensor([len(tensor)], device=self.device)
@@ -74,9 +90,7 @@ class Run:
 
     def broadcast(self, value: Any) -> Any:
         """Rank 0's value, on every process."""
-        from accelerate.utils import broadcast_object_list
-
-        heartbeat.mark()
+        heartbeat.progress()
         return value if self.launch.world_size == 1 else broadcast_object_list([value])[0]
 
     def on_main(self, work: Callable[[], Any]) -> Any:
@@ -93,13 +107,24 @@ class Run:
         return result
 
     def wait(self) -> None:
-        heartbeat.mark()
+        heartbeat.progress()
         self.accelerator.wait_for_everyone()
+
+    def leave_process_group(self) -> bool:
+        """Waits for the others, and closes NCCL's group. Returns whether there is a process group."""
+        if not (dist.is_available() and dist.is_initialized()):
+            return False
+        self.wait()
+        if self.launch.backend == "nccl":
+            dist.destroy_process_group()
+        return True
 
 
 def start(launch: Launch, batch: BatchShape | None, report_to: tuple[str, ...] = (), output_dir: str | None = None) -> Run:
     """Creates the process group and the Accelerator. `batch` is None for a run that does not train: then no DeepSpeed either,
     as evaluation has no optimizer state to share out and runs on full copies.
+
+    Raises `InputError` for a DeepSpeed file that contradicts the run, and for machines that cannot reach each other.
     """
     _quiet_libraries(launch)
     # A shell may well end before its `python`; a launcher must not. DeepSpeed's has a parent: the command that users know.
@@ -110,32 +135,16 @@ def start(launch: Launch, batch: BatchShape | None, report_to: tuple[str, ...] =
         os.environ["DS_ACCELERATOR"] = "cpu"
         _share_cores(launch)
     if launch.tf32:
-        import torch
-
         torch.set_float32_matmul_precision("high")
-
-    from accelerate import Accelerator
-    from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs, ProjectConfiguration
-
-    config = None
-    if launch.deepspeed_config is not None and batch is not None:
-        _single_process_group(launch)
-        config = zero.complete_config(
-            launch.deepspeed_config, launch.deepspeed_file, batch, launch.max_grad_norm, launch.precision
-        )
-        zero.check_by_deepspeed(config, launch.deepspeed_file)
-        build_lock.use_kernel_locks()
-    else:
-        # Accelerate would read these again and start DeepSpeed from them.
-        os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)
+    config = _deepspeed_config(launch, batch)
     timeout = timedelta(seconds=launch.timeout_seconds)
     # Buffers are constants in encoders; without their broadcast processes may evaluate at their own pace.
     handlers: list[Any] = [DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)]
     if launch.world_size > 1 or config is not None:
         handlers.append(InitProcessGroupKwargs(backend=launch.backend, timeout=timeout))
-    _meet_anew(launch)
+    _start_group_after_restart(launch, timeout)
     # DeepSpeed prints on every process while it starts; what is printed is rank 0's.
-    with contextlib.redirect_stdout(sys.stderr), _roads_explained(launch):
+    with contextlib.redirect_stdout(sys.stderr), _connection_errors_explained(launch):
         accelerator = Accelerator(
             cpu=launch.use_cpu and config is None,
             mixed_precision=launch.precision,
@@ -148,16 +157,16 @@ def start(launch: Launch, batch: BatchShape | None, report_to: tuple[str, ...] =
     if config is not None:
         zero.build_models_whole(accelerator)
         zero.bound_waits(timeout)
-        zero.forget_shared_buffers()
     if accelerator.num_processes != launch.world_size:
         raise InputError(
             f"the launcher started {launch.world_size} processes but {accelerator.num_processes} found each other; "
             "check the launcher's addresses and ports"
         )
-    rendezvous.closed()
+    rendezvous.complete()
     if launch.world_size > 1:
-        heartbeat.start(launch.timeout_seconds)
-        signals.on_end(heartbeat.farewell)
+        store = dist.PrefixStore("heartbeat", dist.distributed_c10d._get_default_store().clone())
+        heartbeat.start(store, launch.rank, launch.world_size, launch.timeout_seconds)
+        signals.on_end(heartbeat.send_shutdown_notice)
     return Run(launch, accelerator, config)
 
 
@@ -173,33 +182,39 @@ def in_force(run: Run) -> list[str]:
     ]
 
 
+def _deepspeed_config(launch: Launch, batch: BatchShape | None) -> dict[str, Any] | None:
+    """The complete DeepSpeed configuration; None if the run does not train under DeepSpeed."""
+    if launch.deepspeed_config is None or batch is None:
+        # Accelerate would read the launcher's file again and start DeepSpeed from it.
+        os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)
+        return None
+    _single_process_group(launch)
+    config = zero.complete_config(launch.deepspeed_config, launch.deepspeed_file, batch, launch.max_grad_norm, launch.precision)
+    zero.check_by_deepspeed(config, launch.deepspeed_file)
+    zero.skip_shared_memory_operator()
+    return config
+
+
 @contextlib.contextmanager
-def _roads_explained(launch: Launch) -> Iterator[None]:
-    """Says what to look at when processes that have met cannot connect to each other."""
+def _connection_errors_explained(launch: Launch) -> Iterator[None]:
+    """Says what to look at when machines that have met cannot connect to each other."""
     try:
         yield
     except RuntimeError as error:
-        if launch.world_size == launch.local_world_size or launch.backend != "gloo" or not _of_a_network(str(error)):
+        of_network = any(word in str(error).lower() for word in NETWORK_WORDS)
+        if launch.world_size == launch.local_world_size or launch.backend != "gloo" or not of_network:
             raise
         reason = str(error).strip().splitlines()[0][:300]
+        interface = os.environ.get("GLOO_SOCKET_IFNAME")
+        over = f"network interface {interface}" if interface else "their host names"
         raise InputError(
-            f"{where()}: met the others, but cannot connect to each of them over {_card()} ({reason}). Machines must reach "
-            "each other on every port; GLOO_SOCKET_IFNAME names the network card that they share"
+            f"{where()}: met the others, but cannot connect to each of them over {over} ({reason}). Machines must reach "
+            "each other on every port; GLOO_SOCKET_IFNAME names the network interface that they share"
         ) from error
-
-
-def _of_a_network(message: str) -> bool:
-    return any(word in message.lower() for word in ("gloo", "connect", "address", "interface", "socket", "timed out"))
-
-
-def _card() -> str:
-    return f"network card {os.environ['GLOO_SOCKET_IFNAME']}" if "GLOO_SOCKET_IFNAME" in os.environ else "their host names"
 
 
 def _share_cores(launch: Launch) -> None:
     if launch.local_world_size > 1 and "OMP_NUM_THREADS" not in os.environ:
-        import torch
-
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // launch.local_world_size))
 
 
@@ -215,8 +230,8 @@ def _single_process_group(launch: Launch) -> None:
         os.environ.setdefault(name, value)
 
 
-def _meet_anew(launch: Launch) -> None:
-    """Opens the process group of a job that torchrun has restarted, under names of its own.
+def _start_group_after_restart(launch: Launch, timeout: timedelta) -> None:
+    """Opens the process group of a job that torchrun has restarted, under a prefix of its own.
 
     With a static rendezvous (`--master_port`, `accelerate launch`) the launcher keeps its store over restarts (torch 2.13), and
     processes would find the addresses of those that died in it. Accelerate takes a group that is there.
@@ -224,9 +239,6 @@ def _meet_anew(launch: Launch) -> None:
     restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     if restarts == 0 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return
-    import torch.distributed as dist
-
-    timeout = timedelta(seconds=launch.timeout_seconds)
     address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     store = dist.TCPStore(*address, launch.world_size, is_master=False, timeout=timeout)
     dist.init_process_group(
@@ -239,10 +251,7 @@ def _meet_anew(launch: Launch) -> None:
 
 
 def _quiet_libraries(launch: Launch) -> None:
-    import logging
-    import warnings
-
-    # Rank 0 talks; the others would say the same again. transformers warns of every parameter that a new head lacks.
+    # Rank 0 reports; the others would report the same. transformers warns of every parameter that a new head lacks.
     level = logging.WARNING if launch.rank == 0 else logging.ERROR
     for name in ("accelerate", "torch.distributed"):
         logging.getLogger(name).setLevel(level)

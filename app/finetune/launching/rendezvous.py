@@ -1,8 +1,8 @@
-"""The processes of several machines meet before any work: who is missing, who differs, who has failed already. Level 2.
+"""Rendezvous of a job's machines before any work: finds missing machines, differences between them, and early failures.
 
-It goes over the store that the process group will use (the launcher's own, or one that rank 0 opens at MASTER_ADDR:
-MASTER_PORT), so it needs no further port. A process that fails before the group exists leaves its message there, and the
-other machines end with it instead of waiting for a peer that will not come.
+It uses the store of the future process group (the launcher's own, or one that rank 0 opens at MASTER_ADDR:MASTER_PORT), so it
+needs no further port. A process that fails before the group exists leaves a failure notice there, and the other machines end
+with it instead of waiting for a peer that will not come.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -21,270 +21,281 @@ from finetune.errors import InputError
 from finetune.launching import network
 
 POLL_SECONDS = 0.1
-LAST_WORDS_SECONDS = 10  # how long a process that fails keeps the store open for those who have not heard of it
+NOTICE_SECONDS = 10  # how long a failing process keeps the store open for those who have not read its failure notice
 MACHINE_NAMES = "FINETUNE_MACHINES"  # names in the order of ranks, set by our own launching scripts
-SHOWN = 20
+MAX_DIFFERENCES = 20  # that are printed
 
-Judge = Callable[[list[dict[str, Any]]], list[str]]
+# "rank", "host", "address", "chosen" (whether the user named its interface), "compared" (see `wait_for_all_ranks`)
+RankInfo = dict[str, Any]
 
 
-class ElsewhereError(InputError):
-    """Another process's failure, heard of at the meeting."""
+class RemoteError(InputError):
+    """Another process's failure, read from its failure notice."""
 
-    def __init__(self, where: str, problems: list[str], code: int):
-        super().__init__(*problems[:-1], f"{problems[-1]} [{where}]")
+    def __init__(self, process: str, problems: list[str], code: int):
+        super().__init__(*problems[:-1], f"{problems[-1]} [{process}]")
         self.exit_code = code
 
 
 @dataclass
-class Meeting:
-    """This process's place in the job, and the store; `done` once the process group stands."""
+class Rendezvous:
+    """This process's place in the job, and the store that all processes share."""
 
     rank: int
     world_size: int
     local_world_size: int
-    address: str
+    host: str
     port: int
-    store: Any = None
-    done: bool = False
-    names: tuple[str, ...] = ()
+    machine_names: tuple[str, ...] = ()
+    store: Any = field(default=None, init=False)
+    has_process_group: bool = field(default=False, init=False)
 
-    def key(self, name: str) -> str:
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    @property
+    def process(self) -> str:
+        """This process, in words."""
+        return f"rank {self.rank} on {socket.gethostname()}"
+
+    def machine(self, number: int) -> str:
+        """A machine, in words."""
+        return f"{number} ({self.machine_names[number]})" if number < len(self.machine_names) else str(number)
+
+    def open(self, timeout: float) -> None:
+        """Connects to the store. Raises `InputError` if rank 0 is not there within `timeout` seconds or its port is taken."""
+        import torch.distributed as dist  # torch is not imported before the arguments are parsed
+
+        is_host = self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        if not is_host:
+            self._wait_for_port(timeout)
+        try:
+            # Shared with the process group, which opens the same port in this process later on.
+            self.store = dist.TCPStore(
+                self.host,
+                self.port,
+                self.world_size,
+                is_master=is_host,
+                timeout=timedelta(seconds=max(1, timeout)),
+                wait_for_workers=False,
+                multi_tenant=is_host,
+            )
+        except (RuntimeError, OSError) as error:
+            if is_host:
+                raise InputError(
+                    f"port {self.port} of {socket.gethostname()} is in use, so the machines cannot meet at {self.address}; "
+                    "choose another on every machine (--master_port of deepspeed and torchrun, --main_process_port of "
+                    "accelerate, MASTER_PORT)"
+                ) from error
+            raise InputError(f"{self.process}: cannot talk to rank 0 at {self.address} ({_first_line(error)})") from error
+
+    def gather(
+        self, phase: str, info: RankInfo, timeout: int, argument: str, check: Callable[[list[RankInfo]], list[str]]
+    ) -> list[RankInfo]:
+        """Every rank's info, in the order of ranks, once all are there and `check` finds no problem on rank 0.
+
+        Raises `InputError` with the problems or, after `timeout` seconds (which `argument` sets), the missing ranks; on the
+        other ranks `RemoteError`.
+        """
+        self.store.set(self._key(f"{phase}/{self.rank}"), json.dumps(info, default=str))
+        result, missing = self._key(f"{phase}/result"), range(self.world_size)
+        # The others wait longer than rank 0, which can say more.
+        until = time.monotonic() + timeout + (0 if self.rank == 0 else NOTICE_SECONDS)
+        while True:
+            if self.rank == 0:
+                missing = [rank for rank in missing if not self._has(self._key(f"{phase}/{rank}"))]
+                if not missing:
+                    infos = [json.loads(self.store.get(self._key(f"{phase}/{rank}"))) for rank in range(self.world_size)]
+                    problems = check(infos)
+                    if problems:
+                        raise InputError(*problems)
+                    self.store.set(result, json.dumps([{**info, "compared": {}} for info in infos]))
+                    return infos
+            elif self._has(result):
+                return json.loads(self.store.get(result))
+            if self._has(self._key("failed")):
+                notice = json.loads(self.store.get(self._key("failed")))
+                raise RemoteError(notice["process"], notice["problems"], notice["code"])
+            if time.monotonic() > until:
+                raise InputError(self._missing(missing, timeout, argument))
+            time.sleep(POLL_SECONDS)
+
+    def send_failure_notice(self, problems: list[str], code: int, patience: float) -> None:
+        """Leaves the notice; on the machine that hosts the store, waits up to `patience` seconds until all have sent or read
+        one."""
+        notice = json.dumps({"process": self.process, "problems": problems, "code": code})
+        self.store.compare_set(self._key("failed"), "", notice)
+        self.store.add(self._key("notified"), 1)
+        until = time.monotonic() + patience
+        on_hosting_machine = self.rank < self.local_world_size
+        while on_hosting_machine and time.monotonic() < until and self.store.add(self._key("notified"), 0) < self.world_size:
+            time.sleep(POLL_SECONDS)
+
+    def _key(self, name: str) -> str:
         # A launcher that restarts its workers keeps its store.
         return f"finetune/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{name}"
 
+    def _wait_for_port(self, timeout: float) -> None:
+        until = time.monotonic() + timeout
+        while True:
+            try:
+                socket.create_connection((self.host, self.port), timeout=max(1, min(5, timeout))).close()
+                return
+            except OSError as error:
+                if time.monotonic() > until:
+                    raise InputError(
+                        f"{self.process}: machine {self.machine(0)} did not answer at {self.address} within {timeout:.0f} s "
+                        f"({error.strerror or error}); start the same command there, check the address and that no firewall "
+                        "closes the port, or wait longer with --start_timeout"
+                    ) from None
+            time.sleep(POLL_SECONDS)
 
-_meeting: Meeting | None = None
+    def _has(self, key: str) -> bool:
+        try:
+            return self.store.check([key])
+        except RuntimeError as error:
+            raise InputError(
+                f"{self.process}: rank 0's machine ended before the job began; its own message says why ({_first_line(error)})"
+            ) from None
+
+    def _missing(self, ranks: list[int], timeout: float, argument: str) -> str:
+        if self.rank != 0:
+            return f"{self.process}: rank 0 said nothing for {timeout + NOTICE_SECONDS:.0f} s ({argument})"
+        machines: dict[int, list[int]] = {}
+        for rank in ranks:
+            machines.setdefault(rank // self.local_world_size, []).append(rank)
+        named = "; ".join(f"machine {self.machine(number)}: rank {_span(ranks)}" for number, ranks in machines.items())
+        return (
+            f"{len(ranks)} of {self.world_size} processes did not come to {self.address} within {timeout:.0f} s: {named}. "
+            f"Start the same command on every machine, with its own rank; {argument} waits longer"
+        )
 
 
-def of_environment() -> Meeting | None:
-    """This process's place as the launcher says it; None for a job of one machine, whose launcher sees to everything."""
+_rendezvous: Rendezvous | None = None
+
+
+def from_environment() -> Rendezvous | None:
+    """This process's place according to the launcher; None for a job of one machine, which needs no rendezvous."""
     env = os.environ
-    world = int(env.get("WORLD_SIZE", 1))
-    local = int(env.get("LOCAL_WORLD_SIZE", env.get("LOCAL_SIZE", 1)))
-    if world == local or not env.get("MASTER_ADDR") or not env.get("MASTER_PORT", "").isdecimal():
+    world_size = int(env.get("WORLD_SIZE", 1))
+    local_world_size = int(env.get("LOCAL_WORLD_SIZE", env.get("LOCAL_SIZE", 1)))
+    if world_size == local_world_size or not env.get("MASTER_ADDR") or not env.get("MASTER_PORT", "").isdecimal():
         return None
     names = tuple(filter(None, env.get(MACHINE_NAMES, "").split(",")))
-    return Meeting(int(env.get("RANK", 0)), world, local, env["MASTER_ADDR"], int(env["MASTER_PORT"]), names=names)
+    return Rendezvous(int(env.get("RANK", 0)), world_size, local_world_size, env["MASTER_ADDR"], int(env["MASTER_PORT"]), names)
 
 
-def call_the_roll(compared: dict[str, Any], timeout: int) -> None:
+def wait_for_all_ranks(compared: dict[str, Any], timeout: int) -> None:
     """Waits until every process of the job is there and compares what they are about to do.
 
     `compared`: what must be equal on every machine, by name; a process may leave names out. Does nothing on one machine.
     Raises `InputError` naming the machines that did not come within `timeout` seconds, or every difference.
     """
-    global _meeting
-    _meeting = of_environment()
-    if _meeting is None:
+    global _rendezvous
+    _rendezvous = from_environment()
+    if _rendezvous is None:
         return
-    problems = network.wrong_hints()
+    problems = network.problems()
     if problems:
         raise InputError(*problems)
-    _open(_meeting, timeout)
-    _gather(_meeting, "roll", _card(_meeting, compared), timeout, _differences, "--start_timeout")
+    _rendezvous.open(timeout)
+    _rendezvous.gather("start", _rank_info(_rendezvous, compared), timeout, "--start_timeout", _check)
 
 
 def wait_until_ready(timeout: int) -> None:
-    """Waits until every process has read its data, so that the process group's own wait is short; hears of failures."""
-    if _meeting is None:
-        return
-    cards = _gather(_meeting, "ready", _card(_meeting, {}), timeout, lambda cards: [], "--ddp_timeout")
-    _choose_card([card["address"] for card in cards])
+    """Waits until every process has read its data, so that the process group's own wait is short, and chooses the network
+    interface for gloo. Raises `InputError` as `wait_for_all_ranks`."""
+    if _rendezvous is not None:
+        info = _rank_info(_rendezvous, {})
+        infos = _rendezvous.gather("ready", info, timeout, "--ddp_timeout", _no_problems)
+        _choose_interface(_rendezvous.rank, [other["address"] for other in infos])
 
 
-def closed() -> None:
-    """The process group stands: from now on failures are the group's."""
-    if _meeting is not None:
-        _meeting.done = True
+def complete() -> None:
+    """The process group exists: from now on it reports failures."""
+    if _rendezvous is not None:
+        _rendezvous.has_process_group = True
 
 
-def leave_word(problems: list[str], code: int, patience: float = LAST_WORDS_SECONDS) -> None:
-    """Tells the processes that still wait why this one will not come. Never raises; `patience` bounds each of its two waits."""
-    global _meeting
+def send_failure_notice(problems: list[str], code: int, patience: float = NOTICE_SECONDS) -> None:
+    """Tells the processes that wait in the rendezvous why this one will not come. Never raises; `patience` bounds, in seconds,
+    the wait for the store and the wait for the others."""
     with contextlib.suppress(Exception):
-        _meeting = _meeting or of_environment()
-        if _meeting is None or _meeting.done:
+        rendezvous = _rendezvous or from_environment()
+        if rendezvous is None or rendezvous.has_process_group:
             return
-        if _meeting.store is None:
-            _open(_meeting, patience)
-        word = json.dumps({"where": _where(_meeting), "problems": problems, "code": code})
-        _meeting.store.compare_set(_meeting.key("failed"), "", word)
-        _meeting.store.add(_meeting.key("heard"), 1)
-        if _meeting.rank >= _meeting.local_world_size:
-            return  # the store lives on rank 0's machine
-        until = time.monotonic() + patience
-        while time.monotonic() < until and _meeting.store.add(_meeting.key("heard"), 0) < _meeting.world_size:
-            time.sleep(POLL_SECONDS)
+        if rendezvous.store is None:
+            rendezvous.open(patience)
+        rendezvous.send_failure_notice(problems, code, patience)
 
 
-def _open(meeting: Meeting, timeout: float) -> None:
-    import torch.distributed as dist
-
-    agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    hosts = meeting.rank == 0 and not agents
-    at = f"{meeting.address}:{meeting.port}"
-    if not hosts:
-        _wait_for_port(meeting, timeout)
-    try:
-        # Shared with the process group, which opens the same port in this process later on.
-        meeting.store = dist.TCPStore(
-            meeting.address,
-            meeting.port,
-            meeting.world_size,
-            is_master=hosts,
-            timeout=timedelta(seconds=max(1, timeout)),
-            wait_for_workers=False,
-            multi_tenant=hosts,
-        )
-    except (RuntimeError, OSError) as error:
-        if hosts:
-            raise InputError(
-                f"port {meeting.port} of {socket.gethostname()} is in use, so the machines cannot meet at {at}; choose another "
-                "on every machine (--master_port of deepspeed and torchrun, --main_process_port of accelerate, MASTER_PORT)"
-            ) from error
-        raise InputError(f"{_where(meeting)}: cannot talk to rank 0 at {at} ({_first_line(error)})") from error
+def _rank_info(rendezvous: Rendezvous, compared: dict[str, Any]) -> RankInfo:
+    chosen = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    address = network.addresses()[chosen][0] if chosen else network.own_address(rendezvous.host)
+    host = socket.gethostname()
+    return {"rank": rendezvous.rank, "host": host, "address": address, "chosen": bool(chosen), "compared": compared}
 
 
-def _wait_for_port(meeting: Meeting, timeout: float) -> None:
-    """Until something listens at rank 0's address. Raises `InputError` after `timeout` seconds."""
-    at, until, reason = f"{meeting.address}:{meeting.port}", time.monotonic() + timeout, None
-    while True:
-        try:
-            socket.create_connection((meeting.address, meeting.port), timeout=max(1, min(5, timeout))).close()
-            return
-        except OSError as error:
-            reason = error
-        if time.monotonic() > until:
-            raise InputError(
-                f"{_where(meeting)}: machine {_machine(meeting, 0)} did not answer at {at} within {timeout:.0f} s "
-                f"({reason.strerror or reason}); start the same command there, check the address and that no firewall closes "
-                "the port, or wait longer with --start_timeout"
-            ) from None
-        time.sleep(POLL_SECONDS)
+def _no_problems(_infos: list[RankInfo]) -> list[str]:
+    return []
 
 
-def _card(meeting: Meeting, compared: dict[str, Any]) -> dict[str, Any]:
-    hint = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
-    address = network.cards().get(hint) if hint else network.own_address(meeting.address)
-    return {"rank": meeting.rank, "host": socket.gethostname(), "address": address, "hinted": bool(hint), "compared": compared}
+def _check(infos: list[RankInfo]) -> list[str]:
+    """Differences between the ranks, each once per machine, and interfaces that other machines cannot reach."""
+    first, lines = infos[0], {}
+    for info in infos[1:]:
+        for name in info["compared"].keys() & first["compared"].keys():
+            for line in _differences(name, info["compared"][name], first["compared"][name]):
+                message = f"rank {info['rank']} ({info['host']}): {line} on rank 0 ({first['host']})"
+                lines.setdefault((info["host"], line), message)
+    differences = sorted(lines.values())
+    if len(differences) > MAX_DIFFERENCES:
+        differences[MAX_DIFFERENCES:] = [f"... and {len(differences) - MAX_DIFFERENCES} more"]
+    if differences:
+        differences.append("every machine needs the same code, libraries, files and arguments")
+    return [*differences, *_unreachable(infos)]
 
 
-def _gather(meeting: Meeting, phase: str, card: dict, timeout: float, judge: Judge, argument: str) -> list[dict[str, Any]]:
-    """Every process's card, in the order of ranks, once all are there and rank 0 has found nothing wrong with them."""
-    store = meeting.store
-    store.set(meeting.key(f"{phase}/{meeting.rank}"), json.dumps(card, default=str))
-    started, verdict = time.monotonic(), meeting.key(f"{phase}/verdict")
-    missing = list(range(meeting.world_size)) if meeting.rank == 0 else []
-    # The others outwait rank 0, who can say more.
-    patience = timeout if meeting.rank == 0 else timeout + LAST_WORDS_SECONDS
-    while True:
-        missing = [rank for rank in missing if not _ask(meeting, store.check, [meeting.key(f"{phase}/{rank}")])]
-        if meeting.rank == 0 and not missing:
-            cards = [json.loads(store.get(meeting.key(f"{phase}/{rank}"))) for rank in range(meeting.world_size)]
-            problems = judge(cards)
-            if problems:
-                raise InputError(*problems)
-            store.set(verdict, json.dumps(cards if phase == "ready" else []))
-            return cards
-        if meeting.rank != 0 and _ask(meeting, store.check, [verdict]):
-            return json.loads(store.get(verdict))
-        _hear(meeting)
-        if time.monotonic() - started > patience:
-            raise InputError(_who_is_missing(meeting, missing, timeout, argument))
-        time.sleep(POLL_SECONDS)
+def _differences(name: str, here: Any, there: Any) -> list[str]:
+    if isinstance(here, dict) and isinstance(there, dict):
+        parts = sorted(part for part in here.keys() | there.keys() if here.get(part) != there.get(part))
+        return [_difference(part, here.get(part), there.get(part)) for part in parts]
+    return [] if here == there else [_difference(name, here, there)]
 
 
-def _ask(meeting: Meeting, question: Callable, *what: Any) -> Any:
-    try:
-        return question(*what)
-    except RuntimeError as error:
-        raise InputError(
-            f"{_where(meeting)}: rank 0's machine ended before the job began; its own message says why ({_first_line(error)})"
-        ) from None
+def _difference(name: str, here: Any, there: Any) -> str:
+    here, there = ("absent" if value is None else f"{value!s:.80}" for value in (here, there))
+    return f"{name} is {here}, but {there}"
 
 
-def _hear(meeting: Meeting) -> None:
-    """Raises what another process has failed of."""
-    if _ask(meeting, meeting.store.check, [meeting.key("failed")]):
-        word = json.loads(meeting.store.get(meeting.key("failed")))
-        raise ElsewhereError(word["where"], word["problems"], word["code"])
-
-
-def _differences(cards: list[dict[str, Any]]) -> list[str]:
-    first, found = cards[0], []
-    for card in cards[1:]:
-        mine = f"rank {card['rank']} ({card['host']}):"
-        for name in card["compared"].keys() & first["compared"].keys():
-            here, there = card["compared"][name], first["compared"][name]
-            if here == there:
-                continue
-            if isinstance(here, dict) and isinstance(there, dict):
-                parts = sorted(part for part in here.keys() | there.keys() if here.get(part) != there.get(part))
-                shown = [f"{part} is {_brief(here.get(part))}, but {_brief(there.get(part))}" for part in parts]
-            else:
-                shown = [f"{name} is {_brief(here)}, but {_brief(there)}"]
-            found += [(card["host"], line, f"{mine} {line} on rank 0 ({first['host']})") for line in shown]
-    once = {(host, line): message for host, line, message in reversed(found)}
-    lines = sorted(once.values())
-    more = [f"... and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
-    advice = ["every machine needs the same code, libraries, files and arguments"]
-    return [*lines[:SHOWN], *more, *advice, *_lonely(cards)] if lines else _lonely(cards)
-
-
-def _lonely(cards: list[dict[str, Any]]) -> list[str]:
-    """Processes whose named network card only their own machine can reach, though others come from elsewhere."""
-    if all(network.is_loopback(card["address"]) for card in cards):
+def _unreachable(infos: list[RankInfo]) -> list[str]:
+    """Processes whose chosen network interface only their own machine can reach, though others come from elsewhere."""
+    if all(network.is_loopback(info["address"]) for info in infos):
         return []
     return [
-        f"rank {card['rank']} ({card['host']}) would be reached at {card['address']}, which leads nowhere from other machines; "
-        "set GLOO_SOCKET_IFNAME to the network card that they share, or leave it unset"
-        for card in cards
-        if card["hinted"] and network.is_loopback(card["address"])
+        f"rank {info['rank']} ({info['host']}) would be reached at {info['address']}, which leads nowhere from other machines; "
+        "set GLOO_SOCKET_IFNAME to the network interface that they share, or leave it unset"
+        for info in infos
+        if info["chosen"] and network.is_loopback(info["address"])
     ]
 
 
-def _choose_card(addresses: list[str | None]) -> None:
-    """Names the network card for gloo, which would otherwise take the one that the host name stands for: often loopback."""
-    if "GLOO_SOCKET_IFNAME" in os.environ or _meeting is None:
+def _choose_interface(rank: int, addresses: list[str | None]) -> None:
+    """Names the network interface for gloo, which would otherwise take the one of the host name: often loopback."""
+    if "GLOO_SOCKET_IFNAME" in os.environ:
         return
-    mine = addresses[_meeting.rank]
+    own = addresses[rank]
     others = [address for address in addresses if address and not network.is_loopback(address)]
-    if network.is_loopback(mine) and others:
-        mine = network.own_address(others[0])
-    card = network.card_of(mine)
-    if card is not None:
-        os.environ["GLOO_SOCKET_IFNAME"] = card
-
-
-def _who_is_missing(meeting: Meeting, missing: list[int], timeout: float, argument: str) -> str:
-    if meeting.rank != 0:
-        return f"{_where(meeting)}: rank 0 said nothing for {timeout + LAST_WORDS_SECONDS:.0f} s ({argument})"
-    machines: dict[int, list[int]] = {}
-    for rank in missing:
-        machines.setdefault(rank // meeting.local_world_size, []).append(rank)
-    named = "; ".join(f"machine {_machine(meeting, number)}: rank {_span(ranks)}" for number, ranks in machines.items())
-    return (
-        f"{len(missing)} of {meeting.world_size} processes did not come to {meeting.address}:{meeting.port} within "
-        f"{timeout:.0f} s: {named}. Start the same command on every machine, with its own rank; {argument} waits longer"
-    )
-
-
-def _machine(meeting: Meeting, number: int) -> str:
-    return f"{number} ({meeting.names[number]})" if number < len(meeting.names) else str(number)
-
-
-def _where(meeting: Meeting) -> str:
-    return f"rank {meeting.rank} on {socket.gethostname()}"
+    if network.is_loopback(own) and others:
+        own = network.own_address(others[0])
+    interface = network.interface_of(own)
+    if interface is not None:
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
 
 
 def _span(ranks: list[int]) -> str:
     return str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}"
-
-
-def _brief(value: Any) -> str:
-    text = "absent" if value is None else str(value)
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _first_line(error: Exception) -> str:

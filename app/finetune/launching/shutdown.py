@@ -1,4 +1,4 @@
-"""How a run ends: done, stopped on request, or with one message and an exit code for the whole job. Level 6."""
+"""How a run ends: done, stopped on request, or with one message and an exit code for the whole job."""
 
 from __future__ import annotations
 
@@ -17,136 +17,137 @@ from finetune.errors import EXIT_STOPPED, EXIT_TRAINING_FAILED, InputError, Stop
 from finetune.launching import heartbeat, rendezvous, signals
 from finetune.output import status, writer_thread
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # it imports torch
     from finetune.launching.processes import Run
 
-
 RESUME = "The same command with --resume_from_checkpoint auto goes on from the newest checkpoint"
-_telling = threading.Lock()  # whoever notices a loss first, the main thread or the pulse's, tells of it
-WHOLE = f"What was whole before still is. Make room. {RESUME}"
+OTHERS_SECONDS = 3  # in which a launcher ends the other processes of a machine once the first one has failed
+_reporting = threading.Lock()  # taken by who reports a lost peer first: the main thread or the heartbeat's
 
 
 @contextlib.contextmanager
 def failures_end_the_job(debug: bool) -> Iterator[None]:
-    """Turns the exceptions of `failure.py` into one message and an exit code; any other keeps its stack trace.
+    """Turns the exceptions of `finetune.errors` into one message and an exit code; any other keeps its stack trace.
 
-    A message that every process of a machine has is printed by the first. The others wait a moment before they speak: the
-    launcher has ended them by then, unless the first one is well, and then their message is the one that counts.
+    A message that every process of a machine has is printed by the first. The others wait a moment before they print theirs:
+    the launcher has ended them by then, unless the first one is well, and then their message is the one that counts.
     """
-    code = 0
-    with signals.listen(), _told_of_losses():
+    with signals.listen(), heartbeat.report_lost_peers(_exit_over_a_lost_peer):
         try:
             yield
         except StopRequested as error:
-            code = error.exit_code  # `stop_here` has told why
+            _exit(error.exit_code)  # `stop_run` has printed why
         except (InputError, TrainingError) as error:
-            code = error.exit_code
-            status.end("failed", str(error))
-            signals.end_with(code, said=True)
-            rendezvous.leave_word(getattr(error, "problems", [str(error)]), code)
-            if os.environ.get("LOCAL_RANK", "0") != "0":
-                time.sleep(3)
-            if debug:
-                traceback.print_exc()
-            print(_message(error), file=sys.stderr, flush=True)
+            _report_known(error, debug)
+            _exit(error.exit_code)
         except Exception as error:
-            code = EXIT_TRAINING_FAILED
-            said = f"{type(error).__name__}: {error}"
-            if _is_full_disk(error):
-                said = f"the disk is full ({error}). {WHOLE}"
-            signals.end_with(code, said=True)
-            rendezvous.leave_word([said], code)
-            if heartbeat.is_loss(error):
-                code = _report_loss(said, debug)
-            else:
-                status.end("failed", said)
-                if debug or not _is_full_disk(error):
-                    traceback.print_exc()
-                print(f"error on {where()}: {said}", file=sys.stderr, flush=True)
-        if code:
-            sys.stdout.flush()
-            writer_thread.finish_all()
-            # Not sys.exit: a process group that lost its peers can hang in its destructors.
-            signals.leave(code)
+            _exit(_report_unknown(error, debug))
 
 
-@contextlib.contextmanager
-def _told_of_losses() -> Iterator[None]:
-    heartbeat.on_loss(_end_over_a_loss)
-    try:
-        yield
-    finally:
-        heartbeat.on_loss(None)  # a process that goes on behind its job must not be ended over it
+def _exit(code: int) -> None:
+    sys.stdout.flush()
+    writer_thread.finish_all()
+    # Not sys.exit: a process group that lost its peers can hang in its destructors.
+    signals.exit_now(code)
 
 
-def _is_full_disk(error: Exception) -> bool:
-    """Also where a library in another language says so."""
-    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or os.strerror(errno.ENOSPC) in str(error)
-
-
-def _report_loss(said: str, debug: bool) -> int:
-    """An exchange with the others failed: the echo of something elsewhere. Says of what, if nobody there can; returns the exit
-    code.
-
-    Listening takes a few seconds, in which a launcher that knows of a dead process ends this one: then nothing is left to say.
-    """
-    if not _telling.acquire(blocking=False):
-        threading.Event().wait()  # `_end_over_a_loss` ends the process
-    status.failing(said)
-    if signals.requested() is not None:
-        return EXIT_TRAINING_FAILED
-    heard = heartbeat.listen()
-    if heard.stopped is not None:
-        status.end("stopped", heard.stopped)
-        return EXIT_STOPPED
-    status.end("failed", heard.lost or said)
-    if os.environ.get("LOCAL_RANK", "0") != "0":
-        time.sleep(3)
-    if signals.requested() is not None:
-        return EXIT_TRAINING_FAILED
-    if debug or heard.lost is None:
+def _report_known(error: InputError | TrainingError, debug: bool) -> None:
+    problems = getattr(error, "problems", [str(error)])
+    status.end("failed", str(error))
+    signals.exit_with(error.exit_code, reported=True)
+    rendezvous.send_failure_notice(problems, error.exit_code)
+    _let_the_first_rank_report()
+    if debug:
         traceback.print_exc()
-    told = f"{heard.lost}. {RESUME} ({said.splitlines()[0][:200]})" if heard.lost else said
-    print(f"error on {where()}: {told}", file=sys.stderr, flush=True)
+    bullets = "".join(f"\n  - {problem}" for problem in problems)
+    message = f"error: {problems[0]}" if len(problems) == 1 else f"{len(problems)} errors:{bullets}"
+    print(message, file=sys.stderr, flush=True)
+
+
+def _report_unknown(error: Exception, debug: bool) -> int:
+    """Returns the exit code."""
+    message, full_disk = f"{type(error).__name__}: {error}", _is_full_disk(error)
+    if full_disk:
+        message = f"the disk is full ({error}). What was whole before still is. Make room. {RESUME}"
+    signals.exit_with(EXIT_TRAINING_FAILED, reported=True)
+    rendezvous.send_failure_notice([message], EXIT_TRAINING_FAILED)
+    if heartbeat.is_network_error(error):
+        return _report_lost_peer(message, debug)
+    status.end("failed", message)
+    if debug or not full_disk:
+        traceback.print_exc()
+    _print_error(message)
     return EXIT_TRAINING_FAILED
 
 
-def _end_over_a_loss(lost: str) -> None:
-    """Ends this process, from a thread: another is lost, and the main thread waits for it in an exchange that nothing breaks
-    off in time."""
-    if not _telling.acquire(blocking=False):
+def _is_full_disk(error: Exception) -> bool:
+    """Also where a library in another language reports it."""
+    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or os.strerror(errno.ENOSPC) in str(error)
+
+
+def _report_lost_peer(message: str, debug: bool) -> int:
+    """A collective failed: the consequence of something in another process. Reports which, if that one cannot; returns the exit
+    code.
+
+    Asking takes a few seconds, in which a launcher that knows of a dead process ends this one: then nothing is left to report.
+    """
+    if not _reporting.acquire(blocking=False):
+        threading.Event().wait()  # `_exit_over_a_lost_peer` ends the process
+    status.failing(message)
+    if signals.requested() is not None:
+        return EXIT_TRAINING_FAILED
+    peers = heartbeat.peer_status()
+    if peers.stopped is not None:
+        status.stopped(peers.stopped)
+        return EXIT_STOPPED
+    status.end("failed", peers.lost or message)
+    _let_the_first_rank_report()
+    if signals.requested() is not None:
+        return EXIT_TRAINING_FAILED
+    if debug or peers.lost is None:
+        traceback.print_exc()
+    _print_error(f"{peers.lost}. {RESUME} ({message.splitlines()[0][:200]})" if peers.lost else message)
+    return EXIT_TRAINING_FAILED
+
+
+def _exit_over_a_lost_peer(lost: str) -> None:
+    """Ends this process from the heartbeat's thread: the main thread waits for the lost process in a collective that nothing
+    breaks off in time."""
+    if not _reporting.acquire(blocking=False):
         return
-    signals.end_with(EXIT_TRAINING_FAILED, said=True)
+    signals.exit_with(EXIT_TRAINING_FAILED, reported=True)
     status.end("failed", lost)
-    if os.environ.get("LOCAL_RANK", "0") != "0":
-        time.sleep(3)
+    _let_the_first_rank_report()
     if signals.requested() is None:
-        print(f"error on {where()}: {lost}. {RESUME}", file=sys.stderr, flush=True)
-    writer_thread.finish_all()
-    signals.leave(EXIT_TRAINING_FAILED)
+        _print_error(f"{lost}. {RESUME}")
+    _exit(EXIT_TRAINING_FAILED)
 
 
-def asked_to_stop(run: Run) -> bool:
-    """Whether any process was asked to stop; all must call it."""
-    import torch
-
-    mine = torch.tensor(float(signals.requested() is not None), device=run.device)
-    return run.sum(mine).item() > 0
+def _let_the_first_rank_report() -> None:
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        time.sleep(OTHERS_SECONDS)
 
 
-def stop_here(run: Run, place: str) -> NoReturn:
-    """Says on rank 0, once, who asked the run to stop and at which `place` it does; raises `StopRequested` on every process,
-    all of which must call it."""
-    asked = [(rank, why) for rank, why in run.gather([(run.launch.rank, signals.requested())]) if why is not None]
-    reason = ", ".join(sorted({why for _, why in asked}))
-    message = f"stopped on request ({reason}; rank {', '.join(str(rank) for rank, _ in asked)}): {place}"
+def _print_error(message: str) -> None:
+    print(f"error on {where()}: {message}", file=sys.stderr, flush=True)
 
-    def say() -> None:
-        status.end("stopped", reason)
+
+def stop_requested(run: Run) -> bool:
+    """Whether any process was requested to stop; all must call it."""
+    return run.any(signals.requested() is not None)
+
+
+def stop_run(run: Run, place: str) -> NoReturn:
+    """Prints on rank 0, once, who requested the stop and at which `place` the run stops; raises `StopRequested` on every
+    process, all of which must call it."""
+    requests = [(rank, why) for rank, why in run.gather([(run.launch.rank, signals.requested())]) if why is not None]
+    reason = ", ".join(sorted({why for _, why in requests}))
+    message = f"stopped on request ({reason}; rank {', '.join(str(rank) for rank, _ in requests)}): {place}"
+    if run.is_main:
+        status.stopped(reason)
         print(message, file=sys.stderr, flush=True)
-
-    run.on_main(say)
-    signals.end_with(EXIT_STOPPED, said=True)
+    run.wait()
+    signals.exit_with(EXIT_STOPPED, reported=True)
     for tracker in run.accelerator.trackers:
         tracker.finish()
     raise StopRequested(message)
@@ -160,24 +161,12 @@ def finish(run: Run) -> None:
     ZeRO-2 runs on busy machines). NCCL wants its groups to be destroyed.
     """
     heartbeat.stop()
-    signals.end_with(0, said=True)
+    signals.exit_with(0, reported=True)
     status.end("done")
     for tracker in run.accelerator.trackers:
         tracker.finish()
-    import torch
-
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        run.wait()
-        if run.launch.backend == "nccl":
-            torch.distributed.destroy_process_group()
+    if run.leave_process_group():
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
-
-
-def _message(error: Exception) -> str:
-    problems = getattr(error, "problems", [str(error)])
-    if len(problems) == 1:
-        return f"error: {problems[0]}"
-    return f"{len(problems)} errors:\n" + "\n".join(f"  - {problem}" for problem in problems)

@@ -1,16 +1,20 @@
-"""DeepSpeed: its file made complete, its plugin, and its partitioned state by parameter name. Level 3.
+"""DeepSpeed: its file made complete, its plugin, and its partitioned state by parameter name.
 
-Together with `launch.py` this is the only place that knows DeepSpeed. The run's arguments own every optimization number;
-a DeepSpeed file owns how memory is laid out. So "auto" is filled in here, and a number that differs from the run's is an error.
+Together with `launch.py` this is the only place that knows DeepSpeed, which is imported by the functions that need it: other
+launches do without. The run's arguments own every optimization number; a DeepSpeed file owns how memory is laid out. So "auto"
+is filled in here, and a number that differs from the run's is an error.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import torch
+import torch.distributed as dist
 
 from finetune.errors import InputError
 from finetune.reading.json_files import read_object
@@ -47,13 +51,13 @@ def read_config(path: str, search: tuple[Path, ...] = ()) -> dict[str, Any]:
     return read_object(file)
 
 
-def stated_precision(config: dict[str, Any]) -> str | None:
-    """ "fp16" or "bf16" when the file switches it on itself, "no" when it switches both off, None when it leaves it open."""
-    stated = {kind: _section(config, kind).get("enabled", "auto") for kind in ("fp16", "bf16")}
-    for kind, enabled in stated.items():
-        if enabled is True:
+def declared_precision(config: dict[str, Any]) -> str | None:
+    """The precision that the file switches on: "fp16" or "bf16"; "no" if it switches both off, None if it leaves it open."""
+    enabled = {kind: _section(config, kind).get("enabled", "auto") for kind in ("fp16", "bf16")}
+    for kind, value in enabled.items():
+        if value is True:
             return kind
-    return "no" if all(enabled is False for enabled in stated.values()) else None
+    return "no" if all(value is False for value in enabled.values()) else None
 
 
 def stage_of(config: dict[str, Any]) -> int:
@@ -70,33 +74,34 @@ def swaps_to_disk(config: dict[str, Any]) -> bool:
 
 def problems(config: dict[str, Any], source: str, max_grad_norm: float, mixed_precision: str | None) -> list[str]:
     """What in a DeepSpeed file cannot be run as the arguments ask, batch sizes apart; one message each."""
-    found = [f"{source}: remove the section {key!r}: {why}" for key, why in OWNED_BY_ARGUMENTS.items() if key in config]
+    messages = [f"{source}: remove the section {key!r}: {why}" for key, why in OWNED_BY_ARGUMENTS.items() if key in config]
     for key in set(config) - set(READ_HERE):  # DeepSpeed says nothing of a section that it does not know
         meant = nearest(key, READ_HERE)
         if meant:
-            found.append(f"{source}: unknown key {key!r}; did you mean {meant!r}?")
+            messages.append(f"{source}: unknown key {key!r}; did you mean {meant!r}?")
     for key in ("zero_optimization", "fp16", "bf16"):
         if not isinstance(config.get(key, {}), dict):
-            found.append(f"{source}: {key} must be an object, found {config[key]!r}")
-            return found
+            messages.append(f"{source}: {key} must be an object, found {config[key]!r}")
+            return messages
     for kind in ("fp16", "bf16"):
         enabled = _section(config, kind).get("enabled", "auto")
         if enabled not in (True, False, "auto"):
-            found.append(f'{source}: {kind}.enabled must be true, false or "auto", found {enabled!r}')
+            messages.append(f'{source}: {kind}.enabled must be true, false or "auto", found {enabled!r}')
     if stage_of(config) not in (1, 2, 3):
-        found.append(f"{source}: zero_optimization.stage must be 1, 2 or 3 (without ZeRO, launch with ddp.yaml instead)")
+        messages.append(f"{source}: zero_optimization.stage must be 1, 2 or 3 (without ZeRO, launch with ddp.yaml instead)")
     clipping = config.get("gradient_clipping", "auto")
     if clipping not in ("auto", max_grad_norm):
-        found.append(f'{source}: gradient_clipping is {clipping} but --max_grad_norm is {max_grad_norm:g}; make it "auto"')
+        messages.append(f'{source}: gradient_clipping is {clipping} but --max_grad_norm is {max_grad_norm:g}; make it "auto"')
     if _section(config, "zero_optimization").get("round_robin_gradients") is True:
         # DeepSpeed 0.19 then looks for a weight's master copy where another weight's is.
-        found.append(f"{source}: remove zero_optimization.round_robin_gradients: with it DeepSpeed mistakes weights for others")
-    stated = stated_precision(config)
+        messages.append(f"{source}: remove zero_optimization.round_robin_gradients: DeepSpeed confuses weights with it")
+    declared = declared_precision(config)
     if _section(config, "fp16").get("enabled") is True and _section(config, "bf16").get("enabled") is True:
-        found.append(f"{source}: fp16 and bf16 are both enabled; keep one")
-    if mixed_precision not in (None, stated) and stated is not None:
-        found.append(f'{source}: its precision is {stated} but --mixed_precision is {mixed_precision}; make "enabled" "auto"')
-    return found
+        messages.append(f"{source}: fp16 and bf16 are both enabled; keep one")
+    if mixed_precision not in (None, declared) and declared is not None:
+        contradiction = f"its precision is {declared} but --mixed_precision is {mixed_precision}"
+        messages.append(f'{source}: {contradiction}; make "enabled" "auto"')
+    return messages
 
 
 def complete_config(config: dict[str, Any], source: str, batch: Any, max_grad_norm: float, precision: str) -> dict[str, Any]:
@@ -105,20 +110,20 @@ def complete_config(config: dict[str, Any], source: str, batch: Any, max_grad_no
     Raises `InputError` listing each number that contradicts the run's, and each "auto" that nothing fills in.
     """
     full = json.loads(json.dumps(config))
-    wanted = {
+    own = {
         "train_micro_batch_size_per_gpu": batch.micro_batch_size,
         "gradient_accumulation_steps": batch.accumulation,
     }
-    found = [
+    messages = [
         f'{source}: {key} is {full[key]} but the run\'s is {value}; make it "auto"'
-        for key, value in wanted.items()
+        for key, value in own.items()
         if full.get(key, "auto") not in ("auto", value)
     ]
     if full.get("train_batch_size", "auto") not in ("auto", batch.global_batch_size):
-        asked, ours = full["train_batch_size"], batch.global_batch_size
-        found.append(f'{source}: train_batch_size is {asked} but --global_batch_size is {ours}; make it "auto"')
+        declared, ours = full["train_batch_size"], batch.global_batch_size
+        messages.append(f'{source}: train_batch_size is {declared} but --global_batch_size is {ours}; make it "auto"')
     # DeepSpeed checks this product and uses it for nothing else; an uneven global batch is a little smaller.
-    full.update(wanted, train_batch_size=batch.micro_batch_size * batch.accumulation * batch.world_size)
+    full.update(own, train_batch_size=batch.micro_batch_size * batch.accumulation * batch.world_size)
     full["gradient_clipping"] = float(max_grad_norm)
     for kind in ("fp16", "bf16"):
         full.setdefault(kind, {})["enabled"] = precision == kind
@@ -126,9 +131,9 @@ def complete_config(config: dict[str, Any], source: str, batch: Any, max_grad_no
     zero.update({key: value for key, value in BUCKETS.items() if zero.get(key) == "auto"})
     # Without it a torch optimizer beside an offload section would be exchanged for one that must be compiled.
     full.setdefault("zero_force_ds_cpu_optimizer", False)
-    found += [f'{source}: {path} is "auto", which nothing fills in; write a value' for path in _autos(full)]
-    if found:
-        raise InputError(*found)
+    messages += [f'{source}: {path} is "auto", which nothing fills in; write a value' for path in _autos(full)]
+    if messages:
+        raise InputError(*messages)
     return full
 
 
@@ -170,23 +175,24 @@ def build_models_whole(accelerator: Any) -> None:
     accelerator.state.deepspeed_plugin.dschf = None
 
 
+def skip_shared_memory_operator() -> None:
+    """Keeps DeepSpeed from compiling its shared-memory operator for CPUs, which takes minutes, a compiler and ninja.
+
+    Only `inference_all_reduce` uses it. Call this before DeepSpeed starts its communication.
+    """
+    # Not an import statement: in `deepspeed.comm`, the name `torch` stands for torch itself.
+    importlib.import_module("deepspeed.comm.torch").build_shm_op = _no_operator
+
+
+def _no_operator() -> None:
+    """What DeepSpeed's own function returns where the operator cannot be built."""
+
+
 def bound_waits(timeout: Any) -> None:
     """Makes DeepSpeed's copy of the process group, over which it exchanges gradients, wait no longer than the group itself."""
-    import torch.distributed as dist
     from deepspeed.utils import groups
 
     groups._WORLD_GROUP = dist.new_group(timeout=timeout)
-
-
-def forget_shared_buffers() -> None:
-    """Removes the names of the buffers that processes of one machine exchange over on CPUs (69 MB of memory for each process).
-
-    DeepSpeed (0.19) never removes them, so that every run would leave them behind until the machine restarts. Whoever has
-    opened a buffer keeps it. To be called when every process has.
-    """
-    place = f"{os.getuid()}_{os.environ.get('MASTER_ADDR')}_{os.environ.get('MASTER_PORT')}"
-    for path in Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_{place}_*"):
-        path.unlink(missing_ok=True)
 
 
 def grad_norm(engine: Any) -> Any:
@@ -199,14 +205,14 @@ def full_parameters(engine: Any, wanted: bool) -> dict[str, Any]:
     from deepspeed.runtime.zero import GatheredParameters
     from deepspeed.utils import safe_get_full_fp32_param
 
-    found = {}
+    parameters = {}
     for name, parameter in engine.module.named_parameters():
         full = safe_get_full_fp32_param(parameter)
         # A frozen one has no master copy; under ZeRO-3 it may be shared out all the same, and empty here.
         shared_out = full is None and hasattr(parameter, "ds_id") and not parameter.numel()
         with GatheredParameters([parameter] if shared_out else []):
-            found[name] = _cpu(full, parameter, wanted)
-    return found
+            parameters[name] = _cpu(full, parameter, wanted)
+    return parameters
 
 
 def full_moments(engine: Any, wanted: bool) -> dict[str, dict[str, Any]]:
@@ -254,38 +260,38 @@ def layout(engine: Any) -> list[dict[str, Any]]:
     names = {id(parameter): name for name, parameter in engine.module.named_parameters()}
     groups, flat, whole = _groups(optimizer)
     if whole is None:
-        found = [[[names[id(p)], list(p.ds_shape), p.partition_numel()] for p in group] for group in groups]
+        lists = [[[names[id(p)], list(p.ds_shape), p.partition_numel()] for p in group] for group in groups]
     else:
         starts = [tensor.storage_offset() for tensor in whole]
-        found = [
+        lists = [
             [[names[id(p)], list(p.shape), p.data.storage_offset() - start] for p in group]
             for group, start in zip(groups, starts, strict=True)
         ]
-    return [{"numel": part.numel(), "parameters": group} for part, group in zip(flat, found, strict=True)]
+    return [{"numel": part.numel(), "parameters": group} for part, group in zip(flat, lists, strict=True)]
 
 
 def partition(engine: Any, updates: int) -> dict[str, Any]:
     """This process's part of the state, copied to the CPU: weights/N, exp_avg/N and exp_avg_sq/N of each group, flat, in the
     optimizer's precision (before the first of the `updates` there are no moments); buffer/NAME, the persistent buffers;
     frozen/NAME, what this process has of the weights that are not trained: a part under ZeRO-3, else rank 0 has them."""
-    states, found = engine.optimizer.optimizer.state, {}
+    states, tensors = engine.optimizer.optimizer.state, {}
     for number, flat in enumerate(_groups(engine.optimizer)[1]):
-        found[f"weights/{number}"] = _copied(flat)
+        tensors[f"weights/{number}"] = _copied(flat)
         if updates:
-            found |= {f"{key}/{number}": _copied(states[flat][key]) for key in MOMENTS}
+            tensors |= {f"{key}/{number}": _copied(states[flat][key]) for key in MOMENTS}
     parameters = dict(engine.module.named_parameters(remove_duplicate=False))
     state = engine.module.state_dict()
-    found |= {f"buffer/{name}": _copied(tensor) for name, tensor in state.items() if name not in parameters}
+    tensors |= {f"buffer/{name}": _copied(tensor) for name, tensor in state.items() if name not in parameters}
     for name, parameter in _frozen(engine):
         if hasattr(parameter, "ds_tensor"):
-            found[f"frozen/{name}"] = _copied(parameter.ds_tensor)
+            tensors[f"frozen/{name}"] = _copied(parameter.ds_tensor)
         elif engine.global_rank == 0:
-            found[f"frozen/{name}"] = _copied(parameter)
-    return found
+            tensors[f"frozen/{name}"] = _copied(parameter)
+    return tensors
 
 
 def restore_partition(engine: Any, read: Callable[[str], Any], updates: int) -> None:
-    """Puts back what `partition` gave, by names that `read` is asked for, into an engine that has made the first step of
+    """Puts back what `partition` gave, by names that are given to `read`, into an engine that has made the first step of
     `restore_moments`, and makes the weights that the module computes with of it. All processes must call it."""
     states = engine.optimizer.optimizer.state
     for name, parameter in _frozen(engine):
@@ -366,8 +372,6 @@ def restore_loss_scale(engine: Any, numbers: dict[str, Any]) -> None:
 
 
 def _cpu(tensor: Any, fallback: Any, wanted: bool) -> Any:
-    import torch
-
     tensor = fallback.detach() if tensor is None else tensor
     return tensor.to("cpu", torch.float32, copy=True) if wanted else None
 

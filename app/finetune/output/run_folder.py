@@ -1,7 +1,4 @@
-"""The run's folder: may it be used, and files that are whole or absent. Level 1.
-
-Only rank 0 calls what writes.
-"""
+"""The run's folder: whether it may be used, and files that are whole or absent. Only rank 0 writes."""
 
 from __future__ import annotations
 
@@ -70,8 +67,8 @@ def _dangles(path: Path) -> bool:
 
 
 def was_restarted(folder: Path) -> bool:
-    """Whether torchrun starts this job again after it failed (--max_restarts), and the run in `folder` is this job's own: then
-    it goes on, whatever the arguments say of other runs."""
+    """Whether torchrun restarts this job after a failure (--max_restarts), and the run in `folder` is this job's own: then it
+    resumes, whatever the arguments say about other runs."""
     if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) == 0:
         return False
     with contextlib.suppress(OSError, ValueError, KeyError):
@@ -80,11 +77,11 @@ def was_restarted(folder: Path) -> bool:
 
 
 def holds_a_run(folder: Path) -> bool:
-    """Whether there is anything in a folder that a new run would destroy; what a start that failed leaves is nothing."""
+    """Whether a new run would destroy anything in a folder; what a failed start leaves does not count."""
     history = folder / "history.jsonl"
-    nothing = (RUN_FILE, STATUS, "tensorboard", history.name)
-    kept = [name for name in OURS if name not in nothing and (folder / name).exists()]
-    return bool(kept) or (history.exists() and history.stat().st_size > 0)
+    of_a_start = (RUN_FILE, STATUS, "tensorboard", history.name)
+    results = [name for name in OURS if name not in of_a_start and (folder / name).exists()]
+    return bool(results) or (history.exists() and history.stat().st_size > 0)
 
 
 def clear(folder: Path) -> None:
@@ -98,7 +95,7 @@ def clear(folder: Path) -> None:
 
 
 def lock(folder: Path) -> TextIO:
-    """One run per folder: a lock that the kernel lets go of when its holder dies, however it dies. Keep the result.
+    """One run per folder: a lock that the kernel releases when its holder dies, however it dies. Keep the returned file open.
 
     Raises `InputError` naming the holder.
     """
@@ -167,7 +164,7 @@ def put_in_place(unfinished: Path, path: Path) -> None:
     if path.exists():
         os.rename(path, old)
     os.rename(unfinished, path)
-    flush_folder(path.parent)
+    _flush_one(path.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -185,23 +182,13 @@ def file_record(path: Path) -> dict[str, Any]:
 
 
 def flush(place: Path) -> None:
-    """Forces a file, or every file below a folder, to disk."""
-    if place.is_file():
-        _flush_file(place)
-    for directory, _, names in os.walk(place):
-        for name in names:
-            _flush_file(os.path.join(directory, name))
-        flush_folder(Path(directory))
+    """Forces a file, or a folder and everything below it, to disk."""
+    for path in [*place.rglob("*"), place]:
+        _flush_one(path)
 
 
-def _flush_file(path: str | Path) -> None:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-
-
-def flush_folder(folder: Path) -> None:
-    """Forces a folder's own entries to disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def _flush_one(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -1,7 +1,7 @@
-"""status.json: how a training run stands and how it ended. Level 2.
+"""status.json: whether a training run goes on, and how it ended.
 
-A launcher's exit code does not say it: torchrun turns every end that is not 0 into 1, and deepspeed's is 0 when it was killed
-itself. Written on rank 0 only, and only by a run that has taken its folder.
+A launcher's exit code does not tell: torchrun turns every code but 0 into 1, and deepspeed's is 0 when it was killed itself.
+Written on rank 0 only, and only by a run that has taken its folder.
 """
 
 from __future__ import annotations
@@ -11,19 +11,17 @@ import datetime
 import threading
 from pathlib import Path
 
-from finetune.launching import signals
 from finetune.output.run_folder import STATUS, write_json
 
-_lock = threading.Lock()  # checkpoints are written, and requests to stop are heard, by threads
+_lock = threading.Lock()  # checkpoints are written, and signals received, by threads
 _path: Path | None = None
 _step = 0
 
 
 def begin(folder: Path, step: int) -> None:
-    """The run has taken `folder` and starts from `step`."""
+    """The run has taken `folder` and starts from `step`. A process that may be ended by a signal must have `stopped` called."""
     global _path, _step
     _path, _step = folder / STATUS, step
-    signals.on_end(lambda why: end("stopped", why))
     _write("running", None)
 
 
@@ -48,6 +46,11 @@ def end(state: str, reason: str | None = None) -> None:
     with contextlib.suppress(OSError):
         _write(state, reason)
     _path = None
+
+
+def stopped(reason: str) -> None:
+    """The run ends on request."""
+    end("stopped", reason)
 
 
 def _write(state: str, reason: str | None) -> None:

@@ -1,4 +1,4 @@
-"""What the run is made of: library versions and the application's own sources. Level 1."""
+"""What the run is made of: library versions and the application's own sources."""
 
 from __future__ import annotations
 

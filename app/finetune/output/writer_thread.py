@@ -1,12 +1,12 @@
-"""Work beside the run: one piece at a time, whose error is raised where the run next looks. Level 1."""
+"""A thread that writes while the run goes on: one piece of work at a time, whose error is raised where the run next looks."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 
-NAME = "work beside the run"
-_ending = threading.Event()
+THREAD_NAME = "background work"
+_exiting = threading.Event()
 
 
 class Background:
@@ -21,7 +21,7 @@ class Background:
         """Waits for the piece before, raises its error if it had one, and begins this one."""
         self.wait()
         self._hurried.clear()
-        self._thread = threading.Thread(target=self._do, args=(work,), name=NAME)
+        self._thread = threading.Thread(target=self._do, args=(work,), name=THREAD_NAME)
         self._thread.start()
 
     def wait(self) -> None:
@@ -38,8 +38,8 @@ class Background:
         self._hurried.set()
 
     def is_hurried(self) -> bool:
-        """Whether work that waits for another process should not do so much longer: `hurry` says so, or this process ends."""
-        return self._hurried.is_set() or _ending.is_set()
+        """Whether work that waits for another process should finish soon: after `hurry`, or before this process exits."""
+        return self._hurried.is_set() or _exiting.is_set()
 
     def _do(self, work: Callable[[], None]) -> None:
         try:
@@ -49,8 +49,8 @@ class Background:
 
 
 def finish_all() -> None:
-    """Waits for whatever is in flight in this process, well or not; for a process that is about to end."""
-    _ending.set()
+    """Waits for all work in flight, whether it succeeds or not; for a process that is about to exit."""
+    _exiting.set()
     for thread in threading.enumerate():
-        if thread.name == NAME:
+        if thread.name == THREAD_NAME:
             thread.join()

@@ -11,7 +11,7 @@ import torch
 from finetune.errors import StopRequested, TrainingError
 from finetune.kernels.row_lengths import row_lengths
 from finetune.launching.processes import Run
-from finetune.launching.shutdown import asked_to_stop
+from finetune.launching.shutdown import stop_requested
 from finetune.task import Predictions, Task
 from finetune.training.batches import EvalRows
 from finetune.training.step import input_dtype
@@ -45,7 +45,7 @@ def predict(run: Run, model: Any, task: Task, rows: EvalRows, stoppable: bool = 
         real = batch.is_real
         numbers.append(batch.rows[real])
         arrays.append({name: tensor.cpu()[real] for name, tensor in found.items()})
-        if stoppable and asked_to_stop(run):
+        if stoppable and stop_requested(run):
             model.train(was_training)
             raise StopRequested("asked to stop during an evaluation")
     model.train(was_training)

@@ -18,7 +18,7 @@ from finetune.checkpoints.saving import CheckpointTarget
 from finetune.errors import EXIT_STOPPED, StopRequested, TrainingError
 from finetune.launching import signals
 from finetune.launching.processes import Run
-from finetune.launching.shutdown import asked_to_stop, stop_here
+from finetune.launching.shutdown import stop_requested, stop_run
 from finetune.output.writer_thread import Background
 from finetune.plan import Plan, lr_multiplier
 from finetune.reports.profiling import profiled
@@ -82,8 +82,8 @@ def fit(run: Run, training: Training, state: TrainState) -> dict[str, float | No
         known = _train_metrics(run, training, state, clock)
         return {name: value for name, value in known.items() if value is not None and name != "peak_memory_mb"}
     signals.defer()
-    if asked_to_stop(run):
-        stop_here(run, f"before step {state.step + 1}; there was nothing new to save")
+    if stop_requested(run):
+        stop_run(run, f"before step {state.step + 1}; there was nothing new to save")
     pending: list[tuple] = []
     training.model.train()
     done = state.unevaluated and _finish_step(run, training, state, True)
@@ -132,11 +132,11 @@ def fit(run: Run, training: Training, state: TrainState) -> dict[str, float | No
         if eval_due or save_due:
             clock.pause()
             clock.mark()
-    if asked_to_stop(run):
+    if stop_requested(run):
         _save_and_stop(run, training, state, False)
     saving.wait(run, training.writer)
     synchronise_buffers(run, training.model)
-    signals.end_with(EXIT_STOPPED)  # everything is on disk
+    signals.exit_with(EXIT_STOPPED)  # everything is on disk
     return _train_metrics(run, training, state, clock)
 
 
@@ -213,7 +213,7 @@ def _save_and_stop(run: Run, training: Training, state: TrainState, unevaluated:
     saving.wait(run, training.writer)
     path = training.output_dir / checkpoint.FOLDER / f"step_{state.step}"
     done = f"step {state.step} of {training.plan.total_steps} is saved in {path}"
-    stop_here(run, f"{done}; the same command with --resume_from_checkpoint auto goes on")
+    stop_run(run, f"{done}; the same command with --resume_from_checkpoint auto goes on")
 
 
 def synchronise_buffers(run: Run, model: torch.nn.Module) -> None:

@@ -50,11 +50,11 @@ def train_step(
         with nullcontext() if last else accelerator.no_sync(model):
             with part("forward"), row_lengths(batch.lengths):
                 loss_sum = task.loss_sum(model, batch)
-            heartbeat.mark()
+            heartbeat.progress()
             with part("backward"):
                 accelerator.backward(loss_sum * scale)
         loss += loss_sum.detach().float()
-    heartbeat.mark()
+    heartbeat.progress()
     with part("optimizer"):
         norm = zero.grad_norm(model) if run.deepspeed_config is not None else _clip(run, model, max_grad_norm or math.inf)
         optimizer.step()

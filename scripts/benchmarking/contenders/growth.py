@@ -75,7 +75,7 @@ def work_of(settings: dict[str, Any], length: int, rows: int, labels: int) -> Ca
     argv = [word for name, value in given.items() for word in (f"--{name}", str(value))]
     arguments = parse(classify.Arguments, argv=[*argv, "--report_to", "none", "--max_steps", "1", "--num_train_epochs", "1"])
     launch = describe_launch(arguments)
-    plan = make_plan(arguments, rows, 1, launch.passes_by_tokens)
+    plan = make_plan(arguments, rows, 1, launch.micro_batches_by_tokens)
     run = processes.start(launch, plan.batch)
     hidden = settings["hidden"]
     config = BertConfig(

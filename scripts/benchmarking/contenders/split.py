@@ -82,7 +82,7 @@ def communication(settings: dict[str, Any]) -> dict[str, Any]:
     arguments = parse(classify.Arguments, argv=classification.our_arguments(settings | {"contender": "ours"}))
     launch = describe_launch(arguments)
     data = classify.load_data(arguments, True, False, False)
-    plan = make_plan(arguments, len(data.train.texts), launch.world_size, launch.passes_by_tokens)
+    plan = make_plan(arguments, len(data.train.texts), launch.world_size, launch.micro_batches_by_tokens)
     run = processes.start(launch, plan.batch)
     task = MultiLabelTask("loss", len(data.labels), None, 0.0)
     packed = classify.leaves_padding_out(arguments, data, launch)

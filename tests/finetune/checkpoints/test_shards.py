@@ -109,7 +109,7 @@ def engine_of(rank, seed=0):
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(shards, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(writer_thread, "_ending", threading.Event())  # other tests end processes, so to speak
+    monkeypatch.setattr(writer_thread, "_exiting", threading.Event())  # other tests end processes, so to speak
 
 
 @pytest.fixture

@@ -7,24 +7,24 @@ import pytest
 import torch.distributed as dist
 
 from finetune.launching import heartbeat
-from finetune.launching.heartbeat import Heard
+from finetune.launching.heartbeat import PeerStatus
 
 
 @pytest.fixture
 def job(monkeypatch):
-    """Three processes as threads of this one, over a store: a function that lets some of them beat."""
+    """Three processes as threads of this one, over a store: a function that starts the heartbeats of some of them."""
     store, threads = dist.HashStore(), []
     ended = threading.Event()
     monkeypatch.setattr(heartbeat, "_store", store)
     monkeypatch.setattr(heartbeat, "_world_size", 3)
-    monkeypatch.setattr(heartbeat, "_ended", ended)
-    monkeypatch.setattr(heartbeat, "_tell", None)
-    monkeypatch.setattr(heartbeat, "_exchanges", 0)  # whatever other tests have come to
-    monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 0.01)
-    monkeypatch.setattr(heartbeat, "LISTEN_SECONDS", 1.0)
+    monkeypatch.setattr(heartbeat, "_finished", ended)
+    monkeypatch.setattr(heartbeat, "_on_lost_peer", None)
+    monkeypatch.setattr(heartbeat, "_collectives", 0)  # whatever other tests have entered
+    monkeypatch.setattr(heartbeat, "INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr(heartbeat, "GRACE_SECONDS", 1.0)
     monkeypatch.setattr(heartbeat, "_limit", 3600.0)
     for rank in range(3):
-        store.set(f"at/{rank}", "0")
+        store.set(f"collectives/{rank}", "0")
         store.set(f"host/{rank}", f"machine{rank}")
 
     def beat(*ranks):
@@ -37,7 +37,7 @@ def job(monkeypatch):
         for thread in threads:
             thread.join()
         threads.clear()
-        heartbeat._ended = threading.Event()
+        heartbeat._finished = threading.Event()
 
     beat.end = end
     yield beat
@@ -45,58 +45,59 @@ def job(monkeypatch):
 
 
 @pytest.fixture
-def told(monkeypatch):
-    """What the pulse tells by itself: a queue."""
-    said = queue.Queue()
-    monkeypatch.setattr(heartbeat, "_tell", said.put)
-    return said
+def reports(monkeypatch):
+    """What the heartbeat reports by itself: a queue."""
+    queued = queue.Queue()
+    monkeypatch.setattr(heartbeat, "_on_lost_peer", queued.put)
+    return queued
 
 
-def only_rank_1_stands_still(job):
+def only_rank_1_is_silent(job):
     job(0, 1, 2)
     job.end()
     job(0, 2)
 
 
-def test_who_stands_still_is_named(job):
+def test_a_silent_process_is_named(job):
     job(0, 1, 2)
-    assert heartbeat.listen() == Heard()
-    only_rank_1_stands_still(job)
-    assert heartbeat.listen() == Heard(lost="rank 1 (machine1) no longer answers: killed, stopped, or cut off from the network")
+    assert heartbeat.peer_status() == PeerStatus()
+    only_rank_1_is_silent(job)
+    lost = "rank 1 (machine1) no longer answers: killed, stopped, or cut off from the network"
+    assert heartbeat.peer_status() == PeerStatus(lost=lost)
 
 
-def test_who_beats_but_does_not_get_on_is_named(job):
+def test_a_hanging_process_is_named(job):
     job(0, 1, 2)
-    job.end()  # all are this process, so what they have come to is the same
-    heartbeat._store.set("at/0", "7")
-    heartbeat._store.set("at/1", "6")
-    heartbeat._store.set("at/2", "6")
+    job.end()  # all are this process, so their numbers of collectives are the same
+    heartbeat._store.set("collectives/0", "7")
+    heartbeat._store.set("collectives/1", "6")
+    heartbeat._store.set("collectives/2", "6")
     assert heartbeat._hanging().startswith(
-        "rank 1 (machine1), rank 2 (machine2) did not come to an exchange that others wait in"
+        "rank 1 (machine1), rank 2 (machine2) did not enter a collective that others wait in"
     )
-    heartbeat._store.set("at/0", "6")
+    heartbeat._store.set("collectives/0", "6")
     assert heartbeat._hanging() is None
 
 
-def test_the_neighbour_of_a_silent_process_tells_of_it_by_itself(job, told, monkeypatch):
-    monkeypatch.setattr(heartbeat, "_moved", time.monotonic() + 3600)  # nobody waits in an exchange
-    only_rank_1_stands_still(job)
-    assert told.empty()
+def test_the_neighbour_of_a_silent_process_reports_it(job, reports, monkeypatch):
+    monkeypatch.setattr(heartbeat, "_entered", time.monotonic() + 3600)  # nobody waits in a collective
+    only_rank_1_is_silent(job)
+    assert reports.empty()
     heartbeat._limit = 0.5  # rank 0 hears rank 1
-    assert told.get(timeout=60).startswith("rank 1 (machine1) no longer answers")
+    assert reports.get(timeout=60).startswith("rank 1 (machine1) no longer answers")
 
 
-def test_who_waits_too_long_looks_for_who_hangs(job, told, monkeypatch):
+def test_a_process_that_waits_too_long_reports_who_hangs(job, reports, monkeypatch):
     monkeypatch.setattr(heartbeat, "_hanging", lambda: "rank 2 hangs")
-    monkeypatch.setattr(heartbeat, "_moved", time.monotonic() + 3600)
+    monkeypatch.setattr(heartbeat, "_entered", time.monotonic() + 3600)
     job(0, 1, 2)
-    assert told.empty()
-    heartbeat._moved = time.monotonic() - 7200
-    assert told.get(timeout=60) == "rank 2 hangs"
+    assert reports.empty()
+    heartbeat._entered = time.monotonic() - 7200
+    assert reports.get(timeout=60) == "rank 2 hangs"
 
 
-def test_who_was_stopped_itself_does_not_blame_others(job, told, monkeypatch):
-    monkeypatch.setattr(heartbeat, "_moved", -1000.0)
+def test_a_suspended_process_does_not_blame_others(job, reports, monkeypatch):
+    monkeypatch.setattr(heartbeat, "_entered", -1000.0)
     monkeypatch.setattr(heartbeat, "_limit", 10.0)
     monkeypatch.setattr(
         heartbeat, "_hanging", lambda: "rank 1 hangs"
@@ -106,67 +107,65 @@ def test_who_was_stopped_itself_does_not_blame_others(job, told, monkeypatch):
     job(0)
     until = threading.Event()
     until.wait(0.3)
-    assert told.empty()
+    assert reports.empty()
 
 
-def test_who_was_stopped_itself_says_so(job, monkeypatch):
-    monkeypatch.setattr(heartbeat, "_slept", 0.0)
+def test_a_suspended_process_reports_itself(job, monkeypatch):
+    monkeypatch.setattr(heartbeat, "_suspended", 0.0)
     monkeypatch.setattr(heartbeat, "_limit", 10.0)
-    only_rank_1_stands_still(job)
-    assert heartbeat.listen().lost.startswith("rank 1")
+    only_rank_1_is_silent(job)
+    assert heartbeat.peer_status().lost.startswith("rank 1")
     job.end()
     with monkeypatch.context() as clock:
         seconds = itertools.count()
         clock.setattr(heartbeat.time, "monotonic", lambda: 14.0 * next(seconds))
-        watcher = threading.Thread(target=heartbeat._watch_store, args=(0,))
+        watcher = threading.Thread(target=heartbeat._watch_store)
         watcher.start()
         for _ in range(6000):  # a minute; there is no clock here
-            if heartbeat._slept:
+            if heartbeat._suspended:
                 break
             threading.Event().wait(0.01)
         heartbeat.stop()
         watcher.join()
-    assert heartbeat.listen().lost.startswith("it did not run for 14 seconds itself")
+    assert heartbeat.peer_status().lost.startswith("it did not run for 14 seconds itself")
 
 
 def test_a_request_to_one_process_is_no_failure_of_the_others(job, environment):
     job(0, 1, 2)
     environment["RANK"] = "2"
-    heartbeat.farewell("SIGTERM")
-    assert heartbeat.listen() == Heard(stopped="SIGTERM; rank 2")
+    heartbeat.send_shutdown_notice("SIGTERM")
+    assert heartbeat.peer_status() == PeerStatus(stopped="SIGTERM; rank 2")
 
 
-def test_a_store_that_does_not_answer_is_rank_0s(job, monkeypatch, environment, told):
+def test_a_store_that_does_not_answer_is_rank_0s(job, monkeypatch, environment, reports):
     monkeypatch.setattr(heartbeat, "ANSWER_SECONDS", 0.1)
     monkeypatch.setattr(heartbeat, "_counts", threading.Event().wait)  # for ever, as with a process that was stopped
     environment["MASTER_ADDR"] = "alpha"
-    assert heartbeat.listen().lost.startswith(
-        "rank 0, which holds the store that the others meet at (alpha), no longer answers"
-    )
+    assert heartbeat.peer_status().lost.startswith("rank 0, which holds the rendezvous store (alpha), no longer answers")
     environment["TORCHELASTIC_USE_AGENT_STORE"] = "True"
-    assert heartbeat.listen().lost.startswith("the launcher of rank 0, which holds the store that the others meet at (alpha),")
+    assert heartbeat.peer_status().lost.startswith("the launcher of rank 0, which holds the rendezvous store (alpha),")
     monkeypatch.setattr(heartbeat, "_limit", 0.0)
     monkeypatch.setattr(heartbeat, "_answered", time.monotonic())
-    watcher = threading.Thread(target=heartbeat._watch_store, args=(1,))
+    watcher = threading.Thread(target=heartbeat._watch_store)
     watcher.start()
-    assert told.get(timeout=60).startswith("the launcher of rank 0, which holds the store")
+    assert reports.get(timeout=60).startswith("the launcher of rank 0, which holds the rendezvous store")
     watcher.join()
 
 
 def test_a_store_that_is_gone(job, monkeypatch, environment):
     monkeypatch.setattr(heartbeat, "_counts", lambda: 1 / 0)
     monkeypatch.setattr(heartbeat, "ANSWER_SECONDS", 0.1)
-    assert heartbeat.listen().lost.startswith("rank 0, which holds the store")
+    assert heartbeat.peer_status().lost.startswith("rank 0, which holds the rendezvous store")
 
 
-def test_one_process_has_nobody_to_ask(monkeypatch):
+def test_one_process_has_no_peers(monkeypatch):
     monkeypatch.setattr(heartbeat, "_store", None)
-    heartbeat.farewell("SIGTERM")
-    assert heartbeat.listen() == Heard()
+    heartbeat.send_shutdown_notice("SIGTERM")
+    assert heartbeat.peer_status() == PeerStatus()
 
 
 @pytest.mark.parametrize(
-    ("error", "loss"),
+    ("error", "of_network"),
     [
         (RuntimeError("[gloo] Timed out waiting 10000ms for recv operation to complete"), True),
         (RuntimeError("Connection closed by peer [127.0.0.1]:1"), True),
@@ -175,5 +174,5 @@ def test_one_process_has_nobody_to_ask(monkeypatch):
         (ValueError("timed out"), False),
     ],
 )
-def test_what_looks_like_a_lost_process(error, loss):
-    assert heartbeat.is_loss(error) == loss
+def test_network_errors(error, of_network):
+    assert heartbeat.is_network_error(error) == of_network

@@ -106,16 +106,16 @@ def test_a_file_named_by_a_config_that_does_not_use_deepspeed_is_left_alone(mach
 
 
 @pytest.mark.parametrize(
-    ("by_launcher", "asked", "in_force"),
+    ("by_launcher", "requested", "in_force"),
     [("no", None, "no"), ("bf16", None, "bf16"), ("no", "bf16", "bf16"), ("bf16", "bf16", "bf16"), ("no", "no", "no")],
 )
-def test_precision(machine, arguments, by_launcher, asked, in_force):
+def test_precision(machine, arguments, by_launcher, requested, in_force):
     machine({**ACCELERATE, "ACCELERATE_MIXED_PRECISION": by_launcher})
-    assert describe_launch(arguments(mixed_precision=asked)).precision == in_force
+    assert describe_launch(arguments(mixed_precision=requested)).precision == in_force
 
 
 @pytest.mark.parametrize(
-    ("sections", "asked", "in_force"),
+    ("sections", "requested", "in_force"),
     [
         ({"bf16": {"enabled": True}}, None, "bf16"),
         ({"bf16": {"enabled": "auto"}}, "bf16", "bf16"),
@@ -123,9 +123,9 @@ def test_precision(machine, arguments, by_launcher, asked, in_force):
         ({}, "bf16", "bf16"),
     ],
 )
-def test_precision_beside_a_deepspeed_file(machine, arguments, ds_file, sections, asked, in_force):
+def test_precision_beside_a_deepspeed_file(machine, arguments, ds_file, sections, requested, in_force):
     machine(TORCHRUN)
-    assert describe_launch(arguments(deepspeed=ds_file(**sections), mixed_precision=asked)).precision == in_force
+    assert describe_launch(arguments(deepspeed=ds_file(**sections), mixed_precision=requested)).precision == in_force
 
 
 @pytest.mark.parametrize(

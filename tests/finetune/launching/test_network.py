@@ -5,10 +5,18 @@ import pytest
 from finetune.launching import network
 
 
-def test_every_machine_has_a_loopback_card():
-    assert network.cards()["lo"] == "127.0.0.1"
-    assert network.card_of("127.0.0.1") == "lo"
-    assert network.card_of("203.0.113.9") is None
+def test_every_machine_has_a_loopback_interface():
+    assert network.addresses()["lo"][0] == "127.0.0.1"
+    assert network.interface_of("127.0.0.1") == "lo"
+    assert network.interface_of("203.0.113.9") is None
+
+
+def test_an_interface_without_an_address_is_refused(environment, monkeypatch):
+    monkeypatch.setattr(network, "addresses", lambda: {"lo": ["127.0.0.1"], "eth0": []})
+    environment["GLOO_SOCKET_IFNAME"] = "eth0"
+    environment.pop("NCCL_SOCKET_IFNAME", None)
+    (problem,) = network.problems()
+    assert problem.endswith("has no IPv4 address; others: lo (127.0.0.1)")
 
 
 def test_the_address_towards_this_machine_is_its_own():
@@ -18,7 +26,7 @@ def test_the_address_towards_this_machine_is_its_own():
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "found"),
+    ("name", "value", "count"),
     [
         ("GLOO_SOCKET_IFNAME", "lo", 0),
         ("GLOO_SOCKET_IFNAME", "nowhere7", 1),
@@ -31,12 +39,12 @@ def test_the_address_towards_this_machine_is_its_own():
         ("NCCL_SOCKET_IFNAME", "nowhere", 1),
     ],
 )
-def test_hints_are_held_against_the_cards(environment, name, value, found):
+def test_variables_are_compared_with_the_interfaces(environment, name, value, count):
     for other in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         environment.pop(other, None)
     environment[name] = value
-    problems = network.wrong_hints()
-    assert len(problems) == found
+    problems = network.problems()
+    assert len(problems) == count
     assert all(
         f"{name}=" in problem and socket.gethostname() in problem and "lo (127.0.0.1)" in problem for problem in problems
     )

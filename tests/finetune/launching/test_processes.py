@@ -16,6 +16,8 @@ def test_a_started_run_of_one_process(start_run):
     assert run.accelerator.mixed_precision == "no"
     assert (run.gather([1]), run.broadcast("a"), run.sum(torch.ones(2)).tolist()) == ([1], "a", [1, 1])
     assert run.on_main(lambda: 7) == 7
+    assert [run.any(True), run.any(False)] == [True, False]
+    assert run.leave_process_group() is False
     with pytest.raises(InputError, match="wrong"):
         run.on_main(lambda: (_ for _ in ()).throw(InputError("wrong")))
     assert in_force(run)[0] == "launch         python: 1 process(es) on cpu, no communication, no ZeRO"
@@ -34,16 +36,16 @@ def test_a_model_is_found_in_its_wrapper(start_run):
 
 def test_tensorfloat_is_for_gpus_and_only_on_request(start_run, environment, arguments, monkeypatch):
     gpus = Machine(gpus=1, bf16=True)
-    assert [describe_launch(arguments(tf32=asked), gpus).tf32 for asked in (False, True)] == [False, True]
+    assert [describe_launch(arguments(tf32=tf32), gpus).tf32 for tf32 in (False, True)] == [False, True]
     assert not describe_launch(arguments(tf32=True), Machine(gpus=0, bf16=True)).tf32
-    asked = []
-    monkeypatch.setattr(torch, "set_float32_matmul_precision", asked.append)
+    precisions = []
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", precisions.append)
     run = start_run()
-    assert asked == []
-    told = in_force(replace(run, launch=replace(run.launch, tf32=True)))[1]
-    assert told == "precision      fp32, matrix products in TF32"
+    assert precisions == []
+    line = in_force(replace(run, launch=replace(run.launch, tf32=True)))[1]
+    assert line == "precision      fp32, matrix products in TF32"
     processes.start(replace(run.launch, tf32=True), None)
-    assert asked == ["high"]
+    assert precisions == ["high"]
 
 
 def test_deepspeed_for_one_process_gets_an_address(environment, arguments):

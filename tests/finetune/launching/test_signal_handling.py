@@ -1,4 +1,4 @@
-"""Requests to stop are heard by processes of their own here: they end them."""
+"""Requests to stop are sent to subprocesses: they end them."""
 
 import os
 import signal
@@ -16,9 +16,9 @@ BEGIN = """
 import os, signal, sys, time
 sys.path.insert(0, {app!r})
 from finetune.launching import signals
-def ask(number=signal.SIGTERM):
+def request(number=signal.SIGTERM):
     os.kill(os.getpid(), number)
-def heard():
+def received():
     while signals.requested() is None:
         time.sleep(0.01)
     return signals.requested()
@@ -38,67 +38,74 @@ def ends(body, rank="0"):
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT"])
 def test_with_nothing_to_save_a_request_ends_the_process(name):
-    found = ends(f"ask(signal.{name}); time.sleep(60)")
+    found = ends(f"request(signal.{name}); time.sleep(60)")
     assert found == (75, "", f"stopped: {name}: ended at once, there was nothing to be saved\n")
 
 
 def test_only_rank_0_says_so():
-    assert ends("ask(); time.sleep(60)", rank="1") == (75, "", "")
+    assert ends("request(); time.sleep(60)", rank="1") == (75, "", "")
 
 
 def test_a_deferred_request_waits_to_be_looked_at():
-    assert ends("stop.defer(); ask(signal.SIGUSR1); print(heard())") == (0, "SIGUSR1\n", "")
+    assert ends("signals.defer(); request(signal.SIGUSR1); print(received())") == (0, "SIGUSR1\n", "")
 
 
 def test_one_request_may_come_twice():
     """From the terminal or Slurm, and then from the launcher."""
-    assert ends("stop.defer(); ask(signal.SIGINT); ask(); print(heard()); time.sleep(0.2); print(heard())") == (
-        0, "SIGINT\nSIGINT\n", "",
-    )  # fmt: skip
+    body = "signals.defer(); request(signal.SIGINT); request(); print(received()); time.sleep(0.2); print(received())"
+    assert ends(body) == (0, "SIGINT\nSIGINT\n", "")
 
 
 def test_a_second_request_ends_the_process():
-    body = "stop.SAME_REQUEST_SECONDS = 0.0\nstop.defer(); ask(); print(heard(), flush=True); ask(); time.sleep(60)"
+    body = """
+signals.SAME_REQUEST_SECONDS = 0.0
+signals.defer()
+request()
+print(received(), flush=True)
+request()
+time.sleep(60)
+"""
     code, out, said = ends(body)
     assert (code, out) == (128 + signal.SIGTERM, "SIGTERM\n")
     assert said == "stopped: SIGTERM came after SIGTERM: ended at once, nothing was saved since the last checkpoint\n"
 
 
-def test_a_request_is_heard_while_the_main_thread_is_in_a_library():
-    """A handler in Python would wait for it to come back."""
+def test_a_request_is_received_while_the_main_thread_is_in_a_library():
+    """A handler in Python would wait for its return."""
     body = """
 import ctypes, threading
 signals.SAME_REQUEST_SECONDS = 0.0
 signals.defer()
-threading.Timer(0.2, ask).start()
-threading.Timer(0.6, ask).start()
+threading.Timer(0.2, request).start()
+threading.Timer(0.6, request).start()
 ours, others = os.pipe()
 ctypes.CDLL(None).read(ours, ctypes.create_string_buffer(1), 1)
 """
     assert ends(body)[0] == 128 + signal.SIGTERM
 
 
-def test_a_run_that_has_told_why_it_ends_says_no_more():
-    assert ends("stop.end_with(3, said=True); ask(); time.sleep(60)") == (3, "", "")
+def test_a_reported_end_is_not_reported_again():
+    assert ends("signals.exit_with(3, reported=True); request(); time.sleep(60)") == (3, "", "")
 
 
-def test_what_is_said_in_the_end():
-    say = "".join(f"stop.on_end(lambda why: print({number}, why, flush=True)); " for number in (1, 2))
-    code, out, _ = ends(f"{say}ask(); time.sleep(60)")
-    told = "SIGTERM: ended at once, there was nothing to be saved\n"
-    assert (code, out) == (75, f"1 {told}2 {told}")
+def test_callbacks_get_the_reason_in_order():
+    say = "".join(f"signals.on_end(lambda why: print({number}, why, flush=True)); " for number in (1, 2))
+    code, out, _ = ends(f"{say}request(); time.sleep(60)")
+    reason = "SIGTERM: ended at once, there was nothing to be saved\n"
+    assert (code, out) == (75, f"1 {reason}2 {reason}")
 
 
-def test_a_request_that_came_when_nobody_looked_any_more():
+def test_a_request_after_the_last_look():
     """Between the last look of a training loop and its end."""
-    body = "stop.defer(); ask(); print(heard(), flush=True); signals.end_with(75); print('still there', flush=True)"
+    body = "signals.defer(); request(); print(received(), flush=True); signals.exit_with(75); print('still there', flush=True)"
     code, out, said = ends(body)
     assert (code, out) == (75, "SIGTERM\n")
     assert said == "stopped: SIGTERM: ended at once, there was nothing to be saved\n"
-    assert ends("stop.defer(); ask(); heard(); signals.end_with(3); print('still there', flush=True)")[1] == "still there\n"
+    body = "signals.defer(); request(); received(); signals.exit_with(3); print('still there', flush=True)"
+    assert ends(body)[1] == "still there\n"
 
 
-def test_a_worker_is_ended_without_its_parent_hearing_of_it():
+def test_a_worker_is_ended_without_a_request_to_its_parent():
     """As a pool of workers is ended when its work is done."""
     body = """
 signals.defer()
@@ -125,7 +132,7 @@ if worker == 0:
     os._exit(0)
 time.sleep(0.5)
 print(worker, flush=True)
-signals.leave(7)
+signals.exit_now(7)
 """
     code, out, _ = ends(body)  # returns only when the worker has closed its end of the output
     assert code == 7
@@ -137,7 +144,7 @@ def test_a_library_that_a_signal_interrupts_goes_on():
 import ctypes, threading
 signals.defer()
 ours, others = os.pipe()
-threading.Timer(0.2, ask).start()
+threading.Timer(0.2, request).start()
 threading.Timer(0.5, lambda: os.write(others, b"x")).start()
 print(ctypes.CDLL(None).read(ours, ctypes.create_string_buffer(1), 1))
 """
@@ -149,22 +156,22 @@ print(ctypes.CDLL(None).read(ours, ctypes.create_string_buffer(1), 1))
 def test_a_launcher_that_is_gone(watched, gone):
     """Below this test's process: the command that users know, what it starts, and the worker. One of the first two ends."""
     body = f"""
-(told, tells), (go_on, goes), (end, ends) = os.pipe(), os.pipe(), os.pipe()
+(result, write_result), (go_on, goes), (end, ends) = os.pipe(), os.pipe(), os.pipe()
 for generation in (3, 2, 1):
     if os.fork():
         break
 else:
     os.close(ends)
-    signals.LOOK_SECONDS = 0.01
+    signals.POLL_SECONDS = 0.01
     with signals.listen():
         signals.watch_launcher({watched})
         signals.defer()
         os.write(goes, b"!")
         time.sleep(0.7)
-        os.write(tells, str(signals.requested()).encode())
+        os.write(write_result, str(signals.requested()).encode())
     os._exit(0)
 if generation == 3:
-    print(os.read(told, 64).decode(), flush=True)
+    print(os.read(result, 64).decode(), flush=True)
 else:
     os.close(ends)
     os.read(go_on if generation == {gone} else end, 1)

@@ -31,7 +31,7 @@ def complete(config, batch=BATCH, norm=1.0, precision="no"):
 def test_shipped_files_can_be_run(path, precision):
     config = zero.read_config(str(path))
     assert zero.problems(config, path.name, 0.3, precision) == []
-    assert zero.stated_precision(config) is None
+    assert zero.declared_precision(config) is None
     full = complete(config, norm=0.3, precision=precision)
     assert autos(config) > 5
     assert autos(full) == 0
@@ -117,12 +117,12 @@ def test_all_problems_come_together():
 
 
 @pytest.mark.parametrize(
-    ("fp16", "bf16", "stated"),
+    ("fp16", "bf16", "precision"),
     [(True, False, "fp16"), ("auto", True, "bf16"), (False, False, "no"), (False, "auto", None), (None, None, None)],
 )
-def test_precision_that_a_file_states(fp16, bf16, stated):
+def test_precision_that_a_file_declares(fp16, bf16, precision):
     sections = {kind: {"enabled": value} for kind, value in (("fp16", fp16), ("bf16", bf16)) if value is not None}
-    assert zero.stated_precision({**PLAIN, **sections}) == stated
+    assert zero.declared_precision({**PLAIN, **sections}) == precision
 
 
 def test_a_relative_path_is_looked_for_in_both_places(tmp_path, monkeypatch):

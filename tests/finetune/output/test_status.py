@@ -3,15 +3,13 @@ import json
 
 import pytest
 
-from finetune.launching import signals
 from finetune.output import status
 
 
 @pytest.fixture
-def stored(tmp_path, monkeypatch):
+def stored(tmp_path):
     """Reads status.json; None before there is one. No other test's run is left to write it."""
     status.end("done")
-    monkeypatch.setattr(signals, "_before_end", [])
     yield lambda: json.loads((tmp_path / "status.json").read_text()) if (tmp_path / "status.json").exists() else None
     status.end("done")
 
@@ -28,7 +26,7 @@ def test_how_a_run_stands_and_how_it_ended(stored, tmp_path):
 
 def test_an_end_is_the_last_word(stored, tmp_path):
     status.begin(tmp_path, 0)
-    status.end("stopped", "SIGTERM")
+    status.stopped("SIGTERM")
     status.saved(3)
     status.end("done")
     assert (stored()["state"], stored()["step"]) == ("stopped", 0)

@@ -23,14 +23,14 @@ def test_a_library_that_is_not_installed_has_no_version(monkeypatch):
 def test_code_version_is_of_the_packages_and_the_script(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", [str(APP / "classify.py")])
     found = versions.code_version()
-    assert {"app/classify.py", "app/finetune/engine.py", "app/metrics/multilabel.py"} <= set(found)
+    assert {"app/classify.py", "app/finetune/errors.py", "app/metrics/multilabel.py"} <= set(found)
     assert "app/titlegen.py" not in found
 
     copy = tmp_path / "app"
     (copy / "finetune").mkdir(parents=True)
-    (copy / "finetune" / "engine.py").write_text("1")
+    (copy / "finetune" / "errors.py").write_text("1")
     monkeypatch.setattr(versions, "APP", copy)
     before = versions.code_version()
-    (copy / "finetune" / "engine.py").write_text("2")
-    assert list(before) == ["app/finetune/engine.py"]
+    (copy / "finetune" / "errors.py").write_text("2")
+    assert list(before) == ["app/finetune/errors.py"]
     assert versions.code_version() != before

@@ -48,7 +48,7 @@ def test_a_process_that_ends_waits_for_it():
 
 
 def test_work_that_waits_for_others_is_hurried_by_the_run_and_by_the_end(monkeypatch):
-    monkeypatch.setattr(writer_thread, "_ending", threading.Event())
+    monkeypatch.setattr(writer_thread, "_exiting", threading.Event())
     writer, seen = Background(), []
     writer.start(lambda: seen.append(writer.is_hurried()))
     writer.wait()
