@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import get_token
+
 from finetune.arguments.parsing import names_of
 from finetune.checkpoints import shards
 from finetune.errors import InputError
@@ -103,9 +105,6 @@ def _missing_services(arguments: Any) -> list[str]:
         for name in arguments.report_to
         if name != "none" and importlib.util.find_spec(name) is None
     ]
-    if arguments.push_to_hub:
-        from huggingface_hub import get_token
-
-        if get_token() is None:
-            found.append("--push_to_hub: no token; log in first (hf auth login)")
+    if arguments.push_to_hub and get_token() is None:
+        found.append("--push_to_hub: no token; log in first (hf auth login)")
     return found

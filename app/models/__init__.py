@@ -1,5 +1,5 @@
-"""Models of transformers: found, loaded and checked, given new heads and decoders, exported as plain Hugging Face folders.
-Nothing here trains.
+"""Models of transformers: found, loaded and checked, given decoders, exported as plain Hugging Face folders. Nothing here
+trains.
 
-May import: finetune.errors, finetune.output, finetune.reading, finetune.task.
+May import: finetune.errors, finetune.output, finetune.reading.
 """

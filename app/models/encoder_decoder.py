@@ -10,6 +10,17 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    BertConfig,
+    EncoderDecoderModel,
+)
 
 from finetune.errors import InputError
 from finetune.reading.model_folders import explain_failed_load
@@ -33,8 +44,6 @@ def load_title_config(arguments: Any) -> Any:
                 "alone, with --decoder_layers N)"
             )
         return config
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
-
     if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and type(config) not in MODEL_FOR_MASKED_LM_MAPPING:
         raise InputError(f"{name}: {config.model_type} {NO_ENCODER}")
     if not hasattr(config, "vocab_size"):
@@ -89,8 +98,6 @@ def build_title_model(arguments: Any, config: Any, tokenizer: Any, max_title_len
 
     Raises `InputError` when weights cannot be had or the tokenizer lacks a token that generation needs.
     """
-    from transformers import AutoModelForSeq2SeqLM
-
     if not config.is_encoder_decoder:
         model = _encoder_with_decoder(arguments, config, tokenizer, max_title_length)
     elif arguments.from_scratch and config.model_type == "encoder-decoder":
@@ -113,8 +120,6 @@ def set_output_bias(model: Any, title_ids: np.ndarray) -> bool:
     `title_ids`: the ids of all training titles, in one array. Half an occurrence is added to each token. As for a new
     classifier's head: the first steps need not be spent on learning which tokens are rare.
     """
-    import torch
-
     bias = getattr(model.get_output_embeddings(), "bias", None)
     if bias is None:
         return False
@@ -125,8 +130,6 @@ def set_output_bias(model: Any, title_ids: np.ndarray) -> bool:
 
 
 def _encoder_with_decoder(arguments: Any, config: Any, tokenizer: Any, max_title_length: int) -> Any:
-    from transformers import AutoModel, AutoModelForCausalLM, EncoderDecoderModel
-
     if arguments.from_scratch:
         take_vocabulary(config, tokenizer)
     config.pad_token_id = tokenizer.pad_token_id
@@ -145,17 +148,12 @@ def _encoder_with_decoder(arguments: Any, config: Any, tokenizer: Any, max_title
 
 
 def _composed(config: Any) -> Any:
-    from transformers import AutoModel, AutoModelForCausalLM, EncoderDecoderModel
-
     config.decoder.is_decoder = config.decoder.add_cross_attention = True
     encoder, decoder = AutoModel.from_config(config.encoder), AutoModelForCausalLM.from_config(config.decoder)
     return EncoderDecoderModel(encoder=encoder.float(), decoder=decoder.float())
 
 
 def _load_decoder(arguments: Any) -> Any:
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     name = arguments.decoder_model_name_or_path
     kind = {"is_decoder": True, "add_cross_attention": True, "trust_remote_code": arguments.trust_remote_code}
     try:
@@ -171,8 +169,6 @@ def _load_decoder(arguments: Any) -> Any:
 
 
 def _decoder_config(arguments: Any, encoder: Any, tokenizer: Any, max_title_length: int) -> Any:
-    from transformers import BertConfig
-
     return BertConfig(
         vocab_size=max(encoder.vocab_size, len(tokenizer)),
         hidden_size=encoder.hidden_size,
@@ -192,8 +188,6 @@ def _decoder_config(arguments: Any, encoder: Any, tokenizer: Any, max_title_leng
 def _warm_start(decoder: Any, encoder: Any) -> None:
     """Copies what the decoder has in common with the encoder: embeddings, and evenly spaced layers from the first to the last.
     Cross-attention has no counterpart and keeps its random weights."""
-    import torch
-
     theirs, ours = encoder.state_dict(), decoder.bert.state_dict()
     last_theirs, last_ours = encoder.config.num_hidden_layers - 1, decoder.config.num_hidden_layers - 1
     with torch.no_grad():

@@ -7,7 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from finetune import garbage_collection
+import torch
+import transformers
+import transformers.modeling_utils  # what every model needs; here, so that it is there when garbage collection settles
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig
+from transformers.utils import logging
+
 from finetune.errors import InputError
 from finetune.reading.model_folders import explain_failed_load, files_in, in_one_line
 
@@ -30,9 +36,6 @@ WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.b
 
 def load_config(arguments: Any, **overrides: Any) -> Any:
     """The model's configuration. Raises `InputError` when it cannot be found or read."""
-    from transformers import AutoConfig
-    from transformers.utils import logging
-
     # Every process would draw a bar of its own, terminal or not, each time weights are read.
     logging.disable_progress_bar()
     name = arguments.config_name or arguments.model_name_or_path
@@ -52,8 +55,6 @@ def load_config(arguments: Any, **overrides: Any) -> Any:
 
 def _check_config_file(path: Path) -> None:
     """Raises `InputError` with file and line for a local configuration that is missing, no JSON, or of an unknown model."""
-    import transformers
-
     if not path.exists():
         return
     file = path / "config.json" if path.is_dir() else path
@@ -83,13 +84,6 @@ def check_kind(arguments: Any, config: Any, mapping: Any, can: str) -> None:
         raise InputError(f"{name}: a {config.model_type} model cannot {can}; name another")
 
 
-def import_models() -> None:
-    """Imports what every model of transformers needs, two seconds' worth, and lets the garbage collector settle on it."""
-    import transformers.modeling_utils  # noqa: F401
-
-    garbage_collection.settle()
-
-
 def load_model(auto_class: Any, arguments: Any, config: Any) -> Any:
     """The model in fp32: pretrained weights, or random ones with --from_scratch. The caller seeds torch first.
 
@@ -101,8 +95,6 @@ def load_model(auto_class: Any, arguments: Any, config: Any) -> Any:
 def load_model_and_new_names(auto_class: Any, arguments: Any, config: Any) -> tuple[Any, set[str]]:
     """`load_model`'s model, and the names of the parameters that no checkpoint gave a value. Under `torch.device("meta")` no
     weights are read: the model has a shape and nothing else."""
-    import torch
-
     if arguments.from_scratch or on_meta():
         model = auto_class.from_config(config, trust_remote_code=arguments.trust_remote_code).float()
         return model, {name for name, _ in model.named_parameters()}
@@ -126,8 +118,6 @@ def load_model_and_new_names(auto_class: Any, arguments: Any, config: Any) -> tu
 def _check_fit(name: str, model: Any, loading: dict[str, Any]) -> None:
     """Raises `InputError` if weights of the model's body were missing or had another shape, and so were left random, or if any
     is not finite. A new head is usual, and so is a checkpoint without a pooler."""
-    import torch
-
     body = "" if model.base_model is model else f"{model.base_model_prefix}."
     own = {key for key, _ in model.named_parameters() if key.startswith(body) and "pooler" not in key}
     for key, theirs, ours in loading["mismatched_keys"]:
@@ -149,8 +139,6 @@ def _check_fit(name: str, model: Any, loading: dict[str, Any]) -> None:
 
 def on_meta() -> bool:
     """Whether tensors that are made now have no values."""
-    import torch
-
     return torch.get_default_device().type == "meta"
 
 
@@ -187,8 +175,6 @@ def _weight_files(found: Path) -> set[Path]:
 
 
 def _check_weight_file(file: Path) -> None:
-    from safetensors import SafetensorError, safe_open
-
     if not file.is_file():
         raise InputError(f"{file}: is missing; the folder's index of weights names it")
     if file.suffix == ".safetensors":

@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
+from transformers import AutoTokenizer
 
 from finetune.errors import InputError
 from finetune.reading.cache import kept
@@ -16,6 +17,8 @@ from finetune.reading.fingerprint import fingerprint
 from finetune.reading.model_folders import explain_failed_load
 from finetune.reading.ragged import RaggedChunks
 from finetune.reading.stored_rows import Column
+from text.chinese_words import backend_json, jieba_tokenizer
+from text.vocabulary import train_tokenizer
 
 MUCH_UNKNOWN = 0.1  # of the tokens; special tokens count as known
 # Unused lists take a third of the time of short texts: Rust uses all cores, making Python lists only one.
@@ -34,10 +37,6 @@ def load_tokenizer(arguments: Any, train_texts: Sequence[Column], notes: list[st
     if name is None:
         raise InputError("no tokenizer: give --model_name_or_path, --tokenizer_name or --tokenizer_type train")
     # Importing transformers takes seconds; errors in arguments and files do not wait for it.
-    from transformers import AutoTokenizer
-
-    from text.chinese_words import jieba_tokenizer  # makes a RoFormerTokenizer that AutoTokenizer loads copyable, too
-
     try:
         if arguments.tokenizer_type == "jieba":
             tokenizer = jieba_tokenizer(name, arguments.user_dictionary, notes)
@@ -99,8 +98,6 @@ def note_unknown(tokens: RaggedChunks, tokenizer: Any, path: str, notes: list[st
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
     """A hash of everything that decides which ids a text gets, except for the length."""
-    from text.chinese_words import backend_json  # imports transformers
-
     backend = json.loads(backend_json(tokenizer))
     # These two remember the last call, so they differ between a process that tokenized and one that loaded the tokens.
     backend.pop("truncation", None)
@@ -124,10 +121,6 @@ class _Joined:
 
 def _trained(texts: Sequence[Column], vocab_size: int) -> Any:
     """The tokenizer trained on these texts: trained once per machine, then loaded from the cache."""
-    from transformers import AutoTokenizer
-
-    from text.vocabulary import train_tokenizer
-
     key = fingerprint([str(vocab_size), *(column.fingerprint for column in texts)])[:40]
     everything = _Joined(texts)
     folder = kept("vocabularies", key, lambda path: train_tokenizer(everything, vocab_size).save_pretrained(path))

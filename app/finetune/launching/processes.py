@@ -77,8 +77,6 @@ class Run:
 
     def gather_rows(self, tensor: Any) -> Any:
         """Concatenates the processes' tensors, (own rows, ...) on the CPU, along their rows; on every process, on the CPU."""
-        import torch
-
         heartbeat.progress()
         if self.launch.world_size == 1:
             return tensor

@@ -2,5 +2,5 @@
 
 The estimate covers any module and input, DDP, ZeRO with offload, autocast and recomputed activations.
 
-May import: finetune.plan, finetune.task, finetune.kernels, finetune.launching, finetune.training.
+May import: finetune.kernels, finetune.launching, finetune.plan, finetune.task.
 """

@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import HfApi
+
 from finetune.launching.processes import Run
 from finetune.output import run_folder
 from finetune.output.run_folder import BEST
@@ -39,8 +41,6 @@ def push_to_hub(run: Run, arguments: Any) -> None:
 
 
 def _upload(folder: Path, name: str | None) -> str:
-    from huggingface_hub import HfApi  # only where it is needed
-
     api = HfApi()
     repository = api.create_repo(name or folder.resolve().name, exist_ok=True).repo_id
     api.upload_folder(repo_id=repository, folder_path=folder / BEST)

@@ -1,15 +1,14 @@
-"""Which attention a BigBird run uses, how its batches are padded, and which random blocks its layers look at. No torch."""
+"""Which attention a BigBird run uses, how its batches are padded, and which random blocks its layers look at."""
 
 from __future__ import annotations
 
 import functools
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from finetune.errors import InputError
-
-if TYPE_CHECKING:
-    import numpy as np
 
 KINDS = ("block_sparse", "original_full")
 # For these lengths transformers draws the random blocks as the paper's code did (`bigbird_block_sparse_attention`).
@@ -82,7 +81,6 @@ def random_blocks(blocks: int, shape: Shape, seed: int) -> np.ndarray:
 @functools.lru_cache(maxsize=256)
 def _draw(paper: bool, shape: Shape, seed: int) -> np.ndarray:
     """A plan by transformers' own methods, which draw from numpy's global generator; its state is put back."""
-    import numpy as np
     from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention as Source
 
     _, heads, number, block_size, positions = shape
