@@ -23,7 +23,7 @@ there is one; CUDA_VISIBLE_DEVICES= hides it.
 --data DIR has short.csv.gz, long_tailed.csv.gz (text and labels), titles.jsonl.gz (text and title), chinese.jsonl.gz, or the
 same as csv or jsonl; what is missing comes from the sample corpus (scripts/make_sample_data.py). Without --model classifiers
 are built from a configuration, with random weights. --quick goes through everything in a few minutes with tiny models, to show
-that it works; its figures say nothing.
+that it works; its numbers say nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,12 @@ import tempfile
 import time
 from pathlib import Path
 
+from benchmarking import plots
+from benchmarking.context import Bench
 from benchmarking.processes import REPOSITORY, run_child, run_group
+from benchmarking.ratios import spread
+from benchmarking.report import Section, command_line, save
+from benchmarking.sections import SECTIONS
 
 QUICK_OUTPUT = REPOSITORY / "runs" / "bench_quick"
 
@@ -46,27 +51,19 @@ QUICK_OUTPUT = REPOSITORY / "runs" / "bench_quick"
 def main() -> int:
     if sys.argv[1:2] == ["--child"]:
         child(json.loads(sys.argv[2]))
-    from benchmarking.context import Bench
-    from benchmarking.sections import SECTIONS
-
     options = parse_options(list(SECTIONS))
     with tempfile.TemporaryDirectory(prefix="bench_") as folder:
         command = [sys.executable, __file__]
-        (machine,) = run_group(command, ["machine-describe"], {}, Path(folder), options.threads, False, all_gpus=True)
+        (machine,) = run_group(command, ["machine.describe"], {}, Path(folder), options.threads, all_gpus=True)
         for name in options.sections:
-            bench = Bench(options, Path(folder), machine, lambda line: print(line, flush=True))
-            measure(bench, name)
+            measure(Bench(options, Path(folder), machine), SECTIONS[name])
     return 0
 
 
 def child(settings: dict) -> None:
+    from benchmarking.contenders import contend  # of the child alone
+
     sys.path.insert(0, str(REPOSITORY / "app"))
-    if "-ours" in settings["contender"]:
-        from finetune import garbage_collection
-
-        garbage_collection.begin()  # as the scripts do
-    from benchmarking.contenders import contend
-
     run_child(contend, settings)
 
 
@@ -74,7 +71,7 @@ def parse_options(sections: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--sections", default=",".join(sections), help="some of them, separated by commas (default: all)")
-    add("--quick", action="store_true", help="tiny models and few steps; the figures say nothing")
+    add("--quick", action="store_true", help="tiny models and few steps; the numbers say nothing")
     add("--data", type=Path, help="folder with the data (default: the sample corpus)")
     add("--model", help="folder or hub id of a pretrained encoder for classification (default: random weights)")
     add("--model_name", default="MODEL", help="what the report calls it")
@@ -100,19 +97,11 @@ def parse_options(sections: list[str]) -> argparse.Namespace:
     return options
 
 
-def measure(bench, name: str) -> None:
+def measure(bench: Bench, section: Section) -> None:
     """Runs a section and writes its report into the files."""
-    from benchmarking import plots
-    from benchmarking.figures import spread
-    from benchmarking.report import command_line, goal_lines, save
-    from benchmarking.sections import SECTIONS
-
-    section, started = SECTIONS[name], time.time()
-    figures = section.measure(bench)
-    report = {
-        "section": name,
-        "data": figures.pop("data"),
-        "model": figures.pop("model"),
+    started = time.time()
+    report = section.measure(bench) | {
+        "section": section.name,
         "precision": bench.precision,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "command": command_line(),
@@ -121,12 +110,13 @@ def measure(bench, name: str) -> None:
         "commit": commit(),
         "quick": bench.options.quick,
         "minutes": (time.time() - started) / 60,
-        "others_cpu_share": spread(bench.loads) if bench.loads else None,
-        "figures": figures,
+        "others_cpu_share": spread(bench.loads),
     }
     save(bench.options.output, bench.kind, report, SECTIONS, plots.draw)
-    for goal, wanted, found, verdict in goal_lines(section, report, bench.kind):
-        print(f"{verdict.replace('*', '') or '-':<5} {goal}: {found} (wanted: {wanted})", flush=True)
+    for goal in section.goals:
+        if bench.kind in goal.kinds:
+            name, wanted, found, verdict = goal.judge(report)
+            print(f"{verdict.replace('*', '') or '-':<5} {name}: {found} (wanted: {wanted})", flush=True)
 
 
 def commit() -> str | None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from benchmarking.report import Section
-from benchmarking.sections import attention, classification, flops, growth, reading, saving, split, startup, titles, writing
+from benchmarking.sections import attention, classification, flops, growth, saving, split, startup, titles, tokens, writing
 
+MODULES = (titles, writing, attention, tokens, growth, split, flops, saving, startup)
 SECTIONS: dict[str, Section] = {
     section.name: section
-    for section in (
-        classification.SHORT, classification.LONG_TAILED, titles.SECTION, writing.SECTION, attention.SECTION, reading.SECTION,
-        growth.SECTION, split.SECTION, flops.SECTION, saving.SECTION, startup.SECTION,
-    )
-}  # fmt: skip
+    for section in (classification.SHORT, classification.LONG_TAILED, *(module.SECTION for module in MODULES))
+}

@@ -3,64 +3,33 @@
 from __future__ import annotations
 
 from benchmarking.context import Bench
-from benchmarking.figures import spread
-from benchmarking.report import Chart, Figures, Section, Table
+from benchmarking.ratios import spread
+from benchmarking.report import Report, Section, chart, table
 
 LEGEND = """Model, optimizer and state after every few steps. `ours` copies them and writes beside the next steps, hashes and
 flushes to disk, so that a power cut harms nothing; `trainer` (transformers' Trainer) writes while the step waits, and does
-not flush. The two run in turns. The whole training is without what ours still writes when it is done."""
+not flush. The two run in turns. The whole training ends when everything is written."""
 
 
-def measure(bench: Bench) -> Figures:
+def measure(bench: Bench) -> Report:
     size = bench.size("saving")
-    settings = {**size, "held_rows": 0, "train_file": bench.rows("long_tailed", size["rows"]), "learning_rate": 1e-4}
-    settings["model"] = bench.options.model or str(bench.folder / "saving_model")
-    about = bench.options.model_name
-    if bench.options.model is None:
-        bench.run("classification", ["model"], settings | bench.size("classifier"))
-        about = "BERT of {layers} layers, {hidden} wide, random weights".format(**bench.size("classifier"))
-    names = [name for name in ("ours", "trainer") if bench.wants(name)]
-    holds: dict[str, list[float]] = {name: [] for name in names}
-    sizes, whole = {}, {name: [] for name in names}
-    for number in range(bench.options.rounds or size["rounds"]):
-        for name in names if number % 2 == 0 else names[::-1]:
-            (run,) = bench.run("saving", [name], settings)
-            holds[name] += run["holds"]
-            whole[name].append(run["train_seconds"])
-            sizes[name] = run["mb"]
-    found = {
-        name: {"hold": spread(times), "saves": len(times), "mb": sizes[name], "train": spread(whole[name])}
-        for name, times in holds.items()
-    }
-    bench.say("saving " + ", ".join(f"{name} {f['hold']['median']:.2f} s" for name, f in found.items()))
-    return {"data": "", "model": about, "contenders": found, **{name: size[name] for name in ("steps", "save_every")}}
-
-
-def describe(f: Figures) -> str:
-    return f"{f['steps']} steps, a checkpoint after every {f['save_every']}"
-
-
-def tables(f: Figures) -> list[Table]:
+    rows = {"held_rows": 0, "train_file": bench.rows("long_tailed", size["rows"]), "learning_rate": 1e-4}
+    settings, model = bench.with_classifier(size | rows | {"max_steps": size["steps"]})
+    jobs = {"ours": "saving.ours", "trainer": "saving.trainer"}
     rows = [
-        (
-            name,
-            c["saves"],
-            f"{c['mb']:.0f} MiB",
-            f"{c['hold']['median']:.3f} s",
-            f"{c['hold']['low']:.3f}, {c['hold']['high']:.3f}",
-            f"{c['train']['median']:.1f} s",
-        )
-        for name, c in f["contenders"].items()
+        {
+            "": name,
+            "saves": sum(len(run["holds"]) for run in runs),
+            "a checkpoint, MiB": runs[-1]["mb"],
+            "a step is held, s": spread(seconds for run in runs for seconds in run["holds"]),
+            "the whole training, s": spread(run["train_seconds"] for run in runs)["median"],
+        }
+        for name, runs in bench.repeat(jobs, settings, bench.options.rounds or size["rounds"]).items()
     ]
-    chart = Chart("s", {"": {name: c["hold"]["median"] for name, c in f["contenders"].items()}})
-    return [
-        Table(
-            "A step is held for",
-            ("", "saves", "a checkpoint", "median", "least, most", "the whole training"),
-            rows,
-            chart=chart,
-        )
-    ]
+    bench.say("saving " + ", ".join(f"{row['']} {row['a step is held, s']['median']:.2f} s" for row in rows))
+    about = "{steps} steps, a checkpoint after every {save_every}".format(**size)
+    tables = [table("A step is held for", rows, chart(rows, "", "a step is held, s"))]
+    return {"data": "", "model": model, "about": about, "tables": tables, "goals": {}}
 
 
-SECTION = Section("saving", "Save stall", LEGEND, measure, describe, tables)
+SECTION = Section("saving", "Save stall", LEGEND, measure)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from benchmarking.context import Bench
-from benchmarking.report import NOT_MEASURED, Chart, Figures, Goal, Section, Table
+from benchmarking.report import GPU, NOT_MEASURED, Goal, Report, Row, Section, chart, table
 from benchmarking.sections.titles import prepare
 
+GOAL = "DDP's exchange of gradients is hidden behind the backward pass: share of it"
 PARTS = ("data", "forward", "backward", "optimizer")
 LEGEND = """The parts of `--profile`, timed without a profiler: making the batches, forward and backward passes, clipping and
 the optimizer; `rest` is everything else between the first step and the last. Communication is that of DDP between two
@@ -14,71 +17,51 @@ processes (on GPUs as many as there are): a step with the exchange of gradients,
 backward pass."""
 
 
-def measure(bench: Bench) -> Figures:
-    size, source = bench.size("split"), bench.source("long_tailed")
-    settings = bench.classification(size["rows"])
-    splits = {}
-    (splits["classification, long-tailed texts"],) = bench.run("split", ["classification"], settings)
+def measure(bench: Bench) -> Report:
+    size = bench.size("split")
+    settings, model = bench.long_tailed(size["rows"])
+    (classification,) = bench.run(["split.classification"], settings)
     length = size["title_length"]
-    more = {"train_lengths": [length], "max_steps": size["title_steps"]}
-    titles, _ = prepare(bench, bench.source("titles"), more)
-    (splits[f"titles, {length} tokens"],) = bench.run("split", ["titles"], titles | {"length": length})
-    processes = 2 if bench.kind == "cpu" else bench.machine["gpus"]
-    exchange = None
+    titles, _ = prepare(bench, {"train_lengths": [length], "max_steps": size["title_steps"]})
+    (title,) = bench.run(["split.titles"], titles | {"length": length})
+    splits = {"classification, long-tailed texts": classification, f"titles, {length} tokens": title}
+    processes, exchange = 2 if bench.kind == "cpu" else bench.machine["gpus"], None
     if processes > 1:
-        asked = settings | {"steps": size["exchange_steps"]}
-        (exchange,) = bench.run("split", ["communication"], asked, processes=processes)
-    bench.say(f"split {len(splits)} task(s), communication {'' if exchange else NOT_MEASURED}")
-    model = "" if bench.options.model is None else bench.options.model_name
-    return {"data": source.name, "model": model, "splits": splits, "exchange": exchange}
+        (exchange,) = bench.run(["split.communication"], settings | {"steps": size["exchange_steps"]}, processes=processes)
+    bench.say(f"split {len(splits)} tasks, communication {'' if exchange else NOT_MEASURED}")
+    rows = [{"": name, **split_row(split)} for name, split in splits.items()]
+    parts = [{"": row[""], "part": part, "% of the step": row[f"{part}, %"]} for row in rows for part in (*PARTS, "rest")]
+    return {
+        "data": bench.source("long_tailed").name,
+        "model": model,
+        "about": "",
+        "tables": [table("Parts of a step", rows, chart(parts, "part", "% of the step", by="")), exchange_table(exchange)],
+        "goals": {GOAL: (exchange and hidden(exchange), None)},
+    }
 
 
-def describe(f: Figures) -> str:
-    return ""
+def split_row(split: dict[str, Any]) -> Row:
+    shares = {name: 100 * split["parts"].get(name, 0.0) / split["seconds"] for name in PARTS}
+    shares["rest"] = max(0.0, 100 - sum(shares.values()))
+    step = {"steps": split["steps"], "a step, ms": 1000 * split["seconds"] / split["steps"]}
+    return step | {f"{name}, %": share for name, share in shares.items()}
 
 
-def shares(split: dict) -> dict[str, float]:
-    found = {name: split["parts"].get(name, 0.0) / split["seconds"] for name in PARTS}
-    return found | {"rest": max(0.0, 1 - sum(found.values()))}
-
-
-def tables(f: Figures) -> list[Table]:
-    rows = []
-    for name, split in f["splits"].items():
-        each = 1000 * split["seconds"] / split["steps"]
-        rows.append((name, split["steps"], f"{each:.1f} ms", *(f"{share:.1%}" for share in shares(split).values())))
-    bars = {name: {part: 100 * share for part, share in shares(split).items()} for name, split in f["splits"].items()}
-    found = [Table("Parts of a step", ("", "steps", "a step", *PARTS, "rest"), rows, chart=Chart("% of the step", bars))]
-    e = f["exchange"]
-    head = ("processes", "gradients", "step", "without exchange", "exchange alone", "waited for", "hidden")
+def exchange_table(e: dict[str, Any] | None) -> dict[str, Any]:
     if e is None:
-        return [*found, Table("Communication", head, [(NOT_MEASURED, *[""] * 6)], "There was one GPU.")]
-    cells = [f"{1000 * seconds:.1f} ms" for seconds in (e["step"], e["without"], e["exchange"], e["step"] - e["without"])]
-    row = (f"{e['processes']}, {e['backend']}", f"{e['gradient_mb']:.1f} MiB", *cells, f"{hidden(e):.0%}")
-    bars = {"with exchange": 1000 * e["step"], "without": 1000 * e["without"], "exchange alone": 1000 * e["exchange"]}
+        return table("Communication", [{"processes": NOT_MEASURED}], note="There was one GPU.")
+    times = {"step": e["step"], "without exchange": e["without"], "exchange alone": e["exchange"]}
+    bars = [{"": name, "ms": 1000 * seconds} for name, seconds in times.items()]
+    row = {"processes": f"{e['processes']}, {e['backend']}", "gradients, MiB": e["gradient_mb"]}
+    row |= {f"{bar['']}, ms": bar["ms"] for bar in bars}
+    row |= {"waited for, ms": 1000 * (e["step"] - e["without"]), "hidden, %": hidden(e)}
     note = "" if hidden(e) >= 0 else "Steps wait for longer than an exchange alone takes: it needs the cores that compute."
-    return [*found, Table("Communication", head, [row], note, Chart("ms", {"": bars}))]
+    return table("Communication", [row], chart(bars, "", "ms"), note)
 
 
-def hidden(exchange: dict) -> float:
-    """The share of the exchange that no step waits for; below 0 where steps wait for longer than an exchange takes."""
-    return 1 - (exchange["step"] - exchange["without"]) / exchange["exchange"]
+def hidden(e: dict[str, Any]) -> float:
+    """The percentage of the exchange that no step waits for; below 0 where steps wait for longer than an exchange takes."""
+    return 100 * (1 - (e["step"] - e["without"]) / e["exchange"])
 
 
-SECTION = Section(
-    "split",
-    "Where the time of a step goes",
-    LEGEND,
-    measure,
-    describe,
-    tables,
-    (
-        Goal(
-            "DDP's exchange of gradients is hidden behind the backward pass: share of it",
-            ("cuda",),
-            50,
-            lambda f: None if f["exchange"] is None else 100 * hidden(f["exchange"]),
-            unit="%",
-        ),
-    ),
-)
+SECTION = Section("split", "Where the time of a step goes", LEGEND, measure, (Goal(GOAL, GPU, 50, unit="%"),))

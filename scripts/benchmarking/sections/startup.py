@@ -3,125 +3,76 @@
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
 import time
+from typing import Any
 
 from benchmarking.context import Bench
-from benchmarking.figures import spread
 from benchmarking.processes import REPOSITORY
-from benchmarking.report import Chart, Figures, Goal, Section, Table
+from benchmarking.ratios import spread
+from benchmarking.report import BOTH, Goal, Report, Row, Section, chart, table
 
+HELP, AGAIN = "--help of either task", "first step over a million rows whose tokens are kept"
 SCRIPTS = ("app/classify.py", "app/titlegen.py")
 LEGEND = """`--help`: the whole process. First step: from the start of the process to the end of the first optimizer step,
 over a file of short texts; `first`, when nothing is kept, and `again`, when the rows and tokens of the earlier start
 are. `trainer` is transformers' Trainer over rows that `datasets` reads, tokenizes and keeps."""
 
 
-def measure(bench: Bench) -> Figures:
+def measure(bench: Bench) -> Report:
     size = bench.size("startup")
-    helps = {}
-    for script in SCRIPTS:
-        runs = [help_seconds(script) for _ in range(size["helps"] + 1)][1:]
-        helps[script] = {"seconds": spread(wall for wall, _ in runs), "cpu_seconds": spread(cpu for _, cpu in runs)}
-    model = bench.options.model or str(bench.folder / "startup_model")
-    if bench.options.model is None:
-        rows = {"train_file": bench.rows("short", 2000), "rows": 2000, "held_rows": 0, "max_length": size["max_length"]}
-        bench.run("classification", ["model"], rows | bench.size("classifier") | {"model": model})
-    settings = {
-        "train_file": str(bench.folder / "rows.jsonl"), "rows": size["rows"], "held_rows": 0, "batch_size": size["batch_size"],
-        "max_length": size["max_length"], "learning_rate": 1e-4, "model": model,
-    }  # fmt: skip
-    (file,) = bench.run("starting", ["write"], settings)
-    names = [name for name in ("ours", "trainer") if bench.wants(name)]
-    starts: dict[str, list[dict]] = {name: [] for name in names}
-    for number in range(1 + (bench.options.rounds or size["rounds"])):
-        for name in names if number % 2 == 0 else names[::-1]:
-            starts[name] += bench.run("starting", [name], settings)
-            first_step = until_first_step(starts[name][-1])
-            bench.say(f"startup {size['rows']} rows, {name:<8} {'again' if number else 'first'} {first_step:6.1f} s")
-    os.unlink(settings["train_file"])
-    found = {
-        name: {
-            "first": until_first_step(runs[0]),
-            "again": spread(until_first_step(run) for run in runs[1:]),
-            "before_training": spread(run["startup_seconds"] for run in runs[1:]),
-            "before_training_cpu": spread(run["startup_cpu_seconds"] for run in runs[1:]),
-            "peak_memory_mb": runs[-1]["peak_memory_mb"],
-        }
-        for name, runs in starts.items()
+    helps = [help_row(script, size["helps"]) for script in SCRIPTS]
+    common = {"held_rows": 0, **{name: size[name] for name in ("batch_size", "max_length")}}
+    settings, _ = bench.with_classifier(common | {"train_file": bench.rows("short", 2000), "rows": 2000})
+    path = bench.folder / "rows.jsonl"
+    settings |= {"train_file": str(path), "rows": size["rows"], "learning_rate": 1e-4, "max_steps": 1}
+    (file,) = bench.run(["startup.file"], settings)
+    jobs = {"ours": "classification.ours", "trainer": "startup.trainer"}
+    runs = bench.repeat(jobs, settings, 1 + (bench.options.rounds or size["rounds"]))
+    path.unlink()
+    starts = [{"": name, **start_row(each)} for name, each in runs.items()]
+    times = [{"": row[""], "s": row[f"{when}, s"], "start": when} for row in starts for when in ("first", "again")]
+    ours = next(row for row in starts if row[""] == "ours")["again, s"]["median"]
+    bench.say(f"startup {size['rows']} rows, again {ours:.1f} s")
+    return {
+        "data": "",
+        "model": "",
+        "about": f"A file of {size['rows']} rows, {file['mb']:.0f} MiB",
+        "tables": [
+            table("--help", helps, chart(helps, "", "seconds")),
+            table(f"First step over {size['rows']} rows", starts, chart(times, "", "s", by="start")),
+        ],
+        "goals": {
+            HELP: (max(row["seconds"]["median"] for row in helps), None),
+            AGAIN: (ours if size["rows"] >= 1_000_000 else None, None),
+        },
     }
-    return {"data": "", "model": "", "help": helps, "rows": size["rows"], "file_mb": file["mb"], "starts": found}
 
 
-def until_first_step(run: dict) -> float:
-    return run["startup_seconds"] + run["step_seconds"][0]
+def help_row(script: str, count: int) -> Row:
+    """Wall and CPU seconds of a script's --help; the first time does not count."""
+    walls, cpus = [], []
+    for _ in range(count + 1):
+        before, started = os.times(), time.perf_counter()
+        subprocess.run([sys.executable, REPOSITORY / script, "--help"], check=True, stdout=subprocess.DEVNULL)
+        walls.append(time.perf_counter() - started)
+        after = os.times()
+        cpus.append(after.children_user + after.children_system - before.children_user - before.children_system)
+    return {"": script, "seconds": spread(walls[1:]), "CPU seconds": spread(cpus[1:])["median"]}
 
 
-def help_seconds(script: str) -> tuple[float, float]:
-    """(wall, CPU) seconds of a script's --help."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    started = time.perf_counter()
-    subprocess.run([sys.executable, REPOSITORY / script, "--help"], check=True, stdout=subprocess.DEVNULL)
-    wall = time.perf_counter() - started
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-
-def describe(f: Figures) -> str:
-    return f"A file of {f['rows']} rows, {f['file_mb']:.0f} MiB"
-
-
-def tables(f: Figures) -> list[Table]:
-    helps = [
-        (
-            script, f"{h['seconds']['median']:.2f} s", f"{h['seconds']['low']:.2f}, {h['seconds']['high']:.2f}",
-            f"{h['cpu_seconds']['median']:.2f} s",
-        )
-        for script, h in f["help"].items()
-    ]  # fmt: skip
-    starts = [
-        (
-            name, f"{s['first']:.1f} s", f"{s['again']['median']:.1f} s", f"{s['again']['low']:.1f}, {s['again']['high']:.1f}",
-            f"{s['before_training']['median']:.1f} s", f"{s['before_training_cpu']['median']:.1f} s",
-            f"{s['peak_memory_mb']:.0f} MiB",
-        )
-        for name, s in f["starts"].items()
-    ]  # fmt: skip
-    bars = {
-        "first": {n: s["first"] for n, s in f["starts"].items()},
-        "again": {n: s["again"]["median"] for n, s in f["starts"].items()},
+def start_row(runs: list[dict[str, Any]]) -> Row:
+    """`runs`: the first one found no tokens that are kept."""
+    first, *again = [run["startup_seconds"] + run["step_seconds"][0] for run in runs]
+    return {
+        "first, s": first,
+        "again, s": spread(again),
+        "of it before the first batch, s": spread(run["startup_seconds"] for run in runs[1:])["median"],
+        "CPU time of that, s": spread(run["startup_cpu_seconds"] for run in runs[1:])["median"],
+        "memory of the process, MiB": runs[-1]["peak_memory_mb"],
     }
-    helped = {script: h["seconds"]["median"] for script, h in f["help"].items()}
-    return [
-        Table("--help", ("", "median", "least, most", "CPU time"), helps, chart=Chart("s", {"": helped})),
-        Table(
-            f"First step over {f['rows']} rows",
-            ("", "first", "again", "least, most", "of it before the first batch", "CPU time of that", "memory of the process"),
-            starts,
-            chart=Chart("s", bars),
-        ),
-    ]
 
 
-def slowest_help(figures: Figures) -> float:
-    return max(h["seconds"]["median"] for h in figures["help"].values())
-
-
-def again(figures: Figures) -> float | None:
-    return figures["starts"]["ours"]["again"]["median"] if figures["rows"] >= 1_000_000 else None
-
-
-SECTION = Section(
-    "startup",
-    "Start-up",
-    LEGEND,
-    measure,
-    describe,
-    tables,
-    (
-        Goal("--help of either task", ("cpu", "cuda"), 2, slowest_help, False, unit=" s"),
-        Goal("first step over a million rows whose tokens are kept", ("cpu", "cuda"), 10, again, False, unit=" s"),
-    ),
-)
+GOALS = (Goal(HELP, BOTH, 2, False, " s"), Goal(AGAIN, BOTH, 10, False, " s"))
+SECTION = Section("startup", "Start-up", LEGEND, measure, GOALS)
