@@ -12,6 +12,8 @@ from typing import Any
 
 from benchmarking.data import Source, draw_rows, source_of
 from benchmarking.processes import WAIT_POLICY, Turns, run_group
+from benchmarking.ratios import LEAST_TURNS, compare
+from benchmarking.report import Row
 from benchmarking.sizes import CPU, CUDA, QUICK
 
 SCRIPT = Path(__file__).resolve().parents[1] / "bench.py"
@@ -118,8 +120,21 @@ class Bench:
     def say(self, line: str) -> None:
         print(line, flush=True)
 
-    def say_speed(self, what: str, row: dict[str, Any]) -> None:
-        self.say(f"{what}  {row['']:<16} ours is {row['speed (quartiles)']['median']:.3f} times as fast")
+    def compare(
+        self, module: str, mine: str, others: list[str], settings: dict[str, Any], size: dict[str, Any]
+    ) -> tuple[dict[str, dict[str, Any]], list[Row]]:
+        """(name -> its last result, a row for each of `others`): passes of a module's contenders in turns with `mine`."""
+        runs, rows = {}, []
+        for other in others:
+            jobs = [f"{module}.{mine}", f"{module}.{other}"]
+            pair = self.run(jobs, settings | {"steps_per_turn": 1}, self.turns(size, LEAST_TURNS))
+            runs |= dict(zip((mine, other), pair, strict=True))
+            rows.append({"": other, **compare(*pair)})
+            self.say_speed(module, rows[-1])
+        return runs, rows
+
+    def say_speed(self, what: str, row: Row) -> None:
+        self.say(f"{what}  {row['']:<16} {row['speed (quartiles)']['median']:.3f} times as fast")
 
     def machine_words(self) -> str:
         m = self.machine

@@ -12,8 +12,8 @@ import torch
 
 from benchmarking import application
 from benchmarking.contenders.classification import VOCABULARY, bert_config
-from benchmarking.contenders.startup import short_rows
 from benchmarking.contenders.timing import summary, take_turns, timed
+from benchmarking.contenders.waits import short_rows
 from benchmarking.data import write_rows
 from benchmarking.watch import PeakMemory
 

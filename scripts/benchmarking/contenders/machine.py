@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,31 +39,18 @@ def describe(settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-class Products:
-    """Large matrix products in the run's precision."""
-
-    def __init__(self, settings: dict[str, Any]) -> None:
-        size, half = settings["product_size"], settings["precision"] == "bf16"
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        given = {"device": self.device, "dtype": torch.bfloat16 if half else torch.float32}
-        torch.set_float32_matmul_precision("high")  # TF32, where there is such a thing
-        self.a, self.b, self.out = (torch.randn(size, size, **given) for _ in range(3))
-        self.count = 1
-        while (seconds := timed(self.multiply, self.device).seconds) < SECONDS / 4:
-            self.count *= 2
-        self.count = max(1, int(self.count * SECONDS / seconds))
-        self.operations = 2 * size**3 * self.count
-
-    def multiply(self) -> None:
-        for _ in range(self.count):
-            torch.matmul(self.a, self.b, out=self.out)
-
-
 def products(settings: dict[str, Any]) -> dict[str, Any]:
-    """Turns of products: the peak that model FLOPs are held against. `units`: floating-point operations of each turn."""
-    work = Products(settings)
-    _, measured = watch_passes(settings, work.multiply, settings["product_turns"])
-    return measured | {"units": [work.operations] * len(measured["step_seconds"])}
+    """Turns of large matrix products in the run's precision: the peak that model FLOPs are held against. `units`: operations of
+    each turn."""
+    size, kind = settings["product_size"], torch.bfloat16 if settings["precision"] == "bf16" else torch.float32
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    a, b, out = (torch.randn(size, size, device=device, dtype=kind) for _ in range(3))
+    torch.set_float32_matmul_precision("high")  # TF32, where there is such a thing
+    multiply = partial(torch.matmul, a, b, out=out)
+    multiply()
+    count = max(1, int(SECONDS / timed(multiply, device).seconds))
+    _, measured = watch_passes(settings, lambda: [multiply() for _ in range(count)], settings["product_turns"])
+    return measured | {"units": [2 * size**3 * count] * len(measured["step_seconds"])}
 
 
 CONTENDERS = {"describe": describe, "products": products}

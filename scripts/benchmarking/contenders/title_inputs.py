@@ -77,21 +77,13 @@ def document_lengths(settings: dict[str, Any]) -> list[int]:
 
 
 def cut_rows(rows: list[dict[str, str]], tokenizer: Any, lengths: list[int]) -> Iterator[dict[str, str]]:
-    """Rows of about so many tokens each, special ones included: documents put together, the last of them cut.
-
-    A text that is cut within a word may get a token more or less.
-    """
-    texts = [row["text"] for row in rows]
-    spans = tokenizer(texts, return_offsets_mapping=True, add_special_tokens=False)["offset_mapping"]
-    source = itertools.cycle(range(len(rows)))
-    for length in lengths:
-        parts, missing, title = [], length - tokenizer.num_special_tokens_to_add(), None
-        while missing > 0:
-            row = next(source)
-            title = title or rows[row]["title"]
-            parts.append(texts[row][: spans[row][missing - 1][1]] if len(spans[row]) >= missing else texts[row])
-            missing -= len(spans[row])
-        yield {"text": "\n".join(parts), "title": title}
+    """Rows of about so many tokens each, special ones included, cut from the documents one after the other. A text that begins
+    or ends within a word may get some tokens more."""
+    ids = tokenizer([row["text"] for row in rows], add_special_tokens=False)["input_ids"]
+    stream, titles = itertools.cycle(itertools.chain.from_iterable(ids)), itertools.cycle(row["title"] for row in rows)
+    for length, title in zip(lengths, titles, strict=False):
+        part = itertools.islice(stream, length - tokenizer.num_special_tokens_to_add())
+        yield {"text": tokenizer.decode(list(part)), "title": title}
 
 
 def make_model(settings: dict[str, Any], rows: list[dict[str, str]], inputs: Path) -> Any:

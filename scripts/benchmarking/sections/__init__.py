@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from benchmarking.report import Section
-from benchmarking.sections import attention, classification, flops, growth, saving, split, startup, titles, tokens, writing
+from benchmarking.sections import attention, classification, growth, steps, titles, tokens, waits
 
-MODULES = (titles, writing, attention, tokens, growth, split, flops, saving, startup)
 SECTIONS: dict[str, Section] = {
     section.name: section
-    for section in (classification.SHORT, classification.LONG_TAILED, *(module.SECTION for module in MODULES))
-}
+    for section in (
+        classification.SHORT, classification.LONG_TAILED, titles.TRAINING, titles.WRITING, attention.SECTION, tokens.SECTION,
+        growth.SECTION, steps.SPLIT, steps.FLOPS, waits.SAVING, waits.STARTUP,
+    )
+}  # fmt: skip

@@ -8,10 +8,10 @@ from benchmarking.context import Bench
 from benchmarking.ratios import exponent, quartiles, ratios
 from benchmarking.report import BOTH, CPU, GPU, Goal, Report, Row, Section, chart, table
 
-LEGEND = """Forward and backward passes of one layer, dimensions of BigBird-base, all ways in one process and in turns,
-each turn a pass that is not counted and one that is. `block_sparse` is transformers' own, `full_sdpa` full attention by
-torch's scaled_dot_product_attention, in the layer that of a BERT layer of the same size. The attention alone is the module
-without its projections. The exponent says how the cost grows with the length."""
+LEGEND = """Forward and backward passes of one layer, dimensions of BigBird-base, all ways in one process and in turns, each
+turn a pass that is not counted and one that is. `block_sparse` is transformers' own, `full_sdpa` full attention by torch's
+scaled_dot_product_attention, in the layer that of a BERT layer of the same size. The attention alone is the module without its
+projections. The exponent says how the cost grows with the length."""
 PARTS = {"attention": "The attention alone", "layer": "A whole layer"}
 BLOCK_SPARSE = "BigBird, {} at {}: times transformers' block_sparse"
 MEMORY = "BigBird, a whole layer at 4096: share of block_sparse's peak memory"

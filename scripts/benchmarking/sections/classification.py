@@ -27,8 +27,8 @@ comes, the loss of every step read. `ours_random` is ours with `--length_groupin
 pass, `ours_bf16` with `--mixed_precision bf16` on a CPU that multiplies such numbers itself, `ours_compiled` with
 `--torch_compile` on a GPU, the time of compiling included. Tokens are counted without padding. Memory is the peak while
 training, above what the process held before its first step and (of the process) with everything. Start-up is the time from the
-start of the process to its first batch; in the first run ours had not kept its tokens. Quality is
-measured on rows that nobody was trained on: the loss, and the average precision over all pairs of row and label."""
+start of the process to its first batch; in the first run ours had not kept its tokens. Quality is measured on rows that nobody
+was trained on: the loss, and the average precision over all pairs of row and label."""
 
 
 def measure(bench: Bench, kind: str) -> Report:

@@ -12,11 +12,11 @@ GOAL, GOAL_SIZE = "all metrics of 10,000 rows x 1,000 labels", "10000 x 1000"
 COSTS = {"cpu_seconds": "CPU time, ms", "seconds": "median step, ms"}
 SMALL = {"hidden": 32, "layers": 1}
 LEGEND = """`growth` is the power of x that the cost (on a CPU its CPU time) grows with from one point to the next; below each
-table that over all points, by least squares. A step is one optimizer step of ours over rows of one length, random weights,
-one thing growing at a time; on a CPU it is cut into forward passes of at most 2048 tokens, as the application does. Memory,
-on a GPU, is the step's peak above what was held before it. The metrics are all that an evaluation computes from its logits.
-Reading is everything before the training: reading, checking, tokenizing (`first`), and the same when the tokens are kept
-(`again`), over short texts."""
+table that over all points, by least squares. A step is one optimizer step of ours over rows of one length, random weights, one
+thing growing at a time; on a CPU it is cut into forward passes of at most 2048 tokens, as the application does. Memory, on a
+GPU, is the step's peak above what was held before it. The metrics are all that an evaluation computes from its logits. Reading
+is everything before the training: reading, checking, tokenizing (`first`), and the same when the tokens are kept (`again`),
+over short texts."""
 
 
 def measure(bench: Bench) -> Report:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarking.context import Bench
-from benchmarking.ratios import LEAST_TURNS, WARM_UP, compare
+from benchmarking.ratios import WARM_UP
 from benchmarking.report import Report, Section, chart, table
 
 OTHERS = ("bert_rust", "bert_python")
@@ -13,14 +13,10 @@ one in Python. All have the same vocabulary; a turn is a pass over some texts, a
 
 def measure(bench: Bench) -> Report:
     size, source = bench.size("tokens"), bench.source("chinese")
-    settings = size | {"chinese_file": source and source.path, "inputs": str(bench.folder / "chinese"), "steps_per_turn": 1}
+    settings = size | {"chinese_file": source and source.path, "inputs": str(bench.folder / "chinese")}
     (made,) = bench.run(["title_inputs.chinese"], settings)
-    runs, compared = {}, []
-    for other in bench.others("tokens", OTHERS):
-        jieba, theirs = bench.run(["tokens.jieba", f"tokens.{other}"], settings, bench.turns(size, LEAST_TURNS))
-        runs |= {"jieba": jieba, other: theirs}
-        ratios = compare(jieba, theirs)
-        compared.append({"": other, **{name: ratios[name] for name in ("speed (quartiles)", "at best", "CPU time")}})
+    runs, compared = bench.compare("tokens", "jieba", bench.others("tokens", OTHERS), settings, size)
+    compared = [{name: row[name] for name in ("", "speed (quartiles)", "at best", "CPU time")} for row in compared]
     rows = []
     for name, run in runs.items():
         counted = slice(WARM_UP, len(run["step_seconds"]))

@@ -1,4 +1,4 @@
-"""Where the time of our step goes: its parts within one process, and communication between two or more."""
+"""Where the time of our step goes, communication between processes, and the operations that the model needs."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import contextlib
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import distributed
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarking import application
 from benchmarking.contenders import classification, titles
@@ -21,32 +24,18 @@ WARM_UP = 2
 
 
 class Parts:
-    """Sums up the seconds of each part of a step, on a GPU those of the device."""
+    """Sums up the seconds of each part of a step, on a GPU until it has done its work."""
 
     def __init__(self) -> None:
-        self.on_gpu = torch.cuda.is_available()
         self.sums: dict[str, float] = defaultdict(float)
-        self._events: list[tuple[str, Any, Any]] = []
 
     @contextlib.contextmanager
     def record(self, name: str) -> Iterator[None]:
-        if not self.on_gpu or name == "data":  # batches are made by the host
-            started = time.perf_counter()
-            yield
-            self.sums[name] += time.perf_counter() - started
-            return
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
+        started = time.perf_counter()
         yield
-        end.record()
-        self._events.append((name, start, end))
-
-    def read(self) -> dict[str, float]:
-        if self.on_gpu:
+        if torch.cuda.is_available():
             torch.cuda.synchronize()
-        for name, start, end in self._events:
-            self.sums[name] += start.elapsed_time(end) / 1000
-        return dict(self.sums)
+        self.sums[name] += time.perf_counter() - started
 
 
 def parts(settings: dict[str, Any]) -> dict[str, Any]:
@@ -55,7 +44,7 @@ def parts(settings: dict[str, Any]) -> dict[str, Any]:
     application.record_parts(recorded.record)
     measured = {"classification": classification, "titles": titles}[task].measure(settings | {"contender": "ours"})
     seconds = measured["step_seconds"]
-    return {"parts": recorded.read(), "seconds": sum(seconds), "steps": len(seconds)}
+    return {"parts": recorded.sums, "seconds": sum(seconds), "steps": len(seconds)}
 
 
 class Exchange:
@@ -95,4 +84,44 @@ def communication(settings: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-CONTENDERS = {"classification": parts, "titles": parts, "communication": communication}
+BACKWARD = 2.0
+
+
+def classification_flops(settings: dict[str, Any]) -> dict[str, Any]:
+    """Ours, with the operations of each step: `units`. Those of a row are a * length + b * length^2, through two counts."""
+    ours = classification.Classification(settings | {"contender": "ours"})
+    measured, model = ours.measure(), ours.plain_model()
+    long = settings["max_length"]
+    short = min(64, long // 2)
+    low, high = (counted(partial(forward, model, length), model) / length for length in (short, long))
+    slope = (high - low) / (long - short)
+    done = [float((lengths * (low + slope * (lengths - short))).sum()) for lengths in ours.step_lengths]
+    return measured | {"units": [(1 + BACKWARD) * operations for operations in done]}
+
+
+def titles_flops(settings: dict[str, Any]) -> dict[str, Any]:
+    """Ours, with the operations of each step as transformers' block-sparse BigBird needs them."""
+    ours = titles.Titles(settings | {"contender": "ours"})
+    measured, row = ours.measure(), ours.prepared.steps.collate([0])
+    model = ours.plain_model()
+    operations = counted(partial(ours.loss_sum, model, row), model)
+    return measured | {"units": [(1 + BACKWARD) * operations * measured["batch_size"]] * len(measured["step_seconds"])}
+
+
+def forward(model: Any, length: int) -> None:
+    ids = torch.full((1, length), 5)
+    model(input_ids=ids, attention_mask=torch.ones_like(ids))
+
+
+def counted(work: Callable[[], Any], model: torch.nn.Module) -> float:
+    model.eval()
+    # The counter knows the products of plain attention, but not torch's fused one on a CPU.
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+        work()
+    return float(counter.get_total_flops())
+
+
+CONTENDERS = {
+    "classification": parts, "titles": parts, "communication": communication,
+    "classification_flops": classification_flops, "titles_flops": titles_flops,
+}  # fmt: skip

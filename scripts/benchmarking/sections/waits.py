@@ -1,4 +1,4 @@
-"""How long a command takes to begin."""
+"""What a training waits for: checkpoints and the start of a command."""
 
 from __future__ import annotations
 
@@ -13,22 +13,51 @@ from benchmarking.processes import REPOSITORY
 from benchmarking.ratios import spread
 from benchmarking.report import BOTH, Goal, Report, Row, Section, chart, table
 
+SAVING_LEGEND = """Model, optimizer and state after every few steps. `ours` copies them and writes beside the next steps, hashes
+and flushes to disk, so that a power cut harms nothing; `trainer` (transformers' Trainer) writes while the step waits, and does
+not flush. The two run in turns. The whole training ends when everything is written."""
+
+
+def measure_saving(bench: Bench) -> Report:
+    size = bench.size("saving")
+    rows = {"held_rows": 0, "train_file": bench.rows("long_tailed", size["rows"]), "learning_rate": 1e-4}
+    settings, model = bench.with_classifier(size | rows | {"max_steps": size["steps"]})
+    jobs = {"ours": "waits.save_ours", "trainer": "waits.save_trainer"}
+    rows = [
+        {
+            "": name,
+            "saves": sum(len(run["holds"]) for run in runs),
+            "a checkpoint, MiB": runs[-1]["mb"],
+            "a step is held, s": spread(seconds for run in runs for seconds in run["holds"]),
+            "the whole training, s": spread(run["train_seconds"] for run in runs)["median"],
+        }
+        for name, runs in bench.repeat(jobs, settings, bench.options.rounds or size["rounds"]).items()
+    ]
+    bench.say("saving " + ", ".join(f"{row['']} {row['a step is held, s']['median']:.2f} s" for row in rows))
+    about = "{steps} steps, a checkpoint after every {save_every}".format(**size)
+    tables = [table("A step is held for", rows, chart(rows, "", "a step is held, s"))]
+    return {"data": "", "model": model, "about": about, "tables": tables, "goals": {}}
+
+
+SAVING = Section("saving", "Save stall", SAVING_LEGEND, measure_saving)
+
+
 HELP, AGAIN = "--help of either task", "first step over a million rows whose tokens are kept"
 SCRIPTS = ("app/classify.py", "app/titlegen.py")
-LEGEND = """`--help`: the whole process. First step: from the start of the process to the end of the first optimizer step,
-over a file of short texts; `first`, when nothing is kept, and `again`, when the rows and tokens of the earlier start
-are. `trainer` is transformers' Trainer over rows that `datasets` reads, tokenizes and keeps."""
+STARTUP_LEGEND = """`--help`: the whole process. First step: from the start of the process to the end of the first optimizer
+step, over a file of short texts; `first`, when nothing is kept, and `again`, when the rows and tokens of the earlier start are.
+`trainer` is transformers' Trainer over rows that `datasets` reads, tokenizes and keeps."""
 
 
-def measure(bench: Bench) -> Report:
+def measure_startup(bench: Bench) -> Report:
     size = bench.size("startup")
     helps = [help_row(script, size["helps"]) for script in SCRIPTS]
     common = {"held_rows": 0, **{name: size[name] for name in ("batch_size", "max_length")}}
     settings, _ = bench.with_classifier(common | {"train_file": bench.rows("short", 2000), "rows": 2000})
     path = bench.folder / "rows.jsonl"
     settings |= {"train_file": str(path), "rows": size["rows"], "learning_rate": 1e-4, "max_steps": 1}
-    (file,) = bench.run(["startup.file"], settings)
-    jobs = {"ours": "classification.ours", "trainer": "startup.trainer"}
+    (file,) = bench.run(["waits.file"], settings)
+    jobs = {"ours": "classification.ours", "trainer": "waits.start_trainer"}
     runs = bench.repeat(jobs, settings, 1 + (bench.options.rounds or size["rounds"]))
     path.unlink()
     starts = [{"": name, **start_row(each)} for name, each in runs.items()]
@@ -74,5 +103,5 @@ def start_row(runs: list[dict[str, Any]]) -> Row:
     }
 
 
-GOALS = (Goal(HELP, BOTH, 2, False, " s"), Goal(AGAIN, BOTH, 10, False, " s"))
-SECTION = Section("startup", "Start-up", LEGEND, measure, GOALS)
+STARTUP_GOALS = (Goal(HELP, BOTH, 2, False, " s"), Goal(AGAIN, BOTH, 10, False, " s"))
+STARTUP = Section("startup", "Start-up", STARTUP_LEGEND, measure_startup, STARTUP_GOALS)
