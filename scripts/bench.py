@@ -4,7 +4,7 @@
     python scripts/bench.py --quick
 
     short, long_tailed  classification: ours, a bare PyTorch loop, transformers' Trainer (best settings, defaults), the
-                        hand-written DDP loop that pads to max_length; speed, memory, start-up, quality on held-out rows
+                        hand-written loop that pads to max_length; speed, memory, start-up, quality on held-out rows
     titles_training     titles at 1024, 1536, 2048 and 4096 tokens: the same beside Seq2SeqTrainer
     titles_writing      documents per second beside Seq2SeqTrainer.predict, and whether the titles are equal
     attention           BigBird's attention and one layer of it beside transformers' and full attention
@@ -16,14 +16,14 @@
     startup             --help, and the first step over a million rows
 
 It writes bench_cpu.json and bench_cpu.md (on an NVIDIA GPU bench_cuda.json and bench_cuda.md), a plot for each table (pip
-install -r scripts/benchmarking/requirements.txt), and goals.md: what was to be reached, and what was. Sections that were left
-out keep their earlier reports, and what stands in the page from a heading "## Reading" on is kept too. The GPU is used where
-there is one; CUDA_VISIBLE_DEVICES= hides it.
+install -r scripts/benchmarking/requirements.txt), and goals.md with every goal and its result. Sections that were left out keep
+their earlier reports; so does everything in the page from a heading "## Reading" on. The GPU is used where there is one;
+CUDA_VISIBLE_DEVICES= hides it.
 
 --data DIR has short.csv.gz, long_tailed.csv.gz (text and labels), titles.jsonl.gz (text and title), chinese.jsonl.gz, or the
-same as csv or jsonl; what is missing comes from the sample corpus (scripts/make_sample_data.py). Without --model classifiers
-are built from a configuration, with random weights. --quick goes through everything in a few minutes with tiny models, to show
-that it works; its numbers say nothing.
+same as csv or jsonl. What is missing comes from the sample corpus (scripts/make_sample_data.py). Without --model, classifiers
+are built from a configuration, with random weights. --quick runs everything with tiny models in a few minutes, to show that it
+works; its numbers say nothing.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ import time
 from pathlib import Path
 
 from benchmarking import plots
+from benchmarking.contenders import contend
 from benchmarking.context import Bench
 from benchmarking.processes import REPOSITORY, run_child, run_group
 from benchmarking.ratios import spread
@@ -61,8 +62,6 @@ def main() -> int:
 
 
 def child(settings: dict) -> None:
-    from benchmarking.contenders import contend  # of the child alone
-
     sys.path.insert(0, str(REPOSITORY / "app"))
     run_child(contend, settings)
 

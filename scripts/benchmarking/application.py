@@ -117,14 +117,10 @@ class Prepared:
     data: Any
     steps: Any
 
-    def title_model(self, plain: bool = False, full: bool = False) -> Any:
-        """The run's own model for titles. `plain`: with transformers' attention, `full`: full instead of sparse."""
+    def title_model(self, plain: bool = False) -> Any:
+        """The run's own model for titles. `plain`: with transformers' attention."""
         import titlegen
 
-        from models.encoder_decoder import encoder_config
-
-        if full:
-            encoder_config(self.data.config).attention_type = "original_full"
         return titlegen.build_model(replace(self.arguments, attention="transformers") if plain else self.arguments, self.data)
 
     def title_loss(self) -> Any:

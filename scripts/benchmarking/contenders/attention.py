@@ -35,19 +35,12 @@ def measure(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def works_of(settings: dict[str, Any], length: int, kind: type[Layer | Attention], device: torch.device) -> dict[str, Work]:
-    """Ours as the application chooses it, on a GPU with gathered blocks too; transformers' block-sparse one; full SDPA."""
+    """Ours as the application chooses it; transformers' block-sparse one; full SDPA."""
     sparse = big_bird(settings, length)
-    models = {"ours": fast_attention(sparse, "auto")}
-    if device.type == "cuda":
-        models["ours_blocks"] = fast_attention(sparse, "blocks")
-    models |= {"block_sparse": sparse, "full_sdpa": kind.full(settings, length)}
+    ours = copy.deepcopy(sparse)
+    use_fast_attention(ours, "auto")
+    models = {"ours": ours, "block_sparse": sparse, "full_sdpa": kind.full(settings, length)}
     return {name: kind(settings, length, model.to(device).train(), device) for name, model in models.items()}
-
-
-def fast_attention(model: BigBirdModel, kind: str) -> BigBirdModel:
-    model = copy.deepcopy(model)
-    use_fast_attention(model, kind)
-    return model
 
 
 class Layer:

@@ -22,24 +22,7 @@ WIDER = 4.0  # see `make_writer`
 CHINESE_WORDS = 20000  # of the vocabulary, beside all characters
 SLICES = 20  # a tokenizer meets a text again only after so many passes
 # Frequent words, drawn by their rank as in natural language where there is no Chinese text to be had.
-COMMON = (
-    "的",
-    "是",
-    "在",
-    "了",
-    "和",
-    "我们",
-    "可以",
-    "不",
-    "这个",
-    "使用",
-    "中国",
-    "问题",
-    "系统",
-    "程序",
-    "图书馆",
-    "计算机",
-)
+COMMON = ("的", "是", "在", "了", "和", "我们", "可以", "不", "这个", "使用", "中国", "问题", "系统", "图书馆", "计算机")
 
 
 def make_titles(settings: dict[str, Any]) -> dict[str, Any]:

@@ -54,7 +54,7 @@ class Titles(TrainingContender):
 
     def plain_model(self) -> Any:
         """The same weights with transformers' own attention."""
-        return self.prepared.title_model(plain=True, full=self.settings["contender"] == "trainer_full")
+        return self.prepared.title_model(plain=True)
 
     def bare_model(self) -> Any:
         return self.prepared.title_model()
@@ -98,4 +98,4 @@ def measure(settings: dict[str, Any]) -> dict[str, Any]:
     return Titles(settings).measure()
 
 
-CONTENDERS = dict.fromkeys(("ours", "ours_compiled", "bare", "trainer_best", "trainer", "trainer_full", "padded"), measure)
+CONTENDERS = dict.fromkeys(("ours", "ours_compiled", "bare", "trainer_best", "trainer", "padded"), measure)

@@ -122,7 +122,7 @@ class TrainingContender:
         return self.result(model, tokens, float(np.mean(losses)))
 
     def train_with_trainer(self) -> dict[str, Any]:
-        """transformers' Trainer: as it comes, or (trainer_best, trainer_full) with what suits the case best."""
+        """transformers' Trainer: as it comes, or (trainer_best) with what suits the case best."""
         from benchmarking.contenders import trainer  # imports much that other contenders must not wait for
 
         rows, tokenizer = self.token_rows()

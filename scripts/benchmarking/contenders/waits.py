@@ -11,27 +11,30 @@ from typing import Any
 import numpy as np
 
 from benchmarking import application
-from benchmarking.contenders.classification import Classification, options
+from benchmarking.contenders.classification import Classification, load_model, options
 from benchmarking.data import write_rows
 from benchmarking.watch import Watch
 
 LABELS = [f"label {number}" for number in range(20)]
 WORDS = (
-    "sort",
-    "the",
-    "values",
-    "of",
-    "a",
-    "matrix",
-    "and",
-    "return",
-    "its",
-    "eigenvalues",
-    "as",
-    "vectors",
-    "in",
-    "one",
-    "list",
+    *(
+        "sort",
+        "the",
+        "values",
+        "of",
+        "a",
+        "matrix",
+        "and",
+        "return",
+        "its",
+        "eigenvalues",
+        "as",
+        "vectors",
+        "in",
+        "one",
+        "array",
+    ),
+    *("or", "list", "numbers"),
 )
 
 
@@ -56,7 +59,6 @@ def start_trainer(settings: dict[str, Any]) -> dict[str, Any]:
     from transformers import AutoTokenizer
 
     from benchmarking.contenders import trainer
-    from benchmarking.contenders.classification import load_model
 
     watch, tokenizer = Watch(settings), AutoTokenizer.from_pretrained(settings["model"])
     rows = load_dataset("json", data_files=settings["train_file"], split="train")

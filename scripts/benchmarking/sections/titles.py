@@ -9,20 +9,18 @@ from benchmarking.context import Bench
 from benchmarking.ratios import LEAST_TURNS, WARM_UP, compare, turns
 from benchmarking.report import BOTH, CPU, Goal, Report, Row, Section, chart, table
 
-TITLES_OTHERS = ("bare", "trainer_best", "trainer", "padded", "trainer_full", "ours_compiled")
-FULL_UP_TO = 1024  # longest document for full attention on a CPU
+TITLES_OTHERS = ("bare", "trainer_best", "trainer", "padded", "ours_compiled")
 COST = "titles: our step costs more than the bare loop's, at the worst length"
 FASTER = "titles: times Seq2SeqTrainer's best training, at the worst length"
 TITLES_LEGEND = """All documents of a batch have the same length, so nobody pads; every contender has the same model, weights
 and rows per step. `ours` is `app/titlegen.py` itself with its own attention. `bare` is a plain PyTorch loop over the same
 batches with that attention and our dropout. `trainer_best` is Seq2SeqTrainer with transformers' block-sparse attention, fused
-AdamW and length grouping, `trainer` as it comes, `trainer_full` the best with full attention. `padded` is the hand-written loop
-with AdamW as it comes, `ours_compiled` ours with `--torch_compile` on a GPU. The first turn of each is a warm-up and does not
-count. Against `bare`, where a few percent decide, the first six do not count on a CPU, in which the heap of either process
-still grows, and sixteen more are taken. Tokens are those of documents. Memory is the peak while training, above what the
-process held before its first step: gradients, moments, activations. The loss before training, without dropout, shows that the
-models are the same; the one after is that of the same rows after each contender's own steps, whose batches come in another
-order."""
+AdamW and length grouping, `trainer` as it comes. `padded` is the hand-written loop with AdamW as it comes, `ours_compiled` ours
+with `--torch_compile` on a GPU. The first turn of each is a warm-up and does not count. Against `bare`, where a few percent
+decide, the first six do not count on a CPU, in which the heap of either process still grows, and sixteen more are taken. Tokens
+are those of documents. Memory is the peak while training, above what the process held before its first step: gradients,
+moments, activations. The loss before training, without dropout, shows that the models are the same; the one after is that of
+the same rows after each contender's own steps, whose batches come in another order."""
 
 
 def measure_titles(bench: Bench) -> Report:
@@ -31,9 +29,8 @@ def measure_titles(bench: Bench) -> Report:
     settings, about = prepare(bench, {"max_steps": size["max_steps"], "train_lengths": lengths})
     rows, compared = [], []
     for length in lengths:
-        left_out = set() if bench.kind == "cuda" else {"ours_compiled", *(("trainer_full",) if length > FULL_UP_TO else ())}
         runs: dict[str, list[dict[str, Any]]] = {}
-        for other in bench.others("titles_training", (name for name in TITLES_OTHERS if name not in left_out)):
+        for other in bench.others("titles_training", TITLES_OTHERS[: None if bench.kind == "cuda" else -1]):
             warm_up, least = (size["bare_warm_up"], size["bare_turns"]) if other == "bare" else (WARM_UP, LEAST_TURNS)
             jobs = ["titles.ours", f"titles.{other}"]
             pair = bench.run(jobs, settings | {"length": length}, bench.turns(size, least))
