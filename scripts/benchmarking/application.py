@@ -157,7 +157,7 @@ def step_lengths(steps: Any, count: int) -> tuple[list[np.ndarray], int]:
 
 
 class EngineStep:
-    """The engine's optimizer step for classification, on one process of a launch."""
+    """The engine's optimizer step for classification, on one process of a launch: `update`(micro-batches of a step)."""
 
     def __init__(self, options: Options) -> None:
         import classify
@@ -166,23 +166,18 @@ class EngineStep:
         from finetune.launching.launch import describe_launch
         from finetune.plan import make_plan
         from finetune.training.optimizer import build_optimizer
+        from finetune.training.step import train_step
 
         arguments, data = load("classify", options)
         self.launch = describe_launch(arguments)
         plan = make_plan(arguments, len(data.train.texts), self.launch.world_size, self.launch.passes_by_tokens)
         self.run = processes.start(self.launch, plan.batch)
-        self.task, packed = classify.make_task(arguments, data), classify.leaves_padding_out(arguments, data, self.launch)
-        model = classify.build_model(arguments, data, self.task, packed)
-        optimizer = build_optimizer(arguments, model, 1e-5)
-        self.model, self.optimizer = self.run.accelerator.prepare(model, optimizer)
+        task, packed = classify.make_task(arguments, data), classify.leaves_padding_out(arguments, data, self.launch)
+        model = classify.build_model(arguments, data, task, packed)
+        self.model, optimizer = self.run.accelerator.prepare(model, build_optimizer(arguments, model, 1e-5))
         self.model.train()
         self.steps = classify.train_steps(arguments, data, plan, self.launch.rank, packed)
-
-    def __call__(self, batches: list[Any]) -> None:
-        """One update with the micro-batches of a step."""
-        from finetune.training.step import train_step
-
-        train_step(self.run, self.model, self.optimizer, self.task, batches, 1.0)
+        self.update = partial(train_step, self.run, self.model, optimizer, task, max_grad_norm=1.0)
 
 
 def multilabel_metrics(logits: np.ndarray, labels: np.ndarray) -> Callable[[], dict[str, Any]]:

@@ -64,7 +64,7 @@ def work_of(settings: dict[str, Any], length: int, rows: int, labels: int) -> An
         }
     )  # fmt: skip
     batches = step.steps[0]
-    return lambda _: step(batches)
+    return lambda _: step.update(batches)
 
 
 def metrics(settings: dict[str, Any]) -> dict[str, Any]:

@@ -57,7 +57,7 @@ class Exchange:
         self.buckets = list(torch.zeros(self.numbers, device=self.run.device).split(BUCKET // 4))
 
     def with_exchange(self, turn: int) -> None:
-        self.step(self.step.steps[turn])
+        self.step.update(self.step.steps[turn])
 
     def without(self, turn: int) -> None:
         with self.model.no_sync():

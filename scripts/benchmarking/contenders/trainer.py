@@ -49,18 +49,15 @@ class SaveTimes(TrainerCallback):
         self.seconds.append(time.perf_counter() - self.step_ended)
 
 
-def common_arguments(settings: dict[str, Any], seq2seq: bool, **more: Any) -> TrainingArguments:
-    """The arguments of every use: nothing is reported, and nothing saved unless `more` says so."""
+def arguments_of(settings: dict[str, Any], seq2seq: bool = False, **more: Any) -> TrainingArguments:
+    """Nothing is reported, and nothing saved unless `more` says so; with settings["batch_size"] those of a training of
+    settings["max_steps"] steps, or else of one epoch."""
     given = {"save_strategy": "no", "report_to": "none", "disable_tqdm": True, "use_cpu": not torch.cuda.is_available()}
-    arguments_class = Seq2SeqTrainingArguments if seq2seq else TrainingArguments
-    return arguments_class(output_dir=settings["folder"], bf16=settings["precision"] == "bf16", **given | more)
-
-
-def training_arguments(settings: dict[str, Any], seq2seq: bool = False, **more: Any) -> TrainingArguments:
-    """For a training of settings["max_steps"] steps, or else of one epoch."""
-    given = {"per_device_train_batch_size": settings["batch_size"], "learning_rate": settings["learning_rate"]}
-    duration = {"max_steps": settings["max_steps"]} if "max_steps" in settings else {"num_train_epochs": 1}
-    return common_arguments(settings, seq2seq, seed=settings["seed"], **given, **duration, **more)
+    if "batch_size" in settings:
+        given |= {"per_device_train_batch_size": settings["batch_size"], "learning_rate": settings["learning_rate"]}
+        given |= {"max_steps": settings["max_steps"]} if "max_steps" in settings else {"num_train_epochs": 1}
+    given |= {"output_dir": settings["folder"], "seed": settings["seed"], "bf16": settings["precision"] == "bf16"}
+    return (Seq2SeqTrainingArguments if seq2seq else TrainingArguments)(**given | more)
 
 
 def best_arguments() -> dict[str, Any]:

@@ -128,7 +128,7 @@ class TrainingContender:
         rows, tokenizer = self.token_rows()
         model, loss = self.plain_model().to(self.device), math.nan
         best = {} if self.settings["contender"] == "trainer" else trainer.best_arguments()
-        arguments = trainer.training_arguments(self.settings, self.seq2seq, **best)
+        arguments = trainer.arguments_of(self.settings, self.seq2seq, **best)
         trained = trainer.make_trainer(model, arguments, rows, tokenizer, trainer.Marks(self.watch))
         self.before(model)
         counting = model.register_forward_pre_hook(self._count_tokens, with_kwargs=True)

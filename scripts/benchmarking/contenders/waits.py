@@ -64,7 +64,7 @@ def start_trainer(settings: dict[str, Any]) -> dict[str, Any]:
     rows = load_dataset("json", data_files=settings["train_file"], split="train")
     given = {"tokenizer": tokenizer, "max_length": settings["max_length"]}
     rows = rows.map(encode, batched=True, fn_kwargs=given, remove_columns=["text", "labels"])
-    arguments = trainer.training_arguments(settings)
+    arguments = trainer.arguments_of(settings)
     trainer.make_trainer(load_model(settings, len(LABELS)), arguments, rows, tokenizer, trainer.Marks(watch)).train()
     return watch.measurements()
 
@@ -95,7 +95,7 @@ def save_with_trainer(settings: dict[str, Any]) -> dict[str, Any]:
     contender = Classification(settings)
     rows, tokenizer = contender.token_rows()
     saves = {"save_strategy": "steps", "save_steps": settings["save_every"], "save_total_limit": 2}
-    arguments, callback = trainer.training_arguments(settings, **saves), trainer.SaveTimes()
+    arguments, callback = trainer.arguments_of(settings, **saves), trainer.SaveTimes()
     trained = trainer.make_trainer(contender.plain_model(), arguments, rows, tokenizer, callback)
     started = time.perf_counter()
     trained.train()

@@ -60,7 +60,7 @@ class TrainerWriter:
         columns = application.token_columns(data.test)
         rows = {name: [column[i] for i in self.order] for name, column in columns.items()}
         given = {"per_device_eval_batch_size": settings["eval_batch_size"], "predict_with_generate": True}
-        arguments = trainer.common_arguments(settings, True, **given, dataloader_pin_memory=torch.cuda.is_available())
+        arguments = trainer.arguments_of(settings, True, **given, dataloader_pin_memory=torch.cuda.is_available())
         self.trainer = trainer.make_trainer(load_writer(settings), arguments, rows, self.tokenizer)
         self.trainer.predict(self.trainer.train_dataset.select(range(1)), **self.search)
 
