@@ -4,7 +4,7 @@
     python scripts/bench.py --quick
 
     short, long_tailed  classification: ours, a bare PyTorch loop, transformers' Trainer (best settings, defaults), the
-                        hand-written DDP loop that pads to max_length; speed, memory, start-up, quality on held-out rows
+                        hand-written loop that pads to max_length; speed, memory, start-up, quality on held-out rows
     titles_training     titles at 1024, 1536, 2048 and 4096 tokens: the same beside Seq2SeqTrainer
     titles_writing      documents per second beside Seq2SeqTrainer.predict, and whether the titles are equal
     attention           BigBird's attention and one layer of it beside transformers' and full attention
@@ -16,14 +16,14 @@
     startup             --help, and the first step over a million rows
 
 It writes bench_cpu.json and bench_cpu.md (on an NVIDIA GPU bench_cuda.json and bench_cuda.md), a plot for each table (pip
-install -r scripts/benchmarking/requirements.txt), and goals.md: what was to be reached, and what was. Sections that were left
-out keep their earlier reports, and what stands in the page from a heading "## Reading" on is kept too. The GPU is used where
-there is one; CUDA_VISIBLE_DEVICES= hides it.
+install -r scripts/benchmarking/requirements.txt), and goals.md with every goal and its result. Sections that were left out keep
+their earlier reports; so does everything in the page from a heading "## Reading" on. The GPU is used where there is one;
+CUDA_VISIBLE_DEVICES= hides it.
 
 --data DIR has short.csv.gz, long_tailed.csv.gz (text and labels), titles.jsonl.gz (text and title), chinese.jsonl.gz, or the
-same as csv or jsonl; what is missing comes from the sample corpus (scripts/make_sample_data.py). Without --model classifiers
-are built from a configuration, with random weights. --quick goes through everything in a few minutes with tiny models, to show
-that it works; its figures say nothing.
+same as csv or jsonl. What is missing comes from the sample corpus (scripts/make_sample_data.py). Without --model, classifiers
+are built from a configuration, with random weights. --quick runs everything with tiny models in a few minutes, to show that it
+works; its numbers say nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,13 @@ import tempfile
 import time
 from pathlib import Path
 
+from benchmarking import plots
+from benchmarking.contenders import contend
+from benchmarking.context import Bench
 from benchmarking.processes import REPOSITORY, run_child, run_group
+from benchmarking.ratios import spread
+from benchmarking.report import Section, command_line, save
+from benchmarking.sections import SECTIONS
 
 QUICK_OUTPUT = REPOSITORY / "runs" / "bench_quick"
 
@@ -46,27 +52,17 @@ QUICK_OUTPUT = REPOSITORY / "runs" / "bench_quick"
 def main() -> int:
     if sys.argv[1:2] == ["--child"]:
         child(json.loads(sys.argv[2]))
-    from benchmarking.context import Bench
-    from benchmarking.sections import SECTIONS
-
     options = parse_options(list(SECTIONS))
     with tempfile.TemporaryDirectory(prefix="bench_") as folder:
         command = [sys.executable, __file__]
-        (machine,) = run_group(command, ["machine-describe"], {}, Path(folder), options.threads, False, all_gpus=True)
+        (machine,) = run_group(command, ["machine.describe"], {}, Path(folder), options.threads, all_gpus=True)
         for name in options.sections:
-            bench = Bench(options, Path(folder), machine, lambda line: print(line, flush=True))
-            measure(bench, name)
+            measure(Bench(options, Path(folder), machine), SECTIONS[name])
     return 0
 
 
 def child(settings: dict) -> None:
     sys.path.insert(0, str(REPOSITORY / "app"))
-    if "-ours" in settings["contender"]:
-        from finetune import garbage_collection
-
-        garbage_collection.begin()  # as the scripts do
-    from benchmarking.contenders import contend
-
     run_child(contend, settings)
 
 
@@ -74,7 +70,7 @@ def parse_options(sections: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--sections", default=",".join(sections), help="some of them, separated by commas (default: all)")
-    add("--quick", action="store_true", help="tiny models and few steps; the figures say nothing")
+    add("--quick", action="store_true", help="tiny models and few steps; the numbers say nothing")
     add("--data", type=Path, help="folder with the data (default: the sample corpus)")
     add("--model", help="folder or hub id of a pretrained encoder for classification (default: random weights)")
     add("--model_name", default="MODEL", help="what the report calls it")
@@ -100,19 +96,11 @@ def parse_options(sections: list[str]) -> argparse.Namespace:
     return options
 
 
-def measure(bench, name: str) -> None:
+def measure(bench: Bench, section: Section) -> None:
     """Runs a section and writes its report into the files."""
-    from benchmarking import plots
-    from benchmarking.figures import spread
-    from benchmarking.report import command_line, goal_lines, save
-    from benchmarking.sections import SECTIONS
-
-    section, started = SECTIONS[name], time.time()
-    figures = section.measure(bench)
-    report = {
-        "section": name,
-        "data": figures.pop("data"),
-        "model": figures.pop("model"),
+    started = time.time()
+    report = section.measure(bench) | {
+        "section": section.name,
         "precision": bench.precision,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "command": command_line(),
@@ -121,12 +109,13 @@ def measure(bench, name: str) -> None:
         "commit": commit(),
         "quick": bench.options.quick,
         "minutes": (time.time() - started) / 60,
-        "others_cpu_share": spread(bench.loads) if bench.loads else None,
-        "figures": figures,
+        "others_cpu_share": spread(bench.loads),
     }
     save(bench.options.output, bench.kind, report, SECTIONS, plots.draw)
-    for goal, wanted, found, verdict in goal_lines(section, report, bench.kind):
-        print(f"{verdict.replace('*', '') or '-':<5} {goal}: {found} (wanted: {wanted})", flush=True)
+    for goal in section.goals:
+        if bench.kind in goal.kinds:
+            name, wanted, found, verdict = goal.judge(report)
+            print(f"{verdict.replace('*', '') or '-':<5} {name}: {found} (wanted: {wanted})", flush=True)
 
 
 def commit() -> str | None:

@@ -6,7 +6,7 @@
 
 Start it as you would start the training. It measures all-reduce and broadcast over messages of growing size on the backend
 that the launch gets (NCCL on GPUs, gloo elsewhere or with --ddp_backend gloo), and prints for each the time and the bus
-bandwidth, the figure that can be held against a link's speed whatever the number of processes n:
+bandwidth, which can be compared with a link's speed whatever the number of processes n:
 
     all-reduce  size / time * 2 (n - 1) / n        broadcast  size / time
 
@@ -14,7 +14,7 @@ bandwidth, the figure that can be held against a link's speed whatever the numbe
 
 With a model, it says how long the communication of one optimizer step should take: its gradients in buckets, as DDP sends
 them. ZeRO-1 and 2 move as much, ZeRO-3 half as much again (arXiv:1910.02054, section 7). It happens once per step, however
-many forward passes are accumulated, and most of it while the backward pass still computes.
+many micro-batches are accumulated, and most of it while the backward pass still computes.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ class BenchArguments:
     model_name_or_path: str | None = option(help="hub id or folder of the model whose gradients are meant")
     config_name: str | None = option(help="hub id, folder or config.json of its configuration; no weights are read")
     trust_remote_code: bool = option(False, help="run code that comes with a hub model")
-    output: str | None = option(help="write the figures to this json file too")
+    output: str | None = option(help="write the measurements to this json file too")
     debug: bool = option(False, help="show the stack trace of an error")
     max_grad_norm: float = option(1.0, help="what a DeepSpeed file may state", hidden=True)
 
@@ -67,7 +68,7 @@ def main(arguments: Arguments) -> None:
     if launch.world_size < 2:
         raise InputError("one process has nobody to talk to; start two or more, as in torchrun --nproc_per_node 2")
     parameters = count_parameters(arguments) if launch.rank == 0 else None
-    rendezvous.wait_for_all_ranks({}, arguments.start_timeout)
+    rendezvous.call_the_roll({}, arguments.start_timeout)
     run = start(launch, None)
     machines = len(set(run.gather([launch.rank - launch.local_rank])))
     run.print(f"communication  {launch.world_size} processes on {machines} machine(s), {launch.backend} on {run.device.type}")
@@ -76,13 +77,13 @@ def main(arguments: Arguments) -> None:
     for size in sizes(arguments.max_size_mb):
         rows.append(measure(run, size, arguments.repeats))
         run.print(line(rows[-1]))
-    figures: dict[str, Any] = {"processes": launch.world_size, "machines": machines, "backend": launch.backend, "sizes": rows}
+    measured: dict[str, Any] = {"processes": launch.world_size, "machines": machines, "backend": launch.backend, "sizes": rows}
     parameters = run.broadcast(parameters)
     if parameters is not None:
-        figures |= step_communication(run, parameters, arguments.repeats)
-        run.print(*explain(figures))
+        measured |= step_communication(run, parameters, arguments.repeats)
+        run.print(*explain(measured))
     if arguments.output:
-        run.on_main(lambda: Path(arguments.output).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8"))
+        run.on_main(lambda: Path(arguments.output).write_text(json.dumps(measured, indent=2) + "\n", encoding="utf-8"))
     finish(run)
 
 
@@ -109,8 +110,8 @@ def measure(run: Any, size: int, repeats: int) -> dict[str, Any]:
     tensor = torch.zeros(size // 4, dtype=torch.float32, device=run.device)
     row: dict[str, Any] = {"bytes": size}
     for name, send in (
-        ("all_reduce", lambda: torch.distributed.all_reduce(tensor)),
-        ("broadcast", lambda: torch.distributed.broadcast(tensor, 0)),
+        ("all_reduce", partial(torch.distributed.all_reduce, tensor)),
+        ("broadcast", partial(torch.distributed.broadcast, tensor, 0)),
     ):
         seconds = median_seconds(run, send, repeats)
         bandwidth = bus_bandwidth(name, size, seconds, run.launch.world_size)
@@ -122,17 +123,14 @@ def median_seconds(run: Any, send: Callable[[], Any], repeats: int) -> float:
     """The median of the slowest process's times, the same on every process. The first two are warm-up."""
     import torch
 
-    def settle() -> None:
-        if run.device.type == "cuda":
-            torch.cuda.synchronize()
-
+    synchronize = torch.cuda.synchronize if run.device.type == "cuda" else torch.cpu.synchronize
     times = []
     for _ in range(repeats + 2):
         torch.distributed.barrier()
-        settle()
+        synchronize()
         started = time.perf_counter()
         send()
-        settle()
+        synchronize()
         times.append(time.perf_counter() - started)
     slowest = torch.tensor(times[2:], dtype=torch.float64, device=run.device)
     torch.distributed.all_reduce(slowest, op=torch.distributed.ReduceOp.MAX)
@@ -181,12 +179,12 @@ def line(row: dict[str, Any]) -> str:
     return f"{in_units(row['bytes']):>10}{''.join(cells)}"
 
 
-def explain(figures: dict[str, Any]) -> list[str]:
-    mode = f"ZeRO-{figures['zero_stage']}" if figures["zero_stage"] else "DDP"
+def explain(measured: dict[str, Any]) -> list[str]:
+    mode = f"ZeRO-{measured['zero_stage']}" if measured["zero_stage"] else "DDP"
     return [
-        f"gradients      {in_units(figures['gradient_bytes'])} ({figures['parameters'] / 1e6:.3g} M parameters), in buckets of "
-        f"{in_units(figures['bucket_bytes'])}",
-        f"{mode:<15}communication should take about {1000 * figures['step_communication_seconds']:.1f} ms of a step",
+        f"gradients      {in_units(measured['gradient_bytes'])} ({measured['parameters'] / 1e6:.3g} M parameters), in buckets "
+        f"of {in_units(measured['bucket_bytes'])}",
+        f"{mode:<15}communication should take about {1000 * measured['step_communication_seconds']:.1f} ms of a step",
     ]
 
 

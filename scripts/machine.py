@@ -3,8 +3,8 @@
     python scripts/machine.py --node 0 --nodes 2 --processes 8 --address HOST --port 29500 app/classify.py ARGS
 
 Unlike launchers that turn every failure into 1, it ends with the exit code of the first process that failed. A signal's name
-on standard input goes to every process; the end of standard input (whoever started this is gone) asks them to stop. That
-holds for a pipe or a socket, as ssh makes one; other kinds of standard input are not read.
+on standard input is sent to every process; the end of standard input (whoever started this is gone) asks them to stop. Only
+a pipe or a socket, as ssh makes one, is read.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import sys
 import threading
 import time
 
-GRACE_SECONDS = float(os.environ.get("GRACE_SECONDS", 120))  # for the others when one fails: rank 0 may be saving
-LAST_SECONDS = 30  # between SIGTERM and SIGKILL
+GRACE_SECONDS = float(os.environ.get("GRACE_SECONDS", 120))  # for the other processes when one fails: rank 0 may be saving
+KILL_SECONDS = 30  # between SIGTERM and SIGKILL
 POLL_SECONDS = 0.1
 FORWARDED = ("TERM", "INT", "USR1", "KILL")
 
@@ -29,10 +29,10 @@ def main() -> int:
     processes = [start(options, number) for number in range(options.processes)]
     kind = os.fstat(sys.stdin.fileno()).st_mode
     if stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind):
-        threading.Thread(target=listen, args=(processes,), daemon=True).start()
+        threading.Thread(target=forward_signals, args=(processes,), daemon=True).start()
     for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1"):
         sent = signal.SIGTERM if name == "SIGHUP" else getattr(signal, name)
-        signal.signal(getattr(signal, name), lambda _number, _frame, sent=sent: tell(processes, sent))
+        signal.signal(getattr(signal, name), lambda _number, _frame, sent=sent: send(processes, sent))
     return wait_for(processes)
 
 
@@ -49,7 +49,7 @@ def parse_options() -> argparse.Namespace:
 
 
 def start(options: argparse.Namespace, number: int) -> subprocess.Popen:
-    place = {
+    environment = {
         "RANK": options.node * options.processes + number,
         "LOCAL_RANK": number,
         "WORLD_SIZE": options.nodes * options.processes,
@@ -57,34 +57,34 @@ def start(options: argparse.Namespace, number: int) -> subprocess.Popen:
         "MASTER_ADDR": options.address,
         "MASTER_PORT": options.port,
     }
-    environment = {**os.environ, **{name: str(value) for name, value in place.items()}}
     command = [sys.executable, options.script, *options.arguments]
-    return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
+    numbers = {name: str(value) for name, value in environment.items()}
+    return subprocess.Popen(command, env=os.environ | numbers, stdin=subprocess.DEVNULL)
 
 
-def listen(processes: list[subprocess.Popen]) -> None:
+def forward_signals(processes: list[subprocess.Popen]) -> None:
     for line in sys.stdin:
         if line.strip() in FORWARDED:
-            tell(processes, signal.Signals[f"SIG{line.strip()}"])
-    tell(processes, signal.SIGTERM)
+            send(processes, signal.Signals[f"SIG{line.strip()}"])
+    send(processes, signal.SIGTERM)
 
 
-def tell(processes: list[subprocess.Popen], number: signal.Signals) -> None:
+def send(processes: list[subprocess.Popen], number: signal.Signals) -> None:
     for process in processes:
         process.send_signal(number)  # nothing happens to one that has ended
 
 
 def wait_for(processes: list[subprocess.Popen]) -> int:
-    """The exit code of the first process that did not end well, or 0; the others have a while to end by themselves then."""
-    code, ends = 0, []
+    """The exit code of the first process that failed, or 0; then the others have a while to end by themselves."""
+    code, deadlines = 0, []
     while None in [process.poll() for process in processes]:
         failed = next((process.returncode for process in processes if process.returncode), 0)
-        if failed and not ends:
+        if failed and not deadlines:
             code, now = failed, time.monotonic()
-            ends = [(now + GRACE_SECONDS, signal.SIGTERM), (now + GRACE_SECONDS + LAST_SECONDS, signal.SIGKILL)]
-        for until, number in list(ends):
+            deadlines = [(now + GRACE_SECONDS, signal.SIGTERM), (now + GRACE_SECONDS + KILL_SECONDS, signal.SIGKILL)]
+        for until, number in deadlines:
             if time.monotonic() > until:
-                tell(processes, number)
+                send(processes, number)
         time.sleep(POLL_SECONDS)
     code = code or next((process.returncode for process in processes if process.returncode), 0)
     return code if code >= 0 else 128 - code

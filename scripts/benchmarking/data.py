@@ -10,18 +10,17 @@ import json
 import random
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from benchmarking.processes import REPOSITORY
 
-KINDS = ("short", "long_tailed", "titles", "chinese")
 ENDINGS = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz")
 SHORT_ROWS = 4000
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     path: str
     name: str
 
@@ -35,36 +34,42 @@ def source_of(kind: str, given: Path | None, folder: Path) -> Source | None:
     if given is not None:
         names = given / "names.json"
         called = json.loads(names.read_text(encoding="utf-8")) if names.exists() else {}
-        for ending in ENDINGS:
-            path = given / f"{kind}{ending}"
+        for path in (given / f"{kind}{ending}" for ending in ENDINGS):
             if path.exists():
                 return Source(str(path.absolute()), called.get(kind, path.name))
-    if kind == "chinese":
-        return None
-    corpus = sample_training_file()
     if kind != "short":
-        return Source(str(corpus), "sample corpus")
-    path = folder / "short.jsonl"
-    with corpus.open(encoding="utf-8") as file:
-        rows = [json.loads(line) for line in itertools.islice(file, SHORT_ROWS)]
-    path.write_text("".join(json.dumps({"text": r["title"], "labels": r["labels"]}) + "\n" for r in rows), encoding="utf-8")
-    return Source(str(path), "titles of the sample corpus")
+        return None if kind == "chinese" else Source(sample_training_file(), "sample corpus")
+    rows = [{"text": row["title"], "labels": row["labels"]} for row in read_rows(sample_training_file(), SHORT_ROWS)]
+    write_rows(folder / "short.jsonl", rows)
+    return Source(str(folder / "short.jsonl"), "titles of the sample corpus")
 
 
 @functools.cache
-def sample_training_file() -> Path:
+def sample_training_file() -> str:
     """The training rows of the sample corpus, which is made first if it is not there."""
     corpus = REPOSITORY / "sample_data"
     subprocess.run([sys.executable, REPOSITORY / "scripts/make_sample_data.py", "--output_dir", corpus], check=True)
-    return corpus / "train.jsonl"
+    return str(corpus / "train.jsonl")
+
+
+def read_rows(path: str, limit: int | None = None) -> Iterator[dict[str, Any]]:
+    """The first rows of a csv or jsonl file, perhaps .gz."""
+    csv.field_size_limit(2**31 - 1)
+    with (gzip.open if path.endswith(".gz") else open)(path, "rt", encoding="utf-8", newline="") as file:
+        yield from itertools.islice(csv.DictReader(file) if ".csv" in Path(path).name else map(json.loads, file), limit)
+
+
+def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def draw_rows(source: Source, count: int, seed: int, path: Path) -> None:
-    """Writes `count` rows with text and labels, drawn from the file, as jsonl: files are often sorted by label or by date."""
-    csv.field_size_limit(2**31 - 1)
-    with (gzip.open if source.path.endswith(".gz") else open)(source.path, "rt", encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file) if ".csv" in Path(source.path).name else map(json.loads, file))
-    with path.open("w", encoding="utf-8") as file:
-        for row in random.Random(seed).sample(rows, min(count, len(rows))):
-            labels = [name for name in row["labels"].split("|") if name] if isinstance(row["labels"], str) else row["labels"]
-            file.write(json.dumps({"text": row["text"], "labels": labels}, ensure_ascii=False) + "\n")
+    """Writes `count` rows with text and labels, drawn from the file: files are often sorted by label or by date."""
+    rows = list(read_rows(source.path))
+    drawn = random.Random(seed).sample(rows, min(count, len(rows)))
+    write_rows(path, ({"text": row["text"], "labels": labels_of(row["labels"])} for row in drawn))
+
+
+def labels_of(labels: str | list[str]) -> list[str]:
+    return [name for name in labels.split("|") if name] if isinstance(labels, str) else labels

@@ -1,4 +1,4 @@
-"""What a section found, in tables, goals and files."""
+"""What a section found, as tables, goals and files."""
 
 from __future__ import annotations
 
@@ -13,191 +13,164 @@ from typing import Any
 KEPT_FROM = "\n## Reading\n"
 NOT_MEASURED = "not measured"
 KEY = ("section", "data", "model", "precision")  # a report replaces an earlier one with these alike
-HIDDEN = {"--data": None, "--model": "MODEL", "--output": None}  # arguments that name folders of one machine
 DEVICES = {"cpu": "CPU", "cuda": "NVIDIA GPU"}
-Figures = dict[str, Any]
-Draw = Callable[[str, "Table", Path], bool]  # (title, table, where) -> whether there is a plot now
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A plot of a table. `series`: name -> {x or label: y}. Bars where x are labels, lines where they are numbers."""
-
-    unit: str
-    series: dict[str, dict[Any, float]]
-    x: str = ""
-    logarithmic: bool = False
-
-
-@dataclass(frozen=True)
-class Table:
-    title: str
-    head: tuple[str, ...]
-    rows: list[tuple]
-    note: str = ""
-    chart: Chart | None = None
+CPU, GPU, BOTH = ("cpu",), ("cuda",), ("cpu", "cuda")
+Row = dict[str, Any]  # heading -> number, text, spread (`ratios.Spread`) or None
+Report = dict[str, Any]
+Draw = Callable[[str, dict[str, Any], Path], bool]  # (title, chart, where) -> whether there is a plot now
 
 
 @dataclass(frozen=True)
 class Goal:
-    """Something to reach on some kinds of device. `value` takes a section's figures to a number, or None where they lack it;
-    `but` to a reason why the number does not count, if there is one."""
+    """Something to reach on some kinds of device. A report's "goals" have the value by this name."""
 
     name: str
     kinds: tuple[str, ...]
     bound: float
-    value: Callable[[Figures], float | None]
     least: bool = True
-    but: Callable[[Figures], str | None] = lambda _: None
     unit: str = " x"
 
-    def wanted(self) -> str:
-        return f"{'at least' if self.least else 'at most'} {self.bound:g}{self.unit}"
-
-    def judge(self, figures: Figures | None) -> tuple[str, str]:
-        """(the number, pass or fail)."""
-        value = None if figures is None else self.value(figures)
+    def judge(self, report: Report | None) -> tuple[str, str, str, str]:
+        """(goal, wanted, found, verdict). A quick pass is not judged. A value with a reason why it does not count fails."""
+        wanted = f"{'at least' if self.least else 'at most'} {self.bound:g}{self.unit}"
+        value, reason = report["goals"].get(self.name, (None, None)) if report else (None, None)
         if value is None:
-            return NOT_MEASURED, ""
+            return self.name, wanted, NOT_MEASURED, ""
         met = value >= self.bound if self.least else value <= self.bound
-        reason = self.but(figures)
-        verdict = "pass" if met else "**fail**"
-        return f"{value:.3g}{self.unit}", f"**fail**: {reason}" if met and reason else verdict
+        verdict = ("pass" if not reason else f"**fail**: {reason}") if met else "**fail**"
+        return self.name, wanted, f"{value:.3g}{self.unit}", "quick" if report["quick"] else verdict
 
 
 @dataclass(frozen=True)
 class Section:
-    """One part of the benchmark. `measure` takes a `context.Bench` and returns the figures; `describe` says in words what was
-    measured; `tables` and `goals` read the figures."""
+    """One part of the benchmark. `measure` takes a `context.Bench` and returns a report's "data", "model", "about" (in words),
+    "tables" and "goals": goal -> (value, reason why it does not count or None)."""
 
     name: str
     title: str
     legend: str
-    measure: Callable[[Any], Figures]
-    describe: Callable[[Figures], str]
-    tables: Callable[[Figures], list[Table]]
+    measure: Callable[[Any], Report]
     goals: tuple[Goal, ...] = ()
 
 
+def table(title: str, rows: list[Row], chart: dict[str, Any] | None = None, note: str = "") -> dict[str, Any]:
+    return {"title": title, "rows": rows, "chart": chart, "note": note}
+
+
+def chart(rows: list[Row], x: str, y: str, by: str | None = None, logarithmic: bool = False) -> dict[str, Any]:
+    """A plot of column y against column x, a series for each value of column `by`: bars where x is text, else lines."""
+    series: dict[str, list[tuple[Any, float]]] = {}
+    for row in rows:
+        value = row[y]["median"] if isinstance(row[y], dict) else row[y]
+        series.setdefault(row[by] if by is not None else "", []).append((row[x], value))
+    return {"x": x, "y": y, "series": series, "logarithmic": logarithmic}
+
+
 def command_line() -> str:
-    """This command without the folders of this machine."""
-    shown, name = ["python", "scripts/bench.py"], ""
-    for word in sys.argv[1:]:
-        if name in HIDDEN:
-            inside = not Path(word).is_absolute() and ".." not in Path(word).parts
-            shown.append(HIDDEN[name] or (word if inside else Path(word).name))
-        else:
-            shown.append(shlex.quote(word))
-        name = word
-    return " ".join(shown)
+    """This command, with the names alone of folders elsewhere on this machine."""
+    words = (Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:])
+    return shlex.join(["python", "scripts/bench.py", *words])
 
 
-def row(cells: Iterable[Any]) -> str:
-    return f"| {' | '.join(map(str, cells))} |"
+def show(value: Any) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    if isinstance(value, dict):
+        return f"{show(value['median'])} ({show(value['low'])} to {show(value['high'])})"
+    return f"{value:.0f}" if isinstance(value, int) or abs(value) >= 1000 else f"{value:.4g}"
 
 
-def markdown(table: Table) -> list[str]:
-    return [row(table.head), row(["---"] * len(table.head)), *map(row, table.rows), *(["", table.note] if table.note else [])]
+def markdown(rows: list[Row]) -> list[str]:
+    """A table whose headings are those of the first row."""
+    head = list(rows[0])
+    lines = [head, ["---"] * len(head), *([show(row[name]) for name in head] for row in rows)]
+    return [*(f"| {' | '.join(line)} |" for line in lines), ""]
 
 
-def goal_lines(section: Section, report: dict[str, Any] | None, kind: str) -> list[tuple[str, str, str, str]]:
-    """(goal, wanted, found, verdict) of those that a kind of device has. A quick pass is not judged."""
-    lines = []
-    for goal in section.goals:
-        if kind in goal.kinds:
-            found, verdict = goal.judge(report and report["figures"])
-            lines.append((goal.name, goal.wanted(), found, "quick" if report and report["quick"] else verdict))
-    return lines
+def goal_table(lines: Iterable[tuple[str, ...]]) -> list[str]:
+    return markdown([dict(zip(("goal", "wanted", "found", "", "measured on"), line, strict=False)) for line in lines])
 
 
 # Files -----------------------------------------------------------------------------------------------------------------
 
 
-def read(folder: Path, kind: str) -> list[dict[str, Any]]:
+def read(folder: Path, kind: str) -> list[Report]:
     path = folder / f"bench_{kind}.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
 
 
-def save(folder: Path, kind: str, report: dict[str, Any], sections: dict[str, Section], draw: Draw) -> None:
-    """Puts a report into bench_KIND.json, and writes bench_KIND.md with its plots, and goals.md, from all reports there are.
-
-    What stands in bench_KIND.md from the heading KEPT_FROM on is a person's and stays.
-    """
+def save(folder: Path, kind: str, report: Report, sections: dict[str, Section], draw: Draw) -> None:
+    """Puts a report into bench_KIND.json, and writes the pages anew."""
     folder.mkdir(parents=True, exist_ok=True)
     reports = [old for old in read(folder, kind) if any(old[key] != report[key] for key in KEY)]
     order = list(sections)
     reports = sorted([*reports, report], key=lambda r: (order.index(r["section"]), r["precision"], r["data"]))
     (folder / f"bench_{kind}.json").write_text(json.dumps(reports, indent=1) + "\n", encoding="utf-8")
-    page = folder / f"bench_{kind}.md"
-    _, found, kept = (page.read_text(encoding="utf-8") if page.exists() else "").partition(KEPT_FROM)
-    lines = [f"# Speed and memory: {DEVICES[kind]}", "", HEAD, ""]
-    for place, each in enumerate(reports):
-        earlier = sum(r["section"] == each["section"] for r in reports[:place])
-        name = f"{each['section']}_{kind}" + (f"_{earlier + 1}" if earlier else "")
-        lines += render(each, sections[each["section"]], folder, kind, name, draw)
-    page.write_text("\n".join(lines) + (f"{found}{kept}" if found else ""), encoding="utf-8")
+    write_page(folder, kind, sections, draw)
     write_goals(folder, sections)
 
 
-def render(report: dict[str, Any], section: Section, folder: Path, kind: str, name: str, draw: Draw) -> list[str]:
-    """A report as lines of Markdown; its plots NAME_1.png, NAME_2.png, ... are drawn beside."""
-    figures, data = report["figures"], f": {report['data']}" if report["data"] else ""
-    lines = [f"## {section.title}{data}", "", section.legend, "", describe(report, section), "", f"    {report['command']}", ""]
-    for number, table in enumerate(section.tables(figures), 1):
-        lines += [f"### {table.title}", "", *markdown(table), ""]
-        path = folder / f"{name}_{number}.png"
-        if table.chart is not None and draw(f"{section.title}: {lower(table.title)}", table, path):
-            lines += [f"![{table.title}]({path.name})", ""]
-    goals = goal_lines(section, report, kind)
-    if goals:
-        lines += ["### Goals", "", *markdown(Table("", ("goal", "wanted", "found", ""), goals)), ""]
+def write_page(folder: Path, kind: str, sections: dict[str, Section], draw: Draw) -> None:
+    """bench_KIND.md with its plots, from all reports there are. What stands in it from the heading KEPT_FROM on is a person's
+    and stays."""
+    page, reports = folder / f"bench_{kind}.md", read(folder, kind)
+    _, found, kept = (page.read_text(encoding="utf-8") if page.exists() else "").partition(KEPT_FROM)
+    lines = [f"# Speed and memory: {DEVICES[kind]}", "", HEAD, ""]
+    for place, report in enumerate(reports):
+        section = sections[report["section"]]
+        earlier = sum(r["section"] == section.name for r in reports[:place])
+        plots = folder / (f"{section.name}_{kind}" + (f"_{earlier + 1}" if earlier else ""))
+        lines += render(report, section, plots, draw)
+        goals = [goal.judge(report) for goal in section.goals if kind in goal.kinds]
+        lines += ["### Goals", "", *goal_table(goals)] if goals else []
+    page.write_text("\n".join(lines) + found + kept, encoding="utf-8")
+
+
+def render(report: Report, section: Section, plots: Path, draw: Draw) -> list[str]:
+    """A report as lines of Markdown; its plots PLOTS_1.png, PLOTS_2.png, ... are drawn."""
+    data = f": {report['data']}" if report["data"] else ""
+    lines = [f"## {section.title}{data}", "", section.legend, "", describe(report), "", f"    {report['command']}", ""]
+    for number, table in enumerate(report["tables"], 1):
+        title = table["title"]
+        lines += [f"### {title}", "", *markdown(table["rows"]), *([table["note"], ""] if table["note"] else [])]
+        path = plots.with_name(f"{plots.name}_{number}.png")
+        if table["chart"] and draw(f"{section.title}: {title[0].lower()}{title[1:]}", table["chart"], path):
+            lines += [f"![{title}]({path.name})", ""]
     return lines
 
 
-def lower(title: str) -> str:
-    return title[0].lower() + title[1:]
-
-
-def describe(report: dict[str, Any], section: Section) -> str:
+def describe(report: Report) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in report["versions"].items())
-    precision = "fp32" if report["precision"] == "no" else report["precision"]
-    said = [section.describe(report["figures"]), f"{report['model']}, {precision}" if report["model"] else precision]
     code = f"commit {report['commit']}, " if report["commit"] else ""
-    said += [report["machine"], versions, f"{code}{report['date']}; took {report['minutes']:.1f} minutes"]
-    if report["others_cpu_share"] is not None:
-        load = report["others_cpu_share"]
-        said.append(
-            f"Other processes used {load['median']:.0%} of the CPU meanwhile (median; {load['low']:.0%} to {load['high']:.0%})"
-        )
-    return ". ".join(part for part in said if part) + "."
+    model, load = ", ".join(filter(None, (report["model"], precision(report)))), report["others_cpu_share"]
+    said = [report["about"], model, report["machine"], versions]
+    said.append(f"{code}{report['date']}; took {report['minutes']:.1f} minutes")
+    share = f"{load['median']:.0%} of the CPU meanwhile (median; {load['low']:.0%} to {load['high']:.0%})"
+    return ". ".join(filter(None, (*said, f"Other processes used {share}"))) + "."
+
+
+def precision(report: Report) -> str:
+    return "fp32" if report["precision"] == "no" else report["precision"]
 
 
 def write_goals(folder: Path, sections: dict[str, Section]) -> None:
     """goals.md: every goal on every kind of device, measured or not."""
     lines = ["# Goals", "", GOALS, ""]
     for kind, device in DEVICES.items():
-        reports = read(folder, kind)
-        rows = []
+        reports, found = read(folder, kind), []
         for section in sections.values():
-            # The newest precision and data of a section stand for it.
-            own = [report for report in reports if report["section"] == section.name] or [None]
-            for report in own:
-                where = (
-                    ""
-                    if report is None
-                    else " ".join(filter(None, (report["data"], report["precision"].replace("no", "fp32"))))
-                )
-                rows += [(*line, where) for line in goal_lines(section, report, kind)]
-        machines = sorted({report["machine"] for report in reports})
-        lines += [f"## {device}", "", "; ".join(machines) or f"No {device} was in reach yet: {NOT_MEASURED}.", ""]
-        lines += [*markdown(Table("", ("goal", "wanted", "found", "", "measured on"), rows)), ""]
+            for report in [report for report in reports if report["section"] == section.name] or [None]:
+                where = " ".join(filter(None, (report["data"], precision(report)))) if report else ""
+                found += [(*goal.judge(report), where) for goal in section.goals if kind in goal.kinds]
+        machines = "; ".join(sorted({report["machine"] for report in reports}))
+        lines += [f"## {device}", "", machines or f"No {device} was in reach yet: {NOT_MEASURED}.", "", *goal_table(found)]
     (folder / "goals.md").write_text("\n".join(lines), encoding="utf-8")
 
 
-HEAD = """Made by `scripts/bench.py`. Each contender has a process of its own; two of them, ours and another, are in memory at
-a time and take turns (A B B A ...), a step each on a CPU, some steps each on a GPU, so that what else the machine does meets
+HEAD = """Made by `scripts/bench.py`. Each contender has a process of its own. Two of them, ours and another, are in memory at
+a time and take turns (A B B A ...), a step each on a CPU, some steps each on a GPU, so that other work on the machine meets
 both. Ratios above 1 mean that ours is faster; CPU time and memory are ours' share of the other's. `at best` takes the least
-time of each step (or the fastest step), which other work on the machine disturbs least. Spreads are least and most over the
-rounds, or quartiles over the turns where that is said."""
+time of each step (or the fastest step), which other work disturbs least. Spreads are least and most over the rounds, or
+quartiles over the turns where that is said."""
 GOALS = """What `scripts/bench.py` is to show, and what it has shown. A number that was not measured is not claimed. The
 tables behind the numbers are in bench_cpu.md and bench_cuda.md."""

@@ -15,7 +15,7 @@ CPU: Sizes = {
         "lengths": [1024, 1536, 2048, 4096], "max_steps": 24, "seconds": 60, "bare_warm_up": 6, "bare_turns": 22,
     },
     "titles_writing": {"length": 2048, "documents": 16, "eval_batch_size": 8, "beams": 4, "max_steps": 40, "seconds": 90},
-    "reading": {"characters": 200_000, "max_steps": 40, "seconds": 30},
+    "tokens": {"characters": 200_000, "max_steps": 40, "seconds": 30},
     "attention": {
         "hidden": 768, "heads": 12, "block_size": 64, "rows": 1, "lengths": [1024, 1536, 2048, 4096], "repeats": 7,
     },
@@ -53,7 +53,7 @@ QUICK: Sizes = {
     "titles": {"hidden": 32, "layers": 1, "decoder_layers": 1, "block_size": 8, "tokens_per_step": 384, "title_length": 6},
     "titles_training": {"lengths": [96, 192], "max_steps": 4, "seconds": 0, "bare_warm_up": 1, "bare_turns": 4},
     "titles_writing": {"length": 128, "documents": 4, "eval_batch_size": 2, "beams": 2, "max_steps": 3, "seconds": 0},
-    "reading": {"characters": 500, "max_steps": 3, "seconds": 0},
+    "tokens": {"characters": 500, "max_steps": 3, "seconds": 0},
     "attention": {"hidden": 32, "heads": 2, "block_size": 8, "rows": 1, "lengths": [96, 192], "repeats": 2},
     "growth": {
         "hidden": 32, "layers": 1, "repeats": 2, "length": 16, "batch_size": 4, "labels": 4, "lengths": [16, 64],

@@ -1,14 +1,18 @@
-"""The clock that every contender is watched with, in its own process. Needs app/ among the folders Python looks into."""
+"""The clock and the memory of a contender, in its own process."""
 
 from __future__ import annotations
 
 import os
+import re
 import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
-from benchmarking.memory import PeakMemory
 from benchmarking.processes import GO
 from finetune.training.clock import StepClock
 
@@ -17,8 +21,30 @@ class Stopped(Exception):  # noqa: N818 - no error
     """The parent has seen enough steps."""
 
 
-class Done(Exception):  # noqa: N818 - no error
-    """Leaves the application once the measured part is over."""
+class PeakMemory:
+    """The peak from the moment this is made, and what the process held then.
+
+    On a GPU that is what torch's allocator held. On a CPU it is the resident set, whose peak Linux lets a process reset
+    (/proc/self/clear_refs); where that is forbidden, the peak counts from the start of the process.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+            self.before = torch.cuda.memory_allocated(device) / 2**20
+            return
+        with suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
+        self.before = psutil.Process().memory_info().rss / 2**20
+
+    def measurements(self) -> dict[str, float]:
+        """In MiB: the peak, and how far it is above what was held at the beginning."""
+        if self.device.type == "cuda":
+            peak = torch.cuda.max_memory_allocated(self.device) / 2**20
+        else:
+            peak = int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) / 1024
+        return {"peak_memory_mb": peak, "memory_mb": max(0.0, peak - self.before)}
 
 
 class Watch:
@@ -30,11 +56,8 @@ class Watch:
     def __init__(self, settings: dict[str, Any]) -> None:
         self.settings, self.device = settings, torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.clock = StepClock(self.device)
-        self.startup: float | None = None
-        self.startup_cpu = 0.0
         self.cpu_seconds: list[float] = []  # of each step, all threads
-        self.cells = 0
-        self.memory: PeakMemory | None = None
+        self.memory: PeakMemory | None = None  # from the first step on
         self._cpu = 0.0
 
     def mark(self) -> None:
@@ -42,44 +65,37 @@ class Watch:
 
         Raises `Stopped` when there is to be no further step.
         """
-        first = self.startup is None
+        first = self.memory is None
         if first:
-            self.startup, self.startup_cpu = time.time() - self.settings["spawned"], time.process_time()
+            self.startup = {
+                "startup_seconds": time.time() - self.settings["spawned"],
+                "startup_cpu_seconds": time.process_time(),
+            }
         else:
             self.cpu_seconds.append(time.process_time() - self._cpu)
         self.clock.mark()
-        if self.settings["in_turns"] and len(self.cpu_seconds) % self.settings.get("steps_per_turn", 1) == 0:
+        wait = self.settings["in_turns"] and len(self.cpu_seconds) % self.settings.get("steps_per_turn", 1) == 0
+        if wait:
             self.clock.read()
             self.clock.pause()
             os.write(self.settings["signals"], b".")
             if os.read(0, 1) != GO:
                 raise Stopped
-            if first:
-                self.memory = PeakMemory(self.device)
-            self.clock.mark()
-        elif first:
+        if first:
             self.memory = PeakMemory(self.device)
+        if wait:
+            self.clock.mark()
         self._cpu = time.process_time()
 
-    def saw(self, ids: Any) -> None:
-        """Counts the places, padding included, of a forward pass."""
-        self.cells += ids.shape[0] * ids.shape[1]
-
-    def figures(self) -> dict[str, Any]:
+    def measurements(self) -> dict[str, Any]:
         """What was measured: the start, wall and CPU seconds of each step, memory in MiB (see `PeakMemory`)."""
         self.clock.read()
-        return {
-            "contender": self.settings["contender"],
-            "startup_seconds": self.startup,
-            "startup_cpu_seconds": self.startup_cpu,
-            "step_seconds": self.clock.seconds,
-            "step_cpu_seconds": self.cpu_seconds,
-            **self.memory.figures(),
-        }
+        steps = {"step_seconds": self.clock.seconds, "step_cpu_seconds": self.cpu_seconds}
+        return {"contender": self.settings["contender"], **self.startup, **steps, **self.memory.measurements()}
 
 
-class Watched:
-    """The training steps of ours, marked where the loop asks for the next one."""
+class WatchedSteps:
+    """The application's training steps, marked where its loop takes the next one."""
 
     def __init__(self, steps: Any, watch: Watch) -> None:
         self.steps, self.watch = steps, watch
@@ -92,20 +108,15 @@ class Watched:
 
     def __getitem__(self, step: int) -> Any:
         self.watch.mark()
-        micro_batches = self.steps[step]
-        for batch in micro_batches:
-            self.watch.saw(batch.inputs["input_ids"])
-        return micro_batches
+        return self.steps[step]
 
 
-def warm_up(model: Any, bf16: bool) -> None:
-    """On a GPU, one pass over two short rows: libraries are loaded and kernels chosen on first use, which is no step's cost."""
-    device = next(model.parameters()).device
-    if device.type != "cuda":
-        return
-    rows = torch.full((2, 32), 5, device=device)
-    with torch.autocast("cuda", torch.bfloat16, enabled=bf16):
-        out = model(input_ids=rows, attention_mask=torch.ones_like(rows))
-    out.logits.float().sum().backward()
-    model.zero_grad()
-    torch.cuda.synchronize()
+def watch_passes(settings: dict[str, Any], work: Callable[[], Any], count: int) -> tuple[Any, dict[str, Any]]:
+    """Does the work `count` times, or until it is stopped; returns what it gave last and the measurements."""
+    watch, result = Watch(settings), None
+    with suppress(Stopped):
+        watch.mark()
+        for _ in range(count):
+            result = work()
+            watch.mark()
+    return result, watch.measurements()

@@ -1,4 +1,4 @@
-"""scripts/bench.py: turns, memory, figures that come from what was measured; and a quick run of some sections."""
+"""scripts/bench.py: turns, memory, numbers that come from what was measured; and a quick run of some sections."""
 
 import importlib
 import json
@@ -42,11 +42,13 @@ def start(load, tmp_path):
     """Runs contenders that only write down their turns: (names, steps of each, limits) -> (results, turns)."""
     script, log = tmp_path / "child.py", tmp_path / "turns.txt"
     script.write_text(CHILD)
-    run_group = load("benchmarking.processes").run_group
+    processes = load("benchmarking.processes")
 
     def begin(names, steps, **limits):
         settings = {"steps": steps, "log": str(log)}
-        return run_group([sys.executable, str(script)], names, settings, tmp_path, 1, True, **limits), log.read_text()
+        command = [sys.executable, str(script)]
+        results = processes.run_group(command, names, settings, tmp_path, 1, processes.Turns(**limits))
+        return results, log.read_text()
 
     return begin
 
@@ -58,7 +60,7 @@ def test_contenders_take_turns_and_nobody_always_comes_first(start):
 
 
 def test_when_time_is_up_all_have_had_the_same_number_of_turns_and_the_least_that_was_asked(start):
-    results, turns = start(["a", "b"], 1000, seconds=0.0, least_turns=3)
+    results, turns = start(["a", "b"], 1000, seconds=0.0, least=3)
     assert turns == "abbaba"
     assert [result["steps"] for result in results] == [3, 3]
 
@@ -78,23 +80,23 @@ def test_a_contender_that_fails_ends_the_run_with_what_it_said(start):
 def test_memory_counts_from_its_own_beginning(load):
     import torch
 
-    peak_memory = load("benchmarking.memory").PeakMemory
+    peak_memory = load("benchmarking.watch").PeakMemory
     device = torch.device("cpu")
     first = peak_memory(device)
     # A mapping of its own: malloc may hand out pages of the heap that earlier tests left resident.
     with mmap.mmap(-1, 2**26) as block:  # 64 MiB
         for page in range(0, len(block), mmap.PAGESIZE):
             block[page] = 1
-    assert 60 < first.figures()["memory_mb"] < 200
+    assert 60 < first.measurements()["memory_mb"] < 200
     second = peak_memory(device)  # sets the peak back
-    assert second.figures()["memory_mb"] < 30
-    assert second.figures()["peak_memory_mb"] > 64  # libraries and all
+    assert second.measurements()["memory_mb"] < 30
+    assert second.measurements()["peak_memory_mb"] > 64  # libraries and all
 
 
 def test_rows_are_cut_to_the_asked_number_of_tokens(load, bert_folder):
     from transformers import AutoTokenizer
 
-    rows = load("benchmarking.contenders.title_rows")
+    rows = load("benchmarking.contenders.title_inputs")
     tokenizer = AutoTokenizer.from_pretrained(bert_folder)
     source = [{"text": "sort the values of a matrix", "title": "sort"}, {"text": "return the eigenvalues", "title": "return"}]
     found = list(rows.cut_rows(source, tokenizer, [9, 5, 30]))
@@ -105,22 +107,25 @@ def test_rows_are_cut_to_the_asked_number_of_tokens(load, bert_folder):
     assert [rows.batch_size(settings, length) for length in (256, 300, 1024)] == [2, 2, 1]
 
 
-def test_text_is_shared_out_to_slices_and_no_text_is_in_two(load):
-    chinese = load("benchmarking.contenders.chinese_text")
-    texts = [f"{number:03d}" for number in range(10)]
-    slices = chinese.slice_texts(texts, 8)
-    assert slices == [texts[:3], texts[3:6], texts[6:9]]  # the last text alone would be too short a pass
-    assert chinese.slice_texts(["ab"], 8) == [["ab"]]
+def test_chinese_text_is_shared_out_to_slices_and_no_text_is_in_two(load, tmp_path):
+    texts = [f"我们使用系统{number}" for number in range(10)]
+    (tmp_path / "chinese.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    settings = {"chinese_file": str(tmp_path / "chinese.jsonl"), "inputs": str(tmp_path), "characters": 21, "seed": 1}
+    load("benchmarking.contenders.title_inputs").make_chinese(settings)
+    slices = json.loads((tmp_path / "slices.json").read_text())
+    assert sorted(text for part in slices for text in part) == texts
+    assert [len("".join(part)) >= 21 for part in slices] == [True] * 3
+    assert "使用" in (tmp_path / "vocab.txt").read_text().split()
 
 
 def test_what_grows_like_a_power_is_found_to(load):
-    exponent = load("benchmarking.figures").exponent
+    exponent = load("benchmarking.ratios").exponent
     assert exponent({1: 5.0, 2: 20.0, 8: 320.0}) == pytest.approx(2)
     assert exponent({10: 3.0, 1000: 3.0}) == pytest.approx(0)
 
 
 def test_contenders_are_compared_turn_by_turn_after_the_warm_up(load):
-    compare = load("benchmarking.figures").compare
+    compare = load("benchmarking.ratios").compare
 
     def run(seconds, memory):
         return {
@@ -132,92 +137,83 @@ def test_contenders_are_compared_turn_by_turn_after_the_warm_up(load):
 
     ours, other = run([50.0, 2.0, 4.0, 2.0], 100.0), run([1.0, 6.0, 6.0, 8.0], 200.0)
     found = compare(ours, other, 1)
-    assert found["speed"] == {"low": 2.25, "median": 3.0, "high": 3.5}  # 3, 1.5 and 4 times as fast
-    assert found["cpu_time"] == pytest.approx(1 / 3)
-    assert (found["at_best"], found["memory"], found["peak_memory"]) == (3.0, 0.5, 600 / 700)
-    assert compare(ours, other, 0, per_turn=2)["speed"]["median"] == pytest.approx((7 / 52 + 14 / 6) / 2)
+    assert found["speed (quartiles)"] == {"low": 2.25, "median": 3.0, "high": 3.5}  # 3, 1.5 and 4 times as fast
+    assert found["CPU time"] == pytest.approx(1 / 3)
+    assert (found["at best"], found["memory"], found["of the process"]) == (3.0, 0.5, 600 / 700)
+    assert compare(ours, other, 0, per_turn=2)["speed (quartiles)"]["median"] == pytest.approx((7 / 52 + 14 / 6) / 2)
     assert compare(ours, run([1.0, 6.0, 6.0, 8.0], 0.0), 1)["memory"] is None
 
 
 @pytest.fixture
 def of_classification(load):
-    """Runs of ours and another, two rounds -> the section's figures."""
+    """Runs of ours and another, two rounds, ours of this loss -> (module of the section, rows of its tables, its goals)."""
     section = load("benchmarking.sections.classification")
 
-    def result(name, number, seconds, loss, precision):
+    def result(name, number, seconds, loss):
         times = [seconds / 2] * 2
-        figures = dict.fromkeys(section.MEDIANS, 1.0)
-        return figures | {
-            "contender": name,
-            "round": number,
-            "pair": "bare",
-            "rows": 8,
-            "step_seconds": times,
-            "step_cpu_seconds": times,
-            "train_seconds": seconds,
-            "cpu_seconds": seconds,
-            "held_loss": loss,
-            "held_precision": precision,
-        }
+        row = {"samples/s": 8 / seconds, "held-out loss": loss, "held-out precision": 0.7}
+        run = {"contender": name, "round": number, "pair": "bare", "rows": 8, "row": row, "memory_mb": 1.0}
+        return run | {"startup_seconds": 1.0, "step_seconds": times, "step_cpu_seconds": times}
 
-    def make(loss=0.5, precision=0.7):
-        ours = [result("ours", number, 2.0 + number, loss, precision) for number in range(2)]
-        bare = [result("bare", number, 4.0 + 5 * number, 0.5, 0.7) for number in range(2)]
-        results = [*ours, *bare]
-        figures = {"rows": 8, "tokens": 80, "batch_size": 4, "max_length": 16, "held_rows": 4}
-        against = {"bare": section.against(results, "bare", 1)}
-        return section, figures | {"contenders": section.contenders(results), "against": against}
+    def make(loss=0.5):
+        ours = [result("ours", number, 2.0 + number, loss) for number in range(2)]
+        results = [*ours, *(result("bare", number, 4.0 + 5 * number, 0.5) for number in range(2))]
+        compared = section.against(results, "bare", 1)
+        # As if the bare loop were the Trainer, which goals are about.
+        goals = section.goal_values({"bare": compared, "trainer": compared}, "long-tailed texts")
+        return section, section.contender_rows(results), compared, goals
 
     return make
 
 
 def test_rounds_are_compared_pair_by_pair(of_classification):
-    section, figures = of_classification()
-    ratio = figures["against"]["bare"]
-    assert ratio["speed"] == {"low": 2.0, "median": 2.5, "high": 3.0}
-    assert figures["contenders"]["ours"]["at_best"] == 4.0  # 8 rows in the 2 seconds of the first seed's only run
-    assert (ratio["loss"], ratio["precision"]) == (0, 0)
-    speeds, against = section.tables(figures)
-    assert speeds.chart.series == {"": {"ours": 1.0, "bare": 1.0}}
-    assert against.rows[0][:4] == ("bare", 2, "2.500 x", "2.000, 3.000")
-    assert against.rows[0][-1] == "equal"
-    assert section.overhead(figures) == pytest.approx(100 * ((1 / 2 + 1 / 3) / 2 - 1))
+    section, rows, compared, goals = of_classification()
+    assert compared["speed (least to most)"] == {"low": 2.0, "median": 2.5, "high": 3.0}
+    assert rows[0]["samples/s at best"] == 4.0  # 8 rows in the 2 seconds of the first seed's only run
+    assert (compared["held-out loss, %"], compared["precision"], compared["quality"]) == (0, 0, "equal")
+    assert section.chart(rows, "", "samples/s")["series"] == {"": [("ours", (4 + 8 / 3) / 2), ("bare", (2 + 8 / 9) / 2)]}
+    assert goals[section.cost("long-tailed texts")] == (pytest.approx(100 * ((1 / 2 + 1 / 3) / 2 - 1)), None)
 
 
 def test_a_ratio_at_worse_quality_does_not_count(of_classification, load):
-    section, figures = of_classification(loss=0.6)
-    goal = section.faster("texts", ("cpu",), "bare", "a loop", 2)
-    assert goal.judge(figures) == ("2.5 x", "**fail**: held-out loss +20.0%, precision +0.0000")
-    assert goal.judge(of_classification()[1]) == ("2.5 x", "pass")
-    assert goal.judge(of_classification(loss=0.4)[1]) == ("2.5 x", "pass")  # better is no reason
-    assert section.faster("texts", ("cpu",), "bare", "a loop", 3).judge(of_classification()[1]) == ("2.5 x", "**fail**")
-    assert section.faster("texts", ("cpu",), "padded", "a loop", 3).judge(figures) == ("not measured", "")
-    assert goal.judge(None) == ("not measured", "")
+    section, _, _, goals = of_classification(loss=0.6)
+    name = section.faster("long-tailed texts", "Trainer's defaults")
+    assert goals[name] == (2.5, "held-out loss +20.0%, precision +0.0000")
+    goal = load("benchmarking.report").Goal(name, ("cpu",), 2)
+    assert goal.judge({"goals": goals, "quick": False})[2:] == ("2.5 x", "**fail**: held-out loss +20.0%, precision +0.0000")
+    for loss in (0.5, 0.4):  # better is no reason
+        assert goal.judge({"goals": of_classification(loss)[-1], "quick": False})[2:] == ("2.5 x", "pass")
+    assert goal.judge({"goals": {}, "quick": False})[2:] == goal.judge(None)[2:] == ("not measured", "")
+
+
+def test_numbers_are_shown_with_four_digits(load):
+    show = load("benchmarking.report").show
+    spread = {"low": 1.0, "median": 2.34567, "high": 12345.6}
+    assert [show(value) for value in (None, "pass", 7, 0.123456, 123.456, spread)] == [
+        "", "pass", "7", "0.1235", "123.5", "2.346 (1 to 12346)",
+    ]  # fmt: skip
 
 
 def test_the_folders_of_a_machine_stay_out_of_the_report(load, monkeypatch):
     command_line = load("benchmarking.report").command_line
-    argv = ["scripts/bench.py", "--data", "/home/me/rows", "--model", "/home/me/m", "--output", "benchmarks", "--rounds", "2"]
+    argv = ["scripts/bench.py", "--data", "/home/me/rows", "--model", "/home/me/MODEL", "--output", "benchmarks"]
     monkeypatch.setattr(sys, "argv", argv)
-    assert command_line() == "python scripts/bench.py --data rows --model MODEL --output benchmarks --rounds 2"
+    assert command_line() == "python scripts/bench.py --data rows --model MODEL --output benchmarks"
 
 
 @pytest.fixture
 def save(load, tmp_path):
     """Saves a report of a section that is made up: (data, value, kind) -> the page."""
     reports = load("benchmarking.report")
-    goal = reports.Goal("a number", ("cpu", "cuda"), 2, lambda figures: figures["value"])
-    section = reports.Section(
-        "number", "Numbers", "About them.", lambda bench: {}, lambda figures: "",
-        lambda figures: [reports.Table("Found", ("value",), [(figures["value"],)])], (goal,),
-    )  # fmt: skip
+    goals = (reports.Goal("a number", ("cpu", "cuda"), 2),)
+    section = reports.Section("number", "Numbers", "About them.", lambda bench: {}, goals)
 
     def one(data, value, kind="cpu", quick=False):
         report = {
             "section": "number", "data": data, "model": "", "precision": "no", "date": "2026-01-01", "command": "bench",
-            "machine": "a machine", "versions": {"torch": "2"}, "minutes": 1, "commit": None,
-            "others_cpu_share": None, "quick": quick,
-            "figures": {"value": value},
+            "machine": "a machine", "versions": {"torch": "2"}, "minutes": 1, "commit": None, "about": "", "quick": quick,
+            "others_cpu_share": {"low": 0, "median": 0, "high": 0}, "goals": {"a number": (value, None)},
+            "tables": [reports.table("Found", [{"value": value}])],
         }  # fmt: skip
         reports.save(tmp_path, kind, report, {"number": section}, lambda *_: False)
         return (tmp_path / f"bench_{kind}.md").read_text()
@@ -231,9 +227,9 @@ def test_a_report_replaces_the_one_on_the_same_data_and_keeps_what_a_person_wrot
     page.write_text(page.read_text() + "\n## Reading\n\nIt is fast.\n")
     save("b", 2)
     page = save("a", 3)
-    assert [(r["data"], r["figures"]["value"]) for r in json.loads((tmp_path / "bench_cpu.json").read_text())] == [
-        ("a", 3),
-        ("b", 2),
+    assert [(r["data"], r["tables"][0]["rows"]) for r in json.loads((tmp_path / "bench_cpu.json").read_text())] == [
+        ("a", [{"value": 3}]),
+        ("b", [{"value": 2}]),
     ]
     assert page.index("## Numbers: a") < page.index("## Numbers: b") < page.index("## Reading\n\nIt is fast.\n")
     assert "| a number | at least 2 x | 3 x | pass |" in page
@@ -252,12 +248,16 @@ def test_goals_are_listed_for_devices_that_were_not_measured_too(save, tmp_path)
 
 def test_every_chart_of_bars_and_lines_is_drawn(load, tmp_path):
     pytest.importorskip("matplotlib")
-    reports, plots = load("benchmarking.report"), load("benchmarking.plots")
-    bars = reports.Chart("x", {"a": {"one": 1.0, "two": 2.0}, "b": {"one": 3.0}})
-    lines = reports.Chart("ms", {"ours": {1: 2.0, 2: 4.0}, "theirs": {1: 8.0, 2: 32.0}}, "tokens", True)
-    for name, chart in (("bars", bars), ("lines", lines)):
+    chart, plots = load("benchmarking.report").chart, load("benchmarking.plots")
+    rows = [{"name": name, "x": x, "label": f"{x} tokens", "y": x * x} for name in ("ours", "theirs") for x in (1, 2)]
+    charts = {
+        "bars": chart(rows[:2], "label", "y"),
+        "groups": chart(rows, "label", "y", by="name"),
+        "lines": chart(rows, "x", "y", by="name", logarithmic=True),
+    }
+    for name, each in charts.items():
         path = tmp_path / f"{name}.png"
-        assert plots.draw("A plot", reports.Table("A plot", (), [], chart=chart), path)
+        assert plots.draw("A plot", json.loads(json.dumps(each)), path)
         assert path.read_bytes().startswith(b"\x89PNG")
 
 
@@ -274,7 +274,7 @@ def test_sections_have_names_of_their_own_and_an_unknown_one_is_refused(load, mo
 
 def test_a_section_with_nobody_to_compare_with_is_refused(load, tmp_path):
     asked = types.SimpleNamespace(contenders=["bare"])
-    bench = load("benchmarking.context").Bench(asked, tmp_path, {}, print)
+    bench = load("benchmarking.context").Bench(asked, tmp_path, {})
     assert bench.others("titles_training", ("bare", "trainer")) == ["bare"]
     with pytest.raises(SystemExit, match="nobody in section tokens; there are bert_rust, bert_python"):
         bench.others("tokens", ("bert_rust", "bert_python"))
@@ -306,18 +306,12 @@ def test_a_quick_run_compares_what_it_says(tmp_path):
     assert str(tmp_path) not in page
     assert "| quick |" in (tmp_path / "out/goals.md").read_text()
 
-    classes = found["long_tailed"]["figures"]
-    assert list(classes["contenders"]) == ["ours", "trainer"]
-    ours, trainer = classes["contenders"].values()
-    assert ours["tokens_per_second"] / ours["samples_per_second"] == pytest.approx(
-        trainer["tokens_per_second"] / trainer["samples_per_second"]  # the same rows
-    )
-    assert f"{classes['against']['trainer']['speed']['median']:.3f} x" in page
+    ours, trainer = found["long_tailed"]["tables"][0]["rows"]
+    assert (ours[""], trainer[""]) == ("ours", "trainer")
+    assert ours["tokens/s"] / ours["samples/s"] == pytest.approx(trainer["tokens/s"] / trainer["samples/s"])  # the same rows
+    (compared,) = found["long_tailed"]["tables"][1]["rows"]
+    assert f"{compared['speed (least to most)']['median']:.4g} (" in page
 
-    writing = found["titles_writing"]["figures"]
-    assert writing["contenders"]["ours"]["equal_to_alone"] == 1
-    layers = found["attention"]["figures"]["groups"]
-    assert [(group["length"], group["part"], list(group["ways"])) for group in layers] == [
-        (96, "attention", ["ours", "block_sparse", "full_sdpa"]),
-        (96, "layer", ["ours", "block_sparse", "full_sdpa"]),
-    ]
+    assert found["titles_writing"]["tables"][0]["rows"][0]["as written alone (first 4), %"] == 100
+    for table in found["attention"]["tables"]:
+        assert [(row["length"], row[""]) for row in table["rows"]] == [(96, "ours"), (96, "block_sparse"), (96, "full_sdpa")]

@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from benchmarking import application
+
 
 def contend(settings: dict[str, Any]) -> dict[str, Any]:
-    """Runs the contender that settings["contender"] names as MODULE-NAME."""
-    part, _, name = settings["contender"].partition("-")
-    module = importlib.import_module(f"benchmarking.contenders.{part}")
-    return module.CONTENDERS[name](settings | {"contender": name})
+    """Runs the contender that settings["contender"] names as MODULE.NAME."""
+    module, _, name = settings["contender"].partition(".")
+    if name.startswith("ours"):
+        application.begin()  # before torch is imported, as the scripts of app/ do
+    return importlib.import_module(f"benchmarking.contenders.{module}").CONTENDERS[name](settings | {"contender": name})

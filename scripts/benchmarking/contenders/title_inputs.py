@@ -1,34 +1,141 @@
-"""What the sections on titles work on: made once per section, in a child."""
+"""What the sections on titles work on, made once per section: rows of controlled length, models, Chinese text."""
 
 from __future__ import annotations
 
+import itertools
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarking.contenders.chinese_text import make_chinese
-from benchmarking.contenders.title_models import make_model, make_writer
-from benchmarking.contenders.title_rows import batch_size, cut_rows, document_lengths, read_rows, write_rows
+import torch
+
+from benchmarking import application
+from benchmarking.contenders.titles import batch_size, options
+from benchmarking.data import read_rows, write_rows
+
+SOURCE_ROWS = 2000  # rows of a file that are read
+VOCABULARY = 8192
+WIDER = 4.0  # see `make_writer`
+CHINESE_WORDS = 20000  # of the vocabulary, beside all characters
+SLICES = 20  # a tokenizer meets a text again only after so many passes
+# Frequent words, drawn by their rank as in natural language where there is no Chinese text to be had.
+COMMON = ("的", "是", "在", "了", "和", "我们", "可以", "不", "这个", "使用", "中国", "问题", "系统", "图书馆", "计算机")
 
 
-def make_inputs(settings: dict[str, Any]) -> dict[str, Any]:
-    """Makes what the settings ask for below settings["inputs"]: rows of settings["train_lengths"], documents and a model that
-    writes titles (settings["generate_length"]), Chinese text (settings["characters"])."""
-    found, inputs = {}, Path(settings["inputs"])
+def make_titles(settings: dict[str, Any]) -> dict[str, Any]:
+    """Below settings["inputs"]: rows of settings["train_lengths"] to train on; with settings["generate_length"] documents and a
+    model that writes titles."""
+    inputs = Path(settings["inputs"])
     inputs.mkdir(parents=True, exist_ok=True)
-    rows = read_rows(settings["train_file"])
-    if settings["train_lengths"] or settings["generate_length"]:
-        tokenizer = make_model(settings, rows, inputs)
-        found["vocabulary"] = len(tokenizer)
-        for length in settings["train_lengths"]:
-            count = settings["max_steps"] * batch_size(settings, length)
-            write_rows(inputs / f"train_{length}.jsonl", cut_rows(rows, tokenizer, [length + 8] * count))
+    rows = usable_rows(settings["train_file"], ("text", "title"))
+    tokenizer = make_model(settings, rows, inputs)
+    for length in settings["train_lengths"]:
+        count = settings["max_steps"] * batch_size(settings, length)
+        write_rows(inputs / f"train_{length}.jsonl", cut_rows(rows, tokenizer, [length + 8] * count))
     if settings["generate_length"]:
-        made = cut_rows(rows, tokenizer, document_lengths(settings))
-        write_rows(inputs / "documents.jsonl", made)
+        write_rows(inputs / "documents.jsonl", cut_rows(rows, tokenizer, document_lengths(settings)))
         make_writer(settings, inputs)
-    if settings["characters"]:
-        found["chinese"] = make_chinese(settings, rows, inputs)
-    return found
+    return {}
 
 
-CONTENDERS = {"inputs": make_inputs}
+def usable_rows(path: str, wanted: tuple[str, ...]) -> list[dict[str, str]]:
+    """Those of a file's first rows that have what is wanted."""
+    rows = [row for row in read_rows(path, SOURCE_ROWS) if all(map(row.get, wanted))]
+    if not rows:
+        raise SystemExit(f"{path}: none of its first {SOURCE_ROWS} rows has {' and '.join(wanted)}")
+    return rows
+
+
+def document_lengths(settings: dict[str, Any]) -> list[int]:
+    """Tokens of each document that gets a title: from half the length to all of it, in an order without meaning, none so
+    short that transformers' BigBird would turn dense on its batch."""
+    longest, count = settings["generate_length"], settings["documents"]
+    shortest = min(longest, max(longest // 2, 12 * settings["block_size"]))
+    lengths = [shortest + (longest - shortest) * i // max(1, count - 1) for i in range(count)]
+    random.Random(settings["seed"]).shuffle(lengths)
+    return lengths
+
+
+def cut_rows(rows: list[dict[str, str]], tokenizer: Any, lengths: list[int]) -> Iterator[dict[str, str]]:
+    """Rows of about so many tokens each, special ones included, cut from the documents one after the other. A text that begins
+    or ends within a word may get some tokens more."""
+    ids = tokenizer([row["text"] for row in rows], add_special_tokens=False)["input_ids"]
+    stream, titles = itertools.cycle(itertools.chain.from_iterable(ids)), itertools.cycle(row["title"] for row in rows)
+    for length, title in zip(lengths, titles, strict=False):
+        part = itertools.islice(stream, length - tokenizer.num_special_tokens_to_add())
+        yield {"text": tokenizer.decode(list(part)), "title": title}
+
+
+def make_model(settings: dict[str, Any], rows: list[dict[str, str]], inputs: Path) -> Any:
+    """The tokenizer; saves it with the configuration of a BigBird below inputs/model."""
+    from transformers import BigBirdConfig
+
+    from text.vocabulary import train_tokenizer
+
+    block, longest = settings["block_size"], max([*settings["train_lengths"], settings["generate_length"] or 0, 4096])
+    tokenizer = train_tokenizer([text for row in rows for text in (row["text"], row["title"])], VOCABULARY)
+    config = BigBirdConfig(
+        vocab_size=len(tokenizer), hidden_size=settings["hidden"], num_hidden_layers=settings["layers"],
+        num_attention_heads=max(1, settings["hidden"] // 64), intermediate_size=4 * settings["hidden"],
+        max_position_embeddings=-(-longest // block) * block, block_size=block, attention_type="block_sparse",
+        pad_token_id=tokenizer.pad_token_id, bos_token_id=tokenizer.cls_token_id, eos_token_id=tokenizer.sep_token_id,
+    )  # fmt: skip
+    config.save_pretrained(inputs / "model")
+    tokenizer.save_pretrained(inputs / "model")
+    return tokenizer
+
+
+def make_writer(settings: dict[str, Any], inputs: Path) -> None:
+    """The model that writes titles, in plain transformers, below inputs/writer.
+
+    Random weights are drawn wide, and no token is more frequent than another: with the usual ones every document would get much
+    the same short title, and equal titles would say nothing.
+    """
+    given = {"train_file": inputs / "documents.jsonl", "max_length": settings["generate_length"]}
+    prepared = application.prepare("titlegen", options(settings) | given, on_cpu=True)
+    model = prepared.title_model(plain=True)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 2 and "embeddings" not in name:
+                parameter.mul_(WIDER)
+        model.get_output_embeddings().bias.zero_()
+    model.save_pretrained(inputs / "writer")
+    prepared.data.tokenizer.save_pretrained(inputs / "writer")
+
+
+def make_chinese(settings: dict[str, Any]) -> dict[str, Any]:
+    """Slices of Chinese text and a vocabulary of its words, below settings["inputs"]; returns what the text is."""
+    import rjieba
+    from transformers import BertTokenizer
+
+    texts, kind = list(draw_chinese(settings)), "frequent words drawn at random"
+    if settings["chinese_file"]:
+        texts, kind = [row["text"] for row in usable_rows(settings["chinese_file"], ("text",))], "of --chinese_file"
+    written = itertools.accumulate(map(len, texts))
+    texts = [text for text, end in zip(texts, written, strict=True) if end <= SLICES * settings["characters"]] or texts[:1]
+    count = min(SLICES, len(texts), max(1, sum(map(len, texts)) // settings["characters"]))
+    words = Counter(word for text in texts for word in rjieba.cut(text, False) if word.strip())
+    characters = sorted({character for word in words for character in word.lower()})
+    known = [word.lower() for word, _ in words.most_common(CHINESE_WORDS)]
+    special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+    entries = dict.fromkeys([*special, *characters, *(f"##{c}" for c in characters if c.isascii()), *known])
+    folder = Path(settings["inputs"])
+    BertTokenizer(vocab={word: number for number, word in enumerate(entries)}).save_pretrained(folder)
+    (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in entries), encoding="utf-8")
+    (folder / "slices.json").write_text(json.dumps([texts[i::count] for i in range(count)]), encoding="utf-8")
+    return {"text": kind}
+
+
+def draw_chinese(settings: dict[str, Any]) -> Iterator[str]:
+    """Enough documents of drawn words for all slices."""
+    drawn, weights, written = random.Random(settings["seed"]), [1 / rank for rank in range(1, len(COMMON) + 1)], 0
+    while written < SLICES * settings["characters"]:
+        text = "".join("".join(drawn.choices(COMMON, weights, k=drawn.randint(5, 20))) + "。" for _ in range(40))
+        written += len(text)
+        yield text
+
+
+CONTENDERS = {"titles": make_titles, "chinese": make_chinese}

@@ -2,109 +2,99 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import titlegen
 import torch
 
-from benchmarking.contenders.passes import passes
-from benchmarking.contenders.title_models import arguments_of, load_writer
-from benchmarking.watch import Done
-from finetune.arguments.parsing import parse
+from benchmarking import application
+from benchmarking.contenders.titles import options
+from benchmarking.watch import watch_passes
+from text.chinese_decoding import join_chinese
 
 CHECKED_TITLES = 8  # documents that plain transformers gives a title one at a time
 
 
-def generate_ours(settings: dict[str, Any]) -> dict[str, Any]:
+def write_ours(settings: dict[str, Any]) -> dict[str, Any]:
     """app/titlegen.py --do_predict, watched where it predicts; each pass goes over all documents."""
-    from finetune.training import evaluation
-
-    predict, answer = evaluation.predict, {}
-
-    def watched_predict(run: Any, model: Any, task: Any, rows: Any) -> None:
-        with torch.no_grad():  # a small batch first: what is made on first use belongs to no pass
-            model.eval()
-            task.predict(model, rows.collate(np.arange(1)).to(run.device))
-        titles, figures = passes(settings, lambda: [r["titles"][0] for r in predict(run, model, task, rows)[0]])
-        answer.update(figures, titles=titles, alone=titles_alone(settings, rows, task, run.device))
-        raise Done
-
-    evaluation.predict = watched_predict
-    try:
-        titlegen.main(predicting_arguments(settings))
-    except Done:
-        return answer
-    raise RuntimeError("app/titlegen.py did not predict")
+    return application.predict("titlegen", prediction_options(settings), partial(watch_prediction, settings))
 
 
-def titles_alone(settings: dict[str, Any], rows: Any, task: Any, device: Any) -> list[str]:
+def watch_prediction(settings: dict[str, Any], model: Any, task: Any, rows: Any, predict: Any) -> dict[str, Any]:
+    with torch.no_grad():  # a small batch first: what is made on first use belongs to no pass
+        model.eval()
+        task.predict(model, rows.collate(np.arange(1)).to(model.device))
+    (records, _), measured = watch_passes(settings, predict, settings["max_steps"])
+    titles = [record["titles"][0] for record in records]
+    return measured | {"titles": titles, "alone": titles_alone(settings, task, rows, model.device)}
+
+
+@torch.no_grad()
+def titles_alone(settings: dict[str, Any], task: Any, rows: Any, device: torch.device) -> list[str]:
     """Titles that plain transformers writes for the first documents, one at a time, without padding, in the run's precision."""
     half = torch.bfloat16 if settings["precision"] == "bf16" else torch.float32
     model = load_writer(settings).to(device, half).eval()
     titles = []
     for row in range(min(CHECKED_TITLES, len(rows))):
-        batch = rows.collate(np.array([row])).to(device)
-        real = int(batch.inputs["attention_mask"].sum())
-        alone = {name: tensor[:, :real] for name, tensor in batch.inputs.items()}
-        with torch.no_grad():
-            titles += task.decode(model.generate(**alone, **search(settings)).tolist())
+        inputs = rows.collate(np.array([row])).to(device).inputs
+        real = int(inputs["attention_mask"].sum())
+        alone = {name: tensor[:, :real] for name, tensor in inputs.items()}
+        titles += task.decode(model.generate(**alone, **search(settings)).tolist())
     return titles
 
 
-def generate_with_trainer(settings: dict[str, Any]) -> dict[str, Any]:
+class TrainerWriter:
     """Seq2SeqTrainer.predict with predict_with_generate: the documents in their order, or (trainer_sorted) by length."""
-    from datasets import Dataset, disable_progress_bars
-    from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
 
-    from text.chinese_decoding import join_chinese
+    def __init__(self, settings: dict[str, Any]) -> None:
+        from benchmarking.contenders import trainer  # ours must not wait for it
 
-    disable_progress_bars()
-    data = titlegen.load_data(predicting_arguments(settings), False, False, True)
-    tokens, tokenizer = data.test.tokens, data.tokenizer
-    order = np.arange(len(tokens))
-    if settings["contender"] == "trainer_sorted":
-        order = np.argsort(-tokens.lengths, kind="stable")
-    # Without labels the Trainer fails: it asks the model for a loss beside the title, and so does ours where there are titles.
-    columns = {"input_ids": tokens, "labels": data.test.labels}
-    rows = Dataset.from_dict({name: [column[i].tolist() for i in order] for name, column in columns.items()})
-    cuda = torch.cuda.is_available()
-    arguments = Seq2SeqTrainingArguments(
-        output_dir=settings["folder"], per_device_eval_batch_size=settings["eval_batch_size"], predict_with_generate=True,
-        bf16=settings["precision"] == "bf16", report_to="none", disable_tqdm=True, use_cpu=not cuda, dataloader_pin_memory=cuda,
-    )  # fmt: skip
-    collate = DataCollatorForSeq2Seq(tokenizer)
-    trainer = Seq2SeqTrainer(load_writer(settings), arguments, data_collator=collate, processing_class=tokenizer)
-    asked = search(settings)
+        _, data = application.load("titlegen", prediction_options(settings), predict=True)
+        self.search, self.tokenizer = search(settings), data.tokenizer
+        by_length = settings["contender"] == "trainer_sorted"
+        lengths = data.test.tokens.lengths
+        self.order = np.argsort(-lengths, kind="stable") if by_length else np.arange(len(lengths))
+        # Without labels the Trainer fails: it asks for a loss beside the title, and so does ours where there are titles.
+        columns = application.token_columns(data.test)
+        rows = {name: [column[i] for i in self.order] for name, column in columns.items()}
+        given = {"per_device_eval_batch_size": settings["eval_batch_size"], "predict_with_generate": True}
+        arguments = trainer.arguments_of(settings, True, **given, dataloader_pin_memory=torch.cuda.is_available())
+        self.trainer = trainer.make_trainer(load_writer(settings), arguments, rows, self.tokenizer)
+        self.trainer.predict(self.trainer.train_dataset.select(range(1)), **self.search)
 
-    def predict() -> list[str]:
-        ids = trainer.predict(rows, **asked).predictions
-        found = tokenizer.batch_decode(np.where(ids < 0, tokenizer.pad_token_id, ids), skip_special_tokens=True)
-        titles = [""] * len(found)
-        for place, title in zip(order, found, strict=True):
-            titles[place] = join_chinese(title).strip()
-        return titles
-
-    trainer.predict(rows.select(range(1)), **asked)
-    titles, figures = passes(settings, predict)
-    return figures | {"titles": titles}
+    def write(self) -> list[str]:
+        ids = self.trainer.predict(self.trainer.train_dataset, **self.search).predictions
+        texts = self.tokenizer.batch_decode(np.where(ids < 0, self.tokenizer.pad_token_id, ids), skip_special_tokens=True)
+        titles = dict(zip(self.order.tolist(), (join_chinese(text).strip() for text in texts), strict=True))
+        return [titles[row] for row in sorted(titles)]
 
 
-def predicting_arguments(settings: dict[str, Any]) -> Any:
-    given = {
-        "model_name_or_path": Path(settings["inputs"], "writer"), "test_file": Path(settings["inputs"], "documents.jsonl"),
-        "max_length": settings["generate_length"], "do_predict": True,
-        "per_device_eval_batch_size": settings["eval_batch_size"],
+def write_with_trainer(settings: dict[str, Any]) -> dict[str, Any]:
+    titles, measured = watch_passes(settings, TrainerWriter(settings).write, settings["max_steps"])
+    return measured | {"titles": titles}
+
+
+def prediction_options(settings: dict[str, Any]) -> application.Options:
+    inputs = Path(settings["inputs"])
+    return options(settings, new=False) | {
+        "model_name_or_path": inputs / "writer", "test_file": inputs / "documents.jsonl",
+        "max_length": settings["generate_length"], "per_device_eval_batch_size": settings["eval_batch_size"],
     }  # fmt: skip
-    return parse(titlegen.Arguments, argv=arguments_of(settings, given))
+
+
+def load_writer(settings: dict[str, Any]) -> Any:
+    from transformers import AutoModelForSeq2SeqLM
+
+    return AutoModelForSeq2SeqLM.from_pretrained(Path(settings["inputs"], "writer"))
 
 
 def search(settings: dict[str, Any]) -> dict[str, Any]:
-    """What `models.titles` asks of generate, start and end counted."""
+    """What the application asks of generate, start and end counted."""
     beams, longest = settings["beams"], settings["title_length"] + 2
     stop_early = {"early_stopping": True} if beams > 1 else {}  # a greedy search complains about it
     return {"do_sample": False, "num_beams": beams, "max_length": longest, **stop_early}
 
 
-CONTENDERS = {"ours": generate_ours, "trainer_sorted": generate_with_trainer, "trainer": generate_with_trainer}
+CONTENDERS = {"ours": write_ours, "trainer_sorted": write_with_trainer, "trainer": write_with_trainer}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from benchmarking.report import Section
-from benchmarking.sections import attention, classification, flops, growth, reading, saving, split, startup, titles, writing
+from benchmarking.sections import attention, classification, growth, steps, titles, tokens, waits
 
 SECTIONS: dict[str, Section] = {
     section.name: section
     for section in (
-        classification.SHORT, classification.LONG_TAILED, titles.SECTION, writing.SECTION, attention.SECTION, reading.SECTION,
-        growth.SECTION, split.SECTION, flops.SECTION, saving.SECTION, startup.SECTION,
+        classification.SHORT, classification.LONG_TAILED, titles.TRAINING, titles.WRITING, attention.SECTION, tokens.SECTION,
+        growth.SECTION, steps.SPLIT, steps.FLOPS, waits.SAVING, waits.STARTUP,
     )
 }  # fmt: skip

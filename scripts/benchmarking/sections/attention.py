@@ -5,129 +5,72 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarking.context import Bench
-from benchmarking.figures import exponent, quartiles, ratios
-from benchmarking.report import Chart, Figures, Goal, Section, Table
+from benchmarking.ratios import exponent, quartiles, ratios
+from benchmarking.report import BOTH, CPU, GPU, Goal, Report, Row, Section, chart, table
 
-OTHERS = {"block_sparse": "transformers' block_sparse", "full_sdpa": "full attention (SDPA)"}
-LEGEND = """Forward and backward passes of one layer, dimensions of BigBird-base, all ways in one process and in turns,
-each turn a pass that is not counted and one that is. `block_sparse` is transformers' own, `full_sdpa` full attention by
-torch's scaled_dot_product_attention, in the layer that of a BERT layer of the same size. The attention alone is the module
-without its projections. The exponent says how the cost grows with the length."""
+LEGEND = """Forward and backward passes of one layer, dimensions of BigBird-base, all ways in one process and in turns, each
+turn a pass that is not counted and one that is. `block_sparse` is transformers' own, `full_sdpa` full attention by torch's
+scaled_dot_product_attention, in the layer that of a BERT layer of the same size. The attention alone is the module without its
+projections. The exponent says how the cost grows with the length."""
+PARTS = {"attention": "The attention alone", "layer": "A whole layer"}
+BLOCK_SPARSE = "BigBird, {} at {}: times transformers' block_sparse"
+MEMORY = "BigBird, a whole layer at 4096: share of block_sparse's peak memory"
+FULL = "BigBird, attention and layer from 2048 on: times full SDPA, at worst"
 
 
-def measure(bench: Bench) -> Figures:
+def measure(bench: Bench) -> Report:
     size = bench.size("attention")
-    settings = size | {"lengths": bench.options.lengths or size["lengths"]}
-    (found,) = bench.run("attention", ["measure"], settings)
-    about = f"1 layer, {size['hidden']} wide, {size['heads']} heads, blocks of {size['block_size']}"
-    groups = [group | {"against": against(group["ways"])} for group in found["measured"]]
-    for group in groups:
-        said = ", ".join(f"{name} {ratio['speed']['median']:.2f}" for name, ratio in group["against"].items())
-        bench.say(f"attention {group['length']:>5} {group['part']:<10} times as fast as {said}")
-    cost = "cpu_seconds" if bench.kind == "cpu" else "seconds"
-    powers = exponents(groups, cost)
-    return {"data": "", "model": about, "rows": size["rows"], "groups": groups, "cost": cost, "exponents": powers}
+    (found,) = bench.run(["attention.measure"], size | {"lengths": bench.options.lengths or size["lengths"]})
+    tables, goals, against_full = [], {}, []
+    for part, title in PARTS.items():
+        groups = [group for group in found["measured"] if group["part"] == part]
+        rows = [row for group in groups for row in group_rows(group)]
+        tables.append(table(title, rows, chart(rows, "length", "median, ms", by=""), grown(groups, bench.cost)))
+        for row in rows:
+            if row[""] == "block_sparse":
+                goals[BLOCK_SPARSE.format(title.lower(), row["length"])] = row["speed"]["median"], None
+                if (part, row["length"]) == ("layer", 4096):
+                    goals[MEMORY] = row["share of the memory"], None
+            if row[""] == "full_sdpa" and row["length"] >= 2048:
+                against_full.append(row["speed"]["median"])
+    goals[FULL] = min(against_full, default=None), None
+    bench.say(f"attention {len(found['measured'])} groups")
+    model = "1 layer, {hidden} wide, {heads} heads, blocks of {block_size}".format(**size)
+    return {"data": "", "model": model, "about": f"{size['rows']} sequence(s) a pass", "tables": tables, "goals": goals}
 
 
-def against(ways: dict[str, Any]) -> dict[str, Any]:
-    ours = ways["ours"]
-    return {
-        name: {
-            "speed": quartiles(ratios(way["all"], ours["all"])),
-            "cpu_time": ours["cpu_seconds"] / way["cpu_seconds"],
-            "memory": ours["memory_mb"] / way["memory_mb"] if way["memory_mb"] else None,
-        }
-        for name, way in ways.items()
-        if name != "ours"
-    }
+def group_rows(group: dict[str, Any]) -> list[Row]:
+    ours = group["ways"]["ours"]
+    rows = []
+    for name, way in group["ways"].items():
+        itself = name == "ours"
+        rows.append({
+            "length": group["length"],
+            "": name,
+            "median, ms": 1000 * way["seconds"],
+            "at best, ms": 1000 * way["at_best"],
+            "memory, MiB": way["memory_mb"],
+            "speed": None if itself else quartiles(ratios(way["all"], ours["all"])),
+            "CPU time": None if itself else ours["cpu_seconds"] / way["cpu_seconds"],
+            "share of the memory": None if itself or not way["memory_mb"] else ours["memory_mb"] / way["memory_mb"],
+        })  # fmt: skip
+    return rows
 
 
-def exponents(groups: list[dict[str, Any]], cost: str) -> dict[str, dict[str, float]]:
-    """Part -> way -> the power of the length that its `cost` grows with."""
-    found: dict[str, dict[str, dict[float, float]]] = {}
-    for group in groups:
-        for name, way in group["ways"].items():
-            found.setdefault(group["part"], {}).setdefault(name, {})[group["length"]] = way[cost]
-    return {part: {name: exponent(points) for name, points in ways.items() if len(points) > 1} for part, ways in found.items()}
+def grown(groups: list[dict[str, Any]], cost: str) -> str:
+    if len(groups) < 2:
+        return ""
+    costs = {name: {group["length"]: group["ways"][name][cost] for group in groups} for name in groups[0]["ways"]}
+    powers = ", ".join(f"{name} {exponent(points):.2f}" for name, points in costs.items())
+    return f"{'CPU seconds' if cost == 'cpu_seconds' else 'Seconds'} grow with the length to the power of: {powers}."
 
 
-def describe(f: Figures) -> str:
-    return f"{f['rows']} sequence(s) a pass"
-
-
-def tables(f: Figures) -> list[Table]:
-    found = []
-    for part, title in (("attention", "The attention alone"), ("layer", "A whole layer")):
-        rows, series, ratio_series = [], {}, {}
-        for group in f["groups"]:
-            if group["part"] != part:
-                continue
-            for name, way in group["ways"].items():
-                series.setdefault(name, {})[group["length"]] = 1000 * way["seconds"]
-                ratio = group["against"].get(name)
-                speed = ratio["speed"] if ratio else None
-                memory = "" if way["memory_mb"] is None else f"{way['memory_mb']:.0f} MiB"
-                shown = ("", "", "")
-                if ratio:
-                    quarters = f"{speed['low']:.2f}, {speed['high']:.2f}"
-                    shown = (f"{speed['median']:.2f} x", quarters, f"{ratio['cpu_time']:.2f} x")
-                rows.append(
-                    (
-                        group["length"],
-                        name,
-                        f"{1000 * way['seconds']:.1f} ms",
-                        f"{1000 * way['at_best']:.1f} ms",
-                        *shown,
-                        memory,
-                    )
-                )
-            for name, ratio in group["against"].items():
-                ratio_series.setdefault(name, {})[group["length"]] = ratio["speed"]["median"]
-        grown = ", ".join(f"{name} {power:.2f}" for name, power in f["exponents"].get(part, {}).items())
-        head = ("length", "", "median", "at best", "ours is faster by", "quartiles", "CPU time", "memory")
-        what = "CPU seconds" if f["cost"] == "cpu_seconds" else "Seconds"
-        note = f"{what} grow with the length to the power of: {grown}." if grown else ""
-        found.append(Table(title, head, rows, note, Chart("ms", series, "tokens of a sequence")))
-    return found
-
-
-def ratio(figures: Figures, part: str, length: int, other: str, what: str = "speed") -> float | None:
-    for group in figures["groups"]:
-        if (group["part"], group["length"]) == (part, length):
-            found = group["against"][other][what]
-            return found["median"] if isinstance(found, dict) else found
-    return None
-
-
-def against_full(figures: Figures) -> float | None:
-    found = [g["against"]["full_sdpa"]["speed"]["median"] for g in figures["groups"] if g["length"] >= 2048]
-    return min(found) if found else None
-
-
-def goal(part: str, words: str, length: int, kinds: tuple[str, ...], bound: float) -> Goal:
-    name = f"BigBird, {words} at {length}: times transformers' block_sparse"
-    return Goal(name, kinds, bound, lambda f: ratio(f, part, length, "block_sparse"))
-
-
-SECTION = Section(
-    "attention",
-    "BigBird attention",
-    LEGEND,
-    measure,
-    describe,
-    tables,
-    (
-        goal("attention", "the attention alone", 4096, ("cpu",), 2.5),
-        goal("layer", "a whole layer", 4096, ("cpu",), 1.5),
-        goal("layer", "a whole layer", 1536, ("cpu",), 1.15),
-        goal("layer", "a whole layer", 4096, ("cuda",), 4),
-        Goal(
-            "BigBird, a whole layer at 4096: share of block_sparse's peak memory",
-            ("cuda",),
-            0.5,
-            lambda f: ratio(f, "layer", 4096, "block_sparse", "memory"),
-            least=False,
-        ),
-        Goal("BigBird, attention and layer from 2048 on: times full SDPA, at worst", ("cpu", "cuda"), 1, against_full),
-    ),
+GOALS = (
+    Goal(BLOCK_SPARSE.format("the attention alone", 4096), CPU, 2.5),
+    Goal(BLOCK_SPARSE.format("a whole layer", 4096), CPU, 1.5),
+    Goal(BLOCK_SPARSE.format("a whole layer", 1536), CPU, 1.15),
+    Goal(BLOCK_SPARSE.format("a whole layer", 4096), GPU, 4),
+    Goal(MEMORY, GPU, 0.5, least=False),
+    Goal(FULL, BOTH, 1),
 )
+SECTION = Section("attention", "BigBird attention", LEGEND, measure, GOALS)

@@ -1,4 +1,4 @@
-"""Titles: training, at several lengths of document."""
+"""Titles: training at several lengths of document, and writing them."""
 
 from __future__ import annotations
 
@@ -6,155 +6,140 @@ import statistics
 from typing import Any
 
 from benchmarking.context import Bench
-from benchmarking.figures import compare, turns
-from benchmarking.report import Chart, Figures, Goal, Section, Table
+from benchmarking.ratios import LEAST_TURNS, WARM_UP, compare, turns
+from benchmarking.report import BOTH, CPU, Goal, Report, Row, Section, chart, table
 
-OTHERS = ("bare", "trainer_best", "trainer", "padded", "trainer_full", "ours_compiled")
-FULL_UP_TO = 1024  # longest document for full attention on a CPU
-WARM_UP = 1  # first turns that do not count
-LEAST_TURNS = WARM_UP + 3
-LEGEND = """All documents of a batch have the same length, so nobody pads; every contender has the same model, weights and
-rows per step. `ours` is `app/titlegen.py` itself with its own attention; `bare` a plain PyTorch loop over the very same
-batches with that attention and our dropout; `trainer_best` Seq2SeqTrainer with transformers' block-sparse attention, fused
-AdamW and length grouping, `trainer` as it comes; `padded` the hand-written loop with AdamW as it comes; `trainer_full`
-Seq2SeqTrainer's best with full attention, `ours_compiled` ours with `--torch_compile` on a GPU. The first turn of each is a
-warm-up and does not count; against `bare`, where a few percent decide, the first six do not on a CPU, in which the heap of
-either process still grows, and sixteen more are taken. Tokens are those of documents. Memory is the peak while training,
-above what the process held before its first step: gradients, moments, activations. The loss before training, without dropout,
-shows that the models are the same; the one after is that of the same rows after each contender's own steps, whose batches
-come in another order."""
+TITLES_OTHERS = ("bare", "trainer_best", "trainer", "padded", "ours_compiled")
+COST = "titles: our step costs more than the bare loop's, at the worst length"
+FASTER = "titles: times Seq2SeqTrainer's best training, at the worst length"
+TITLES_LEGEND = """All documents of a batch have the same length, so nobody pads; every contender has the same model, weights
+and rows per step. `ours` is `app/titlegen.py` itself with its own attention. `bare` is a plain PyTorch loop over the same
+batches with that attention and our dropout. `trainer_best` is Seq2SeqTrainer with transformers' block-sparse attention, fused
+AdamW and length grouping, `trainer` as it comes. `padded` is the hand-written loop with AdamW as it comes, `ours_compiled` ours
+with `--torch_compile` on a GPU. The first turn of each is a warm-up and does not count. Against `bare`, where a few percent
+decide, the first six do not count on a CPU, in which the heap of either process still grows, and sixteen more are taken. Tokens
+are those of documents. Memory is the peak while training, above what the process held before its first step: gradients,
+moments, activations. The loss before training, without dropout, shows that the models are the same; the one after is that of
+the same rows after each contender's own steps, whose batches come in another order."""
 
 
-def measure(bench: Bench) -> Figures:
-    source, size = bench.source("titles"), bench.size("titles_training")
+def measure_titles(bench: Bench) -> Report:
+    size = bench.size("titles_training")
     lengths = sorted(bench.options.lengths or size["lengths"])
-    settings, about = prepare(bench, source, {"max_steps": size["max_steps"], "train_lengths": lengths})
-    seconds = size["seconds"] if bench.options.seconds is None else bench.options.seconds
-    groups = []
+    settings, about = prepare(bench, {"max_steps": size["max_steps"], "train_lengths": lengths})
+    rows, compared = [], []
     for length in lengths:
-        left_out = set() if bench.kind == "cuda" else {"ours_compiled", *(("trainer_full",) if length > FULL_UP_TO else ())}
-        others = bench.others("titles_training", (name for name in OTHERS if name not in left_out))
         runs: dict[str, list[dict[str, Any]]] = {}
-        against = {}
-        for other in others:
+        for other in bench.others("titles_training", TITLES_OTHERS[: None if bench.kind == "cuda" else -1]):
             warm_up, least = (size["bare_warm_up"], size["bare_turns"]) if other == "bare" else (WARM_UP, LEAST_TURNS)
-            pair = bench.run("titles", ["ours", other], settings | {"length": length}, True, seconds, least)
-            against[other] = compare(*pair, warm_up, bench.per_turn)
+            jobs = ["titles.ours", f"titles.{other}"]
+            pair = bench.run(jobs, settings | {"length": length}, bench.turns(size, least))
             for result in pair:
                 runs.setdefault(result["contender"], []).append(result | {"warm_up": warm_up})
-            bench.say(f"titles {length:>5} tokens  {other:<13} ours is {against[other]['speed']['median']:.3f} times as fast")
-        figures = {name: figures_of(each, bench.per_turn) for name, each in runs.items()}
-        groups.append({"length": length, "contenders": figures, "against": against})
-    return {"data": source.name, "model": about, "groups": groups}
-
-
-def prepare(bench: Bench, source: Any, more: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """(settings, with the inputs made; the model in words)."""
-    size = bench.size("titles")
-    settings = {
-        **size, "train_file": source.path, "inputs": str(bench.folder / "inputs"), "train_lengths": [],
-        "generate_length": None, "characters": None, "beams": 4, "documents": 0, "chinese_file": None, **more,
-    }  # fmt: skip
-    (made,) = bench.run("title_inputs", ["inputs"], settings)
-    words = (
-        f"BigBird encoder ({size['layers']} layers, {size['hidden']} wide, blocks of {size['block_size']}) with a BERT decoder "
-        f"({size['decoder_layers']} layers), random weights"
-    )
-    return settings | made, words
-
-
-def figures_of(runs: list[dict[str, Any]], per_turn: int) -> dict[str, Any]:
-    """One contender's figures over all its runs, without their first `warm_up` turns."""
-    counted = [(run, slice(run["warm_up"] * per_turn, len(run["step_seconds"]))) for run in runs]
-    seconds, units = ([x for run, steps in counted for x in run[name][steps]] for name in ("step_seconds", "units"))
-    each = [x for run in runs for x in turns(run["step_seconds"], per_turn)[run["warm_up"] :]]
-    first = runs[0]
+            compared.append({"length": f"{length} tokens", "": other, **compare(*pair, warm_up, bench.per_turn)})
+            bench.say_speed(f"titles {length:>5} tokens", compared[-1])
+        rows += [{"length": length, "": name, **contender_row(each, bench.per_turn)} for name, each in runs.items()]
+    goals = {}
+    if bare := [row for row in compared if row[""] == "bare"]:
+        goals[COST] = max(100 * (1 / row["speed (quartiles)"]["median"] - 1) for row in bare), None
+        goals[f"{COST}, in CPU time"] = max(100 * (row["CPU time"] - 1) for row in bare), None
+    if best := [row["speed (quartiles)"]["median"] for row in compared if row[""] == "trainer_best"]:
+        goals[FASTER] = min(best), None
     return {
-        "steps": len(seconds),
-        "per_second": sum(units) / sum(seconds),
-        "at_best": max(unit / second for unit, second in zip(units, seconds, strict=True)),
-        "step_p50": statistics.median(each) / per_turn,
-        "memory_mb": statistics.median(run["memory_mb"] for run in runs),
-        "peak_memory_mb": statistics.median(run["peak_memory_mb"] for run in runs),
-        **{name: first[name] for name in ("startup_seconds", "loss_before", "loss_after", "batch_size")},
+        "data": bench.source("titles").name,
+        "model": about,
+        "about": "Documents cut from real ones and put together to one length",
+        "tables": [
+            table("Training", rows, chart(rows, "length", "tokens/s", by="")),
+            table("Ours against the others", compared, chart(compared, "length", "speed (quartiles)", by="")),
+        ],
+        "goals": goals,
     }
 
 
-def describe(f: Figures) -> str:
-    return "Documents cut from real ones and put together to one length"
+def prepare(bench: Bench, more: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """(settings, with the inputs made; the model in words)."""
+    size, inputs = bench.size("titles"), {"inputs": str(bench.folder / "inputs")}
+    asked = {"train_file": bench.source("titles").path, "train_lengths": [], "generate_length": None, "beams": 4}
+    settings = size | inputs | asked | more
+    bench.run(["title_inputs.titles"], settings)
+    encoder = "BigBird encoder ({layers} layers, {hidden} wide, blocks of {block_size})".format(**size)
+    return settings, f"{encoder} with a BERT decoder ({size['decoder_layers']} layers), random weights"
 
 
-def tables(f: Figures) -> list[Table]:
-    head = (
-        *("length", "", "rows", "steps", "tokens/s", "at best", "step p50", "memory", "of the process", "start-up"),
-        *("loss before", "after"),
-    )
-    rows = [
-        (
-            group["length"], name, c["batch_size"], c["steps"], f"{c['per_second']:.0f}", f"{c['at_best']:.0f}",
-            f"{c['step_p50'] * 1000:.0f} ms", f"{c['memory_mb']:.0f} MiB", f"{c['peak_memory_mb']:.0f} MiB",
-            f"{c['startup_seconds']:.1f} s", f"{c['loss_before']:.5f}", f"{c['loss_after']:.4f}",
-        )
-        for group in f["groups"] for name, c in group["contenders"].items()
-    ]  # fmt: skip
-    series: dict[str, dict[int, float]] = {}
-    for group in f["groups"]:
-        for name, c in group["contenders"].items():
-            series.setdefault(name, {})[group["length"]] = c["per_second"]
-    ratio_series: dict[str, dict[str, float]] = {}
-    for group in f["groups"]:
-        for name, ratio in group["against"].items():
-            ratio_series.setdefault(name, {})[f"{group['length']} tokens"] = ratio["speed"]["median"]
-    chart = Chart("tokens/s", series, "tokens of a document")
-    groups = [(f"{name}, {g['length']} tokens", ratio) for g in f["groups"] for name, ratio in g["against"].items()]
-    return [
-        Table("Training", head, rows, chart=chart),
-        ratio_table("Ours against the others", groups, Chart("times as fast as", ratio_series)),
-    ]
+def contender_row(runs: list[dict[str, Any]], per_turn: int) -> Row:
+    """One contender's medians over all its runs, without their first `warm_up` turns."""
+    counted = [(run, slice(run["warm_up"] * per_turn, len(run["step_seconds"]))) for run in runs]
+    seconds, units = ([x for run, steps in counted for x in run[name][steps]] for name in ("step_seconds", "units"))
+    each = [x for run in runs for x in turns(run["step_seconds"], per_turn)[run["warm_up"] :]]
+    return {
+        "rows": runs[0]["batch_size"],
+        "steps": len(seconds),
+        "tokens/s": sum(units) / sum(seconds),
+        "at best": max(unit / second for unit, second in zip(units, seconds, strict=True)),
+        "step p50, ms": 1000 * statistics.median(each) / per_turn,
+        "memory, MiB": statistics.median(run["memory_mb"] for run in runs),
+        "of the process, MiB": statistics.median(run["peak_memory_mb"] for run in runs),
+        "start-up, s": runs[0]["startup_seconds"],
+        "loss before": runs[0]["loss_before"],
+        "after": runs[0]["loss_after"],
+    }
 
 
-def ratio_table(title: str, compared: list[tuple[str, dict[str, Any]]], chart: Chart, memory: bool = True) -> Table:
-    """A row for each of (name, what `compare` gave)."""
-    rows = []
-    for name, ratio in compared:
-        speed = ratio["speed"]
-        shares = [ratio["memory"], ratio["peak_memory"]] if memory else []
-        shown = ("" if share is None else f"{share:.2f} x" for share in shares)
-        quarters = f"{speed['low']:.3f}, {speed['high']:.3f}"
-        rows.append(
-            (name, f"{speed['median']:.3f} x", quarters, f"{ratio['at_best']:.3f} x", f"{ratio['cpu_time']:.3f} x", *shown)
-        )
-    head = ("", "speed", "quartiles", "at best", "CPU time")
-    return Table(title, (*head, "memory", "of the process") if memory else head, rows, chart=chart)
+TITLES_GOALS = (Goal(COST, BOTH, 3, False, "%"), Goal(f"{COST}, in CPU time", CPU, 3, False, "%"), Goal(FASTER, BOTH, 1))
+TRAINING = Section("titles_training", "Titles: training", TITLES_LEGEND, measure_titles, TITLES_GOALS)
 
 
-def overhead(figures: Figures) -> float | None:
-    costs = [100 * (1 / g["against"]["bare"]["speed"]["median"] - 1) for g in figures["groups"] if "bare" in g["against"]]
-    return max(costs) if costs else None
+WRITING_GOAL = "titles: times the documents/s of Seq2SeqTrainer.predict, writing what transformers writes for a document alone"
+WRITING_OTHERS = ("trainer_sorted", "trainer")
+WRITING_LEGEND = """`ours` is `app/titlegen.py --do_predict`; `trainer` is `Seq2SeqTrainer.predict` with `predict_with_generate`
+and the documents in the order of the file, `trainer_sorted` with documents sorted by length beforehand. The beam search is the
+same for all. A turn is one pass over all documents; the first is a warm-up. `as written alone`: as plain transformers writes
+for a document by itself, without padding. Its sparse attention depends on how far a batch pads a row, so `predict` may write
+something else, the more so as these weights are random and drawn wide (a title hangs on small differences)."""
 
 
-def cpu_overhead(figures: Figures) -> float | None:
-    costs = [100 * (g["against"]["bare"]["cpu_time"] - 1) for g in figures["groups"] if "bare" in g["against"]]
-    return max(costs) if costs else None
+def measure_writing(bench: Bench) -> Report:
+    size = bench.size("titles_writing")
+    asked = {name: size[name] for name in ("documents", "eval_batch_size", "beams", "max_steps")}
+    settings, model = prepare(bench, asked | {"generate_length": size["length"]})
+    others = bench.others("titles_writing", WRITING_OTHERS)
+    runs, compared = bench.compare("writing", "ours", others, settings, size)
+    for row in compared:
+        row["equal titles, %"] = share(runs["ours"]["titles"], runs[row[""]]["titles"])
+    alone, rows, count = runs["ours"]["alone"], [], size["documents"]
+    for name, run in runs.items():
+        seconds = run["step_seconds"][WARM_UP:]
+        rows.append({
+            "": name,
+            "passes": len(seconds),
+            "documents/s": count * len(seconds) / sum(seconds),
+            "at best": count / min(seconds),
+            "memory, MiB": run["memory_mb"],
+            "of the process, MiB": run["peak_memory_mb"],
+            f"as written alone (first {len(alone)}), %": share(alone, run["titles"][: len(alone)]),
+        })  # fmt: skip
+    documents = f"{count} documents of {size['length'] // 2} to {size['length']} tokens"
+    search = f"{size['eval_batch_size']} at a time, {size['beams']} beams, titles of at most {settings['title_length']} tokens"
+    equal = share(alone, runs["ours"]["titles"][: len(alone)])
+    # Ours must write what transformers writes for the document itself: predict's titles change with the padding.
+    reason = None if equal == 100 else f"{equal:.0f}% of the titles are as written alone"
+    speeds = {row[""]: row["speed (quartiles)"]["median"] for row in compared}
+    return {
+        "data": bench.source("titles").name,
+        "model": model,
+        "about": f"{documents}, {search}, {len(set(runs['ours']['titles']))} of them different",
+        "tables": [
+            table("Documents per second", rows, chart(rows, "", "documents/s")),
+            table("Ours against predict", compared, chart(compared, "", "speed (quartiles)")),
+        ],
+        "goals": {WRITING_GOAL: (speeds.get("trainer"), reason)},
+    }
 
 
-def least_ratio(figures: Figures) -> float | None:
-    found = [g["against"]["trainer_best"]["speed"]["median"] for g in figures["groups"] if "trainer_best" in g["against"]]
-    return min(found) if found else None
+def share(some: list[str], others: list[str]) -> float:
+    """Percentage of titles that are equal."""
+    return 100 * sum(a == b for a, b in zip(some, others, strict=True)) / len(some)
 
 
-BOTH = ("cpu", "cuda")
-COST = "titles: our step costs more than the bare loop's, at the worst length"
-SECTION = Section(
-    "titles_training",
-    "Titles: training",
-    LEGEND,
-    measure,
-    describe,
-    tables,
-    (
-        Goal(COST, BOTH, 3, overhead, False, unit="%"),
-        Goal(f"{COST}, in CPU time", ("cpu",), 3, cpu_overhead, False, unit="%"),
-        Goal("titles: times Seq2SeqTrainer's best training, at the worst length", BOTH, 1, least_ratio),
-    ),
-)
+WRITING = Section("titles_writing", "Titles: writing them", WRITING_LEGEND, measure_writing, (Goal(WRITING_GOAL, BOTH, 1.5),))

@@ -1,4 +1,4 @@
-"""Medians, spreads, ratios and fitted exponents. No torch: the parent's memory is where its children's begins."""
+"""Spreads, ratios and fitted exponents. No torch: the parent's memory is where that of its children begins."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from collections.abc import Iterable
 from typing import Any
 
 Spread = dict[str, float]  # low, median, high
+WARM_UP = 1  # first turns that do not count
+LEAST_TURNS = WARM_UP + 3
 
 
 def quartiles(values: list[float]) -> Spread:
     """Median and quartiles."""
     if len(values) == 1:
-        return {"low": values[0], "median": values[0], "high": values[0]}
+        return spread(values)
     return dict(zip(("low", "median", "high"), statistics.quantiles(values, n=4, method="inclusive"), strict=True))
 
 
@@ -35,23 +37,18 @@ def ratios(some: list[float], others: list[float]) -> list[float]:
 
 def exponent(points: dict[float, float]) -> float:
     """The slope of log y over log x by least squares: y grows like x to this power. `points`: x -> y, two or more."""
-    xs, ys = [math.log(x) for x in points], [math.log(y) for y in points.values()]
-    middle = statistics.mean(xs), statistics.mean(ys)
-    above = sum((x - middle[0]) * (y - middle[1]) for x, y in zip(xs, ys, strict=True))
-    return above / sum((x - middle[0]) ** 2 for x in xs)
+    return statistics.linear_regression([math.log(x) for x in points], [math.log(y) for y in points.values()]).slope
 
 
-def compare(mine: dict[str, Any], other: dict[str, Any], warm_up: int, per_turn: int = 1) -> dict[str, Any]:
+def compare(mine: dict[str, Any], other: dict[str, Any], warm_up: int = WARM_UP, per_turn: int = 1) -> dict[str, Any]:
     """How many times as fast `mine` is in the same turn, and its share of the other's CPU time and memory. The two are results
     of contenders that took turns; their first `warm_up` turns do not count."""
     a, b = (turns(run["step_seconds"], per_turn)[warm_up:] for run in (mine, other))
     cpu = (turns(run["step_cpu_seconds"], per_turn)[warm_up:] for run in (mine, other))
-    compared: dict[str, Any] = {
-        "speed": quartiles(ratios(b, a)),
-        "at_best": min(b) / min(a),
-        "cpu_time": statistics.median(ratios(*cpu)),
+    return {
+        "speed (quartiles)": quartiles(ratios(b, a)),
+        "at best": min(b) / min(a),
+        "CPU time": statistics.median(ratios(*cpu)),
+        "memory": mine["memory_mb"] / other["memory_mb"] if other["memory_mb"] else None,
+        "of the process": mine["peak_memory_mb"] / other["peak_memory_mb"],
     }
-    for name in ("memory", "peak_memory"):
-        held = other[f"{name}_mb"]
-        compared[name] = mine[f"{name}_mb"] / held if held else None
-    return compared
