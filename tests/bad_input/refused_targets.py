@@ -125,7 +125,7 @@ TITLES = [
 
 IDS = [
     Case("ids that predictions cannot hold",
-         [r"test\.parquet row 1: id is datetime\.date\(2026, 1, 2\) \(date\), expected a text or"],
+         [r"test\.parquet row 1: id is datetime\.date\(2026, 1, 2\) \(date\), expected a text"],
          arguments=PREDICT | {"test_file": "test.parquet"},
          files={"test.parquet": parquet(id=[datetime.date(2026, 1, 2)], text=["a"])}),
     Case("ids that are no numbers", [r"test\.parquet row 2: id is nan \(float\)"],

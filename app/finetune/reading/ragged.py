@@ -65,6 +65,11 @@ class RaggedChunks:
         number = bisect_right(self._ends, row)
         return self.chunks[number][row - self._ends[number] + len(self.chunks[number])]
 
+    @property
+    def values(self) -> np.ndarray:
+        """The values of all rows, one after the other: a copy."""
+        return np.concatenate([chunk.values[chunk.offsets[0] : chunk.offsets[-1]] for chunk in self.chunks])
+
     @cached_property
     def lengths(self) -> np.ndarray:
         """(rows,) int64"""

@@ -33,6 +33,7 @@ def test_chunks_of_arrow_are_viewed(chunks):
     assert [ragged[i].tolist() for i in range(len(ragged))] == rows
     assert ragged.lengths.tolist() == list(map(len, rows))
     assert ragged.lengths.dtype == np.int64
+    assert ragged.values.tolist() == [value for row in rows for value in row]
     for chunk, array in zip(ragged.chunks, arrays.chunks, strict=True):
         assert not chunk.values.size or chunk.values.ctypes.data == array.values.buffers()[1].address
     with pytest.raises(IndexError):
