@@ -23,15 +23,15 @@ def scratch(name: str, shape: tuple[int, ...], dtype: torch.dtype, like: Tensor)
     what is there is overwritten."""
     if like.device.type != "cpu":
         return torch.empty(shape, dtype=dtype, device=like.device)
-    memory, threads, size = _kept.__dict__, 1, math.prod(shape)
+    memory = _kept.__dict__
     if isinstance(like, FakeTensor):  # in a dry run (finetune.memory_estimate), which begins with none
         if like.fake_mode not in _of_dry_run:
             _of_dry_run.clear()
-        memory, threads = _of_dry_run.setdefault(like.fake_mode, {}), torch.get_num_threads()
-    kept = memory.get((name, dtype))
-    if kept is None or len(kept) < size * threads:
+        memory = _of_dry_run.setdefault(like.fake_mode, {})
+    size, kept = math.prod(shape), memory.get((name, dtype))
+    if kept is None or len(kept) < size:
         with torch.inference_mode(False):  # or it could not be written to outside that mode
-            kept = memory[name, dtype] = like.new_empty(size * threads, dtype=dtype)
+            kept = memory[name, dtype] = like.new_empty(size, dtype=dtype)
     return kept[:size].view(shape)
 
 

@@ -14,13 +14,11 @@ with the length, not with length x keys. Keys of the window are read in place, o
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 from finetune.kernels.bigbird.dense import dense, dense_backward
 from finetune.kernels.bigbird.portions import Portion, portions_of
@@ -63,8 +61,6 @@ def _empty_result(like: Tensor, rows: Rows) -> Tensor:
 
 def _in_portions(work: Callable, portions: Iterable[Portion], *tensors: Tensor) -> None:
     """Calls work(portion, *tensors) for each portion."""
-    if isinstance(tensors[0], FakeTensor):  # a dry run (finetune.memory_estimate): no portion takes more than the first
-        portions = itertools.islice(portions, 1)
     if tensors[0].device.type == "cpu":
         in_threads(lambda portion: work(portion, *tensors), portions)
         return

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.functional import gelu
 from transformers.activations import NewGELUActivation
 from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention, BigBirdModel
@@ -16,6 +17,7 @@ from transformers.models.bigbird_pegasus.modeling_bigbird_pegasus import (
 )
 
 from finetune.kernels.bigbird.attention import BlockSparse
+from finetune.kernels.bigbird.dry_run import BlockSparseDryRun
 from finetune.kernels.bigbird.flex import TILE, Plans, attend
 from finetune.kernels.bigbird.flex_check import works
 from finetune.kernels.bigbird.plan import Shape
@@ -105,6 +107,8 @@ FAST = {
 @torch.compiler.disable
 def _attend(layer: Any, query: Tensor, key: Tensor, value: Tensor, rows: Rows) -> Tensor:
     """Query, key and value (rows, width, heads, size) -> context of that shape, as `layer` attends."""
+    if isinstance(query, FakeTensor):
+        return BlockSparseDryRun.apply(query, key, value, rows.shape)
     if rows.plans is not None and works(query.device, query.dtype, query.shape[-1]):
         return attend(query, key, value, rows.mask, rows.plans.of(layer.seed, layer.training))
     drawn = draw_blocks(rows, layer.seed, query.device) if layer.training else [None] * len(rows.groups)

@@ -37,9 +37,9 @@ def read_rows(attention_mask: Tensor, shape: Shape) -> Rows:
     A row ends with the block of its last real token. Copies one number per row to the host, if it does not know the lengths.
     """
     mask = attention_mask != 0
+    if isinstance(mask, FakeTensor):  # a dry run (finetune.memory_estimate), which has no values to read
+        return Rows(mask, shape, [])
     block_size = shape.block_size
-    if isinstance(mask, FakeTensor):  # a dry run (finetune.memory_estimate), which has no values to read: all rows are full
-        return Rows(mask, shape, [(mask.shape[1] // block_size, None)])
     ends = (mask * torch.arange(1, mask.shape[1] + 1, device=mask.device)).amax(dim=1)
     blocks, order = ((ends + block_size - 1) // block_size).clamp(min=1).sort(stable=True)
     lengths = current_row_lengths(*mask.shape)
@@ -53,10 +53,8 @@ def read_rows(attention_mask: Tensor, shape: Shape) -> Rows:
 
 def draw_blocks(rows: Rows, seed: int, device: torch.device) -> list[Tensor | None]:
     """The random blocks of each group of rows in training, for the layer of that seed; None for groups of short rows."""
-    # What a dry run draws has no values and may not get into the cache.
-    draw = _drawn.__wrapped__ if isinstance(rows.mask, FakeTensor) else _drawn
     shortest = shortest_sparse(rows.shape.number)
-    return [draw(blocks, rows.shape, seed, device) if blocks >= shortest else None for blocks, _ in rows.groups]
+    return [_drawn(blocks, rows.shape, seed, device) if blocks >= shortest else None for blocks, _ in rows.groups]
 
 
 @functools.lru_cache(maxsize=4096)
