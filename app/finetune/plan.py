@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from finetune.task import Split
 
 DEFAULT_GLOBAL_BATCH_SIZE = 32
-# Tokens of a forward pass on a CPU. Larger passes pad more and leave its caches: 640 Reuters rows in batches of 16 train 1.4
+# Tokens of a micro-batch on a CPU. Larger ones pad more and leave its caches: 640 Reuters rows in batches of 16 train 1.4
 # times as fast as in one pass a batch, with half the memory (benchmarks/bench_cpu.md); batches of short texts fit anyway.
 EVALUATION_ROWS = 32
 CPU_TOKENS = 2048
@@ -33,13 +33,13 @@ class Modes(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchShape:
-    """How one optimizer step's rows are shared out: over `world_size` processes times `accumulation` forward passes."""
+    """How one optimizer step's rows are shared out: over `world_size` processes times `accumulation` micro-batches."""
 
     global_batch_size: int
     world_size: int
-    micro_batch_size: int  # most rows in one forward pass of one process
-    accumulation: int  # forward passes per process and optimizer step; with `max_tokens` the most there can be
-    max_tokens: int | None = None  # most tokens in one forward pass of one process, padding included
+    micro_batch_size: int  # most rows of one process
+    accumulation: int  # micro-batches per process and optimizer step; with `max_tokens` the most there can be
+    max_tokens: int | None = None  # most tokens of one process, padding included
 
     @property
     def idle_share(self) -> float:
@@ -73,7 +73,7 @@ def derive_batch(
     if accumulation and needed != accumulation:
         raise InputError(
             f"batch arguments contradict each other: --global_batch_size {total} on {world_size} process(es) is "
-            f"{per_process} rows each, which --per_device_train_batch_size {micro} makes {needed} forward pass(es), but "
+            f"{per_process} rows each, which --per_device_train_batch_size {micro} makes {needed} micro-batch(es), but "
             f"--gradient_accumulation_steps is {accumulation}; leave one of the three out"
         )
     # More passes than rows would be passes over nothing.
@@ -177,9 +177,9 @@ def describe(plan: Plan) -> list[str]:
     first, last = (plan.learning_rate * lr_multiplier(step, *shape) for step in (0, plan.total_steps - 1))
     scaled = f" (--learning_rate times {plan.lr_factor:g}, --lr_scaling)" if plan.lr_factor != 1 else ""
     if b.max_tokens is None:
-        share = f"at most {b.micro_batch_size} rows x {b.accumulation} forward pass(es)"
+        share = f"at most {b.micro_batch_size} rows x {b.accumulation} micro-batch(es)"
     else:
-        share = f"forward passes of at most {b.max_tokens} tokens, as many as a step's rows need"
+        share = f"micro-batches of at most {b.max_tokens} tokens, as many as a step's rows need"
     lines = [
         f"global batch   {b.global_batch_size} rows = {b.world_size} process(es) x {share}",
         f"steps          {plan.total_steps} optimizer steps, {plan.steps_per_epoch} per epoch of {plan.num_rows} rows",

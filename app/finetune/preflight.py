@@ -90,7 +90,7 @@ def _compared(arguments: Any, launch: Launch) -> dict[str, Any]:
 
 
 def _content(path: str) -> str:
-    """A file in one line. A file that is not there is told of later, by who reads it, with more to say."""
+    """A file in one line. Its reader reports a missing file later, with more to say."""
     try:
         record = run_folder.file_record(Path(path))
         return f"{record['bytes']} bytes, sha256 {record['sha256'][:12]}"

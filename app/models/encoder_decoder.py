@@ -51,13 +51,13 @@ def load_title_config(arguments: Any) -> Any:
     return config
 
 
-def check_title_length(decoder: Any, asked: int) -> None:
+def check_title_length(decoder: Any, requested: int) -> None:
     """Raises `InputError` if titles of so many tokens pass a trained decoder's position table. `decoder`: its configuration, or
     the encoder-decoder's."""
     decoder = getattr(decoder, "decoder", None) or decoder
     limit = getattr(decoder, "max_decoder_position_embeddings", None) or getattr(decoder, "max_position_embeddings", None)
-    if limit is not None and asked + 2 > limit:  # start and end take a place each
-        raise InputError(f"--max_title_length {asked} is more than the decoder can write; give at most {limit - 2}")
+    if limit is not None and requested + 2 > limit:  # start and end take a place each
+        raise InputError(f"--max_title_length {requested} is more than the decoder can write; give at most {limit - 2}")
 
 
 def check_decoder(arguments: Any, config: Any) -> None:

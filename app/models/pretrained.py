@@ -196,12 +196,12 @@ def length_limit(config: Any, tokenizer: Any) -> int | None:
     return min(limits) if limits else None
 
 
-def choose_max_length(asked: int | None, config: Any, tokenizer: Any, default: int = 512) -> int:
+def choose_max_length(requested: int | None, config: Any, tokenizer: Any, default: int = 512) -> int:
     """--max_length, or the default within the model's limit. Raises `InputError` for a length beyond the limit."""
     limit = length_limit(config, tokenizer)
-    if asked is not None and limit is not None and asked > limit:
-        raise InputError(f"--max_length {asked} is more than the model can read ({limit} tokens); give at most {limit}")
-    return asked or min(default, limit or default)
+    if requested is not None and limit is not None and requested > limit:
+        raise InputError(f"--max_length {requested} is more than the model can read ({limit} tokens); give at most {limit}")
+    return requested or min(default, limit or default)
 
 
 def take_vocabulary(config: Any, tokenizer: Any) -> None:

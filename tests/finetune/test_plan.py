@@ -72,7 +72,7 @@ def test_default_and_the_contradiction_in_words():
         derive_batch(2, 64, 8, 3)
     assert caught.value.problems == [
         "batch arguments contradict each other: --global_batch_size 64 on 2 process(es) is 32 rows each, which "
-        "--per_device_train_batch_size 8 makes 4 forward pass(es), but --gradient_accumulation_steps is 3; leave one of the "
+        "--per_device_train_batch_size 8 makes 4 micro-batch(es), but --gradient_accumulation_steps is 3; leave one of the "
         "three out"
     ]
 
@@ -154,7 +154,7 @@ def test_learning_rate_rises_then_falls_and_never_is_zero(total, data, kind):
 
 def test_batch_arithmetic_in_words(arguments):
     lines = describe(plan_of(arguments(global_batch_size=9), 90, 8))
-    assert lines[0] == "global batch   9 rows = 8 process(es) x at most 2 rows x 1 forward pass(es)"
+    assert lines[0] == "global batch   9 rows = 8 process(es) x at most 2 rows x 1 micro-batch(es)"
     assert lines[-1].endswith("9 rows do not share out evenly over 8 processes; --global_batch_size 8 or 16 would")
     assert len(describe(plan_of(arguments(global_batch_size=16), 90, 8))) == 3
     assert describe(plan_of(arguments(global_batch_size=3), 90, 8))[-1].endswith("--global_batch_size 8 would")
@@ -167,9 +167,7 @@ def test_a_cpu_works_in_passes_of_so_many_tokens_unless_told_otherwise(arguments
     for asked in (arguments(per_device_train_batch_size=8), arguments(gradient_accumulation_steps=2)):
         assert batch_of(asked, 2, by_tokens=True) == batch_of(asked, 2) == BatchShape(32, 2, 8, 2)
     line = describe(make_plan(arguments(global_batch_size=9), 90, 8, by_tokens=True))[0]
-    assert (
-        line == "global batch   9 rows = 8 process(es) x forward passes of at most 2048 tokens, as many as a step's rows need"
-    )
+    assert line == "global batch   9 rows = 8 process(es) x micro-batches of at most 2048 tokens, as many as a step's rows need"
 
 
 def test_an_evaluation_batch_has_rows_or_tokens(arguments):

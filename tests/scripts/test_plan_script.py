@@ -66,7 +66,7 @@ def test_the_plan_of_a_run(run):
     assert lines[:5] == [
         "launch         accelerate_configs/zero2.yaml: 8 process(es) on GPUs, nccl, ZeRO-2 (ds_configs/zero2.json)",
         "precision      bf16",
-        "global batch   12 rows = 8 process(es) x at most 2 rows x 1 forward pass(es)",
+        "global batch   12 rows = 8 process(es) x at most 2 rows x 1 micro-batch(es)",
         "steps          6 optimizer steps, 3 per epoch of 32 rows",
         "learning rate  0.002 at its peak (--learning_rate times 2, --lr_scaling), 0.001 in the first step, 0.0005 in the last"
         "; 2 warm-up step(s), linear",

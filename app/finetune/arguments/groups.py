@@ -60,10 +60,10 @@ class BatchArguments:
 
     global_batch_size: int | None = option(at_least=1, help="samples per optimizer step over all processes (default: 32)")
     per_device_train_batch_size: int | None = option(
-        at_least=1, help="most samples per process in one forward pass; accumulation is derived from it"
+        at_least=1, help="most samples per process in one micro-batch; accumulation is derived from it"
     )
     gradient_accumulation_steps: int | None = option(
-        at_least=1, help="forward passes per optimizer step; the micro-batch is derived from it"
+        at_least=1, help="micro-batches per optimizer step; the micro-batch is derived from it"
     )
     per_device_eval_batch_size: int | None = option(
         at_least=1, help="samples per process in one evaluation pass (default: 32, or see --max_tokens_per_eval_batch)"

@@ -1,4 +1,4 @@
-"""What a run says while it runs: history.jsonl, the console, the progress bar, TensorBoard and other trackers. Level 2.
+"""What a run says while it runs: history.jsonl, the console, the progress bar, TensorBoard and other trackers..
 
 history.jsonl holds only what the run computes, no clock, so that two equal runs write equal bytes.
 """
@@ -44,13 +44,13 @@ class Tracker:
             return
         self.history.write(json.dumps(event, ensure_ascii=False, allow_nan=False) + "\n")
         self.history.flush()
-        figures = {key: value for key, value in event.items() if isinstance(value, int | float) and key != "step"}
-        self.accelerator.log({**figures, **(speed or {})}, step=event["step"])
+        metrics = {key: value for key, value in event.items() if isinstance(value, int | float) and key != "step"}
+        self.accelerator.log({**metrics, **(speed or {})}, step=event["step"])
         if shown:
             known = {key: event[key] for key in shown if event.get(key) is not None}
-            figures_shown = ", ".join(f"{key} {value:.4f}" for key, value in known.items())
+            shown_metrics = ", ".join(f"{key} {value:.4f}" for key, value in known.items())
             at = f"step {event['step']}"
-            self.say(f"{at:<15}epoch {event['epoch']:.2f}, {figures_shown}")
+            self.say(f"{at:<15}epoch {event['epoch']:.2f}, {shown_metrics}")
 
     def advance(self, loss: float | None, learning_rate: float, samples_per_second: float) -> None:
         """Moves the progress bar by one step."""

@@ -1,4 +1,4 @@
-"""How long steps take, measured without making the device wait. Level 1."""
+"""How long steps take, measured without making the device wait.."""
 
 from __future__ import annotations
 

@@ -114,9 +114,9 @@ def fit(run: Run, training: Training, state: TrainState) -> dict[str, float | No
         eval_due = training.validation is not None and plan.due(state.step, plan.eval_steps)
         save_due = plan.due(state.step, plan.save_steps)
         state.count_tokens(*training.steps.tokens(step))
-        asked = False
+        requested = False
         if log_due or eval_due or save_due or _host_is_device(run) or state.step > look:
-            norms, asked, agreed_pace = _read(run, training, state, pending, pace)
+            norms, requested, agreed_pace = _read(run, training, state, pending, pace)
             seconds = clock.read()
             state.train_seconds += seconds
             pace = seconds / len(norms)
@@ -125,7 +125,7 @@ def fit(run: Run, training: Training, state: TrainState) -> dict[str, float | No
         tracker.advance(state.losses[-1] if state.losses else None, plan.learning_rate * multiplier, rate)
         if log_due:
             _log_step(training, state, multiplier, norms[-1], rate)
-        if asked:
+        if requested:
             _save_and_stop(run, training, state, eval_due)
         if (eval_due or save_due) and _finish_step(run, training, state, eval_due):
             break
@@ -154,11 +154,11 @@ def restore(run: Run, path: Path, training: Training, state: TrainState) -> None
 def _read(run: Run, training: Training, state: TrainState, pending: list, pace: float) -> tuple[list[float], bool, float]:
     """Waits for the device once, for all steps since the last time; all processes must call it at the same step.
 
-    Returns (gradient norms of those steps; whether any process was asked to stop; mean of the processes' `pace`, seconds per
-    step). The last two travel with the losses: they cost no exchange and no wait of their own.
+    Returns (gradient norms of those steps; whether any process was requested to stop; mean of the processes' `pace`, seconds
+    per step). The last two travel with the losses: they cost no exchange and no wait of their own.
     """
     mine = torch.tensor([float(signals.requested() is not None), pace], dtype=torch.float64, device=run.device)
-    *losses, asked, paces = run.sum(torch.cat([torch.stack([loss.double() for loss, _ in pending]), mine])).tolist()
+    *losses, requested, paces = run.sum(torch.cat([torch.stack([loss.double() for loss, _ in pending]), mine])).tolist()
     norms = [float(norm) if norm is not None else math.nan for _, norm in pending]
     first = state.step - len(pending)
     pending.clear()
@@ -169,7 +169,7 @@ def _read(run: Run, training: Training, state: TrainState, pending: list, pace: 
     state.losses += losses
     for loss in losses:  # one by one, since how many come together depends on the clock
         state.loss_total += loss
-    return norms, asked > 0, paces / run.launch.world_size
+    return norms, requested > 0, paces / run.launch.world_size
 
 
 def _host_is_device(run: Run) -> bool:

@@ -1,4 +1,4 @@
-"""Which rows meet in which batch, and which process gets them. Level 1: pure functions of (seed, epoch) and the rows' lengths.
+"""Which rows meet in which batch, and which process gets them. Pure functions of (seed, epoch) and the rows' lengths.
 
 Nothing here knows the launcher; the number of processes enters only where one global batch is shared out.
 """
@@ -41,9 +41,9 @@ def epoch_order(seed: int, epoch: int, lengths: np.ndarray, global_batch_size: i
 
 
 def share_out(rows: np.ndarray, lengths: np.ndarray, world_size: int, accumulation: int) -> list[list[np.ndarray]]:
-    """Shares one global batch out: [forward pass][process] -> rows, as even in number as possible, some maybe empty.
+    """Shares one global batch out: [micro-batch][process] -> rows, as even in number as possible, some maybe empty.
 
-    Rows are dealt in the order of their lengths, longest first, so that the processes of one forward pass have rows of
+    Rows are dealt in the order of their lengths, longest first, so that the processes of one micro-batch have rows of
     similar length and finish together.
     """
     by_length = rows[np.lexsort((rows, -lengths[rows]))]
@@ -52,27 +52,29 @@ def share_out(rows: np.ndarray, lengths: np.ndarray, world_size: int, accumulati
 
 
 def share_out_tokens(
-    rows: np.ndarray, widths: np.ndarray, world_size: int, max_tokens: int, packed: bool = False
+    rows: np.ndarray, widths: np.ndarray, world_size: int, max_tokens: int, padding_free: bool = False
 ) -> list[list[np.ndarray]]:
     """As `share_out`, in forward passes of at most `max_tokens` tokens each, padding included; as few as that takes.
 
-    `widths`: of each row of the file, padded. `packed`: rows of a pass are not padded to its widest. A row wider than
+    `widths`: of each row of the file, padded. `padding_free`: rows of a pass are not padded to its widest. A row wider than
     `max_tokens` gets a pass of its own. Rows are cut into runs of similar length, the most even ones that fit, so that the
     processes of a pass have about as many tokens; where processes outnumber runs, the runs of most tokens are halved.
     """
     by_length = rows[np.lexsort((rows, -widths[rows]))]
-    passes = -(-len(_runs(by_length, widths, max_tokens, packed)) // world_size)
+    passes = -(-len(_runs(by_length, widths, max_tokens, padding_free)) // world_size)
     low, high = 1, max_tokens  # the least budget that takes no more passes
     while low < high:
         middle = (low + high) // 2
-        if len(_runs(by_length, widths, middle, packed)) <= passes * world_size:
+        if len(_runs(by_length, widths, middle, padding_free)) <= passes * world_size:
             high = middle
         else:
             low = middle + 1
-    runs = _runs(by_length, widths, high, packed)
+    runs = _runs(by_length, widths, high, padding_free)
     while len(runs) < passes * world_size:
         place = max(
-            (i for i, run in enumerate(runs) if len(run) > 1), key=lambda i: _tokens(runs[i], widths, packed), default=None
+            (i for i, run in enumerate(runs) if len(run) > 1),
+            key=lambda i: _tokens(runs[i], widths, padding_free),
+            default=None,
         )
         if place is None:
             runs.append(rows[:0])
@@ -81,12 +83,12 @@ def share_out_tokens(
     return [runs[first : first + world_size] for first in range(0, len(runs), world_size)]
 
 
-def _runs(rows: np.ndarray, widths: np.ndarray, max_tokens: int, packed: bool) -> list[np.ndarray]:
+def _runs(rows: np.ndarray, widths: np.ndarray, max_tokens: int, padding_free: bool) -> list[np.ndarray]:
     """`rows`, longest first, in runs of at most `max_tokens` tokens or one row."""
     found, first = [], 0
     ends = np.cumsum(widths[rows])
     while first < len(rows):
-        if packed:
+        if padding_free:
             before = ends[first] - widths[rows[first]]
             size = max(1, int(np.searchsorted(ends, before + max_tokens, side="right")) - first)
         else:
@@ -96,8 +98,8 @@ def _runs(rows: np.ndarray, widths: np.ndarray, max_tokens: int, packed: bool) -
     return found
 
 
-def _tokens(run: np.ndarray, widths: np.ndarray, packed: bool) -> int:
-    if packed:
+def _tokens(run: np.ndarray, widths: np.ndarray, padding_free: bool) -> int:
+    if padding_free:
         return int(widths[run].sum())
     return len(run) * int(widths[run[0]]) if len(run) else 0
 
@@ -112,7 +114,7 @@ def evaluation_batches(
     """
     by_length = np.argsort(-widths, kind="stable")
     if max_tokens is not None:
-        batches = _runs(by_length, widths, max_tokens, packed=False)
+        batches = _runs(by_length, widths, max_tokens, padding_free=False)
     else:
         batches = [by_length[start : start + batch_size] for start in range(0, len(by_length), batch_size)]
     batches += [by_length[:0]] * (-len(batches) % world_size)
