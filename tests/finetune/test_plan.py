@@ -1,6 +1,7 @@
 import math
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,8 +23,9 @@ from finetune.task import Split
 SIZES = st.integers(1, 300)
 
 
-def plan_of(arguments, rows, processes):
-    return make_plan(arguments, Split("rows", None, rows), SimpleNamespace(world_size=processes, micro_batches_by_tokens=False))
+def plan_of(arguments, rows, processes, by_tokens=False):
+    split = Split("rows", None, rows, lengths=np.ones(rows))
+    return make_plan(arguments, split, SimpleNamespace(world_size=processes, micro_batches_by_tokens=by_tokens))
 
 
 def check_shape(batch):
@@ -166,7 +168,7 @@ def test_a_cpu_works_in_passes_of_so_many_tokens_unless_told_otherwise(arguments
     assert batch_of(arguments(max_tokens_per_micro_batch=99), 2) == BatchShape(32, 2, 16, 16, 99)
     for asked in (arguments(per_device_train_batch_size=8), arguments(gradient_accumulation_steps=2)):
         assert batch_of(asked, 2, by_tokens=True) == batch_of(asked, 2) == BatchShape(32, 2, 8, 2)
-    line = describe(make_plan(arguments(global_batch_size=9), 90, 8, by_tokens=True))[0]
+    line = describe(plan_of(arguments(global_batch_size=9), 90, 8, by_tokens=True))[0]
     assert line == "global batch   9 rows = 8 process(es) x micro-batches of at most 2048 tokens, as many as a step's rows need"
 
 
