@@ -42,7 +42,7 @@ def run_task(task: Task, arguments: Any) -> None:
 
     metrics: dict[str, Any] = {}
     if modes.train:
-        training, state = prepare_training(started, arguments, task, data, plan, model, opened)
+        training, state = prepare_training(started, arguments, task, data, plan, model, opened=opened)
         del model
         metrics |= loop.fit(started, training, state)
         metrics |= finish_training(started, training, state)

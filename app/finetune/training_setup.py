@@ -32,7 +32,7 @@ from finetune.training.optimizer import build_optimizer
 
 
 def prepare_training(
-    run: Run, arguments: Any, task: Task, data: Data, plan: Plan, model: torch.nn.Module, opened: OpenedRun
+    run: Run, arguments: Any, task: Task, data: Data, plan: Plan, model: torch.nn.Module, *, opened: OpenedRun
 ) -> tuple[Training, TrainState]:
     """Hands model and optimizer to Accelerate and restores the checkpoint to resume from, if there is one."""
     state, place, resume = TrainState(), None, opened.resume

@@ -39,7 +39,7 @@ def training(run, arguments, opened=FRESH, plan=None, model=None):
     """The linear layer's training, prepared."""
     task, plan = Exports(arguments), plan or make_plan(22, save_steps=3, eval_steps=3)
     data = task.load(run.launch, None)
-    made, state = training_setup.prepare_training(run, arguments, task, data, plan, model or linear_layer(), opened)
+    made, state = training_setup.prepare_training(run, arguments, task, data, plan, model or linear_layer(), opened=opened)
     return SimpleNamespace(made=made, state=state, task=task)
 
 

@@ -30,6 +30,7 @@ def train_step(
     task: Task,
     micro_batches: list[Batch],
     max_grad_norm: float,
+    *,
     weight: float = 1.0,
 ) -> tuple[torch.Tensor, Any]:
     """One optimizer step over this process's micro-batches of one global batch.
