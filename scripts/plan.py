@@ -5,8 +5,8 @@
     python scripts/plan.py --num_processes 8 app/titlegen.py --deepspeed ds_configs/zero2.json ARGS
 
 ARGS are the training command's own, unchanged. It runs anywhere, also on a laptop that plans for eight GPUs: data are read and
-tokenized as in the run, the model is built without weights, and one forward and backward pass is rehearsed on tensors without
-values. It prints the batch arithmetic, steps, tokens and learning rates; the memory of a GPU under every shipped launch
+tokenized as in the run, the model is built without weights, and one forward and backward pass is made on tensors without
+values (a dry run). It prints batch arithmetic, steps, tokens and learning rates; the memory of a GPU under every shipped launch
 file, and the cheapest of these that fits --gpu_memory; or everything that contradicts itself in launch file, DeepSpeed file
 and arguments, in one list.
 
@@ -20,7 +20,6 @@ Exit codes: 0 done, and the planned launch fits; 1 it does not fit --gpu_memory;
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import sys
 from collections.abc import Callable
@@ -31,7 +30,9 @@ from typing import Any
 import yaml
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(REPOSITORY / "app"))
+sys.path[:0] = [str(REPOSITORY / "scripts"), str(REPOSITORY / "app")]
+
+from task_script import load_task_script  # noqa: E402
 
 from finetune.errors import EXIT_BAD_INPUT, InputError  # noqa: E402
 
@@ -86,7 +87,7 @@ def read_options(argv: list[str]) -> tuple[argparse.Namespace, Path, list[str]]:
 
 
 def gigabytes(text: str) -> float:
-    """24, 24GB or 24GiB -> 24.0. Cards are sold by the GB and hold that many GiB, so the units are not told apart."""
+    """24, 24GB or 24GiB -> 24.0. Cards are sold by the GB and hold that many GiB, so the units are taken for one."""
     number = float(text.lower().removesuffix("b").removesuffix("i").removesuffix("g"))
     if number <= 0:
         raise ValueError(text)
@@ -95,36 +96,27 @@ def gigabytes(text: str) -> float:
 
 def plan(options: argparse.Namespace, script: Path, rest: list[str]) -> int:
     """Prints everything. Raises `InputError` with all contradictions."""
-    task_script = load_script(script)
+    arguments_class, task_class = load_task_script(script)
+    from finetune.arguments.parsing import parse, validate
+
     problems: list[str] = []
     launch_file = collect(problems, lambda: read_launch_file(options.launch)) if options.launch else None
-    from finetune.arguments.parsing import parse
-
-    arguments = collect(problems, lambda: parse(task_script.Arguments, rest))
-    if problems and (arguments is None or (options.launch and launch_file is None)):
+    arguments = collect(problems, lambda: parse(arguments_class, rest))
+    if problems:
         raise InputError(*problems)
-    if launch_file is not None:
-        problems += launch_problems(launch_file, options.num_processes)
+    collect(problems, lambda: validate(arguments))
+    problems += launch_problems(launch_file, options.num_processes) if launch_file is not None else []
     processes = options.num_processes or (launch_file.processes if launch_file else 1)
     use_cpu = launch_file is not None and launch_file.use_cpu
     pretend(launch_file, processes, use_cpu)
-    asked = collect(problems, lambda: check(arguments, processes, use_cpu))
-    data, steps_plan = read_data(task_script, arguments, processes, asked, problems)
+    launch = collect(problems, lambda: check_launch(arguments, processes, use_cpu))
+    task = collect(problems, lambda: task_class(arguments))
+    data, steps = load(task, arguments, launch or plain_launch(processes, use_cpu), problems)
     if problems:
         raise InputError(*problems)
-    print("\n".join(describe_run(arguments, asked, data, steps_plan, launch_file)))
+    print(*describe_run(launch, data, steps, launch_file), sep="\n")
     several_machines = launch_file is not None and launch_file.machines > 1
-    return memory_report(task_script, arguments, asked, data, steps_plan, several_machines, options.gpu_memory)
-
-
-def load_script(script: Path) -> Any:
-    """A task's script as a module."""
-    sys.path.insert(0, str(script.resolve().parent))
-    module = importlib.import_module(script.stem)
-    missing = [name for name in ("Arguments", "load_data", "rehearsal") if not hasattr(module, name)]
-    if missing:
-        raise InputError(f"{script}: is no task that can be planned, it has no {', '.join(missing)}")
-    return module
+    return memory_report(task, data, steps, launch, several_machines, options.gpu_memory)
 
 
 def collect(problems: list[str], work: Callable[[], Any]) -> Any:
@@ -217,61 +209,69 @@ def pretend(file: LaunchFile | None, processes: int, use_cpu: bool) -> None:
         os.environ.update(ACCELERATE_USE_DEEPSPEED="true", ACCELERATE_DEEPSPEED_CONFIG_FILE=file.deepspeed_file)
 
 
-def check(arguments: Any, processes: int, use_cpu: bool) -> Any:
-    """The launch that is asked for. Raises `InputError` as the run itself would."""
+def check_launch(arguments: Any, processes: int, use_cpu: bool) -> Any:
+    """The launch that is requested. Raises `InputError` as the run itself would."""
     from finetune import preflight
     from finetune.launching.launch import Machine
 
     return preflight.check(arguments, Machine(0 if use_cpu else processes, True))
 
 
+def plain_launch(processes: int, use_cpu: bool) -> Any:
+    """A launch to load data for where the requested one contradicts itself: what is wrong with the data is reported as well."""
+    from finetune.launching.launch import Launch
+
+    return Launch("python", 0, 0, processes, processes, use_cpu, "gloo", "no", 0, None, None, 0.0)
+
+
 # The run ---------------------------------------------------------------------------------------------------------------
 
 
-def read_data(script: Any, arguments: Any, processes: int, asked: Any, problems: list[str]) -> tuple[Any, Any]:
+def load(task: Any, arguments: Any, launch: Any, problems: list[str]) -> tuple[Any, Any]:
     """The run's data and plan; what is wrong with them is added to `problems`."""
-    from finetune.arguments.groups import tasks_to_do
     from finetune.launching import zero
     from finetune.plan import batch_of, make_plan
 
-    train, evaluate, predict = tasks_to_do(arguments)
-    if not train:
+    if not arguments.modes.train:
         raise InputError(*problems, "this command does not train; there is nothing to plan")
-    by_tokens = asked is not None and asked.passes_by_tokens
-    batch = collect(problems, lambda: batch_of(arguments, processes, by_tokens))
-    if batch is not None and asked is not None and asked.deepspeed_config is not None:
-        file = (asked.deepspeed_config, asked.deepspeed_file)
-        collect(problems, lambda: zero.complete_config(*file, batch, asked.max_grad_norm, asked.precision))
-    if hasattr(script, "headline_of"):
-        collect(problems, lambda: script.headline_of(arguments))
-    data = collect(problems, lambda: script.load_data(arguments, train, evaluate, predict))
-    if data is None or batch is None:
-        return data, None
-    return data, collect(problems, lambda: make_plan(arguments, len(data.train.texts), processes, by_tokens))
+    batch = collect(problems, lambda: batch_of(arguments, launch.world_size))
+    if batch is not None and launch.deepspeed_config is not None:
+        file = (launch.deepspeed_config, launch.deepspeed_file)
+        collect(problems, lambda: zero.complete_config(*file, batch, launch.max_grad_norm, launch.precision))
+    data = None if task is None else collect(problems, lambda: task.load(launch, arguments.modes))
+    if data is None:
+        return None, None
+    return data, collect(problems, lambda: make_plan(arguments, data.splits["train"], launch))
 
 
-def describe_run(arguments: Any, asked: Any, data: Any, steps: Any, file: LaunchFile | None) -> list[str]:
+def describe_run(launch: Any, data: Any, plan: Any, file: LaunchFile | None) -> list[str]:
     """Processes, batches, steps, tokens and learning rates."""
     from finetune.plan import describe
 
-    tokens = int(data.train.tokens.lengths.sum())
-    longest = int(data.train.tokens.lengths.max())
-    where = f"{asked.world_size} process(es) on {'CPU' if asked.use_cpu else 'GPUs'}"
+    where = f"{launch.world_size} process(es) on {'CPU' if launch.use_cpu else 'GPUs'}"
     machines = f" of {file.machines} machines" if file and file.machines > 1 else ""
-    stage = f"ZeRO-{asked.zero_stage} ({asked.deepspeed_file})" if asked.deepspeed_config else "no ZeRO"
-    total = steps.total_steps / steps.steps_per_epoch * tokens
-    lines = describe(steps)
-    by_tokens = steps.batch.max_tokens is not None
-    idle = [] if by_tokens else [f"idle           {steps.batch.idle_share:.1%} of the processes' time, counted in rows"]
+    stage = f"ZeRO-{launch.zero_stage} ({launch.deepspeed_file})" if launch.deepspeed_config else "no ZeRO"
+    lines = describe(plan)
+    by_tokens = plan.batch.max_tokens is not None
+    idle = [] if by_tokens else [f"idle           {plan.batch.idle_share:.1%} of the processes' time, counted in rows"]
     return [
-        f"launch         {file.name if file else asked.launcher}: {where}{machines}, {asked.backend}, {stage}",
-        f"precision      {asked.precision if asked.precision != 'no' else 'fp32'}",
+        f"launch         {file.name if file else launch.launcher}: {where}{machines}, {launch.backend}, {stage}",
+        f"precision      {launch.precision if launch.precision != 'no' else 'fp32'}",
         *(line for line in lines if not line.startswith("note")),
-        f"tokens         {tokens:,} per epoch without padding, about {total:,.0f} in the run; {longest} in the longest row",
+        *describe_tokens(data.splits["train"].lengths, plan),
         *idle,
         *(line for line in lines if line.startswith("note")),
         *(f"note           {note}" for note in data.notes),
     ]
+
+
+def describe_tokens(lengths: Any, plan: Any) -> list[str]:
+    """`lengths`: tokens of each training row; None where rows have none."""
+    if lengths is None:
+        return []
+    tokens, longest = int(lengths.sum()), int(lengths.max())
+    total = plan.total_steps / plan.steps_per_epoch * tokens
+    return [f"tokens         {tokens:,} per epoch without padding, about {total:,.0f} in the run; {longest} in the longest row"]
 
 
 # Memory ----------------------------------------------------------------------------------------------------------------
@@ -291,18 +291,20 @@ class Row:
         return self.layout.offload_parameters, self.layout.offload_optimizer, self.layout.stage
 
 
-def memory_report(
-    script: Any, arguments: Any, asked: Any, data: Any, steps: Any, several_machines: bool, gpu_memory: float | None
-) -> int:
+def memory_report(task: Any, data: Any, plan: Any, launch: Any, several_machines: bool, gpu_memory: float | None) -> int:
     """Prints the table and, for a memory, the cheapest launch that fits."""
+    import torch
+
     from finetune import memory_estimate
     from finetune.training.gradient_checkpointing import checkpoint_activations
+    from finetune.training_setup import train_steps
 
-    model, task, batches = script.rehearsal(asked, arguments, data, steps)
-    if arguments.gradient_checkpointing:
+    with torch.device("meta"):
+        model = task.build()
+    if task.arguments.gradient_checkpointing:
         checkpoint_activations(model)
-    batch = memory_estimate.largest_batch(batches)
-    layout = memory_estimate.layout_of(asked, steps.batch)
+    batch = train_steps(task.arguments, data, plan, 0).largest_micro_batch()
+    layout = memory_estimate.layout_of(launch, plan.batch)
     rehearsals: dict[tuple, Any] = {}
 
     def row(name: str, layout: Any) -> Row:
@@ -313,15 +315,15 @@ def memory_report(
 
     try:
         planned = row(PLANNED, layout)
-    except Exception as error:
+    except Exception as error:  # a model that looks at values in its forward pass
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
-        print(f"memory         not known in advance: the model cannot be rehearsed ({reason})")
+        print(f"memory         not known in advance: a dry run of the model fails ({reason})")
         return 0
     shipped = [row(name, other) for name, other in shipped_layouts(layout, several_machines)]
     first = next(iter(rehearsals.values()))
-    shape = "x".join(map(str, first.shape))
+    unit = "inputs" if data.splits["train"].lengths is None else "tokens"
     print(f"model          {first.weights:,} weights, {first.trainable:,} of them trained")
-    print(f"\nGiB per {'GPU' if layout.on_gpu else 'process'}, in passes over {shape} tokens\n")
+    print(f"\nGiB per {'GPU' if layout.on_gpu else 'process'}, in micro-batches of {'x'.join(map(str, first.shape))} {unit}\n")
     print(*table([planned, *sorted(shipped, key=lambda r: r.cost)], gpu_memory), sep="\n")
     if gpu_memory is None:
         return 0
@@ -342,12 +344,12 @@ def shipped_layouts(planned: Any, several_machines: bool) -> list[tuple[str, Any
         if not file.deepspeed and ((file.processes > 1) != several or file.precision not in ("no", planned.precision)):
             continue
         plain = memory_estimate.Layout(planned.world_size, planned.precision, True, planned.accumulation, several)
-        said = file.precision == planned.precision
-        name = file.name if said else f"{file.name} --mixed_precision {planned.precision}"
+        states_precision = file.precision == planned.precision
+        name = file.name if states_precision else f"{file.name} --mixed_precision {planned.precision}"
         if file.deepspeed:
             plain = memory_estimate.with_zero(plain, zero.read_config(file.deepspeed_file, search=(REPOSITORY,)))
-        elif not said and several and not several_machines:
-            continue  # another of the shipped files says it
+        elif not states_precision and several and not several_machines:
+            continue  # another of the shipped files states it
         found.append((name, plain))
     return found
 

@@ -19,7 +19,7 @@ import pytest
 import title_job
 from launchers import JOBS, Launched
 
-from finetune.arguments import groups
+from text.arguments import TextArguments
 
 # The first example of a test may import for half a second, and a machine may be busy: no test looks at the clock.
 hypothesis.settings.register_profile("without a clock", hypothesis.settings(), deadline=None)
@@ -46,19 +46,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("runs of classify.py"))
 
 
-@dataclass(frozen=True, kw_only=True)
-class SharedArguments(
-    groups.LaunchArguments,
-    groups.RunArguments,
-    groups.OptimizationArguments,
-    groups.BatchArguments,
-    groups.TextArguments,
-    groups.DataArguments,
-    groups.ModelArguments,
-):
-    """Every argument that is no task's own."""
-
-
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory):
     """Rows that are read, tokens and vocabularies are kept in a folder of the tests."""
@@ -67,10 +54,10 @@ def _own_cache(tmp_path_factory):
 
 @pytest.fixture
 def arguments():
-    """Makes the shared arguments: the defaults but for what is given."""
+    """Makes the arguments that text tasks share: the defaults but for what is given."""
 
     def make(**given):
-        return SharedArguments(**{"output_dir": "runs/a", "report_to": ("none",), **given})
+        return TextArguments(**{"output_dir": "runs/a", "report_to": ("none",), **given})
 
     return make
 

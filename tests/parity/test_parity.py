@@ -1,7 +1,7 @@
 """The same steps under any launch: one table over launchers, processes, accumulation and ZeRO stages, for both tasks.
 
 Without dropout, in fp32, every cell is compared with one plain process: final weights to 1e-5 of a tensor's largest element,
-losses and gradient norms of each step to 1e-5, its learning rates and rows exactly, evaluation figures to 1e-6. The
+losses and gradient norms of each step to 1e-5, its learning rates and rows exactly, evaluation metrics to 1e-6. The
 classifier's cells are the jobs of `launchers`, several of which go on from another job's checkpoint; those of titles are made
 by scripts/parity.py.
 
@@ -17,10 +17,10 @@ from dataclasses import replace
 
 import pytest
 import title_job
-from golden import FILE, figures_of
+from golden import FILE, metrics_of
 from launchers import JOBS, REFERENCES
 from moving.cells import CELLS, REFERENCE
-from moving.outcome import FIGURES_WITHIN, WITHIN, Difference, compare, read_outcome
+from moving.outcome import METRICS_WITHIN, WITHIN, Difference, compare, read_outcome
 
 CLASSIFY = [name for name, job in JOBS.items() if name not in REFERENCES.values() and job.precision == "no"]
 TITLES = [cell.name for cell in CELLS if cell.precision == "no" and cell != REFERENCE]
@@ -56,7 +56,7 @@ def test_nothing_but_rounding_differs_from_one_process(task, name, difference):
     assert found.losses <= WITHIN
     assert found.grad_norms <= WITHIN
     assert found.weights <= WITHIN, found.where
-    assert found.figures <= FIGURES_WITHIN
+    assert found.metrics <= METRICS_WITHIN
 
 
 def run_file(folder):
@@ -163,7 +163,7 @@ def test_a_row_that_goes_elsewhere_and_a_weight_that_moves_are_seen(outcome):
         "grad_norms": replace(whole, steps={**whole.steps, 4: {**whole.steps[4], "grad_norm": None}}),
         "same_learning_rates": replace(whole, learning_rates={**whole.learning_rates, 2: [1e-3, 1e-3 + 1e-12]}),
         "same_rows": replace(whole, rows={**whole.rows, 3: [whole.rows[3][0] + 1]}),
-        "figures": replace(whole, evaluations={**whole.evaluations, 3: {**whole.evaluations[3], "eval_loss": 0.5}}),
+        "metrics": replace(whole, evaluations={**whole.evaluations, 3: {**whole.evaluations[3], "eval_loss": 0.5}}),
     }
     same = compare(whole, whole)
     for what, other in changed.items():
@@ -172,9 +172,9 @@ def test_a_row_that_goes_elsewhere_and_a_weight_that_moves_are_seen(outcome):
         assert [field for field in changed if getattr(found, field) != getattr(same, field)] == [what]
 
 
-# Golden figures -------------------------------------------------------------------------------------------------------
+# Golden metrics -------------------------------------------------------------------------------------------------------
 
-# Another CPU adds in another order. Losses and figures of the cells above are within 1e-7 and 1e-8 of each other after six
+# Another CPU adds in another order. Losses and metrics of the cells above are within 1e-7 and 1e-8 of each other after six
 # steps, gradient norms within 1e-6, and with torch's and MKL's kernels for older CPUs (ATEN_CPU_CAPABILITY=default,
 # MKL_ENABLE_INSTRUCTIONS=SSE4_2) they are as near; these bounds leave a factor of 100 to it, and no refactor hides in them.
 GOLDEN_LOSS, GOLDEN_NORM = 1e-5, 1e-4
@@ -184,7 +184,7 @@ GOLDEN_LOSS, GOLDEN_NORM = 1e-5, 1e-4
 @pytest.mark.parametrize(("task", "name"), [("classify", "python"), ("titlegen", "one")])
 def test_losses_and_figures_are_the_golden_ones(task, name, launched, titled):
     golden = json.loads(FILE.read_text(encoding="utf-8"))
-    found = figures_of(launched(name).folder if task == "classify" else titled(name))
+    found = metrics_of(launched(name).folder if task == "classify" else titled(name))
 
     hint = "python tests/parity/golden.py --write if that is meant; written with " + json.dumps(golden["versions"])
     assert [event.keys() for event in found] == [event.keys() for event in golden[task]], hint

@@ -12,19 +12,21 @@ from finetune.reports.tracker import read_history
 MOST_POINTS = 60  # of a curve; more would not be told apart at the size it is drawn in
 
 
-def write_card(folder: Path, title: str, task_tag: str, usage: str, figures: list[str], sections: list[str]) -> None:
+def write_card(
+    folder: Path, title: str, task_tag: str | None, usage: str, figures: list[str], sections: list[str]
+) -> None:
     """Writes the card of the run in `folder` from its run.json, metrics.json and history.jsonl.
 
-    `task_tag`: the hub's pipeline tag; `usage`: code that loads best/; `figures`: names without eval_ or test_, one table row
+    `task_tag`: the hub's pipeline tag, None for a model that transformers does not know; `usage`: code that loads best/; `figures`: names without eval_ or test_, one table row
     each; `sections`: whatever the task adds, in Markdown.
     """
     run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
     history = read_history(folder)
     base = run["arguments"].get("model_name_or_path")
-    head = ["---", "library_name: transformers", f"pipeline_tag: {task_tag}"]
+    head = ["---"] if task_tag is None else ["---", "library_name: transformers", f"pipeline_tag: {task_tag}"]
     head += [f"base_model: {base}"] if base and not run["arguments"].get("from_scratch") else []
-    body = [*head, "---", "", f"# {title}", "", "```python", usage, "```", "", "## Figures", ""]
+    body = [*head, "---", "", f"# {title}", "", *(["```python", usage, "```", ""] if usage else []), "## Figures", ""]
     body += _table(metrics, figures)
     body += ["", *sections, "", "## Training", "", *_facts(run, metrics), ""]
     for name, key in (("Training loss", "loss"), ("Validation loss", "eval_loss"), ("Learning rate", "learning_rate")):
