@@ -212,7 +212,9 @@ def rehearse(model: nn.Module, task: Task, batch: Batch, layout: Layout) -> Rehe
             double = _without_values(model, layout.own_precision)
             double.train()
             labels = None if batch.labels is None else _empty(batch.labels)
-            inputs = {name: _empty(tensor) for name, tensor in batch.inputs.items()}
+            inputs = {
+                name: _empty(x, layout.own_precision if x.is_floating_point() else None) for name, x in batch.inputs.items()
+            }
             shapes = Batch(_empty(batch.rows), inputs, labels, batch.lengths)
             kept = keep_gradients(double) if layout.keeps_embeddings else []
             for weight in kept:
@@ -257,9 +259,9 @@ def _forward(model: nn.Module, autocast: torch.dtype | None) -> Callable[..., An
         return model
     from accelerate.utils import convert_to_fp32
 
-    def forward(**inputs: Any) -> Any:
+    def forward(*inputs: Any, **named: Any) -> Any:
         with torch.autocast("cpu", dtype=autocast):
-            outputs = model(**inputs)
+            outputs = model(*inputs, **named)
         return convert_to_fp32(outputs)
 
     return forward
