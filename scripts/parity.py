@@ -4,9 +4,9 @@
     python scripts/parity.py [--cells NAME,...|all] [--steps N] [--output_dir FOLDER] app/classify.py ARGS
 
 ARGS are the training command's own, unchanged. Its first N optimizer steps run under each launch ("cell") on this machine,
-without dropout, with one evaluation. The table shows how far each cell is from the first one, one process in fp32: final weights,
-losses and gradient norms (relative), learning rates and the rows of each step (the same or not), evaluation metrics. In fp32
-only rounding may differ, 1e-5; bf16 and fp16 round more. Nothing is written to the command's own --output_dir.
+without dropout, with one evaluation. The table shows how far each cell is from the first one, one process in fp32: final
+weights, losses and gradient norms (relative), learning rates and the rows of each step (the same or not), evaluation metrics.
+In fp32 only rounding may differ, 1e-5; bf16 and fp16 round more. Nothing is written to the command's own --output_dir.
 
     --cells NAME,...      which cells, `all` of them, or, if it is left out, one per kind that this machine can run
     --steps N             optimizer steps (default 6)

@@ -93,11 +93,8 @@ class Regression(Task):
 
     def score(self, predictions, split):
         loss = float(np.square(predictions["outputs"] - predictions["labels"]).mean())
-        return {
-            "loss": loss,
-            "statistics": float(predictions["statistics"][0]),
-            "spread": float(np.ptp(predictions["statistics"])),
-        }
+        seen = predictions["statistics"]
+        return {"loss": loss, "statistics": float(seen[0]), "spread": float(np.ptp(seen))}
 
     def export(self, path, model, weights, best):
         def fill(place: Path) -> None:

@@ -212,9 +212,8 @@ def rehearse(model: nn.Module, task: Task, batch: Batch, layout: Layout) -> Rehe
             double = _without_values(model, layout.own_precision)
             double.train()
             labels = None if batch.labels is None else _empty(batch.labels)
-            inputs = {
-                name: _empty(x, layout.own_precision if x.is_floating_point() else None) for name, x in batch.inputs.items()
-            }
+            precision = layout.own_precision  # of floating-point inputs, as `training.step` casts them
+            inputs = {name: _empty(x, precision if x.is_floating_point() else None) for name, x in batch.inputs.items()}
             shapes = Batch(_empty(batch.rows), inputs, labels, batch.lengths)
             kept = keep_gradients(double) if layout.keeps_embeddings else []
             for weight in kept:

@@ -15,8 +15,8 @@ MOST_POINTS = 60  # of a curve; more would not be told apart at the size it is d
 def write_card(folder: Path, title: str, task_tag: str | None, usage: str, figures: list[str], sections: list[str]) -> None:
     """Writes the card of the run in `folder` from its run.json, metrics.json and history.jsonl.
 
-    `task_tag`: the hub's pipeline tag, None for a model that transformers does not know; `usage`: code that loads best/; `figures`: names without eval_ or test_, one table row
-    each; `sections`: whatever the task adds, in Markdown.
+    `task_tag`: the hub's pipeline tag, None for a model that transformers does not know; `usage`: code that loads best/;
+    `figures`: names without eval_ or test_, one table row each; `sections`: whatever the task adds, in Markdown.
     """
     run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
