@@ -34,12 +34,17 @@ sys.path[:0] = [str(REPOSITORY / "scripts"), str(REPOSITORY / "app")]
 
 from task_script import load_task_script  # noqa: E402
 
+from finetune import preflight  # noqa: E402
+from finetune.arguments.parsing import parse, validate  # noqa: E402
 from finetune.errors import EXIT_BAD_INPUT, InputError  # noqa: E402
+from finetune.launching import zero  # noqa: E402
+from finetune.launching.launch import Launch, Machine  # noqa: E402
+from finetune.plan import Plan, batch_of, describe, make_plan  # noqa: E402
 
 DOES_NOT_FIT = 1
 LAUNCH_FILES = REPOSITORY / "accelerate_configs"
-# What Accelerate refuses beside a DeepSpeed file (`DeepSpeedPlugin` of accelerate 1.15), since the file says it too.
-SAID_TWICE = (
+# What Accelerate refuses beside a DeepSpeed file (`DeepSpeedPlugin` of accelerate 1.15), since the file states it too.
+STATED_TWICE = (
     *("gradient_accumulation_steps", "gradient_clipping", "zero_stage", "offload_optimizer_device", "offload_param_device"),
     *("offload_param_nvme_path", "offload_optimizer_nvme_path", "zero3_save_16bit_model", "mixed_precision"),
 )
@@ -97,8 +102,6 @@ def gigabytes(text: str) -> float:
 def plan(options: argparse.Namespace, script: Path, rest: list[str]) -> int:
     """Prints everything. Raises `InputError` with all contradictions."""
     arguments_class, task_class = load_task_script(script)
-    from finetune.arguments.parsing import parse, validate
-
     problems: list[str] = []
     launch_file = collect(problems, lambda: read_launch_file(options.launch)) if options.launch else None
     arguments = collect(problems, lambda: parse(arguments_class, rest))
@@ -109,7 +112,7 @@ def plan(options: argparse.Namespace, script: Path, rest: list[str]) -> int:
     processes = options.num_processes or (launch_file.processes if launch_file else 1)
     use_cpu = launch_file is not None and launch_file.use_cpu
     pretend(launch_file, processes, use_cpu)
-    launch = collect(problems, lambda: check_launch(arguments, processes, use_cpu))
+    launch = collect(problems, lambda: preflight.check(arguments, Machine(0 if use_cpu else processes, True)))
     task = collect(problems, lambda: task_class(arguments))
     data, steps = load(task, arguments, launch or plain_launch(processes, use_cpu), problems)
     if problems:
@@ -176,7 +179,7 @@ def file_problems(name: str, content: dict[str, Any]) -> list[str]:
     if kind != "DEEPSPEED" and section:
         found.append(f"{name}: has a deepspeed_config but distributed_type is {kind}; keep one")
     if section.get("deepspeed_config_file"):
-        twice = [key for key in SAID_TWICE if key in section or key in content]
+        twice = [key for key in STATED_TWICE if key in section or key in content]
         found += [f"{name}: {key} stands beside a DeepSpeed file, which Accelerate refuses; remove it" for key in twice]
     for key in ("num_processes", "num_machines"):
         if not isinstance(content.get(key, 1), int) or content.get(key, 1) < 1:
@@ -209,29 +212,16 @@ def pretend(file: LaunchFile | None, processes: int, use_cpu: bool) -> None:
         os.environ.update(ACCELERATE_USE_DEEPSPEED="true", ACCELERATE_DEEPSPEED_CONFIG_FILE=file.deepspeed_file)
 
 
-def check_launch(arguments: Any, processes: int, use_cpu: bool) -> Any:
-    """The launch that is requested. Raises `InputError` as the run itself would."""
-    from finetune import preflight
-    from finetune.launching.launch import Machine
-
-    return preflight.check(arguments, Machine(0 if use_cpu else processes, True))
-
-
-def plain_launch(processes: int, use_cpu: bool) -> Any:
+def plain_launch(processes: int, use_cpu: bool) -> Launch:
     """A launch to load data for where the requested one contradicts itself: what is wrong with the data is reported as well."""
-    from finetune.launching.launch import Launch
-
     return Launch("python", 0, 0, processes, processes, use_cpu, "gloo", "no", 0, None, None, 0.0)
 
 
 # The run ---------------------------------------------------------------------------------------------------------------
 
 
-def load(task: Any, arguments: Any, launch: Any, problems: list[str]) -> tuple[Any, Any]:
+def load(task: Any, arguments: Any, launch: Launch, problems: list[str]) -> tuple[Any, Any]:
     """The run's data and plan; what is wrong with them is added to `problems`."""
-    from finetune.launching import zero
-    from finetune.plan import batch_of, make_plan
-
     if not arguments.modes.train:
         raise InputError(*problems, "this command does not train; there is nothing to plan")
     batch = collect(problems, lambda: batch_of(arguments, launch.world_size))
@@ -244,10 +234,8 @@ def load(task: Any, arguments: Any, launch: Any, problems: list[str]) -> tuple[A
     return data, collect(problems, lambda: make_plan(arguments, data.splits["train"], launch))
 
 
-def describe_run(launch: Any, data: Any, plan: Any, file: LaunchFile | None) -> list[str]:
+def describe_run(launch: Launch, data: Any, plan: Plan, file: LaunchFile | None) -> list[str]:
     """Processes, batches, steps, tokens and learning rates."""
-    from finetune.plan import describe
-
     where = f"{launch.world_size} process(es) on {'CPU' if launch.use_cpu else 'GPUs'}"
     machines = f" of {file.machines} machines" if file and file.machines > 1 else ""
     stage = f"ZeRO-{launch.zero_stage} ({launch.deepspeed_file})" if launch.deepspeed_config else "no ZeRO"
@@ -265,7 +253,7 @@ def describe_run(launch: Any, data: Any, plan: Any, file: LaunchFile | None) -> 
     ]
 
 
-def describe_tokens(lengths: Any, plan: Any) -> list[str]:
+def describe_tokens(lengths: Any, plan: Plan) -> list[str]:
     """`lengths`: tokens of each training row; None where rows have none."""
     if lengths is None:
         return []
@@ -333,7 +321,6 @@ def memory_report(task: Any, data: Any, plan: Any, launch: Any, several_machines
 def shipped_layouts(planned: Any, several_machines: bool) -> list[tuple[str, Any]]:
     """The shipped launch files that could run this job on GPUs in the planned precision and number of processes."""
     from finetune import memory_estimate
-    from finetune.launching import zero
 
     found = []
     for path in sorted(LAUNCH_FILES.glob("*.yaml")):
@@ -384,19 +371,17 @@ def recommend(planned: Row, shipped: list[Row], gpu_memory: float) -> int:
     """Prints whether the planned launch fits and the cheapest shipped one that does."""
     from finetune import memory_estimate
 
-    def fits(row: Row) -> bool:
-        return memory_estimate.needed(row.estimate) <= gpu_memory * memory_estimate.GIB
-
-    print(f"\nthis launch {'fits' if fits(planned) else 'does not fit'} {gpu_memory:g} GiB")
-    fitting = sorted((row for row in shipped if fits(row)), key=lambda row: row.cost)
-    if fitting:
-        print(f"the cheapest that fits is {fitting[0].name}")
+    fitting = [row for row in [planned, *shipped] if memory_estimate.needed(row.estimate) <= gpu_memory * memory_estimate.GIB]
+    print(f"\nthis launch {'fits' if planned in fitting else 'does not fit'} {gpu_memory:g} GiB")
+    fitting_shipped = sorted((row for row in fitting if row is not planned), key=lambda row: row.cost)
+    if fitting_shipped:
+        print(f"the cheapest that fits is {fitting_shipped[0].name}")
     else:
         print(
             "no shipped launch fits: try a smaller --per_device_train_batch_size (the global batch stays as it is), "
             "--gradient_checkpointing, --mixed_precision bf16, or a smaller model"
         )
-    return 0 if fits(planned) else DOES_NOT_FIT
+    return 0 if planned in fitting else DOES_NOT_FIT
 
 
 if __name__ == "__main__":
