@@ -24,7 +24,8 @@ def write_card(folder: Path, title: str, task_tag: str | None, usage: str, figur
     base = run["arguments"].get("model_name_or_path")
     head = [] if task_tag is None else ["library_name: transformers", f"pipeline_tag: {task_tag}"]
     head += [f"base_model: {base}"] if base and not run["arguments"].get("from_scratch") else []
-    body = [*(["---", *head, "---", ""] if head else []), f"# {title}", "", *(["```python", usage, "```", ""] if usage else []), "## Figures", ""]
+    body = ["---", *head, "---", ""] if head else []
+    body += [f"# {title}", "", *(["```python", usage, "```", ""] if usage else []), "## Figures", ""]
     body += _table(metrics, figures)
     body += ["", *sections, "", "## Training", "", *_facts(run, metrics), ""]
     for name, key in (("Training loss", "loss"), ("Validation loss", "eval_loss"), ("Learning rate", "learning_rate")):
