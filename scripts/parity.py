@@ -3,10 +3,10 @@
 
     python scripts/parity.py [--cells NAME,...|all] [--steps N] [--output_dir FOLDER] app/classify.py ARGS
 
-ARGS are the training command's own, unchanged. It makes its first N optimizer steps under each launch ("cell") on this machine,
-without dropout, evaluates once, and prints how far each is from the first cell, one process in fp32: final weights, losses and
-gradient norms (relative), learning rates and the rows of each step (the same or not), evaluation figures. In fp32 all that may
-differ is rounding, 1e-5; bf16 and fp16 have what they have. Nothing is written to the command's own --output_dir.
+ARGS are the training command's own, unchanged. Its first N optimizer steps run under each launch ("cell") on this machine,
+without dropout, with one evaluation. The table shows how far each cell is from the first one, one process in fp32: final
+weights, losses and gradient norms (relative), learning rates and the rows of each step (the same or not), evaluation metrics.
+In fp32 only rounding may differ, 1e-5; bf16 and fp16 round more. Nothing is written to the command's own --output_dir.
 
     --cells NAME,...      which cells, `all` of them, or, if it is left out, one per kind that this machine can run
     --steps N             optimizer steps (default 6)
@@ -21,7 +21,6 @@ Exit codes: 0 every fp32 cell is the same; 1 one is not, or a cell failed; 2 bad
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import math
 import os
@@ -37,13 +36,14 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY / "app"))
 
 from moving.cells import CELLS, OBSERVED, REFERENCE, Cell, batch_arguments, launch_arguments, launcher  # noqa: E402
-from moving.outcome import FIGURES_WITHIN, WITHIN, Difference, Outcome, compare, read_outcome  # noqa: E402
+from moving.outcome import METRICS_WITHIN, WITHIN, Difference, Outcome, compare, read_outcome  # noqa: E402
+from task_script import load_task_script  # noqa: E402
 
 from finetune.errors import EXIT_BAD_INPUT, InputError  # noqa: E402
 
 DIFFERS = 1
 ADAMS_SHARE = 1e-3  # weights that are this near, where all else is the same, are what Adam makes of rounding (see `verdict`)
-# Whatever the command says of these, a cell neither goes on from an earlier run, nor predicts, nor tells anybody.
+# Whatever the command says of these, a cell neither resumes, nor predicts, nor reports to anybody.
 SILENT = {
     "do_train": "true",
     "do_eval": "true",
@@ -70,7 +70,7 @@ class Row:
     processes: int
     difference: Difference | None  # None for the first cell, and for one that failed
     verdict: str
-    is_well: bool
+    passed: bool
 
 
 def main(argv: list[str]) -> int:
@@ -85,7 +85,7 @@ def main(argv: list[str]) -> int:
     print("", *table(rows), sep="\n")
     write_report(options, rows)
     print(f"\nwritten to {options.output_dir / 'parity.json'}")
-    return 0 if all(row.is_well for row in rows) else DIFFERS
+    return 0 if all(row.passed for row in rows) else DIFFERS
 
 
 def read_options(argv: list[str]) -> argparse.Namespace:
@@ -110,13 +110,12 @@ def read_options(argv: list[str]) -> argparse.Namespace:
 
 def read_arguments(script: Path, given: list[str]) -> Any:
     """The command's arguments. Raises `InputError` for those that the script would refuse."""
-    from finetune.arguments.parsing import parse
+    from finetune.arguments.parsing import parse, validate
 
-    sys.path.insert(0, str(script.resolve().parent))
-    module = importlib.import_module(script.stem)
-    if not hasattr(module, "Arguments"):
-        raise InputError(f"{script}: is no task, it has no Arguments")
-    return parse(module.Arguments, given)
+    arguments_class, _ = load_task_script(script)
+    arguments = parse(arguments_class, given)
+    validate(arguments)
+    return arguments
 
 
 def gpus(device: str) -> int:
@@ -135,15 +134,15 @@ def choose_cells(names: str | None, processes: int, count: int) -> list[Cell]:
         here = [cell for cell in CELLS if cell.usual and not (cell.several and 0 < count < processes)]
         return [cell for cell in here if count or cell.precision != "fp16"]
     known = {cell.name: cell for cell in CELLS}
-    asked = list(known) if names == "all" else [name.strip() for name in names.split(",")]
-    unknown = [name for name in asked if name not in known]
+    chosen = list(known) if names == "all" else [name.strip() for name in names.split(",")]
+    unknown = [name for name in chosen if name not in known]
     if unknown:
         raise InputError(f"--cells {', '.join(unknown)}: no such cell; they are {', '.join(known)}")
-    return [REFERENCE, *(known[name] for name in dict.fromkeys(asked) if name != REFERENCE.name)]
+    return [REFERENCE, *(known[name] for name in dict.fromkeys(chosen) if name != REFERENCE.name)]
 
 
 def run_cells(options: argparse.Namespace, cells: list[Cell], arguments: Any) -> list[Row]:
-    """Runs one cell after the other; each is told of when it is done. Raises `InputError` if the first one fails: there is
+    """Runs one cell after the other; each is printed when it is done. Raises `InputError` if the first one fails: there is
     nothing to compare with then."""
     shutil.rmtree(options.output_dir / "observed", ignore_errors=True)
     rows: list[Row] = []
@@ -173,6 +172,8 @@ def run_cells(options: argparse.Namespace, cells: list[Cell], arguments: Any) ->
 
 def run_cell(options: argparse.Namespace, cell: Cell, processes: int, arguments: Any) -> str | None:
     """Runs the command's first steps as a cell; returns what went wrong, if anything did."""
+    from finetune.arguments.parsing import as_dict
+
     folder = options.output_dir / cell.name
     try:
         start = launcher(cell, processes)
@@ -185,7 +186,8 @@ def run_cell(options: argparse.Namespace, cell: Cell, processes: int, arguments:
         **SILENT, **launch_arguments(cell), **batch, **warmup, "output_dir": folder,
         "max_steps": steps, "eval_steps": steps, "save_steps": steps,
     }  # fmt: skip
-    changes = [part for name, value in changed.items() for part in (f"--{name}", str(value))]
+    known = as_dict(arguments)  # only tasks with tokens have arguments that count them
+    changes = [part for name, value in changed.items() if name in known for part in (f"--{name}", str(value))]
     observed = [str(OBSERVED), options.device, str(options.output_dir / "observed")]
     command = [*start, *observed, str(options.script), *options.arguments, *changes]
     log = options.output_dir / f"{cell.name}.log"
@@ -194,17 +196,19 @@ def run_cell(options: argparse.Namespace, cell: Cell, processes: int, arguments:
         code = run_to_the_end(command, file, options.timeout, options.device)
     if code is None:
         return f"not done after {options.timeout:g} s ({log})"
-    return f"{last_words(log)} ({log})" if code else None
+    return f"{reason_of(log)} ({log})" if code else None
 
 
 def own_batch(arguments: Any, on_gpu: bool) -> tuple[int, int | None, int | None]:
-    """The command's global batch, and what bounds a forward pass under one process: rows, or else tokens, or nothing."""
+    """The command's global batch, and what bounds a micro-batch under one process: rows, or else tokens, or nothing."""
+    from finetune.arguments.parsing import as_dict
     from finetune.plan import CPU_TOKENS, batch_of
 
     batch, rows = batch_of(arguments, 1), arguments.per_device_train_batch_size
+    has_tokens = "max_length" in as_dict(arguments)
     if arguments.gradient_accumulation_steps:
         rows = batch.micro_batch_size
-    elif rows is None and batch.max_tokens is None and not on_gpu:
+    elif has_tokens and rows is None and batch.max_tokens is None and not on_gpu:
         # In rows, of which there are fewer under more accumulation even where all of them fit into the tokens.
         rows = max(1, CPU_TOKENS // (arguments.max_length or 512))
     return batch.global_batch_size, rows, batch.max_tokens
@@ -228,11 +232,11 @@ def run_to_the_end(command: list[str], log: Any, timeout: float, device: str) ->
             process.wait()
 
 
-def last_words(log: Path) -> str:
+def reason_of(log: Path) -> str:
     """The line of a failed run that says why: the first error, or else the last line."""
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    told = [line for line in lines if line.startswith(("error", "  - "))]
-    return (told or lines[-1:] or ["it said nothing"])[0][:300]
+    errors = [line for line in lines if line.startswith(("error", "  - "))]
+    return (errors or lines[-1:] or ["no output"])[0][:300]
 
 
 def verdict(cell: Cell, difference: Difference) -> tuple[str, bool]:
@@ -246,7 +250,7 @@ def verdict(cell: Cell, difference: Difference) -> tuple[str, bool]:
         return f"the rounding of {cell.precision}{same}", difference.same_rows
     if difference.is_rounding:
         return "the same", True
-    rest = max(difference.losses, difference.grad_norms) <= WITHIN and difference.figures <= FIGURES_WITHIN
+    rest = max(difference.losses, difference.grad_norms) <= WITHIN and difference.metrics <= METRICS_WITHIN
     if rest and difference.same_rows and difference.same_learning_rates and difference.weights <= ADAMS_SHARE:
         return f"the same steps; {difference.where} shows rounding enlarged by Adam", True
     return "differs", False
@@ -254,11 +258,11 @@ def verdict(cell: Cell, difference: Difference) -> tuple[str, bool]:
 
 def table(rows: list[Row]) -> list[str]:
     """The rows as text, largest differences from the first cell."""
-    titles = ("cell", "launcher", "processes", "weights", "losses", "grad norms", "figures", "rates", "rows", "")
+    titles = ("cell", "launcher", "processes", "weights", "losses", "grad norms", "metrics", "rates", "rows", "")
     lines = [titles]
     for row in rows:
         found = row.difference
-        numbers = [found.weights, found.losses, found.grad_norms, found.figures] if found else []
+        numbers = [found.weights, found.losses, found.grad_norms, found.metrics] if found else []
         shown = [f"{number:.1e}" for number in numbers] or ["-"] * 4
         same = [("same" if yes else "NOT") for yes in (found.same_learning_rates, found.same_rows)] if found else ["-"] * 2
         lines.append((row.cell.name, row.cell.launcher, str(row.processes), *shown, *same, row.verdict))
@@ -269,7 +273,7 @@ def table(rows: list[Row]) -> list[str]:
     ]
     return [
         *text,
-        "weights, losses, grad norms: relative; figures: absolute; without attention's key biases, whose gradient is zero",
+        "weights, losses, grad norms: relative; metrics: absolute; without attention's key biases, whose gradient is zero",
     ]
 
 
@@ -286,7 +290,7 @@ def write_report(options: argparse.Namespace, rows: list[Row]) -> None:
             "processes": row.processes,
             "difference": row.difference and {name: plain(value) for name, value in asdict(row.difference).items()},
             "verdict": row.verdict,
-            "is_well": row.is_well,
+            "passed": row.passed,
         }
         for row in rows
     ]

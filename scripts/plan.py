@@ -5,8 +5,8 @@
     python scripts/plan.py --num_processes 8 app/titlegen.py --deepspeed ds_configs/zero2.json ARGS
 
 ARGS are the training command's own, unchanged. It runs anywhere, also on a laptop that plans for eight GPUs: data are read and
-tokenized as in the run, the model is built without weights, and one forward and backward pass is done on tensors without
-values. It prints the batch arithmetic, steps, tokens and learning rates; the memory of a GPU under every shipped launch
+tokenized as in the run, the model is built without weights, and one forward and backward pass is made on tensors without
+values (a dry run). It prints batch arithmetic, steps, tokens and learning rates; the memory of a GPU under every shipped launch
 file, and the cheapest of these that fits --gpu_memory; or everything that contradicts itself in launch file, DeepSpeed file
 and arguments, in one list.
 
@@ -20,7 +20,6 @@ Exit codes: 0 done, and the planned launch fits; 1 it does not fit --gpu_memory;
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import sys
 from collections.abc import Callable
@@ -31,14 +30,21 @@ from typing import Any
 import yaml
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(REPOSITORY / "app"))
+sys.path[:0] = [str(REPOSITORY / "scripts"), str(REPOSITORY / "app")]
 
+from task_script import load_task_script  # noqa: E402
+
+from finetune import preflight  # noqa: E402
+from finetune.arguments.parsing import parse, validate  # noqa: E402
 from finetune.errors import EXIT_BAD_INPUT, InputError  # noqa: E402
+from finetune.launching import zero  # noqa: E402
+from finetune.launching.launch import Launch, Machine  # noqa: E402
+from finetune.plan import Plan, batch_of, describe, make_plan  # noqa: E402
 
 DOES_NOT_FIT = 1
 LAUNCH_FILES = REPOSITORY / "accelerate_configs"
-# What Accelerate refuses beside a DeepSpeed file (`DeepSpeedPlugin` of accelerate 1.15), since the file says it too.
-SAID_TWICE = (
+# What Accelerate refuses beside a DeepSpeed file (`DeepSpeedPlugin` of accelerate 1.15), since the file states it too.
+STATED_TWICE = (
     *("gradient_accumulation_steps", "gradient_clipping", "zero_stage", "offload_optimizer_device", "offload_param_device"),
     *("offload_param_nvme_path", "offload_optimizer_nvme_path", "zero3_save_16bit_model", "mixed_precision"),
 )
@@ -86,7 +92,7 @@ def read_options(argv: list[str]) -> tuple[argparse.Namespace, Path, list[str]]:
 
 
 def gigabytes(text: str) -> float:
-    """24, 24GB or 24GiB -> 24.0. Cards are sold by the GB and hold that many GiB, so the units are not told apart."""
+    """24, 24GB or 24GiB -> 24.0. Cards are sold by the GB and hold that many GiB, so the units are taken for one."""
     number = float(text.lower().removesuffix("b").removesuffix("i").removesuffix("g"))
     if number <= 0:
         raise ValueError(text)
@@ -95,36 +101,25 @@ def gigabytes(text: str) -> float:
 
 def plan(options: argparse.Namespace, script: Path, rest: list[str]) -> int:
     """Prints everything. Raises `InputError` with all contradictions."""
-    task_script = load_script(script)
+    arguments_class, task_class = load_task_script(script)
     problems: list[str] = []
     launch_file = collect(problems, lambda: read_launch_file(options.launch)) if options.launch else None
-    from finetune.arguments.parsing import parse
-
-    arguments = collect(problems, lambda: parse(task_script.Arguments, rest))
-    if problems and (arguments is None or (options.launch and launch_file is None)):
+    arguments = collect(problems, lambda: parse(arguments_class, rest))
+    if problems:
         raise InputError(*problems)
-    if launch_file is not None:
-        problems += launch_problems(launch_file, options.num_processes)
+    collect(problems, lambda: validate(arguments))
+    problems += launch_problems(launch_file, options.num_processes) if launch_file is not None else []
     processes = options.num_processes or (launch_file.processes if launch_file else 1)
     use_cpu = launch_file is not None and launch_file.use_cpu
     pretend(launch_file, processes, use_cpu)
-    asked = collect(problems, lambda: check(arguments, processes, use_cpu))
-    data, steps_plan = read_data(task_script, arguments, processes, asked, problems)
+    launch = collect(problems, lambda: preflight.check(arguments, Machine(0 if use_cpu else processes, True)))
+    task = collect(problems, lambda: task_class(arguments))
+    data, steps = load(task, arguments, launch or plain_launch(processes, use_cpu), problems)
     if problems:
         raise InputError(*problems)
-    print("\n".join(describe_run(arguments, asked, data, steps_plan, launch_file)))
+    print(*describe_run(launch, data, steps, launch_file), sep="\n")
     several_machines = launch_file is not None and launch_file.machines > 1
-    return memory_report(task_script, arguments, asked, data, steps_plan, several_machines, options.gpu_memory)
-
-
-def load_script(script: Path) -> Any:
-    """A task's script as a module."""
-    sys.path.insert(0, str(script.resolve().parent))
-    module = importlib.import_module(script.stem)
-    missing = [name for name in ("Arguments", "load_data", "rehearsal") if not hasattr(module, name)]
-    if missing:
-        raise InputError(f"{script}: is no task that can be planned, it has no {', '.join(missing)}")
-    return module
+    return memory_report(task, data, steps, launch, several_machines, options.gpu_memory)
 
 
 def collect(problems: list[str], work: Callable[[], Any]) -> Any:
@@ -184,7 +179,7 @@ def file_problems(name: str, content: dict[str, Any]) -> list[str]:
     if kind != "DEEPSPEED" and section:
         found.append(f"{name}: has a deepspeed_config but distributed_type is {kind}; keep one")
     if section.get("deepspeed_config_file"):
-        twice = [key for key in SAID_TWICE if key in section or key in content]
+        twice = [key for key in STATED_TWICE if key in section or key in content]
         found += [f"{name}: {key} stands beside a DeepSpeed file, which Accelerate refuses; remove it" for key in twice]
     for key in ("num_processes", "num_machines"):
         if not isinstance(content.get(key, 1), int) or content.get(key, 1) < 1:
@@ -217,61 +212,54 @@ def pretend(file: LaunchFile | None, processes: int, use_cpu: bool) -> None:
         os.environ.update(ACCELERATE_USE_DEEPSPEED="true", ACCELERATE_DEEPSPEED_CONFIG_FILE=file.deepspeed_file)
 
 
-def check(arguments: Any, processes: int, use_cpu: bool) -> Any:
-    """The launch that is asked for. Raises `InputError` as the run itself would."""
-    from finetune import preflight
-    from finetune.launching.launch import Machine
-
-    return preflight.check(arguments, Machine(0 if use_cpu else processes, True))
+def plain_launch(processes: int, use_cpu: bool) -> Launch:
+    """A launch to load data for where the requested one contradicts itself: what is wrong with the data is reported as well."""
+    return Launch("python", 0, 0, processes, processes, use_cpu, "gloo", "no", 0, None, None, 0.0)
 
 
 # The run ---------------------------------------------------------------------------------------------------------------
 
 
-def read_data(script: Any, arguments: Any, processes: int, asked: Any, problems: list[str]) -> tuple[Any, Any]:
+def load(task: Any, arguments: Any, launch: Launch, problems: list[str]) -> tuple[Any, Any]:
     """The run's data and plan; what is wrong with them is added to `problems`."""
-    from finetune.arguments.groups import tasks_to_do
-    from finetune.launching import zero
-    from finetune.plan import batch_of, make_plan
-
-    train, evaluate, predict = tasks_to_do(arguments)
-    if not train:
+    if not arguments.modes.train:
         raise InputError(*problems, "this command does not train; there is nothing to plan")
-    by_tokens = asked is not None and asked.micro_batches_by_tokens
-    batch = collect(problems, lambda: batch_of(arguments, processes, by_tokens))
-    if batch is not None and asked is not None and asked.deepspeed_config is not None:
-        file = (asked.deepspeed_config, asked.deepspeed_file)
-        collect(problems, lambda: zero.complete_config(*file, batch, asked.max_grad_norm, asked.precision))
-    if hasattr(script, "headline_of"):
-        collect(problems, lambda: script.headline_of(arguments))
-    data = collect(problems, lambda: script.load_data(arguments, train, evaluate, predict))
-    if data is None or batch is None:
-        return data, None
-    return data, collect(problems, lambda: make_plan(arguments, len(data.train.texts), processes, by_tokens))
+    batch = collect(problems, lambda: batch_of(arguments, launch.world_size))
+    if batch is not None and launch.deepspeed_config is not None:
+        file = (launch.deepspeed_config, launch.deepspeed_file)
+        collect(problems, lambda: zero.complete_config(*file, batch, launch.max_grad_norm, launch.precision))
+    data = None if task is None else collect(problems, lambda: task.load(launch, arguments.modes))
+    if data is None:
+        return None, None
+    return data, collect(problems, lambda: make_plan(arguments, data.splits["train"], launch))
 
 
-def describe_run(arguments: Any, asked: Any, data: Any, steps: Any, file: LaunchFile | None) -> list[str]:
+def describe_run(launch: Launch, data: Any, plan: Plan, file: LaunchFile | None) -> list[str]:
     """Processes, batches, steps, tokens and learning rates."""
-    from finetune.plan import describe
-
-    tokens = int(data.train.tokens.lengths.sum())
-    longest = int(data.train.tokens.lengths.max())
-    where = f"{asked.world_size} process(es) on {'CPU' if asked.use_cpu else 'GPUs'}"
+    where = f"{launch.world_size} process(es) on {'CPU' if launch.use_cpu else 'GPUs'}"
     machines = f" of {file.machines} machines" if file and file.machines > 1 else ""
-    stage = f"ZeRO-{asked.zero_stage} ({asked.deepspeed_file})" if asked.deepspeed_config else "no ZeRO"
-    total = steps.total_steps / steps.steps_per_epoch * tokens
-    lines = describe(steps)
-    by_tokens = steps.batch.max_tokens is not None
-    idle = [] if by_tokens else [f"idle           {steps.batch.idle_share:.1%} of the processes' time, counted in rows"]
+    stage = f"ZeRO-{launch.zero_stage} ({launch.deepspeed_file})" if launch.deepspeed_config else "no ZeRO"
+    lines = describe(plan)
+    by_tokens = plan.batch.max_tokens is not None
+    idle = [] if by_tokens else [f"idle           {plan.batch.idle_share:.1%} of the processes' time, counted in rows"]
     return [
-        f"launch         {file.name if file else asked.launcher}: {where}{machines}, {asked.backend}, {stage}",
-        f"precision      {asked.precision if asked.precision != 'no' else 'fp32'}",
+        f"launch         {file.name if file else launch.launcher}: {where}{machines}, {launch.backend}, {stage}",
+        f"precision      {launch.precision if launch.precision != 'no' else 'fp32'}",
         *(line for line in lines if not line.startswith("note")),
-        f"tokens         {tokens:,} per epoch without padding, about {total:,.0f} in the run; {longest} in the longest row",
+        *describe_tokens(data.splits["train"].lengths, plan),
         *idle,
         *(line for line in lines if line.startswith("note")),
         *(f"note           {note}" for note in data.notes),
     ]
+
+
+def describe_tokens(lengths: Any, plan: Plan) -> list[str]:
+    """`lengths`: tokens of each training row; None where rows have none."""
+    if lengths is None:
+        return []
+    tokens, longest = int(lengths.sum()), int(lengths.max())
+    total = plan.total_steps / plan.steps_per_epoch * tokens
+    return [f"tokens         {tokens:,} per epoch without padding, about {total:,.0f} in the run; {longest} in the longest row"]
 
 
 # Memory ----------------------------------------------------------------------------------------------------------------
@@ -291,20 +279,22 @@ class Row:
         return self.layout.offload_parameters, self.layout.offload_optimizer, self.layout.stage
 
 
-def memory_report(
-    script: Any, arguments: Any, asked: Any, data: Any, steps: Any, several_machines: bool, gpu_memory: float | None
-) -> int:
+def memory_report(task: Any, data: Any, plan: Any, launch: Any, several_machines: bool, gpu_memory: float | None) -> int:
     """Prints the table and, for a memory, the cheapest launch that fits."""
-    from finetune.memory.dry_run import dry_run, largest_batch
+    import torch
+
+    from finetune.memory.dry_run import dry_run
     from finetune.memory.estimate import estimate
     from finetune.memory.layout import layout_of
     from finetune.training.gradient_checkpointing import checkpoint_activations
+    from finetune.training_setup import train_steps
 
-    model, task, batches = script.rehearsal(asked, arguments, data, steps)
-    if arguments.gradient_checkpointing:
+    with torch.device("meta"):
+        model = task.build()
+    if task.arguments.gradient_checkpointing:
         checkpoint_activations(model)
-    batch = largest_batch(batches)
-    layout = layout_of(asked, steps.batch)
+    batch = train_steps(task.arguments, data, plan, 0).largest_micro_batch()
+    layout = layout_of(launch, plan.batch, task.arguments.kernels)
     dry_runs: dict[tuple, Any] = {}
 
     def row(name: str, layout: Any) -> Row:
@@ -315,9 +305,9 @@ def memory_report(
 
     try:
         planned = row(PLANNED, layout)
-    except Exception as error:
+    except Exception as error:  # a model that looks at values in its forward pass
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
-        print(f"memory         not known in advance: the dry run of the model failed ({reason})")
+        print(f"memory         not known in advance: a dry run of the model fails ({reason})")
         return 0
     shipped = [row(name, other) for name, other in shipped_layouts(layout, several_machines)]
     first = next(iter(dry_runs.values()))
@@ -331,7 +321,6 @@ def memory_report(
 
 def shipped_layouts(planned: Any, several_machines: bool) -> list[tuple[str, Any]]:
     """The shipped launch files that could run this job on GPUs in the planned precision and number of processes."""
-    from finetune.launching import zero
     from finetune.memory.layout import Layout, with_zero
 
     found = []
@@ -343,12 +332,12 @@ def shipped_layouts(planned: Any, several_machines: bool) -> list[tuple[str, Any
         if not file.deepspeed and ((file.processes > 1) != several or file.precision not in ("no", planned.precision)):
             continue
         plain = Layout(planned.world_size, planned.precision, True, planned.accumulation, several)
-        said = file.precision == planned.precision
-        name = file.name if said else f"{file.name} --mixed_precision {planned.precision}"
+        states_precision = file.precision == planned.precision
+        name = file.name if states_precision else f"{file.name} --mixed_precision {planned.precision}"
         if file.deepspeed:
             plain = with_zero(plain, zero.read_config(file.deepspeed_file, search=(REPOSITORY,)))
-        elif not said and several and not several_machines:
-            continue  # another of the shipped files says it
+        elif not states_precision and several and not several_machines:
+            continue  # another of the shipped files states it
         found.append((name, plain))
     return found
 
@@ -381,19 +370,17 @@ def recommend(planned: Row, shipped: list[Row], gpu_memory: float) -> int:
     """Prints whether the planned launch fits and the cheapest shipped one that does."""
     from finetune.memory import estimate as memory
 
-    def fits(row: Row) -> bool:
-        return memory.needed(row.estimate) <= gpu_memory * memory.GIB
-
-    print(f"\nthis launch {'fits' if fits(planned) else 'does not fit'} {gpu_memory:g} GiB")
-    fitting = sorted((row for row in shipped if fits(row)), key=lambda row: row.cost)
-    if fitting:
-        print(f"the cheapest that fits is {fitting[0].name}")
+    fitting = [row for row in [planned, *shipped] if memory.needed(row.estimate) <= gpu_memory * memory.GIB]
+    print(f"\nthis launch {'fits' if planned in fitting else 'does not fit'} {gpu_memory:g} GiB")
+    fitting_shipped = sorted((row for row in fitting if row is not planned), key=lambda row: row.cost)
+    if fitting_shipped:
+        print(f"the cheapest that fits is {fitting_shipped[0].name}")
     else:
         print(
             "no shipped launch fits: try a smaller --per_device_train_batch_size (the global batch stays as it is), "
             "--gradient_checkpointing, --mixed_precision bf16, or a smaller model"
         )
-    return 0 if fits(planned) else DOES_NOT_FIT
+    return 0 if planned in fitting else DOES_NOT_FIT
 
 
 if __name__ == "__main__":

@@ -6,9 +6,9 @@
 ARGS are the training command's own, unchanged but for its --output_dir. It runs once straight through; then with
 `--resume_from_checkpoint auto` it is ended by SIGKILL (nothing can be caught, nothing is tidied up) and started again until it
 is done, as many times over as N kills take. Half of the kills come at a random moment of the run's duration, half at a random
-one of its calls that flush or rename a file: inside a checkpoint, the export of the best model, the predictions, the figures.
+one of its calls that flush or rename a file: inside a checkpoint, the export of the best model, the predictions, the metrics.
 At each end everything that two equal runs have in common must be equal to the byte: the best model, the last checkpoint's
-weights, moments and state, history.jsonl, predictions, figures but for those of clocks and memory.
+weights, moments and state, history.jsonl, predictions, metrics but for those of clocks and memory.
 
     --kills N           how many (default 25)
     --seed N            decides the moments (default 0)
@@ -188,6 +188,7 @@ def arguments_for(options: argparse.Namespace, place: Path) -> list[str]:
 
 def forked(options: argparse.Namespace) -> Start:
     """Runs that are forked from this process, which has imported what they need and computed nothing."""
+    # Only forked runs import these, for their children.
     import accelerate  # noqa: F401
     import datasets  # noqa: F401
     import torch  # noqa: F401
@@ -218,7 +219,7 @@ def forked(options: argparse.Namespace) -> Start:
 
 
 def _read(reader: int, process: int, until: float) -> list[str]:
-    """What the child wrote until it ended; a child that does not is killed and said to hang."""
+    """What the child wrote until it ended; a child that does not is killed and reported as hanging."""
     import select
 
     data = b""

@@ -150,7 +150,7 @@ def launched(home: Path) -> Callable[[str], Launched]:
 
     @functools.cache
     def launch(name: str) -> Launched:
-        earlier = JOBS[name].goes_on_from
+        earlier = JOBS[name].resumes
         if earlier:
             launch(earlier[0]).check()
         return launchers.launch(name, home)
@@ -179,10 +179,10 @@ class TokenTable:
 
 @pytest.fixture(scope="session")
 def title_tokens(title_home: Path) -> TokenTable:
-    """scripts/parity.py, run as a user does, on the job of titles in forward passes of so many tokens, in three cells."""
+    """scripts/parity.py, run as a user does, on the job of titles in micro-batches of so many tokens, in three cells."""
     never, options = title_home / "runs" / "never_tokens", ["--cells", "ddp,zero2", "--steps", str(title_job.STEPS)]
-    passes = {"max_tokens_per_micro_batch": title_job.PASS_TOKENS, "adam_epsilon": title_job.TABLE_EPSILON}
-    job = title_job.arguments(**passes, output_dir=never)
+    micro_batches = {"max_tokens_per_micro_batch": title_job.MICRO_BATCH_TOKENS, "adam_epsilon": title_job.TABLE_EPSILON}
+    job = title_job.arguments(**micro_batches, output_dir=never)
     script = [str(launchers.SCRIPTS / "parity.py"), *options, "--output_dir", "tokens", str(title_job.SCRIPT)]
     finished = launchers.run([*launchers.python(), *script, "--from_scratch", *job], title_home, timeout=900)
     return TokenTable(finished, title_home / "tokens", never)
@@ -194,8 +194,8 @@ def titled(title_home: Path) -> Callable[[str], Path]:
 
     @functools.cache
     def launch(name: str) -> Path:
-        if title_job.JOBS[name].goes_on_from:
-            launch(title_job.JOBS[name].goes_on_from[0])
+        if title_job.JOBS[name].resumes:
+            launch(title_job.JOBS[name].resumes[0])
         return title_job.launch(name, title_home)
 
     return launch

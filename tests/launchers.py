@@ -46,7 +46,7 @@ class Finished:
     seconds: float
 
     def check(self) -> Finished:
-        """Itself, if it went well; else fails with the end of what it said."""
+        """Itself, if it went well; else fails with the end of its output."""
         assert self.code == 0, f"exit code {self.code} of {' '.join(self.command)}\n{self.out[-3000:]}\n{self.err[-6000:]}"
         return self
 
@@ -192,7 +192,7 @@ def hide_gpus(home: Path) -> None:
 
 
 def observe_steps(home: Path) -> None:
-    """Has every training that `environment` reaches tell in observed/ which rows its steps trained on (see `observer`)."""
+    """Has every training that `environment` reaches write to observed/ which rows its steps trained on (see `observer`)."""
     lines = ["import sys", "from pathlib import Path", f"sys.path.append({str(SCRIPTS)!r})"]
     lines += ["from moving import observer", "sys.path.pop()", f"observer.observe_steps(Path({str(home / 'observed')!r}))"]
     with (home / "no_gpu" / "sitecustomize.py").open("a", encoding="utf-8") as file:
@@ -256,10 +256,10 @@ def training(output_dir: Path, model: str = "bert", **changed: object) -> list[s
 
 # The job under every launcher ----------------------------------------------------------------------------------------
 
-# Of 31 rows, the third global batch of 15 is one row, so that all processes but one have nothing in it; of 12 it is seven.
+# Of 31 rows, the third global batch of 15 is one row, so that all processes but one have none in it; of 12 it is seven.
 UNEVEN, EVEN = 15, 12
 # A global batch has some 400 tokens, and no row more than 64.
-PASS_TOKENS = 100
+MICRO_BATCH_TOKENS = 100
 
 
 @dataclass(frozen=True)
@@ -270,12 +270,12 @@ class Job:
     processes: int
     global_batch_size: int
     micro_batch_size: int | None = None
-    max_tokens: int | None = None  # of a forward pass, if the job asks for that
+    max_tokens: int | None = None  # of a micro-batch
     padding_free: str | None = None
     deepspeed_file: str | None = None  # given to the script, for launchers that know nothing of it
     zero_stage: int = 0
     precision: str = "no"
-    goes_on_from: tuple[str, int] | None = None  # another job's checkpoint after so many steps
+    resumes: tuple[str, int] | None = None  # from another job's checkpoint after so many steps
 
 
 def one(launcher: Callable[..., list[str]], *options: object) -> Callable[[], list[list[str]]]:
@@ -285,38 +285,30 @@ def one(launcher: Callable[..., list[str]], *options: object) -> Callable[[], li
 JOBS = {
     "python": Job(one(python), 1, UNEVEN),
     "cpu": Job(one(accelerate, "cpu.yaml", 1), 1, UNEVEN, micro_batch_size=4),
-    "accumulating": Job(one(python), 1, UNEVEN, micro_batch_size=8),
-    "tokens": Job(one(python), 1, UNEVEN, max_tokens=PASS_TOKENS),
+    "tokens": Job(one(python), 1, UNEVEN, max_tokens=MICRO_BATCH_TOKENS),
     "single_gpu": Job(one(accelerate, "single_gpu.yaml", 1), 1, EVEN),
-    "cpu_ddp": Job(one(accelerate, "cpu_ddp.yaml", 2), 2, EVEN, max_tokens=PASS_TOKENS),
+    "cpu_ddp": Job(one(accelerate, "cpu_ddp.yaml", 2), 2, EVEN, max_tokens=MICRO_BATCH_TOKENS),
     "ddp": Job(one(accelerate, "ddp.yaml", 2), 2, UNEVEN),
-    "packed_ddp": Job(one(torchrun, 2), 2, UNEVEN, max_tokens=PASS_TOKENS, padding_free="on"),
+    "padding_free_ddp": Job(one(torchrun, 2), 2, UNEVEN, max_tokens=MICRO_BATCH_TOKENS, padding_free="on"),
     "ddp_bf16": Job(one(accelerate, "ddp_bf16.yaml", 2), 2, EVEN, precision="bf16"),
     "multi_node_ddp": Job(
-        lambda: machines("multi_node_ddp.yaml", 2, 2), 2, UNEVEN, micro_batch_size=4, goes_on_from=("python", 2)
+        lambda: machines("multi_node_ddp.yaml", 2, 2), 2, UNEVEN, micro_batch_size=4, resumes=("python", 2)
     ),
-    "torchrun": Job(one(torchrun, 3), 3, UNEVEN, goes_on_from=("multi_node_ddp", 4)),
-    "torchrun_accumulating": Job(one(torchrun, 3), 3, EVEN, micro_batch_size=2),
+    "torchrun": Job(one(torchrun, 3), 3, UNEVEN, resumes=("multi_node_ddp", 4)),
     "zero1": Job(one(accelerate, "zero1.yaml", 2), 2, UNEVEN, zero_stage=1),
     "zero2": Job(one(accelerate, "zero2.yaml", 2), 2, EVEN, micro_batch_size=3, zero_stage=2),
     "zero3": Job(one(accelerate, "zero3.yaml", 2), 2, UNEVEN, micro_batch_size=4, zero_stage=3),
     "zero2_offload": Job(one(accelerate, "zero2_offload.yaml", 2), 2, UNEVEN, zero_stage=2),
     "zero3_offload": Job(one(accelerate, "zero3_offload.yaml", 2), 2, EVEN, zero_stage=3),
     "multi_node_zero2": Job(
-        lambda: machines("multi_node_zero2.yaml", 2, 2), 2, EVEN, max_tokens=PASS_TOKENS, zero_stage=2
+        lambda: machines("multi_node_zero2.yaml", 2, 2), 2, EVEN, max_tokens=MICRO_BATCH_TOKENS, zero_stage=2
     ),
     "deepspeed_zero1": Job(one(deepspeed, 2), 2, EVEN, deepspeed_file="ds_configs/zero1.json", zero_stage=1),
     "deepspeed_zero2": Job(
-        one(deepspeed, 2), 2, UNEVEN, deepspeed_file="ds_configs/zero2.json", zero_stage=2, goes_on_from=("ddp", 2)
+        one(deepspeed, 2), 2, UNEVEN, deepspeed_file="ds_configs/zero2.json", zero_stage=2, resumes=("ddp", 2)
     ),
     "deepspeed_zero3": Job(
-        one(deepspeed, 2), 2, UNEVEN, deepspeed_file="ds_configs/zero3.json", zero_stage=3, goes_on_from=("deepspeed_zero2", 4)
-    ),
-    "deepspeed_zero2_offload": Job(
-        one(deepspeed, 2), 2, EVEN, deepspeed_file="ds_configs/zero2_offload.json", zero_stage=2
-    ),
-    "deepspeed_zero3_offload": Job(
-        one(deepspeed, 2), 2, UNEVEN, deepspeed_file="ds_configs/zero3_offload.json", zero_stage=3
+        one(deepspeed, 2), 2, UNEVEN, deepspeed_file="ds_configs/zero3.json", zero_stage=3, resumes=("deepspeed_zero2", 4)
     ),
     "partitioned_zero3": Job(one(deepspeed, 2), 2, EVEN, deepspeed_file="partitioned.json", zero_stage=3),
 }  # fmt: skip
@@ -344,7 +336,7 @@ class Launched:
 
 
 def launch(name: str, home: Path) -> Launched:
-    """Runs a job of `JOBS`; a job that goes on from another needs that one's folder to be there."""
+    """Runs a job of `JOBS`; a job that resumes another one's checkpoint needs that one's folder."""
     job, folder = JOBS[name], home / "runs" / name
     changed: dict[str, object] = {
         "global_batch_size": job.global_batch_size,
@@ -354,8 +346,8 @@ def launch(name: str, home: Path) -> Launched:
         # Both spellings are the contract's.
         "deepspeed_config" if job.zero_stage == 1 else "deepspeed": job.deepspeed_file,
     }
-    if job.goes_on_from:
-        other, step = job.goes_on_from
+    if job.resumes:
+        other, step = job.resumes
         changed["resume_from_checkpoint"] = home / "runs" / other / "checkpoints" / f"step_{step}"
     arguments = training(folder, **changed)
     return Launched(folder, run_together([[*launcher, *arguments] for launcher in job.launch()], home))

@@ -27,10 +27,10 @@ BIGBIRD = {
     "vocab_size": 1500,
 }
 STEPS = 6
-PASS_TOKENS = 600  # a global batch has some 1800
+MICRO_BATCH_TOKENS = 600  # a global batch has some 1800
 # Of the table in test_parity. At 1e-6 the elements of a bias in the decoder's head, whose gradients are sums that cancel 10 to
-# 10,000 times over, show what rounding leaves of them: 7e-6 in passes of as many rows, where a row is computed by the same
-# kernels, 1.2e-5 in passes of so many tokens, where it is padded to other widths. At 1e-4 it is 4e-6.
+# 10,000 times over, show what rounding leaves of them: 7e-6 in micro-batches of as many rows, where a row is computed by
+# the same kernels, 1.2e-5 in micro-batches of so many tokens, where it is padded to other widths. At 1e-4 it is 4e-6.
 TABLE_EPSILON = 1e-4
 
 
@@ -41,7 +41,7 @@ class Job:
     launcher: Callable[..., list[str]]
     options: tuple[int, ...] = ()
     deepspeed_file: str | None = None
-    goes_on_from: tuple[str, int] | None = None  # another job's checkpoint after so many steps
+    resumes: tuple[str, int] | None = None  # from another job's checkpoint after so many steps
 
 
 JOBS = {
@@ -49,7 +49,7 @@ JOBS = {
     "ddp": Job(torchrun, (2,)),
     "then_zero2": Job(deepspeed, (2,), "ds_configs/zero2.json", ("ddp", 1)),
     "then_zero3": Job(torchrun, (2,), "ds_configs/zero3.json", ("then_zero2", 3)),
-    "then_one": Job(python, goes_on_from=("then_zero3", 5)),
+    "then_one": Job(python, resumes=("then_zero3", 5)),
 }
 
 
@@ -69,7 +69,7 @@ def write_corpus(folder: Path) -> None:
 
 def arguments(**changed: object) -> list[str]:
     """The job's arguments: six steps, clipped throughout, evaluated twice, saved after each."""
-    asked = {
+    given = {
         "config_name": "bigbird/config.json",
         "tokenizer_type": "train",
         "vocab_size": 1500,
@@ -99,15 +99,15 @@ def arguments(**changed: object) -> list[str]:
         "report_to": "none",
         **changed,
     }
-    return [part for name, value in asked.items() if value is not None for part in (f"--{name}", str(value))]
+    return [part for name, value in given.items() if value is not None for part in (f"--{name}", str(value))]
 
 
 def launch(name: str, home: Path) -> Path:
-    """Runs a job of `JOBS`; a job that goes on from another needs that one's folder to be there. Returns its folder."""
+    """Runs a job of `JOBS`; a job that resumes another one's checkpoint needs that one's folder. Returns its folder."""
     job, folder = JOBS[name], home / "runs" / name
     changed: dict[str, object] = {"output_dir": folder, "deepspeed": job.deepspeed_file}
-    if job.goes_on_from:
-        other, step = job.goes_on_from
+    if job.resumes:
+        other, step = job.resumes
         changed["resume_from_checkpoint"] = home / "runs" / other / "checkpoints" / f"step_{step}"
     command = [*job.launcher(*job.options), str(SCRIPT), "--from_scratch", "--do_train", "--do_predict", *arguments(**changed)]
     launchers.run(command, home).check()

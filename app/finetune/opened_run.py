@@ -61,8 +61,6 @@ def open_run(
     if arguments.shared_output_dir:
         local_copy.check_shared(run, folder)
     lines = [*in_force(run), *(describe(plan) if plan else [])]
-    if arguments.test_file is not None and not arguments.do_predict:
-        notes = [*notes, f"--test_file {arguments.test_file} is not read: --do_predict is not given"]
     lines += [f"note           {note}" for note in notes]
     if plan and (resume is not None or arguments.resume_from_checkpoint is not None):
         lines.append(f"resume         {resume or 'no checkpoint yet, starting from the beginning'}")

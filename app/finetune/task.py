@@ -114,7 +114,8 @@ class Task(ABC):
     memory_advice = ""  # what the message for "out of memory" suggests besides what helps every task
 
     def __init__(self, arguments: Any) -> None:
-        """Raises `InputError` for arguments that the task cannot work with."""
+        """`arguments`: Launch-, Run-, Optimization- and BatchArguments and a field `model_name_or_path`, the exported model of
+        a run that does not train. Raises `InputError` for arguments that the task cannot work with."""
         self.arguments = arguments
         self.additional_metrics = load_metrics(arguments.metrics) if arguments.metrics else []
         if self.metric_names and not arguments.metrics:

@@ -125,6 +125,8 @@ class TextTask(Task):
             notes.insert(0, f"{len(self.splits['train'])} training rows, {tokens} tokens")
             note_repeated_texts({name: split.texts for name, split in self.splits.items()}, notes)
         notes += [PADDING_FREE_NOTE] if self.padding_free else []
+        if arguments.test_file is not None and not modes.predict:
+            notes.append(f"--test_file {arguments.test_file} is not read: --do_predict is not given")
         return Data(self.splits, self._fingerprint(tokenizer, contents), notes, self.padding_free)
 
     def _read(self, modes: Modes, notes: list[str]) -> tuple[dict[str, Table], dict[str, Any]]:

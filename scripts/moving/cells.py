@@ -60,7 +60,7 @@ def launcher(cell: Cell, processes: int) -> list[str]:
 
 
 def launch_arguments(cell: Cell) -> dict[str, str]:
-    """What the script must be told where the launcher does not say it."""
+    """Arguments of the script that the launcher does not set."""
     file = f"ds_configs/{cell.memory}.json" if cell.memory and cell.launcher != "accelerate" else "none"
     return {"deepspeed": file, "deepspeed_config": "none", "mixed_precision": cell.precision}
 
@@ -68,8 +68,8 @@ def launch_arguments(cell: Cell) -> dict[str, str]:
 def batch_arguments(
     cell: Cell, processes: int, global_batch_size: int, micro_batch_size: int | None, max_tokens: int | None
 ) -> dict[str, str]:
-    """The same global batch, in as many times more forward passes as the cell wants than the command's own micro-batch, in
-    tokens or at most so many rows, gives it."""
+    """The same global batch, in `accumulation` times as many micro-batches as the command's own bound, in tokens or in rows,
+    makes of it."""
     rows, tokens = "none", "none"
     if max_tokens is not None:
         tokens = max(1, max_tokens // cell.accumulation)

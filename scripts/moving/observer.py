@@ -1,6 +1,6 @@
-"""Looks over a training process's shoulder: the rows and learning rates of each step, as the step gets them.
+"""Records the rows and learning rates of each training step.
 
-The application knows nothing of it and gives up nothing for it: its modules are wrapped when they are imported. Each process
+The application does not know of it: its modules are wrapped when they are imported. Each process
 writes a file of its own, so nothing is exchanged between processes that they would not exchange anyway.
 """
 
@@ -25,7 +25,7 @@ def observe_steps(folder: Path) -> None:
 
 def switch_dropout_off() -> None:
     """Makes the model that is trained drop nothing, wherever its architecture keeps its probabilities."""
-    _after_import("finetune.session", _train_without_dropout)
+    _after_import("finetune.training_setup", _train_without_dropout)
 
 
 def read_steps(folder: Path, name: str, processes: int) -> dict[int, dict[str, Any]]:
@@ -52,11 +52,11 @@ def _record_steps(engine: ModuleType, folder: Path) -> None:
     fit, seed_step, train_step = engine.fit, engine.seed_step, engine.train_step
     place: dict[str, Any] = {}
 
-    def fit_observed(run: Any, plan: Any, training: Any, options: Any, state: Any) -> Any:
+    def fit_observed(run: Any, training: Any, state: Any) -> Any:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{training.output_dir.name}.rank_{run.launch.rank}.jsonl"
         with path.open("a", encoding="utf-8") as place["file"]:
-            return fit(run, plan, training, options, state)
+            return fit(run, training, state)
 
     def seed_step_observed(seed: int, step: int, rank: int) -> None:
         place["step"] = step
@@ -73,14 +73,14 @@ def _record_steps(engine: ModuleType, folder: Path) -> None:
     engine.fit, engine.seed_step, engine.train_step = fit_observed, seed_step_observed, train_step_observed
 
 
-def _train_without_dropout(session: ModuleType) -> None:
-    prepare = session.prepare_training
+def _train_without_dropout(setup: ModuleType) -> None:
+    prepare = setup.prepare_training
 
-    def prepare_without_dropout(run: Any, arguments: Any, plan: Any, model: Any, *rest: Any) -> Any:
+    def prepare_without_dropout(run: Any, arguments: Any, task: Any, data: Any, plan: Any, model: Any, opened: Any) -> Any:
         zero_probabilities(model)
-        return prepare(run, arguments, plan, model, *rest)
+        return prepare(run, arguments, task, data, plan, model, opened)
 
-    session.prepare_training = prepare_without_dropout
+    setup.prepare_training = prepare_without_dropout
 
 
 def zero_probabilities(model: Any) -> None:

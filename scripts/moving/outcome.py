@@ -12,7 +12,7 @@ from typing import Any
 from moving.observer import read_steps
 
 WITHIN = 1e-5  # of weights, losses and gradient norms, relative: what fp32 rounding makes of another order of sums
-FIGURES_WITHIN = 1e-6  # of evaluation figures, absolute
+METRICS_WITHIN = 1e-6  # of evaluation metrics, absolute
 # Adding a constant to all scores of a softmax changes nothing, so a key's bias has a true gradient of zero. Adam divides what
 # round-off makes of it by its own size, and moves the bias by whole learning rates in directions of no meaning.
 WITHOUT_GRADIENT = re.compile(r"(^|\.)(key|k_proj|key_proj|k_lin)\.bias$")
@@ -37,14 +37,14 @@ class Difference:
     where: str  # the tensor
     losses: float  # relative
     grad_norms: float  # relative
-    figures: float  # absolute
+    metrics: float  # absolute
     same_learning_rates: bool  # exactly
     same_rows: bool  # of each step, exactly
 
     @property
     def is_rounding(self) -> bool:
         """Whether nothing but the rounding of fp32 stands between the two."""
-        near = max(self.weights, self.losses, self.grad_norms) <= WITHIN and self.figures <= FIGURES_WITHIN
+        near = max(self.weights, self.losses, self.grad_norms) <= WITHIN and self.metrics <= METRICS_WITHIN
         return near and self.same_learning_rates and self.same_rows
 
 
@@ -70,7 +70,7 @@ def read_outcome(folder: Path, observed: Path) -> Outcome:
 def compare(ours: Outcome, theirs: Outcome) -> Difference:
     """How far `ours` is from `theirs`. Of a run that went on from a checkpoint its own steps are compared."""
     steps = [step for step in theirs.steps if step >= min(ours.steps)]
-    evaluations = {step: figures for step, figures in theirs.evaluations.items() if step in steps}
+    evaluations = {step: metrics for step, metrics in theirs.evaluations.items() if step in steps}
     weights = weight_differences(ours.weights, theirs.weights)
     where = max(weights, key=weights.get)
     return Difference(
@@ -80,7 +80,7 @@ def compare(ours: Outcome, theirs: Outcome) -> Difference:
         grad_norms=_largest(
             _relative(ours.steps.get(step, {}).get("grad_norm"), theirs.steps[step]["grad_norm"]) for step in steps
         ),
-        figures=_largest(_figures_apart(ours.evaluations.get(step, {}), figures) for step, figures in evaluations.items()),
+        metrics=_largest(_metrics_apart(ours.evaluations.get(step, {}), metrics) for step, metrics in evaluations.items()),
         same_learning_rates=ours.learning_rates == {step: theirs.learning_rates[step] for step in steps},
         same_rows=ours.rows == {step: theirs.rows[step] for step in steps},
     )
@@ -98,7 +98,7 @@ def weight_differences(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str
     return found
 
 
-def _figures_apart(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
+def _metrics_apart(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
     if ours.keys() != theirs.keys():
         return math.inf
     return _largest(

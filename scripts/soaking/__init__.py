@@ -1,1 +1,1 @@
-"""What scripts/soak.py is made of: the child that dies when it is told to, and the comparison."""
+"""What scripts/soak.py is made of: the child that dies at a given moment, and the comparison."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import os
+import runpy
 import signal
 import sys
 import threading
@@ -15,9 +15,9 @@ from typing import Any, NoReturn
 def run_script(
     script: Path, arguments: list[str], log: int, report: int, disk_calls: tuple[str, ...], deadly: int | None
 ) -> NoReturn:
-    """Runs the script's `main` as its last lines do, with `log` in place of stdout and stderr, and ends the process.
+    """Runs the script as Python does, with `log` in place of stdout and stderr, and ends the process.
 
-    Each call of a function of `os` that `disk_calls` names is told in `report`, a line with the file. At number `deadly`
+    Each call of a function of `os` that `disk_calls` names is written to `report`, a line with the file. At number `deadly`
     (from 0) the process is killed by SIGKILL in place of the call.
     """
     os.setsid()
@@ -28,12 +28,7 @@ def run_script(
         _watch_disk(report, disk_calls, deadly)
         sys.path.insert(0, str(script.parent))
         sys.argv = [str(script), *arguments]
-        task = importlib.import_module(script.stem)
-        from finetune.arguments.parsing import parse
-        from finetune.launching.shutdown import failures_end_the_job
-
-        with failures_end_the_job(debug=False):
-            task.main(parse(task.Arguments, arguments))
+        runpy.run_path(str(script), run_name="__main__")
         code = 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1

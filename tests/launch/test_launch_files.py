@@ -32,7 +32,6 @@ def read_yaml(name):
 def test_the_files_are_the_ones_that_are_documented_and_started_here():
     assert set(DS_FILES) == set(STAGES)
     assert {f"{name}.yaml" for name in JOBS} >= set(CONFIGS) - {REFUSED}
-    assert {f"deepspeed_{file.removesuffix('.json')}" for file in DS_FILES} <= set(JOBS)
     assert len(CONFIGS) == 13
 
 
@@ -74,10 +73,12 @@ def test_an_accelerate_config_starts_what_it_promises(name, launched):
     assert run_file["mixed_precision"] == config.get("mixed_precision", "no")
     assert run_file["deepspeed_file"] == config.get("deepspeed_config", {}).get("deepspeed_config_file")
     assert (run_file["device"], run_file["backend"]) == ("cpu", "gloo")
+    memory = (run_file["deepspeed_config"] or {}).get("zero_optimization", {})
+    assert memory.get("offload_optimizer", {}).get("device") == ("cpu" if "offload" in name else None)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file", DS_FILES)
+@pytest.mark.parametrize("file", ["zero1.json", "zero2.json", "zero3.json"])  # the others are started by an accelerate config
 def test_a_deepspeed_file_starts_under_the_deepspeed_launcher(file, launched, home):
     name = f"deepspeed_{file.removesuffix('.json')}"
     run_file = read_run(launched(name).folder)
@@ -88,8 +89,6 @@ def test_a_deepspeed_file_starts_under_the_deepspeed_launcher(file, launched, ho
     assert in_force["gradient_clipping"] == run_file["arguments"]["max_grad_norm"]
     assert in_force["train_micro_batch_size_per_gpu"] == run_file["plan"]["batch"]["micro_batch_size"]
     assert in_force["train_batch_size"] >= job.global_batch_size
-    offload = in_force["zero_optimization"].get("offload_optimizer", {})
-    assert offload.get("device") == ("cpu" if "offload" in file else None)
     assert not (home / "compiled").exists()  # no compiler or ninja is needed
 
 

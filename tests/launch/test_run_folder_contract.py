@@ -29,7 +29,7 @@ ONCE = (
     "done  ",
 )
 OF_DEEPSPEED = re.compile(r"^\[\d{4}-\d\d-\d\d [\d:,]+\] \[(INFO|WARNING)\] ")  # its launcher logs to the standard output
-FIGURES = (
+METRICS = (
     "loss", "f1_micro", "f1_macro", "f1_samples", "precision_micro", "precision_macro", "recall_micro", "recall_macro",
     "roc_auc_macro", "average_precision_macro", "hamming_loss", "subset_accuracy", "lrap",
     "tuned_f1_micro", "tuned_f1_macro", "tuned_precision_micro", "tuned_recall_micro",
@@ -88,7 +88,7 @@ def test_the_folder_holds_what_the_contract_says(finished_run):
     assert not [path for path in folder.rglob("*") if path.suffix in (".bin", ".pt", ".pkl", ".pth")]
 
 
-def test_run_json_says_what_was_asked_and_what_was_in_force(finished_run):
+def test_run_json_has_what_was_requested_and_what_was_in_force(finished_run):
     import torch
 
     found = read_json(finished_run[0] / "run.json")
@@ -106,7 +106,7 @@ def test_run_json_says_what_was_asked_and_what_was_in_force(finished_run):
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_run_json_says_how_the_global_batch_was_shared_out(name, launched):
+def test_run_json_shows_how_the_global_batch_was_shared_out(name, launched):
     found, job = read_json(launched(name).folder / "run.json"), JOBS[name]
     batch = found["plan"]["batch"]
 
@@ -130,10 +130,10 @@ def test_history_has_every_step_and_every_evaluation(finished_run):
     assert all(event.keys() == {"step", "epoch", "loss", "learning_rate", "grad_norm"} for event in steps)
     assert [event["learning_rate"] for event in steps] == pytest.approx([0.01, 0.02, 0.02, 0.015, 0.01, 0.005])
     assert [event["step"] for event in evaluations] == [3, 6]
-    assert all(event.keys() >= {f"eval_{figure}" for figure in FIGURES} for event in evaluations)
+    assert all(event.keys() >= {f"eval_{metric}" for metric in METRICS} for event in evaluations)
 
 
-def test_metrics_hold_the_best_models_figures(finished_run):
+def test_metrics_are_the_best_models(finished_run):
     folder, _ = finished_run
     metrics = read_json(folder / "metrics.json")
     best = max(
@@ -141,7 +141,7 @@ def test_metrics_hold_the_best_models_figures(finished_run):
         key=lambda event: event["eval_tuned_f1_macro"],
     )
 
-    assert metrics.keys() >= {f"{split}_{figure}" for split in ("eval", "test") for figure in FIGURES}
+    assert metrics.keys() >= {f"{split}_{metric}" for split in ("eval", "test") for metric in METRICS}
     assert metrics.keys() >= {"train_loss", "peak_memory_mb", *(f"train_{speed}" for speed in SPEEDS)}
     assert (metrics["best_step"], metrics["best_metric"]) == (best["step"], best["eval_tuned_f1_macro"])
     assert all(metrics[key] == value for key, value in best.items() if key.startswith("eval_"))
@@ -179,7 +179,7 @@ def test_the_output_is_rank_0s_and_says_each_thing_once(name, launched):
 
     assert [line for line in ours if not line.startswith(HEADINGS)] == []
     assert {heading: sum(line.startswith(heading) for line in ours) for heading in ONCE} == dict.fromkeys(ONCE, 1)
-    evaluations = 1 if (JOBS[name].goes_on_from or ("", 0))[1] > 3 else 2
+    evaluations = 1 if (JOBS[name].resumes or ("", 0))[1] > 3 else 2
     assert sum(line.startswith("step ") for line in ours) == evaluations
     errors = [line for finished in launched(name).finished for line in finished.err.splitlines()]
     assert not [line for line in errors if line.startswith("Traceback") or "Warning" in line or "it/s]" in line]
@@ -209,7 +209,7 @@ def test_overwriting_replaces_the_run_and_keeps_what_is_not_its_own(folder, home
 
 
 def test_predicting_with_the_best_model_needs_no_labels_and_leaves_the_run_alone(folder, home):
-    before, figures = contents(folder), read_json(folder / "metrics.json")
+    before, metrics = contents(folder), read_json(folder / "metrics.json")
     predicted = read_lines(folder / "predictions.jsonl")
     (folder / "predictions.jsonl").unlink()
     files = ["--model_name_or_path", str(folder / "best"), "--test_file", "unlabelled.csv", "--output_dir", str(folder)]
@@ -223,7 +223,7 @@ def test_predicting_with_the_best_model_needs_no_labels_and_leaves_the_run_alone
     for line, earlier in zip(again, predicted, strict=True):
         assert line["probabilities"] == pytest.approx(earlier["probabilities"], rel=0, abs=2e-6)
     assert {key: value for key, value in read_json(folder / "metrics.json").items() if "per_second" not in key} == {
-        key: value for key, value in figures.items() if "per_second" not in key
+        key: value for key, value in metrics.items() if "per_second" not in key
     }
 
 

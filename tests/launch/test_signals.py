@@ -53,17 +53,12 @@ def everyone(number):
 
 ASKED = {
     "python TERM": (python, {}, launcher(TERM), 75, "SIGTERM"),
-    "python USR1": (python, {}, launcher(USR1), 75, "SIGUSR1"),
     "python INT": (python, {"dataloader_num_workers": 1}, everyone(INT), 75, "SIGINT"),
     "accelerate one TERM": (lambda: accelerate("cpu.yaml", 1), {}, launcher(TERM), -TERM, "the launcher is gone"),
     "accelerate one Ctrl-C": (lambda: accelerate("cpu.yaml", 1), {}, everyone(INT), None, "SIGINT"),
     "accelerate ddp TERM": (lambda: accelerate("cpu_ddp.yaml", 2), {}, launcher(TERM), 1, "SIGTERM"),
     "accelerate zero2 INT": (lambda: accelerate("zero2.yaml", 2), {}, launcher(INT), 1, "SIGINT"),
     "torchrun TERM": (lambda: torchrun(2), {"dataloader_num_workers": 1}, launcher(TERM), 1, "SIGTERM"),
-    "torchrun USR1": (lambda: torchrun(2), {}, launcher(USR1), -USR1, "the launcher is gone"),
-    "torchrun told of USR1": (
-        lambda: [*torchrun(2), "--signals-to-handle", "SIGTERM,SIGINT,SIGUSR1"], {}, launcher(USR1), 1, "SIGUSR1",
-    ),
     "torchrun KILL": (lambda: torchrun(2), {}, launcher(KILL), -KILL, "the launcher is gone"),
     "torchrun rank 1 USR1": (lambda: torchrun(2), {}, rank(1, USR1), 1, "SIGUSR1"),
     "deepspeed TERM": (lambda: deepspeed(2), DS_FILE, launcher(TERM), -TERM, "the launcher is gone"),

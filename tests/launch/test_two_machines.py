@@ -86,13 +86,6 @@ def accelerate_static(pair, port):
         yield machine.inside([*launcher, *arguments("accelerate_static")])
 
 
-def accelerate_c10d(pair, port):
-    options = ["--num_machines", "2", "--main_process_ip", "alpha", "--main_process_port", str(port), "--rdzv_backend", "c10d"]
-    for number, machine in enumerate(pair):
-        launcher = accelerate("multi_node_ddp.yaml", 2, *options, "--machine_rank", str(number))
-        yield machine.inside([*launcher, *arguments("accelerate_c10d", step=2)])
-
-
 def torchrun_c10d(pair, port):
     launcher = torchrun("--rdzv_backend", "c10d", "--rdzv_id", "1", "--rdzv_endpoint", f"alpha:{port}")
     for machine in pair:
@@ -128,10 +121,7 @@ def multi_node_script(pair, port):
     yield outside(pair, [*script, *hosts, *arguments("multi_node_script", step=4)])
 
 
-JOBS = {
-    job.__name__: job
-    for job in (accelerate_static, accelerate_c10d, torchrun_c10d, torchrun_static, deepspeed_hostfile, multi_node_script)
-}
+JOBS = {job.__name__: job for job in (accelerate_static, torchrun_c10d, torchrun_static, deepspeed_hostfile, multi_node_script)}
 LAUNCHERS = {"torchrun_c10d": "torchrun", "torchrun_static": "torchrun", "deepspeed_hostfile": "deepspeed"}
 
 
@@ -183,7 +173,7 @@ def test_the_second_machine_keeps_a_cache_of_its_own_and_nothing_of_the_run(pair
 
     assert list((pair[1].home / "cache" / "tokens").iterdir())
     assert [path for path in pair[1].home.rglob("*") if path.is_file() and "runs" in path.parts] == []
-    assert (pair[0].home / "runs" / "accelerate_c10d" / "best" / "model.safetensors").is_file()
+    assert (pair[0].home / "runs" / "torchrun_c10d" / "best" / "model.safetensors").is_file()
     assert not list((pair[0].home / "runs").rglob("*of_rank_0*"))
 
 

@@ -1,4 +1,4 @@
-"""Golden figures: what both tasks' reference jobs gave when they were written down. A refactor must not move them.
+"""Golden losses and metrics: what both tasks' reference jobs gave when they were written down. A refactor must not move them.
 
     python tests/parity/golden.py --write
 
@@ -17,8 +17,8 @@ FILE = Path(__file__).with_name("golden.json")
 TESTS = Path(__file__).resolve().parents[1]
 
 
-def figures_of(folder: Path) -> list[dict[str, float | None]]:
-    """A run's events: losses, gradient norms and learning rates by step, and the evaluations' figures."""
+def metrics_of(folder: Path) -> list[dict[str, float | None]]:
+    """A run's events: losses, gradient norms and learning rates by step, and the evaluations' metrics."""
     return [json.loads(line) for line in (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
@@ -32,7 +32,7 @@ def write(home: Path) -> None:
     launchers.write_corpus(home)
     title_job.write_corpus(home)
     folders = {"classify": launchers.launch("python", home).check().folder, "titlegen": title_job.launch("one", home)}
-    content = {"versions": library_versions()} | {task: figures_of(folder) for task, folder in folders.items()}
+    content = {"versions": library_versions()} | {task: metrics_of(folder) for task, folder in folders.items()}
     FILE.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 

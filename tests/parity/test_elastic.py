@@ -33,7 +33,7 @@ def test_a_run_that_moves_ends_where_one_that_never_moved_ends(chain, outcome, l
         assert (run["world_size"], run["zero_stage"]) == (processes, stage)
         start = 0
         if previous is not None:
-            before, start = jobs[name].goes_on_from
+            before, start = jobs[name].resumes
             assert before == previous
         assert start > last_start
 

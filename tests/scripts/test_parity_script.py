@@ -12,7 +12,7 @@ import title_job
 from launchers import CLASSIFY, SCRIPTS, training
 
 SCRIPT = SCRIPTS / "parity.py"
-TITLES = ["cell", "launcher", "processes", "weights", "losses", "grad norms", "figures", "rates", "rows"]
+TITLES = ["cell", "launcher", "processes", "weights", "losses", "grad norms", "metrics", "rates", "rows"]
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_a_job_that_is_the_same_everywhere(title_tokens):
     report = json.loads((title_tokens.folder / "parity.json").read_text(encoding="utf-8"))
     for row, line, cell in zip(table[1:], lines[1:3], report["cells"][1:], strict=True):
         known = cell["difference"]
-        assert row[3:7] == [f"{known[name]:.1e}" for name in ("weights", "losses", "grad_norms", "figures")]
+        assert row[3:7] == [f"{known[name]:.1e}" for name in ("weights", "losses", "grad_norms", "metrics")]
         assert 0 < known["weights"] <= 1e-5
         assert row[7] == "same"
         assert line.endswith("same  the same")
@@ -99,7 +99,7 @@ def test_bad_input_is_told_before_anything_is_run(parity, given, told, capsys, m
 
 
 def outcomes(parity, **changed):
-    found = {"weights": 1e-7, "where": "a.weight", "losses": 1e-7, "grad_norms": 1e-7, "figures": 0.0}
+    found = {"weights": 1e-7, "where": "a.weight", "losses": 1e-7, "grad_norms": 1e-7, "metrics": 0.0}
     return parity.Difference(**{**found, "same_learning_rates": True, "same_rows": True, **changed})
 
 

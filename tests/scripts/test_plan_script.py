@@ -186,7 +186,7 @@ def test_a_launch_file_that_is_not_there_and_one_that_is_no_yaml(planner, tmp_pa
 def test_a_command_that_does_not_train_and_a_script_that_is_no_task(run, planner, capsys):
     assert run((), "--do_eval")[2] == ["this command does not train; there is nothing to plan"]
     assert planner.main([str(ROOT / "scripts" / "make_sample_data.py")]) == 2
-    assert "is no task that can be planned, it has no Arguments, load_data, rehearsal" in capsys.readouterr().err
+    assert "make_sample_data.py: is no task's script, which has a class Arguments and one subclass" in capsys.readouterr().err
 
 
 def test_from_a_shell_in_another_folder(command, tmp_path):

@@ -65,9 +65,7 @@ class BatchArguments:
     gradient_accumulation_steps: int | None = option(
         at_least=1, help="micro-batches per optimizer step; the micro-batch is derived from it"
     )
-    per_device_eval_batch_size: int | None = option(
-        at_least=1, help="samples per process in one evaluation pass (default: 32, or see --max_tokens_per_eval_batch)"
-    )
+    per_device_eval_batch_size: int | None = option(at_least=1, help="samples per process in one evaluation pass (default: 32)")
     dataloader_num_workers: int = option(
         0, at_least=0, per_machine=True, help="processes that build batches; 0: the training process"
     )

@@ -22,7 +22,7 @@ MOST_POINTS = 60  # of a curve; more cannot be told apart at the size it is draw
 def write_card(
     folder: Path,
     title: str,
-    pipeline_tag: str,
+    pipeline_tag: str | None,
     usage: str,
     metrics: Sequence[str],
     sections: Sequence[str],
@@ -32,8 +32,8 @@ def write_card(
 ) -> None:
     """Writes the card of the run in `folder` from its run.json, metrics.json and history.jsonl.
 
-    `pipeline_tag`: the hub's name of the task; `usage`: Python code that loads best/; `metrics`: names without eval_ or test_,
-    one table row each; `sections`: further Markdown lines of the task; `library_name`: the library that loads best/.
+    `pipeline_tag`: the hub's name of the task, None for a model that the hub does not know; `usage`: Python code that loads
+    best/; `metrics`: names without eval_ or test_, one table row each; `sections`: further Markdown lines of the task; `library_name`: the library that loads best/.
     """
     run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     values = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
@@ -41,9 +41,9 @@ def write_card(
     arguments = run["arguments"]
     base = None if arguments.get("from_scratch") else _hub_id(arguments.get("model_name_or_path"))
     dataset = _hub_id(arguments.get("dataset_name"))
-    results = _results(pipeline_tag, dataset, values, metrics)
+    results = [] if pipeline_tag is None else _results(pipeline_tag, dataset, values, metrics)
     data = ModelCardData(
-        library_name=library_name,
+        library_name=library_name if pipeline_tag else None,
         pipeline_tag=pipeline_tag,
         base_model=base,
         datasets=dataset,
@@ -51,7 +51,9 @@ def write_card(
         model_name=title if results else None,
         eval_results=results or None,
     )
-    body = ["---", data.to_yaml(), "---", "", f"# {title}", "", "```python", usage, "```", "", "## Metrics", ""]
+    metadata = ["---", data.to_yaml(), "---", ""] if pipeline_tag else []
+    code = ["```python", usage, "```", ""] if usage else []
+    body = [*metadata, f"# {title}", "", *code, "## Metrics", ""]
     body += _table(values, metrics)
     body += ["", *sections, "", "## Training", "", *_facts(run, values), ""]
     for key, name in CURVES.items():

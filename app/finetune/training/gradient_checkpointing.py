@@ -35,13 +35,9 @@ def checkpoint_activations(model: nn.Module) -> None:
 
 
 def _layers(module: nn.Module) -> list[nn.Module]:
-    found = []
-    for child in module.children():
-        if isinstance(child, nn.ModuleList | nn.Sequential):
-            found += [layer for layer in child if any(True for _ in layer.parameters())]
-        else:
-            found += _layers(child)
-    return found
+    if isinstance(module, nn.ModuleList | nn.Sequential):
+        return [layer for layer in module if any(True for _ in layer.parameters())]
+    return [layer for child in module.children() for layer in _layers(child)]
 
 
 def _has_statistics(module: nn.Module) -> bool:

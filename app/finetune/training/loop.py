@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -142,13 +143,14 @@ def fit(run: Run, training: Training, state: TrainState) -> dict[str, float | No
 
 def restore(run: Run, path: Path, training: Training, state: TrainState) -> None:
     """Puts the optimizer's moments back from a checkpoint whose weights the model already has."""
-
-    def idle_step() -> None:
-        set_learning_rate(training.optimizer, 0.0)
-        micro_batches = training.steps[0]
-        train_step(run, training.model, training.optimizer, training.task, micro_batches, 0.0, weight=0.0)
-
+    idle_step = partial(_idle_step, run, training)
     checkpoint.restore_optimizer(run, path, training.model, training.optimizer, state, idle_step)
+
+
+def _idle_step(run: Run, training: Training) -> None:
+    """A step that moves no weight; the optimizer has its state then."""
+    set_learning_rate(training.optimizer, 0.0)
+    train_step(run, training.model, training.optimizer, training.task, training.steps[0], 0.0, weight=0.0)
 
 
 def _read(run: Run, training: Training, state: TrainState, pending: list, pace: float) -> tuple[list[float], bool, float]:

@@ -1,0 +1,179 @@
+"""The engine does not depend on the kind of data: a task without tokens has everything that the text tasks have.
+
+With batch norm a process sees the statistics of its own micro-batch, so the loss depends on the number of processes and on
+accumulation, as everywhere without synchronized batch norm. Equal on all processes are the weights and, whenever a model is
+evaluated or saved, the running statistics, which are rank 0's.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import launchers
+import numpy as np
+import pytest
+import torch
+import vector_task
+from launchers import SCRIPTS, python, run, torchrun
+from safetensors.torch import load_file
+from torch import nn
+from vector_task import Arguments, Regression
+
+from finetune.arguments.parsing import parse
+from finetune.errors import InputError
+from finetune.plan import Modes
+from finetune.training.gradient_checkpointing import checkpoint_activations
+from finetune.training.step import input_dtype
+
+SCRIPT = vector_task.__file__
+JOB = {
+    "learning_rate": 1e-2, "adam_epsilon": 1e-6, "max_grad_norm": 0.05, "warmup_steps": 2, "max_steps": 6,
+    "global_batch_size": 15, "eval_strategy": "steps", "eval_steps": 3, "save_steps": 3, "logging_steps": 1,
+    "report_to": "none",
+}  # fmt: skip
+
+
+def job(output_dir: Path, *more: str) -> list[str]:
+    named = [part for name, value in JOB.items() for part in (f"--{name}", str(value))]
+    return [SCRIPT, "--do_train", "--do_predict", *named, "--output_dir", str(output_dir), *more]
+
+
+def read_lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def make_task(model="linear"):
+    """(the task, its training rows as one batch, its model)."""
+    task = Regression(Arguments(output_dir="run", model=model))
+    data = task.load(None, Modes(True, False, False))
+    torch.manual_seed(0)
+    return task, data.splits["train"].collate(np.arange(7)), task.build()
+
+
+# Without a launch ------------------------------------------------------------------------------------------------------
+
+
+def test_the_help_has_no_arguments_of_tokens(capsys):
+    with pytest.raises(SystemExit):
+        parse(Arguments, ["--help"])
+    text = capsys.readouterr().out
+    assert "--global_batch_size" in text
+    assert [word for word in text.split() if "token" in word or "length" in word or "padding" in word] == []
+
+
+def test_activations_are_computed_again_and_gradients_stay_the_same(monkeypatch):
+    task, batch, model = make_task()
+    calls, linear = [], nn.functional.linear
+    monkeypatch.setattr(nn.functional, "linear", lambda *arguments: calls.append(1) or linear(*arguments))
+    task.loss_sum(model, batch).backward()
+    expected, plain = [parameter.grad.clone() for parameter in model.parameters()], len(calls)
+    model.zero_grad()
+    checkpoint_activations(model)
+    task.loss_sum(model, batch).backward()
+    assert all(torch.equal(weight.grad, gradient) for weight, gradient in zip(model.parameters(), expected, strict=True))
+    assert (plain, len(calls)) == (2, 2 + 4)
+
+
+def test_layers_with_batch_norm_are_not_computed_again():
+    task, batch, model = make_task("cnn")
+    checkpoint_activations(model)
+    task.loss_sum(model, batch).backward()
+    assert int(model[0][2].num_batches_tracked) == 1
+
+
+@pytest.mark.parametrize("model", [nn.Linear(2, 2), nn.Sequential(nn.BatchNorm1d(2))])
+def test_a_model_without_layers_to_compute_again(model):
+    with pytest.raises(InputError, match=f"{type(model).__name__} has no layers in an nn.ModuleList or nn.Sequential without"):
+        checkpoint_activations(model)
+
+
+def test_inputs_take_the_precision_of_the_weights_and_labels_keep_theirs():
+    """ZeRO keeps weights in half precision and casts nothing."""
+    task, batch, model = make_task("cnn")
+    cast = batch.to(torch.device("cpu"), input_dtype(model.bfloat16()))
+    assert (cast.inputs["x"].dtype, cast.labels.dtype, cast.rows.dtype) == (torch.bfloat16, torch.float32, torch.int64)
+    loss = task.loss_sum(model, cast)
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(task.loss_sum(model.float(), batch).item(), rel=0.02)
+
+
+def test_the_plan_of_a_task_without_tokens(tmp_path):
+    options = ["--launch", "accelerate_configs/zero2.yaml", "--num_processes", "4", "--gpu_memory", "24"]
+    arguments = ["--model", "cnn", "--mixed_precision", "bf16", "--output_dir", str(tmp_path / "run"), "--report_to", "none"]
+    planned = run([*python(), str(SCRIPTS / "plan.py"), *options, SCRIPT, *arguments], tmp_path).check().out
+    assert "tokens" not in planned
+    assert "in micro-batches of 8x64 inputs" in planned
+    assert "model          159 weights, 159 of them trained" in planned
+    for name in ("ddp_bf16.yaml", "zero1.yaml", "zero3_offload.yaml"):
+        assert name in planned
+    assert not list((tmp_path / "run").glob("*"))
+
+
+# Launched --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("any_task")
+    launchers.hide_gpus(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def one_process(place) -> Path:
+    """A run of the CNN in one process."""
+    run([*python(), *job(place / "one", "--model", "cnn")], place).check()
+    return place / "one"
+
+
+@pytest.mark.slow
+def test_every_launch_trains_the_same_model(place):
+    cells = ["--cells", "ddp,zero1,zero2,zero3", "--steps", "6", "--output_dir", "table"]
+    run([*python(), str(SCRIPTS / "parity.py"), *cells, *job(place / "never")], place).check()
+    table = json.loads((place / "table" / "parity.json").read_text(encoding="utf-8"))
+    assert [cell["verdict"] for cell in table["cells"][1:]] == ["the same"] * 4
+    assert max(cell["difference"]["weights"] for cell in table["cells"][1:]) <= 1e-5
+
+
+@pytest.mark.slow
+def test_the_exported_model_gives_the_predictions(one_process):
+    assert {"run.json", "history.jsonl", "metrics.json", "README.md", "best"} <= {path.name for path in one_process.iterdir()}
+    model = vector_task.build_model("cnn").eval()
+    model.load_state_dict(load_file(one_process / "best" / "model.safetensors"))
+    rows = vector_task.generate("test", vector_task.ROWS["test"], seed=2)
+    with torch.no_grad():
+        expected = model(rows.collate(np.arange(len(rows))).inputs["x"])
+    lines = read_lines(one_process / "predictions.jsonl")
+    assert [line["id"] for line in lines] == list(range(len(rows)))
+    assert torch.tensor([line["outputs"] for line in lines]).sub(expected).abs().max() < 1e-6
+    metrics = json.loads((one_process / "metrics.json").read_text(encoding="utf-8"))
+    assert metrics["test_loss"] == pytest.approx(metrics["eval_loss"], rel=0.5)
+    assert "train_tokens_per_second" not in metrics
+
+
+@pytest.mark.slow
+def test_a_resumed_run_ends_with_the_same_bytes(one_process, place):
+    folder = shutil.copytree(one_process, place / "resumed")
+    shutil.rmtree(folder / "checkpoints" / "step_6")
+    said = run([*python(), *job(folder, "--model", "cnn", "--resume_from_checkpoint", "auto")], place).check().out
+    assert f"resume         {folder / 'checkpoints' / 'step_3'}" in said
+    names = ["history.jsonl", "predictions.jsonl", "best/model.safetensors"]
+    names += [f"checkpoints/step_6/{name}.safetensors" for name in ("model", "optimizer")]
+    assert [name for name in names if (folder / name).read_bytes() != (one_process / name).read_bytes()] == []
+
+
+@pytest.mark.slow
+def test_the_statistics_of_batch_norm_are_rank_0s_on_every_process(one_process, place):
+    folder = place / "two"
+    run([*torchrun(2), *job(folder, "--model", "cnn")], place).check()
+    evaluations = [event for event in read_lines(folder / "history.jsonl") if "eval_loss" in event]
+    assert [event["eval_spread"] for event in evaluations] == [0, 0]  # over the rows, which both processes evaluated
+    saved = load_file(folder / "checkpoints" / "step_6" / "model.safetensors")
+    of_rank_0 = sum(float(tensor.float().sum()) for name, tensor in saved.items() if "running" in name or "tracked" in name)
+    assert evaluations[-1]["eval_statistics"] == pytest.approx(of_rank_0, rel=1e-6)
+    # Another sample than one process sees, and much the same training.
+    alone = [event for event in read_lines(one_process / "history.jsonl") if "eval_loss" in event]
+    assert evaluations[-1]["eval_statistics"] != pytest.approx(alone[-1]["eval_statistics"], rel=1e-6)
+    assert evaluations[-1]["eval_loss"] == pytest.approx(alone[-1]["eval_loss"], rel=0.5)

@@ -1,0 +1,118 @@
+"""A task without tokens: regression on generated vectors, or on 8x8 images with --model cnn, a CNN with batch norm.
+
+    python tests/vector_task.py --do_train --do_predict --output_dir runs/vectors [--model cnn]
+
+It shows that the engine does not depend on the kind of data, and runs under every launcher.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "app"))
+
+from finetune.arguments import groups
+from finetune.arguments.parsing import option
+from finetune.command_line import read_arguments
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments(groups.LaunchArguments, groups.RunArguments, groups.OptimizationArguments, groups.BatchArguments):
+    """Vectors"""
+
+    model: str = option("linear", choices=("linear", "cnn"), help="linear, or a CNN with batch norm on 8x8 images")
+    model_name_or_path: str | None = option(reads=True, help="folder of an exported model, to predict with")
+    num_rows: int = option(31, at_least=1, help="generated training rows")
+
+
+if __name__ == "__main__":
+    arguments = read_arguments(Arguments, __doc__)
+
+import json
+from functools import partial
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from finetune.application import run
+from finetune.output.run_folder import replace_folder
+from finetune.task import Batch, Data, Split, Task
+
+FEATURES, TARGETS, ROWS = 64, 3, {"validation": 15, "test": 23}
+
+
+def build_model(kind: str) -> nn.Module:
+    if kind == "linear":
+        return nn.Sequential(nn.Linear(FEATURES, 16), nn.Linear(16, TARGETS))
+    convolution = nn.Sequential(nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 4, 3, stride=2), nn.BatchNorm2d(4), nn.ReLU())
+    return nn.Sequential(convolution, nn.Flatten(), nn.Linear(36, TARGETS))
+
+
+def collate(x: torch.Tensor, y: torch.Tensor, rows: np.ndarray) -> Batch:
+    return Batch(torch.as_tensor(rows, dtype=torch.int64), {"x": x[rows]}, y[rows])
+
+
+def generate(name: str, num_rows: int, seed: int) -> Split:
+    """Rows whose targets follow from their inputs."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand(num_rows, FEATURES, generator=generator)
+    y = torch.stack([x[:, :32].mean(1), x[:, 32:].mean(1), x.amax(1)], 1)
+    return Split(path=name, collate=partial(collate, x, y), num_rows=num_rows)
+
+
+class Regression(Task):
+    """Every number of every row is one target."""
+
+    name = "vectors"
+    default_metric = "loss"
+
+    def load(self, launch, modes):
+        wanted = dict(zip(("train", "validation", "test"), modes, strict=True))
+        sizes = {"train": self.arguments.num_rows, **ROWS}
+        splits = {name: generate(name, sizes[name], seed) for seed, (name, needed) in enumerate(wanted.items()) if needed}
+        return Data(splits, {"task": self.name, "model": self.arguments.model, "rows": self.arguments.num_rows})
+
+    def build(self):
+        return build_model(self.arguments.model)
+
+    def num_targets(self, batch):
+        return batch.is_real.sum() * TARGETS
+
+    def loss_sum(self, model, batch):
+        return ((model(batch.inputs["x"]).float() - batch.labels).square() * batch.is_real[:, None]).sum()
+
+    def predict(self, model, batch):
+        statistics = [buffer.float().sum() for buffer in model.buffers()]  # of batch norm, as this process has them
+        seen = torch.stack(statistics).sum() if statistics else torch.zeros((), device=batch.rows.device)
+        outputs = model(batch.inputs["x"]).float()
+        return {"outputs": outputs, "labels": batch.labels, "statistics": seen.expand(len(batch.rows)).clone()}
+
+    def score(self, predictions, split):
+        loss = float(np.square(predictions["outputs"] - predictions["labels"]).mean())
+        seen = predictions["statistics"]
+        return {"loss": loss, "statistics": float(seen[0]), "spread": float(np.ptp(seen))}
+
+    def export(self, path, model, weights, best):
+        def fill(place: Path) -> None:
+            save_file(weights, place / "model.safetensors")
+            (place / "config.json").write_text(json.dumps({"model": self.arguments.model}))
+            self.load_exported(place)
+
+        replace_folder(path, fill)
+        return {}
+
+    def load_exported(self, path):
+        model = build_model(json.loads((Path(path) / "config.json").read_text())["model"])
+        model.load_state_dict(load_file(Path(path) / "model.safetensors"))
+        return model
+
+    def prediction_lines(self, predictions, split):
+        return ({"outputs": outputs.tolist()} for outputs in predictions["outputs"])
+
+
+if __name__ == "__main__":
+    run(Regression, arguments)
