@@ -77,11 +77,11 @@ def sentence_lines(text: str, tokenizer: str) -> str:
 
 def exact_matches(predictions: Sequence[str], references: Sequence[str]) -> list[bool]:
     """Whether each prediction is its reference, case and spaces apart: an uncased tokenizer can return neither."""
+    return [_bare(prediction) == _bare(reference) for prediction, reference in zip(predictions, references, strict=True)]
 
-    def bare(text: str) -> str:
-        return "".join(text.casefold().split())
 
-    return [bare(prediction) == bare(reference) for prediction, reference in zip(predictions, references, strict=True)]
+def _bare(text: str) -> str:
+    return "".join(text.casefold().split())
 
 
 def bootstrap_interval(rows: np.ndarray, resamples: int, seed: int) -> list[list[float]]:

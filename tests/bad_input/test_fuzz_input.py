@@ -21,7 +21,6 @@ from catalogue_case import GOOD, VALID
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from finetune.arguments.groups import contradictions
 from finetune.arguments.parsing import parse
 from finetune.errors import InputError
 from finetune.launching import zero
@@ -205,7 +204,7 @@ VALUES = st.one_of(
 def test_any_command_line_is_read_or_refused(module, argv):
     arguments = result_or_words(lambda: parse(module.Arguments, argv))
     if arguments is not None:
-        assert all(isinstance(problem, str) and problem for problem in contradictions(arguments))
+        result_or_words(lambda: validate(arguments))
 
 
 @quick

@@ -52,7 +52,7 @@ def as_on_a_gpu(monkeypatch):
 def test_a_step(kind, start_run, arguments):
     steps, model = batches(kind), build(kind)
     run = start_run(steps.plan.batch)
-    model, optimizer = run.accelerator.prepare(model, build_optimizer(arguments(), model, 1e-3))
+    model, optimizer = run.accelerator.prepare(model, build_optimizer(arguments(), model, 1e-3, lambda *_: 1.0))
     with Operators(), Methods():
         loss, norm = train_step(run, model, optimizer, KINDS[kind][0], steps[1], 1.0)
     assert loss.isfinite()

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from finetune import preflight, session
+from finetune import preflight, training_setup
 from finetune.checkpoints import local_copy
 from finetune.errors import InputError
 from finetune.launching import processes, rendezvous
@@ -39,7 +39,7 @@ def test_a_process_brings_what_must_be_alike(place, arguments, tmp_path):
     assert compared["files"]["--train_file (train.csv)"].startswith("16 bytes, sha256 ")
     assert compared["files"]["--test_file (none.csv)"] == "unreadable (No such file or directory)"
     assert set(compared["libraries"]) >= {"torch", "deepspeed"}
-    assert "app/finetune/session.py" in compared["code"]
+    assert "app/finetune/application.py" in compared["code"]
     json.dumps(compared)
 
 
@@ -89,9 +89,9 @@ def test_the_best_model_is_loaded_from_where_this_machine_has_it(arguments, monk
     monkeypatch.setattr(local_copy, "discard", lambda run, place, folder: seen.append((place, folder)))
     given = arguments(output_dir="runs/a", shared_output_dir=shared)
     best = Path("runs/a/best")
-    assert session.load_best(SimpleNamespace(), given, lambda place: place) == tmp_path / "copy"
+    assert training_setup.load_best(SimpleNamespace(), given, lambda place: place) == tmp_path / "copy"
     with pytest.raises(KeyError):
-        session.load_best(SimpleNamespace(), given, {}.__getitem__)
+        training_setup.load_best(SimpleNamespace(), given, {}.__getitem__)
     assert seen == [(best, shared), (tmp_path / "copy", best)] * 2
 
 

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, BertTokenizer, RoFormerTokenizer
 
 from finetune.errors import InputError
 from finetune.reading.stored_rows import Column
-from finetune.training.batches import encode_cached
+from finetune.reading.tokens import encode_cached
 from text.chinese_words import jieba_tokenizer
 from text.tokenizer import TextEncoder, load_tokenizer, tokenizer_fingerprint
 from text.vocabulary import SPECIAL_TOKENS, train_tokenizer

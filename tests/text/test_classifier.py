@@ -19,6 +19,7 @@ from models.export import export_model
 from text.classifier import (
     check_export,
     configure,
+    label_table,
     labels_of,
     own_labels,
     plain_model,
@@ -187,3 +188,12 @@ def test_labels_to_be_trained(tmp_path):
     file.write_text("a\nb\n", encoding="utf-8")
     assert choose_labels(["b", "a"], ["b", "a"], str(file), notes) == ["a", "b"]  # requested in this order
     assert len(notes) == 2
+
+
+def test_the_cards_table_has_labels_by_support(tmp_path):
+    table = [{"label": name, "f1": 0.5, "support": support} for name, support in (("rare", 1), ("often", 9), ("never", None))]
+    (tmp_path / "metrics.json").write_text(json.dumps({"eval_per_label": table}), encoding="utf-8")
+    text = "\n".join(label_table(tmp_path))
+    assert text.index("| often | 0.5000 | 9 |") < text.index("| rare | 0.5000 | 1 |") < text.index("| never |")
+    (tmp_path / "metrics.json").write_text("{}", encoding="utf-8")
+    assert label_table(tmp_path) == []

@@ -181,16 +181,22 @@ def test_what_a_reader_of_the_figures_should_know_of_the_labels():
     notes = []
     train, validation = Ragged.of([[0], [], [0, 1]]), Ragged.of([[0, 1], [0], []])
     note_labels({"train": ("a.csv", train), "validation": ("b.csv", validation)}, ["x", "y", "z"], notes)
-    assert notes[:3] == ["a.csv: 1 row(s) have no label", "no training row has z", "b.csv: 1 row(s) have no label"]
-    assert notes[3].startswith("ROC AUC is undefined for 1 label(s)")
-    assert notes[3].endswith("average: z")
+    assert notes[:4] == [
+        "3 labels, 1.00 per training row",
+        "a.csv: 1 row(s) have no label",
+        "no training row has z",
+        "b.csv: 1 row(s) have no label",
+    ]
+    assert notes[4].startswith("ROC AUC is undefined for 1 label(s)")
+    assert notes[4].endswith("average: z")
     notes.clear()
     everywhere = Ragged.of([[0], [0, 1]])
     note_labels({"train": ("a.csv", everywhere), "validation": ("b.csv", everywhere)}, ["x", "y"], notes)
-    assert [note.rpartition(": ")[2] for note in notes] == ["x"]  # every validation row has it
+    assert [note.rpartition(": ")[2] for note in notes[1:]] == ["x"]  # every validation row has it
     notes.clear()
     note_labels({"train": ("a.csv", everywhere)}, ["x", "y"], notes)
-    assert notes == []
+    assert notes == ["2 labels, 1.50 per training row"]
+    notes.clear()
     many = [f"l{i}" for i in range(SHOWN + 1)]
     note_labels({"train": ("a.csv", Ragged.of([[], []]))}, many, notes)
-    assert notes == ["a.csv: 2 row(s) have no label", f"no training row has {', '.join(many[:SHOWN])}, ..."]
+    assert notes[1:] == ["a.csv: 2 row(s) have no label", f"no training row has {', '.join(many[:SHOWN])}, ..."]

@@ -53,7 +53,7 @@ def test_a_vocabulary_is_trained_once(arguments, token_cache, monkeypatch):
     def train_again(texts, vocab_size):
         raise RuntimeError("trained again")
 
-    monkeypatch.setattr("text.vocabulary.train_tokenizer", train_again)
+    monkeypatch.setattr("text.tokenizer.train_tokenizer", train_again)
     assert load_tokenizer(asked, [texts], []).get_vocab() == first.get_vocab()
     for other, given in ((asked, texts[:1]), (replace(asked, vocab_size=129), texts)):
         with pytest.raises(RuntimeError, match="trained again"):

@@ -34,7 +34,7 @@ _reported = False
 _callbacks: list[Callable[[str], None]] = []
 _ancestors: tuple[int, ...] = ()
 _generations = 0
-_listening = False
+_listening_process: int | None = None  # a forked process does not listen by its parent's thread
 
 
 @contextlib.contextmanager
@@ -45,11 +45,11 @@ def listen() -> Iterator[None]:
     75. In a training loop, the first request waits for the loop to look; a second ends the process with 128 + the signal.
     Inside another such context it does nothing.
     """
-    global _started, _ancestors, _listening
-    if _listening:
+    global _started, _ancestors, _listening_process
+    if _listening_process == os.getpid():
         yield
         return
-    _listening = True
+    _listening_process = os.getpid()
     _separate_forks()
     _reset()
     _started, _ancestors = time.monotonic(), _line_of_descent(2)
@@ -73,7 +73,7 @@ def listen() -> Iterator[None]:
         thread.join()
         os.close(reading)
         os.close(writing)
-        _listening = False
+        _listening_process = None
         _reset()
 
 

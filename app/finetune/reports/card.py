@@ -33,7 +33,8 @@ def write_card(
     """Writes the card of the run in `folder` from its run.json, metrics.json and history.jsonl.
 
     `pipeline_tag`: the hub's name of the task, None for a model that the hub does not know; `usage`: Python code that loads
-    best/; `metrics`: names without eval_ or test_, one table row each; `sections`: further Markdown lines of the task; `library_name`: the library that loads best/.
+    best/; `metrics`: names without eval_ or test_, one table row each; `sections`: further Markdown lines of the task;
+    `library_name`: the library that loads best/.
     """
     run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     values = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))

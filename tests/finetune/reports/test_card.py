@@ -4,7 +4,6 @@ import pytest
 import yaml
 
 from finetune.reports.card import MOST_POINTS, markdown_table, write_card
-from text.classifier_card import write_classifier_card
 
 RUN = {
     "arguments": {"model_name_or_path": "org/base", "weight_decay": 0.01, "max_grad_norm": 1.0, "seed": 42},
@@ -125,13 +124,3 @@ def test_long_curves_are_thinned(folder):
     history = [{"step": step, "loss": float(step)} for step in range(1, 1001)]
     line = next(line for line in card(folder(history=history)).splitlines() if line.startswith("    line"))
     assert MOST_POINTS / 2 < line.count(",") + 1 <= MOST_POINTS
-
-
-def test_a_classifiers_card_has_its_labels_by_support(folder):
-    table = [{"label": name, "f1": 0.5, "support": support} for name, support in (("rare", 1), ("often", 9), ("never", None))]
-    path = folder(metrics={**METRICS, "eval_per_label": table})
-    write_classifier_card(path)
-    text = (path / "README.md").read_text(encoding="utf-8")
-    assert text.index("| often | 0.5000 | 9 |") < text.index("| rare | 0.5000 | 1 |") < text.index("| never |")
-    assert "| tuned_f1_macro | - | - |" in text
-    assert "on those rows they are optimistic" in text
