@@ -21,7 +21,7 @@ from catalogue_case import GOOD, VALID
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from finetune.arguments.parsing import parse
+from finetune.arguments.parsing import parse, validate
 from finetune.errors import InputError
 from finetune.launching import zero
 from finetune.plan import BatchShape
