@@ -62,7 +62,7 @@ def test_what_it_leaves(title_tokens):
     report = json.loads((title_tokens.folder / "parity.json").read_text(encoding="utf-8"))
     assert report["command"][0] == str(title_job.SCRIPT)
     assert (report["steps"], report["gpus"]) == (title_job.STEPS, 0)
-    assert [(cell["name"], cell["is_well"]) for cell in report["cells"]] == [("one", True), ("ddp", True), ("zero2", True)]
+    assert [(cell["name"], cell["passed"]) for cell in report["cells"]] == [("one", True), ("ddp", True), ("zero2", True)]
     for name in ("one", "ddp", "zero2"):
         lines = (title_tokens.folder / f"{name}.log").read_text(encoding="utf-8").splitlines()
         assert any(line.startswith("launch         ") for line in lines)
@@ -104,7 +104,7 @@ def outcomes(parity, **changed):
 
 
 @pytest.mark.parametrize(
-    ("precision", "changed", "told", "is_well"),
+    ("precision", "changed", "told", "passed"),
     [
         ("no", {}, "the same", True),
         ("no", {"losses": 2e-5}, "differs", False),
@@ -115,13 +115,13 @@ def outcomes(parity, **changed):
         ("bf16", {"same_rows": False}, "the rounding of bf16; other rows or learning rates", False),
     ],
 )
-def test_the_verdict_and_the_exit_code(parity, precision, changed, told, is_well, tmp_path, capsys, monkeypatch):
+def test_the_verdict_and_the_exit_code(parity, precision, changed, told, passed, tmp_path, capsys, monkeypatch):
     first, second = parity.REFERENCE, parity.Cell("moved", "torchrun", several=True, precision=precision)
     difference = outcomes(parity, **changed)
-    assert parity.verdict(second, difference) == (told, is_well)
-    rows = [parity.Row(first, 1, None, "-", True), parity.Row(second, 2, difference, told, is_well)]
+    assert parity.verdict(second, difference) == (told, passed)
+    rows = [parity.Row(first, 1, None, "-", True), parity.Row(second, 2, difference, told, passed)]
     monkeypatch.setattr(parity, "run_cells", lambda *_: rows)
-    assert parity.main(["--output_dir", str(tmp_path), str(CLASSIFY), "--output_dir", "x"]) == (0 if is_well else 1)
+    assert parity.main(["--output_dir", str(tmp_path), str(CLASSIFY), "--output_dir", "x"]) == (0 if passed else 1)
     assert capsys.readouterr().out.splitlines()[3].endswith(told)
 
 
