@@ -37,7 +37,7 @@ sys.path.insert(0, str(REPOSITORY / "app"))
 
 from moving.cells import CELLS, OBSERVED, REFERENCE, Cell, batch_arguments, launch_arguments, launcher  # noqa: E402
 from moving.outcome import METRICS_WITHIN, WITHIN, Difference, Outcome, compare, read_outcome  # noqa: E402
-from task_script import load_task_script  # noqa: E402
+from moving.task_script import load_task_script  # noqa: E402
 
 from finetune.errors import EXIT_BAD_INPUT, InputError  # noqa: E402
 

@@ -32,7 +32,7 @@ import yaml
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPOSITORY / "scripts"), str(REPOSITORY / "app")]
 
-from task_script import load_task_script  # noqa: E402
+from moving.task_script import load_task_script  # noqa: E402
 
 from finetune import preflight  # noqa: E402
 from finetune.arguments.parsing import parse, validate  # noqa: E402
@@ -214,7 +214,20 @@ def pretend(file: LaunchFile | None, processes: int, use_cpu: bool) -> None:
 
 def plain_launch(processes: int, use_cpu: bool) -> Launch:
     """A launch to load data for where the requested one contradicts itself: what is wrong with the data is reported as well."""
-    return Launch("python", 0, 0, processes, processes, use_cpu, "gloo", "no", 0, None, None, 0.0)
+    return Launch(
+        launcher="python",
+        rank=0,
+        local_rank=0,
+        world_size=processes,
+        local_world_size=processes,
+        use_cpu=use_cpu,
+        backend="gloo",
+        precision="no",
+        timeout_seconds=0,
+        deepspeed_file=None,
+        deepspeed_config=None,
+        max_grad_norm=0.0,
+    )
 
 
 # The run ---------------------------------------------------------------------------------------------------------------

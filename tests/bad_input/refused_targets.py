@@ -134,9 +134,9 @@ IDS = [
 ]  # fmt: skip
 
 FIGURES = [
-    Case("figure that is none", [r"--metric_for_best_model f1_makro: no such figure; did you mean f1_macro"],
+    Case("figure that is none", [r"--metric_for_best_model f1_makro: no such metric; did you mean f1_macro"],
          CLASSIFY, {"metric_for_best_model": "f1_makro"}),
-    Case("figure of titles that is none", [r"--metric_for_best_model rouge-L: no such figure; did you mean rougeL"],
+    Case("figure of titles that is none", [r"--metric_for_best_model rouge-L: no such metric; did you mean rougeL"],
          TITLEGEN, {"metric_for_best_model": "rouge-L"}),
     Case("figure that these rows leave undefined", [r"roc_auc_macro is undefined on these validation rows"],
          CLASSIFY, {"metric_for_best_model": "roc_auc_macro"}, {"valid.csv": "text,labels\nx,red\n"}),

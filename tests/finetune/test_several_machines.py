@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from finetune import preflight, training_setup
+from finetune.arguments.parsing import names_of
 from finetune.checkpoints import local_copy
 from finetune.errors import InputError
 from finetune.launching import processes, rendezvous
@@ -50,9 +51,9 @@ def test_one_process_of_a_machine_brings_what_costs_something(place, arguments, 
 
 
 def test_a_file_of_the_arguments_is_compared_under_its_own_name_only(arguments):
-    names = set(vars(arguments()))
-    assert set(preflight.OF_ONE_MACHINE) - {"config", "label_file"} <= names
-    assert set(preflight.FILES) <= set(preflight.OF_ONE_MACHINE)
+    files = ["train_file", "validation_file", "test_file", "user_dictionary"]
+    assert names_of(arguments(), reads=True, per_machine=True) == files
+    assert {"seed", "model_name_or_path"} <= set(names_of(arguments(), per_machine=False))
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])

@@ -104,7 +104,7 @@ def test_the_plan_of_a_task_without_tokens(tmp_path):
     arguments = ["--model", "cnn", "--mixed_precision", "bf16", "--output_dir", str(tmp_path / "run"), "--report_to", "none"]
     planned = run([*python(), str(SCRIPTS / "plan.py"), *options, SCRIPT, *arguments], tmp_path).check().out
     assert "tokens" not in planned
-    assert "in micro-batches of 8x64 inputs" in planned
+    assert "for micro-batches of 8x64" in planned
     assert "model          159 weights, 159 of them trained" in planned
     for name in ("ddp_bf16.yaml", "zero1.yaml", "zero3_offload.yaml"):
         assert name in planned

@@ -16,11 +16,12 @@ from finetune.kernels.row_lengths import row_lengths
 from finetune.memory.dry_run import dry_run
 from finetune.memory.layout import Layout
 from finetune.task import Batch
+from text.titles import teacher_forcing
 
 
 def forward_and_backward(model, task, batch, autocast):
     with row_lengths(batch.lengths), torch.autocast("cpu", dtype=autocast or torch.bfloat16, enabled=autocast is not None):
-        outputs = model(**batch.inputs, **(task.teacher_forcing(batch.labels) if task is TITLES else {}))
+        outputs = model(**batch.inputs, **(teacher_forcing(batch.labels, task.generation) if task is TITLES else {}))
     # The forward pass is given to the task as done, as Accelerate's wrapper of it would return it.
     logits = SimpleNamespace(logits=outputs.logits.float())
     del outputs

@@ -9,7 +9,6 @@ from memory_models import ALONE, CLASSIFY, bert, taken, texts
 from text_tasks import classification
 
 import finetune.kernels.dropout.function
-import finetune.kernels.dropout.module
 import finetune.kernels.scratch
 from finetune.kernels import embeddings
 from finetune.memory.dry_run import DryRun, dry_run
@@ -36,7 +35,6 @@ def test_a_training_step_takes_what_was_estimated(arguments, start_run, accumula
     monkeypatch.setattr(embeddings, "LARGE", large)
     # What threads keep is as small beside this small model as it is beside one of the usual size.
     monkeypatch.setattr(finetune.kernels.dropout.function, "WEIGHTS_AT_ONCE", 500)
-    monkeypatch.setattr(finetune.kernels.dropout.module, "AT_ONCE", 500)
     model, batch = bert(), texts(4, 32)
     shape = BatchShape(4 * accumulation, 1, 4, accumulation)
     run = start_run(shape)

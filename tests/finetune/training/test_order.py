@@ -100,9 +100,9 @@ def test_passes_are_as_few_and_as_even_as_the_budget_allows():
 
 
 @given(LENGTHS, st.integers(1, 8), st.integers(1, 4000))
-def test_passes_of_packed_rows_hold_as_many_as_their_tokens_allow(lengths, world_size, budget):
+def test_passes_of_padding_free_rows_hold_as_many_as_their_tokens_allow(lengths, world_size, budget):
     rows = np.random.default_rng(0).permutation(len(lengths))[: 1 + len(lengths) // 2]
-    passes = share_out_tokens(rows, lengths, world_size, budget, packed=True)
+    passes = share_out_tokens(rows, lengths, world_size, budget, padding_free=True)
     shares = [share for shares in passes for share in shares]
     assert sorted(np.concatenate(shares)) == sorted(rows)
     assert all(len(share) <= 1 or lengths[share].sum() <= budget for share in shares)
@@ -110,17 +110,17 @@ def test_passes_of_packed_rows_hold_as_many_as_their_tokens_allow(lengths, world
     assert len(passes) <= len(share_out_tokens(rows, lengths, world_size, budget))
 
 
-def test_packed_rows_are_shared_out_evenly():
+def test_padding_free_rows_are_shared_out_evenly():
     lengths, rows = np.array([90, 60, 30, 20, 10, 10]), np.arange(6)
 
-    def shares(*budget, packed):
-        passes = share_out_tokens(rows, lengths, *budget, packed)
+    def shares(*budget, padding_free):
+        passes = share_out_tokens(rows, lengths, *budget, padding_free)
         return [[share.tolist() for share in shares] for shares in passes]
 
-    assert shares(1, 150, packed=True) == [[[0]], [[1, 2, 3, 4, 5]]]
-    assert shares(1, 150, packed=False) == [[[0]], [[1, 2]], [[3, 4, 5]]]
-    assert shares(2, 120, packed=True) == [[[0], [1]], [[2], [3, 4, 5]]]
-    assert shares(1, 5, packed=True) == [[[row]] for row in rows]  # rows that pass the budget go alone
+    assert shares(1, 150, padding_free=True) == [[[0]], [[1, 2, 3, 4, 5]]]
+    assert shares(1, 150, padding_free=False) == [[[0]], [[1, 2]], [[3, 4, 5]]]
+    assert shares(2, 120, padding_free=True) == [[[0], [1]], [[2], [3, 4, 5]]]
+    assert shares(1, 5, padding_free=True) == [[[row]] for row in rows]  # rows that pass the budget go alone
 
 
 @given(LENGTHS, SIZES, st.none() | st.integers(1, 300), st.integers(1, 5))
