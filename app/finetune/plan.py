@@ -131,7 +131,7 @@ def make_plan(arguments: Any, split: Split, launch: Launch) -> Plan:
     """
     num_rows = len(split)
     a = arguments
-    batch = batch_of(arguments, launch.world_size, launch.passes_by_tokens and split.lengths is not None)
+    batch = batch_of(arguments, launch.world_size, launch.micro_batches_by_tokens and split.lengths is not None)
     steps_per_epoch = math.ceil(num_rows / batch.global_batch_size)
     total_steps = a.max_steps or max(1, math.ceil(steps_per_epoch * a.num_train_epochs))
     warmup = a.warmup_steps if a.warmup_steps is not None else math.ceil(total_steps * (a.warmup_ratio or 0))

@@ -23,7 +23,7 @@ SIZES = st.integers(1, 300)
 
 
 def plan_of(arguments, rows, processes):
-    return make_plan(arguments, Split("rows", None, rows), SimpleNamespace(world_size=processes, passes_by_tokens=False))
+    return make_plan(arguments, Split("rows", None, rows), SimpleNamespace(world_size=processes, micro_batches_by_tokens=False))
 
 
 def check_shape(batch):
