@@ -89,11 +89,8 @@ class Bench:
         self.loads.append(results[0]["others_cpu_share"])
         return results
 
-    def say(self, line: str) -> None:
-        print(line, flush=True)
-
     def say_speed(self, what: str, row: Row) -> None:
-        self.say(f"{what}  {row['']:<16} {row['speed (quartiles)']['median']:.3f} times as fast")
+        print(f"{what}  {row['']:<16} {row['speed (quartiles)']['median']:.3f} times as fast", flush=True)
 
     def machine_words(self) -> str:
         m = self.machine

@@ -45,10 +45,8 @@ def measure(bench: Bench, kind: str) -> Report:
             jobs = [f"classification.{mine}", f"classification.{other}"]
             for result in bench.run(jobs, settings | {"seed": bench.options.seed + number}, Turns()):
                 results.append(result | {"round": number, "pair": other})
-                speed, loss = result["row"]["samples/s"], result["row"]["held-out loss"]
-                bench.say(
-                    f"{kind} round {number + 1} {result['contender']:<13}{speed:9.2f} samples/s, held-out loss {loss:.4f}"
-                )
+                speed = f"{result['row']['samples/s']:9.2f} samples/s"
+                print(f"{kind} round {number + 1} {result['contender']:<13}{speed}", flush=True)
     tokens, limits = results[0]["tokens"], f"batch {settings['batch_size']}, at most {settings['max_length']} tokens"
     trained = f"{results[0]['rows']} rows drawn at random, {tokens} tokens, {limits}; learning rate {LEARNING_RATE:g}"
     rows, compared = contender_rows(results), [against(results, name, bench.per_turn) for name in others]
