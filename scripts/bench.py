@@ -8,11 +8,8 @@
     titles_training     titles at 1024, 1536, 2048 and 4096 tokens: the same beside Seq2SeqTrainer
     titles_writing      documents per second beside Seq2SeqTrainer.predict, and whether the titles are equal
     attention           BigBird's attention and one layer of it beside transformers' and full attention
-    tokens              words by jieba beside BERT's tokenizers
-    growth              cost against length, batch, rows and labels, with fitted exponents
-    split               where the time of a step goes: data, forward, backward, optimizer, communication
-    flops               model FLOPs utilisation against the machine's own matrix products
-    saving              how long a checkpoint holds a step
+    metrics             all metrics of an evaluation
+    communication       how much of DDP's exchange of gradients a step waits for
     startup             --help, and the first step over a million rows
 
 It writes bench_cpu.json and bench_cpu.md (on an NVIDIA GPU bench_cuda.json and bench_cuda.md), a plot for each table (pip
@@ -20,8 +17,8 @@ install -r scripts/benchmarking/requirements.txt), and goals.md with every goal 
 their earlier reports; so does everything in the page from a heading "## Reading" on. The GPU is used where there is one;
 CUDA_VISIBLE_DEVICES= hides it.
 
---data DIR has short.csv.gz, long_tailed.csv.gz (text and labels), titles.jsonl.gz (text and title), chinese.jsonl.gz, or the
-same as csv or jsonl. What is missing comes from the sample corpus (scripts/make_sample_data.py). Without --model, classifiers
+--data DIR has short.csv.gz, long_tailed.csv.gz (text and labels), titles.jsonl.gz (text and title), or the same as csv or
+jsonl. What is missing comes from the sample corpus (scripts/make_sample_data.py). Without --model, classifiers
 are built from a configuration, with random weights. --quick runs everything with tiny models in a few minutes, to show that it
 works; its numbers say nothing.
 """
@@ -79,7 +76,7 @@ def parse_options(sections: list[str]) -> argparse.Namespace:
     add("--lengths", type=lambda text: [int(part) for part in text.split(",")], help="of documents, for titles and attention")
     add("--rows", type=int, help="to train on, for classification (default: up to the section)")
     add("--rounds", type=int, help="how often everything is run (default: up to the section)")
-    add("--seconds", type=float, help="for each pair in the sections on titles and tokens (default: up to the section)")
+    add("--seconds", type=float, help="for each pair in the sections on titles (default: up to the section)")
     add("--precision", choices=("no", "bf16"), help="default: bf16 on a GPU that has it, fp32 (no) elsewhere")
     add("--threads", type=int, default=os.cpu_count(), help="CPU threads (default: all cores)")
     add("--seed", type=int, default=42)

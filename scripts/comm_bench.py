@@ -68,7 +68,7 @@ def main(arguments: Arguments) -> None:
     if launch.world_size < 2:
         raise InputError("one process has nobody to talk to; start two or more, as in torchrun --nproc_per_node 2")
     parameters = count_parameters(arguments) if launch.rank == 0 else None
-    rendezvous.call_the_roll({}, arguments.start_timeout)
+    rendezvous.wait_for_all_ranks({}, arguments.start_timeout)
     run = start(launch, None)
     machines = len(set(run.gather([launch.rank - launch.local_rank])))
     run.print(f"communication  {launch.world_size} processes on {machines} machine(s), {launch.backend} on {run.device.type}")

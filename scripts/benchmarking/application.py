@@ -6,9 +6,9 @@ Imports stand in the functions: processes that measure something else must not w
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NoReturn
@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 Options = dict[str, Any]  # command-line arguments by name
-Settings = dict[str, Any]
+TASKS = {"classify": "MultiLabelClassification", "titlegen": "TitleGeneration"}  # script of app/ -> its task
 
 
 class Finished(Exception):  # noqa: N818 - no error
@@ -33,7 +33,7 @@ def begin() -> None:
     garbage_collection.begin()
 
 
-def run_options(settings: Settings) -> Options:
+def run_options(settings: dict[str, Any]) -> Options:
     """The arguments of every run: nothing is reported, evaluated or saved."""
     return {
         "seed": settings["seed"], "mixed_precision": settings["precision"], "report_to": "none",
@@ -41,148 +41,124 @@ def run_options(settings: Settings) -> Options:
     }  # fmt: skip
 
 
-def parse(task: str, options: Options) -> Any:
-    from finetune.arguments.parsing import parse as parse_arguments
+def make_task(script: str, options: Options) -> Any:
+    """The task of app/SCRIPT.py with these arguments; no file has been read."""
+    from finetune.arguments.parsing import parse
 
+    module = importlib.import_module(script)
     argv = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    return parse_arguments(importlib.import_module(task).Arguments, argv=argv)
+    return getattr(module, TASKS[script])(parse(module.Arguments, argv=argv))
 
 
 # Whole commands ----------------------------------------------------------------------------------------------------------
 
 
-def train(task: str, options: Options, observe: Callable[[Any, Callable[[], dict]], Any]) -> Any:
-    """Runs app/TASK.py until it is ready to train; returns `observe`(training, train). `training` is the engine's, with model,
-    task and steps; `train` trains and returns the train_* metrics."""
+def train(script: str, options: Options, observe: Callable[[Any, Callable[[], dict]], Any]) -> Any:
+    """Runs app/SCRIPT.py until it is ready to train; returns `observe`(training, train). `training` is the engine's, with
+    model, task and steps; `train` trains and returns the train_* metrics."""
     from finetune.training import loop
 
     loop.fit = partial(_observe_training, observe, loop.fit)
-    return _run(task, options | {"do_train": True, "do_eval": False})
+    return _run(script, options | {"do_train": True, "do_eval": False})
 
 
-def predict(task: str, options: Options, observe: Callable[[Any, Any, Any, Callable], Any]) -> Any:
-    """Runs app/TASK.py until it is ready to predict; returns `observe`(model, task, rows, predict), where `predict` returns
-    (records, seconds)."""
-    from finetune.training import evaluation
+def predict(script: str, options: Options, observe: Callable[[Any, Any, Any, Callable], Any]) -> Any:
+    """Runs app/SCRIPT.py until it is ready to predict; returns `observe`(model, task, split, predict), where `predict` returns
+    the lines of predictions.jsonl."""
+    from finetune import application
 
-    evaluation.predict = partial(_observe_prediction, observe, evaluation.predict)
-    return _run(task, options | {"do_predict": True})
+    application.predict = partial(_observe_prediction, observe, application.predict)
+    return _run(script, options | {"do_predict": True})
 
 
-def _run(task: str, options: Options) -> Any:
+def _run(script: str, options: Options) -> Any:
+    from finetune.application import run_task
+
+    task = make_task(script, options)
     try:
-        importlib.import_module(task).main(parse(task, options))
+        run_task(task, task.arguments)
     except Finished as finished:
         return finished.result
-    raise RuntimeError(f"app/{task}.py ended before the measured part")
+    raise RuntimeError(f"app/{script}.py ended before the measured part")
 
 
-def _observe_training(observe: Callable, fit: Callable, run: Any, plan: Any, training: Any, *rest: Any) -> NoReturn:
-    raise Finished(observe(training, partial(fit, run, plan, training, *rest)))
+def _observe_training(observe: Callable, fit: Callable, run: Any, training: Any, state: Any) -> NoReturn:
+    raise Finished(observe(training, partial(fit, run, training, state)))
 
 
 def _observe_prediction(observe: Callable, predict: Callable, run: Any, model: Any, task: Any, rows: Any) -> NoReturn:
-    raise Finished(observe(model, task, rows, partial(predict, run, model, task, rows)))
+    raise Finished(observe(model, task, rows.split, partial(_lines, predict, run, model, task, rows)))
 
 
-def record_saves(seconds: list[float]) -> None:
-    """From now on every save adds the seconds for which it holds the training."""
-    from finetune.training import loop
-
-    loop._save = partial(_save, loop._save, seconds)
-
-
-def _save(save: Callable, seconds: list[float], *args: Any) -> None:
-    save(*args)
-    *_, stalls = args
-    seconds.append(stalls[-1])
-
-
-def record_parts(part: Callable[[str], AbstractContextManager]) -> None:
-    """From now on every part of a step runs within part(NAME)."""
-    from finetune.reports import profiling
-    from finetune.training import step
-
-    step.part = profiling.part = part
+def _lines(predict: Callable, run: Any, model: Any, task: Any, rows: Any) -> list[dict[str, Any]]:
+    predictions, _ = predict(run, model, task, rows)
+    return list(task.prediction_lines(predictions, rows.split))
 
 
 # Parts of a command ------------------------------------------------------------------------------------------------------
 
 
+def load(script: str, options: Options, predict: bool = False) -> tuple[Any, Any]:
+    """(the task, its data): the files of a run read, checked and tokenized."""
+    from finetune.launching.launch import describe_launch
+
+    task = make_task(script, options | ({"do_predict": True} if predict else {"do_train": True, "do_eval": False}))
+    return task, task.load(describe_launch(task.arguments), task.arguments.modes)
+
+
 @dataclass(frozen=True)
 class Prepared:
-    """What a run of one process would train on. `steps[i]`: the micro-batches of optimizer step i."""
+    """What a process of a run would train on. `steps[i]`: its micro-batches of optimizer step i."""
 
-    arguments: Any
-    data: Any
+    task: Any
+    plan: Any
     steps: Any
 
-    def title_model(self, plain: bool = False) -> Any:
-        """The run's own model for titles. `plain`: with transformers' attention."""
-        import titlegen
+    def model(self, plain: bool = False) -> Any:
+        """The run's own model. `plain`: as transformers computes it."""
+        from finetune.application import build_model
 
-        return titlegen.build_model(replace(self.arguments, attention="transformers") if plain else self.arguments, self.data)
-
-    def title_loss(self) -> Any:
-        """The titles' task, for its loss alone."""
-        from models.titles import TitleTask
-
-        return TitleTask("loss", self.data.start_id, self.data.tokenizer.pad_token_id, None, None, None, "default")
+        task = copy.copy(self.task)
+        if plain:
+            task.arguments = replace(task.arguments, kernels="reference")
+        return build_model(task, task.arguments.seed)
 
 
-def load(task: str, options: Options, predict: bool = False) -> tuple[Any, Any]:
-    """(arguments, data): reads, checks and tokenizes the files of a run."""
-    arguments = parse(task, options | ({"do_predict": True} if predict else {"do_train": True, "do_eval": False}))
-    return arguments, importlib.import_module(task).load_data(arguments, not predict, False, predict)
-
-
-def prepare(task: str, options: Options, on_cpu: bool) -> Prepared:
+def prepare(script: str, options: Options) -> Prepared:
     from finetune.plan import make_plan
+    from finetune.training_setup import train_steps
 
-    arguments, data = load(task, options)
-    plan = make_plan(arguments, len(data.train.tokens), 1, by_tokens=on_cpu)
-    return Prepared(arguments, data, importlib.import_module(task).train_steps(arguments, data, plan, 0))
+    task, data = load(script, options)
+    plan = make_plan(task.arguments, data.splits["train"], task.launch)
+    return Prepared(task, plan, train_steps(task.arguments, data, plan, task.launch.rank))
 
 
 def token_columns(split: Any) -> dict[str, list[list[int]]]:
     """The token ids of documents and titles."""
-    columns = {"input_ids": split.tokens, "labels": split.labels}
+    columns = {"input_ids": split.tokens, "labels": split.targets}
     return {name: [rows[i].tolist() for i in range(len(rows))] for name, rows in columns.items()}
-
-
-def step_lengths(steps: Any, count: int) -> tuple[list[np.ndarray], int]:
-    """(the row lengths of the first `count` optimizer steps, their tokens in all with padding)."""
-    padded = sum(steps.tokens(step)[1] for step in range(count))
-    return [steps.lengths[steps.rows(step)] for step in range(count)], padded
 
 
 class EngineStep:
     """The engine's optimizer step for classification, on one process of a launch: `update`(micro-batches of a step)."""
 
     def __init__(self, options: Options) -> None:
-        import classify
-
         from finetune.launching import processes
-        from finetune.launching.launch import describe_launch
-        from finetune.plan import make_plan
         from finetune.training.optimizer import build_optimizer
         from finetune.training.step import train_step
 
-        arguments, data = load("classify", options)
-        self.launch = describe_launch(arguments)
-        plan = make_plan(arguments, len(data.train.texts), self.launch.world_size, self.launch.passes_by_tokens)
-        self.run = processes.start(self.launch, plan.batch)
-        task, packed = classify.make_task(arguments, data), classify.leaves_padding_out(arguments, data, self.launch)
-        model = classify.build_model(arguments, data, task, packed)
-        self.model, optimizer = self.run.accelerator.prepare(model, build_optimizer(arguments, model, 1e-5))
+        prepared = prepare("classify", options)
+        task, model, self.steps = prepared.task, prepared.model(), prepared.steps
+        self.run = processes.start(task.launch, prepared.plan.batch)
+        optimizer = build_optimizer(task.arguments, model, 1e-5, task.learning_rate_scale)
+        self.model, optimizer = self.run.accelerator.prepare(model, optimizer)
         self.model.train()
-        self.steps = classify.train_steps(arguments, data, plan, self.launch.rank, packed)
         self.update = partial(train_step, self.run, self.model, optimizer, task, max_grad_norm=1.0)
 
 
 def multilabel_metrics(logits: np.ndarray, labels: np.ndarray) -> Callable[[], dict[str, Any]]:
     """Work that computes all metrics of an evaluation."""
-    from models.multilabel import MultiLabelTask
+    from metrics.multilabel_metric import MultiLabelMetric
 
-    records = [{"row": row, "logits": logits[row], "labels": labels[row]} for row in range(len(logits))]
-    return partial(MultiLabelTask("f1_macro", labels.shape[1], None, 0.0).score, records)
+    compute = MultiLabelMetric().compute
+    return partial(compute, predictions=logits, references=labels, from_logits=True, tuned_thresholds="tune")

@@ -25,9 +25,9 @@ class Source(NamedTuple):
     name: str
 
 
-def source_of(kind: str, given: Path | None, folder: Path) -> Source | None:
+def source_of(kind: str, given: Path | None, folder: Path) -> Source:
     """The file of `kind` in the folder that was given (short.csv.gz, titles.jsonl, ...), or one from the sample corpus, whose
-    texts are long-tailed and have titles; None for Chinese text where there is none.
+    texts are long-tailed and have titles.
 
     names.json beside the files may say what to call them: {"short": "XED emotions"}.
     """
@@ -38,7 +38,7 @@ def source_of(kind: str, given: Path | None, folder: Path) -> Source | None:
             if path.exists():
                 return Source(str(path.absolute()), called.get(kind, path.name))
     if kind != "short":
-        return None if kind == "chinese" else Source(sample_training_file(), "sample corpus")
+        return Source(sample_training_file(), "sample corpus")
     rows = [{"text": row["title"], "labels": row["labels"]} for row in read_rows(sample_training_file(), SHORT_ROWS)]
     write_rows(folder / "short.jsonl", rows)
     return Source(str(folder / "short.jsonl"), "titles of the sample corpus")

@@ -34,9 +34,7 @@ def draw(title: str, chart: dict[str, Any], path: Path) -> bool:
         axes.margins(x=0.12)
         axes.set_xlabel(chart["y"], fontsize=9)
     else:
-        logarithmic = chart["logarithmic"]
-        frame.plot(ax=axes, marker="o", markersize=4, color=colours(list(series)), logx=logarithmic, logy=logarithmic)
-        axes.minorticks_off()
+        frame.plot(ax=axes, marker="o", markersize=4, color=colours(list(series)))
         axes.set_xticks(labels, [f"{tick:g}" for tick in labels], fontsize=8)
         axes.set_xlabel(chart["x"], fontsize=9)
         axes.set_ylabel(chart["y"], fontsize=9)

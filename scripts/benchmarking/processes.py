@@ -26,11 +26,10 @@ GO, STOP = b"\n", b"q"
 @dataclass(frozen=True)
 class Turns:
     """Contenders work in turns until all are done. After `seconds`, starting included, they are told to stop, but not before
-    each has had `least` turns; `until_first`: when the first of them is done."""
+    each has had `least` turns."""
 
     seconds: float | None = None
     least: int = 0
-    until_first: bool = False
 
 
 def run_group(
@@ -91,8 +90,7 @@ def take_turns(children: list[Child], turns: Turns, started: float) -> None:
         if not waiting:
             return
         began = time.time()
-        late = end is not None and turn >= turns.least and began + turn_took > end
-        if late or (turns.until_first and not children[0].alive):
+        if end is not None and turn >= turns.least and began + turn_took > end:
             for child in waiting:
                 child.tell(STOP)
             return

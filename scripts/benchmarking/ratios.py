@@ -1,8 +1,7 @@
-"""Spreads, ratios and fitted exponents. No torch: the parent's memory is where that of its children begins."""
+"""Spreads and ratios. No torch: the parent's memory is where that of its children begins."""
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterable
 from typing import Any
@@ -33,11 +32,6 @@ def turns(seconds: list[float], per_turn: int) -> list[float]:
 def ratios(some: list[float], others: list[float]) -> list[float]:
     """some / others, turn by turn, as far as both go."""
     return [a / b for a, b in zip(some, others, strict=False)]
-
-
-def exponent(points: dict[float, float]) -> float:
-    """The slope of log y over log x by least squares: y grows like x to this power. `points`: x -> y, two or more."""
-    return statistics.linear_regression([math.log(x) for x in points], [math.log(y) for y in points.values()]).slope
 
 
 def compare(mine: dict[str, Any], other: dict[str, Any], warm_up: int = WARM_UP, per_turn: int = 1) -> dict[str, Any]:

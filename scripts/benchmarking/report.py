@@ -57,13 +57,13 @@ def table(title: str, rows: list[Row], chart: dict[str, Any] | None = None, note
     return {"title": title, "rows": rows, "chart": chart, "note": note}
 
 
-def chart(rows: list[Row], x: str, y: str, by: str | None = None, logarithmic: bool = False) -> dict[str, Any]:
+def chart(rows: list[Row], x: str, y: str, by: str | None = None) -> dict[str, Any]:
     """A plot of column y against column x, a series for each value of column `by`: bars where x is text, else lines."""
     series: dict[str, list[tuple[Any, float]]] = {}
     for row in rows:
         value = row[y]["median"] if isinstance(row[y], dict) else row[y]
         series.setdefault(row[by] if by is not None else "", []).append((row[x], value))
-    return {"x": x, "y": y, "series": series, "logarithmic": logarithmic}
+    return {"x": x, "y": y, "series": series}
 
 
 def command_line() -> str:

@@ -15,19 +15,11 @@ CPU: Sizes = {
         "lengths": [1024, 1536, 2048, 4096], "max_steps": 24, "seconds": 60, "bare_warm_up": 6, "bare_turns": 22,
     },
     "titles_writing": {"length": 2048, "documents": 16, "eval_batch_size": 8, "beams": 4, "max_steps": 40, "seconds": 90},
-    "tokens": {"characters": 200_000, "max_steps": 40, "seconds": 30},
     "attention": {
         "hidden": 768, "heads": 12, "block_size": 64, "rows": 1, "lengths": [1024, 1536, 2048, 4096], "repeats": 7,
     },
-    "growth": {
-        "hidden": 384, "layers": 6, "repeats": 5, "length": 128, "batch_size": 16, "labels": 32,
-        "lengths": [32, 64, 128, 256, 512], "batches": [2, 4, 8, 16, 32, 64], "label_counts": [2, 32, 512, 4096],
-        "score_sizes": [[1000, 1000], [10_000, 10], [10_000, 100], [10_000, 1000]],
-        "row_counts": [1000, 4000, 16_000, 64_000, 256_000],
-    },
-    "split": {"title_length": 2048, "title_steps": 6, "rows": 320, "exchange_steps": 12},
-    "flops": {"product_size": 2048, "rows": 320, "title_length": 2048, "title_steps": 6},
-    "saving": {"rows": 800, "batch_size": 8, "max_length": 64, "steps": 100, "save_every": 25, "rounds": 2},
+    "metrics": {"repeats": 5, "score_sizes": [[1000, 1000], [10_000, 10], [10_000, 100], [10_000, 1000]]},
+    "communication": {"rows": 320, "steps": 12},
     "startup": {"rows": 1_000_000, "batch_size": 16, "max_length": 64, "rounds": 3, "helps": 5},
 }  # fmt: skip
 
@@ -39,10 +31,7 @@ CUDA: Sizes = CPU | {
     "titles_training": CPU["titles_training"] | {"max_steps": 100, "bare_warm_up": 1, "bare_turns": 4},
     "titles_writing": CPU["titles_writing"] | {"documents": 128, "eval_batch_size": 32},
     "attention": CPU["attention"] | {"rows": 8, "repeats": 20},
-    "growth": CPU["growth"] | {"hidden": 768, "layers": 12, "repeats": 20, "batch_size": 64, "batches": [4, 16, 64, 256]},
-    "split": CPU["split"] | {"rows": 4096, "title_steps": 30, "exchange_steps": 50},
-    "flops": CPU["flops"] | {"product_size": 8192, "rows": 4096, "title_steps": 40},
-    "saving": CPU["saving"] | {"rows": 6400, "batch_size": 64, "max_length": 256},
+    "communication": {"rows": 4096, "steps": 50},
     "startup": CPU["startup"] | {"batch_size": 64},
 }
 
@@ -53,14 +42,8 @@ QUICK: Sizes = {
     "titles": {"hidden": 32, "layers": 1, "decoder_layers": 1, "block_size": 8, "tokens_per_step": 384, "title_length": 6},
     "titles_training": {"lengths": [96, 192], "max_steps": 4, "seconds": 0, "bare_warm_up": 1, "bare_turns": 4},
     "titles_writing": {"length": 128, "documents": 4, "eval_batch_size": 2, "beams": 2, "max_steps": 3, "seconds": 0},
-    "tokens": {"characters": 500, "max_steps": 3, "seconds": 0},
     "attention": {"hidden": 32, "heads": 2, "block_size": 8, "rows": 1, "lengths": [96, 192], "repeats": 2},
-    "growth": {
-        "hidden": 32, "layers": 1, "repeats": 2, "length": 16, "batch_size": 4, "labels": 4, "lengths": [16, 64],
-        "batches": [2, 8], "label_counts": [2, 64], "score_sizes": [[50, 4], [100, 8]], "row_counts": [50, 200],
-    },
-    "split": {"title_length": 96, "title_steps": 3, "rows": 32, "exchange_steps": 2},
-    "flops": {"product_size": 128, "rows": 32, "title_length": 96, "title_steps": 3},
-    "saving": {"rows": 32, "batch_size": 8, "max_length": 32, "steps": 4, "save_every": 2, "rounds": 1},
+    "metrics": {"repeats": 2, "score_sizes": [[50, 4], [100, 8]]},
+    "communication": {"rows": 32, "steps": 2},
     "startup": {"rows": 2000, "batch_size": 8, "max_length": 32, "rounds": 1, "helps": 2},
 }  # fmt: skip

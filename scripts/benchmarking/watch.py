@@ -67,10 +67,7 @@ class Watch:
         """
         first = self.memory is None
         if first:
-            self.startup = {
-                "startup_seconds": time.time() - self.settings["spawned"],
-                "startup_cpu_seconds": time.process_time(),
-            }
+            self.startup = {"startup_seconds": time.time() - self.settings["spawned"]}
         else:
             self.cpu_seconds.append(time.process_time() - self._cpu)
         self.clock.mark()

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertModel, BigBirdConfig, BigBirdModel
 
 from benchmarking.contenders.timing import Work, summary, take_turns
-from finetune.kernels.bigbird.layers import use_fast_attention
-from finetune.kernels.row_lengths import known
+from finetune.kernels.bigbird.layers import use_bigbird_attention
+from finetune.kernels.row_lengths import row_lengths
 
 WARM_UP = 2
 
@@ -38,7 +38,7 @@ def works_of(settings: dict[str, Any], length: int, kind: type[Layer | Attention
     """Ours as the application chooses it; transformers' block-sparse one; full SDPA."""
     sparse = big_bird(settings, length)
     ours = copy.deepcopy(sparse)
-    use_fast_attention(ours, "auto")
+    use_bigbird_attention(ours, "auto")
     models = {"ours": ours, "block_sparse": sparse, "full_sdpa": kind.full(settings, length)}
     return {name: kind(settings, length, model.to(device).train(), device) for name, model in models.items()}
 
@@ -58,7 +58,7 @@ class Layer:
 
     def __call__(self, _turn: int) -> None:
         given = self.hidden.clone().requires_grad_()
-        with torch.autocast(given.device.type, torch.bfloat16, enabled=self.bf16), known(self.lengths):
+        with torch.autocast(given.device.type, torch.bfloat16, enabled=self.bf16), row_lengths(self.lengths):
             out = self.model(inputs_embeds=given, attention_mask=self.mask).last_hidden_state
         out.float().sum().backward()
         self.model.zero_grad()
@@ -76,7 +76,7 @@ class Attention:
             for name in ("query", "key", "value"):
                 setattr(self.layer, name, nn.Identity())
             mask = torch.ones(rows, length, dtype=torch.long, device=device)
-            with known((length,) * rows):
+            with row_lengths((length,) * rows):
                 masks = model.create_masks_for_block_sparse_attn(mask, model.block_size)
             # Ours makes one thing of them that is no tensor.
             blocked, *others = (given.to(kind) if isinstance(given, Tensor) else given for given in masks)

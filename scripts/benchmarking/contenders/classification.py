@@ -12,18 +12,10 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from benchmarking import application
 from benchmarking.contenders.training import TrainingContender
 from benchmarking.data import read_rows
-from finetune.kernels.dropout.attention import use_fast_dropout
 
 HELD_BATCH = 32
 VOCABULARY = 8192
-VARIANTS = {
-    "ours": {},
-    "ours_random": {"length_grouping": False},  # random batches; passes are cut by length all the same
-    "ours_padded": {"padding_free": "off"},  # as on a CPU
-    "ours_whole": {"gradient_accumulation_steps": 1},  # each batch in one pass, as on a GPU
-    "ours_bf16": {"mixed_precision": "bf16"},
-    "ours_compiled": {"torch_compile": True},
-}
+PADDED = ("ours_padded", "bare")  # as on a CPU: the bare loop pads, which ours does not on a GPU
 
 
 def options(settings: dict[str, Any]) -> application.Options:
@@ -34,7 +26,7 @@ def options(settings: dict[str, Any]) -> application.Options:
         "model_name_or_path": s["model"], "train_file": s["train_file"], "max_train_samples": s["rows"],
         "max_length": s["max_length"], "global_batch_size": s["batch_size"], "learning_rate": s["learning_rate"],
         "head_bias": "zero",  # as everybody else's head starts
-        **duration, **VARIANTS.get(s["contender"], {}),
+        **duration, "padding_free": "off" if s["contender"] in PADDED else "auto",
     }  # fmt: skip
 
 
@@ -49,7 +41,7 @@ class Classification(TrainingContender):
     """settings: "model", "train_file", "max_length"; the first "rows" of the file are trained on, the next "held_rows" show the
     quality; without "max_steps" it trains for one epoch."""
 
-    task = "classify"
+    script = "classify"
 
     def options(self) -> application.Options:
         return options(self.settings)
@@ -72,11 +64,6 @@ class Classification(TrainingContender):
     def plain_model(self) -> Any:
         return load_model(self.settings, len(self.rows[0].targets[0]))
 
-    def bare_model(self) -> Any:
-        model = self.plain_model()
-        use_fast_dropout(model)
-        return model
-
     def token_rows(self) -> tuple[dict[str, list], Any]:
         train, _ = self.rows
         ids = self.tokenizer(train.texts, truncation=True, max_length=self.settings["max_length"])["input_ids"]
@@ -85,13 +72,7 @@ class Classification(TrainingContender):
     def pad_labels(self, labels: list[list[float]]) -> torch.Tensor:
         return torch.tensor(labels)
 
-    def loss_sum(self, model: Any, batch: Any) -> torch.Tensor:
-        return binary_cross_entropy_with_logits(model(**batch.inputs).logits.float(), batch.labels, reduction="sum")
-
-    def num_targets(self, batch: Any) -> int:
-        return batch.labels.numel()
-
-    def before(self, model: Any, training: Any = None) -> None:
+    def before(self, model: Any) -> None:
         """On a GPU, one pass over two short rows: libraries are loaded and kernels chosen on first use, which is no step's
         cost."""
         if self.cuda:
@@ -104,10 +85,10 @@ class Classification(TrainingContender):
 
     def result(self, model: Any, tokens: list[float], loss: float) -> dict[str, Any]:
         """The quality is taken once the clock and the memory have been read."""
-        measured, padded, rows = self.watch.measurements(), self.padded_tokens, len(self.rows[0].texts)
+        measured, rows = self.watch.measurements(), len(self.rows[0].texts)
         seconds = sum(measured["step_seconds"])
         row = {
-            "samples/s": rows / seconds, "tokens/s": sum(tokens) / seconds, "padding, %": 100 * (1 - sum(tokens) / padded),
+            "samples/s": rows / seconds, "tokens/s": sum(tokens) / seconds,
             "step p50, ms": 1000 * statistics.median(measured["step_seconds"]), "memory, MiB": measured["memory_mb"],
             "of the process, MiB": measured["peak_memory_mb"], "start-up, s": measured["startup_seconds"],
             "training loss": loss, **(self.held_out(model) if self.settings["held_rows"] else {}),
@@ -172,4 +153,5 @@ def measure(settings: dict[str, Any]) -> dict[str, Any]:
     return Classification(settings).measure()
 
 
-CONTENDERS = dict.fromkeys((*VARIANTS, "bare", "trainer_best", "trainer", "padded"), measure) | {"model": make_model}
+WAYS = ("ours", *PADDED, "trainer_best", "trainer", "padded")
+CONTENDERS = dict.fromkeys(WAYS, measure) | {"model": make_model}

@@ -1,11 +1,9 @@
-"""What the sections on titles work on, made once per section: rows of controlled length, models, Chinese text."""
+"""What the sections on titles work on, made once per section: rows of controlled length and models."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import random
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,10 +17,6 @@ from benchmarking.data import read_rows, write_rows
 SOURCE_ROWS = 2000  # rows of a file that are read
 VOCABULARY = 8192
 WIDER = 4.0  # see `make_writer`
-CHINESE_WORDS = 20000  # of the vocabulary, beside all characters
-SLICES = 20  # a tokenizer meets a text again only after so many passes
-# Frequent words, drawn by their rank as in natural language where there is no Chinese text to be had.
-COMMON = ("的", "是", "在", "了", "和", "我们", "可以", "不", "这个", "使用", "中国", "问题", "系统", "图书馆", "计算机")
 
 
 def make_titles(settings: dict[str, Any]) -> dict[str, Any]:
@@ -30,7 +24,9 @@ def make_titles(settings: dict[str, Any]) -> dict[str, Any]:
     model that writes titles."""
     inputs = Path(settings["inputs"])
     inputs.mkdir(parents=True, exist_ok=True)
-    rows = usable_rows(settings["train_file"], ("text", "title"))
+    rows = [row for row in read_rows(settings["train_file"], SOURCE_ROWS) if row.get("text") and row.get("title")]
+    if not rows:
+        raise SystemExit(f"{settings['train_file']}: none of its first {SOURCE_ROWS} rows has a text and a title")
     tokenizer = make_model(settings, rows, inputs)
     for length in settings["train_lengths"]:
         count = settings["max_steps"] * batch_size(settings, length)
@@ -39,14 +35,6 @@ def make_titles(settings: dict[str, Any]) -> dict[str, Any]:
         write_rows(inputs / "documents.jsonl", cut_rows(rows, tokenizer, document_lengths(settings)))
         make_writer(settings, inputs)
     return {}
-
-
-def usable_rows(path: str, wanted: tuple[str, ...]) -> list[dict[str, str]]:
-    """Those of a file's first rows that have what is wanted."""
-    rows = [row for row in read_rows(path, SOURCE_ROWS) if all(map(row.get, wanted))]
-    if not rows:
-        raise SystemExit(f"{path}: none of its first {SOURCE_ROWS} rows has {' and '.join(wanted)}")
-    return rows
 
 
 def document_lengths(settings: dict[str, Any]) -> list[int]:
@@ -95,47 +83,15 @@ def make_writer(settings: dict[str, Any], inputs: Path) -> None:
     the same short title, and equal titles would say nothing.
     """
     given = {"train_file": inputs / "documents.jsonl", "max_length": settings["generate_length"]}
-    prepared = application.prepare("titlegen", options(settings) | given, on_cpu=True)
-    model = prepared.title_model(plain=True)
+    prepared = application.prepare("titlegen", options(settings) | given)
+    model = prepared.model(plain=True)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim == 2 and "embeddings" not in name:
                 parameter.mul_(WIDER)
         model.get_output_embeddings().bias.zero_()
     model.save_pretrained(inputs / "writer")
-    prepared.data.tokenizer.save_pretrained(inputs / "writer")
+    prepared.task.tokenizer.save_pretrained(inputs / "writer")
 
 
-def make_chinese(settings: dict[str, Any]) -> dict[str, Any]:
-    """Slices of Chinese text and a vocabulary of its words, below settings["inputs"]; returns what the text is."""
-    import rjieba
-    from transformers import BertTokenizer
-
-    texts, kind = list(draw_chinese(settings)), "frequent words drawn at random"
-    if settings["chinese_file"]:
-        texts, kind = [row["text"] for row in usable_rows(settings["chinese_file"], ("text",))], "of --chinese_file"
-    written = itertools.accumulate(map(len, texts))
-    texts = [text for text, end in zip(texts, written, strict=True) if end <= SLICES * settings["characters"]] or texts[:1]
-    count = min(SLICES, len(texts), max(1, sum(map(len, texts)) // settings["characters"]))
-    words = Counter(word for text in texts for word in rjieba.cut(text, False) if word.strip())
-    characters = sorted({character for word in words for character in word.lower()})
-    known = [word.lower() for word, _ in words.most_common(CHINESE_WORDS)]
-    special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-    entries = dict.fromkeys([*special, *characters, *(f"##{c}" for c in characters if c.isascii()), *known])
-    folder = Path(settings["inputs"])
-    BertTokenizer(vocab={word: number for number, word in enumerate(entries)}).save_pretrained(folder)
-    (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in entries), encoding="utf-8")
-    (folder / "slices.json").write_text(json.dumps([texts[i::count] for i in range(count)]), encoding="utf-8")
-    return {"text": kind}
-
-
-def draw_chinese(settings: dict[str, Any]) -> Iterator[str]:
-    """Enough documents of drawn words for all slices."""
-    drawn, weights, written = random.Random(settings["seed"]), [1 / rank for rank in range(1, len(COMMON) + 1)], 0
-    while written < SLICES * settings["characters"]:
-        text = "".join("".join(drawn.choices(COMMON, weights, k=drawn.randint(5, 20))) + "。" for _ in range(40))
-        written += len(text)
-        yield text
-
-
-CONTENDERS = {"titles": make_titles, "chinese": make_chinese}
+CONTENDERS = {"titles": make_titles}

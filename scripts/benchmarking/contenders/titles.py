@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 
 from benchmarking import application
 from benchmarking.contenders.training import MAX_GRAD_NORM, TrainingContender, pad
-from finetune.kernels.row_lengths import known
+from finetune.kernels.row_lengths import row_lengths
 
 CHECKED_ROWS = 4  # training rows whose loss is taken before and after
 LEARNING_RATE = 5e-5
@@ -33,7 +32,7 @@ def options(settings: dict[str, Any], new: bool = True) -> application.Options:
 class Titles(TrainingContender):
     """settings: "length", "max_steps", and those of the inputs (see `title_inputs`)."""
 
-    task = "titlegen"
+    script = "titlegen"
     seq2seq = True
 
     def __init__(self, settings: dict[str, Any]) -> None:
@@ -45,46 +44,30 @@ class Titles(TrainingContender):
         return options(s) | {
             "train_file": Path(s["inputs"], f"train_{s['length']}.jsonl"), "max_length": s["max_length"],
             "max_steps": s["max_steps"], "global_batch_size": s["batch_size"], "learning_rate": s["learning_rate"],
-            "max_grad_norm": MAX_GRAD_NORM, "torch_compile": s["contender"] == "ours_compiled",
+            "max_grad_norm": MAX_GRAD_NORM,
         }  # fmt: skip
 
-    @cached_property
-    def loss(self) -> Any:
-        return self.prepared.title_loss()
-
     def plain_model(self) -> Any:
-        """The same weights with transformers' own attention."""
-        return self.prepared.title_model(plain=True)
-
-    def bare_model(self) -> Any:
-        return self.prepared.title_model()
+        return self.prepared.model(plain=True)
 
     def token_rows(self) -> tuple[dict[str, list], Any]:
-        columns = application.token_columns(self.prepared.data.train)
-        return columns | {"length": [len(ids) for ids in columns["input_ids"]]}, self.prepared.data.tokenizer
+        columns = application.token_columns(self.steps.split)
+        return columns | {"length": [len(ids) for ids in columns["input_ids"]]}, self.task.tokenizer
 
     def pad_labels(self, labels: list[list[int]]) -> torch.Tensor:
         return pad(labels, max(map(len, labels)), -100)
 
-    def loss_sum(self, model: Any, batch: Any) -> torch.Tensor:
-        return self.loss.loss_sum(model, batch)
-
-    def num_targets(self, batch: Any) -> Any:
-        return self.loss.num_targets(batch)
-
-    def before(self, model: Any, training: Any = None) -> None:
-        if training is not None:
-            self.loss = training.task
-        steps = self.prepared.steps if training is None else training.steps
-        self.checked = steps.collate(np.arange(min(CHECKED_ROWS, len(steps.lengths)))).to(self.device)
+    def before(self, model: Any) -> None:
+        split = self.steps.split
+        self.checked = split.collate(np.arange(min(CHECKED_ROWS, len(split)))).to(self.device)
         self.loss_before = self.mean_loss(model)
 
     @torch.no_grad()
     def mean_loss(self, model: Any) -> float:
         """Loss per title token of the checked rows, without dropout."""
         model.eval()
-        with self.autocast(), known(self.checked.lengths):
-            loss = float(self.loss_sum(model, self.checked) / self.num_targets(self.checked))
+        with self.autocast(), row_lengths(self.checked.lengths):
+            loss = float(self.task.loss_sum(model, self.checked) / self.task.num_targets(self.checked))
         model.train()
         return loss
 
@@ -98,4 +81,4 @@ def measure(settings: dict[str, Any]) -> dict[str, Any]:
     return Titles(settings).measure()
 
 
-CONTENDERS = dict.fromkeys(("ours", "ours_compiled", "bare", "trainer_best", "trainer", "padded"), measure)
+CONTENDERS = dict.fromkeys(("ours", "bare", "trainer_best", "trainer", "padded"), measure)

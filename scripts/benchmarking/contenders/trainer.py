@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import torch
@@ -35,23 +34,9 @@ class Marks(TrainerCallback):
         self.watch.mark()
 
 
-class SaveTimes(TrainerCallback):
-    """The seconds from the end of a step to the end of its save."""
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-        self.step_ended = 0.0
-
-    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        self.step_ended = time.perf_counter()
-
-    def on_save(self, *args: Any, **kwargs: Any) -> None:
-        self.seconds.append(time.perf_counter() - self.step_ended)
-
-
 def arguments_of(settings: dict[str, Any], seq2seq: bool = False, **more: Any) -> TrainingArguments:
-    """Nothing is reported, and nothing saved unless `more` says so; with settings["batch_size"] those of a training of
-    settings["max_steps"] steps, or else of one epoch."""
+    """Nothing is reported or saved; with settings["batch_size"] those of a training of settings["max_steps"] steps, or else of
+    one epoch."""
     given = {"save_strategy": "no", "report_to": "none", "disable_tqdm": True, "use_cpu": not torch.cuda.is_available()}
     if "batch_size" in settings:
         given |= {"per_device_train_batch_size": settings["batch_size"], "learning_rate": settings["learning_rate"]}

@@ -13,7 +13,7 @@ import torch
 
 from benchmarking import application
 from benchmarking.watch import Stopped, Watch, WatchedSteps
-from finetune.kernels.row_lengths import known
+from finetune.kernels.row_lengths import row_lengths
 
 MAX_GRAD_NORM = 1.0
 
@@ -21,26 +21,23 @@ MAX_GRAD_NORM = 1.0
 class TrainingContender:
     """A contender; settings["contender"] says which way it trains, "batch_size", "learning_rate" and "max_steps" how.
 
-    A subclass for each task, the module `task` of app/, says what differs between tasks: `options()` for the application;
-    `plain_model()` in transformers alone and `bare_model()` with our kernels; `token_rows()`, the columns "input_ids", "labels"
-    and "length", and the tokenizer; `pad_labels(labels)`; for one of our batches `loss_sum(model, batch)` and
-    `num_targets(batch)`; `before(model, training)`, called before the first step, with the engine's training if it is ours;
-    `result(model, tokens, loss)`, what is handed over, `tokens` being those of each step.
+    A subclass for each task, the script `script` of app/, says what differs between tasks: `options()` for the application;
+    `plain_model()`, computed by transformers alone; `token_rows()`, the columns "input_ids", "labels" and "length", and the
+    tokenizer; `pad_labels(labels)`; `before(model)`, called before the first step; `result(model, tokens, loss)`, what is
+    handed over, `tokens` being those of each step.
     """
 
-    task: str
+    script: str
     seq2seq = False  # which Trainer
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.settings, self.watch = settings, Watch(settings)
         self.device, self.cuda = self.watch.device, self.watch.device.type == "cuda"
-        self.padded_tokens = 0
-        self.step_lengths: list[np.ndarray] = []  # of our rows, by step
 
     def measure(self) -> dict[str, Any]:
         name = self.settings["contender"]
         if name.startswith("ours"):
-            return application.train(self.task, self.options(), self.train_ours)
+            return application.train(self.script, self.options(), self.train_ours)
         if name.startswith("trainer"):
             return self.train_with_trainer()
         return {"bare": self.train_bare, "padded": self.train_padded}[name]()
@@ -48,22 +45,31 @@ class TrainingContender:
     @cached_property
     def prepared(self) -> application.Prepared:
         """What the application would train on."""
-        return application.prepare(self.task, self.options(), on_cpu=not self.cuda)
+        return application.prepare(self.script, self.options())
+
+    @cached_property
+    def task(self) -> Any:
+        return self.prepared.task
+
+    @cached_property
+    def steps(self) -> Any:
+        return self.prepared.steps
 
     def train_ours(self, training: Any, train: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """The application's own command, watched from where it takes its batches and left when the training is done."""
-        steps, loss = training.steps, math.nan
-        self.before(training.model, training)
-        training.steps = WatchedSteps(steps, self.watch)
+        self.task, self.steps, loss = training.task, training.steps, math.nan
+        self.before(training.model)
+        training.steps = WatchedSteps(self.steps, self.watch)
         with suppress(Stopped):
             loss = train()["train_loss"]
             self.watch.mark()
-        return self.result_of_steps(training.model, steps, loss)
+        return self.result_of_steps(training.model, loss)
 
     def train_bare(self) -> dict[str, Any]:
-        """The same batches in the same order and the same passes, our dropout, and nothing but PyTorch around it."""
-        steps, learning_rate, losses = self.prepared.steps, self.settings["learning_rate"], []
-        model = self.bare_model().to(self.device)
+        """The same batches in the same order and the same passes, the task's model and loss, and nothing but PyTorch around
+        them."""
+        steps, learning_rate, losses = self.steps, self.settings["learning_rate"], []
+        model = self.prepared.model().to(self.device)
         self.before(model)
         optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, fused=True)
         with suppress(Stopped):
@@ -77,15 +83,15 @@ class TrainingContender:
                 optimizer.step()
                 optimizer.zero_grad()
                 self.watch.mark()
-        return self.result_of_steps(model, steps, float(torch.stack(losses).mean()))
+        return self.result_of_steps(model, float(torch.stack(losses).mean()))
 
     def bare_backward(self, model: Any, batches: list[Any]) -> torch.Tensor:
         """The gradients of a step; returns its loss."""
         batches = [(batch.pin_memory() if self.cuda else batch).to(self.device) for batch in batches]
-        targets, total = sum(self.num_targets(batch) for batch in batches), torch.zeros((), device=self.device)
+        targets, total = sum(self.task.num_targets(batch) for batch in batches), torch.zeros((), device=self.device)
         for batch in batches:
-            with self.autocast(), known(batch.lengths):
-                loss = self.loss_sum(model, batch) / targets
+            with self.autocast(), row_lengths(batch.lengths):
+                loss = self.task.loss_sum(model, batch) / targets
             loss.backward()
             total += loss.detach()
         return total
@@ -108,7 +114,6 @@ class TrainingContender:
             self.watch.mark()
             for ids, mask, labels in loader:
                 tokens.append(int(mask.sum()))
-                self.padded_tokens += ids.numel()
                 ids, mask, labels = (tensor.to(self.device) for tensor in (ids, mask, labels))
                 with self.autocast():
                     loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
@@ -131,20 +136,14 @@ class TrainingContender:
         arguments = trainer.arguments_of(self.settings, self.seq2seq, **best)
         trained = trainer.make_trainer(model, arguments, rows, tokenizer, trainer.Marks(self.watch))
         self.before(model)
-        counting = model.register_forward_pre_hook(self._count_tokens, with_kwargs=True)
         with suppress(Stopped):
             loss = trained.train().training_loss
-        counting.remove()
         each = sum(rows["length"]) / math.ceil(len(rows["length"]) / self.settings["batch_size"])
         return self.result(trained.model, [each] * len(self.watch.cpu_seconds), loss)
 
-    def _count_tokens(self, _model: Any, _args: tuple, inputs: dict[str, Any]) -> None:
-        self.padded_tokens += inputs["input_ids"].numel()
-
-    def result_of_steps(self, model: Any, steps: Any, loss: float) -> dict[str, Any]:
+    def result_of_steps(self, model: Any, loss: float) -> dict[str, Any]:
         """`result` of a training over our batches."""
-        self.step_lengths, self.padded_tokens = application.step_lengths(steps, len(self.watch.cpu_seconds))
-        return self.result(model, [int(lengths.sum()) for lengths in self.step_lengths], loss)
+        return self.result(model, [self.steps.tokens(step)[0] for step in range(len(self.watch.cpu_seconds))], loss)
 
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings["precision"] == "bf16")

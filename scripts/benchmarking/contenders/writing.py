@@ -22,27 +22,31 @@ def write_ours(settings: dict[str, Any]) -> dict[str, Any]:
     return application.predict("titlegen", prediction_options(settings), partial(watch_prediction, settings))
 
 
-def watch_prediction(settings: dict[str, Any], model: Any, task: Any, rows: Any, predict: Any) -> dict[str, Any]:
+def watch_prediction(settings: dict[str, Any], model: Any, task: Any, split: Any, predict: Any) -> dict[str, Any]:
     with torch.no_grad():  # a small batch first: what is made on first use belongs to no pass
         model.eval()
-        task.predict(model, rows.collate(np.arange(1)).to(model.device))
-    (records, _), measured = watch_passes(settings, predict, settings["max_steps"])
-    titles = [record["titles"][0] for record in records]
-    return measured | {"titles": titles, "alone": titles_alone(settings, task, rows, model.device)}
+        task.predict(model, split.collate(np.arange(1)).to(model.device))
+    lines, measured = watch_passes(settings, predict, settings["max_steps"])
+    alone = titles_alone(settings, task.tokenizer, split, model.device)
+    return measured | {"titles": [line["title"] for line in lines], "alone": alone}
 
 
 @torch.no_grad()
-def titles_alone(settings: dict[str, Any], task: Any, rows: Any, device: torch.device) -> list[str]:
+def titles_alone(settings: dict[str, Any], tokenizer: Any, split: Any, device: torch.device) -> list[str]:
     """Titles that plain transformers writes for the first documents, one at a time, without padding, in the run's precision."""
     half = torch.bfloat16 if settings["precision"] == "bf16" else torch.float32
     model = load_writer(settings).to(device, half).eval()
     titles = []
-    for row in range(min(CHECKED_TITLES, len(rows))):
-        inputs = rows.collate(np.array([row])).to(device).inputs
+    for row in range(min(CHECKED_TITLES, len(split))):
+        inputs = split.collate(np.array([row])).to(device).inputs
         real = int(inputs["attention_mask"].sum())
         alone = {name: tensor[:, :real] for name, tensor in inputs.items()}
-        titles += task.decode(model.generate(**alone, **search(settings)).tolist())
+        titles += decode(tokenizer, model.generate(**alone, **search(settings)))
     return titles
+
+
+def decode(tokenizer: Any, ids: Any) -> list[str]:
+    return [join_chinese(text).strip() for text in tokenizer.batch_decode(ids, skip_special_tokens=True)]
 
 
 class TrainerWriter:
@@ -51,13 +55,12 @@ class TrainerWriter:
     def __init__(self, settings: dict[str, Any]) -> None:
         from benchmarking.contenders import trainer  # ours must not wait for it
 
-        _, data = application.load("titlegen", prediction_options(settings), predict=True)
-        self.search, self.tokenizer = search(settings), data.tokenizer
+        task, _ = application.load("titlegen", prediction_options(settings), predict=True)
+        self.search, self.tokenizer, split = search(settings), task.tokenizer, task.splits["test"]
         by_length = settings["contender"] == "trainer_sorted"
-        lengths = data.test.tokens.lengths
-        self.order = np.argsort(-lengths, kind="stable") if by_length else np.arange(len(lengths))
+        self.order = np.argsort(-split.lengths, kind="stable") if by_length else np.arange(len(split))
         # Without labels the Trainer fails: it asks for a loss beside the title, and so does ours where there are titles.
-        columns = application.token_columns(data.test)
+        columns = application.token_columns(split)
         rows = {name: [column[i] for i in self.order] for name, column in columns.items()}
         given = {"per_device_eval_batch_size": settings["eval_batch_size"], "predict_with_generate": True}
         arguments = trainer.arguments_of(settings, True, **given, dataloader_pin_memory=torch.cuda.is_available())
@@ -66,8 +69,8 @@ class TrainerWriter:
 
     def write(self) -> list[str]:
         ids = self.trainer.predict(self.trainer.train_dataset, **self.search).predictions
-        texts = self.tokenizer.batch_decode(np.where(ids < 0, self.tokenizer.pad_token_id, ids), skip_special_tokens=True)
-        titles = dict(zip(self.order.tolist(), (join_chinese(text).strip() for text in texts), strict=True))
+        texts = decode(self.tokenizer, np.where(ids < 0, self.tokenizer.pad_token_id, ids))
+        titles = dict(zip(self.order.tolist(), texts, strict=True))
         return [titles[row] for row in sorted(titles)]
 
 

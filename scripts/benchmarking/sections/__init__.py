@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from benchmarking.report import Section
-from benchmarking.sections import attention, classification, growth, steps, titles, tokens, waits
+from benchmarking.sections import attention, classification, communication, metrics, startup, titles
 
 SECTIONS: dict[str, Section] = {
     section.name: section
     for section in (
-        classification.SHORT, classification.LONG_TAILED, titles.TRAINING, titles.WRITING, attention.SECTION, tokens.SECTION,
-        growth.SECTION, steps.SPLIT, steps.FLOPS, waits.SAVING, waits.STARTUP,
+        classification.SHORT, classification.LONG_TAILED, titles.TRAINING, titles.WRITING, attention.SECTION, metrics.SECTION,
+        communication.SECTION, startup.SECTION,
     )
 }  # fmt: skip

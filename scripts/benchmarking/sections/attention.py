@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarking.context import Bench
-from benchmarking.ratios import exponent, quartiles, ratios
+from benchmarking.ratios import quartiles, ratios
 from benchmarking.report import BOTH, CPU, GPU, Goal, Report, Row, Section, chart, table
 
 LEGEND = """Forward and backward passes of one layer, dimensions of BigBird-base, all ways in one process and in turns, each
 turn a pass that is not counted and one that is. `block_sparse` is transformers' own, `full_sdpa` full attention by torch's
 scaled_dot_product_attention, in the layer that of a BERT layer of the same size. The attention alone is the module without its
-projections. The exponent says how the cost grows with the length."""
+projections."""
 PARTS = {"attention": "The attention alone", "layer": "A whole layer"}
 BLOCK_SPARSE = "BigBird, {} at {}: times transformers' block_sparse"
 MEMORY = "BigBird, a whole layer at 4096: share of block_sparse's peak memory"
@@ -25,7 +25,7 @@ def measure(bench: Bench) -> Report:
     for part, title in PARTS.items():
         groups = [group for group in found["measured"] if group["part"] == part]
         rows = [row for group in groups for row in group_rows(group)]
-        tables.append(table(title, rows, chart(rows, "length", "median, ms", by=""), grown(groups, bench.cost)))
+        tables.append(table(title, rows, chart(rows, "length", "median, ms", by="")))
         for row in rows:
             if row[""] == "block_sparse":
                 goals[BLOCK_SPARSE.format(title.lower(), row["length"])] = row["speed"]["median"], None
@@ -34,7 +34,6 @@ def measure(bench: Bench) -> Report:
             if row[""] == "full_sdpa" and row["length"] >= 2048:
                 against_full.append(row["speed"]["median"])
     goals[FULL] = min(against_full, default=None), None
-    bench.say(f"attention {len(found['measured'])} groups")
     model = "1 layer, {hidden} wide, {heads} heads, blocks of {block_size}".format(**size)
     return {"data": "", "model": model, "about": f"{size['rows']} sequence(s) a pass", "tables": tables, "goals": goals}
 
@@ -55,14 +54,6 @@ def group_rows(group: dict[str, Any]) -> list[Row]:
             "share of the memory": None if itself or not way["memory_mb"] else ours["memory_mb"] / way["memory_mb"],
         })  # fmt: skip
     return rows
-
-
-def grown(groups: list[dict[str, Any]], cost: str) -> str:
-    if len(groups) < 2:
-        return ""
-    costs = {name: {group["length"]: group["ways"][name][cost] for group in groups} for name in groups[0]["ways"]}
-    powers = ", ".join(f"{name} {exponent(points):.2f}" for name, points in costs.items())
-    return f"{'CPU seconds' if cost == 'cpu_seconds' else 'Seconds'} grow with the length to the power of: {powers}."
 
 
 GOALS = (

@@ -11,9 +11,8 @@ from benchmarking.processes import Turns
 from benchmarking.ratios import quartiles, ratios, spread, turns
 from benchmarking.report import BOTH, CPU, GPU, Goal, Report, Row, Section, chart, table
 
-OTHERS = ("bare", "trainer_best", "trainer", "padded", "ours_random", "ours_whole", "ours_bf16", "ours_compiled")
-SLOW = ("trainer", "padded", "ours_random", "ours_whole", "ours_compiled")  # every other round
-SAME_BATCHES = ("bare", "ours_compiled")
+OTHERS = ("bare", "trainer_best", "trainer", "padded")
+SLOW = ("trainer", "padded")  # every other round
 FASTER = {
     "trainer": "Trainer's defaults", "trainer_best": "Trainer's best", "padded": "the loop that pads to max_length",
 }  # fmt: skip
@@ -21,13 +20,11 @@ TEXTS = {"short": "short texts", "long_tailed": "long-tailed texts"}
 LEARNING_RATE = 3e-4  # so that an epoch over a few hundred rows learns something that can be compared
 EQUAL_LOSS, EQUAL_PRECISION = 0.02, 0.02  # quality that counts as equal: relative, absolute; seeds differ by as much
 LEGEND = """`ours` is `app/classify.py` itself, from its arguments to the end of training. `bare` is a plain PyTorch loop over
-the same batches and passes, with our dropout. `trainer_best` is transformers' Trainer with fused AdamW and batches of similar
-length, `trainer` as it comes. `padded` is the loop of many hand-written scripts: every text padded to max_length, AdamW as it
-comes, the loss of every step read. `ours_random` is ours with `--length_grouping false`, `ours_whole` with each batch in one
-pass, `ours_bf16` with `--mixed_precision bf16` on a CPU that multiplies such numbers itself, `ours_compiled` with
-`--torch_compile` on a GPU, the time of compiling included. Tokens are counted without padding. Memory is the peak while
+the same batches and passes, with the task's model, its dropout and its loss. `trainer_best` is transformers' Trainer with fused
+AdamW and batches of similar length, `trainer` as it comes. `padded` is the loop of many hand-written scripts: every text padded
+to max_length, AdamW as it comes, the loss of every step read. Tokens are counted without padding. Memory is the peak while
 training, above what the process held before its first step and (of the process) with everything. Start-up is the time from the
-start of the process to its first batch; in the first run ours had not kept its tokens. Quality is measured on rows that nobody
+start of the process to its first batch. Quality is measured on rows that nobody
 was trained on: the loss, and the average precision over all pairs of row and label."""
 
 
@@ -37,7 +34,7 @@ def measure(bench: Bench, kind: str) -> Report:
     settings |= {"rows": bench.options.rows or size["rows"], "learning_rate": LEARNING_RATE}
     settings["train_file"] = bench.rows(kind, settings["rows"] + settings["held_rows"])
     settings, model = bench.with_classifier(settings)
-    others = bench.others(kind, (name for name in OTHERS if applies(bench, name)))
+    others = bench.others(kind, OTHERS)
     results = []
     for number in range(bench.options.rounds or size["rounds"]):
         for other in others:
@@ -48,10 +45,8 @@ def measure(bench: Bench, kind: str) -> Report:
             jobs = [f"classification.{mine}", f"classification.{other}"]
             for result in bench.run(jobs, settings | {"seed": bench.options.seed + number}, Turns()):
                 results.append(result | {"round": number, "pair": other})
-                speed, loss = result["row"]["samples/s"], result["row"]["held-out loss"]
-                bench.say(
-                    f"{kind} round {number + 1} {result['contender']:<13}{speed:9.2f} samples/s, held-out loss {loss:.4f}"
-                )
+                speed = f"{result['row']['samples/s']:9.2f} samples/s"
+                print(f"{kind} round {number + 1} {result['contender']:<13}{speed}", flush=True)
     tokens, limits = results[0]["tokens"], f"batch {settings['batch_size']}, at most {settings['max_length']} tokens"
     trained = f"{results[0]['rows']} rows drawn at random, {tokens} tokens, {limits}; learning rate {LEARNING_RATE:g}"
     rows, compared = contender_rows(results), [against(results, name, bench.per_turn) for name in others]
@@ -67,14 +62,6 @@ def measure(bench: Bench, kind: str) -> Report:
     }
 
 
-def applies(bench: Bench, other: str) -> bool:
-    """A GPU makes one pass of a batch as it is, and computes in bf16 throughout. A CPU compiles for longer than the benchmark
-    trains, and gains nothing."""
-    if other == "ours_bf16":
-        return bench.kind == "cpu" and bench.precision == "no" and bench.machine["cpu_has_bf16"]
-    return bench.kind == {"ours_compiled": "cuda", "ours_whole": "cpu"}.get(other, bench.kind)
-
-
 def contender_rows(results: list[dict[str, Any]]) -> list[Row]:
     """Medians of each contender. At best: an epoch whose every step took the least time of all its runs; runs of one seed have
     the same batches, so their steps can be compared."""
@@ -84,8 +71,7 @@ def contender_rows(results: list[dict[str, Any]]) -> list[Row]:
         of_one_seed = (run["step_seconds"] for run in runs if run["round"] == runs[0]["round"])
         medians = {key: statistics.median(run["row"][key] for run in runs) for key in runs[0]["row"]}
         at_best = {"samples/s at best": runs[0]["rows"] / sum(map(min, zip(*of_one_seed, strict=True)))}
-        first = {"start-up of the first run, s": runs[0]["startup_seconds"]}
-        rows.append({"": name, "runs": len(runs), **medians, **at_best, **first})
+        rows.append({"": name, "runs": len(runs), **medians, **at_best})
     return rows
 
 
@@ -105,7 +91,7 @@ def against(results: list[dict[str, Any]], other: str, per_turn: int) -> Row:
         "speed (least to most)": spread(sum(b["step_seconds"]) / sum(a["step_seconds"]) for a, b in pairs),
         "CPU time": statistics.median(sum(a["step_cpu_seconds"]) / sum(b["step_cpu_seconds"]) for a, b in pairs),
         "memory": statistics.median(a["memory_mb"] / max(b["memory_mb"], 1.0) for a, b in pairs),
-        "time of a step on the same batches (quartiles)": quartiles(steps) if other in SAME_BATCHES else None,
+        "time of a step on the same batches (quartiles)": quartiles(steps) if other == "bare" else None,
         "held-out loss, %": 100 * loss,
         "precision": precision,
         "quality": quality(loss, precision),

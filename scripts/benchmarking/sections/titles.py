@@ -9,18 +9,18 @@ from benchmarking.context import Bench
 from benchmarking.ratios import LEAST_TURNS, WARM_UP, compare, turns
 from benchmarking.report import BOTH, CPU, Goal, Report, Row, Section, chart, table
 
-TITLES_OTHERS = ("bare", "trainer_best", "trainer", "padded", "ours_compiled")
+TITLES_OTHERS = ("bare", "trainer_best", "trainer", "padded")
 COST = "titles: our step costs more than the bare loop's, at the worst length"
 FASTER = "titles: times Seq2SeqTrainer's best training, at the worst length"
 TITLES_LEGEND = """All documents of a batch have the same length, so nobody pads; every contender has the same model, weights
 and rows per step. `ours` is `app/titlegen.py` itself with its own attention. `bare` is a plain PyTorch loop over the same
-batches with that attention and our dropout. `trainer_best` is Seq2SeqTrainer with transformers' block-sparse attention, fused
-AdamW and length grouping, `trainer` as it comes. `padded` is the hand-written loop with AdamW as it comes, `ours_compiled` ours
-with `--torch_compile` on a GPU. The first turn of each is a warm-up and does not count. Against `bare`, where a few percent
-decide, the first six do not count on a CPU, in which the heap of either process still grows, and sixteen more are taken. Tokens
-are those of documents. Memory is the peak while training, above what the process held before its first step: gradients,
-moments, activations. The loss before training, without dropout, shows that the models are the same; the one after is that of
-the same rows after each contender's own steps, whose batches come in another order."""
+batches with the task's model, its attention and dropout. `trainer_best` is Seq2SeqTrainer with transformers' block-sparse
+attention, fused AdamW and length grouping, `trainer` as it comes. `padded` is the hand-written loop with AdamW as it comes. The
+first turn of each is a warm-up and does not count. Against `bare`, where a few percent decide, the first six do not count on a
+CPU, in which the heap of either process still grows, and sixteen more are taken. Tokens are those of documents. Memory is the
+peak while training, above what the process held before its first step: gradients, moments, activations. The loss before
+training, without dropout, shows that the models are the same; the one after is that of the same rows after each contender's own
+steps, whose batches come in another order."""
 
 
 def measure_titles(bench: Bench) -> Report:
@@ -30,7 +30,7 @@ def measure_titles(bench: Bench) -> Report:
     rows, compared = [], []
     for length in lengths:
         runs: dict[str, list[dict[str, Any]]] = {}
-        for other in bench.others("titles_training", TITLES_OTHERS[: None if bench.kind == "cuda" else -1]):
+        for other in bench.others("titles_training", TITLES_OTHERS):
             warm_up, least = (size["bare_warm_up"], size["bare_turns"]) if other == "bare" else (WARM_UP, LEAST_TURNS)
             jobs = ["titles.ours", f"titles.{other}"]
             pair = bench.run(jobs, settings | {"length": length}, bench.turns(size, least))
@@ -80,7 +80,6 @@ def contender_row(runs: list[dict[str, Any]], per_turn: int) -> Row:
         "step p50, ms": 1000 * statistics.median(each) / per_turn,
         "memory, MiB": statistics.median(run["memory_mb"] for run in runs),
         "of the process, MiB": statistics.median(run["peak_memory_mb"] for run in runs),
-        "start-up, s": runs[0]["startup_seconds"],
         "loss before": runs[0]["loss_before"],
         "after": runs[0]["loss_after"],
     }
@@ -102,11 +101,14 @@ something else, the more so as these weights are random and drawn wide (a title 
 def measure_writing(bench: Bench) -> Report:
     size = bench.size("titles_writing")
     asked = {name: size[name] for name in ("documents", "eval_batch_size", "beams", "max_steps")}
-    settings, model = prepare(bench, asked | {"generate_length": size["length"]})
-    others = bench.others("titles_writing", WRITING_OTHERS)
-    runs, compared = bench.compare("writing", "ours", others, settings, size)
-    for row in compared:
-        row["equal titles, %"] = share(runs["ours"]["titles"], runs[row[""]]["titles"])
+    settings, model = prepare(bench, asked | {"generate_length": size["length"], "steps_per_turn": 1})
+    runs, compared = {}, []
+    for other in bench.others("titles_writing", WRITING_OTHERS):
+        pair = bench.run(["writing.ours", f"writing.{other}"], settings, bench.turns(size, LEAST_TURNS))
+        runs |= {run["contender"]: run for run in pair}
+        equal = share(*(run["titles"] for run in pair))
+        compared.append({"": other, **compare(*pair), "equal titles, %": equal})
+        bench.say_speed("writing", compared[-1])
     alone, rows, count = runs["ours"]["alone"], [], size["documents"]
     for name, run in runs.items():
         seconds = run["step_seconds"][WARM_UP:]

@@ -1,0 +1,76 @@
+"""The start of a command."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from typing import Any
+
+from benchmarking.context import Bench
+from benchmarking.processes import REPOSITORY
+from benchmarking.ratios import spread
+from benchmarking.report import BOTH, Goal, Report, Row, Section, chart, table
+
+HELP, AGAIN = "--help of either task", "first step over a million rows whose tokens are kept"
+SCRIPTS = ("app/classify.py", "app/titlegen.py")
+LEGEND = """`--help`: the whole process. First step: from the start of the process to the end of the first optimizer step, over
+a file of short texts; `first`, when nothing is kept, and `again`, when the rows and tokens of the earlier start are. `trainer`
+is transformers' Trainer over rows that `datasets` reads, tokenizes and keeps."""
+JOBS = {"ours": "classification.ours", "trainer": "startup.trainer"}
+
+
+def measure(bench: Bench) -> Report:
+    size = bench.size("startup")
+    helps = [{"": script, "seconds": seconds_of_help(script, size["helps"])} for script in SCRIPTS]
+    common = {"held_rows": 0, **{name: size[name] for name in ("batch_size", "max_length")}}
+    settings, _ = bench.with_classifier(common | {"train_file": bench.rows("short", 2000), "rows": 2000})
+    path = bench.folder / "rows.jsonl"
+    settings |= {"train_file": str(path), "rows": size["rows"], "learning_rate": 1e-4, "max_steps": 1}
+    (file,) = bench.run(["startup.file"], settings)
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in JOBS}
+    for number in range(1 + (bench.options.rounds or size["rounds"])):
+        for name in list(JOBS)[:: -1 if number % 2 else 1]:
+            runs[name] += bench.run([JOBS[name]], settings)
+    path.unlink()
+    starts = [{"": name, **start_row(each)} for name, each in runs.items()]
+    times = [{"": row[""], "s": row[f"{when}, s"], "start": when} for row in starts for when in ("first", "again")]
+    ours = starts[0]["again, s"]["median"]
+    return {
+        "data": "",
+        "model": "",
+        "about": f"A file of {size['rows']} rows, {file['mb']:.0f} MiB",
+        "tables": [
+            table("--help", helps, chart(helps, "", "seconds")),
+            table(f"First step over {size['rows']} rows", starts, chart(times, "", "s", by="start")),
+        ],
+        "goals": {
+            HELP: (max(row["seconds"]["median"] for row in helps), None),
+            AGAIN: (ours if size["rows"] >= 1_000_000 else None, None),
+        },
+    }
+
+
+def seconds_of_help(script: str, count: int) -> dict[str, float]:
+    """Of a script's --help; the first time does not count."""
+    seconds = []
+    for _ in range(count + 1):
+        started = time.perf_counter()
+        subprocess.run([sys.executable, REPOSITORY / script, "--help"], check=True, stdout=subprocess.DEVNULL)
+        seconds.append(time.perf_counter() - started)
+    return spread(seconds[1:])
+
+
+def start_row(runs: list[dict[str, Any]]) -> Row:
+    """`runs`: the first one found no tokens that are kept."""
+    first, *again = [run["startup_seconds"] + run["step_seconds"][0] for run in runs]
+    return {
+        "first, s": first,
+        "again, s": spread(again),
+        "of it before the first batch, s": spread(run["startup_seconds"] for run in runs[1:])["median"],
+        "memory of the process, MiB": runs[-1]["peak_memory_mb"],
+    }
+
+
+GOALS = (Goal(HELP, BOTH, 2, False, " s"), Goal(AGAIN, BOTH, 10, False, " s"))
+SECTION = Section("startup", "Start-up", LEGEND, measure, GOALS)
