@@ -76,9 +76,9 @@ def _record_steps(engine: ModuleType, folder: Path) -> None:
 def _train_without_dropout(setup: ModuleType) -> None:
     prepare = setup.prepare_training
 
-    def prepare_without_dropout(run: Any, arguments: Any, task: Any, data: Any, plan: Any, model: Any, opened: Any) -> Any:
-        zero_probabilities(model)
-        return prepare(run, arguments, task, data, plan, model, opened)
+    def prepare_without_dropout(*inputs: Any, **named: Any) -> Any:
+        zero_probabilities(inputs[5])  # the model
+        return prepare(*inputs, **named)
 
     setup.prepare_training = prepare_without_dropout
 
