@@ -314,8 +314,8 @@ def _out_of_patience(options: FitOptions, state: TrainState) -> bool:
 
 
 def _is_better(metric: float, loss: float | None, state: TrainState, greater_is_better: bool) -> bool:
-    """Whether a model is better than the best so far. Equal metrics are decided by the loss: the F1 of rare labels may stay 0 for
-    epochs while the model learns."""
+    """Whether a model is better than the best so far. Equal metrics are decided by the loss: the F1 of rare labels may stay 0
+    for epochs while the model learns."""
     best = state.best_metric
     if metric == best:
         return loss is not None and state.best_loss is not None and loss < state.best_loss
