@@ -114,6 +114,9 @@ def make_models(folder: Path) -> Path:
     spoiled(
         "fewer_labels", "classifier", edit("config.json", lambda c: c.update(id2label={"0": "fruit"}, label2id={"fruit": 0}))
     )
+    spoiled(
+        "gaps_in_labels", "classifier", edit("config.json", lambda c: c.update(id2label={"0": "a", "2": "b"}, label2id=None))
+    )
     spoiled("no_weights", "classifier", lambda place: (place / "model.safetensors").unlink())
     spoiled("cut_weights", "classifier", cut)
     spoiled("weights_of_zeros", "classifier", write("model.safetensors", b"\0" * 5000))

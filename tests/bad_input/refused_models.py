@@ -32,6 +32,8 @@ FOLDERS = [
     model("text_for_a_size", r"configuration models/text_for_a_size: .*hidden_size.*many"),
     model("negative_layers", r"configuration models/negative_layers: num_hidden_layers is -1, expected at least 1"),
     model("wrong_sizes", r"model models/wrong_sizes: .*hidden size \(15\) is not a multiple of the number of attention heads"),
+    model("gaps_in_labels", r"model models/gaps_in_labels: id2label in its config\.json numbers 2 label\(s\) 0, 2, so number 1",
+          tasks=CLASSIFY),
     model("no_weights", r"model models/no_weights: the folder holds no weights, such as model\.safetensors .*--from_scratch"),
     model("cut_weights", r"models/cut_weights/model\.safetensors: is no whole safetensors file .*copy it again"),
     model("weights_of_zeros", r"models/weights_of_zeros/model\.safetensors: is no whole safetensors file"),
