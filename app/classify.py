@@ -57,7 +57,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoModelForSequenceClassification
 
 from finetune.application import run
-from finetune.errors import InputError, TrainingError
+from finetune.errors import InputError
 from finetune.kernels.transfer import send
 from finetune.reading.fingerprint import fingerprint
 from finetune.reading.ragged import Ragged
@@ -69,7 +69,7 @@ from models.export import export_model
 from models.pretrained import check_kind, check_weights, drop_pooler, load_config, load_model_and_new_names, take_vocabulary
 from text import classifier
 from text.labels import Labelled, choose_labels, label_ids, label_names, label_source, note_labels, one_hot
-from text.text_task import TextSplit, TextTask
+from text.text_task import TextSplit, TextTask, check_finite
 
 
 class MultiLabelClassification(TextTask):
@@ -80,6 +80,7 @@ class MultiLabelClassification(TextTask):
     shown_metrics = ("loss", "f1_micro", "f1_macro", "tuned_f1_micro", "tuned_f1_macro", "roc_auc_macro")
     evaluates_by_tokens = True
     thresholds: np.ndarray | None = None  # those of the exported model; until there is one they are tuned on the scored rows
+    smoothing: float | None = None  # of the targets that the exported model was trained on
 
     # Data
 
@@ -98,7 +99,7 @@ class MultiLabelClassification(TextTask):
         if "train" in targets:
             own, found = classifier.own_labels(config), targets["train"].names
             path = arguments.train_file or arguments.dataset_name
-            self.labels = choose_labels(own, found, arguments.label_file, notes, path)
+            self.labels = choose_labels(own, found, arguments.label_file, [] if arguments.from_scratch else notes, path)
         else:
             self.labels = classifier.labels_of(config)
         return config
@@ -132,15 +133,21 @@ class MultiLabelClassification(TextTask):
 
     def build(self) -> torch.nn.Module:
         arguments, config = self.arguments, self.config
-        classifier.configure(config, self.labels)
+        own, new_rows = None if arguments.from_scratch else classifier.own_labels(config), None
+        renamed = own is not None and own != self.labels
+        if not renamed:
+            classifier.configure(config, self.labels)
         if arguments.from_scratch:
             take_vocabulary(config, self.tokenizer)
         config.pad_token_id = self.tokenizer.pad_token_id
         model, new_names = load_model_and_new_names(AutoModelForSequenceClassification, arguments, config)
+        if renamed:
+            new_rows = classifier.match_rows(model, own, self.labels)
+            classifier.configure(config, self.labels)
         if arguments.head_bias == "prior":
             smoothing = arguments.label_smoothing_factor
             bias = classifier.prior_bias(self.positive, self.num_train_rows, self.pos_weight, smoothing)
-            classifier.set_head_bias(model, new_names, bias)
+            classifier.set_head_bias(model, new_names, bias, new_rows)
         if config.model_type == "big_bird":
             drop_pooler(model.bert)  # its classifier reads the first token itself
         return self.with_kernels(model)
@@ -176,15 +183,13 @@ class MultiLabelClassification(TextTask):
     def score(self, predictions: Predictions, split: TextSplit) -> dict[str, float | None]:
         from metrics.multilabel_metric import MultiLabelMetric  # imports evaluate: at the first score, not at the start
 
-        logits, labels = predictions["logits"], predictions["labels"]
-        if not np.isfinite(logits).all():
-            raise TrainingError("the model's logits are not finite: it diverged. Try a smaller --learning_rate")
+        check_finite(predictions["logits"], "logits", split)
         return MultiLabelMetric().compute(
-            predictions=logits,
-            references=labels,
+            predictions=predictions["logits"],
+            references=predictions["labels"],
             from_logits=True,
             pos_weight=self.pos_weight,
-            label_smoothing=self.arguments.label_smoothing_factor,
+            label_smoothing=self.arguments.label_smoothing_factor if self.smoothing is None else self.smoothing,
             tuned_thresholds="tune" if self.thresholds is None else self.thresholds,
         )
 
@@ -204,7 +209,9 @@ class MultiLabelClassification(TextTask):
             split = self.splits["validation"]
             checked = {split.texts[row]: chances[row] for row in classifier.rows_to_check(split.lengths)}
         check = partial(classifier.check_export, expected=checked, precision=self.launch.precision)
-        export_model(path, classifier.plain_model(model, thresholds), weights, check, self.tokenizer, self.max_length)
+        smoothing = self.arguments.label_smoothing_factor
+        plain = classifier.plain_model(model, thresholds, self.pos_weight, smoothing)
+        export_model(path, plain, weights, check, self.tokenizer, self.max_length)
         return {"eval_per_label": table}
 
     def load_exported(self, path: str | Path) -> torch.nn.Module:
@@ -212,9 +219,11 @@ class MultiLabelClassification(TextTask):
         if new_names:
             raise InputError(f"{path}: has no trained classifier ({min(new_names)} is missing); train first")
         self.thresholds = classifier.thresholds_of(model.config)
+        self.pos_weight, self.smoothing = classifier.loss_settings_of(model.config)
         return self.with_kernels(model)
 
     def prediction_lines(self, predictions: Predictions, split: TextSplit) -> Iterator[dict[str, Any]]:
+        check_finite(predictions["logits"], "logits", split)
         for logits in predictions["logits"]:
             chances = sigmoid(logits)
             chosen = decide(chances[None], self.thresholds)[0]

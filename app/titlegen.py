@@ -63,7 +63,7 @@ import torch
 from transformers import AutoModelForSeq2SeqLM
 
 from finetune.application import run
-from finetune.errors import InputError, TrainingError
+from finetune.errors import InputError
 from finetune.reading.columns import note_cut
 from finetune.reading.ragged import RaggedChunks
 from finetune.reading.stored_rows import Column
@@ -76,7 +76,7 @@ from models import encoder_decoder
 from models.export import export_model
 from models.pretrained import check_weights
 from text import titles
-from text.text_task import TextSplit, TextTask, pad_rows
+from text.text_task import TextSplit, TextTask, check_finite, pad_rows
 from text.titles import IGNORED, Generation, teacher_forcing, token_losses
 from text.tokenizer import TitleEncoder, tokenizer_fingerprint
 
@@ -179,9 +179,8 @@ class TitleGeneration(TextTask):
 
         metrics: dict[str, float | None] = {}
         if "loss" in predictions:
+            check_finite(predictions["loss"], "losses", split)
             metrics["loss"] = sum(predictions["loss"].tolist()) / max(1, int(predictions["targets"].sum()))
-            if not np.isfinite(metrics["loss"]):
-                raise TrainingError("the model's loss is not finite: it diverged. Try a smaller --learning_rate")
         metrics["gen_len"] = float(self.generation.lengths(predictions["ids"][:, 0]).mean())
         found, references = self.as_references(predictions, split)
         return {**metrics, **RougeMetric().compute(predictions=found, references=references, tokenizer=self.counted(split))}

@@ -87,9 +87,15 @@ def test_tuned_metrics_use_given_thresholds_or_tune_them():
 
 
 @pytest.mark.parametrize("logit", [math.nan, math.inf])
-def test_a_model_that_diverged_is_not_scored(logit):
-    with pytest.raises(TrainingError, match="logits are not finite"):
-        scores(classification(1), np.array([[0.0], [logit]]), np.array([[0], [1]]))
+def test_a_model_that_diverged_is_not_scored_and_the_row_is_named(logit):
+    split = SimpleNamespace(path="valid.csv", texts=["fine", "too much"])
+    found = {"logits": np.array([[0.0, 0.0], [0.0, logit]]), "labels": np.array([[0, 0], [1, 1]])}
+    told = r"^valid\.csv: the model's logits are not finite for 1 of 2 rows, first for row 1 \(0-based\), 'too much'"
+    task = classification(2, thresholds=np.array([0.5, 0.5]))
+    with pytest.raises(TrainingError, match=told):
+        task.score(found, split)
+    with pytest.raises(TrainingError, match=told):
+        list(task.prediction_lines(found, split))
 
 
 def test_balanced_weights_are_negatives_over_positives_within_limits():

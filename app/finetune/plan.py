@@ -139,7 +139,8 @@ def make_plan(arguments: Any, split: Split, launch: Launch) -> Plan:
         raise InputError(f"--warmup_steps {warmup} is longer than the run ({total_steps} optimizer steps)")
     scale = batch.global_batch_size / a.base_global_batch_size
     factor = {"none": 1.0, "linear": scale, "sqrt": math.sqrt(scale)}[a.lr_scaling]
-    every = {"epoch": steps_per_epoch, "steps": a.eval_steps, "no": None}[a.eval_strategy]
+    at_the_end = total_steps if a.do_eval else None
+    every = {"epoch": steps_per_epoch, "steps": a.eval_steps, "no": at_the_end}[a.eval_strategy]
     return Plan(
         batch=batch,
         num_rows=num_rows,

@@ -42,6 +42,8 @@ def prepare_training(
         state = checkpoint.load_state(place, opened.fingerprint)
         checkpoint.load_weights(place, model)
         _forget_lost_best(run, folder, state)
+        if state.step < plan.total_steps or state.unevaluated:  # else there is nothing left to compare with
+            _compare_by(run, folder, task.best_metric, state)
     steps = train_steps(arguments, data, plan, run.launch.rank)
     prepare_model(run, arguments, task, plan, model, steps)
     optimizer = build_optimizer(arguments, model, plan.learning_rate, task.learning_rate_scale)
@@ -188,3 +190,23 @@ def _forget_lost_best(run: Run, folder: Path, state: TrainState) -> None:
         return
     run.print(f"note           the best model, of step {state.best_step}, is not in {folder}; the best from here on is kept")
     state.best_metric, state.best_step, state.evaluations_without_best = None, None, 0
+
+
+def _compare_by(run: Run, folder: Path, metric: str, state: TrainState) -> None:
+    """Lets the best model so far be judged by another metric than the one that chose it: by its value in the history. Without
+    one, the best model is chosen anew."""
+    if state.best_step is None or state.best_metric_name == metric:
+        return
+    value = run.on_main(partial(_evaluated, folder, f"eval_{metric}", state.best_step))
+    by = f"the best model so far, of step {state.best_step}, was chosen by {state.best_metric_name}"
+    if value is None:
+        run.print(f"note           {by}, and has no {metric}; the best by {metric} from here on is kept")
+        state.best_step = None
+    else:
+        run.print(f"note           {by}; from here on {metric} decides, which is {value:.4f} there")
+    state.best_metric, state.best_metric_name, state.evaluations_without_best = value, metric, 0
+
+
+def _evaluated(folder: Path, name: str, step: int) -> float | None:
+    """The value that the history has for a metric of the evaluation at this step."""
+    return next((event[name] for event in read_history(folder) if event["step"] == step and name in event), None)

@@ -24,7 +24,16 @@ from transformers import (
 
 from finetune.errors import InputError
 from finetune.reading.model_folders import explain_failed_load
-from models.pretrained import check_vocabulary, check_weights, drop_pooler, load_config, load_model, on_meta, take_vocabulary
+from models.pretrained import (
+    check_all_layers_used,
+    check_vocabulary,
+    check_weights,
+    drop_pooler,
+    load_config,
+    load_model,
+    on_meta,
+    take_vocabulary,
+)
 
 NO_ENCODER = (
     "has a decoder only; titles need an encoder-decoder model (BART, mT5, LED, PEGASUS, ...) or an encoder (BigBird, BERT)"
@@ -159,10 +168,12 @@ def _load_decoder(arguments: Any) -> Any:
     try:
         if on_meta():
             decoder = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(name, **kind)).float()
+            loading = {"unexpected_keys": []}
         else:
-            decoder = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, **kind)
+            decoder, loading = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, output_loading_info=True, **kind)
     except Exception as error:
         raise InputError(explain_failed_load("decoder", name, error)) from error
+    check_all_layers_used(name, decoder, loading)
     if decoder.config.model_type == "big_bird":
         raise InputError(f"--decoder_model_name_or_path {name}: a BigBird cannot be a decoder in transformers; use a BERT")
     return decoder

@@ -36,7 +36,7 @@ def export_model(
 
 
 def _fill(model: Any, weights: dict[str, torch.Tensor], processor: Any, check: Callable[[Path], None], folder: Path) -> None:
-    model.save_pretrained(folder, state_dict=weights)
+    model.save_pretrained(folder, state_dict={**_unused_poolers(model, weights), **weights})
     if processor is not None:
         processor.save_pretrained(folder)
     check(folder)
@@ -49,3 +49,13 @@ def _tokenizer_to_save(tokenizer: Any, max_length: int) -> Any:
         tokenizer.backend_tokenizer.no_truncation()
         tokenizer.backend_tokenizer.no_padding()
     return tokenizer
+
+
+def _unused_poolers(model: Any, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Zeros for poolers that the model's class has and training removed (`pretrained.drop_pooler`): nothing reads them, but
+    without them transformers reports weights that are missing."""
+    return {
+        name: torch.zeros(parameter.shape)
+        for name, parameter in model.named_parameters()
+        if name not in weights and "pooler" in name.split(".")
+    }

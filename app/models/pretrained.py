@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ OFFSET_POSITIONS = {
 }
 
 
+ADAPTER = "adapter_config.json"  # peft's
+LAYER_NUMBER = re.compile(r"\.\d+\.")
 # What transformers looks for in a folder, in its order.
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
@@ -115,9 +118,27 @@ def load_model_and_new_names(auto_class: Any, arguments: Any, config: Any) -> tu
     return model, {*loading["missing_keys"], *(name for name, *_ in loading["mismatched_keys"])}
 
 
+def check_all_layers_used(name: str, model: Any, loading: dict[str, Any]) -> None:
+    """Raises `InputError` if the configuration has fewer layers than the weights: the others would be dropped without a word.
+
+    `loading`: transformers' loading info. Weights of other heads are left out often; those of a layer only have another number.
+    """
+    prefix = f"{model.base_model_prefix}."
+    known = {LAYER_NUMBER.sub(".#.", key).removeprefix(prefix) for key, _ in model.named_parameters()}
+    dropped = [key for key in loading["unexpected_keys"] if LAYER_NUMBER.search(key)]
+    dropped = sorted(key for key in dropped if LAYER_NUMBER.sub(".#.", key).removeprefix(prefix) in known)
+    if dropped:
+        raise InputError(
+            f"model {name}: the weights have more layers than its config.json: {len(dropped)} weights, such as {dropped[0]}, "
+            "would be left out; give config.json as many layers as the weights have"
+        )
+
+
 def _check_fit(name: str, model: Any, loading: dict[str, Any]) -> None:
-    """Raises `InputError` if weights of the model's body were missing or had another shape, and so were left random, or if any
-    is not finite. A new head is usual, and so is a checkpoint without a pooler."""
+    """Raises `InputError` if weights of the model's body were missing or had another shape, and so were left random, if the
+    configuration leaves layers out, or if any weight is not finite. A new head is usual, and so is a checkpoint without a
+    pooler."""
+    check_all_layers_used(name, model, loading)
     body = "" if model.base_model is model else f"{model.base_model_prefix}."
     own = {key for key, _ in model.named_parameters() if key.startswith(body) and "pooler" not in key}
     for key, theirs, ours in loading["mismatched_keys"]:
@@ -155,6 +176,11 @@ def check_weights(arguments: Any) -> None:
     folder = Path(name)
     if not folder.is_dir():
         return
+    if (folder / ADAPTER).is_file():
+        raise InputError(
+            f"model {name}: the folder holds a LoRA adapter ({ADAPTER}), which is not loaded; merge it into the weights (peft: "
+            f"merge_and_unload), or move {ADAPTER} away to use the base model alone"
+        )
     found = next((folder / file for file in WEIGHTS if (folder / file).is_file()), None)
     if found is None:
         raise InputError(

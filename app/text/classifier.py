@@ -39,7 +39,14 @@ def configure(config: Any, labels: list[str]) -> None:
 
 
 def labels_of(config: Any) -> list[str]:
-    """The label list of a trained classifier, in the order of its logits."""
+    """The label list of a trained classifier, in the order of its logits. Raises `InputError` for numbers with gaps."""
+    missing = [number for number in range(config.num_labels) if number not in config.id2label]
+    if missing:
+        numbers = ", ".join(map(str, sorted(config.id2label)[:20]))
+        raise InputError(
+            f"model {config.name_or_path}: id2label in its config.json numbers {config.num_labels} label(s) {numbers}, so "
+            f"number {missing[0]} has no name; number them from 0 to {config.num_labels - 1}"
+        )
     return [config.id2label[number] for number in range(config.num_labels)]
 
 
@@ -55,28 +62,77 @@ def thresholds_of(config: Any) -> np.ndarray:
     return np.full(config.num_labels, 0.5) if stored is None else np.asarray(stored, dtype=np.float64)
 
 
-def set_head_bias(model: Any, new_names: set[str], bias: np.ndarray) -> bool:
-    """Gives a new head's output layer this bias, (labels,); a head that comes trained keeps its own. Whether it did."""
+def loss_settings_of(config: Any) -> tuple[np.ndarray | None, float | None]:
+    """(--pos_weight by label, --label_smoothing_factor) of the model's training; None where its configuration has none."""
+    stored = getattr(config, "pos_weight", None)
+    return None if stored is None else np.asarray(stored, dtype=np.float64), getattr(config, "label_smoothing_factor", None)
+
+
+def _output_layer(model: Any, num_labels: int) -> tuple[str, torch.nn.Linear] | None:
     body = f"{model.base_model_prefix}."
     outputs = [
         (name, module)
         for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear) and module.out_features == len(bias) and not name.startswith(body)
+        if isinstance(module, torch.nn.Linear) and module.out_features == num_labels and not name.startswith(body)
     ]
-    if not outputs:
-        return False
-    name, output = outputs[-1]
-    if output.bias is None or f"{name}.bias" not in new_names:
-        return False
+    return outputs[-1] if outputs else None
+
+
+def match_rows(model: Any, own: list[str], labels: list[str]) -> np.ndarray:
+    """Replaces the output layer of a head for the labels `own` by one for `labels`: rows of the same name move, others are new.
+
+    Returns (labels,) bool, which rows are new. Raises `InputError` for a head without such a layer.
+    """
+    found = _output_layer(model, len(own))
+    if found is None:
+        raise InputError(
+            f"model {model.name_or_path}: its head has no linear layer for its {len(own)} labels, so its rows cannot be "
+            "matched to other labels; give its own labels, in its order, by --label_file"
+        )
+    name, old = found
+    output = torch.nn.Linear(old.in_features, len(labels), old.bias is not None)
+    model._init_weights(output)
+    place = {label: row for row, label in enumerate(own)}
+    rows = np.array([place.get(label, -1) for label in labels])
     with torch.no_grad():
-        output.bias.copy_(torch.as_tensor(bias))
-    return True
+        for mine, theirs in zip(output.parameters(), old.parameters(), strict=True):
+            mine[rows >= 0] = theirs[rows[rows >= 0]]
+    model.set_submodule(name, output)
+    configure(model.config, labels)
+    model.num_labels = len(labels)
+    return rows < 0
 
 
-def plain_model(model: Any, thresholds: np.ndarray) -> Any:
-    """An fp32 model without weights, to save others' weights with; the trained one may be partitioned or in half precision."""
+def set_head_bias(model: Any, new_names: set[str], bias: np.ndarray, new_rows: np.ndarray | None = None) -> bool:
+    """Gives a new head's output layer this bias, (labels,); what comes trained keeps its own. Whether it did.
+
+    `new_rows`: (labels,) bool, rows of a trained head that are new.
+    """
+    found = _output_layer(model, len(bias))
+    if found is None or found[1].bias is None:
+        return False
+    name, output = found
+    new = np.full(len(bias), f"{name}.bias" in new_names)
+    new |= False if new_rows is None else new_rows
+    with torch.no_grad():
+        output.bias[new] = torch.as_tensor(bias[new], dtype=output.bias.dtype)
+    return bool(new.any())
+
+
+def plain_model(
+    model: Any, thresholds: np.ndarray, pos_weight: np.ndarray | None = None, label_smoothing_factor: float = 0.0
+) -> Any:
+    """An fp32 model without weights, to save others' weights with; the trained one may be partitioned or in half precision.
+
+    The settings of the loss travel in the configuration, so that the model has the same loss wherever it is evaluated.
+    """
     config = type(model.config).from_dict(model.config.to_dict())
     config.thresholds = [float(threshold) for threshold in thresholds]
+    config.pos_weight = None if pos_weight is None else [float(weight) for weight in pos_weight]
+    config.label_smoothing_factor = label_smoothing_factor or None
+    for name in ("pos_weight", "label_smoothing_factor"):
+        if getattr(config, name) is None:
+            delattr(config, name)
     config.dtype = torch.float32
     with torch.device("meta"):
         return type(model)(config)

@@ -137,16 +137,24 @@ def choose_labels(
     own: list[str] | None, found: list[str], label_file: str | None, notes: list[str], path: str = "training data"
 ) -> list[str]:
     """The labels to be trained, in their order: those of `label_file`, or those that the training rows have (`found`), in the
-    order of the model's `own` where these are the same. Notes a head that is given up. Raises `InputError` for a bad file,
-    and if no row of `path` has a label."""
+    order of the model's `own` where these are the same. Notes what becomes of the model's head. Raises `InputError` for a bad
+    file, and if no row of `path` has a label."""
     labels = read_label_file(label_file) if label_file else found
     if not labels:
         raise InputError(f"{path}: no row has a label; name the labels with --label_file if that is meant")
     if not label_file and own is not None and set(own) == set(found):
         labels = own
     if own is not None and own != labels:
-        notes.append(f"the model's head for {len(own)} label(s) is replaced by a new one for {len(labels)}")
+        notes.append(_note_head(own, labels))
     return labels
+
+
+def _note_head(own: list[str], labels: list[str]) -> str:
+    kept = set(own) & set(labels)
+    if not kept:
+        return f"the model's head for {len(own)} label(s) is replaced by a new one for {len(labels)}"
+    new, dropped = len(set(labels) - kept), len(set(own) - kept)
+    return f"the model's head keeps the rows of {len(kept)} label(s), by name; {new} label(s) are new, {dropped} are dropped"
 
 
 def label_source(arguments: Any, trains: bool) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from finetune.errors import TrainingError
 from finetune.kernels.bigbird.plan import choose_attention, padding_of
 from finetune.kernels.enable import enable_device_kernels, enable_kernels
 from finetune.kernels.padding_free.support import check_padding_free
@@ -225,6 +226,18 @@ class TextTask(Task):
         arguments = self.arguments
         enable_kernels(model, kernels=arguments.kernels, attention=arguments.attention, padding_free=self.padding_free)
         return model
+
+
+def check_finite(values: np.ndarray, what: str, split: TextSplit) -> None:
+    """Raises `TrainingError` naming the first row of a file whose values, (rows, ...), are NaN or infinite."""
+    wrong = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
+    if not len(wrong):
+        return
+    row, some = int(wrong[0]), len(wrong) < len(values)
+    where = f"{split.path}: the model's {what} are not finite for {len(wrong)} of {len(values)} rows"
+    first = f"first for row {row} (0-based), {split.texts[row]!r:.60}"
+    advice = "it overflows on them: leave them out, or compute with --mixed_precision no" if some else "it diverged"
+    raise TrainingError(f"{where}, {first}; {advice}. Or try a smaller --learning_rate")
 
 
 def pad_rows(rows: Sequence[np.ndarray], pad_value: int, side: str = "right", multiple: int = 1) -> torch.Tensor:

@@ -28,10 +28,13 @@ IGNORED = -100  # the label that counts for nothing
 EXAMPLES = 10  # titles shown in TensorBoard and in the model card
 METRICS = ("loss", *ROUGE_METRICS, "exact_match", "gen_len")
 CARD_METRICS = [*METRICS, *(f"lead_{name}" for name in ROUGE_METRICS)]
-USAGE = """from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+USAGE = """import re
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 tokenizer, model = AutoTokenizer.from_pretrained("best"), AutoModelForSeq2SeqLM.from_pretrained("best")
 ids = model.generate(**tokenizer("a long document", truncation=True, return_tensors="pt"))
-tokenizer.decode(ids[0], skip_special_tokens=True)"""
+title = tokenizer.decode(ids[0], skip_special_tokens=True)
+chinese = "[\\u3001-\\u9fff\\uff01-\\uffef]"  # its characters are decoded with spaces between them
+print(re.sub(f"(?<={chinese}) +(?={chinese})", "", title))"""
 
 
 def check_titles(table: Table, column: str, split: str) -> Column | None:

@@ -128,6 +128,10 @@ LABELS = [
     works("other labels than the model's", r"the model's head for 3 label\(s\) is replaced by a new one for 2", tasks=CLASSIFY,
           **train("text,labels\na,yes\nb,no\n", model_name_or_path="models/classifier", from_scratch=None, config_name=None,
                   tokenizer_type=None, validation_file="train.csv")),
+    works("some of the model's labels", r"the model's head keeps the rows of 2 label\(s\), by name; 1 .* new, 1 are dropped",
+          tasks=CLASSIFY,
+          **train("text,labels\na,new\nb,green\nc,fruit\n", model_name_or_path="models/classifier", from_scratch=None,
+                  config_name=None, tokenizer_type=None, validation_file="train.csv")),
     works("ten thousand labels", r"10000 labels", tasks=CLASSIFY,
           **train(f"text,labels\nall of them,{'|'.join(MANY)}\nthe first,{MANY[0]}\n", validation_file="train.csv")),
 ]  # fmt: skip

@@ -57,11 +57,16 @@ def make_models(folder: Path) -> Path:
     trained.problem_type = "multi_label_classification"
     save("classifier", BertForSequenceClassification(trained))
     save("encoder", BertModel(bert))
+    deep = BertConfig(**bert.to_dict() | {"num_hidden_layers": 2})
+    save("two_layers", BertModel(deep))
     decoder = BertConfig(**bert.to_dict() | {"is_decoder": True, "add_cross_attention": True})
     pair = EncoderDecoderModel(encoder=BertModel(bert), decoder=AutoModelForCausalLM.from_config(decoder))
     for holder in (pair.config, pair.generation_config):
         holder.decoder_start_token_id, holder.eos_token_id, holder.pad_token_id = 2, 3, 0
     save("titles", pair)
+    deep_pair = EncoderDecoderModel(encoder=BertModel(deep), decoder=AutoModelForCausalLM.from_config(decoder))
+    deep_pair.config.decoder_start_token_id = 2
+    save("titles_two_layers", deep_pair)
     save("gpt2", GPT2Config(vocab_size=128, n_embd=16, n_layer=1, n_head=2, n_positions=32), None)
     both = EncoderDecoderConfig(encoder=bert.to_dict(), decoder=BigBirdConfig(**SIZES).to_dict())
     save("bigbird_decoder", both, None)
@@ -110,9 +115,15 @@ def make_models(folder: Path) -> Path:
     spoiled("negative_layers", "classifier", edit("config.json", lambda c: c.update(num_hidden_layers=-1)))
     spoiled("other_sizes", "classifier", edit("config.json", lambda c: c.update(hidden_size=32)))
     spoiled("more_layers", "classifier", edit("config.json", lambda c: c.update(num_hidden_layers=2)))
+    spoiled("fewer_layers", "two_layers", edit("config.json", lambda c: c.update(num_hidden_layers=1)))
+    spoiled("titles_fewer_layers", "titles_two_layers", edit("config.json", lambda c: c["encoder"].update(num_hidden_layers=1)))
+    spoiled("adapter", "classifier", write("adapter_config.json", b'{"peft_type": "LORA"}'))
     spoiled("vision", "classifier", write("config.json", b'{"model_type": "vit", "hidden_size": 16, "num_attention_heads": 2}'))
     spoiled(
         "fewer_labels", "classifier", edit("config.json", lambda c: c.update(id2label={"0": "fruit"}, label2id={"fruit": 0}))
+    )
+    spoiled(
+        "gaps_in_labels", "classifier", edit("config.json", lambda c: c.update(id2label={"0": "a", "2": "b"}, label2id=None))
     )
     spoiled("no_weights", "classifier", lambda place: (place / "model.safetensors").unlink())
     spoiled("cut_weights", "classifier", cut)

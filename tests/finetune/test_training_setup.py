@@ -244,6 +244,21 @@ def test_a_best_model_that_is_not_in_this_folder_is_chosen_anew(start_run, argum
     assert (state.best_step, state.best_metric is None) == ((3, False) if there else (None, True))
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_a_best_model_is_never_compared_by_another_metric(start_run, arguments, tmp_path, capsys, known):
+    asked = arguments(output_dir=str(tmp_path))
+    run = start_run(make_plan(22).batch)
+    fit(run, training(run, asked))
+    (tmp_path / "best").mkdir()
+    if known:
+        path = tmp_path / "history.jsonl"
+        path.write_text(path.read_text().replace('"eval_loss"', '"eval_f1": 0.75, "eval_loss"'))
+    other = replace(asked, metric_for_best_model="f1")
+    state = training(run, other, OpenedRun(FINGERPRINT, tmp_path / "checkpoints" / "step_3", None)).state
+    assert (state.best_metric, state.best_metric_name, state.best_step) == (0.75 if known else None, "f1", 3 if known else None)
+    assert "was chosen by loss" in capsys.readouterr().out
+
+
 def test_a_checkpoint_of_other_data_is_refused_before_run_json_is_written(opened, start_run, arguments, tmp_path):
     asked = arguments(output_dir=str(tmp_path))
     run = start_run(make_plan(22).batch)

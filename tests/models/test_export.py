@@ -1,9 +1,20 @@
 import json
 
+import numpy as np
 import pytest
-from transformers import AutoModelForImageClassification, BertConfig, BertModel, ResNetConfig, ViTImageProcessor
+from transformers import (
+    AutoModelForImageClassification,
+    BertConfig,
+    BertModel,
+    BigBirdConfig,
+    BigBirdForSequenceClassification,
+    ResNetConfig,
+    ViTImageProcessor,
+)
 
 from models.export import export_model
+from models.pretrained import drop_pooler
+from text.classifier import plain_model
 
 SIZES = {"hidden_sizes": [8, 8, 8, 8], "embedding_size": 8, "depths": [1, 1, 1, 1]}
 
@@ -28,3 +39,12 @@ def test_a_model_that_does_not_load_takes_no_place(tmp_path):
         export_model(tmp_path / "best", model, model.state_dict(), lambda folder: 1 / 0)
     assert (tmp_path / "best" / "config.json").read_bytes() == before
     assert json.loads(before)["vocab_size"] == 9
+
+
+def test_a_pooler_that_was_removed_is_not_missing(tmp_path):
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8, "vocab_size": 9}
+    model = BigBirdForSequenceClassification(BigBirdConfig(**sizes))
+    drop_pooler(model.bert)
+    export_model(tmp_path / "best", plain_model(model, np.zeros(2)), model.state_dict(), lambda folder: None)
+    _, loading = BigBirdForSequenceClassification.from_pretrained(tmp_path / "best", output_loading_info=True)
+    assert (loading["missing_keys"], loading["unexpected_keys"]) == (set(), set())

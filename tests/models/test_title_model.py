@@ -8,11 +8,20 @@ import numpy as np
 import pytest
 import torch
 from text_tasks import SEARCH
-from transformers import AutoModelForSeq2SeqLM, BertConfig, BertModel, BigBirdConfig, EncoderDecoderConfig, GPT2Config
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    BertConfig,
+    BertModel,
+    BigBirdConfig,
+    EncoderDecoderConfig,
+    EncoderDecoderModel,
+    GPT2Config,
+)
 
 from finetune.errors import InputError
 from models.encoder_decoder import build_title_model, has_new_decoder, load_title_config, set_output_bias, special_ids
-from text.titles import IGNORED, teacher_forcing
+from models.export import export_model
+from text.titles import IGNORED, USAGE, plain_model, teacher_forcing
 from text.vocabulary import train_tokenizer
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 32}
@@ -121,3 +130,21 @@ def test_models_that_cannot_write_titles_are_refused(tmp_path, tokenizer):
     bare = SimpleNamespace(bos_token_id=None, cls_token_id=None, eos_token_id=None, sep_token_id=None)
     with pytest.raises(InputError, match="neither bos and eos"):
         special_ids(BertConfig(), bare)
+
+
+@pytest.mark.parametrize("kind", [BertConfig, BigBirdConfig])
+def test_nothing_is_missing_in_an_export_and_the_cards_code_runs(kind, tmp_path, monkeypatch, capsys):
+    words = train_tokenizer(["深度学习的标题", "a long document"], 128)
+    config = kind(vocab_size=200, **SIZES)
+    model = build_title_model(asked(), config, words, max_title_length=8)
+    export_model(tmp_path / "best", plain_model(model, SEARCH), model.state_dict(), lambda folder: None, words, 16)
+    loaded, loading = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "best", output_loading_info=True)
+    assert (loading["missing_keys"], loading["unexpected_keys"]) == (set(), set())
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor)
+    monkeypatch.chdir(tmp_path)
+    ids = torch.tensor([words("深度学习的 a title")["input_ids"]])
+    monkeypatch.setattr(EncoderDecoderModel, "generate", lambda *_, **__: ids)
+    capsys.readouterr()
+    exec(USAGE, {})
+    assert capsys.readouterr().out.splitlines()[-1].startswith("深度学习的 a")

@@ -13,14 +13,17 @@ from transformers import (
     pipeline,
 )
 
-from finetune.errors import TrainingError
+from finetune.errors import InputError, TrainingError
 from metrics.multilabel import sigmoid
 from models.export import export_model
 from text.classifier import (
+    _output_layer,
     check_export,
     configure,
     label_table,
     labels_of,
+    loss_settings_of,
+    match_rows,
     own_labels,
     plain_model,
     rows_to_check,
@@ -91,6 +94,46 @@ def test_a_trained_head_keeps_its_bias(model):
     before = model.classifier.bias.clone()
     assert not set_head_bias(model, {"classifier.weight"}, np.ones(3))
     assert torch.equal(model.classifier.bias, before)
+
+
+@pytest.mark.parametrize("config_class", [BertConfig, RobertaConfig])
+def test_rows_of_a_head_follow_their_labels_names(config_class):
+    config = config_class(**SIZES)
+    configure(config, ["a", "b", "c"])
+    model = AutoModelForSequenceClassification.from_config(config)
+    name, old = _output_layer(model, 3)
+    weight = old.weight.detach().clone()
+    with torch.no_grad():
+        old.bias.copy_(torch.tensor([1.0, 2.0, 3.0]))
+    new_rows = match_rows(model, ["a", "b", "c"], ["c", "new", "a", "newer"])
+    assert new_rows.tolist() == [False, True, False, True]
+    assert set_head_bias(model, set(), np.array([7.0, 8.0, 9.0, 10.0]), new_rows)
+    output = model.get_submodule(name)
+    assert output.bias.tolist() == [3.0, 8.0, 1.0, 10.0]
+    assert torch.equal(output.weight[[0, 2]], weight[[2, 0]])
+    assert not torch.equal(output.weight[1], weight[1])
+    assert (labels_of(model.config), model.num_labels) == (["c", "new", "a", "newer"], 4)
+    assert model(torch.tensor([[3, 4]])).logits.shape == (1, 4)
+
+
+def test_a_head_whose_rows_cannot_be_found_is_refused(model):
+    model.classifier = torch.nn.Identity()
+    with pytest.raises(InputError, match="no linear layer for its 3 labels"):
+        match_rows(model, LABELS, ["a"])
+
+
+def test_labels_that_are_not_numbered_from_0_are_refused():
+    config = BertConfig(id2label={0: "a", 2: "b"}, name_or_path="some/model")
+    with pytest.raises(InputError, match=r"some/model: id2label .* 2 label\(s\) 0, 2, so number 1 has no name.* from 0 to 1"):
+        labels_of(config)
+
+
+def test_the_loss_travels_in_the_configuration(model):
+    assert loss_settings_of(plain_model(model, np.zeros(3)).config) == (None, None)
+    weighted = plain_model(model, np.zeros(3), np.array([1.0, 2.5, 20.0]), 0.1)
+    assert loss_settings_of(weighted.config)[0].tolist() == [1.0, 2.5, 20.0]
+    assert loss_settings_of(weighted.config)[1] == 0.1
+    assert loss_settings_of(plain_model(weighted, np.zeros(3)).config) == (None, None)  # trained on without weights
 
 
 def test_thresholds_are_one_half_until_there_are_any():
@@ -183,7 +226,9 @@ def test_labels_to_be_trained(tmp_path):
     assert choose_labels(None, ["a", "b"], None, notes) == ["a", "b"]
     assert notes == []
     assert choose_labels(["b", "a"], ["a", "c", "b"], None, notes) == ["a", "c", "b"]
-    assert notes == ["the model's head for 2 label(s) is replaced by a new one for 3"]
+    assert notes.pop() == "the model's head keeps the rows of 2 label(s), by name; 1 label(s) are new, 0 are dropped"
+    assert choose_labels(["b", "a"], ["c"], None, notes) == ["c"]
+    assert notes == ["the model's head for 2 label(s) is replaced by a new one for 1"]
     file = tmp_path / "labels.txt"
     file.write_text("a\nb\n", encoding="utf-8")
     assert choose_labels(["b", "a"], ["b", "a"], str(file), notes) == ["a", "b"]  # requested in this order

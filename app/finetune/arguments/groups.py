@@ -127,7 +127,11 @@ class RunArguments:
     do_train: bool | None = option(help="train (default: true unless only --do_eval or --do_predict is given)")
     do_eval: bool | None = option(help="evaluate on the validation rows (default: as --do_train)")
     do_predict: bool = option(False, help="predict the test file with the best model")
-    eval_strategy: str = option("epoch", choices=("epoch", "steps", "no"), help="when to evaluate during training")
+    eval_strategy: str = option(
+        "epoch",
+        choices=("epoch", "steps", "no"),
+        help="when to evaluate during training; no: never, with --do_eval true at its end alone",
+    )
     eval_steps: int | None = option(at_least=1, help="optimizer steps between evaluations with --eval_strategy steps")
     save_steps: int | None = option(at_least=0, help="steps between checkpoints; 0: none; default: every epoch's end")
     max_train_time: float | None = option(

@@ -47,6 +47,8 @@ class TrainState:
     tokens: int | None = None  # None: the rows have no tokens
     padded_tokens: int | None = None  # the same with padding
     best_metric: float | None = None
+    best_metric_name: str | None = None  # what `best_metric` is the value of
+    best_loss: float | None = None  # that of the best model; None if the task has no "loss" among its scores
     best_step: int | None = None
     evaluations_without_best: int = 0
     unevaluated: bool = False  # the run was stopped before or inside the evaluation that was due at `step`

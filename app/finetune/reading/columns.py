@@ -196,7 +196,24 @@ def _dataset_split(arguments: Any, split: str, required: tuple[str, ...], option
         raise InputError(
             *(f"dataset {name}, split {split}: has no column {c!r}; it has {', '.join(rows.column_names)}" for c in missing)
         )
-    columns = {c: Column(rows, c) for c in dict.fromkeys([*required, *optional]) if c in rows.column_names}
+    columns = {c: _named(rows, c) for c in dict.fromkeys([*required, *optional]) if c in rows.column_names}
+    columns = {c: column for c, column in columns.items() if c in required or not column.is_empty}
     lines = datasets.Dataset.from_dict({LINE: np.arange(1, len(rows) + 1)})
     # A dataset has rows, not lines; "parquet" is the kind whose places are row numbers.
     return Table(f"{name} ({split})", "parquet", columns, Column(lines, LINE))
+
+
+def _named(rows: datasets.Dataset, column: str) -> Column:
+    """A column; numbers of a ClassLabel, also in lists, as their names."""
+    feature, cells = rows.features[column], Column(rows, column)
+    inner = getattr(feature, "feature", None)
+    if isinstance(feature, datasets.ClassLabel):
+        return Column.of(_name(feature.names, cell) for cell in cells)
+    if isinstance(inner, datasets.ClassLabel):
+        return Column.of(cell and [_name(inner.names, number) for number in cell] for cell in cells)
+    return cells
+
+
+def _name(names: list[str], number: int | None) -> str | None:
+    """The name of a class; None for -1, which stands for rows without one."""
+    return None if number is None or number < 0 else names[number]

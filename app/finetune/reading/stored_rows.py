@@ -7,6 +7,7 @@ values as JSON documents in one, and which of them are JSON in the other.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain
@@ -24,6 +25,7 @@ from finetune.reading.fingerprint import fingerprint
 from finetune.reading.problems import described
 
 LINE, CELLS, IS_JSON = "line", "cells", "is_json"  # the stored columns; the latter two for every column, with its number
+NUL_IN_JSON = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # and not a backslash before "u0000"
 BATCH_ROWS = 10_000  # stored together, or taken out of their order together
 BATCH_CHARACTERS = 2**26  # the cells of a batch are in memory together
 
@@ -186,6 +188,8 @@ def _record_batches(rows: Iterable[Row], columns: Sequence[str], schema: pa.Sche
                 raise CellError(line, "broken JSON: nested too deeply") from None
             except TypeError:
                 raise CellError(line, f"{name} is {described(cell)}, expected a text, a number or a list") from None
+            if text is not None and (NUL_IN_JSON.search(text) if is_json else "\0" in text):
+                raise CellError(line, f"{name} holds a NUL character; remove it")
             stored[2 * number + 1].append(text)
             stored[2 * number + 2].append(is_json)
             characters += len(text or "")

@@ -31,7 +31,7 @@ from finetune.reading.text_files import check_readable, text_lines
 KINDS = {".csv": "csv", ".tsv": "tsv", ".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 CELL_LIMIT = 2**31 - 1  # csv's own limit, 131072 characters, is below one long document
-FORM = "2"  # of the stored rows; another one reads files again
+FORM = "3"  # of the stored rows; another one reads files again
 
 
 @dataclass(frozen=True)

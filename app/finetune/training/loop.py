@@ -294,9 +294,10 @@ def _evaluate_and_keep_best(run: Run, training: Training, state: TrainState) -> 
         },
         shown=tuple(f"eval_{name}" for name in task.shown_metrics),
     )
-    value = metrics.get(options.best_metric)
-    if value is not None and _is_better(value, state.best_metric, options.greater_is_better):
-        state.best_metric, state.best_step, state.evaluations_without_best = value, state.step, 0
+    value, loss = metrics.get(options.best_metric), metrics.get("loss")
+    if value is not None and _is_better(value, loss, state, options.greater_is_better):
+        state.best_metric, state.best_metric_name, state.best_loss = value, options.best_metric, loss
+        state.best_step, state.evaluations_without_best = state.step, 0
         training.export(predictions)
     else:
         state.evaluations_without_best += 1
@@ -312,7 +313,12 @@ def _out_of_patience(options: FitOptions, state: TrainState) -> bool:
     return patience is not None and state.evaluations_without_best >= patience
 
 
-def _is_better(metric: float, best: float | None, greater_is_better: bool) -> bool:
+def _is_better(metric: float, loss: float | None, state: TrainState, greater_is_better: bool) -> bool:
+    """Whether a model is better than the best so far. Equal metrics are decided by the loss: the F1 of rare labels may stay 0
+    for epochs while the model learns."""
+    best = state.best_metric
+    if metric == best:
+        return loss is not None and state.best_loss is not None and loss < state.best_loss
     return best is None or (metric > best if greater_is_better else metric < best)
 
 

@@ -1,5 +1,6 @@
 import json
 
+import datasets
 import numpy as np
 import pytest
 from hypothesis import given
@@ -173,6 +174,21 @@ def test_a_split_of_a_dataset(arguments, tmp_path, token_cache):
     assert read_split(asked, "test") is None
     with pytest.raises(InputError, match="split train: has no column 'title'; it has text, labels"):
         read_split(asked, "train", ("title",))
+
+
+def test_classes_of_a_dataset_have_their_names(arguments, tmp_path, monkeypatch):
+    kind = datasets.ClassLabel(names=["10", "pear, ripe", "a"])
+    features = datasets.Features(text=datasets.Value("string"), one=kind, many=datasets.List(kind), unknown=kind)
+    rows = {"text": ["x", "y", "z"], "one": [2, 0, 1], "many": [[1, 0], [], [2]], "unknown": [-1, -1, -1]}
+    made = datasets.DatasetDict(train=datasets.Dataset.from_dict(rows, features))
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_: made)
+    found = read_split(arguments(dataset_name="a"), "train", ("text", "one", "many"), ("unknown",))
+    assert found.columns == {
+        "text": ["x", "y", "z"],
+        "one": ["a", "10", "pear, ripe"],
+        "many": [["pear, ripe", "10"], [], ["a"]],
+    }
+    assert found.columns["many"].take(np.array([2, 0])) == [["a"], ["pear, ripe", "10"]]
 
 
 def test_a_dataset_that_is_not_there(arguments, tmp_path):

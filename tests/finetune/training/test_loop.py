@@ -164,6 +164,18 @@ def test_the_best_model_and_early_stopping(begin, scores, greater, patience, bes
     assert [event["step"] for event in evaluated] == list(range(1, last + 1))
 
 
+def test_of_equal_scores_the_one_with_the_lower_loss_is_the_best(begin):
+    """The F1 of rare labels stays 0 for the first epochs while the loss falls: that is progress."""
+    task = Scripted([])
+    losses = iter([0.5, 0.4, 0.4, 0.3, 0.6, 0.2])
+    task.score = lambda predictions, split: {"score": 0.0, "loss": next(losses)}
+    plan = make_plan(22, eval_steps=1)
+    session = begin(None, task, True, plan, greater_is_better=True, early_stopping_patience=2)
+    session.fit()
+    assert session.best == [1, 2, 4, 6]
+    assert (session.state.step, session.state.best_metric, session.state.best_loss) == (6, 0.0, 0.2)
+
+
 def test_a_run_that_stops_early_can_be_seen_to_have_stopped(begin, capsys):
     plan = make_plan(22, eval_steps=1, save_steps=100)
     session = begin(None, Scripted([1, 2, 3]), True, plan, early_stopping_patience=2)
