@@ -17,6 +17,11 @@ from finetune.errors import InputError
 from finetune.launching import zero
 
 REPOSITORY = Path(__file__).resolve().parents[3]
+PLUGINS = {
+    "ACCELERATE_USE_FSDP": "FSDP",
+    "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
+    "ACCELERATE_USE_PARALLELISM_CONFIG": "a parallelism_config",
+}
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,7 @@ def describe_launch(arguments: Any, machine: Machine | None = None) -> Launch:
     local_rank, local_world = int(env.get("LOCAL_RANK", 0)), int(env.get("LOCAL_WORLD_SIZE", env.get("LOCAL_SIZE", 1)))
     use_cpu = machine.gpus == 0 or env.get("ACCELERATE_USE_CPU", "").lower() == "true"
 
-    problems: list[str] = []
+    problems: list[str] = _unsupported_plugins()
     file, config = _deepspeed_config(arguments, problems)
     precision = _precision(arguments, config, problems)
     if config is not None:
@@ -103,6 +108,24 @@ def describe_launch(arguments: Any, machine: Machine | None = None) -> Launch:
         max_grad_norm=arguments.max_grad_norm,
         tf32=arguments.tf32 and not use_cpu,
     )
+
+
+def _unsupported_plugins() -> list[str]:
+    """What Accelerate would wrap the model in by itself, and a checkpoint or an export could not look into."""
+    env = os.environ
+    found = [
+        f"the accelerate config asks for {name} ({variable}), which is not supported; share out memory by a DeepSpeed file "
+        "(accelerate_configs/zero2.yaml, zero3.yaml), or launch with accelerate_configs/ddp.yaml"
+        for variable, name in PLUGINS.items()
+        if env.get(variable, "").lower() in ("true", "1", "yes")
+    ]
+    compiler = env.get("ACCELERATE_DYNAMO_BACKEND", "no")
+    if compiler.lower() not in ("no", ""):
+        found.append(
+            f"the accelerate config asks for dynamo_backend {compiler} (ACCELERATE_DYNAMO_BACKEND), which is not supported; "
+            "leave it out and give --torch_compile"
+        )
+    return found
 
 
 def _launcher(arguments: Any) -> str:

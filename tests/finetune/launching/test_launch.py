@@ -135,6 +135,10 @@ def test_precision_beside_a_deepspeed_file(machine, arguments, ds_file, sections
         ({**ACCELERATE, "ACCELERATE_MIXED_PRECISION": "fp16"}, 2, {}, "fp16 is not available on a CPU"),
         ({**ACCELERATE, "ACCELERATE_MIXED_PRECISION": "fp8"}, 0, {}, "mixed_precision fp8; no, fp16 and bf16"),
         ({**ACCELERATE, "ACCELERATE_MIXED_PRECISION": "bf16"}, 0, {"mixed_precision": "no"}, "keep one"),
+        ({"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}, 0, {}, "dynamo_backend INDUCTOR (ACCELERATE_DYNAMO_BACKEND), which is not"),
+        ({**ACCELERATE, "ACCELERATE_DYNAMO_BACKEND": "eager"}, 2, {}, "leave it out and give --torch_compile"),
+        ({**ACCELERATE, "ACCELERATE_USE_FSDP": "true"}, 2, {}, "asks for FSDP (ACCELERATE_USE_FSDP), which is not supported"),
+        ({**ACCELERATE, "ACCELERATE_USE_MEGATRON_LM": "true"}, 2, {}, "asks for Megatron-LM"),
         ({}, 0, {"ddp_backend": "nccl"}, "--ddp_backend nccl needs GPUs"),
         (TORCHRUN, 1, {}, "2 processes on this machine but 1 GPU(s)"),
     ],
@@ -143,6 +147,11 @@ def test_what_cannot_be_launched(machine, arguments, variables, gpus, given, mes
     machine(variables, gpus)
     (problem,) = problems(arguments(**given))
     assert message in problem
+
+
+def test_accelerate_says_no_to_what_nobody_asked_for(machine, arguments):
+    machine({**ACCELERATE, "ACCELERATE_DYNAMO_BACKEND": "NO", "ACCELERATE_DYNAMO_MODE": "default", "ACCELERATE_USE_FSDP": "false"})
+    assert describe_launch(arguments()).launcher == "accelerate"
 
 
 def test_bf16_needs_a_gpu_that_has_it(machine, arguments):
