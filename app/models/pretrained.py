@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig
 from transformers.utils import logging
 
-from finetune.errors import InputError
+from finetune.errors import InputError, is_out_of_memory
 from finetune.reading.model_folders import explain_failed_load, files_in, in_one_line
 
 # Their position ids start behind the padding id, so the table has that many entries more than a text may have tokens.
@@ -110,6 +110,8 @@ def load_model_and_new_names(auto_class: Any, arguments: Any, config: Any) -> tu
             output_loading_info=True,
         )
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         raise InputError(explain_failed_load("model", arguments.model_name_or_path, error)) from error
     _check_fit(arguments.model_name_or_path, model, loading)
     return model, {*loading["missing_keys"], *(name for name, *_ in loading["mismatched_keys"])}
