@@ -74,7 +74,7 @@ from finetune.task import Batch, Card, Predictions
 from metrics.rouge import lead_scores
 from models import encoder_decoder
 from models.export import export_model
-from models.pretrained import check_weights
+from models.pretrained import check_weights, model_content
 from text import titles
 from text.text_task import TextSplit, TextTask, pad_rows
 from text.titles import IGNORED, Generation, teacher_forcing, token_losses
@@ -139,8 +139,8 @@ class TitleGeneration(TextTask):
         return {"global_attention_mask": attended}
 
     def task_fingerprint(self) -> dict[str, Any]:
-        arguments = self.arguments
-        decoder = arguments.decoder_model_name_or_path or arguments.decoder_layers
+        arguments, name = self.arguments, self.arguments.decoder_model_name_or_path
+        decoder = model_content(name, name) or arguments.decoder_layers
         return {"decoder": decoder, "max_title_length": arguments.max_title_length}
 
     # Training
