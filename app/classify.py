@@ -15,7 +15,10 @@ Predict with it, no labels needed:
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+
+sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
 from finetune.arguments.parsing import option
 from finetune.command_line import read_arguments
