@@ -15,7 +15,10 @@ Predict with it, no labels needed:
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+
+sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
 from finetune.arguments.parsing import option
 from finetune.command_line import read_arguments
@@ -59,7 +62,6 @@ from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoModelFor
 from finetune.application import run
 from finetune.errors import InputError
 from finetune.kernels.transfer import send
-from finetune.reading.fingerprint import fingerprint
 from finetune.reading.ragged import Ragged
 from finetune.reading.tables import Table
 from finetune.task import Batch, Card, Predictions
@@ -127,7 +129,7 @@ class MultiLabelClassification(TextTask):
         return one_hot(targets, rows, len(self.labels))
 
     def task_fingerprint(self) -> dict[str, Any]:
-        return {"labels": len(self.labels), "label_list": fingerprint(self.labels)[:16]}
+        return {"label_list": list(self.labels)}
 
     # Training
 

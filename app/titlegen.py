@@ -14,7 +14,10 @@ An encoder (BigBird, BERT, ...) gets a BERT decoder; a model that has a decoder 
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+
+sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
 from finetune.arguments.parsing import option
 from finetune.command_line import read_arguments
@@ -74,7 +77,7 @@ from finetune.task import Batch, Card, Predictions
 from metrics.rouge import lead_scores
 from models import encoder_decoder
 from models.export import export_model
-from models.pretrained import check_weights
+from models.pretrained import check_weights, model_content
 from text import titles
 from text.text_task import TextSplit, TextTask, check_finite, pad_rows
 from text.titles import IGNORED, Generation, teacher_forcing, token_losses
@@ -139,8 +142,8 @@ class TitleGeneration(TextTask):
         return {"global_attention_mask": attended}
 
     def task_fingerprint(self) -> dict[str, Any]:
-        arguments = self.arguments
-        decoder = arguments.decoder_model_name_or_path or arguments.decoder_layers
+        arguments, name = self.arguments, self.arguments.decoder_model_name_or_path
+        decoder = model_content(name, name) or arguments.decoder_layers
         return {"decoder": decoder, "max_title_length": arguments.max_title_length}
 
     # Training
@@ -149,9 +152,8 @@ class TitleGeneration(TextTask):
         arguments = self.arguments
         model = encoder_decoder.build_title_model(arguments, self.config, self.tokenizer, arguments.max_title_length)
         if encoder_decoder.has_new_decoder(arguments, self.config):
-            encoder_decoder.set_output_bias(
-                model, np.concatenate([chunk.values for chunk in self.splits["train"].targets.chunks])
-            )
+            targets = [chunk.values for chunk in self.splits["train"].targets.chunks]
+            encoder_decoder.set_output_bias(model, np.concatenate(targets))
         return self.with_kernels(model)
 
     def num_targets(self, batch: Batch) -> torch.Tensor:
@@ -193,8 +195,7 @@ class TitleGeneration(TextTask):
         return titles.counted_by_rouge(self.arguments.rouge_tokenizer, split and split.titles)
 
     def baseline(self, split: TextSplit) -> dict[str, float | None]:
-        scores = lead_scores(split.texts, split.titles, self.counted(split))
-        return {f"lead_{name}": value for name, value in scores.items()}
+        return {f"lead_{name}": value for name, value in lead_scores(split.texts, split.titles, self.counted(split)).items()}
 
     def export(
         self, path: Path, model: torch.nn.Module, weights: dict[str, torch.Tensor], best: Predictions | None
@@ -227,12 +228,9 @@ class TitleGeneration(TextTask):
 
     def prediction_lines(self, predictions: Predictions, split: TextSplit) -> Iterator[dict[str, Any]]:
         for ids, scores in zip(predictions["ids"], predictions["scores"], strict=True):
-            candidates = titles.decode(self.tokenizer, ids)
-            line: dict[str, Any] = {"title": candidates[0]}
-            if len(candidates) > 1:
-                pairs = zip(candidates, scores.tolist(), strict=True)
-                line["candidates"] = [{"title": title, "score": round(score, 6)} for title, score in pairs]
-            yield line
+            pairs = zip(titles.decode(self.tokenizer, ids), scores.tolist(), strict=True)
+            candidates = [{"title": title, "score": round(score, 6)} for title, score in pairs]
+            yield {"title": candidates[0]["title"], **({"candidates": candidates} if len(candidates) > 1 else {})}
 
     def remarks(self, metrics: dict[str, Any]) -> list[str]:
         ours, lead = metrics.get("rougeL"), metrics.get("lead_rougeL")

@@ -10,6 +10,7 @@ from finetune import garbage_collection
 from finetune.arguments.parsing import parse, validate
 from finetune.launching import signals
 from finetune.launching.shutdown import failures_end_the_job
+from finetune.output.console import survive_a_lost_console
 
 T = TypeVar("T")
 _until_exit = contextlib.ExitStack()
@@ -17,6 +18,7 @@ _until_exit = contextlib.ExitStack()
 
 def read_arguments(cls: type[T], description: str) -> T:
     """The command line as `cls`, a dataclass of argument groups. Ends the process if anything is wrong with it."""
+    survive_a_lost_console()
     garbage_collection.begin()
     _until_exit.enter_context(signals.listen())  # from here on, also while libraries are imported
     with failures_end_the_job(debug="--debug" in sys.argv):

@@ -1,5 +1,6 @@
 """Exceptions that end a run, and their exit codes. Imports nothing of ours."""
 
+import errno
 import os
 import re
 import socket
@@ -21,7 +22,7 @@ class InputError(Exception):
     exit_code = EXIT_BAD_INPUT
 
     def __init__(self, *problems: str):
-        self.problems = [CONTROL.sub(lambda match: ascii(match[0])[1:-1], problem) for problem in problems]
+        self.problems = [CONTROL.sub(lambda match: ascii(match[0])[1:-1], problem) for problem in dict.fromkeys(problems)]
         super().__init__("\n".join(self.problems))
 
     def __reduce__(self) -> tuple:
@@ -39,6 +40,27 @@ class StopRequested(Exception):  # noqa: N818 - a request, no error
     """The job stops on request and has written a checkpoint. Ends the job with exit code 75."""
 
     exit_code = EXIT_STOPPED
+
+
+def is_out_of_space(error: BaseException) -> bool:
+    """Whether a file could not be written for want of room: a full disk, a quota, a limit on the size of files (`ulimit -f`).
+    Libraries in other languages report it in words."""
+    codes = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return getattr(error, "errno", None) in codes or any(os.strerror(code) in str(error) for code in codes)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory was refused, that of a GPU or of this machine."""
+    if isinstance(error, MemoryError) or any(cls.__name__ == "OutOfMemoryError" for cls in type(error).__mro__):
+        return True
+    # torch's allocator for CPUs raises a RuntimeError; a process that cannot be forked is an OSError.
+    words = ("DefaultCPUAllocator", os.strerror(errno.ENOMEM))
+    return getattr(error, "errno", None) == errno.ENOMEM or any(word in str(error) for word in words)
+
+
+def in_short(error: BaseException) -> str:
+    """An exception's first line, or its name if it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
 def where() -> str:

@@ -15,7 +15,8 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig
 from transformers.utils import logging
 
-from finetune.errors import InputError
+from finetune.errors import InputError, is_out_of_memory
+from finetune.reading.fingerprint import sample_of
 from finetune.reading.model_folders import explain_failed_load, files_in, in_one_line
 
 # Their position ids start behind the padding id, so the table has that many entries more than a text may have tokens.
@@ -113,6 +114,8 @@ def load_model_and_new_names(auto_class: Any, arguments: Any, config: Any) -> tu
             output_loading_info=True,
         )
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         raise InputError(explain_failed_load("model", arguments.model_name_or_path, error)) from error
     _check_fit(arguments.model_name_or_path, model, loading)
     return model, {*loading["missing_keys"], *(name for name, *_ in loading["mismatched_keys"])}
@@ -189,6 +192,22 @@ def check_weights(arguments: Any) -> None:
         )
     for file in sorted(_weight_files(found)):
         _check_weight_file(file)
+
+
+def model_content(configuration: str | None, weights: str | None) -> dict[str, Any]:
+    """What two models have alike if their files are, wherever these lie and however that is spelt: by name of the file its size
+    and a hash of samples of it, since weights may have gigabytes. A model of the hub is its name."""
+    found: dict[str, Any] = {}
+    if configuration is not None:
+        path = Path(configuration)
+        file = path / "config.json" if path.is_dir() else path
+        found["config.json"] = sample_of(file) if file.is_file() else configuration
+    if weights is not None and Path(weights).is_dir():
+        first = next(Path(weights) / file for file in WEIGHTS if (Path(weights) / file).is_file())
+        found |= {file.name: sample_of(file) for file in sorted(_weight_files(first))}
+    elif weights is not None:
+        found["weights"] = weights
+    return found
 
 
 def _weight_files(found: Path) -> set[Path]:

@@ -36,7 +36,7 @@ from finetune.reading.stored_rows import Column
 from finetune.reading.tables import Table
 from finetune.reading.tokens import encode_cached
 from finetune.task import Batch, Data, Split, Task
-from models.pretrained import check_vocabulary, choose_max_length, load_config, load_model_and_new_names
+from models.pretrained import check_vocabulary, choose_max_length, load_config, load_model_and_new_names, model_content
 from text.tokenizer import TextEncoder, load_tokenizer, note_unknown, tokenizer_fingerprint
 
 PADDING_FREE_NOTE = "the encoder computes without padding (--padding_free); its dropout is another sample than with padding"
@@ -200,9 +200,10 @@ class TextTask(Task):
     def _fingerprint(self, tokenizer: str, contents: dict[str, str]) -> dict[str, Any]:
         """What must be equal on every machine, and for a checkpoint to be this run's."""
         trained = {name: split for name, split in self.splits.items() if name != "test"}
+        configuration, weights = self.arguments.config_name, self.arguments.model_name_or_path
         return {
             "task": self.name,
-            "model": self.arguments.config_name or self.arguments.model_name_or_path,
+            "model": model_content(configuration or weights, None if self.arguments.from_scratch else weights),
             **self.task_fingerprint(),
             "tokenizer": tokenizer[:16],
             "max_length": self.max_length,

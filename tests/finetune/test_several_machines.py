@@ -22,6 +22,7 @@ def place(environment, monkeypatch):
 
     def make(rank):
         environment.update(RANK=str(rank), WORLD_SIZE="4", LOCAL_RANK=str(rank % 2), LOCAL_WORLD_SIZE="2")
+        environment.update(MASTER_ADDR="alpha", MASTER_PORT="1234")
         return brought
 
     return make

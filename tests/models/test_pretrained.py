@@ -15,6 +15,7 @@ from models.pretrained import (
     load_config,
     load_model,
     load_model_and_new_names,
+    model_content,
 )
 
 
@@ -159,3 +160,20 @@ def test_ids_without_an_embedding(arguments, folder):
     check_vocabulary(model, tokenizer(get_vocab=lambda: {"a": 0, "b": rows - 1}))
     with pytest.raises(InputError, match=f"token ids up to {rows}, the model only {rows} embeddings"):
         check_vocabulary(model, tokenizer(get_vocab=lambda: {"a": 0, "b": rows}))
+
+
+def test_a_models_content_is_not_its_spelling(folder, tmp_path, monkeypatch):
+    moved, name = tmp_path / "moved", str(folder)
+    shutil.copytree(folder, moved)
+    monkeypatch.chdir(tmp_path)
+    known = model_content(name, name)
+    assert set(known) == {"config.json", "model.safetensors"}
+    assert [model_content(other, other) for other in (f"{name}/", "moved", "./moved/")] == [known] * 3
+    weights = bytearray((moved / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (moved / "model.safetensors").write_bytes(weights)
+    changed = model_content("moved", "moved")
+    assert [name for name in known if changed[name] != known[name]] == ["model.safetensors"]
+    assert model_content("moved/config.json", None) == {"config.json": known["config.json"]}
+    assert model_content("google/bert", "google/bert") == {"config.json": "google/bert", "weights": "google/bert"}
+    assert model_content(None, None) == {}

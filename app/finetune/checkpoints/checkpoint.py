@@ -12,6 +12,7 @@ import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,16 @@ FOLDER = "checkpoints"  # in the run's folder
 MANIFEST = "manifest.json"
 STATE = "state.json"
 RUN_FINGERPRINT = "run_fingerprint.json"
+HASH = re.compile("[0-9a-f]{16,}")
+# Parts of a run's fingerprint as messages name them; others are named as they are.
+IN_WORDS = {
+    "model": "the model's files",
+    "decoder": "the decoder's files",
+    "label_list": "the label list",
+    "tokenizer": "the tokenizer",
+    "train_content": "the content of the training rows (--train_file)",
+    "validation_content": "the content of the validation rows (--validation_file)",
+}
 WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 FULL_FILES = (WEIGHTS, OPTIMIZER, STATE, RUN_FINGERPRINT)
 SHARDED_FILES = (shards.LAYOUT, STATE, RUN_FINGERPRINT)  # and the shards
@@ -155,14 +166,18 @@ def load_weights(path: Path, model: torch.nn.Module) -> None:
 
 
 def load_state(path: Path, run_fingerprint: dict[str, Any]) -> TrainState:
-    """A checkpoint's state. Raises `InputError` with both values of every difference to `run_fingerprint`."""
+    """A checkpoint's state. Raises `InputError` with every difference to `run_fingerprint`, in words."""
     saved = json.loads((path / RUN_FINGERPRINT).read_text(encoding="utf-8"))
     differences = [
-        f"checkpoint {path} is of another run: {key} was {_brief(saved.get(key))}, is now {_brief(value)}"
+        f"checkpoint {path} is of another run: {_difference(key, saved.get(key), value)}"
         for key, value in run_fingerprint.items()
-        if saved.get(key) != value
+        if saved.get(key) != value and not _is_of_earlier_version(saved.get(key), value)
     ]
     if differences:
+        differences[-1] += (
+            ". Resume with the files and arguments that the run began with, or begin another: name another --output_dir, or "
+            "replace this run by --overwrite_output_dir"
+        )
         raise InputError(*differences)
     state = json.loads((path / STATE).read_text(encoding="utf-8"))
     unknown = state.keys() - {field.name for field in fields(TrainState)}
@@ -212,6 +227,35 @@ def _restore_adamw(model: torch.nn.Module, optimizer: Any, moments: dict[str, di
             restored = {key: tensors[name].to(parameter.device) for key, tensors in moments.items()}
             step = torch.tensor(float(updates), device=parameter.device)
             optimizer.state[parameter] = {"step": step, **restored}
+
+
+def _is_of_earlier_version(then: Any, now: Any) -> bool:
+    """Whether a checkpoint holds a name or a hash, as earlier versions wrote, of what is compared part by part now."""
+    return isinstance(then, str) and isinstance(now, dict | list)
+
+
+def _difference(key: str, then: Any, now: Any) -> str:
+    """What differs between two values of a fingerprint."""
+    what = IN_WORDS.get(key, key)
+    if isinstance(then, list) and isinstance(now, list):
+        pairs = enumerate(zip_longest(then, now), start=1)
+        number, (before, after) = next(pair for pair in pairs if pair[1][0] != pair[1][1])
+        counts = (
+            f"had {len(then)} entries, has {len(now)} now" if len(then) != len(now) else f"has {len(now)} entries as before"
+        )
+        return f"{what} {counts}; the first that differs is number {number}, which was {_brief(before)}, is now {_brief(after)}"
+    if isinstance(then, dict) and isinstance(now, dict):
+        parts = [part for part in {**then, **now} if then.get(part) != now.get(part)]
+        return f"{what} differ: {', '.join(_part(part, then.get(part), now.get(part)) for part in parts)}"
+    if HASH.fullmatch(str(then)) and HASH.fullmatch(str(now)):
+        return f"{what} changed since"
+    return f"{what} was {_brief(then)}, is now {_brief(now)}"
+
+
+def _part(name: str, then: Any, now: Any) -> str:
+    if then is None or now is None:
+        return f"{name} {'was not there' if then is None else 'is not there'}"
+    return f"{name} has other content"
 
 
 def _brief(value: Any) -> str:

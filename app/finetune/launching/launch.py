@@ -17,6 +17,12 @@ from finetune.errors import InputError
 from finetune.launching import zero
 
 REPOSITORY = Path(__file__).resolve().parents[3]
+LEFT_OVER = "Variables of a launcher are set; if they are left over in this shell: unset {}. Else start by torchrun"
+PLUGINS = {
+    "ACCELERATE_USE_FSDP": "FSDP",
+    "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
+    "ACCELERATE_USE_PARALLELISM_CONFIG": "a parallelism_config",
+}
 
 
 @dataclass(frozen=True)
@@ -68,12 +74,14 @@ def describe_launch(arguments: Any, machine: Machine | None = None) -> Launch:
 
     Raises `InputError` listing every contradiction between launcher, DeepSpeed file and arguments.
     """
-    env, machine = os.environ, machine or this_machine()
-    world_size, rank = int(env.get("WORLD_SIZE", 1)), int(env.get("RANK", 0))
-    local_rank, local_world = int(env.get("LOCAL_RANK", 0)), int(env.get("LOCAL_WORLD_SIZE", env.get("LOCAL_SIZE", 1)))
-    use_cpu = machine.gpus == 0 or env.get("ACCELERATE_USE_CPU", "").lower() == "true"
+    is_here, machine = machine is None, machine or this_machine()
+    place = _place_in_job()
+    world_size, local_world = place["WORLD_SIZE"], place["LOCAL_WORLD_SIZE"]
+    use_cpu = machine.gpus == 0 or os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true"
 
-    problems: list[str] = []
+    problems: list[str] = _unsupported_plugins()
+    if is_here:
+        problems += _meeting_problems(world_size, _launcher(arguments))
     file, config = _deepspeed_config(arguments, problems)
     precision = _precision(arguments, config, problems)
     if config is not None:
@@ -90,8 +98,8 @@ def describe_launch(arguments: Any, machine: Machine | None = None) -> Launch:
         raise InputError(*problems)
     return Launch(
         launcher=_launcher(arguments),
-        rank=rank,
-        local_rank=local_rank,
+        rank=place["RANK"],
+        local_rank=place["LOCAL_RANK"],
         world_size=world_size,
         local_world_size=local_world,
         use_cpu=use_cpu,
@@ -103,6 +111,65 @@ def describe_launch(arguments: Any, machine: Machine | None = None) -> Launch:
         max_grad_norm=arguments.max_grad_norm,
         tf32=arguments.tf32 and not use_cpu,
     )
+
+
+def _place_in_job() -> dict[str, int]:
+    """RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE. Raises `InputError` naming each variable that cannot be true: a shell
+    keeps what was exported for another job."""
+    env, found, problems = os.environ, {}, []
+    local_size = "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in env else "LOCAL_SIZE"  # DeepSpeed's name
+    for name, variable, least in (
+        ("WORLD_SIZE", "WORLD_SIZE", 1),
+        ("LOCAL_WORLD_SIZE", local_size, 1),
+        ("RANK", "RANK", 0),
+        ("LOCAL_RANK", "LOCAL_RANK", 0),
+    ):
+        text = env.get(variable, str(least))
+        found[name] = int(text) if text.isdecimal() else -1
+        if found[name] < least:
+            problems.append(f"{variable}={text!r}: expected a whole number of at least {least}. {LEFT_OVER.format(variable)}")
+    if problems:
+        raise InputError(*problems)
+    found_locally = (local_size, "LOCAL_WORLD_SIZE") if local_size in env else ("WORLD_SIZE", "WORLD_SIZE")
+    for name, (of, size) in {"RANK": ("WORLD_SIZE", "WORLD_SIZE"), "LOCAL_RANK": found_locally}.items():
+        if found[name] >= found[size]:
+            have = f"{of} is {found[size]}" if of in env else f"{of} is not set"
+            problems.append(f"{name}={found[name]} but {have}, so there is no such process. {LEFT_OVER.format(name)}")
+    if problems:
+        raise InputError(*problems)
+    return found
+
+
+def _meeting_problems(world_size: int, launcher: str) -> list[str]:
+    """What keeps several processes from finding each other: variables that every launcher sets."""
+    if world_size == 1:
+        return []
+    port = os.environ.get("MASTER_PORT")
+    if port is not None and not (port.isdecimal() and 0 < int(port) < 65536):
+        return [f"MASTER_PORT={port!r}: expected a port from 1 to 65535, the same for every process; set it, or unset it"]
+    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
+    if launcher != "python" or not missing:
+        return []
+    what = f"WORLD_SIZE={world_size} but {', '.join(missing)} not set, so the processes cannot meet"
+    return [f"{what}. {LEFT_OVER.format('WORLD_SIZE')}"]
+
+
+def _unsupported_plugins() -> list[str]:
+    """What Accelerate would wrap the model in by itself, and a checkpoint or an export could not look into."""
+    env = os.environ
+    found = [
+        f"the accelerate config asks for {name} ({variable}), which is not supported; share out memory by a DeepSpeed file "
+        "(accelerate_configs/zero2.yaml, zero3.yaml), or launch with accelerate_configs/ddp.yaml"
+        for variable, name in PLUGINS.items()
+        if env.get(variable, "").lower() in ("true", "1", "yes")
+    ]
+    compiler = env.get("ACCELERATE_DYNAMO_BACKEND", "no")
+    if compiler.lower() not in ("no", ""):
+        found.append(
+            f"the accelerate config asks for dynamo_backend {compiler} (ACCELERATE_DYNAMO_BACKEND), which is not supported; "
+            "leave it out and give --torch_compile"
+        )
+    return found
 
 
 def _launcher(arguments: Any) -> str:

@@ -224,8 +224,8 @@ def _single_process_group(launch: Launch) -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     defaults = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-    for name, value in defaults.items():
-        os.environ.setdefault(name, value)
+    # Under plain python nobody set these for this job: a shell may have kept them from another.
+    os.environ.update(defaults if launch.launcher == "python" else {**defaults, **os.environ})
 
 
 def _start_group_after_restart(launch: Launch, timeout: timedelta) -> None:

@@ -13,7 +13,17 @@ import traceback
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NoReturn
 
-from finetune.errors import EXIT_STOPPED, EXIT_TRAINING_FAILED, InputError, StopRequested, TrainingError, where
+from finetune.errors import (
+    EXIT_STOPPED,
+    EXIT_TRAINING_FAILED,
+    InputError,
+    StopRequested,
+    TrainingError,
+    in_short,
+    is_out_of_memory,
+    is_out_of_space,
+    where,
+)
 from finetune.launching import heartbeat, rendezvous, signals
 from finetune.output import status, writer_thread
 
@@ -41,6 +51,10 @@ def failures_end_the_job(debug: bool) -> Iterator[None]:
             _report_known(error, debug)
             _exit(error.exit_code)
         except Exception as error:
+            explained = None if heartbeat.is_network_error(error) else _shortage(error)
+            if explained is not None:
+                _report_known(TrainingError(explained), debug)
+                _exit(EXIT_TRAINING_FAILED)
             _exit(_report_unknown(error, debug))
 
 
@@ -66,23 +80,28 @@ def _report_known(error: InputError | TrainingError, debug: bool) -> None:
 
 def _report_unknown(error: Exception, debug: bool) -> int:
     """Returns the exit code."""
-    message, full_disk = f"{type(error).__name__}: {error}", _is_full_disk(error)
-    if full_disk:
-        message = f"the disk is full ({error}). What was whole before still is. Make room. {RESUME}"
+    message = f"{type(error).__name__}: {error}"
     signals.exit_with(EXIT_TRAINING_FAILED, reported=True)
     rendezvous.send_failure_notice([message], EXIT_TRAINING_FAILED)
     if heartbeat.is_network_error(error):
         return _report_lost_peer(message, debug)
     status.end("failed", message)
-    if debug or not full_disk:
-        traceback.print_exc()
+    traceback.print_exc()
     _print_error(message)
     return EXIT_TRAINING_FAILED
 
 
-def _is_full_disk(error: Exception) -> bool:
-    """Also where a library in another language reports it."""
-    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or os.strerror(errno.ENOSPC) in str(error)
+def _shortage(error: Exception) -> str | None:
+    """What there was too little of, and what to do; None for any other error."""
+    again = RESUME if status.has_begun() else "Then run the same command again"
+    if is_out_of_space(error):
+        too_large = getattr(error, "errno", None) == errno.EFBIG or os.strerror(errno.EFBIG) in str(error)
+        what = "a file would be larger than is allowed here" if too_large else "the disk is full"
+        advice = "Raise the limit (ulimit -f)" if too_large else "Make room"
+        return f"{what} ({error}). What was whole before still is. {advice}. {again}"
+    if is_out_of_memory(error):
+        return f"out of memory ({in_short(error)}). Free memory, or give smaller batches or a smaller model. {again}"
+    return None
 
 
 def _report_lost_peer(message: str, debug: bool) -> int:

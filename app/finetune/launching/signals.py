@@ -20,7 +20,7 @@ import psutil
 
 from finetune.errors import EXIT_STOPPED
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)  # the last: the terminal is closed
 # A terminal and Slurm signal every process, and the launcher then passes it on: one request that comes twice.
 SAME_REQUEST_SECONDS = 2.0
 POLL_SECONDS = 1.0  # between two checks whether the launcher is still there
@@ -39,7 +39,8 @@ _listening_process: int | None = None  # a forked process does not listen by its
 
 @contextlib.contextmanager
 def listen() -> Iterator[None]:
-    """Treats SIGTERM, SIGUSR1 and SIGINT as requests to stop. Main thread only.
+    """Treats SIGTERM, SIGUSR1, SIGINT and SIGHUP as requests to stop; not a SIGHUP that `nohup` has this process ignore. Main
+    thread only.
 
     Outside of a training loop (see `defer`) there is nothing to save, and a request ends the process at once with exit code
     75. In a training loop, the first request waits for the loop to look; a second ends the process with 128 + the signal.
@@ -57,8 +58,10 @@ def listen() -> Iterator[None]:
     os.set_blocking(writing, False)
     closed = threading.Event()
     thread = threading.Thread(target=_watch, args=(reading, closed), name="requests to stop", daemon=True)
-    before = {number: signal.signal(number, _write_to_pipe) for number in SIGNALS}
-    for number in SIGNALS:
+    under_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    heard = [number for number in SIGNALS if not (under_nohup and number == signal.SIGHUP)]
+    before = {number: signal.signal(number, _write_to_pipe) for number in heard}
+    for number in heard:
         signal.siginterrupt(number, False)  # system calls of the libraries go on
     old_pipe = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     thread.start()

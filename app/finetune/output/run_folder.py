@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
 import os
 import shutil
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from finetune.errors import InputError
+from finetune.errors import InputError, is_out_of_space
 
 RUN_FILE = "run.json"
 STATUS = "status.json"
@@ -133,11 +134,33 @@ def as_json(content: Any) -> str:
 def write_text(path: Path, text: str | Iterable[str]) -> None:
     """As `write_json`, for a text or its pieces."""
     unfinished = path.with_name(f".{path.name}.unfinished")
-    with unfinished.open("w", encoding="utf-8") as file:
-        file.writelines([text] if isinstance(text, str) else text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(unfinished, path)
+    try:
+        with naming(path):
+            with unfinished.open("w", encoding="utf-8") as file:
+                file.writelines([text] if isinstance(text, str) else text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(unfinished, path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Has an error of writing name the file: the system does so when it is opened only, other languages' libraries never."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and (error.filename is None or is_out_of_space(error)):
+            error.filename = str(path)
+        raise
+    except Exception as error:
+        if not is_out_of_space(error):
+            raise
+        too_large = os.strerror(errno.EFBIG) in str(error)
+        code = errno.EFBIG if too_large else errno.ENOSPC
+        raise OSError(code, os.strerror(code), str(path)) from error
 
 
 def replace_folder(path: Path, fill: Callable[[Path], None]) -> None:
@@ -150,8 +173,9 @@ def replace_folder(path: Path, fill: Callable[[Path], None]) -> None:
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     try:
-        fill(unfinished)
-        put_in_place(unfinished, path)
+        with naming(path):
+            fill(unfinished)
+            put_in_place(unfinished, path)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 

@@ -10,8 +10,9 @@ import contextlib
 import datetime
 import threading
 from pathlib import Path
+from typing import Any
 
-from finetune.output.run_folder import STATUS, write_json
+from finetune.output.run_folder import STATUS, as_json, write_json
 
 _lock = threading.Lock()  # checkpoints are written, and signals received, by threads
 _path: Path | None = None
@@ -35,16 +36,19 @@ def saved(step: int) -> None:
 
 def failing(reason: str) -> None:
     """The run fails; `end` may still say better why, if this process lives that long."""
-    with contextlib.suppress(OSError):
-        _write("failed", reason)
+    _write_anyhow("failed", reason)
+
+
+def has_begun() -> bool:
+    """Whether this process is a training run's and writes its status."""
+    return _path is not None
 
 
 def end(state: str, reason: str | None = None) -> None:
     """The run ends: "done", "stopped" or "failed". Does nothing before `begin`, and nothing the second time; never raises for
     a disk that is full or gone, since that may be why the run ends."""
     global _path
-    with contextlib.suppress(OSError):
-        _write(state, reason)
+    _write_anyhow(state, reason)
     _path = None
 
 
@@ -56,5 +60,19 @@ def stopped(reason: str) -> None:
 def _write(state: str, reason: str | None) -> None:
     with _lock:
         if _path is not None:
-            now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-            write_json(_path, {"state": state, "step": _step, "time": now, "reason": reason})
+            write_json(_path, _content(state, reason))
+
+
+def _write_anyhow(state: str, reason: str | None) -> None:
+    """Writes over the old file where there is no room for a new one: it has its place on the disk."""
+    try:
+        _write(state, reason)
+    except OSError:
+        with contextlib.suppress(OSError), _lock, _path.open("r+", encoding="utf-8") as file:
+            file.write(as_json(_content(state, reason)))
+            file.truncate()
+
+
+def _content(state: str, reason: str | None) -> dict[str, Any]:
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return {"state": state, "step": _step, "time": now, "reason": reason}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -12,7 +11,7 @@ from pathlib import Path
 from filelock import FileLock
 from huggingface_hub.constants import HF_HOME
 
-from finetune.errors import InputError
+from finetune.errors import InputError, is_out_of_space
 from finetune.output.run_folder import flush
 
 SIZES = "sizes.json"  # in every folder: the size of each of its files
@@ -48,7 +47,7 @@ def kept(kind: str, key: str, fill: Callable[[Path], None]) -> Path:
                 shutil.rmtree(path, ignore_errors=True)
                 os.rename(unfinished, path)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if is_out_of_space(error):
             raise OSError(error.errno, error.strerror, str(path.parent)) from error  # reported like every full disk
         reason = (error.strerror or str(error)).lower()
         raise InputError(f"{path.parent}: the cache cannot be written ({reason}); set HF_DATASETS_CACHE to another") from error

@@ -13,6 +13,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from finetune.output.run_folder import naming
+
 HISTORY = "history.jsonl"
 
 
@@ -23,9 +25,10 @@ class Tracker:
         self.accelerator, self.is_main = accelerator, accelerator.is_main_process
         if not self.is_main:
             return
-        path = output_dir / HISTORY
-        _keep_until(path, first_step if resuming else 0)
-        self.history = path.open("a", encoding="utf-8")
+        self.path = output_dir / HISTORY
+        with naming(self.path):
+            _keep_until(self.path, first_step if resuming else 0)
+            self.history = self.path.open("a", encoding="utf-8")
         self.is_terminal = sys.stderr.isatty()
         self.progress = tqdm(
             total=total_steps, initial=first_step, unit="step", dynamic_ncols=True, disable=not self.is_terminal
@@ -42,10 +45,12 @@ class Tracker:
         """Records one event, which has "step"; the keys `shown` go to the console too. `speed` is for trackers only."""
         if not self.is_main:
             return
-        self.history.write(json.dumps(event, ensure_ascii=False, allow_nan=False) + "\n")
-        self.history.flush()
+        with naming(self.path):
+            self.history.write(json.dumps(event, ensure_ascii=False, allow_nan=False) + "\n")
+            self.history.flush()
         metrics = {key: value for key, value in event.items() if isinstance(value, int | float) and key != "step"}
-        self.accelerator.log({**metrics, **(speed or {})}, step=event["step"])
+        with naming(self.path.with_name("tensorboard")):
+            self.accelerator.log({**metrics, **(speed or {})}, step=event["step"])
         if shown:
             known = {key: event[key] for key in shown if event.get(key) is not None}
             shown_metrics = ", ".join(f"{key} {value:.4f}" for key, value in known.items())
@@ -76,7 +81,8 @@ class Tracker:
     def flush(self) -> None:
         """Forces the history so far to disk."""
         if self.is_main:
-            os.fsync(self.history.fileno())
+            with naming(self.path):
+                os.fsync(self.history.fileno())
 
     def close(self) -> None:
         if self.is_main:

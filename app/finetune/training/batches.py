@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
@@ -10,6 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from finetune.errors import TrainingError, in_short
 from finetune.launching.signals import ignore_signals
 from finetune.plan import Plan
 from finetune.task import Batch, Split
@@ -81,10 +84,10 @@ def collate_share(collate: Collate, rows: np.ndarray, others: np.ndarray) -> Bat
     return replace(batch, rows=torch.full_like(batch.rows, -1))
 
 
-def train_loader(steps: TrainSteps, first_step: int, num_workers: int, pin_memory: bool) -> DataLoader:
-    """Iterates over the micro-batches of the steps from `first_step` on."""
+def train_loader(steps: TrainSteps, first_step: int, num_workers: int, pin_memory: bool) -> Iterable[list[Batch]]:
+    """Iterates over the micro-batches of the steps from `first_step` on. Raises `TrainingError` if a worker is gone."""
     context = "fork" if num_workers else None
-    return DataLoader(
+    loader = DataLoader(
         steps,
         batch_size=None,
         sampler=range(first_step, len(steps)),
@@ -93,6 +96,24 @@ def train_loader(steps: TrainSteps, first_step: int, num_workers: int, pin_memor
         multiprocessing_context=context,
         worker_init_fn=ignore_signals,
     )
+    return _surviving_its_workers(loader) if num_workers else loader
+
+
+def _surviving_its_workers(loader: DataLoader) -> Iterator[list[Batch]]:
+    """torch's handler of SIGCHLD raises wherever the main thread happens to be once a worker dies, also while the run writes
+    how it ended. Without it the loader looks every few seconds whether the worker that it waits for is alive."""
+    batches = iter(loader)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield from batches
+    except RuntimeError as error:
+        if not str(error).startswith("DataLoader worker"):
+            raise
+        raise TrainingError(
+            f"a process that prepares batches is gone: {in_short(error)}. It was killed, perhaps for want of memory; try fewer "
+            "--dataloader_num_workers"
+        ) from error
 
 
 @dataclass(frozen=True)

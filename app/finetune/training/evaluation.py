@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from finetune.errors import StopRequested, TrainingError
+from finetune.errors import StopRequested, TrainingError, in_short, is_out_of_memory
 from finetune.kernels.row_lengths import row_lengths
 from finetune.launching.processes import Run
 from finetune.launching.shutdown import stop_requested
-from finetune.task import Predictions, Task
+from finetune.task import Batch, Predictions, Task
 from finetune.training.batches import EvalRows
 from finetune.training.step import input_dtype
 
@@ -39,9 +39,7 @@ def predict(run: Run, model: Any, task: Task, rows: EvalRows, stoppable: bool = 
     numbers: list[torch.Tensor] = []
     arrays: list[dict[str, torch.Tensor]] = []
     for batch in rows.batches(run.launch.world_size, run.launch.rank):
-        # What does not go through the prepared model's forward, as generate(), would not be autocast.
-        with run.accelerator.autocast(), row_lengths(batch.lengths):
-            found = task.predict(model, batch.to(run.device, dtype))
+        found = _predict_batch(run, model, task, batch, dtype)
         real = batch.is_real
         numbers.append(batch.rows[real])
         arrays.append({name: tensor.cpu()[real] for name, tensor in found.items()})
@@ -57,3 +55,19 @@ def predict(run: Run, model: Any, task: Task, rows: EvalRows, stoppable: bool = 
         raise TrainingError(f"evaluation saw {len(order)} rows instead of each of {len(rows)} once; please report this")
     places = np.argsort(order)
     return {name: tensor.numpy()[places] for name, tensor in gathered.items()}, time.perf_counter() - started
+
+
+def _predict_batch(run: Run, model: Any, task: Task, batch: Batch, dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
+    """Raises `TrainingError` for a batch that memory has no room for."""
+    try:
+        # What does not go through the prepared model's forward, as generate(), would not be autocast.
+        with run.accelerator.autocast(), row_lengths(batch.lengths):
+            return task.predict(model, batch.to(run.device, dtype))
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        largest = max((tuple(tensor.shape) for tensor in batch.inputs.values()), key=lambda shape: torch.Size(shape).numel())
+        raise TrainingError(
+            f"out of memory on a batch of {largest[0]} rows x {'x'.join(map(str, largest[1:]))} that is predicted. Try a "
+            f"smaller --per_device_eval_batch_size or --max_tokens_per_eval_batch ({in_short(error)})"
+        ) from error

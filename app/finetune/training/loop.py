@@ -16,7 +16,7 @@ import torch
 from finetune.checkpoints import checkpoint, saving
 from finetune.checkpoints.checkpoint import TrainState
 from finetune.checkpoints.saving import CheckpointTarget
-from finetune.errors import EXIT_STOPPED, StopRequested, TrainingError
+from finetune.errors import EXIT_STOPPED, StopRequested, TrainingError, in_short, is_out_of_memory
 from finetune.launching import signals
 from finetune.launching.processes import Run
 from finetune.launching.shutdown import stop_requested, stop_run
@@ -104,7 +104,9 @@ def fit(run: Run, training: Training, state: TrainState) -> dict[str, float | No
             loss, norm = train_step(
                 run, training.model, training.optimizer, training.task, micro_batches, options.max_grad_norm
             )
-        except torch.OutOfMemoryError as error:
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
             raise TrainingError(_out_of_memory(training.task, step, micro_batches, error)) from error
         state.step += 1
         before, scale = scale, _loss_scale(run)
@@ -245,7 +247,7 @@ def _out_of_memory(task: Task, step: int, micro_batches: list[Batch], error: Exc
     return (
         f"step {step + 1}: out of memory on a batch of {largest[0]} rows x {'x'.join(map(str, largest[1:]))}. Try a smaller "
         f"--per_device_train_batch_size (the global batch stays as it is), {task.memory_advice}--gradient_checkpointing, "
-        f"--mixed_precision bf16, or a ds_configs/zero*.json file ({str(error).splitlines()[0]})"
+        f"--mixed_precision bf16, or a ds_configs/zero*.json file ({in_short(error)})"
     )
 
 

@@ -88,7 +88,26 @@ def test_another_runs_checkpoint_is_refused_field_by_field(trained):
     with pytest.raises(InputError) as caught:
         load_state(save_step(4), {**RUN_FINGERPRINT, "rows": 9, "labels": ["b", "a"], "seed": 1})
     differences = [problem.partition(": ")[2] for problem in caught.value.problems]
-    assert differences == ["rows was 8, is now 9", 'labels was ["a", "b"], is now ["b", "a"]', "seed was null, is now 1"]
+    assert differences == [
+        "rows was 8, is now 9",
+        'labels has 2 entries as before; the first that differs is number 1, which was "a", is now "b"',
+        "seed was null, is now 1. Resume with the files and arguments that the run began with, or begin another: name another "
+        "--output_dir, or replace this run by --overwrite_output_dir",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "then", "now", "told"),
+    [
+        ("label_list", ["a"], ["a", "b"], 'the label list had 1 entries, has 2 now; the first that differs is number 2, which '
+         'was null, is now "b"'),
+        ("train_content", "0" * 16, "1" * 16, "the content of the training rows (--train_file) changed since"),
+        ("model", {"config.json": "3 bytes", "a": "1"}, {"config.json": "4 bytes", "b": "1"},
+         "the model's files differ: config.json has other content, a is not there, b was not there"),
+    ],
+)  # fmt: skip
+def test_differences_are_told_in_words(key, then, now, told):
+    assert checkpoint._difference(key, then, now) == told
 
 
 @pytest.mark.parametrize(
@@ -281,7 +300,7 @@ def test_whatever_fails_the_earlier_checkpoint_stays(trained, tmp_path, monkeypa
 
     with monkeypatch.context() as patch:
         patch.setattr(module, name, refuse)
-        with pytest.raises(TrainingError, match=r"step_4 could not be written \(.*Stale file handle\)\. step_2 is whole"):
+        with pytest.raises(TrainingError, match=r"step_4 could not be written \(.*Stale file handle.*\)\. step_2 is whole"):
             save_step(4, limit=1)
     assert names(tmp_path) == ["step_2"]
     assert damage(tmp_path / "step_2") is None
@@ -316,6 +335,13 @@ def test_a_failed_save_is_reported_at_the_next(trained, tmp_path, monkeypatch):
     save(run, target(tmp_path, writer), model, optimizer, state)
     with pytest.raises(TrainingError, match="step_2 could not be written"):
         save(run, target(tmp_path, writer), model, optimizer, state)
+
+
+def test_a_checkpoint_of_an_earlier_version_named_the_model_by_its_path(trained):
+    *_, save_step = trained
+    path = save_step(2)
+    (path / "run_fingerprint.json").write_text(json.dumps({**RUN_FINGERPRINT, "model": "M", "labels": "0" * 16}))
+    assert load_state(path, {**RUN_FINGERPRINT, "model": {"config.json": "3 bytes"}}).step == 2
 
 
 def test_a_checkpoint_of_a_later_version_is_refused(trained):

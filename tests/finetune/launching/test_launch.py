@@ -135,6 +135,10 @@ def test_precision_beside_a_deepspeed_file(machine, arguments, ds_file, sections
         ({**ACCELERATE, "ACCELERATE_MIXED_PRECISION": "fp16"}, 2, {}, "fp16 is not available on a CPU"),
         ({**ACCELERATE, "ACCELERATE_MIXED_PRECISION": "fp8"}, 0, {}, "mixed_precision fp8; no, fp16 and bf16"),
         ({**ACCELERATE, "ACCELERATE_MIXED_PRECISION": "bf16"}, 0, {"mixed_precision": "no"}, "keep one"),
+        ({"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}, 0, {}, "dynamo_backend INDUCTOR (ACCELERATE_DYNAMO_BACKEND), which is not"),
+        ({**ACCELERATE, "ACCELERATE_DYNAMO_BACKEND": "eager"}, 2, {}, "leave it out and give --torch_compile"),
+        ({**ACCELERATE, "ACCELERATE_USE_FSDP": "true"}, 2, {}, "asks for FSDP (ACCELERATE_USE_FSDP), which is not supported"),
+        ({**ACCELERATE, "ACCELERATE_USE_MEGATRON_LM": "true"}, 2, {}, "asks for Megatron-LM"),
         ({}, 0, {"ddp_backend": "nccl"}, "--ddp_backend nccl needs GPUs"),
         (TORCHRUN, 1, {}, "2 processes on this machine but 1 GPU(s)"),
     ],
@@ -143,6 +147,41 @@ def test_what_cannot_be_launched(machine, arguments, variables, gpus, given, mes
     machine(variables, gpus)
     (problem,) = problems(arguments(**given))
     assert message in problem
+
+
+def test_accelerate_says_no_to_what_nobody_asked_for(machine, arguments):
+    machine(
+        {**ACCELERATE, "ACCELERATE_DYNAMO_BACKEND": "NO", "ACCELERATE_DYNAMO_MODE": "default", "ACCELERATE_USE_FSDP": "false"}
+    )
+    assert describe_launch(arguments()).launcher == "accelerate"
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"WORLD_SIZE": "4"}, "WORLD_SIZE=4 but RANK, MASTER_ADDR, MASTER_PORT not set"),
+        ({"RANK": "1"}, "RANK=1 but WORLD_SIZE is not set"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 but WORLD_SIZE is 2"),
+        ({"LOCAL_RANK": "3"}, "LOCAL_RANK=3 but WORLD_SIZE is not set"),
+        ({**TORCHRUN, "LOCAL_RANK": "2"}, "LOCAL_RANK=2 but LOCAL_WORLD_SIZE is 2"),
+        ({"WORLD_SIZE": "abc"}, "WORLD_SIZE='abc': expected a whole number of at least 1"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE='0'"),
+        ({"WORLD_SIZE": ""}, "unset WORLD_SIZE"),
+        ({"LOCAL_SIZE": "x"}, "LOCAL_SIZE='x'"),
+        ({**RANKS, "MASTER_ADDR": "a", "MASTER_PORT": "0"}, "MASTER_PORT='0': expected a port from 1 to 65535"),
+        ({**TORCHRUN, "MASTER_PORT": "http"}, "MASTER_PORT='http'"),
+    ],
+)
+def test_variables_left_over_in_a_shell_are_named(machine, arguments, variables, message):
+    machine(variables)
+    (problem,) = problems(arguments())
+    assert message in problem
+
+
+def test_a_job_that_is_started_process_by_process(machine, arguments):
+    machine({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "alpha", "MASTER_PORT": "1234"})
+    found = describe_launch(arguments())
+    assert (found.launcher, found.rank, found.world_size, found.local_world_size) == ("python", 1, 2, 1)
 
 
 def test_bf16_needs_a_gpu_that_has_it(machine, arguments):

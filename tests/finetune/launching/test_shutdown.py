@@ -124,12 +124,33 @@ def test_a_launcher_that_ends_the_job_has_said_why(ended, monkeypatch, tmp_path)
 @pytest.mark.parametrize(
     "error", [OSError(errno.ENOSPC, "No space left on device"), ValueError("I/O error: No space left on device (os error 28)")]
 )
-def test_a_full_disk_is_no_stack_trace(ended, error):
+def test_a_full_disk_is_no_stack_trace(ended, error, tmp_path):
+    status.begin(tmp_path, 3)
     code, text, _ = ended(error)
+    assert json.loads((tmp_path / "status.json").read_text())["state"] == "failed"
     assert code == 3
     assert text.count("\n") == 1
     assert "the disk is full (" in text
     assert "--resume_from_checkpoint auto" in text
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 9 bytes.\nmore"), "DefaultCPUAlloc"),
+        (MemoryError(), "out of memory (MemoryError). Free memory"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "out of memory ([Errno 12]"),
+        (OSError(errno.EFBIG, "File too large", "o/x"), "'o/x'). What was whole before still is. Raise"),
+        (OSError(errno.ENOSPC, "No space left on device", "o/x"), "full ([Errno 28] No space left on device: 'o/x')"),
+    ],
+)  # fmt: skip
+def test_a_shortage_is_one_message_and_a_run_that_does_not_train_is_not_told_to_resume(ended, error, said):
+    code, text, _ = ended(error)
+    assert (code, text.count("\n")) == (3, 1)
+    assert text.startswith("error: ")
+    assert said in text
+    assert "--resume" not in text
+    assert text.endswith("Then run the same command again\n")
 
 
 def test_a_good_end_and_help_are_no_failures(monkeypatch):

@@ -26,20 +26,26 @@ with signals.listen():
 """
 
 
-def ends(body, rank="0"):
+def ends(body, rank="0", begin=BEGIN):
     """(exit code, output, errors) of a process that runs `body` while it listens."""
     lines = "".join(f"    {line}\n" for line in body.strip().splitlines())
-    code = BEGIN.format(app=str(APP)) + lines
+    code = begin.format(app=str(APP)) + lines
     # Python 3.12 warns of every fork beside a thread: what is tested forks and listens.
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, "RANK": rank}, check=False)
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT", "SIGHUP"])
 def test_with_nothing_to_save_a_request_ends_the_process(name):
     found = ends(f"request(signal.{name}); time.sleep(60)")
     assert found == (75, "", f"stopped: {name}: ended at once, there was nothing to be saved\n")
+
+
+def test_under_nohup_a_closed_terminal_is_no_request():
+    body = "request(signal.SIGHUP); time.sleep(0.3); print(signals.requested())"
+    code = BEGIN.replace("with signals", "signal.signal(signal.SIGHUP, signal.SIG_IGN)\nwith signals")
+    assert ends(body, begin=code) == (0, "None\n", "")
 
 
 def test_only_rank_0_says_so():

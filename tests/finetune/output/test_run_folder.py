@@ -1,10 +1,14 @@
 import json
 import os
+import pickle
+import resource
 import shutil
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
-from finetune.errors import InputError
+from finetune.errors import InputError, is_out_of_space
 from finetune.output.run_folder import (
     OURS,
     check_output_dir,
@@ -15,6 +19,27 @@ from finetune.output.run_folder import (
     write_json,
     write_text,
 )
+
+
+@pytest.fixture
+def small_files():
+    """No file may have more than 4096 bytes, as by `ulimit -f`."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_file_that_cannot_be_written_is_named_and_leaves_nothing(tmp_path, small_files):
+    path = tmp_path / "predictions.jsonl"
+    path.write_text("old")
+    with pytest.raises(OSError, match=r"predictions\.jsonl'$") as caught:
+        write_text(path, ("x" * 1000 for _ in range(100)))
+    assert is_out_of_space(pickle.loads(pickle.dumps(caught.value)))
+    with pytest.raises(OSError, match=r"best'$"):
+        replace_folder(tmp_path / "best", lambda place: save_file({"x": torch.zeros(9999)}, place / "model.safetensors"))
+    assert [each.name for each in tmp_path.iterdir()] == ["predictions.jsonl"]
+    assert path.read_text() == "old"
 
 
 def test_a_new_folder_is_made_and_left_empty(tmp_path):

@@ -40,8 +40,9 @@ def test_a_disk_that_is_full_does_not_change_how_a_run_ends(stored, tmp_path, mo
 
     monkeypatch.setattr(status, "write_json", full)
     status.saved(3)
-    status.end("failed", "the disk is full")
     assert stored()["state"] == "running"
+    status.end("failed", "the disk is full")
+    assert (stored()["state"], stored()["step"]) == ("failed", 3)
 
 
 def test_a_run_that_has_no_folder_says_nothing(stored, tmp_path):

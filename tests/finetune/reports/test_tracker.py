@@ -1,3 +1,4 @@
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -27,6 +28,13 @@ def write_history(folder, steps, accelerator=None):
     for step in steps:
         tracker.log(event(step))
     tracker.close()
+
+
+def test_a_history_that_has_no_room_is_named(tmp_path):
+    tracker = Tracker(Accelerator(), tmp_path, 10, 0, False)
+    tracker.history = Path("/dev/full").open("w")  # noqa: SIM115 - it cannot be closed, having no room
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path / HISTORY}'"):
+        tracker.log(event(1))
 
 
 def test_events_are_one_line_each(tmp_path):

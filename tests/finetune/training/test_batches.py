@@ -1,3 +1,4 @@
+import multiprocessing
 from dataclasses import replace
 from itertools import chain
 
@@ -6,9 +7,21 @@ import pytest
 import torch
 from linear_task import collator, eval_rows, make_plan, points, split_of, train_steps
 
+from finetune.errors import TrainingError
 from finetune.plan import BatchShape
 from finetune.training.batches import EvalRows, TrainSteps, collate_share, train_loader
 from finetune.training.order import share_out
+
+
+def test_a_worker_that_is_killed_ends_the_training_where_it_waits_for_it_and_nowhere_else(monkeypatch):
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.2)
+    batches = iter(train_loader(train_steps(*points(80), make_plan(80)), 0, 2, False))
+    next(batches)
+    for worker in multiprocessing.active_children():
+        worker.kill()
+        worker.join()  # SIGCHLD has come, and did not raise here
+    with pytest.raises(TrainingError, match=r"prepares batches is gone: DataLoader worker .*--dataloader_num_workers$"):
+        list(batches)
 
 
 def test_a_step_has_the_micro_batches_of_every_rank():

@@ -15,6 +15,17 @@ def test_evaluation_gives_each_rows_arrays_in_file_order(start_run):
     assert metrics == {"loss": pytest.approx(errors.mean().item(), rel=1e-6)}
 
 
+class Hungry(LinearTask):
+    def predict(self, model, batch):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory\nmore")
+
+
+def test_out_of_memory_says_what_to_make_smaller(start_run):
+    told = r"on a batch of 4 rows x 3 that is predicted\. Try a smaller --per_device_eval_batch_size .*can't allocate memory\)$"
+    with pytest.raises(TrainingError, match=told):
+        evaluate(start_run(), linear_layer(), Hungry(), eval_rows(*points(11), 4))
+
+
 @pytest.mark.parametrize("batch_size", [1, 4, 50])
 def test_metrics_do_not_depend_on_the_batch_size(start_run, batch_size):
     (x, y), layer = points(11), linear_layer().double()

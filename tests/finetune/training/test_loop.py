@@ -132,13 +132,25 @@ def test_loss_and_gradient_are_looked_at(begin, monkeypatch, loss, norm, told):
 
 
 class Hungry(LinearTask):
+    error: Exception
+
     def loss_sum(self, model, batch):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nmore")
+        raise self.error
 
 
-def test_out_of_memory_says_what_to_make_smaller(begin):
-    with pytest.raises(TrainingError, match=r"step 1: out of memory on a batch of 4 rows x 3\. .*Tried to allocate 2 GiB\)$"):
-        begin(task=Hungry()).fit()
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nmore"), "Tried to allocate 2 GiB"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "can't allocate memory"),
+        (MemoryError(), "MemoryError"),
+    ],
+)
+def test_out_of_memory_says_what_to_make_smaller(begin, error, told):
+    task = Hungry()
+    task.error = error
+    with pytest.raises(TrainingError, match=rf"step 1: out of memory on a batch of 4 rows x 3\. .*{told}\)$"):
+        begin(task=task).fit()
 
 
 @pytest.mark.parametrize(
