@@ -11,7 +11,9 @@ import datetime
 import threading
 from pathlib import Path
 
-from finetune.output.run_folder import STATUS, write_json
+from finetune.output import written
+from finetune.output.files import write_json
+from finetune.output.run_folder import STATUS
 
 _lock = threading.Lock()  # checkpoints are written, and signals received, by threads
 _path: Path | None = None
@@ -22,6 +24,7 @@ def begin(folder: Path, step: int) -> None:
     """The run has taken `folder` and starts from `step`. A process that may be ended by a signal must have `stopped` called."""
     global _path, _step
     _path, _step = folder / STATUS, step
+    written.add(folder, _path)
     _write("running", None)
 
 

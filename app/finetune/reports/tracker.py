@@ -13,6 +13,9 @@ from typing import Any
 
 from tqdm import tqdm
 
+from finetune.output import written
+from finetune.output.run_folder import check_present
+
 HISTORY = "history.jsonl"
 
 
@@ -24,6 +27,8 @@ class Tracker:
         if not self.is_main:
             return
         path = output_dir / HISTORY
+        self.folder = output_dir
+        written.add(output_dir, path)
         _keep_until(path, first_step if resuming else 0)
         self.history = path.open("a", encoding="utf-8")
         self.is_terminal = sys.stderr.isatty()
@@ -36,12 +41,16 @@ class Tracker:
         plain = {key: value if isinstance(value, int | float | str | bool) else str(value) for key, value in arguments.items()}
         kwargs = {"wandb": {"name": run_name}, "mlflow": {"run_name": run_name}} if run_name else {}
         if self.accelerator.log_with:
+            before = set(self._tensorboard_files())
             self.accelerator.init_trackers("tensorboard", config=plain, init_kwargs=kwargs)
+            if self.is_main:
+                written.add(self.folder, *set(self._tensorboard_files()) - before)
 
     def log(self, event: dict[str, Any], shown: tuple[str, ...] = (), speed: dict[str, float] | None = None) -> None:
         """Records one event, which has "step"; the keys `shown` go to the console too. `speed` is for trackers only."""
         if not self.is_main:
             return
+        check_present(self.folder)
         self.history.write(json.dumps(event, ensure_ascii=False, allow_nan=False) + "\n")
         self.history.flush()
         metrics = {key: value for key, value in event.items() if isinstance(value, int | float) and key != "step"}
@@ -60,6 +69,9 @@ class Tracker:
                     f"loss {loss:.4f} lr {learning_rate:.2e} {samples_per_second:.1f} samples/s", refresh=False
                 )
             self.progress.update()
+
+    def _tensorboard_files(self) -> list[Path]:
+        return [path for path in (self.folder / "tensorboard").rglob("*") if path.is_file()] if self.is_main else []
 
     def say(self, line: str) -> None:
         """Prints a line without tearing the progress bar."""
