@@ -133,20 +133,27 @@ def lock(folder: Path) -> TextIO:
 
 
 def check_present(path: Path) -> None:
-    """Raises `TrainingError` if `path` is in the folder that this process has locked and that was moved or removed.
+    """Raises `TrainingError` if `path` is in the folder that this process has locked and that was moved or removed."""
+    if not is_present(path):
+        raise TrainingError(
+            f"--output_dir {_held[0]} was moved or removed while the run was writing to it. Put it back, and run the same "
+            "command with --resume_from_checkpoint auto"
+        )
+
+
+def is_present(path: Path) -> bool:
+    """Whether `path` is not in this process's folder, or that is where it was when it was locked.
 
     Compares the lock too, since inodes of folders change on some file systems.
     """
     if _held is None or _held[1].closed or not path.is_relative_to(_held[0]):
-        return
+        return True
     folder, file, known = _held
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        if os.path.samestat(os.stat(folder), known) or os.path.samestat(os.stat(folder / ".lock"), os.fstat(file.fileno())):
-            return
-    raise TrainingError(
-        f"--output_dir {folder} was moved or removed while the run was writing to it. Put it back, and run the same command "
-        "with --resume_from_checkpoint auto"
-    )
+        if os.path.samestat(os.stat(folder), known):
+            return True
+        return os.path.samestat(os.stat(folder / ".lock"), os.fstat(file.fileno()))
+    return False
 
 
 def holds_trained_run(folder: Path) -> bool:

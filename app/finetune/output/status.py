@@ -13,7 +13,7 @@ from pathlib import Path
 
 from finetune.output import written
 from finetune.output.files import write_json
-from finetune.output.run_folder import STATUS
+from finetune.output.run_folder import STATUS, is_present
 
 _lock = threading.Lock()  # checkpoints are written, and signals received, by threads
 _path: Path | None = None
@@ -58,6 +58,6 @@ def stopped(reason: str) -> None:
 
 def _write(state: str, reason: str | None) -> None:
     with _lock:
-        if _path is not None:
+        if _path is not None and is_present(_path):  # else another folder may have its name
             now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
             write_json(_path, {"state": state, "step": _step, "time": now, "reason": reason})

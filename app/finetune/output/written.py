@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import json
 import os
 import re
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from finetune.errors import InputError
-from finetune.output.files import file_record, write_json
+from finetune.output.files import as_json, file_record, write_text
 
 LIST = ".written.json"
 # What `replace_folder` and the copies for other machines leave in a crash.
@@ -36,6 +37,16 @@ def add(folder: Path, *paths: Path) -> None:
     _change(folder, [path.relative_to(folder).as_posix() for path in paths])
 
 
+@contextlib.contextmanager
+def by_a_library(folder: Path, place: str, *patterns: str) -> Iterator[None]:
+    """Lists the files that a library makes meanwhile at `place` under names of its own, which match `patterns`. A process that
+    is killed meanwhile leaves the patterns in the list."""
+    before = set(_files(folder, folder / place))
+    _change(folder, [], patterns=set(patterns))
+    yield
+    _change(folder, set(_files(folder, folder / place)) - before, patterns=set())
+
+
 def owner(path: Path) -> Path | None:
     """The run's folder that a folder of it, or of its checkpoints, belongs to; None where there is no list."""
     return next((folder for folder in (path.parent, path.parent.parent) if (folder / LIST).is_file()), None)
@@ -43,8 +54,8 @@ def owner(path: Path) -> Path | None:
 
 def foreign(folder: Path, places: Iterable[str]) -> list[str]:
     """Files and links in these places of `folder` that no run is known to have written."""
-    ours = _read(folder)["files"]
-    return [name for place in places for name in _files(folder, folder / place) if name not in ours]
+    known = _read(folder)
+    return [name for place in places for name in _files(folder, folder / place) if not _is_ours(name, known)]
 
 
 def check_foreign(folder: Path, places: Iterable[str]) -> None:
@@ -60,8 +71,8 @@ def check_foreign(folder: Path, places: Iterable[str]) -> None:
 
 def remove(folder: Path, place: Path) -> None:
     """Removes what runs have written at or below `place` in the run's `folder`, unfinished folders, and folders left empty."""
-    ours = _read(folder)["files"]
-    for name in [name for name in _files(folder, place) if name in ours]:
+    known = _read(folder)
+    for name in [name for name in _files(folder, place) if _is_ours(name, known)]:
         (folder / name).unlink(missing_ok=True)
     if place.is_dir() and not place.is_symlink():
         for path in [*place.rglob("*"), place]:
@@ -133,17 +144,32 @@ def _place(folder: Path, path: Path) -> str:
 # The list
 
 
-def _change(folder: Path, names: Iterable[str], without: Path | None = None, predictions: dict[str, str] | None = None) -> None:
+def _is_ours(name: str, known: dict[str, Any]) -> bool:
+    return name in known["files"] or any(fnmatch.fnmatchcase(name, pattern) for pattern in known["patterns"])
+
+
+def _change(
+    folder: Path,
+    names: Iterable[str],
+    without: Path | None = None,
+    predictions: dict[str, str] | None = None,
+    patterns: set[str] | None = None,
+) -> None:
     with _changing:
         known = _read(folder)
+        before = _as_json(known)
         files = known["files"] | set(names)
         if without is not None:
             files = {name for name in files if not (folder / name).is_relative_to(without) or os.path.lexists(folder / name)}
         for place, digest in (predictions or {}).items():
-            known["predictions"][place] = [*known["predictions"].get(place, [])[-1:], digest]  # the one that it replaces, too
-        content = {"files": sorted(files), "predictions": known["predictions"]}
-        if not (folder / LIST).is_file() or content != {**known, "files": sorted(known["files"])} or predictions:
-            write_json(folder / LIST, content)
+            known["predictions"][place] = [*known["predictions"].get(place, [])[-3:], digest]  # those that it replaces, too
+        after = _as_json({**known, "files": files, "patterns": known["patterns"] if patterns is None else patterns})
+        if after != before or not (folder / LIST).is_file():
+            write_text(folder / LIST, after)
+
+
+def _as_json(known: dict[str, Any]) -> str:
+    return as_json({key: sorted(value) if isinstance(value, set) else value for key, value in known.items()})
 
 
 def _read(folder: Path) -> dict[str, Any]:
@@ -151,8 +177,8 @@ def _read(folder: Path) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         if stat.S_ISREG(path.lstat().st_mode):
             found = json.loads(path.read_text(encoding="utf-8"))
-            return {"files": set(found["files"]), "predictions": dict(found["predictions"])}
-    return {"files": set(), "predictions": {}}
+            return {"files": set(found["files"]), "patterns": set(found["patterns"]), "predictions": dict(found["predictions"])}
+    return {"files": set(), "patterns": set(), "predictions": {}}
 
 
 def _files(folder: Path, place: Path) -> list[str]:

@@ -5,8 +5,11 @@ history.jsonl holds only what the run computes, no clock, so that two equal runs
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import json
 import os
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,7 @@ from tqdm import tqdm
 from finetune.output import written
 from finetune.output.run_folder import check_present
 
-HISTORY = "history.jsonl"
+HISTORY, TENSORBOARD = "history.jsonl", "tensorboard"
 
 
 class Tracker:
@@ -41,10 +44,8 @@ class Tracker:
         plain = {key: value if isinstance(value, int | float | str | bool) else str(value) for key, value in arguments.items()}
         kwargs = {"wandb": {"name": run_name}, "mlflow": {"run_name": run_name}} if run_name else {}
         if self.accelerator.log_with:
-            before = set(self._tensorboard_files())
-            self.accelerator.init_trackers("tensorboard", config=plain, init_kwargs=kwargs)
-            if self.is_main:
-                written.add(self.folder, *set(self._tensorboard_files()) - before)
+            with self._listed():
+                self.accelerator.init_trackers(TENSORBOARD, config=plain, init_kwargs=kwargs)
 
     def log(self, event: dict[str, Any], shown: tuple[str, ...] = (), speed: dict[str, float] | None = None) -> None:
         """Records one event, which has "step"; the keys `shown` go to the console too. `speed` is for trackers only."""
@@ -70,8 +71,11 @@ class Tracker:
                 )
             self.progress.update()
 
-    def _tensorboard_files(self) -> list[Path]:
-        return [path for path in (self.folder / "tensorboard").rglob("*") if path.is_file()] if self.is_main else []
+    def _listed(self) -> contextlib.AbstractContextManager:
+        if not self.is_main:
+            return contextlib.nullcontext()
+        events = f"{TENSORBOARD}/*events.out.tfevents.*.{glob.escape(socket.gethostname())}.{os.getpid()}.*"
+        return written.by_a_library(self.folder, TENSORBOARD, events, f"{TENSORBOARD}/[0-9]*/hparams.yml")
 
     def say(self, line: str) -> None:
         """Prints a line without tearing the progress bar."""
@@ -82,7 +86,7 @@ class Tracker:
     def text(self, tag: str, markdown: str) -> None:
         """Shows a text in TensorBoard, if that is where the run reports to."""
         for tracker in self.accelerator.trackers if self.is_main else []:
-            if tracker.name == "tensorboard":
+            if tracker.name == TENSORBOARD:
                 tracker.writer.add_text(tag, markdown)
 
     def flush(self) -> None:

@@ -148,6 +148,18 @@ def test_a_folder_that_was_moved_away_is_noticed(tmp_path, then):
     held.close()
 
 
+def test_files_of_a_library_are_ours_also_if_the_process_is_killed(tmp_path):
+    place = tmp_path / "tensorboard"
+    place.mkdir()
+    (place / "mine.1").touch()
+    with written.by_a_library(tmp_path, "tensorboard", "tensorboard/*.1"):
+        (place / "ours.1").touch()
+    (place / "later.1").touch()
+    assert written.foreign(tmp_path, ["tensorboard"]) == ["tensorboard/later.1", "tensorboard/mine.1"]
+    written.by_a_library(tmp_path, "tensorboard", "tensorboard/l*.1").__enter__()
+    assert written.foreign(tmp_path, ["tensorboard"]) == ["tensorboard/mine.1"]
+
+
 def test_what_is_not_ours_in_a_folder_stays_when_it_is_replaced(tmp_path):
     written.start_list(tmp_path)
     replace_folder(tmp_path / "best", fill("old"))
