@@ -81,7 +81,7 @@ NAMES = [
          arguments={"config_name": "train.csv"}),
     Case("weights for a model", [r"model\.safetensors: not UTF-8|not valid JSON"],
          arguments=PRETRAINED | {"model_name_or_path": "models/classifier/model.safetensors"}),
-    Case("run for a model", [r"model run: the folder holds no config\.json \(it holds: best, "],
+    Case("run for a model", [r"model run: the folder holds no config\.json \(it holds: \.written\.json, best, "],
          arguments=PRETRAINED | {"model_name_or_path": "run"}),
     Case("folder without a tokenizer", [r"tokenizer models/config: its vocabulary is empty"],
          arguments={"tokenizer_type": None, "tokenizer_name": "models/config"}),
