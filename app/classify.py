@@ -38,7 +38,7 @@ class Arguments(TextArguments):
     unknown_labels: str = option(
         "error", choices=("error", "ignore"), help="labels in validation or test data that training does not have"
     )
-    pos_weight: str = option("none", help="none, balanced (negatives / positives per label, capped) or a json FILE")
+    pos_weight: str = option("none", path=True, help="none, balanced (negatives / positives per label, capped) or a json FILE")
     pos_weight_cap: float = option(20.0, at_least=1, help="the most that --pos_weight balanced gives a label")
     head_bias: str = option(
         "prior", choices=("prior", "zero"), help="bias of a new head: the labels' log-odds in the training rows, or zero"
@@ -83,6 +83,10 @@ class MultiLabelClassification(TextTask):
     evaluates_by_tokens = True
     thresholds: np.ndarray | None = None  # those of the exported model; until there is one they are tuned on the scored rows
     smoothing: float | None = None  # of the targets that the exported model was trained on
+
+    @property
+    def list_separator(self) -> str:
+        return self.arguments.label_separator
 
     # Data
 

@@ -400,7 +400,9 @@ def print_summary(folder: Path, made: dict) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output_dir", type=Path, default=Path("sample_data"), help="default: %(default)s")
+    parser.add_argument(
+        "--output_dir", type=lambda p: Path(p).expanduser(), default=Path("sample_data"), help="default: %(default)s"
+    )
     parser.add_argument("--packages", nargs="+", default=PACKAGES, help="import names (default: those of requirements.txt)")
     parser.add_argument("--min_label_rows", type=int, default=MIN_LABEL_ROWS, help="training rows that a label needs")
     parser.add_argument("--force", action="store_true", help="build again, even from the same versions")

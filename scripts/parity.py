@@ -96,7 +96,7 @@ def read_options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=2, metavar="N")
     parser.add_argument("--device", choices=("any", "cpu"), default="any")
     parser.add_argument("--timeout", type=float, default=1800, metavar="SECONDS")
-    parser.add_argument("--output_dir", type=Path, default=Path("runs/parity"), metavar="FOLDER")
+    parser.add_argument("--output_dir", type=lambda p: Path(p).expanduser(), default=Path("runs/parity"), metavar="FOLDER")
     parser.add_argument("script", type=Path, metavar="app/TASK.py")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS")
     found = parser.parse_args(argv)

@@ -166,7 +166,7 @@ def read_options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, metavar="N")
     parser.add_argument("--launch", type=shlex.split, metavar="LAUNCHER ...")
     parser.add_argument("--timeout", type=float, default=600, metavar="SECONDS")
-    parser.add_argument("--output_dir", type=Path, default=Path("runs/soak"), metavar="FOLDER")
+    parser.add_argument("--output_dir", type=lambda p: Path(p).expanduser(), default=Path("runs/soak"), metavar="FOLDER")
     parser.add_argument("script", type=Path, metavar="app/TASK.py")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS")
     found = parser.parse_args(argv)

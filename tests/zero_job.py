@@ -21,7 +21,7 @@ from torch import nn
 
 from finetune.checkpoints import shards
 from finetune.launching import zero
-from finetune.output.run_folder import write_json
+from finetune.output.files import write_json
 from finetune.plan import derive_batch
 
 LEFT_WHOLE = 10**9  # of weights smaller than this, under ZeRO-3

@@ -11,6 +11,7 @@ from finetune import garbage_collection, preflight
 from finetune.launching import processes, shutdown
 from finetune.launching.processes import Run
 from finetune.opened_run import make_fingerprint, open_run
+from finetune.output.predictions import metrics_name
 from finetune.output.run_folder import merge_metrics
 from finetune.plan import make_plan
 from finetune.reports import results
@@ -56,7 +57,7 @@ def run_task(task: Task, arguments: Any) -> None:
         metrics |= baseline(started, task, data.splits["validation"], "eval")
     if modes.predict:
         metrics |= predict_test(started, arguments, task, model, data.splits["test"])
-    started.on_main(lambda: merge_metrics(Path(arguments.output_dir), metrics))
+    started.on_main(lambda: merge_metrics(Path(arguments.output_dir), metrics, metrics_name(arguments)))
     if modes.train:
         started.on_main(lambda: write_card(Path(arguments.output_dir), *task.card(Path(arguments.output_dir))))
     results.push_to_hub(started, arguments)

@@ -16,7 +16,8 @@ from finetune.checkpoints import checkpoint, local_copy, shards
 from finetune.errors import InputError
 from finetune.launching import signals
 from finetune.launching.processes import Run, in_force
-from finetune.output import run_folder, status
+from finetune.output import run_folder, status, written
+from finetune.output.files import write_json
 from finetune.output.run_folder import BEST
 from finetune.output.versions import library_versions
 from finetune.plan import Plan, describe
@@ -75,11 +76,13 @@ def _take(
     global _lock
     folder = Path(arguments.output_dir)
     _lock = run_folder.lock(folder)
+    written.start_list(folder)
     if plan is None:
         return None, False
     restarted = run_folder.was_restarted(folder)
     resume = "auto" if restarted else arguments.resume_from_checkpoint
     holds_a_run = run_folder.holds_a_run(folder)
+    run_folder.check_output_dir(folder, True, arguments.overwrite_output_dir, resume is not None)  # others may have come since
     if arguments.overwrite_output_dir and not restarted and holds_a_run:
         return None, True
     if not holds_a_run:
@@ -102,7 +105,8 @@ def _replace(folder: Path, description: dict[str, Any]) -> None:
 
 
 def _begin(folder: Path, description: dict[str, Any], step: int) -> None:
-    run_folder.write_json(folder / run_folder.RUN_FILE, description)
+    written.add(folder, folder / run_folder.RUN_FILE)
+    write_json(folder / run_folder.RUN_FILE, description)
     status.begin(folder, step)
     signals.on_end(status.stopped)
 

@@ -14,7 +14,8 @@ from finetune.checkpoints import shards
 from finetune.errors import InputError
 from finetune.launching import rendezvous
 from finetune.launching.launch import Launch, Machine, describe_launch
-from finetune.output import run_folder
+from finetune.output import predictions, run_folder, written
+from finetune.output.files import file_record
 from finetune.output.versions import code_version, library_versions
 
 
@@ -60,16 +61,29 @@ def _places(arguments: Any, folder: Path, train: bool) -> list[str]:
             for name, path in read.items()
             if any(path.is_relative_to(place) for place in removed)
         ]
-    if arguments.do_predict and arguments.predictions_file is not None:
-        path = Path(arguments.predictions_file)
+    if not (train and arguments.overwrite_output_dir):
+        found += _unmergeable(folder / predictions.metrics_name(arguments), train)
+    if arguments.do_predict:
+        path = predictions.path_of(arguments)
+        what = f"--predictions_file {path}" if arguments.predictions_file is not None else str(path)
+        problem = predictions.problem(path, folder, train and arguments.overwrite_output_dir)
         same = next((name for name, other in read.items() if other == Path(os.path.realpath(path))), None)
         if same:
-            found.append(f"--predictions_file {path}: would replace {same}; name another")
-        elif path.is_dir():
-            found.append(f"--predictions_file {path}: is a folder; name a file in it")
-        elif not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-            found.append(f"--predictions_file {path}: folder {path.parent} does not exist or cannot be written")
+            found.append(f"{what}: would replace {same}; name another")
+        elif problem is not None:
+            found.append(f"{what}: {problem}")
     return found
+
+
+def _unmergeable(path: Path, train: bool) -> list[str]:
+    """Why metrics cannot be added to a file."""
+    try:
+        if not train:  # else `check_output_dir` has looked
+            written.check_foreign(path.parent, [path.name])
+        run_folder.read_metrics(path)
+    except InputError as error:
+        return error.problems
+    return []
 
 
 def _compared(arguments: Any, launch: Launch) -> dict[str, Any]:
@@ -92,7 +106,7 @@ def _compared(arguments: Any, launch: Launch) -> dict[str, Any]:
 def _content(path: str) -> str:
     """A file in one line. Its reader reports a missing file later, with more to say."""
     try:
-        record = run_folder.file_record(Path(path))
+        record = file_record(Path(path))
         return f"{record['bytes']} bytes, sha256 {record['sha256'][:12]}"
     except OSError as error:
         return f"unreadable ({error.strerror})"

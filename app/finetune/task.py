@@ -111,6 +111,7 @@ class Task(ABC):
     shown_metrics: tuple[str, ...] = ("loss",)  # on the console
     metric_names: tuple[str, ...] = ()  # those that --metric_for_best_model may name; (): known once there are data
     evaluates_by_tokens = False  # whether an evaluation batch has a number of tokens by default, on a CPU
+    list_separator = "|"  # between the texts of a list in predictions that are csv
     memory_advice = ""  # what the message for "out of memory" suggests besides what helps every task
 
     def __init__(self, arguments: Any) -> None:

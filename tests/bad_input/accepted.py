@@ -68,6 +68,8 @@ PLACES = [
     works("links to files", make=moved(("train.csv", "valid.csv"), "elsewhere")),
     works("link to the folder of the run", arguments={"output_dir": "link"},
           make=lambda folder: ((folder / "real").mkdir(), (folder / "link").symlink_to("real"))),
+    works("home in YAML and after =", r"^done           \S+/home/run$", arguments={"config": "run.yaml", "output_dir": None},
+          files={"run.yaml": "output_dir: ~/run\n"}),
     works("path with dots", arguments={"train_file": "./run/../train.csv"}),
     works("configuration by its file", arguments={"config_name": "models/config/config.json"}),
     works("weights as a pickle of tensors", tasks=CLASSIFY,

@@ -91,7 +91,7 @@ NAMES = [
          arguments={"config_name": "train.csv"}),
     Case("weights for a model", [r"model\.safetensors: not UTF-8|not valid JSON"],
          arguments=PRETRAINED | {"model_name_or_path": "models/classifier/model.safetensors"}),
-    Case("run for a model", [r"model run: the folder holds no config\.json \(it holds: best, "],
+    Case("run for a model", [r"model run: the folder holds no config\.json \(it holds: \.written\.json, best, "],
          arguments=PRETRAINED | {"model_name_or_path": "run"}),
     Case("folder without a tokenizer", [r"tokenizer models/config: its vocabulary is empty"],
          arguments={"tokenizer_type": None, "tokenizer_name": "models/config"}),
@@ -128,6 +128,9 @@ NAMES = [
 ]  # fmt: skip
 
 
+PREDICTIONS = {"do_train": "true", "do_predict": "true", "test_file": "valid.csv"}
+
+
 def link(name: str, target: str):
     return lambda folder: (folder / name).symlink_to(target)
 
@@ -153,8 +156,31 @@ PLACES = [
     Case("output_dir too long", [r"cannot be written \(File name too long\)"], arguments={"output_dir": "a" * 300}),
     Case("output_dir of another run", [r"--output_dir run already holds a run \(run\.json, history\.jsonl, best, checkpoints\)",
          r"--resume_from_checkpoint auto"], arguments={"overwrite_output_dir": None}),
-    Case("output_dir of no run", [r"--output_dir project: holds a README\.md but no run\.json, so it is no run's folder"],
-         arguments={"output_dir": "project"}, files={"project/README.md": "# My project"}),
+    *(
+        Case(f"output_dir with others' {name}", [rf"--output_dir {folder}: {name} would be replaced, but no run"],
+             arguments={"output_dir": folder}, files={f"{folder}/{name}": "mine"})
+        for folder, name in [("project", "README.md"), ("project", "run.json"), ("run", "tensorboard/mine"),
+                             ("run", "checkpoints/mine.ckpt")]
+    ),
+    Case("lock that is a link", [r"--output_dir run: \.lock in it is a link; remove it"], files={"mine.txt": "mine"},
+         make=link("run/.lock", "../mine.txt")),
+    Case("lock of somebody else's", [r"--output_dir new: \.lock in it is not a run's; move it away"],
+         arguments={"output_dir": "new"}, files={"new/.lock": "mine"}),
+    Case("metrics that are no JSON", [r"run/metrics\.json: cannot be read \(Expecting value.*; move it away"],
+         arguments={"overwrite_output_dir": None, "resume_from_checkpoint": "auto"}, files={"run/metrics.json": "oops"}),
+    Case("metrics of somebody else", [r"new: metrics\.json would be replaced"],
+         arguments=PRETRAINED | PREDICT | {"model_name_or_path": "models/classifier", "output_dir": "new"},
+         files={"new/metrics.json": "{}", "test.csv": "text\nred\n"}, tasks=CLASSIFY),
+    *(
+        Case(f"predictions over {what}", [said], arguments=PREDICTIONS | {"predictions_file": name},
+             files={"mine.jsonl": "mine"}, make=make)
+        for what, name, said, make in [
+            ("another file", "mine.jsonl", "would be replaced, but does not hold predictions", None),
+            ("a link", "link.jsonl", "is a link; name the file itself", link("link.jsonl", "mine.jsonl")),
+            ("a run's metrics", "run/metrics.json", "is a place for other files of the run", None),
+            ("a model's configuration", "run/best/config.json", "is a place for other files", None),
+        ]
+    ),
     Case("model inside the run that is replaced",
          [r"--overwrite_output_dir would remove --model_name_or_path run/best, which is read"],
          arguments=PRETRAINED | {"model_name_or_path": "run/best"}, make=copied),

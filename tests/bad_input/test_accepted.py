@@ -9,7 +9,9 @@ from typing import NoReturn
 
 import accepted
 import pytest
-from catalogue_case import GOOD, TARGETS, Case, command_line, lay_out, lines
+from catalogue_case import GOOD, TARGETS, Case, command_line, contents, lay_out, lines
+
+from finetune import opened_run
 
 TRIED = [pytest.param(case, task, id=f"{case.name}-{task}") for case in accepted.CASES for task in case.tasks]
 
@@ -23,11 +25,12 @@ def read_json(text: str) -> dict:
 
 
 def output_dir(argv: list[str]) -> Path:
-    return Path(argv[argv.index("--output_dir") + 1])
+    return Path(argv[argv.index("--output_dir") + 1]) if "--output_dir" in argv else Path("home/run")
 
 
 @pytest.mark.parametrize(("case", "task"), TRIED)
-def test_unusual_input_works(case: Case, task: str, workplace, script):
+def test_unusual_input_works(case: Case, task: str, workplace, script, monkeypatch):
+    monkeypatch.setenv("HOME", str(workplace / "home"))
     lay_out(case, task, workplace)
     argv = command_line(case, task)
 
@@ -70,6 +73,32 @@ def test_every_character_comes_back_as_it_was(task, workplace, script):
     else:
         examples = read_json(Path("run/metrics.json").read_text(encoding="utf-8"))["examples"]
         assert {example["reference"] for example in examples} == set(STRANGE)
+
+
+@pytest.mark.parametrize("task", TARGETS)
+def test_predicting_in_a_finished_runs_folder_keeps_what_the_run_found(task, workplace, script):
+    files = {"one.csv": "text\nred wine\n"}
+    training = {"do_train": "true", "do_predict": "true", "test_file": "valid.csv", "output_dir": "done"}
+    case = Case("", [], (task,), training, files)
+    lay_out(case, task, workplace)
+    assert script(task, command_line(case, task)).code == 0
+    opened_run._lock.close()  # as the end of the process does
+    kept = contents(Path("done"))
+
+    predict = ["--do_predict", "--model_name_or_path", "done/best", "--test_file", "one.csv", "--output_dir", "done"]
+    for options, name in [([], "done/predictions_one.jsonl"), (["--predictions_file", "p.csv"], "p.csv")] * 2:
+        ended = script(task, [*predict, *options])
+        opened_run._lock.close()
+        assert (ended.code, ended.err) == (0, "")
+        assert f"predictions    {name}\n" in ended.out
+    lines = Path("p.csv").read_text(encoding="utf-8").splitlines()
+    assert (lines[0].split(",")[:2], len(lines)) == (["id", TARGETS[task]], 2)
+
+    assert read_json(Path("done/metrics_one.json").read_text())["test_rows"] == 1
+    added = {"predictions_one.jsonl", "metrics_one.json"}
+    now = contents(Path("done"))
+    assert {name for name in now if now[name] != kept.get(name)} <= {*added, ".lock", ".written.json"}
+    assert oct(Path("done/best/model.safetensors").stat().st_mode)[-3:] == oct(Path("done/run.json").stat().st_mode)[-3:]
 
 
 def test_figures_that_are_undefined_are_null(workplace, script):

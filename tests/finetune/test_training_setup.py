@@ -15,7 +15,8 @@ from finetune.errors import InputError
 from finetune.kernels import embeddings
 from finetune.launching import signals
 from finetune.opened_run import OpenedRun
-from finetune.output import run_folder, status
+from finetune.output import status, written
+from finetune.output.files import write_json
 from finetune.training import loop
 
 FINGERPRINT = {"task": "linear", "rows": 22}
@@ -115,6 +116,7 @@ def test_a_folder_is_one_runs_at_a_time(opened):
 
 def test_overwriting_clears_and_resuming_recovers(opened, tmp_path):
     (tmp_path / "metrics.json").touch()
+    written.add(tmp_path, tmp_path / "metrics.json")
     (tmp_path / ".best.old").mkdir()
     opened(resume_from_checkpoint="auto")
     assert (tmp_path / "metrics.json").exists()
@@ -134,6 +136,7 @@ def test_overwriting_clears_and_resuming_recovers(opened, tmp_path):
 
 def test_a_run_that_cannot_be_prepared_does_not_replace_another(opened, start_run, arguments, tmp_path, monkeypatch):
     (tmp_path / "metrics.json").touch()
+    written.add(tmp_path, tmp_path / "metrics.json")
     opening = opened(overwrite_output_dir=True)
     run = start_run(make_plan(22).batch)
     monkeypatch.setattr(type(run.accelerator), "prepare", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("no room")))
@@ -159,6 +162,7 @@ def test_a_run_says_how_it_stands_and_may_take_so_long(opened, tmp_path):
 def test_what_a_crash_left_of_a_save_is_tidied_up(opened, tmp_path):
     (tmp_path / "checkpoints" / ".step_4.unfinished").mkdir(parents=True)
     (tmp_path / "history.jsonl").write_text("{}")
+    written.add(tmp_path, tmp_path / "history.jsonl")
     opened(resume_from_checkpoint="auto")
     assert list((tmp_path / "checkpoints").iterdir()) == []
 
@@ -294,7 +298,7 @@ def test_without_an_evaluation_the_last_model_is_exported(start_run, arguments, 
 
 def test_a_deepspeed_configuration_fits_into_run_json(tmp_path):
     plain = opened_run._as_json_values({"a": math.inf, "b": {"dtype": torch.float32}})
-    run_folder.write_json(tmp_path / "run.json", plain)
+    write_json(tmp_path / "run.json", plain)
     assert plain == {"a": "inf", "b": {"dtype": "torch.float32"}}
     assert opened_run._as_json_values(None) is None
 

@@ -119,7 +119,7 @@ class OptimizationArguments:
 class RunArguments:
     """Run"""
 
-    output_dir: str | None = option(per_machine=True, help="where the run's files go")
+    output_dir: str | None = option(path=True, per_machine=True, help="where the run's files go")
     overwrite_output_dir: bool = option(False, help="replace the run that --output_dir holds")
     shared_output_dir: bool = option(
         False, help="all machines see --output_dir: nothing of it is compared or sent between them"
@@ -150,7 +150,9 @@ class RunArguments:
     )
     greater_is_better: bool | None = option(help="default: true, except for a loss")
     early_stopping_patience: int | None = option(at_least=1, help="stop after N evaluations without a better model")
-    resume_from_checkpoint: str | None = option(help="a checkpoint's folder, or auto: the newest one, if there is one")
+    resume_from_checkpoint: str | None = option(
+        path=True, help="a checkpoint's folder, or auto: the newest one, if there is one"
+    )
     logging_steps: int = option(10, at_least=1, help="optimizer steps between lines of history.jsonl")
     report_to: tuple[str, ...] = option(
         ("tensorboard",),
@@ -162,7 +164,9 @@ class RunArguments:
     run_name: str | None = option(per_machine=True, help="name of the run for trackers")
     push_to_hub: bool = option(False, help="upload the best model to the hub when the run is done")
     hub_model_id: str | None = option(help="hub repository for --push_to_hub")
-    predictions_file: str | None = option(per_machine=True, help="default: predictions.jsonl in --output_dir")
+    predictions_file: str | None = option(
+        path=True, per_machine=True, help="default: predictions.jsonl in --output_dir; csv if the name ends in .csv"
+    )
     debug: bool = option(False, per_machine=True, help="show the stack trace of an error")
 
     @property
@@ -201,8 +205,8 @@ class RunArguments:
 class LaunchArguments:
     """Launch (what the launcher's own files do not say)"""
 
-    deepspeed: str | None = option(per_machine=True, help="DeepSpeed file, for the deepspeed launcher or torchrun")
-    deepspeed_config: str | None = option(per_machine=True, help="the same as --deepspeed")
+    deepspeed: str | None = option(path=True, per_machine=True, help="DeepSpeed file, for the deepspeed launcher or torchrun")
+    deepspeed_config: str | None = option(path=True, per_machine=True, help="the same as --deepspeed")
     kernels: str = option(
         "auto",
         choices=("auto", "reference"),

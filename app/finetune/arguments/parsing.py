@@ -12,6 +12,7 @@ import dataclasses
 import difflib
 import functools
 import math
+import os
 import re
 import sys
 import types
@@ -38,15 +39,17 @@ def option(
     below: float | None = None,
     hidden: bool = False,
     reads: bool = False,
+    path: bool = False,
     per_machine: bool = False,
 ) -> Any:
     """A dataclass field that is an argument: default, help text and the limits its value is checked against.
 
-    `reads`: names a file or folder that the run reads. `per_machine`: machines of one job may give different values; of a file
-    that is read the contents are compared instead.
+    `reads`: names a file or folder that the run reads. `path`: names one for something else. `~` is expanded in both.
+    `per_machine`: machines of one job may give different values; of a file that is read the contents are compared instead.
     """
     limits = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
-    metadata = {"help": help, "choices": choices, "hidden": hidden, "reads": reads, "per_machine": per_machine, **limits}
+    metadata = {"help": help, "choices": choices, "hidden": hidden, "reads": reads, "path": path or reads}
+    metadata |= {"per_machine": per_machine, **limits}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -64,6 +67,7 @@ def parse(cls: type[T], argv: list[str] | None = None, description: str = "") ->
     texts: dict[str, tuple[str | None, str]] = {}
     config_file = given.pop("config", None)
     if config_file is not None:
+        config_file = os.path.expanduser(config_file)
         from_file, file_problems = _read_yaml(config_file, fields, cls)
         texts.update({name: (text, f"{config_file}: {name}") for name, text in from_file.items()})
         problems += file_problems
@@ -105,6 +109,8 @@ def convert(text: str | None, field: dataclasses.Field, cls: type) -> Any:
             return None
         raise ValueError(f"has no value, expected {_describe(kind, field.metadata)}")
     value = _typed(text, kind, field.metadata)
+    if field.metadata["path"]:
+        value = os.path.expanduser(value)  # not Path.expanduser: hub names and spellings stay as they are
     choices = field.metadata["choices"]
     for item in value if isinstance(value, tuple) else (value,):
         if choices is not None and item not in choices:

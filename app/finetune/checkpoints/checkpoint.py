@@ -23,9 +23,10 @@ from finetune.checkpoints import shards
 from finetune.errors import InputError
 from finetune.launching import zero
 from finetune.launching.processes import Run
-from finetune.output.run_folder import file_record, recover_folder
+from finetune.output.files import file_record
+from finetune.output.run_folder import CHECKPOINTS, recover_folder
 
-FOLDER = "checkpoints"  # in the run's folder
+FOLDER = CHECKPOINTS  # in the run's folder
 MANIFEST = "manifest.json"
 STATE = "state.json"
 RUN_FINGERPRINT = "run_fingerprint.json"

@@ -25,8 +25,9 @@ from finetune.errors import TrainingError, where
 from finetune.launching import zero
 from finetune.launching.launch import Launch
 from finetune.launching.processes import Run
-from finetune.output import status
-from finetune.output.run_folder import as_json, file_record, put_in_place, replace_folder, write_json, write_text
+from finetune.output import status, written
+from finetune.output.files import as_json, file_record, write_json, write_text
+from finetune.output.run_folder import check_present, put_in_place, replace_folder
 from finetune.output.writer_thread import Background
 
 
@@ -199,6 +200,7 @@ def _write_manifest(pending: _Pending, place: Path, records: dict[str, Any], **m
 
 def _check_free_space(pending: _Pending) -> None:
     folder = pending.target.folder
+    check_present(folder)
     folder.mkdir(parents=True, exist_ok=True)
     if shutil.disk_usage(folder).free < pending.size:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -210,8 +212,9 @@ def _set_later_aside(pending: _Pending) -> None:
     later = [path for path in list_checkpoints(pending.target.folder) if step_of(path) > pending.step]
     for path in later:
         aside = path.with_name(path.name + LEFT_BEHIND)
-        shutil.rmtree(aside, ignore_errors=True)
-        os.rename(path, aside)
+        if aside.exists():
+            written.remove_folder(aside)
+        written.rename(path, aside)
     if later:
         names = ", ".join(path.name for path in later)
         print(f"note           {names}: later than this run; kept as step_N{LEFT_BEHIND} until it gets there", flush=True)
@@ -221,7 +224,7 @@ def _rotate(pending: _Pending) -> None:
     target = pending.target
     passed = [path for path in list_checkpoints(target.folder, LEFT_BEHIND) if step_of(path) <= pending.step]
     for path in [*list_checkpoints(target.folder)[: -target.limit], *passed]:
-        shutil.rmtree(path)
+        written.remove_folder(path)
 
 
 @contextlib.contextmanager
@@ -229,6 +232,8 @@ def _explained_failures(pending: _Pending) -> Iterator[None]:
     """Turns any error into a `TrainingError` that says what remains and what to do."""
     try:
         yield
+    except TrainingError:
+        raise
     except Exception as error:
         folder, size = pending.target.folder, pending.size
         free = shutil.disk_usage(folder).free if folder.is_dir() else 0

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from finetune.errors import InputError
 from finetune.launching import zero
 from finetune.launching.launch import Launch
-from finetune.output.run_folder import file_record, write_json
+from finetune.output.files import file_record, write_json
 
 LAYOUT = "layout.json"
 POLL_SECONDS = 0.1

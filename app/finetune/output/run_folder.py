@@ -5,32 +5,42 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import hashlib
 import json
 import os
+import re
 import shutil
 import socket
-from collections.abc import Callable, Iterable, Iterator
+import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
-from finetune.errors import InputError, is_out_of_space
+from finetune.errors import InputError, TrainingError
+from finetune.output import written
+from finetune.output.files import flush, flush_one, naming, write_json
 
 RUN_FILE = "run.json"
 STATUS = "status.json"
 CARD = "README.md"
 BEST = "best"
+CHECKPOINTS = "checkpoints"
+METRICS = "metrics.json"
+PREDICTIONS = "predictions.jsonl"
 OURS = (
     RUN_FILE,
     "history.jsonl",
-    "metrics.json",
-    "predictions.jsonl",
+    METRICS,
+    PREDICTIONS,
     CARD,
     BEST,
-    "checkpoints",
+    CHECKPOINTS,
     "tensorboard",
+    "profile",
     STATUS,
 )
+# What the lock of a run holds.
+HOLDER = re.compile(r"(process \d+ on .*)?")
+_held: tuple[Path, TextIO, os.stat_result] | None = None  # the folder of this process's run, its lock, and what it was
 
 
 def check_output_dir(folder: Path, training: bool, overwrite: bool, resume: bool) -> None:
@@ -48,12 +58,11 @@ def check_output_dir(folder: Path, training: bool, overwrite: bool, resume: bool
         raise InputError(f"--output_dir {folder}: is {what}") from None
     except OSError as error:
         raise InputError(f"--output_dir {folder}: cannot be written ({error.strerror})") from None
-    if training and overwrite and (folder / CARD).exists() and not (folder / RUN_FILE).exists():
-        raise InputError(
-            f"--output_dir {folder}: holds a {CARD} but no {RUN_FILE}, so it is no run's folder, and --overwrite_output_dir "
-            "would remove what is not ours. Name another folder"
-        )
-    if not training or overwrite or resume:
+    if not training:
+        return
+    if not resume or not any((folder / CHECKPOINTS).glob("step_*")):  # nothing to go on from: the run begins anew
+        written.check_foreign(folder, OURS)
+    if overwrite or resume:
         return
     if holds_a_run(folder):
         present = [name for name in OURS if (folder / name).exists()]
@@ -86,81 +95,91 @@ def holds_a_run(folder: Path) -> bool:
 
 
 def clear(folder: Path) -> None:
-    """Removes what an earlier run left, and nothing else."""
+    """Removes what earlier runs have written, and nothing else."""
     for name in OURS:
-        path = folder / name
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+        written.remove(folder, folder / name)
 
 
 def lock(folder: Path) -> TextIO:
     """One run per folder: a lock that the kernel releases when its holder dies, however it dies. Keep the returned file open.
 
-    Raises `InputError` naming the holder.
+    Raises `InputError` naming the holder, or for a `.lock` that is not a run's.
     """
+    global _held
     path = folder / ".lock"
-    file = path.open("a+")
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        what = "is a link" if error.errno == errno.ELOOP else f"cannot be opened ({error.strerror})"
+        raise InputError(f"--output_dir {folder}: .lock in it {what}; remove it") from None
+    not_ours = InputError(f"--output_dir {folder}: .lock in it is not a run's; move it away")
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise not_ours
+    file = os.fdopen(descriptor, "r+", errors="replace")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        file.seek(0)
         raise InputError(f"--output_dir {folder} is in use by another run ({file.read().strip() or 'unknown'})") from None
+    if not HOLDER.fullmatch(file.read(300)):
+        raise not_ours
+    file.seek(0)
     file.truncate(0)
     file.write(f"process {os.getpid()} on {socket.gethostname()}")
     file.flush()
     os.register_at_fork(after_in_child=file.close)  # a worker that outlives this process must not hold the lock for it
+    _held = (folder, file, os.stat(folder))
     return file
 
 
-def write_json(path: Path, content: Any) -> None:
-    """Writes a JSON file so that it is the old one or the new one, never half of it."""
-    write_text(path, as_json(content))
+def check_present(path: Path) -> None:
+    """Raises `TrainingError` if `path` is in the folder that this process has locked and that was moved or removed."""
+    if not is_present(path):
+        raise TrainingError(
+            f"--output_dir {_held[0]} was moved or removed while the run was writing to it. Put it back, and run the same "
+            "command with --resume_from_checkpoint auto"
+        )
 
 
-def merge_metrics(folder: Path, metrics: dict[str, Any]) -> None:
-    """Adds metrics to metrics.json; those that an earlier command made in the same folder and this one did not are kept."""
-    path = folder / "metrics.json"
-    earlier = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    write_json(path, {**earlier, **metrics})
+def is_present(path: Path) -> bool:
+    """Whether `path` is not in this process's folder, or that is where it was when it was locked.
+
+    Compares the lock too, since inodes of folders change on some file systems.
+    """
+    if _held is None or _held[1].closed or not path.is_relative_to(_held[0]):
+        return True
+    folder, file, known = _held
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        if os.path.samestat(os.stat(folder), known):
+            return True
+        return os.path.samestat(os.stat(folder / ".lock"), os.fstat(file.fileno()))
+    return False
 
 
-def as_json(content: Any) -> str:
-    """The text that `write_json` writes."""
-    return json.dumps(content, ensure_ascii=False, indent=2, allow_nan=False) + "\n"
+def holds_trained_run(folder: Path) -> bool:
+    """Whether a folder has the results of a training, which commands that do not train must keep."""
+    return (folder / BEST).is_dir() or (folder / RUN_FILE).exists()
 
 
-def write_text(path: Path, text: str | Iterable[str]) -> None:
-    """As `write_json`, for a text or its pieces."""
-    unfinished = path.with_name(f".{path.name}.unfinished")
+def merge_metrics(folder: Path, metrics: dict[str, Any], name: str = METRICS) -> None:
+    """Adds metrics to a file; those that an earlier command made in the same folder and this one did not are kept."""
+    path = folder / name
+    check_present(path)
+    written.add(folder, path)
+    write_json(path, {**read_metrics(path), **metrics})
+
+
+def read_metrics(path: Path) -> dict[str, Any]:
+    """The metrics of a file, {} without one. Raises `InputError` for a file that holds something else."""
     try:
-        with naming(path):
-            with unfinished.open("w", encoding="utf-8") as file:
-                file.writelines([text] if isinstance(text, str) else text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(unfinished, path)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
-
-
-@contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Has an error of writing name the file: the system does so when it is opened only, other languages' libraries never."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is not None and (error.filename is None or is_out_of_space(error)):
-            error.filename = str(path)
-        raise
-    except Exception as error:
-        if not is_out_of_space(error):
-            raise
-        too_large = os.strerror(errno.EFBIG) in str(error)
-        code = errno.EFBIG if too_large else errno.ENOSPC
-        raise OSError(code, os.strerror(code), str(path)) from error
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path}: cannot be read ({' '.join(str(error).split())}); move it away") from None
+    if not isinstance(found, dict):
+        raise InputError(f"{path}: holds no metrics; move it away")
+    return found
 
 
 def replace_folder(path: Path, fill: Callable[[Path], None]) -> None:
@@ -169,6 +188,7 @@ def replace_folder(path: Path, fill: Callable[[Path], None]) -> None:
     A crash leaves the old folder, the new one, or (between the two renames) neither under its name but the old one beside it,
     which `recover_folder` puts back.
     """
+    check_present(path)
     unfinished = path.with_name(f".{path.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
@@ -183,13 +203,25 @@ def replace_folder(path: Path, fill: Callable[[Path], None]) -> None:
 def put_in_place(unfinished: Path, path: Path) -> None:
     """The second half of `replace_folder`, for a folder that others have filled."""
     old = path.with_name(f".{path.name}.old")
+    check_present(path)
+    written.keep_foreign(path, unfinished)
+    _give_usual_modes(unfinished)
     flush(unfinished)
     shutil.rmtree(old, ignore_errors=True)
     if path.exists():
         os.rename(path, old)
     os.rename(unfinished, path)
-    _flush_one(path.parent)
+    flush_one(path.parent)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _give_usual_modes(folder: Path) -> None:
+    """Gives files the mode that the umask gives: safetensors makes its own readable by the owner only."""
+    mode = folder.stat().st_mode & 0o666  # mkdir's
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink() and path.stat().st_mode & 0o777 == 0o600 != mode:
+            with contextlib.suppress(OSError):
+                path.chmod(mode)
 
 
 def recover_folder(path: Path) -> None:
@@ -197,23 +229,3 @@ def recover_folder(path: Path) -> None:
     old = path.with_name(f".{path.name}.old")
     if old.exists() and not path.exists():
         os.rename(old, path)
-
-
-def file_record(path: Path) -> dict[str, Any]:
-    """A file's size and hash, as manifests hold them."""
-    with path.open("rb") as file:
-        return {"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "bytes": file.tell()}
-
-
-def flush(place: Path) -> None:
-    """Forces a file, or a folder and everything below it, to disk."""
-    for path in [*place.rglob("*"), place]:
-        _flush_one(path)
-
-
-def _flush_one(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

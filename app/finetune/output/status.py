@@ -12,7 +12,9 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from finetune.output.run_folder import STATUS, as_json, write_json
+from finetune.output import written
+from finetune.output.files import as_json, write_json
+from finetune.output.run_folder import STATUS, is_present
 
 _lock = threading.Lock()  # checkpoints are written, and signals received, by threads
 _path: Path | None = None
@@ -23,6 +25,7 @@ def begin(folder: Path, step: int) -> None:
     """The run has taken `folder` and starts from `step`. A process that may be ended by a signal must have `stopped` called."""
     global _path, _step
     _path, _step = folder / STATUS, step
+    written.add(folder, _path)
     _write("running", None)
 
 
@@ -59,7 +62,7 @@ def stopped(reason: str) -> None:
 
 def _write(state: str, reason: str | None) -> None:
     with _lock:
-        if _path is not None:
+        if _path is not None and is_present(_path):  # else another folder may have its name
             write_json(_path, _content(state, reason))
 
 
@@ -68,6 +71,8 @@ def _write_anyhow(state: str, reason: str | None) -> None:
     try:
         _write(state, reason)
     except OSError:
+        if not is_present(_path):
+            return
         with contextlib.suppress(OSError), _lock, _path.open("r+", encoding="utf-8") as file:
             file.write(as_json(_content(state, reason)))
             file.truncate()

@@ -12,7 +12,7 @@ from filelock import FileLock
 from huggingface_hub.constants import HF_HOME
 
 from finetune.errors import InputError, is_out_of_space
-from finetune.output.run_folder import flush
+from finetune.output.files import flush
 
 SIZES = "sizes.json"  # in every folder: the size of each of its files
 

@@ -19,7 +19,7 @@ import pyarrow
 import pyarrow.parquet
 
 from finetune.errors import InputError
-from finetune.output.run_folder import file_record
+from finetune.output.files import file_record
 from finetune.reading.cache import kept
 from finetune.reading.fingerprint import fingerprint
 from finetune.reading.json_files import read_json

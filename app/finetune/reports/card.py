@@ -11,7 +11,9 @@ from huggingface_hub import EvalResult, ModelCardData
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
-from finetune.output.run_folder import write_text
+from finetune.output import written
+from finetune.output.files import write_text
+from finetune.output.run_folder import CARD, check_present
 from finetune.reports.tracker import read_history
 
 SPLITS = {"eval": "validation", "test": "test"}  # prefix of metrics -> name of the split
@@ -59,7 +61,12 @@ def write_card(
     body += ["", *sections, "", "## Training", "", *_facts(run, values), ""]
     for key, name in CURVES.items():
         body += _curve(name, [(event["step"], event[key]) for event in history if event.get(key) is not None])
-    write_text(folder / "README.md", "\n".join(body) + "\n")
+    check_present(folder / CARD)
+    if written.foreign(folder, [CARD]):
+        print(f"note           {folder / CARD} is not a run's and stays; there is no model card", flush=True)
+        return
+    written.add(folder, folder / CARD)
+    write_text(folder / CARD, "\n".join(body) + "\n")
 
 
 def _hub_id(name: str | None) -> str | None:

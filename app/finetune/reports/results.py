@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -11,27 +10,25 @@ from typing import Any
 from huggingface_hub import HfApi
 
 from finetune.launching.processes import Run
-from finetune.output import run_folder
+from finetune.output import predictions as output
 from finetune.output.run_folder import BEST
 from finetune.task import Predictions, Split, Task
 
 
 def write_predictions(run: Run, arguments: Any, task: Task, split: Split, predictions: Predictions | None) -> None:
-    """Writes the predictions, one JSON object per row, in the input's order. `predictions`: on rank 0."""
-    name = arguments.predictions_file
-    path = Path(name) if name else Path(arguments.output_dir) / "predictions.jsonl"
-    run.on_main(lambda: run_folder.write_text(path, _lines(task, split, predictions)))
-    run.print(f"predictions    {path}")
+    """Writes the predictions, one line per row, in the input's order. `predictions`: on rank 0."""
+    run.print(f"predictions    {run.on_main(partial(_write, arguments, task, split, predictions))}")
 
 
-def _lines(task: Task, split: Split, predictions: Predictions) -> Iterator[str]:
+def _write(arguments: Any, task: Task, split: Split, predictions: Predictions) -> Path:
+    path, folder = output.path_of(arguments), Path(arguments.output_dir)
+    return output.write(path, folder, _lines(task, split, predictions), task.list_separator)
+
+
+def _lines(task: Task, split: Split, predictions: Predictions) -> Iterator[dict[str, Any]]:
     ids = range(len(split)) if split.ids is None else split.ids
     for name, line in zip(ids, task.prediction_lines(predictions, split), strict=True):
-        yield as_line({"id": name, **line})
-
-
-def as_line(content: dict[str, Any]) -> str:
-    return json.dumps(content, ensure_ascii=False, allow_nan=False) + "\n"
+        yield {"id": name, **line}
 
 
 def push_to_hub(run: Run, arguments: Any) -> None:

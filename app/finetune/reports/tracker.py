@@ -5,17 +5,22 @@ history.jsonl holds only what the run computes, no clock, so that two equal runs
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import json
 import os
+import socket
 import sys
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from finetune.output.run_folder import naming
+from finetune.output import written
+from finetune.output.files import naming
+from finetune.output.run_folder import check_present
 
-HISTORY = "history.jsonl"
+HISTORY, TENSORBOARD = "history.jsonl", "tensorboard"
 
 
 class Tracker:
@@ -25,7 +30,8 @@ class Tracker:
         self.accelerator, self.is_main = accelerator, accelerator.is_main_process
         if not self.is_main:
             return
-        self.path = output_dir / HISTORY
+        self.path, self.folder = output_dir / HISTORY, output_dir
+        written.add(output_dir, self.path)
         with naming(self.path):
             _keep_until(self.path, first_step if resuming else 0)
             self.history = self.path.open("a", encoding="utf-8")
@@ -39,17 +45,19 @@ class Tracker:
         plain = {key: value if isinstance(value, int | float | str | bool) else str(value) for key, value in arguments.items()}
         kwargs = {"wandb": {"name": run_name}, "mlflow": {"run_name": run_name}} if run_name else {}
         if self.accelerator.log_with:
-            self.accelerator.init_trackers("tensorboard", config=plain, init_kwargs=kwargs)
+            with self._listed():
+                self.accelerator.init_trackers(TENSORBOARD, config=plain, init_kwargs=kwargs)
 
     def log(self, event: dict[str, Any], shown: tuple[str, ...] = (), speed: dict[str, float] | None = None) -> None:
         """Records one event, which has "step"; the keys `shown` go to the console too. `speed` is for trackers only."""
         if not self.is_main:
             return
+        check_present(self.folder)
         with naming(self.path):
             self.history.write(json.dumps(event, ensure_ascii=False, allow_nan=False) + "\n")
             self.history.flush()
         metrics = {key: value for key, value in event.items() if isinstance(value, int | float) and key != "step"}
-        with naming(self.path.with_name("tensorboard")):
+        with naming(self.folder / TENSORBOARD):
             self.accelerator.log({**metrics, **(speed or {})}, step=event["step"])
         if shown:
             known = {key: event[key] for key in shown if event.get(key) is not None}
@@ -66,6 +74,12 @@ class Tracker:
                 )
             self.progress.update()
 
+    def _listed(self) -> contextlib.AbstractContextManager:
+        if not self.is_main:
+            return contextlib.nullcontext()
+        events = f"{TENSORBOARD}/*events.out.tfevents.*.{glob.escape(socket.gethostname())}.{os.getpid()}.*"
+        return written.by_a_library(self.folder, TENSORBOARD, events, f"{TENSORBOARD}/[0-9]*/hparams.yml")
+
     def say(self, line: str) -> None:
         """Prints a line without tearing the progress bar."""
         if self.is_main:
@@ -75,7 +89,7 @@ class Tracker:
     def text(self, tag: str, markdown: str) -> None:
         """Shows a text in TensorBoard, if that is where the run reports to."""
         for tracker in self.accelerator.trackers if self.is_main else []:
-            if tracker.name == "tensorboard":
+            if tracker.name == TENSORBOARD:
                 tracker.writer.add_text(tag, markdown)
 
     def flush(self) -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from finetune.arguments.parsing import parse, validate
 from finetune.errors import InputError
+from text.arguments import TextArguments
 
 
 def contradictions(arguments):
@@ -82,3 +83,16 @@ def test_help_texts_are_there_and_say_no_default_twice(arguments):
     for field in dataclasses.fields(arguments()):
         assert field.metadata["help"].strip(), field.name
         assert field.default is None or "default" not in field.metadata["help"], field.name
+
+
+FOLDERS = ("model_name_or_path", "train_file", "output_dir", "predictions_file", "resume_from_checkpoint", "deepspeed")
+
+
+def test_a_home_is_expanded_on_the_command_line_and_in_yaml(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "run.yaml").write_text("".join(f"{name}: ~/{name}\n" for name in FOLDERS) + "run_name: ~/x\n")
+    for argv in ([f"--{name}=~/{name}" for name in FOLDERS] + ["--run_name=~/x"], ["--config=~/run.yaml"]):
+        found = parse(TextArguments, argv)
+        assert {name: getattr(found, name) for name in FOLDERS} == {name: f"{tmp_path}/{name}" for name in FOLDERS}
+        assert found.run_name == "~/x"
+    assert parse(TextArguments, ["--model_name_or_path", "a/b~c"]).model_name_or_path == "a/b~c"

@@ -8,17 +8,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from finetune.errors import InputError, is_out_of_space
-from finetune.output.run_folder import (
-    OURS,
-    check_output_dir,
-    clear,
-    lock,
-    recover_folder,
-    replace_folder,
-    write_json,
-    write_text,
-)
+from finetune.errors import InputError, TrainingError, is_out_of_space
+from finetune.output import run_folder, written
+from finetune.output.files import write_json, write_text
+from finetune.output.run_folder import OURS, check_output_dir, check_present, clear, lock, recover_folder, replace_folder
 
 
 @pytest.fixture
@@ -47,32 +40,47 @@ def test_a_new_folder_is_made_and_left_empty(tmp_path):
     assert list((tmp_path / "a" / "b").iterdir()) == []
 
 
-REMAINS = ("run.json", "status.json", "tensorboard")  # of a start that failed before the first step
+REMAINS = ("run.json", "status.json", "tensorboard", "profile")  # of a start that failed before the first step
 
 
 @pytest.mark.parametrize("name", [name for name in OURS if name not in REMAINS])
 def test_another_run_is_not_written_over(tmp_path, name):
     (tmp_path / name).write_text("x")
+    written.add(tmp_path, tmp_path / name)
     with pytest.raises(InputError, match=rf"already holds a run \({name}\).*--overwrite_output_dir"):
         check_output_dir(tmp_path, training=True, overwrite=False, resume=False)
-    (tmp_path / "run.json").touch()
     check_output_dir(tmp_path, training=True, overwrite=True, resume=False)
-    check_output_dir(tmp_path, training=True, overwrite=False, resume=True)
     check_output_dir(tmp_path, training=False, overwrite=False, resume=False)
     assert (tmp_path / name).read_text() == "x"
 
 
-def test_a_folder_that_is_no_runs_is_not_written_over(tmp_path):
-    (tmp_path / "README.md").write_text("of my project")
-    with pytest.raises(InputError, match=r"holds a README\.md but no run\.json, .* Name another folder"):
-        check_output_dir(tmp_path, training=True, overwrite=True, resume=False)
+@pytest.mark.parametrize("name", ["README.md", "tensorboard/mine", "checkpoints/mine.ckpt", "best/step_1/mine", "run.json"])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_what_no_run_has_written_is_never_in_the_way_of_one(tmp_path, name, overwrite):
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("mine")
+    written.add(tmp_path, path.with_name("ours"))
+    with pytest.raises(InputError, match=rf"{name} would be replaced, but no run is known to have written it; move it away"):
+        check_output_dir(tmp_path, training=True, overwrite=overwrite, resume=False)
     check_output_dir(tmp_path, training=False, overwrite=False, resume=False)
+    clear(tmp_path)
+    assert path.read_text() == "mine"
+
+
+def test_a_resume_with_nothing_to_resume_replaces_nothing(tmp_path):
+    (tmp_path / "run.json").write_text("mine")
+    with pytest.raises(InputError, match=r"run\.json would be replaced"):
+        check_output_dir(tmp_path, training=True, overwrite=False, resume=True)
+    (tmp_path / "checkpoints" / "step_1").mkdir(parents=True)  # a run's folder, copied without the list
+    check_output_dir(tmp_path, training=True, overwrite=False, resume=True)
 
 
 def test_a_start_that_failed_does_not_stand_in_the_way(tmp_path):
     (tmp_path / "run.json").write_text("{}")
     (tmp_path / "history.jsonl").touch()
     (tmp_path / "tensorboard").mkdir()
+    written.add(tmp_path, tmp_path / "run.json", tmp_path / "history.jsonl")
     check_output_dir(tmp_path, training=True, overwrite=False, resume=False)
     (tmp_path / "history.jsonl").write_text('{"step": 1}')
     with pytest.raises(InputError, match=r"already holds a run \(run.json, history.jsonl, tensorboard\)"):
@@ -105,10 +113,14 @@ def test_clearing_removes_what_a_run_wrote_and_nothing_else(tmp_path):
     (elsewhere / "kept").touch()
     (tmp_path / "checkpoints" / "step_3").mkdir(parents=True)
     (tmp_path / "best").symlink_to(elsewhere)
-    for name in ("run.json", "notes.txt", ".lock"):
+    for name in ("run.json", "notes.txt", ".lock", "checkpoints/step_3/model", "checkpoints/mine"):
         (tmp_path / name).touch()
+    (tmp_path / "checkpoints" / ".step_4.unfinished").mkdir()
+    written.add(tmp_path, *(tmp_path / name for name in ("run.json", "checkpoints/step_3/model", "best/config.json")))
     clear(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "elsewhere", "notes.txt"]
+    kept = [".lock", ".written.json", "best", "checkpoints", "elsewhere", "notes.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == kept
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["mine"]
     assert (elsewhere / "kept").exists()
 
 
@@ -118,6 +130,91 @@ def test_one_run_per_folder(tmp_path):
         lock(tmp_path)
     held.close()  # as the kernel does when a process dies
     lock(tmp_path).close()
+
+
+def link_to_mine(folder):
+    (folder / ".lock").symlink_to(folder / "mine")
+
+
+def mine_itself(folder):
+    os.link(folder / "mine", folder / ".lock")
+
+
+@pytest.mark.parametrize("plant", [link_to_mine, mine_itself, lambda folder: os.mkfifo(folder / ".lock")])
+def test_a_lock_that_is_not_a_runs_is_left_alone(tmp_path, plant):
+    (tmp_path / "mine").write_text("a text")
+    plant(tmp_path)
+    with pytest.raises(InputError, match=r"\.lock in it is (a link|not a run's)"):
+        lock(tmp_path)
+    assert (tmp_path / "mine").read_text() == "a text"
+
+
+def test_a_text_is_not_written_through_a_link(tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / ".a.json.unfinished").symlink_to("mine")
+    write_text(tmp_path / "a.json", "ours")
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+@pytest.mark.parametrize("then", [lambda folder: None, lambda folder: folder.mkdir()])
+def test_a_folder_that_was_moved_away_is_noticed(tmp_path, then):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    held = lock(folder)
+    (folder / ".lock").unlink()  # does not matter
+    check_present(folder / "best")
+    folder.rename(tmp_path / "elsewhere")
+    then(folder)
+    check_present(tmp_path)
+    for write in (lambda: check_present(folder), lambda: replace_folder(folder / "best", fill("new"))):
+        with pytest.raises(TrainingError, match="was moved or removed while the run was writing to it"):
+            write()
+    assert not (folder / "best").exists()
+    held.close()
+
+
+def test_files_of_a_library_are_ours_also_if_the_process_is_killed(tmp_path):
+    place = tmp_path / "tensorboard"
+    place.mkdir()
+    (place / "mine.1").touch()
+    with written.by_a_library(tmp_path, "tensorboard", "tensorboard/*.1"):
+        (place / "ours.1").touch()
+    (place / "later.1").touch()
+    assert written.foreign(tmp_path, ["tensorboard"]) == ["tensorboard/later.1", "tensorboard/mine.1"]
+    written.by_a_library(tmp_path, "tensorboard", "tensorboard/l*.1").__enter__()
+    assert written.foreign(tmp_path, ["tensorboard"]) == ["tensorboard/mine.1"]
+
+
+def test_what_is_not_ours_in_a_folder_stays_when_it_is_replaced(tmp_path):
+    written.start_list(tmp_path)
+    replace_folder(tmp_path / "best", fill("old"))
+    for name in ("part/mine", "notes"):
+        (tmp_path / "best" / name).write_text("mine")
+    (tmp_path / "best" / "link").symlink_to("gone")
+    replace_folder(tmp_path / "best", fill("new"))
+    found = {path.relative_to(tmp_path / "best").as_posix() for path in (tmp_path / "best").rglob("*")}
+    assert found == {"weights", "part", "part/config", "part/mine", "notes", "link"}
+    assert written.foreign(tmp_path, ["best"]) == ["best/link", "best/notes", "best/part/mine"]
+    assert (tmp_path / "best" / "weights").read_text() == "new"
+    written.remove_folder(tmp_path / "best")
+    assert sorted(path.name for path in (tmp_path / "best").rglob("*")) == ["link", "mine", "notes", "part"]
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
+def test_files_have_the_mode_of_the_umask(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        replace_folder(tmp_path / "best", lambda place: os.close(os.open(place / "weights", os.O_CREAT, 0o600)))
+    finally:
+        os.umask(before)
+    assert (tmp_path / "best" / "weights").stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+@pytest.mark.parametrize("content", ["", "oops", "[1]", "[" * 100_000, b"\xff"])
+def test_a_file_that_holds_no_metrics(tmp_path, content):
+    (tmp_path / "metrics.json").write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(InputError, match=r"metrics\.json: (cannot be read|holds no metrics).*; move it away"):
+        run_folder.read_metrics(tmp_path / "metrics.json")
 
 
 def test_a_worker_that_outlives_its_run_does_not_hold_the_lock(tmp_path):

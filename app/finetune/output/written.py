@@ -1,0 +1,195 @@
+"""Which files of a folder runs have written, so that a run removes and replaces no others.
+
+`.written.json` in the run's folder lists them. Rank 0 only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import json
+import os
+import re
+import shutil
+import stat
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from finetune.errors import InputError
+from finetune.output.files import as_json, file_record, write_text
+
+LIST = ".written.json"
+# What `replace_folder` and the copies for other machines leave in a crash.
+UNFINISHED = re.compile(r"\.(step_\d+|best)\.(.*unfinished|old|of_rank_0_for_\d+)")
+SHOWN = 3
+_changing = threading.Lock()  # checkpoints are written by a thread
+
+
+def start_list(folder: Path) -> None:
+    """Begins the list of a folder, if it has none."""
+    _change(folder, [])
+
+
+def add(folder: Path, *paths: Path) -> None:
+    """Lists files below the run's `folder`; to be called before they are written."""
+    _change(folder, [path.relative_to(folder).as_posix() for path in paths])
+
+
+@contextlib.contextmanager
+def by_a_library(folder: Path, place: str, *patterns: str) -> Iterator[None]:
+    """Lists the files that a library makes meanwhile at `place` under names of its own, which match `patterns`. A process that
+    is killed meanwhile leaves the patterns in the list."""
+    before = set(_files(folder, folder / place))
+    _change(folder, [], patterns=set(patterns))
+    yield
+    _change(folder, set(_files(folder, folder / place)) - before, patterns=set())
+
+
+def owner(path: Path) -> Path | None:
+    """The run's folder that a folder of it, or of its checkpoints, belongs to; None where there is no list."""
+    return next((folder for folder in (path.parent, path.parent.parent) if (folder / LIST).is_file()), None)
+
+
+def foreign(folder: Path, places: Iterable[str]) -> list[str]:
+    """Files and links in these places of `folder` that no run is known to have written."""
+    known = _read(folder)
+    return [name for place in places for name in _files(folder, folder / place) if not _is_ours(name, known)]
+
+
+def check_foreign(folder: Path, places: Iterable[str]) -> None:
+    """Raises `InputError` naming foreign files."""
+    found = foreign(folder, places)
+    if found:
+        more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+        raise InputError(
+            f"--output_dir {folder}: {', '.join(found[:SHOWN])}{more} would be replaced, but no run is known to have written "
+            "it; move it away, or name another folder"
+        )
+
+
+def remove(folder: Path, place: Path) -> None:
+    """Removes what runs have written at or below `place` in the run's `folder`, unfinished folders, and folders left empty."""
+    known = _read(folder)
+    for name in [name for name in _files(folder, place) if _is_ours(name, known)]:
+        (folder / name).unlink(missing_ok=True)
+    if place.is_dir() and not place.is_symlink():
+        for path in [*place.rglob("*"), place]:
+            if UNFINISHED.fullmatch(path.name) and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+        for path in sorted([*place.rglob("*"), place], reverse=True):
+            if path.is_dir() and not path.is_symlink():
+                with contextlib.suppress(OSError):  # it is not empty
+                    path.rmdir()
+    _change(folder, [], without=place)
+
+
+def remove_folder(path: Path) -> None:
+    """Removes a best/ or a checkpoint but for files in it that no run has written."""
+    folder = owner(path)
+    if folder is None:
+        shutil.rmtree(path)
+    else:
+        remove(folder, path)
+
+
+def keep_foreign(path: Path, unfinished: Path) -> None:
+    """Lists the files of `unfinished`, which is about to replace the folder `path`; copies to it what is not ours in `path`."""
+    folder = owner(path)
+    if folder is None:
+        return
+    for name in foreign(folder, [path.relative_to(folder).as_posix()]):
+        target = unfinished / (folder / name).relative_to(path)
+        if not os.path.lexists(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(folder / name, target, follow_symlinks=False)
+    new = [file for file in _walk(unfinished) if not os.path.lexists(path / file.relative_to(unfinished))]
+    add(folder, *(path / file.relative_to(unfinished) for file in new))
+
+
+def rename(old: Path, new: Path) -> None:
+    """Renames a checkpoint; what is not ours in it goes along."""
+    folder = owner(old)
+    if folder is not None:
+        ours = _read(folder)["files"]
+        inside = [folder / name for name in _files(folder, old) if name in ours]
+        add(folder, *(new / path.relative_to(old) for path in inside))
+    os.rename(old, new)
+    if folder is not None:
+        _change(folder, [], without=old)
+
+
+# Predictions, which may lie anywhere
+
+
+def add_predictions(folder: Path, path: Path, content: Path) -> None:
+    """Lists the predictions that `content` holds and `path` is about to. A path beside the run's folder is absolute."""
+    if path.parent.resolve() == folder.resolve():
+        add(folder, folder / path.name)
+    _change(folder, [], predictions={_place(folder, path): file_record(content)["sha256"]})
+
+
+def is_predictions(folder: Path, path: Path) -> bool:
+    """Whether a regular file is what a run of `folder` wrote as its predictions."""
+    return file_record(path)["sha256"] in _read(folder)["predictions"].get(_place(folder, path), [])
+
+
+def _place(folder: Path, path: Path) -> str:
+    """Relative to the run's folder, which may be moved, if it is in there; else absolute."""
+    place, base = Path(os.path.realpath(path.parent), path.name), Path(os.path.realpath(folder))
+    return (place.relative_to(base) if place.is_relative_to(base) else place).as_posix()
+
+
+# The list
+
+
+def _is_ours(name: str, known: dict[str, Any]) -> bool:
+    return name in known["files"] or any(fnmatch.fnmatchcase(name, pattern) for pattern in known["patterns"])
+
+
+def _change(
+    folder: Path,
+    names: Iterable[str],
+    without: Path | None = None,
+    predictions: dict[str, str] | None = None,
+    patterns: set[str] | None = None,
+) -> None:
+    with _changing:
+        known = _read(folder)
+        before = _as_json(known)
+        files = known["files"] | set(names)
+        if without is not None:
+            files = {name for name in files if not (folder / name).is_relative_to(without) or os.path.lexists(folder / name)}
+        for place, digest in (predictions or {}).items():
+            known["predictions"][place] = [*known["predictions"].get(place, [])[-3:], digest]  # those that it replaces, too
+        after = _as_json({**known, "files": files, "patterns": known["patterns"] if patterns is None else patterns})
+        if after != before or not (folder / LIST).is_file():
+            write_text(folder / LIST, after)
+
+
+def _as_json(known: dict[str, Any]) -> str:
+    return as_json({key: sorted(value) if isinstance(value, set) else value for key, value in known.items()})
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    path = folder / LIST
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        if stat.S_ISREG(path.lstat().st_mode):
+            found = json.loads(path.read_text(encoding="utf-8"))
+            return {"files": set(found["files"]), "patterns": set(found["patterns"]), "predictions": dict(found["predictions"])}
+    return {"files": set(), "patterns": set(), "predictions": {}}
+
+
+def _files(folder: Path, place: Path) -> list[str]:
+    if place.is_symlink() or (place.exists() and not place.is_dir()):
+        return [place.relative_to(folder).as_posix()]
+    return [path.relative_to(folder).as_posix() for path in _walk(place)]
+
+
+def _walk(place: Path) -> Iterator[Path]:
+    """Files and links below a folder but for unfinished folders."""
+    for parent, folders, files in os.walk(place):
+        linked = [name for name in folders if (Path(parent) / name).is_symlink()]
+        folders[:] = [name for name in folders if name not in linked and not UNFINISHED.fullmatch(name)]
+        yield from (Path(parent) / name for name in sorted([*files, *linked]))
