@@ -172,7 +172,7 @@ def load_state(path: Path, run_fingerprint: dict[str, Any]) -> TrainState:
     differences = [
         f"checkpoint {path} is of another run: {_difference(key, saved.get(key), value)}"
         for key, value in run_fingerprint.items()
-        if saved.get(key) != value and not _is_of_earlier_version(saved.get(key), value)
+        if saved.get(key) != value
     ]
     if differences:
         differences[-1] += (
@@ -228,11 +228,6 @@ def _restore_adamw(model: torch.nn.Module, optimizer: Any, moments: dict[str, di
             restored = {key: tensors[name].to(parameter.device) for key, tensors in moments.items()}
             step = torch.tensor(float(updates), device=parameter.device)
             optimizer.state[parameter] = {"step": step, **restored}
-
-
-def _is_of_earlier_version(then: Any, now: Any) -> bool:
-    """Whether a checkpoint holds a name or a hash, as earlier versions wrote, of what is compared part by part now."""
-    return isinstance(then, str) and isinstance(now, dict | list)
 
 
 def _difference(key: str, then: Any, now: Any) -> str:

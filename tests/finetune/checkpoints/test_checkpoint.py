@@ -337,13 +337,6 @@ def test_a_failed_save_is_reported_at_the_next(trained, tmp_path, monkeypatch):
         save(run, target(tmp_path, writer), model, optimizer, state)
 
 
-def test_a_checkpoint_of_an_earlier_version_named_the_model_by_its_path(trained):
-    *_, save_step = trained
-    path = save_step(2)
-    (path / "run_fingerprint.json").write_text(json.dumps({**RUN_FINGERPRINT, "model": "M", "labels": "0" * 16}))
-    assert load_state(path, {**RUN_FINGERPRINT, "model": {"config.json": "3 bytes"}}).step == 2
-
-
 def test_a_checkpoint_of_a_later_version_is_refused(trained):
     *_, save_step = trained
     path = save_step(2)
