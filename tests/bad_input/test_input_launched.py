@@ -88,7 +88,7 @@ def test_debug_shows_where_it_was_found(place):
 
     assert finished.code == 2
     assert finished.err.startswith("Traceback")
-    assert "in load_data" in finished.err
+    assert "in read_splits" in finished.err
     assert len(re.findall(rf"^error: {RAGGED.said[0]}", finished.err, re.MULTILINE)) == 1
 
 

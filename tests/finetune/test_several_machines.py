@@ -62,7 +62,7 @@ def test_only_rank_0_looks_at_the_folder(place, arguments, tmp_path, rank):
     place(rank)
     (tmp_path / "metrics.json").touch()
     if rank == 0:
-        with pytest.raises(InputError, match="already holds a run"):
+        with pytest.raises(InputError, match=r"metrics\.json would be replaced"):
             preflight.check(arguments(output_dir=str(tmp_path)))
     else:
         preflight.check(arguments(output_dir=str(tmp_path)))

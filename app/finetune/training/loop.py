@@ -327,15 +327,17 @@ def _is_better(metric: float, loss: float | None, state: TrainState, greater_is_
 def _train_metrics(run: Run, training: Training, state: TrainState, clock: StepClock) -> dict[str, float | None]:
     rows = sum(len(training.steps.rows(step)) for step in range(state.step))
     seconds, stalls = state.train_seconds, training.save_stalls
-    of_tokens = {
-        "train_tokens_per_second": state.tokens / seconds if seconds else None,
-        "train_padding_share": 1 - state.tokens / state.padded_tokens if state.padded_tokens else None,
-    }
+    of_tokens = {}
+    if training.steps.has_tokens:
+        of_tokens = {
+            "train_tokens_per_second": state.tokens / seconds if seconds and state.tokens is not None else None,
+            "train_padding_share": 1 - state.tokens / state.padded_tokens if state.padded_tokens else None,
+        }
     return {
         "train_loss": state.loss_total / state.step if state.step else None,
         "train_runtime": seconds,
         "train_samples_per_second": rows / seconds if seconds else None,
-        **(of_tokens if training.steps.has_tokens else {}),
+        **of_tokens,
         "train_step_time_p50": clock.percentile(0.5),
         "train_step_time_p95": clock.percentile(0.95),
         "train_save_stall": statistics.median(stalls) if stalls else None,
