@@ -65,7 +65,7 @@ PY
 esac
 cat <<EOF
 
-$run/metrics.json       all figures
+$run/metrics.json       all metrics
 $run/README.md          the same as a model card with curves
 $run/best/              the model: ${loads/BEST/$run/best}
 $run/predictions.jsonl  $predicted of the test rows
