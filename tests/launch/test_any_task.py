@@ -31,6 +31,7 @@ SCRIPT = vector_task.__file__
 JOB = {
     "learning_rate": 1e-2, "adam_epsilon": 1e-6, "max_grad_norm": 0.05, "warmup_steps": 2, "max_steps": 6,
     "global_batch_size": 15, "eval_strategy": "steps", "eval_steps": 3, "save_steps": 3, "logging_steps": 1,
+    "per_device_eval_batch_size": 2,  # both processes have rows of the validation file
     "report_to": "none",
 }  # fmt: skip
 

@@ -28,15 +28,11 @@ def write_card(
     usage: str,
     metrics: Sequence[str],
     sections: Sequence[str],
-    *,
-    library_name: str | None = "transformers",
-    tags: Sequence[str] = (),
 ) -> None:
     """Writes the card of the run in `folder` from its run.json, metrics.json and history.jsonl.
 
     `pipeline_tag`: the hub's name of the task, None for a model that the hub does not know; `usage`: Python code that loads
-    best/; `metrics`: names without eval_ or test_, one table row each; `sections`: further Markdown lines of the task;
-    `library_name`: the library that loads best/.
+    best/; `metrics`: names without eval_ or test_, one table row each; `sections`: further Markdown lines of the task.
     """
     run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     values = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
@@ -46,11 +42,10 @@ def write_card(
     dataset = _hub_id(arguments.get("dataset_name"))
     results = [] if pipeline_tag is None else _results(pipeline_tag, dataset, values, metrics)
     data = ModelCardData(
-        library_name=library_name if pipeline_tag else None,
+        library_name="transformers" if pipeline_tag else None,
         pipeline_tag=pipeline_tag,
         base_model=base,
         datasets=dataset,
-        tags=list(tags) or None,
         model_name=title if results else None,
         eval_results=results or None,
     )

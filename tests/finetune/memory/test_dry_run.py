@@ -28,15 +28,6 @@ def forward_and_backward(model, task, batch, autocast):
     task.loss_sum(lambda **_: logits, batch).backward()
 
 
-@pytest.fixture
-def one_thread():
-    """The profiler sees the allocations of the thread that it runs in; attention and dropout have others work for them."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 # The greatest errors measured, with room for a library's next version; the README has the table.
 @pytest.mark.parametrize(
     ("make", "task", "batch", "checkpointing", "precision", "tolerance"),

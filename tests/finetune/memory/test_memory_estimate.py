@@ -19,15 +19,6 @@ from finetune.training.optimizer import build_optimizer
 from finetune.training.step import train_step
 
 
-@pytest.fixture
-def one_thread():
-    """The profiler sees the allocations of the thread that it runs in; attention and dropout have others work for them."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("large", [300 * 64, embeddings.LARGE])  # numbers in the vocabulary's weight here, which is kept or not
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.usefixtures("one_thread")

@@ -50,11 +50,10 @@ def test_a_table_of_any_values():
 
 def test_a_card_begins_with_what_the_hub_reads(folder):
     dataset = {"name": "custom", "type": "custom"}
-    assert metadata(card(folder(), tags=["multi-label"])) == {
+    assert metadata(card(folder())) == {
         "library_name": "transformers",
         "pipeline_tag": "text-classification",
         "base_model": "org/base",
-        "tags": ["multi-label"],
         "model-index": [
             {
                 "name": "A title",
@@ -69,7 +68,8 @@ def test_a_card_begins_with_what_the_hub_reads(folder):
             }
         ],
     }
-    assert metadata(card(folder(metrics={}), library_name=None)) == {
+    assert metadata(card(folder(metrics={}))) == {
+        "library_name": "transformers",
         "pipeline_tag": "text-classification",
         "base_model": "org/base",
     }
