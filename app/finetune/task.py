@@ -61,13 +61,16 @@ class Batch:
 class Split:
     """One file's rows, ready to be batched.
 
-    `collate`: row numbers -> `Batch`. `lengths`: (rows,) tokens of each row, None where rows have none. `padding_multiple`: of
-    what the width of a batch is a multiple, as `collate` pads. `ids`: what names each row in predictions.
+    `collate`: row numbers -> `Batch`. `augment`: (row numbers, epoch) -> `Batch`, what training uses in place of `collate` for
+    data that it varies; a function of (seed, epoch, row), so that every launch and a resumed run see the same. `lengths`:
+    (rows,) tokens of each row, None where rows have none. `padding_multiple`: of what the width of a batch is a multiple, as
+    `collate` pads. `ids`: what names each row in predictions.
     """
 
     path: str
     collate: Callable[[np.ndarray], Batch]
     num_rows: int
+    augment: Callable[[np.ndarray, int], Batch] | None = None
     labelled: bool = True
     lengths: np.ndarray | None = None
     padding_multiple: int = 1

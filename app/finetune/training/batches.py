@@ -72,8 +72,10 @@ class TrainSteps(Dataset):
         return self.split.collate(longest[np.argsort(-self.lengths[longest], kind="stable")])
 
     def __getitem__(self, step: int) -> list[Batch]:
-        rows = self.rows(step)
-        return [collate_share(self.split.collate, share[self.rank], rows) for share in self.shares(step)]
+        rows, collate = self.rows(step), self.split.collate
+        if self.split.augment is not None:
+            collate = partial(self.split.augment, epoch=self.plan.epoch_of(step)[0])
+        return [collate_share(collate, share[self.rank], rows) for share in self.shares(step)]
 
 
 def collate_share(collate: Collate, rows: np.ndarray, others: np.ndarray) -> Batch:

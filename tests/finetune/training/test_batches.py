@@ -9,6 +9,7 @@ from linear_task import collator, eval_rows, make_plan, points, split_of, train_
 
 from finetune.errors import TrainingError
 from finetune.plan import BatchShape
+from finetune.task import Batch
 from finetune.training.batches import EvalRows, TrainSteps, collate_share, train_loader
 from finetune.training.order import share_out
 
@@ -37,6 +38,25 @@ def test_a_step_has_the_micro_batches_of_every_rank():
         assert shared[1][step][0].rows.tolist() == (expected[0][1].tolist() or [-1])
     assert sorted(np.concatenate([shared[0].rows(step) for step in range(3)])) == list(range(21))
     assert len(shared[0].rows(2)) == 5
+
+
+def test_training_augments_rows_by_their_epoch_under_any_number_of_processes():
+    x, y = points(21)
+
+    def augment(rows, epoch):
+        return Batch(torch.as_tensor(rows), {"x": x[rows] + 10 * epoch}, y[rows])
+
+    for processes in (1, 2):
+        plan, seen = replace(make_plan(21, epochs=2), batch=BatchShape(8, processes, 2, 2)), {}
+        for rank in range(processes):
+            steps = TrainSteps(replace(split_of(x, y), augment=augment), plan, rank, 1, True)
+            for step in range(len(steps)):
+                for batch in steps[step]:
+                    seen |= {
+                        (step // 3, row): inputs for row, inputs in zip(batch.rows.tolist(), batch.inputs["x"], strict=True)
+                    }
+        for epoch, row in np.ndindex(2, 21):
+            torch.testing.assert_close(seen[epoch, row], x[row] + 10 * epoch)
 
 
 def test_an_empty_share_becomes_a_placeholder():
