@@ -90,12 +90,8 @@ def _compared(arguments: Any, launch: Launch) -> dict[str, Any]:
     """What every machine must have alike, known before any file is parsed. The parts that cost something come from one
     process of each machine."""
     given = {f"--{name}": getattr(arguments, name) for name in names_of(arguments, per_machine=False)}
-    alike: dict[str, Any] = {
-        "arguments": given,
-        "DeepSpeed file": launch.deepspeed_config or {},
-        "--mixed_precision": launch.precision,
-        "the number of processes": launch.world_size,
-    }
+    of_launch = {"--mixed_precision": launch.precision, "the number of processes": launch.world_size}
+    alike = {"arguments": given | of_launch, "DeepSpeed file": launch.deepspeed_config or {}}
     if launch.local_rank == 0:
         files = {f"--{name}": getattr(arguments, name) for name in names_of(arguments, reads=True, per_machine=True)}
         contents = {f"{name} ({Path(path).name})": _content(path) for name, path in files.items() if path is not None}

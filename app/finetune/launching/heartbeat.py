@@ -29,7 +29,6 @@ _limit = 0.0  # seconds of silence after which a process is lost
 _collectives = 0  # that this process has entered
 _entered = 0.0  # when it entered the last one
 _answered = 0.0  # when the store last answered
-_suspended = 0.0  # the longest that this process itself did not run, in seconds
 _on_lost_peer: Callable[[str], None] | None = None
 
 
@@ -103,11 +102,7 @@ def peer_status() -> PeerStatus:
     listener = threading.Thread(target=_listen, args=(found,), daemon=True)
     listener.start()
     listener.join(GRACE_SECONDS + ANSWER_SECONDS)
-    status = found[0] if found else PeerStatus(lost=_silent([_store_host()]))
-    if status.stopped is None and _suspended > _limit:
-        own = f"it did not run for {_suspended:.0f} seconds itself, stopped or asleep: longer than --ddp_timeout"
-        return PeerStatus(lost=own)
-    return status
+    return found[0] if found else PeerStatus(lost=_silent([_store_host()]))
 
 
 def _set_shutdown_notice(reason: str) -> None:
@@ -155,13 +150,12 @@ def _beat(rank: int) -> None:
 
 def _watch_store() -> None:
     """Notices a store that no longer answers: `_beat` waits for it without end."""
-    global _answered, _suspended
+    global _answered
     last = time.monotonic()
     while not _finished.wait(INTERVAL_SECONDS):
         now = time.monotonic()
         if now - last > GRACE_SECONDS:  # suspended itself: there was nobody to answer to
             _answered = now
-            _suspended = max(_suspended, now - last)
         last = now
         if now - _answered > _limit + GRACE_SECONDS and _on_lost_peer is not None:
             _on_lost_peer(_silent([_store_host()]))

@@ -75,13 +75,12 @@ def describe_launch(arguments: Any, machine: Machine | None = None) -> Launch:
     Raises `InputError` listing every contradiction between launcher, DeepSpeed file and arguments.
     """
     is_here, machine = machine is None, machine or this_machine()
-    place = _place_in_job()
-    world_size, local_world = place["WORLD_SIZE"], place["LOCAL_WORLD_SIZE"]
+    rank, world_size, local_rank, local_world = _place_in_job()
     use_cpu = machine.gpus == 0 or os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true"
 
     problems: list[str] = _unsupported_plugins()
     if is_here:
-        problems += _meeting_problems(world_size, _launcher(arguments))
+        problems += _meeting_problems(world_size)
     file, config = _deepspeed_config(arguments, problems)
     precision = _precision(arguments, config, problems)
     if config is not None:
@@ -98,8 +97,8 @@ def describe_launch(arguments: Any, machine: Machine | None = None) -> Launch:
         raise InputError(*problems)
     return Launch(
         launcher=_launcher(arguments),
-        rank=place["RANK"],
-        local_rank=place["LOCAL_RANK"],
+        rank=rank,
+        local_rank=local_rank,
         world_size=world_size,
         local_world_size=local_world,
         use_cpu=use_cpu,
@@ -113,45 +112,35 @@ def describe_launch(arguments: Any, machine: Machine | None = None) -> Launch:
     )
 
 
-def _place_in_job() -> dict[str, int]:
-    """RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE. Raises `InputError` naming each variable that cannot be true: a shell
+def _place_in_job() -> tuple[int, int, int, int]:
+    """(rank, number of processes; the same on this machine). Raises `InputError` naming a variable that cannot be true: a shell
     keeps what was exported for another job."""
-    env, found, problems = os.environ, {}, []
-    local_size = "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in env else "LOCAL_SIZE"  # DeepSpeed's name
-    for name, variable, least in (
-        ("WORLD_SIZE", "WORLD_SIZE", 1),
-        ("LOCAL_WORLD_SIZE", local_size, 1),
-        ("RANK", "RANK", 0),
-        ("LOCAL_RANK", "LOCAL_RANK", 0),
-    ):
-        text = env.get(variable, str(least))
-        found[name] = int(text) if text.isdecimal() else -1
-        if found[name] < least:
-            problems.append(f"{variable}={text!r}: expected a whole number of at least {least}. {LEFT_OVER.format(variable)}")
-    if problems:
-        raise InputError(*problems)
-    found_locally = (local_size, "LOCAL_WORLD_SIZE") if local_size in env else ("WORLD_SIZE", "WORLD_SIZE")
-    for name, (of, size) in {"RANK": ("WORLD_SIZE", "WORLD_SIZE"), "LOCAL_RANK": found_locally}.items():
-        if found[name] >= found[size]:
-            have = f"{of} is {found[size]}" if of in env else f"{of} is not set"
-            problems.append(f"{name}={found[name]} but {have}, so there is no such process. {LEFT_OVER.format(name)}")
-    if problems:
-        raise InputError(*problems)
-    return found
+    world_size = _whole_number("WORLD_SIZE", 1)
+    local_size = _whole_number("LOCAL_SIZE" if "LOCAL_SIZE" in os.environ else "LOCAL_WORLD_SIZE", 1)  # DeepSpeed's name first
+    rank, local_rank = _whole_number("RANK", 0), _whole_number("LOCAL_RANK", 0)
+    # A launcher may say nothing of the machine.
+    sizes = {"RANK": (rank, world_size), "LOCAL_RANK": (local_rank, local_size if local_size > 1 else world_size)}
+    for name, (number, size) in sizes.items():
+        if number >= size:
+            what = f"{name}={number} but there are {size} process(es), so there is no such one"
+            raise InputError(f"{what}. {LEFT_OVER.format(name)}")
+    return rank, world_size, local_rank, local_size
 
 
-def _meeting_problems(world_size: int, launcher: str) -> list[str]:
+def _whole_number(variable: str, least: int) -> int:
+    text = os.environ.get(variable, str(least))
+    if not text.isdecimal() or int(text) < least:
+        raise InputError(f"{variable}={text!r}: expected a whole number of at least {least}. {LEFT_OVER.format(variable)}")
+    return int(text)
+
+
+def _meeting_problems(world_size: int) -> list[str]:
     """What keeps several processes from finding each other: variables that every launcher sets."""
-    if world_size == 1:
+    port, missing = os.environ.get("MASTER_PORT", ""), [name for name in ("RANK", "MASTER_ADDR") if not os.environ.get(name)]
+    if world_size == 1 or (port.isdecimal() and 0 < int(port) < 65536 and not missing):
         return []
-    port = os.environ.get("MASTER_PORT")
-    if port is not None and not (port.isdecimal() and 0 < int(port) < 65536):
-        return [f"MASTER_PORT={port!r}: expected a port from 1 to 65535, the same for every process; set it, or unset it"]
-    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
-    if launcher != "python" or not missing:
-        return []
-    what = f"WORLD_SIZE={world_size} but {', '.join(missing)} not set, so the processes cannot meet"
-    return [f"{what}. {LEFT_OVER.format('WORLD_SIZE')}"]
+    what = f"WORLD_SIZE={world_size} but {' and '.join(missing)} not set" if missing else f"MASTER_PORT={port!r} is no port"
+    return [f"{what}, so the processes cannot meet. {LEFT_OVER.format('WORLD_SIZE')}"]
 
 
 def _unsupported_plugins() -> list[str]:

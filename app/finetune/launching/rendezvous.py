@@ -12,12 +12,11 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from finetune.errors import InputError
+from finetune.errors import InputError, in_short, where
 from finetune.launching import network
 
 POLL_SECONDS = 0.1
@@ -25,8 +24,7 @@ NOTICE_SECONDS = 10  # how long a failing process keeps the store open for those
 MACHINE_NAMES = "FINETUNE_MACHINES"  # names in the order of ranks, set by our own launching scripts
 MAX_DIFFERENCES = 20  # that are printed
 
-# "rank", "host", "address", "chosen" (whether the user named its interface), "compared" (see `wait_for_all_ranks`)
-RankInfo = dict[str, Any]
+RankInfo = dict[str, Any]  # "rank", "host", "address", "compared" (see `wait_for_all_ranks`)
 
 
 class RemoteError(InputError):
@@ -54,14 +52,9 @@ class Rendezvous:
     def address(self) -> str:
         return f"{self.host}:{self.port}"
 
-    @property
-    def process(self) -> str:
-        """This process, in words."""
-        return f"rank {self.rank} on {socket.gethostname()}"
-
     def machine(self, number: int) -> str:
-        """A machine, in words."""
-        return f"{number} ({self.machine_names[number]})" if number < len(self.machine_names) else str(number)
+        """A machine's number, and its name if our launching scripts have set it."""
+        return f"{number}, {self.machine_names[number]}" if number < len(self.machine_names) else str(number)
 
     def open(self, timeout: float) -> None:
         """Connects to the store. Raises `InputError` if rank 0 is not there within `timeout` seconds or its port is taken."""
@@ -88,14 +81,12 @@ class Rendezvous:
                     "choose another on every machine (--master_port of deepspeed and torchrun, --main_process_port of "
                     "accelerate, MASTER_PORT)"
                 ) from error
-            raise InputError(f"{self.process}: cannot talk to rank 0 at {self.address} ({_first_line(error)})") from error
+            raise InputError(f"{where()}: cannot talk to rank 0 at {self.address} ({in_short(error)})") from error
 
-    def gather(
-        self, phase: str, info: RankInfo, timeout: int, argument: str, check: Callable[[list[RankInfo]], list[str]]
-    ) -> list[RankInfo]:
-        """Every rank's info, in the order of ranks, once all are there and `check` finds no problem on rank 0.
+    def gather(self, phase: str, info: RankInfo, timeout: int, argument: str) -> list[RankInfo]:
+        """Every rank's info, in the order of ranks, once all are there and rank 0 finds no difference between them.
 
-        Raises `InputError` with the problems or, after `timeout` seconds (which `argument` sets), the missing ranks; on the
+        Raises `InputError` with the differences or, after `timeout` seconds (which `argument` sets), the missing ranks; on the
         other ranks `RemoteError`.
         """
         self.store.set(self._key(f"{phase}/{self.rank}"), json.dumps(info, default=str))
@@ -107,7 +98,7 @@ class Rendezvous:
                 missing = [rank for rank in missing if not self._has(self._key(f"{phase}/{rank}"))]
                 if not missing:
                     infos = [json.loads(self.store.get(self._key(f"{phase}/{rank}"))) for rank in range(self.world_size)]
-                    problems = check(infos)
+                    problems = differences(infos)
                     if problems:
                         raise InputError(*problems)
                     self.store.set(result, json.dumps([{**info, "compared": {}} for info in infos]))
@@ -124,7 +115,7 @@ class Rendezvous:
     def send_failure_notice(self, problems: list[str], code: int, patience: float) -> None:
         """Leaves the notice; on the machine that hosts the store, waits up to `patience` seconds until all have sent or read
         one."""
-        notice = json.dumps({"process": self.process, "problems": problems, "code": code})
+        notice = json.dumps({"process": where(), "problems": problems, "code": code})
         self.store.compare_set(self._key("failed"), "", notice)
         self.store.add(self._key("notified"), 1)
         until = time.monotonic() + patience
@@ -145,7 +136,7 @@ class Rendezvous:
             except OSError as error:
                 if time.monotonic() > until:
                     raise InputError(
-                        f"{self.process}: machine {self.machine(0)} did not answer at {self.address} within {timeout:.0f} s "
+                        f"{where()}: machine {self.machine(0)} did not answer at {self.address} within {timeout:.0f} s "
                         f"({error.strerror or error}); start the same command there, check the address and that no firewall "
                         "closes the port, or wait longer with --start_timeout"
                     ) from None
@@ -156,16 +147,13 @@ class Rendezvous:
             return self.store.check([key])
         except RuntimeError as error:
             raise InputError(
-                f"{self.process}: rank 0's machine ended before the job began; its own message says why ({_first_line(error)})"
+                f"{where()}: rank 0's machine ended before the job began; its own message says why ({in_short(error)})"
             ) from None
 
     def _missing(self, ranks: list[int], timeout: float, argument: str) -> str:
         if self.rank != 0:
-            return f"{self.process}: rank 0 said nothing for {timeout + NOTICE_SECONDS:.0f} s ({argument})"
-        machines: dict[int, list[int]] = {}
-        for rank in ranks:
-            machines.setdefault(rank // self.local_world_size, []).append(rank)
-        named = "; ".join(f"machine {self.machine(number)}: rank {_span(ranks)}" for number, ranks in machines.items())
+            return f"{where()}: rank 0 said nothing for {timeout + NOTICE_SECONDS:.0f} s ({argument})"
+        named = ", ".join(f"rank {rank} (machine {self.machine(rank // self.local_world_size)})" for rank in ranks)
         return (
             f"{len(ranks)} of {self.world_size} processes did not come to {self.address} within {timeout:.0f} s: {named}. "
             f"Start the same command on every machine, with its own rank; {argument} waits longer"
@@ -196,19 +184,16 @@ def wait_for_all_ranks(compared: dict[str, Any], timeout: int) -> None:
     _rendezvous = from_environment()
     if _rendezvous is None:
         return
-    problems = network.problems()
-    if problems:
-        raise InputError(*problems)
+    network.check_variables()
     _rendezvous.open(timeout)
-    _rendezvous.gather("start", _rank_info(_rendezvous, compared), timeout, "--start_timeout", _check)
+    _rendezvous.gather("start", _rank_info(_rendezvous, compared), timeout, "--start_timeout")
 
 
 def wait_until_ready(timeout: int) -> None:
     """Waits until every process has read its data, so that the process group's own wait is short, and chooses the network
     interface for gloo. Raises `InputError` as `wait_for_all_ranks`."""
     if _rendezvous is not None:
-        info = _rank_info(_rendezvous, {})
-        infos = _rendezvous.gather("ready", info, timeout, "--ddp_timeout", _no_problems)
+        infos = _rendezvous.gather("ready", _rank_info(_rendezvous, {}), timeout, "--ddp_timeout")
         _choose_interface(_rendezvous.rank, [other["address"] for other in infos])
 
 
@@ -232,71 +217,33 @@ def send_failure_notice(problems: list[str], code: int, patience: float = NOTICE
 
 def _rank_info(rendezvous: Rendezvous, compared: dict[str, Any]) -> RankInfo:
     chosen = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
-    address = network.addresses()[chosen][0] if chosen else network.own_address(rendezvous.host)
-    host = socket.gethostname()
-    return {"rank": rendezvous.rank, "host": host, "address": address, "chosen": bool(chosen), "compared": compared}
+    address = dict(network.addresses()).get(chosen) or network.own_address(rendezvous.host)
+    return {"rank": rendezvous.rank, "host": socket.gethostname(), "address": address, "compared": compared}
 
 
-def _no_problems(_infos: list[RankInfo]) -> list[str]:
-    return []
-
-
-def _check(infos: list[RankInfo]) -> list[str]:
-    """Differences between the ranks, each once per machine, and interfaces that other machines cannot reach."""
+def differences(infos: list[RankInfo]) -> list[str]:
+    """What the ranks have that rank 0 has not, each once per machine."""
     first, lines = infos[0], {}
     for info in infos[1:]:
-        for name in info["compared"].keys() & first["compared"].keys():
-            for line in _differences(name, info["compared"][name], first["compared"][name]):
+        for section in info["compared"].keys() & first["compared"].keys():
+            here, there = info["compared"][section], first["compared"][section]
+            for name in sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name)):
+                is_here, is_there = ("absent" if x.get(name) is None else f"{x[name]!s:.80}" for x in (here, there))
+                line = f"{name} is {is_here}, but {is_there}"
                 message = f"rank {info['rank']} ({info['host']}): {line} on rank 0 ({first['host']})"
                 lines.setdefault((info["host"], line), message)
-    differences = sorted(lines.values())
-    if len(differences) > MAX_DIFFERENCES:
-        differences[MAX_DIFFERENCES:] = [f"... and {len(differences) - MAX_DIFFERENCES} more"]
-    if differences:
-        differences.append("every machine needs the same code, libraries, files and arguments")
-    return [*differences, *_unreachable(infos)]
-
-
-def _differences(name: str, here: Any, there: Any) -> list[str]:
-    if isinstance(here, dict) and isinstance(there, dict):
-        parts = sorted(part for part in here.keys() | there.keys() if here.get(part) != there.get(part))
-        return [_difference(part, here.get(part), there.get(part)) for part in parts]
-    return [] if here == there else [_difference(name, here, there)]
-
-
-def _difference(name: str, here: Any, there: Any) -> str:
-    here, there = ("absent" if value is None else f"{value!s:.80}" for value in (here, there))
-    return f"{name} is {here}, but {there}"
-
-
-def _unreachable(infos: list[RankInfo]) -> list[str]:
-    """Processes whose chosen network interface only their own machine can reach, though others come from elsewhere."""
-    if all(network.is_loopback(info["address"]) for info in infos):
-        return []
-    return [
-        f"rank {info['rank']} ({info['host']}) would be reached at {info['address']}, which leads nowhere from other machines; "
-        "set GLOO_SOCKET_IFNAME to the network interface that they share, or leave it unset"
-        for info in infos
-        if info["chosen"] and network.is_loopback(info["address"])
-    ]
+    found = sorted(lines.values())
+    if len(found) > MAX_DIFFERENCES:
+        found[MAX_DIFFERENCES:] = [f"... and {len(found) - MAX_DIFFERENCES} more"]
+    return [*found, "every machine needs the same code, libraries, files and arguments"] if found else []
 
 
 def _choose_interface(rank: int, addresses: list[str | None]) -> None:
     """Names the network interface for gloo, which would otherwise take the one of the host name: often loopback."""
-    if "GLOO_SOCKET_IFNAME" in os.environ:
-        return
     own = addresses[rank]
     others = [address for address in addresses if address and not network.is_loopback(address)]
     if network.is_loopback(own) and others:
         own = network.own_address(others[0])
-    interface = network.interface_of(own)
-    if interface is not None:
-        os.environ["GLOO_SOCKET_IFNAME"] = interface
-
-
-def _span(ranks: list[int]) -> str:
-    return str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}"
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+    for interface, address in network.addresses():
+        if address == own:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)

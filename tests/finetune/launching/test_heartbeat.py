@@ -110,26 +110,6 @@ def test_a_suspended_process_does_not_blame_others(job, reports, monkeypatch):
     assert reports.empty()
 
 
-def test_a_suspended_process_reports_itself(job, monkeypatch):
-    monkeypatch.setattr(heartbeat, "_suspended", 0.0)
-    monkeypatch.setattr(heartbeat, "_limit", 10.0)
-    only_rank_1_is_silent(job)
-    assert heartbeat.peer_status().lost.startswith("rank 1")
-    job.end()
-    with monkeypatch.context() as clock:
-        seconds = itertools.count()
-        clock.setattr(heartbeat.time, "monotonic", lambda: 14.0 * next(seconds))
-        watcher = threading.Thread(target=heartbeat._watch_store)
-        watcher.start()
-        for _ in range(6000):  # a minute; there is no clock here
-            if heartbeat._suspended:
-                break
-            threading.Event().wait(0.01)
-        heartbeat.stop()
-        watcher.join()
-    assert heartbeat.peer_status().lost.startswith("it did not run for 14 seconds itself")
-
-
 def test_a_request_to_one_process_is_no_failure_of_the_others(job, environment):
     job(0, 1, 2)
     environment["RANK"] = "2"
