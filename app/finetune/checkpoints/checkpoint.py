@@ -236,22 +236,16 @@ def _difference(key: str, then: Any, now: Any) -> str:
     if isinstance(then, list) and isinstance(now, list):
         pairs = enumerate(zip_longest(then, now), start=1)
         number, (before, after) = next(pair for pair in pairs if pair[1][0] != pair[1][1])
-        counts = (
-            f"had {len(then)} entries, has {len(now)} now" if len(then) != len(now) else f"has {len(now)} entries as before"
-        )
-        return f"{what} {counts}; the first that differs is number {number}, which was {_brief(before)}, is now {_brief(after)}"
+        changed = f"number {number}, which was {_brief(before)}, is now {_brief(after)}"
+        return f"{what} had {len(then)} entries, has {len(now)}; the first that differs is {changed}"
     if isinstance(then, dict) and isinstance(now, dict):
-        parts = [part for part in {**then, **now} if then.get(part) != now.get(part)]
-        return f"{what} differ: {', '.join(_part(part, then.get(part), now.get(part)) for part in parts)}"
+        changes = {part: "has other content" for part in now if now[part] != then.get(part)}
+        changes |= dict.fromkeys(now.keys() - then.keys(), "was not there")
+        changes |= dict.fromkeys(then.keys() - now.keys(), "is not there")
+        return f"{what} differ: {', '.join(f'{part} {change}' for part, change in sorted(changes.items()))}"
     if HASH.fullmatch(str(then)) and HASH.fullmatch(str(now)):
         return f"{what} changed since"
     return f"{what} was {_brief(then)}, is now {_brief(now)}"
-
-
-def _part(name: str, then: Any, now: Any) -> str:
-    if then is None or now is None:
-        return f"{name} {'was not there' if then is None else 'is not there'}"
-    return f"{name} has other content"
 
 
 def _brief(value: Any) -> str:

@@ -7,36 +7,30 @@ from, the best model) through the process group, and remove it after use.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
-import platform
 import shutil
 import time
 from pathlib import Path
 
-from finetune.errors import InputError
+from finetune.errors import InputError, where
 from finetune.launching.processes import Run
 
 CHUNK_BYTES = 16 * 1024 * 1024  # sent at a time, to every process
 
 
 def fetch(run: Run, folder: Path, shared: bool) -> Path:
-    """Returns where this process can read rank 0's `folder`: the folder itself, or a copy on its own machine (see `discard`).
+    """Returns where this process can read rank 0's `folder`: the folder itself, or a copy for its own machine (see `discard`).
 
-    `shared`: all machines see the folder, so nothing is compared or sent. All processes must call this. Raises `InputError` on
-    every process if a machine cannot store its copy.
+    `shared`: all machines see the folder, so nothing is sent. All processes must call this. Raises `InputError` on every
+    process if a machine cannot store its copy.
     """
     launch = run.launch
     if shared or launch.world_size == launch.local_world_size:
         return folder
-    digests = run.gather([_digest(folder) if launch.local_rank == 0 else None])
-    lacking = {rank for rank, digest in enumerate(digests) if digest not in (None, digests[0])}
-    if not lacking:
-        return folder
     leader = launch.rank - launch.local_rank
-    place = folder.with_name(f".{folder.name}.of_rank_0_for_{leader}") if leader in lacking else folder
+    place = folder.with_name(f".{folder.name}.of_rank_0_for_{leader}") if leader else folder
     files = run.on_main(lambda: [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()])
-    target = place if launch.rank in lacking else None
+    target = place if leader and launch.local_rank == 0 else None
     problems = [problem for problem in run.gather([_receive(run, folder, files, target)]) if problem]
     if problems:
         if target is not None:
@@ -64,7 +58,7 @@ def check_shared(run: Run, folder: Path) -> None:
         if token.exists():
             break
         time.sleep(0.1)
-    blind = [name for name in run.gather([None if token.exists() else _machine_name(run)]) if name]
+    blind = [process for process in run.gather([None if token.exists() else where()]) if process]
     run.on_main(lambda: token.unlink(missing_ok=True))
     if blind:
         raise InputError(
@@ -91,24 +85,5 @@ def _receive(run: Run, folder: Path, files: list[str], target: Path | None) -> s
                         with (target / name).open("ab") as writer:
                             writer.write(chunk)
                     except OSError as error:
-                        problem = (
-                            f"{_machine_name(run)} cannot store rank 0's {folder / name} ({error.strerror}); make room there"
-                        )
+                        problem = f"{where()} cannot store rank 0's {folder / name} ({error.strerror}); make room there"
     return problem
-
-
-def _digest(folder: Path) -> str:
-    """A hash over names and contents; "absent" where there is no such folder."""
-    if not folder.is_dir():
-        return "absent"
-    digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            digest.update(f"{path.relative_to(folder).as_posix()} {path.stat().st_size} ".encode())
-            with path.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()
-
-
-def _machine_name(run: Run) -> str:
-    return f"{platform.node()} (rank {run.launch.rank})"

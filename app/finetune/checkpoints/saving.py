@@ -125,13 +125,9 @@ def _save_full(run: Run, target: CheckpointTarget, model: Any, optimizer: Any, s
 
 
 def _write_full(pending: _Pending, files: dict[str, dict[str, torch.Tensor]]) -> None:
-    pending.target.before_write()
     with _explained_failures(pending):
         _check_free_space(pending)
-        _set_later_aside(pending)
-        replace_folder(pending.path, partial(_fill, pending, files))
-        _rotate(pending)
-    status.saved(pending.step)
+        _commit(pending, partial(replace_folder, pending.path, partial(_fill, pending, files)))
 
 
 def _fill(pending: _Pending, files: dict[str, dict[str, torch.Tensor]], place: Path) -> None:
@@ -167,24 +163,25 @@ def _write_sharded(pending: _Pending, launch: Launch, place: Path, shard: dict[s
         try:
             shards.write(place, launch.rank, shard)
             if launch.rank == 0:
-                _commit_sharded(pending, launch, place)
+                records = shards.collect(place, launch.world_size, launch.timeout_seconds, pending.target.writer.is_hurried)
+                _write_manifest(pending, place, records, shards=launch.world_size)
+                _commit(pending, partial(put_in_place, place, pending.path))
         except Exception:
             if launch.rank == 0:
-                shards.clear(place, launch.timeout_seconds, pending.target.writer.is_hurried)
+                shutil.rmtree(place, ignore_errors=True)
             raise
 
 
-def _commit_sharded(pending: _Pending, launch: Launch, place: Path) -> None:
+# Both
+
+
+def _commit(pending: _Pending, put: Callable[[], None]) -> None:
+    """Has `put` put a checkpoint in its place, and moves others out of its way."""
     pending.target.before_write()
-    records = shards.collect(place, launch.world_size, launch.timeout_seconds, pending.target.writer.is_hurried)
-    _write_manifest(pending, place, records, shards=launch.world_size)
     _set_later_aside(pending)
-    put_in_place(place, pending.path)
+    put()
     _rotate(pending)
     status.saved(pending.step)
-
-
-# Both
 
 
 def _texts(target: CheckpointTarget, state: TrainState) -> dict[str, str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -102,14 +101,6 @@ def collect(place: Path, world_size: int, seconds: float, is_hurried: Callable[[
     return {name: records[name] for name in files(world_size)}
 
 
-def clear(place: Path, seconds: float, is_hurried: Callable[[], bool]) -> None:
-    """Removes a failed checkpoint when no other process writes to it any more: after `is_hurried`, or after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while not is_hurried() and time.monotonic() < deadline:
-        time.sleep(POLL_SECONDS)
-    shutil.rmtree(place, ignore_errors=True)
-
-
 def layout(engine: Any, launch: Launch) -> dict[str, Any]:
     """Content of layout.json: what must be equal when the shards are read."""
     return {"world_size": launch.world_size, "stage": launch.zero_stage, "groups": zero.layout(engine)}
@@ -121,12 +112,10 @@ def restore(path: Path, launch: Launch, engine: Any, updates: int) -> None:
 
     Raises `InputError` for shards in another layout.
     """
-    stored, ours = _read_layout(path)["groups"], zero.layout(engine)
-    if stored != ours:
+    if _read_layout(path)["groups"] != zero.layout(engine):
         raise InputError(
-            f"checkpoint {path} is in shards of another layout: {_first_difference(stored, ours)}. Resume with the arguments, "
-            "the DeepSpeed file and the libraries of the run that wrote it; --checkpoint_format full then writes it anew for "
-            "every launch"
+            f"checkpoint {path} is in shards of another layout than this run's. Resume with the arguments, the DeepSpeed file "
+            "and the libraries of the run that wrote it; --checkpoint_format full then writes it anew for every launch"
         )
     with safe_open(path / _name(0), "pt") as first, safe_open(path / _name(launch.rank), "pt") as mine:
         own = set(mine.keys())
@@ -147,15 +136,3 @@ def _read_layout(path: Path) -> dict[str, Any]:
 
 def _in_words(world_size: int, stage: int) -> str:
     return f"{world_size} process(es) {f'under ZeRO-{stage}' if stage else 'without ZeRO'}"
-
-
-def _first_difference(stored: list[dict[str, Any]], ours: list[dict[str, Any]]) -> str:
-    """Both values of the first difference between two layouts."""
-    if len(stored) != len(ours):
-        return f"there were {len(stored)} groups of parameters, now {len(ours)}"
-    number, then, now = next((n, a, b) for n, (a, b) in enumerate(zip(stored, ours, strict=True)) if a != b)
-    for before, after in zip(then["parameters"], now["parameters"], strict=False):
-        if before != after:
-            return f"in group {number} stood {before}, now {after} (name, shape, place)"
-    before, after = (f"{len(group['parameters'])} parameters, {group['numel']} numbers a process" for group in (then, now))
-    return f"group {number} had {before}, has {after}"

@@ -18,7 +18,6 @@ import torch.distributed as dist
 
 from finetune.errors import InputError
 from finetune.reading.json_files import read_object
-from finetune.reading.problems import nearest
 
 # Bucket sizes only shape communication. Accelerate derives "auto" from `config.hidden_size`, which composite models lack.
 BUCKETS = {
@@ -27,10 +26,6 @@ BUCKETS = {
     "stage3_prefetch_bucket_size": 50_000_000,
     "stage3_param_persistence_threshold": 100_000,
 }
-READ_HERE = (
-    *("zero_optimization", "fp16", "bf16", "gradient_clipping", "gradient_accumulation_steps"),
-    *("train_batch_size", "train_micro_batch_size_per_gpu"),
-)
 MOMENTS = ("exp_avg", "exp_avg_sq")
 OWNED_BY_ARGUMENTS = {
     "optimizer": "--learning_rate, --weight_decay and --adam_* own it",
@@ -75,10 +70,6 @@ def swaps_to_disk(config: dict[str, Any]) -> bool:
 def problems(config: dict[str, Any], source: str, max_grad_norm: float, mixed_precision: str | None) -> list[str]:
     """What in a DeepSpeed file cannot be run as the arguments ask, batch sizes apart; one message each."""
     messages = [f"{source}: remove the section {key!r}: {why}" for key, why in OWNED_BY_ARGUMENTS.items() if key in config]
-    for key in set(config) - set(READ_HERE):  # DeepSpeed says nothing of a section that it does not know
-        meant = nearest(key, READ_HERE)
-        if meant:
-            messages.append(f"{source}: unknown key {key!r}; did you mean {meant!r}?")
     for key in ("zero_optimization", "fp16", "bf16"):
         if not isinstance(config.get(key, {}), dict):
             messages.append(f"{source}: {key} must be an object, found {config[key]!r}")

@@ -90,7 +90,7 @@ def test_another_runs_checkpoint_is_refused_field_by_field(trained):
     differences = [problem.partition(": ")[2] for problem in caught.value.problems]
     assert differences == [
         "rows was 8, is now 9",
-        'labels has 2 entries as before; the first that differs is number 1, which was "a", is now "b"',
+        'labels had 2 entries, has 2; the first that differs is number 1, which was "a", is now "b"',
         "seed was null, is now 1. Resume with the files and arguments that the run began with, or begin another: name another "
         "--output_dir, or replace this run by --overwrite_output_dir",
     ]
@@ -99,11 +99,11 @@ def test_another_runs_checkpoint_is_refused_field_by_field(trained):
 @pytest.mark.parametrize(
     ("key", "then", "now", "told"),
     [
-        ("label_list", ["a"], ["a", "b"], 'the label list had 1 entries, has 2 now; the first that differs is number 2, which '
+        ("label_list", ["a"], ["a", "b"], 'the label list had 1 entries, has 2; the first that differs is number 2, which '
          'was null, is now "b"'),
         ("train_content", "0" * 16, "1" * 16, "the content of the training rows (--train_file) changed since"),
         ("model", {"config.json": "3 bytes", "a": "1"}, {"config.json": "4 bytes", "b": "1"},
-         "the model's files differ: config.json has other content, a is not there, b was not there"),
+         "the model's files differ: a is not there, b was not there, config.json has other content"),
     ],
 )  # fmt: skip
 def test_differences_are_told_in_words(key, then, now, told):
