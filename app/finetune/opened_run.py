@@ -14,7 +14,7 @@ from typing import Any
 from finetune.arguments.parsing import as_dict
 from finetune.checkpoints import checkpoint, local_copy, shards
 from finetune.errors import InputError
-from finetune.launching import signals
+from finetune.launching import rendezvous, signals
 from finetune.launching.processes import Run, in_force
 from finetune.output import run_folder, status, written
 from finetune.output.files import write_json
@@ -54,7 +54,10 @@ def open_run(
 
     `fingerprint` may not change over a resume; `details` is what the task wants in run.json besides. Raises `InputError`.
     """
-    _compare_processes(run, fingerprint)
+    own = {"rank": run.launch.rank, "host": platform.node(), "compared": {"data": fingerprint}}
+    differences = rendezvous.differences(run.gather([own]))
+    if differences:
+        raise InputError(*differences)
     folder = Path(arguments.output_dir)
     description = {**_description(run, arguments, plan, fingerprint), **details} if plan is not None else {}
     signals.limit(arguments.max_train_time)
@@ -76,7 +79,7 @@ def _take(
     global _lock
     folder = Path(arguments.output_dir)
     _lock = run_folder.lock(folder)
-    written.start_list(folder)
+    written.add(folder)
     if plan is None:
         return None, False
     restarted = run_folder.was_restarted(folder)
@@ -109,20 +112,6 @@ def _begin(folder: Path, description: dict[str, Any], step: int) -> None:
     write_json(folder / run_folder.RUN_FILE, description)
     status.begin(folder, step)
     signals.on_end(status.stopped)
-
-
-def _compare_processes(run: Run, fingerprint: dict[str, Any]) -> None:
-    everyone = run.gather([(run.launch.rank, platform.node(), fingerprint)])
-    _, first_host, first = everyone[0]
-    found = [
-        f"rank {rank} on {host}: {key} is {other.get(key)!r:.60} but {value!r:.60} on rank 0 ({first_host}); every machine "
-        "needs the same files and arguments"
-        for rank, host, other in everyone
-        for key, value in first.items()
-        if other.get(key) != value
-    ]
-    if found:
-        raise InputError(*found)
 
 
 def _description(run: Run, arguments: Any, plan: Plan, fingerprint: dict[str, Any]) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def lay_out(case: Case, task: str, folder: Path) -> None:
         "run/notes.txt": "mine",
     }
     ours = [name.removeprefix("run/") for name in earlier if name.startswith("run/") and name != "run/notes.txt"]
-    earlier["run/.written.json"] = json.dumps({"files": ours, "patterns": [], "predictions": {}})
+    earlier["run/.written.json"] = json.dumps({"files": ours, "patterns": [], "predictions": []})
     for name, content in (earlier | case.files).items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

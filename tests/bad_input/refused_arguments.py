@@ -159,7 +159,7 @@ DEEPSPEED = [
     in_zero("NaN", r"ds\.json: NaN is not JSON", raw='{"zero_optimization": {"stage": 2}, "gradient_clipping": NaN}'),
     in_zero("optimizer", r"ds\.json: remove the section 'optimizer': --learning_rate", optimizer={"type": "Adam"}),
     in_zero("scheduler", r"ds\.json: remove the section 'scheduler'", scheduler={"type": "x"}),
-    in_zero("key misspelt", r"zero_optimization\.stage must be 1, 2 or 3", zero_optimization={}, zero_optimisation={"stage": 3}),
+    in_zero("key misspelt", r"stage must be 1, 2 or 3", zero_optimization={}, zero_optimisation={"stage": 3}),
     in_zero("stage 0", r"ds\.json: zero_optimization\.stage must be 1, 2 or 3", zero_optimization={"stage": 0}),
     in_zero("stage a text", r"zero_optimization\.stage must be 1, 2 or 3", zero_optimization={"stage": "2"}),
     in_zero("stage true", r"zero_optimization\.stage must be 1, 2 or 3", zero_optimization={"stage": True}),

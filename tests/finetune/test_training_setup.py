@@ -167,18 +167,6 @@ def test_what_a_crash_left_of_a_save_is_tidied_up(opened, tmp_path):
     assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
-def test_processes_that_read_other_data_are_told_apart(start_run):
-    run = start_run()
-    everyone = [(0, "a", {"rows": 3, "seed": 1}), (1, "b", {"rows": 4, "seed": 1}), (2, "c", {"rows": 3, "seed": 2})]
-    other = SimpleNamespace(launch=run.launch, gather=lambda mine: everyone)
-    with pytest.raises(InputError) as caught:
-        opened_run._compare_processes(other, {})
-    assert [problem.partition(";")[0] for problem in caught.value.problems] == [
-        "rank 1 on b: rows is 4 but 3 on rank 0 (a)",
-        "rank 2 on c: seed is 2 but 1 on rank 0 (a)",
-    ]
-
-
 # Stop and go on
 
 

@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import socket
-import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
@@ -54,8 +53,7 @@ def check_output_dir(folder: Path, training: bool, overwrite: bool, resume: bool
         probe.touch()
         probe.unlink()
     except FileExistsError:
-        what = f"a link to {os.readlink(folder)!r}, which does not exist" if _dangles(folder) else "a file, not a folder"
-        raise InputError(f"--output_dir {folder}: is {what}") from None
+        raise InputError(f"--output_dir {folder}: is a file or a link to nowhere, not a folder") from None
     except OSError as error:
         raise InputError(f"--output_dir {folder}: cannot be written ({error.strerror})") from None
     if not training:
@@ -70,10 +68,6 @@ def check_output_dir(folder: Path, training: bool, overwrite: bool, resume: bool
             f"--output_dir {folder} already holds a run ({', '.join(present)}); go on by --resume_from_checkpoint auto, "
             "replace it by --overwrite_output_dir, or name another folder"
         )
-
-
-def _dangles(path: Path) -> bool:
-    return path.is_symlink() and not path.exists()
 
 
 def was_restarted(folder: Path) -> bool:
@@ -112,17 +106,13 @@ def lock(folder: Path) -> TextIO:
     except OSError as error:
         what = "is a link" if error.errno == errno.ELOOP else f"cannot be opened ({error.strerror})"
         raise InputError(f"--output_dir {folder}: .lock in it {what}; remove it") from None
-    not_ours = InputError(f"--output_dir {folder}: .lock in it is not a run's; move it away")
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise not_ours
     file = os.fdopen(descriptor, "r+", errors="replace")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise InputError(f"--output_dir {folder} is in use by another run ({file.read().strip() or 'unknown'})") from None
     if not HOLDER.fullmatch(file.read(300)):
-        raise not_ours
+        raise InputError(f"--output_dir {folder}: .lock in it is not a run's; move it away")
     file.seek(0)
     file.truncate(0)
     file.write(f"process {os.getpid()} on {socket.gethostname()}")

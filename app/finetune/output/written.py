@@ -11,40 +11,29 @@ import json
 import os
 import re
 import shutil
-import stat
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from finetune.errors import InputError
-from finetune.output.files import as_json, file_record, write_text
+from finetune.output.files import file_record, write_json
 
 LIST = ".written.json"
+PARTS = ("files", "patterns", "predictions")  # names in the folder, patterns of such names, hashes of contents
 # What `replace_folder` and the copies for other machines leave in a crash.
 UNFINISHED = re.compile(r"\.(step_\d+|best)\.(.*unfinished|old|of_rank_0_for_\d+)")
 SHOWN = 3
 _changing = threading.Lock()  # checkpoints are written by a thread
 
 
-def start_list(folder: Path) -> None:
-    """Begins the list of a folder, if it has none."""
-    _change(folder, [])
-
-
 def add(folder: Path, *paths: Path) -> None:
-    """Lists files below the run's `folder`; to be called before they are written."""
-    _change(folder, [path.relative_to(folder).as_posix() for path in paths])
+    """Lists files below the run's `folder`; to be called before they are written. Begins the list, if there is none."""
+    _change(folder, files=[path.relative_to(folder).as_posix() for path in paths])
 
 
-@contextlib.contextmanager
-def by_a_library(folder: Path, place: str, *patterns: str) -> Iterator[None]:
-    """Lists the files that a library makes meanwhile at `place` under names of its own, which match `patterns`. A process that
-    is killed meanwhile leaves the patterns in the list."""
-    before = set(_files(folder, folder / place))
-    _change(folder, [], patterns=set(patterns))
-    yield
-    _change(folder, set(_files(folder, folder / place)) - before, patterns=set())
+def add_patterns(folder: Path, *patterns: str) -> None:
+    """Lists the files that a library is about to make under names of its own, which match `patterns`."""
+    _change(folder, patterns=patterns)
 
 
 def owner(path: Path) -> Path | None:
@@ -82,7 +71,7 @@ def remove(folder: Path, place: Path) -> None:
             if path.is_dir() and not path.is_symlink():
                 with contextlib.suppress(OSError):  # it is not empty
                     path.rmdir()
-    _change(folder, [], without=place)
+    _change(folder, without=place)
 
 
 def remove_folder(path: Path) -> None:
@@ -112,73 +101,51 @@ def rename(old: Path, new: Path) -> None:
     """Renames a checkpoint; what is not ours in it goes along."""
     folder = owner(old)
     if folder is not None:
-        ours = _read(folder)["files"]
-        inside = [folder / name for name in _files(folder, old) if name in ours]
-        add(folder, *(new / path.relative_to(old) for path in inside))
+        inside = set(_files(folder, old)) & _read(folder)["files"]
+        add(folder, *(new / (folder / name).relative_to(old) for name in inside))
     os.rename(old, new)
     if folder is not None:
-        _change(folder, [], without=old)
+        _change(folder, without=old)
 
 
 # Predictions, which may lie anywhere
 
 
 def add_predictions(folder: Path, path: Path, content: Path) -> None:
-    """Lists the predictions that `content` holds and `path` is about to. A path beside the run's folder is absolute."""
-    if path.parent.resolve() == folder.resolve():
-        add(folder, folder / path.name)
-    _change(folder, [], predictions={_place(folder, path): file_record(content)["sha256"]})
+    """Lists the predictions that `content` holds and `path` is about to."""
+    inside = [path.name] if path.parent.resolve() == folder.resolve() else []
+    _change(folder, files=inside, predictions=[file_record(content)["sha256"]])
 
 
 def is_predictions(folder: Path, path: Path) -> bool:
-    """Whether a regular file is what a run of `folder` wrote as its predictions."""
-    return file_record(path)["sha256"] in _read(folder)["predictions"].get(_place(folder, path), [])
-
-
-def _place(folder: Path, path: Path) -> str:
-    """Relative to the run's folder, which may be moved, if it is in there; else absolute."""
-    place, base = Path(os.path.realpath(path.parent), path.name), Path(os.path.realpath(folder))
-    return (place.relative_to(base) if place.is_relative_to(base) else place).as_posix()
+    """Whether a regular file holds what a run of `folder` wrote as its predictions."""
+    return file_record(path)["sha256"] in _read(folder)["predictions"]
 
 
 # The list
 
 
-def _is_ours(name: str, known: dict[str, Any]) -> bool:
+def _is_ours(name: str, known: dict[str, set[str]]) -> bool:
     return name in known["files"] or any(fnmatch.fnmatchcase(name, pattern) for pattern in known["patterns"])
 
 
-def _change(
-    folder: Path,
-    names: Iterable[str],
-    without: Path | None = None,
-    predictions: dict[str, str] | None = None,
-    patterns: set[str] | None = None,
-) -> None:
+def _change(folder: Path, without: Path | None = None, **more: Iterable[str]) -> None:
+    """Adds to the parts of the list; drops the files that are no longer at or below `without`."""
     with _changing:
-        known = _read(folder)
-        before = _as_json(known)
-        files = known["files"] | set(names)
+        before = _read(folder)
+        after = {key: before[key] | set(more.get(key, ())) for key in PARTS}
         if without is not None:
-            files = {name for name in files if not (folder / name).is_relative_to(without) or os.path.lexists(folder / name)}
-        for place, digest in (predictions or {}).items():
-            known["predictions"][place] = [*known["predictions"].get(place, [])[-3:], digest]  # those that it replaces, too
-        after = _as_json({**known, "files": files, "patterns": known["patterns"] if patterns is None else patterns})
+            gone = {name for name in after["files"] if not os.path.lexists(folder / name)}
+            after["files"] -= {name for name in gone if (folder / name).is_relative_to(without)}
         if after != before or not (folder / LIST).is_file():
-            write_text(folder / LIST, after)
+            write_json(folder / LIST, {key: sorted(after[key]) for key in PARTS})
 
 
-def _as_json(known: dict[str, Any]) -> str:
-    return as_json({key: sorted(value) if isinstance(value, set) else value for key, value in known.items()})
-
-
-def _read(folder: Path) -> dict[str, Any]:
-    path = folder / LIST
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        if stat.S_ISREG(path.lstat().st_mode):
-            found = json.loads(path.read_text(encoding="utf-8"))
-            return {"files": set(found["files"]), "patterns": set(found["patterns"]), "predictions": dict(found["predictions"])}
-    return {"files": set(), "patterns": set(), "predictions": {}}
+def _read(folder: Path) -> dict[str, set[str]]:
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        found = json.loads((folder / LIST).read_text(encoding="utf-8"))
+        return {key: set(found[key]) for key in PARTS}
+    return {key: set() for key in PARTS}
 
 
 def _files(folder: Path, place: Path) -> list[str]:

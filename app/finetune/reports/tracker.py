@@ -5,7 +5,6 @@ history.jsonl holds only what the run computes, no clock, so that two equal runs
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import json
 import os
@@ -45,8 +44,10 @@ class Tracker:
         plain = {key: value if isinstance(value, int | float | str | bool) else str(value) for key, value in arguments.items()}
         kwargs = {"wandb": {"name": run_name}, "mlflow": {"run_name": run_name}} if run_name else {}
         if self.accelerator.log_with:
-            with self._listed():
-                self.accelerator.init_trackers(TENSORBOARD, config=plain, init_kwargs=kwargs)
+            if self.is_main:
+                events = f"{TENSORBOARD}/*events.out.tfevents.*.{glob.escape(socket.gethostname())}.{os.getpid()}.*"
+                written.add_patterns(self.folder, events, f"{TENSORBOARD}/[0-9]*/hparams.yml")
+            self.accelerator.init_trackers(TENSORBOARD, config=plain, init_kwargs=kwargs)
 
     def log(self, event: dict[str, Any], shown: tuple[str, ...] = (), speed: dict[str, float] | None = None) -> None:
         """Records one event, which has "step"; the keys `shown` go to the console too. `speed` is for trackers only."""
@@ -73,12 +74,6 @@ class Tracker:
                     f"loss {loss:.4f} lr {learning_rate:.2e} {samples_per_second:.1f} samples/s", refresh=False
                 )
             self.progress.update()
-
-    def _listed(self) -> contextlib.AbstractContextManager:
-        if not self.is_main:
-            return contextlib.nullcontext()
-        events = f"{TENSORBOARD}/*events.out.tfevents.*.{glob.escape(socket.gethostname())}.{os.getpid()}.*"
-        return written.by_a_library(self.folder, TENSORBOARD, events, f"{TENSORBOARD}/[0-9]*/hparams.yml")
 
     def say(self, line: str) -> None:
         """Prints a line without tearing the progress bar."""
