@@ -144,7 +144,7 @@ def copied(folder: Path) -> None:
 PLACES = [
     Case("no output_dir", [r"--output_dir is missing"], arguments={"output_dir": None}),
     Case("output_dir empty", [r"--output_dir: is empty"], arguments={"output_dir": ""}),
-    Case("output_dir a file", [r"--output_dir train\.csv: is a file or a link to nowhere"], arguments={"output_dir": "train.csv"}),
+    Case("output_dir a file", [r"--output_dir train\.csv: is a file"], arguments={"output_dir": "train.csv"}),
     Case("output_dir below a file", [r"--output_dir train\.csv/run: cannot be written"],
          arguments={"output_dir": "train.csv/run"}),
     Case("output_dir a broken link", [r"--output_dir link: is a file or a link to nowhere"],

@@ -67,7 +67,7 @@ LABELS = [
          CLASSIFY, **wide("text,red,green\na,1,0\n", label_columns="red,grene")),
     Case("0/1 column twice", [r"column 'red' is used twice"], CLASSIFY,
          **wide("text,red,green\na,1,0\n", label_columns="red,red")),
-    Case("0/1 columns with none named", [r"--label_columns: '' is not names"], CLASSIFY,
+    Case("0/1 columns with none named", [r"--label_columns: is empty"], CLASSIFY,
          **wide("text,red\na,1\n", label_columns="")),
     Case("label file missing", [r"--label_file labels\.txt: cannot be read"], CLASSIFY, {"label_file": "labels.txt"}),
     Case("label file a folder", [r"--label_file run: cannot be read \(Is a directory\)"], CLASSIFY, {"label_file": "run"}),

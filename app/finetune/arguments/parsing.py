@@ -12,9 +12,9 @@ import dataclasses
 import difflib
 import functools
 import math
+import operator
 import os
 import re
-import sys
 import types
 import typing
 from pathlib import Path
@@ -25,7 +25,9 @@ import yaml
 from finetune.errors import InputError
 
 T = TypeVar("T")
-TRUE, FALSE = {"true", "yes", "on", "1"}, {"false", "no", "off", "0"}
+BOOLEANS = {**dict.fromkeys(("true", "yes", "on", "1"), True), **dict.fromkeys(("false", "no", "off", "0"), False)}
+LIMITS = {"at_least": operator.ge, "above": operator.gt, "at_most": operator.le, "below": operator.lt}
+NEGATIVE_NUMBER = re.compile(r"-(\.?\d|inf|nan)", re.IGNORECASE)
 
 
 def option(
@@ -58,7 +60,6 @@ def parse(cls: type[T], argv: list[str] | None = None, description: str = "") ->
 
     Raises `InputError` with every problem found: unknown names, missing or malformed values, values out of range.
     """
-    argv = _with_negative_numbers(sys.argv[1:] if argv is None else argv)
     fields = {f.name: f for f in dataclasses.fields(cls)}
     parsed, unknown = _parser(cls, fields, description).parse_known_args(argv)
     given = {name: text for name, text in vars(parsed).items() if text is not None}
@@ -94,10 +95,8 @@ def validate(arguments: Any) -> None:
         raise InputError(*problems)
 
 
-def names_of(arguments: Any, *, reads: bool | None = None, per_machine: bool | None = None) -> list[str]:
-    """The arguments' names whose `option` says so (None: either way)."""
-    wanted = {"reads": reads, "per_machine": per_machine}
-    wanted = {key: value for key, value in wanted.items() if value is not None}
+def names_of(arguments: Any, **wanted: bool) -> list[str]:
+    """The arguments' names whose `option` has these values."""
     return [f.name for f in dataclasses.fields(arguments) if all(f.metadata[key] == value for key, value in wanted.items())]
 
 
@@ -108,7 +107,12 @@ def convert(text: str | None, field: dataclasses.Field, cls: type) -> Any:
         if optional:
             return None
         raise ValueError(f"has no value, expected {_describe(kind, field.metadata)}")
-    value = _typed(text, kind, field.metadata)
+    try:
+        value = _typed(text, kind)
+    except (ValueError, KeyError):
+        raise ValueError(f"{text!r} is not {_describe(kind, field.metadata)}") from None
+    if value in ("", ()):
+        raise ValueError("is empty")
     if field.metadata["path"]:
         value = os.path.expanduser(value)  # not Path.expanduser: hub names and spellings stay as they are
     choices = field.metadata["choices"]
@@ -117,7 +121,8 @@ def convert(text: str | None, field: dataclasses.Field, cls: type) -> Any:
             near = difflib.get_close_matches(str(item), choices, 1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise ValueError(f"{item!r} is not one of {', '.join(choices)}{hint}")
-    if isinstance(value, int | float) and not isinstance(value, bool) and not _within(value, field.metadata):
+    limits = [(holds, field.metadata[key]) for key, holds in LIMITS.items() if field.metadata[key] is not None]
+    if not all(holds(value, limit) for holds, limit in limits):
         raise ValueError(f"{text} is out of range, expected {_describe(kind, field.metadata)}")
     return value
 
@@ -127,50 +132,23 @@ def as_dict(arguments: Any) -> dict[str, Any]:
     return {f.name: getattr(arguments, f.name) for f in dataclasses.fields(arguments)}
 
 
-def _typed(text: str, kind: type, limits: typing.Mapping) -> Any:
-    refused = ValueError(f"{text!r} is not {_describe(kind, limits)}")
+def _typed(text: str, kind: type) -> Any:
+    """Raises `ValueError` or `KeyError` for a text that is no such value."""
     if kind is bool:
-        if text.lower() in TRUE | FALSE:
-            return text.lower() in TRUE
-        raise refused
+        return BOOLEANS[text.lower()]
     if kind is tuple:
-        parts = tuple(part.strip() for part in text.split(",") if part.strip())
-        if not parts:
-            raise refused
-        return parts
-    if kind in (int, float):
-        try:
-            value = kind(text)
-        except ValueError:
-            raise refused from None
-        if kind is float and not math.isfinite(value):
-            raise refused
-        return value
-    if text == "":
-        raise ValueError("is empty")
-    return text
-
-
-def _within(value: float, limits: typing.Mapping) -> bool:
-    return (
-        (limits["at_least"] is None or value >= limits["at_least"])
-        and (limits["above"] is None or value > limits["above"])
-        and (limits["at_most"] is None or value <= limits["at_most"])
-        and (limits["below"] is None or value < limits["below"])
-    )
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    value = kind(text)
+    if kind is float and not math.isfinite(value):
+        raise ValueError
+    return value
 
 
 def _describe(kind: type, limits: typing.Mapping) -> str:
     if limits["choices"]:
         return "one of " + ", ".join(limits["choices"])
     noun = {int: "a whole number", float: "a number", bool: "true or false", tuple: "names separated by commas"}
-    words = {"at_least": "at least", "above": "above", "at_most": "at most", "below": "below"}
-    # :g would round a large whole number
-    ranges = [
-        f"{word} {limits[key]:{'d' if isinstance(limits[key], int) else 'g'}}"
-        for key, word in words.items()
-        if limits[key] is not None
-    ]
+    ranges = [f"{key.replace('_', ' ')} {limits[key]}" for key in LIMITS if limits[key] is not None]
     return " ".join([noun.get(kind, "a text"), " and ".join(ranges)]).strip()
 
 
@@ -190,6 +168,10 @@ def _kind(cls: type, name: str) -> tuple[type, bool]:
 
 
 class _Parser(argparse.ArgumentParser):
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._negative_number_matcher = NEGATIVE_NUMBER  # argparse's own takes -1e-3 and -inf for names of arguments
+
     def error(self, message: str) -> typing.NoReturn:
         raise InputError(f"{message} (--help lists the arguments)")
 
@@ -219,23 +201,6 @@ def _add_argument(group: Any, cls: type, field: dataclasses.Field) -> None:
         group.add_argument(f"--no_{field.name}", dest=field.name, action="store_const", const="false", help=argparse.SUPPRESS)
 
 
-def _with_negative_numbers(argv: list[str]) -> list[str]:
-    """`--name -1e-3` as `--name=-1e-3`: argparse takes a negative number with an exponent, and -inf, for the name of an
-    argument."""
-    joined: list[str] = []
-    for text in argv:
-        if (
-            joined
-            and joined[-1].startswith("--")
-            and "=" not in joined[-1]
-            and re.match(r"-(\.?\d|inf|nan)", text, re.IGNORECASE)
-        ):
-            joined[-1] += f"={text}"
-        else:
-            joined.append(text)
-    return joined
-
-
 def _unknown_arguments(unknown: list[str], fields: dict[str, dataclasses.Field]) -> list[str]:
     problems = []
     for text in unknown:
@@ -253,23 +218,16 @@ def _nearest(name: str, fields: dict[str, dataclasses.Field], prefix: str = "") 
     return f"; did you mean {prefix}{near[0]}?" if near else " (--help lists the arguments)"
 
 
-class _Loader(yaml.SafeLoader):
-    """Values are the texts that stand in the file, as on a command line, but for null: YAML 1.1 reads `no` as false, 1:30 as
-    90 and 010 as 8. PyYAML keeps the last of two equal keys without a word; here the second is an error."""
-
-    yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML's own
-        first: [(tag, pattern) for tag, pattern in pairs if tag.endswith(":null")]
-        for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
+class _Loader(yaml.BaseLoader):
+    """Values are the texts that stand in the file, as on a command line: YAML 1.1 reads `no` as false, 1:30 as 90 and 010 as 8.
+    PyYAML keeps the last of two equal keys without a word; here the second is an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-        seen = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=deep)
-            if not isinstance(key, typing.Hashable) or key in seen:
-                problem = f"key {key!r} stands twice or is no name"
-                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
-            seen.add(key)
+        keys = [key.value for key, _ in node.value]
+        for number, (key, _) in enumerate(node.value):
+            if not isinstance(key, yaml.ScalarNode) or key.value in keys[:number]:
+                problem = f"key {key.value!r:.80} stands twice or is no name"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
         return super().construct_mapping(node, deep)
 
 
@@ -286,18 +244,17 @@ def read_yaml_mapping(path: str) -> dict[str, Any]:
         line = f":{mark.line + 1}" if mark else ""
         reason = " ".join(str(getattr(error, "problem", None) or error).split())
         raise InputError(f"{path}{line}: not valid YAML: {reason}") from None
-    except (LookupError, AttributeError, RecursionError) as error:  # PyYAML on a value unlike its !!tag, or on deep nesting
-        raise InputError(f"{path}: not valid YAML ({type(error).__name__}); expected `name: value` lines") from None
+    except RecursionError:
+        raise InputError(f"{path}: not valid YAML: nested too deeply; expected `name: value` lines") from None
     if not isinstance(content, dict):
-        found = {type(None): "nothing", list: "a list", str: "a text"}.get(type(content), type(content).__name__)
+        found = "nothing" if not content else "a list" if isinstance(content, list) else "a text"
         raise InputError(f"{path}: expected `name: value` lines, found {found}")
     return content
 
 
 def _read_yaml(path: str, fields: dict[str, dataclasses.Field], cls: type) -> tuple[dict[str, str | None], list[str]]:
     texts, problems = {}, []
-    for key, value in read_yaml_mapping(path).items():
-        name = str(key)
+    for name, value in read_yaml_mapping(path).items():
         if name not in fields and isinstance(value, dict):
             problems.append(f"{path}: {name} is a section; arguments stand without sections, each as `name: value`")
         elif name not in fields:
@@ -306,8 +263,6 @@ def _read_yaml(path: str, fields: dict[str, dataclasses.Field], cls: type) -> tu
             problems.append(f"{path}: {name}: expected one value, found a mapping")
         elif isinstance(value, list) and _kind(cls, name)[0] is not tuple:
             problems.append(f"{path}: {name}: expected one value, found a list")
-        elif isinstance(value, list):
-            texts[name] = ",".join(str(item) for item in value)
         else:
-            texts[name] = None if value is None else str(value)
+            texts[name] = ",".join(map(str, value)) if isinstance(value, list) else value or None
     return texts, problems

