@@ -17,6 +17,7 @@ from finetune.launching.launch import Launch, Machine, describe_launch
 from finetune.output import predictions, run_folder, written
 from finetune.output.files import file_record
 from finetune.output.versions import code_version, library_versions
+from finetune.reports import results
 
 
 def check(arguments: Any, machine: Machine | None = None) -> Launch:
@@ -42,6 +43,8 @@ def check(arguments: Any, machine: Machine | None = None) -> Launch:
     problems += _missing_services(arguments)
     if problems:
         raise InputError(*problems)
+    if machine is None and launch.rank == 0:
+        results.check_upload(arguments)
     if launch.world_size > launch.local_world_size:
         rendezvous.wait_for_all_ranks(_compared(arguments, launch), arguments.start_timeout)
     return launch

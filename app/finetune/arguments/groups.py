@@ -164,6 +164,7 @@ class RunArguments:
     run_name: str | None = option(per_machine=True, help="name of the run for trackers")
     push_to_hub: bool = option(False, help="upload the best model to the hub when the run is done")
     hub_model_id: str | None = option(help="hub repository for --push_to_hub")
+    hub_private_repo: bool = option(False, help="create that repository as a private one")
     predictions_file: str | None = option(
         path=True, per_machine=True, help="default: predictions.jsonl in --output_dir; csv if the name ends in .csv"
     )
@@ -194,8 +195,9 @@ class RunArguments:
             for name in ("early_stopping_patience", "metric_for_best_model"):
                 if getattr(self, name) is not None:
                     found.append(f"--{name} needs evaluations; --do_eval is false")
-        if self.hub_model_id and not self.push_to_hub:
-            found.append("--hub_model_id is given but --push_to_hub is not")
+        for name in ("hub_model_id", "hub_private_repo"):
+            if getattr(self, name) and not self.push_to_hub:
+                found.append(f"--{name} is given but --push_to_hub is not")
         if self.overwrite_output_dir and self.resume_from_checkpoint:
             found.append("--overwrite_output_dir and --resume_from_checkpoint are both given; keep one")
         return found

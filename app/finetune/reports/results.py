@@ -9,9 +9,10 @@ from typing import Any
 
 from huggingface_hub import HfApi
 
+from finetune.errors import InputError, in_short
 from finetune.launching.processes import Run
 from finetune.output import predictions as output
-from finetune.output.run_folder import BEST
+from finetune.output.run_folder import BEST, CARD
 from finetune.task import Predictions, Split, Task
 
 
@@ -31,17 +32,42 @@ def _lines(task: Task, split: Split, predictions: Predictions) -> Iterator[dict[
         yield {"id": name, **line}
 
 
-def push_to_hub(run: Run, arguments: Any) -> None:
-    """Uploads best/ and the run's card, if --push_to_hub asks for it."""
+def check_upload(arguments: Any) -> None:
+    """Creates the repository of --push_to_hub, if it is asked for and is not there, and asks the hub for the right to write to
+    it. Raises `InputError`: better now than after the training."""
     if arguments.push_to_hub:
-        run.print(f"uploaded       {run.on_main(partial(_upload, Path(arguments.output_dir), arguments.hub_model_id))}")
+        try:
+            HfApi().auth_check(_repository(arguments), write=True)
+        except Exception as error:  # the network's, the hub's and those of names
+            raise InputError(
+                f"--push_to_hub: cannot write to {_name(arguments)} on the hub ({in_short(error)}); log in with a token that "
+                "may (hf auth login), or leave --push_to_hub out and upload best/ later (hf upload)"
+            ) from None
 
 
-def _upload(folder: Path, name: str | None) -> str:
-    api = HfApi()
-    repository = api.create_repo(name or folder.resolve().name, exist_ok=True).repo_id
-    api.upload_folder(repo_id=repository, folder_path=folder / BEST)
-    card = folder / "README.md"
-    if card.exists():
-        api.upload_file(repo_id=repository, path_or_fileobj=card, path_in_repo="README.md")
-    return repository
+def push_to_hub(run: Run, arguments: Any) -> None:
+    """Uploads best/ and the run's card, if --push_to_hub asks for it. The run is done even if the hub does not take them."""
+    if arguments.push_to_hub:
+        run.print(run.on_main(partial(_upload, arguments)))
+
+
+def _upload(arguments: Any) -> str:
+    """Returns what came of it."""
+    folder = Path(arguments.output_dir)
+    try:
+        repository = _repository(arguments)
+        HfApi().upload_folder(repo_id=repository, folder_path=folder / BEST)
+        if (folder / CARD).exists():
+            HfApi().upload_file(repo_id=repository, path_or_fileobj=folder / CARD, path_in_repo=CARD)
+    except Exception as error:
+        again = f"hf upload {_name(arguments)} {folder / BEST}"
+        return f"note           the upload failed ({in_short(error)}); repeat it: {again}"
+    return f"uploaded       {repository}"
+
+
+def _repository(arguments: Any) -> str:
+    return HfApi().create_repo(_name(arguments), private=arguments.hub_private_repo or None, exist_ok=True).repo_id
+
+
+def _name(arguments: Any) -> str:
+    return arguments.hub_model_id or Path(arguments.output_dir).resolve().name
