@@ -25,7 +25,7 @@ LABELS = [
          **cells({"a": 1})),
     Case("label a fraction", [r"train\.jsonl:1: labels is 0\.5 \(float\)"], CLASSIFY, **cells(0.5)),
     Case("label true", [r"train\.jsonl:2: labels is True \(bool\)"], CLASSIFY, **cells(["a"], True)),
-    Case("labels null", [r"train\.jsonl:1: labels is missing; write an empty list"], CLASSIFY, **cells(None)),
+    Case("labels null", [r"train\.jsonl:1: labels is missing, expected a list or a text"], CLASSIFY, **cells(None)),
     Case("null in a list", [r"train\.jsonl:1: labels \['a', None\] mixes types"], CLASSIFY, **cells(["a", None])),
     Case("list of mixed types", [r"train\.jsonl:1: labels \['a', 1\] mixes types"], CLASSIFY, **cells(["a", 1])),
     Case("list in a list", [r"train\.jsonl:1: labels \[\['a'\]\] mixes types"], CLASSIFY, **cells([["a"]])),
@@ -97,7 +97,7 @@ LABELS = [
             ("of NaN", '{"fruit": NaN, "green": 2, "red": 1}', "NaN is not JSON"),
             ("twice", '{"fruit": 1, "fruit": 5, "green": 2, "red": 1}', "'fruit' appears twice"),
             ("in a list", "[1, 2, 3]", "expected an object, found a list"),
-            ("that are no JSON", "{oops", "1: not valid JSON"),
+            ("that are no JSON", "{oops", "1: broken JSON"),
             ("nested too deeply", "[" * 100_000, "nested too deeply"),
             ("in GBK", '{"红": 1}'.encode("gbk"), "not UTF-8 at byte 2"),
         ]
