@@ -7,7 +7,6 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, compress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from finetune.reading.columns import SHOWN, more
 from finetune.reading.problems import described, nearest
 from finetune.reading.ragged import Ragged
 from finetune.reading.tables import Table
+from finetune.reading.text_files import read_text
 
 LIST_AS_TEXT = re.compile(r"\[\s*(([\"']).*\2\s*)?\]", re.DOTALL)  # ['a', 'b'], as spreadsheets and pandas write a list
 BITS = dict.fromkeys(("1", "true", "True", "TRUE", "1.0"), True) | dict.fromkeys(("0", "false", "False", "FALSE", "0.0"), False)
@@ -88,18 +88,10 @@ def label_names(table: Table, arguments: Any, notes: list[str]) -> Labelled:
 
 def read_label_file(path: str) -> list[str]:
     """The labels of --label_file, one a line, in its order. Raises `InputError`."""
-    try:
-        names = [line.strip() for line in Path(path).read_text(encoding="utf-8-sig").splitlines() if line.strip()]
-    except OSError as error:
-        raise InputError(f"--label_file {path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"--label_file {path}: not UTF-8 at byte {error.start}; save it as UTF-8") from None
-    for name in names:
-        if "\0" in name or LIST_AS_TEXT.fullmatch(name):
-            what = "a NUL character" if "\0" in name else f"a list, {name!r:.60}"
-            raise InputError(f"--label_file {path}: holds {what}; write one label a line, in UTF-8")
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
+    names = [line.strip() for line in read_text(path).splitlines() if line.strip()]
+    if any("\0" in name or LIST_AS_TEXT.fullmatch(name) for name in names):
+        raise InputError(f"--label_file {path}: holds a list or a NUL character; write one label a line, in UTF-8")
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise InputError(f"--label_file {path}: {', '.join(map(repr, twice[:SHOWN]))} stands twice")
     if not names:
         raise InputError(f"--label_file {path}: holds no label")

@@ -173,7 +173,7 @@ def test_label_file_that_is_no_list(tmp_path, content, message):
     path = tmp_path / "labels.txt"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(InputError, match=f"--label_file .*labels.txt: {message}"):
+    with pytest.raises(InputError, match=rf"labels\.txt: {message}"):
         read_label_file(str(path))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from finetune.errors import InputError
 from finetune.reading.problems import Problems, not_found, short
-from finetune.reading.text_files import text_lines
+from finetune.reading.text_files import read_text, text_lines
 
 JSON_TYPES = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
 
@@ -33,13 +33,7 @@ def read_json(path: str, encoding: str, required: Sequence[str]) -> tuple[str, I
 def read_object(path: str | Path) -> dict:
     """The one object of a json file, such as a configuration. A key that stands twice and numbers that JSON does not have are
     errors. Raises InputError naming file and line."""
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 at byte {error.start}; save it as UTF-8") from None
-    content = _decode(str(path), text)
+    content = _decode(str(path), read_text(path))
     if not isinstance(content, dict):
         raise InputError(f"{path}: expected an object, found {JSON_TYPES.get(type(content), 'a number')}")
     return content

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from finetune.reading.cache import kept
 from finetune.reading.fingerprint import fingerprint
 from finetune.reading.json_files import read_json
 from finetune.reading.problems import Problems, listed, not_found, place, short
-from finetune.reading.progress import progress
+from finetune.reading.progress import counted
 from finetune.reading.stored_rows import Column, Row, open_rows, write_rows
 from finetune.reading.text_files import check_readable, text_lines
 
@@ -82,7 +82,7 @@ def read_table(path: str, encoding: str = "utf-8", required: Sequence[str] = (),
 def _store(path: str, content: str, names: Sequence[str], read: Callable[[], tuple[str, Iterator[Row]]], folder: Path) -> None:
     """Stores the columns of these names. `content`: the file's hash before it was read."""
     kind, rows = read()
-    write_rows(folder, path, kind, _counted(rows, path), names)
+    write_rows(folder, path, kind, counted(rows, f"reading {path}", "rows"), names)
     if file_record(Path(path))["sha256"] != content:
         raise InputError(f"{path}: changed while it was read: start again when it is whole")
 
@@ -94,13 +94,6 @@ def _rows(path: str, encoding: str, kind: str, required: Sequence[str], names: S
     if kind in DELIMITERS:
         return kind, _delimited_rows(path, encoding, kind, required, names)
     return read_json(path, encoding, required)
-
-
-def _counted(rows: Iterable[Row], path: str) -> Iterator[Row]:
-    with progress(f"reading {path}", "rows") as bar:
-        for row in rows:
-            yield row
-            bar.update()
 
 
 def _delimited_rows(path: str, encoding: str, kind: str, required: Sequence[str], names: Sequence[str]) -> Iterator[Row]:

@@ -13,6 +13,7 @@ import stat
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import BinaryIO
 
 from finetune.errors import InputError
@@ -61,6 +62,16 @@ def text_lines(path: str, encoding: str, newline: str | None = "") -> Iterator[s
         raise InputError(f"--encoding {encoding}: not a text encoding; known ones are utf-8, gb18030, utf-16, ...") from None
     except (EOFError, zlib.error, OSError) as error:
         raise InputError(f"{path}: {_unreadable(error)}") from None
+
+
+def read_text(path: str | Path) -> str:
+    """A small UTF-8 file as a whole. Raises InputError."""
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 at byte {error.start}; save it as UTF-8") from None
 
 
 def _reason(error: Exception) -> str:
