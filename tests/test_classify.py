@@ -141,7 +141,7 @@ def test_weights_by_name(tmp_path):
     ("content", "message"),
     [
         (None, "cannot be read"),
-        ("{", "not valid JSON"),
+        ("{", "unexpected end"),
         ("[1]", "expected an object"),
         ('{"a": 1}', "no positive weight for 'b'"),
         ('{"a": 0, "b": -1}', "no positive weight for 'a', 'b'"),
@@ -150,7 +150,7 @@ def test_weights_by_name(tmp_path):
         ('{"a": 1, "b": true}', "no positive weight for 'b'"),
         ('{"a": 1, "b": 1' + "0" * 400 + "}", "no positive weight for 'b'"),
         ('{"a": 1, "b": 1, "a": 2}', "'a' appears twice in one object"),
-        ("[" * 100_000, "not valid JSON: broken JSON: nested too deeply"),
+        ("[" * 100_000, "broken JSON: nested too deeply"),
         ('{"a": 1, "b": "2"}', "no positive weight for 'b'"),
     ],
 )

@@ -65,14 +65,9 @@ def _check_config_file(path: Path) -> None:
     if not file.is_file():
         raise InputError(f"model {path}: the folder holds no config.json (it holds: {files_in(path)})")
     try:
-        stated = json.loads(file.read_text(encoding="utf-8"))
-    except UnicodeDecodeError as error:
-        raise InputError(f"{file}: not UTF-8 at byte {error.start}; it should be a model's config.json") from None
-    except (ValueError, RecursionError) as error:
-        line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-        raise InputError(f"{file}{line}: not valid JSON ({in_one_line(error)}); it should be a model's config.json") from None
-    if not isinstance(stated, dict):
-        raise InputError(f"{file}: expected an object, found {type(stated).__name__}; it should be a model's config.json")
+        stated = dict(json.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InputError(f"{file}: is no model's configuration ({in_one_line(error)})") from None
     kind, known = stated.get("model_type"), list(transformers.CONFIG_MAPPING.keys())
     if isinstance(kind, str) and kind not in known and "auto_map" not in stated:
         near = difflib.get_close_matches(kind, known, 1)
@@ -237,8 +232,7 @@ def length_limit(config: Any, tokenizer: Any) -> int | None:
         positions -= (config.pad_token_id or 0) + 1
     # Tokenizers that know no limit say so with a number of 30 digits.
     stated = tokenizer.model_max_length if tokenizer.model_max_length < 10**6 else None
-    limits = [limit for limit in (positions, stated) if limit is not None and limit > 0]
-    return min(limits) if limits else None
+    return min((limit for limit in (positions, stated) if limit is not None and limit > 0), default=None)
 
 
 def choose_max_length(requested: int | None, config: Any, tokenizer: Any, default: int = 512) -> int:

@@ -11,6 +11,7 @@ from transformers import BertTokenizer, PreTrainedTokenizerBase, RoFormerTokeniz
 from transformers.models.roformer.tokenization_utils import JiebaPreTokenizer
 
 from finetune.errors import InputError
+from finetune.reading.text_files import read_text
 
 HAN = "[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002ceaf\U0002f800-\U0002fa1f]"
 HAN_WORD = re.compile(HAN * 2)
@@ -25,8 +26,7 @@ def jieba_tokenizer(name_or_path: str | Path, user_dictionary: str | Path | None
     vocabulary has becomes an added token with its own id: it is kept whole wherever it stands. A note tells how many others
     there are.
 
-    Raises InputError for a bad user dictionary, without a vocabulary, and for one that is not BERT's WordPiece or holds no
-    Chinese word of two or more characters.
+    Raises InputError for a user dictionary that cannot be read, and as `check_vocabulary` does.
     """
     words = read_user_dictionary(user_dictionary) if user_dictionary is not None else []
     stock = BertTokenizer.from_pretrained(str(name_or_path))
@@ -67,25 +67,12 @@ def keep_whole(tokenizer: PreTrainedTokenizerBase, words: list[str], source: str
 def read_user_dictionary(path: str | Path) -> list[str]:
     """The words of a UTF-8 file in jieba's format, "word [frequency [tag]]" per line. Frequencies and tags mean nothing here.
 
-    Raises InputError with every bad line.
+    Raises InputError.
     """
-    try:
-        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
-    except OSError as error:
-        raise InputError(f"user dictionary: {path} cannot be read ({error.strerror}). Name an existing file.") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"user dictionary: {path} is not UTF-8 (byte {error.start}). Save it as UTF-8.") from None
-    rows = [(number, line.split()) for number, line in enumerate(lines, start=1) if line.strip()]
-    problems = [
-        f"user dictionary: {path}:{number}: {' '.join(fields)!r} is not 'word [frequency [tag]]'."
-        for number, fields in rows
-        if len(fields) > 3 or (len(fields) > 1 and not (fields[1].isascii() and fields[1].isdigit()))
-    ]
-    if not rows:
-        problems.append(f"user dictionary: {path} holds no word. Write one word per line or drop the argument.")
-    if problems:
-        raise InputError(*problems)
-    return [fields[0] for _, fields in rows]
+    words = [line.split()[0] for line in read_text(path).split("\n") if line.strip()]
+    if not words:
+        raise InputError(f"--user_dictionary {path}: holds no word; write one a line, or leave the argument out")
+    return words
 
 
 def check_vocabulary(tokenizer: BertTokenizer, name_or_path: str | Path) -> None:
@@ -95,18 +82,13 @@ def check_vocabulary(tokenizer: BertTokenizer, name_or_path: str | Path) -> None
     vocabulary as if it were WordPiece.
     """
     vocabulary = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False)
-    if len(vocabulary) <= len(tokenizer.all_special_tokens):
-        raise InputError(f"tokenizer: {name_or_path} holds no vocabulary. Name a folder or model with a vocab.txt.")
-    missing = [token for token in tokenizer.all_special_tokens if token not in vocabulary]
-    if missing or any(token.startswith(("\u2581", "\u0120")) for token in vocabulary):
+    is_wordpiece = all(token in vocabulary for token in tokenizer.all_special_tokens) and not any(
+        token.startswith(("\u2581", "\u0120")) for token in vocabulary
+    )
+    if not is_wordpiece or not any(HAN_WORD.match(token) for token in vocabulary):
         raise InputError(
-            f"tokenizer: the vocabulary of {name_or_path} is not BERT's WordPiece, which --tokenizer_type jieba needs "
-            f"(special tokens missing: {', '.join(missing) or 'none'}). Use --tokenizer_type auto."
-        )
-    if not any(HAN_WORD.match(token) for token in vocabulary):
-        raise InputError(
-            f"tokenizer: the vocabulary of {name_or_path} holds no Chinese word of two or more characters, so cutting "
-            "text into words would change nothing. Use --tokenizer_type auto or a model with a vocabulary of words."
+            f"tokenizer {name_or_path} has no WordPiece vocabulary that holds Chinese words of two or more characters, which "
+            "--tokenizer_type jieba needs; use --tokenizer_type auto or another model"
         )
 
 

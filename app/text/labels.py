@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cached_property
+from itertools import chain, compress
 from typing import Any
 
 import numpy as np
@@ -13,36 +14,32 @@ import torch
 
 from finetune.errors import InputError
 from finetune.reading.columns import SHOWN, more
-from finetune.reading.problems import nearest
+from finetune.reading.problems import described, nearest
 from finetune.reading.ragged import Ragged
 from finetune.reading.tables import Table
+from finetune.reading.text_files import read_text
 
 LIST_AS_TEXT = re.compile(r"\[\s*(([\"']).*\2\s*)?\]", re.DOTALL)  # ['a', 'b'], as spreadsheets and pandas write a list
-ONE, ZERO = {"1", "true", "True", "TRUE", "1.0"}, {"0", "false", "False", "FALSE", "0.0"}
+BITS = dict.fromkeys(("1", "true", "True", "TRUE", "1.0"), True) | dict.fromkeys(("0", "false", "False", "FALSE", "0.0"), False)
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """Rows' labels as written: `names` in the order of their first appearance, `rows` their numbers in it, in a row's own order
-    and without repetition. `of_columns`: the names are those of --label_columns, whether a row has them or not."""
+    """Rows' labels as written, without repetition. `columns`: those of --label_columns, whether a row has them or not."""
 
-    names: list[str]
-    rows: Ragged
-    of_columns: bool = False
+    rows: list[tuple[str, ...]]
+    columns: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.rows)
 
+    @cached_property
+    def names(self) -> list[str]:
+        """In the order of their first appearance."""
+        return list(self.columns or dict.fromkeys(chain.from_iterable(self.rows)))
+
     def take(self, rows: np.ndarray) -> Labelled:
-        """These rows' labels, as if the rows had been read alone."""
-        taken = self.rows.take(rows)
-        if self.of_columns:
-            return Labelled(self.names, taken, True)
-        first = _first_places(taken.values, len(self.names))
-        there = np.argsort(first)[: np.count_nonzero(first < len(taken.values))]
-        number = np.zeros(len(self.names), taken.values.dtype)
-        number[there] = np.arange(len(there))
-        return Labelled([self.names[name] for name in there], Ragged(number[taken.values], taken.offsets))
+        return Labelled([self.rows[row] for row in rows.tolist()], self.columns)
 
 
 def label_names(table: Table, arguments: Any, notes: list[str]) -> Labelled:
@@ -54,79 +51,47 @@ def label_names(table: Table, arguments: Any, notes: list[str]) -> Labelled:
     """
     if arguments.label_columns:
         return _from_columns(table, arguments.label_columns)
-    cells, codes = table.columns[arguments.label_column].distinct()  # the same few come again and again
-    rows_with, first_row = np.bincount(codes, minlength=len(cells)), _first_places(codes, len(cells))
-    number: dict[str, int] = {}
-    kinds: dict[str, int] = {}
-    wrong: dict[int, str] = {}
-    read, repeated = [], 0
-    for code, cell in enumerate(cells):
-        names, kind = _names(cell, arguments.label_separator)
-        distinct = dict.fromkeys(names)
-        if kind.startswith("!"):
-            wrong[code], distinct = kind[1:], {}
-        elif kind:
-            kinds.setdefault(kind, first_row[code])
-        if len(distinct) < len(names):
-            repeated += rows_with[code]
-        read.append([number.setdefault(name, len(number)) for name in distinct])
-    problems = _wrong_cells(table, arguments.label_column, wrong, codes)
+    column, separator, problems = arguments.label_column, arguments.label_separator, []
+    kinds: dict[str, int] = {}  # and the first row of each
+    shared: dict[tuple[str, ...], tuple[str, ...]] = {}  # the same few come again and again
+    rows, repeated = [], 0
+    for row, cell in enumerate(table.columns[column]):
+        try:
+            names, kind = _names(cell, separator)
+        except ValueError as error:
+            problems.append(f"{table.where(row)}: {column} {error}")
+            continue
+        if kind:
+            kinds.setdefault(kind, row)
+        distinct = tuple(dict.fromkeys(names))
+        repeated += len(distinct) < len(names)
+        rows.append(shared.setdefault(distinct, distinct))
     if len(kinds) > 1:
         (first, first_row), (second, second_row) = list(kinds.items())[:2]
         problems.append(
-            f"{table.where(second_row)}: {arguments.label_column} is {second}, but {first} at {table.where(first_row)}; "
-            "use one form in the whole file"
+            f"{table.where(second_row)}: {column} is {second}, but {first} at {table.where(first_row)}; use one form in the "
+            "whole file"
         )
     if problems:
-        raise InputError(*problems[:SHOWN], *more(sum(rows_with[code] for code in wrong) + (len(kinds) > 1)))
+        raise InputError(*problems[:SHOWN], *more(len(problems)))
     if repeated:
         notes.append(f"{table.path}: {repeated} row(s) name a label twice; it counts once")
-    found = Labelled(list(number), Ragged.of(read).take(codes))
-    if set(kinds) == {"a text"}:
-        notes += _other_separator(table, found, arguments.label_separator)
-    return found
-
-
-def _first_places(codes: np.ndarray, count: int) -> np.ndarray:
-    """(count,) where each code stands first; the number of places for a code that does not."""
-    places = np.full(count, len(codes))
-    np.minimum.at(places, codes, np.arange(len(codes)))
-    return places
-
-
-def _wrong_cells(table: Table, column: str, wrong: dict[int, str], codes: np.ndarray) -> list[str]:
-    """The first complaints, in the order of their rows, about cells with these codes."""
-    if not wrong:
-        return []
-    rows = np.flatnonzero(np.isin(codes, list(wrong)))[:SHOWN]
-    return [f"{table.where(row)}: {column} {wrong[codes[row]]}" for row in rows.tolist()]
-
-
-def _other_separator(table: Table, found: Labelled, separator: str) -> list[str]:
-    """A note on labels that look like several: every row has one at most, and many have another mark inside."""
-    if found.rows.lengths.max(initial=0) > 1:
-        return []
-    count = np.bincount(found.rows.values, minlength=len(found.names))
-    for mark in ",;":
-        if mark != separator and 4 * sum(count[i] for i, name in enumerate(found.names) if mark in name) > count.sum():
-            return [f"{table.path}: no row has two labels, but many labels hold {mark!r}; is --label_separator {mark!r} meant?"]
-    return []
+    if set(kinds) == {"a text"} and max(map(len, rows)) == 1:
+        single = [names[0] for names in rows if names]
+        for mark in set(",;") - {separator}:
+            if 4 * sum(mark in name for name in single) > len(single):
+                notes.append(
+                    f"{table.path}: no row has two labels, but many labels hold {mark!r}; is --label_separator {mark!r} meant?"
+                )
+    return Labelled(rows)
 
 
 def read_label_file(path: str) -> list[str]:
     """The labels of --label_file, one a line, in its order. Raises `InputError`."""
-    try:
-        names = [line.strip() for line in Path(path).read_text(encoding="utf-8-sig").splitlines() if line.strip()]
-    except OSError as error:
-        raise InputError(f"--label_file {path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"--label_file {path}: not UTF-8 at byte {error.start}; save it as UTF-8") from None
-    for name in names:
-        if "\0" in name or LIST_AS_TEXT.fullmatch(name):
-            what = "a NUL character" if "\0" in name else f"a list, {name!r:.60}"
-            raise InputError(f"--label_file {path}: holds {what}; write one label a line, in UTF-8")
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
+    names = [line.strip() for line in read_text(path).splitlines() if line.strip()]
+    if any("\0" in name or LIST_AS_TEXT.fullmatch(name) for name in names):
+        raise InputError(f"--label_file {path}: holds a list or a NUL character; write one label a line, in UTF-8")
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise InputError(f"--label_file {path}: {', '.join(map(repr, twice[:SHOWN]))} stands twice")
     if not names:
         raise InputError(f"--label_file {path}: holds no label")
@@ -183,29 +148,27 @@ def label_ids(
 ) -> Ragged:
     """Each row's label numbers, ascending. Raises `InputError` listing the labels that the label list lacks, with their lines,
     unless `ignore_unknown`: then they are left out and counted in a note. `source`: where the label list is from."""
-    place = {name: i for i, name in enumerate(labels)}
-    numbers = np.array([place.get(name, -1) for name in found.names], dtype=np.int32)[found.rows.values]
-    rows = found.rows.row_numbers
-    known = numbers >= 0
-    used = np.bincount(found.rows.values, minlength=len(found.names))  # a column of --label_columns may hold no 1
-    unknown = [name for name, count in zip(found.names, used, strict=True) if count and name not in place]
+    number = {name: i for i, name in enumerate(labels)}
+    ids = {names: sorted(number[name] for name in names if name in number) for names in set(found.rows)}
+    unknown: dict[str, list[int]] = {}  # and the rows of each
+    for row, names in enumerate(found.rows):
+        if len(ids[names]) < len(names):
+            for name in names:
+                if name not in number:
+                    unknown.setdefault(name, []).append(row)
     if unknown and ignore_unknown:
-        count = int((~known).sum())
+        count = sum(map(len, unknown.values()))
         notes.append(f"{table.path}: {count} label(s) of {len(unknown)} kind(s) that the {source} does not have are ignored")
     elif unknown:
         advice = "correct it, name it in --label_file, or leave such labels out with --unknown_labels ignore"
-        shown, number = [], {name: i for i, name in enumerate(found.names)}
-        for name in unknown[:SHOWN]:
+        shown = []
+        for name, there in list(unknown.items())[:SHOWN]:
             near = nearest(name, labels)
             meant = f"; did you mean {near!r}?" if near else ""
-            there = rows[found.rows.values == number[name]]
-            where = f"{table.where(int(there[0]))}: label {name!r:.80}"
+            where = f"{table.where(there[0])}: label {name!r:.80}"
             shown.append(f"{where} is not in the {source} ({len(there)} row(s)){meant}; {advice}")
         raise InputError(*shown, *more(len(unknown)))
-    offsets = np.concatenate([[0], np.cumsum(np.bincount(rows[known], minlength=len(found)))])
-    # One sort of whole numbers, row before label: a fifth of np.lexsort's time.
-    width = max(1, len(labels))
-    return Ragged((np.sort(rows[known] * width + numbers[known]) % width).astype(numbers.dtype), offsets)
+    return Ragged.of([ids[names] for names in found.rows])
 
 
 def note_labels(splits: dict[str, tuple[str, Ragged]], labels: list[str], notes: list[str]) -> None:
@@ -234,52 +197,39 @@ def _listed(names: list[str]) -> str:
 
 
 def _names(cell: Any, separator: str) -> tuple[list[str], str]:
-    """(labels, the cell's form); a form that starts with "!" is a complaint. A row without labels has no form."""
+    """(labels, the cell's form). A row without labels has no form. Raises ValueError that says what is wrong with the cell."""
     if isinstance(cell, str):
         if not cell.strip():
             return [], ""
         if cell.lstrip()[0] == "[" and LIST_AS_TEXT.fullmatch(cell.strip()):
-            return [], f"!{cell!r:.60} is a list written as a text; write a{separator}b, or use a jsonl file, which has lists"
+            raise ValueError(f"{cell!r:.60} is a list written as a text; write a{separator}b, or use a jsonl file")
         parts = [part.strip() for part in cell.split(separator)]
         if not all(parts):
-            return [], f"!{cell!r:.60} has an empty label between separators {separator!r}"
+            raise ValueError(f"{cell!r:.60} has an empty label between separators {separator!r}")
         return parts, "a text"
-    if isinstance(cell, list | tuple):
+    if isinstance(cell, list):
         types = set(map(type, cell))
         if types <= {str}:
             names = list(map(str.strip, cell))
             if not all(names):
-                return [], "!holds an empty label"
+                raise ValueError("holds an empty label")
             return names, "a list of texts" if cell else ""
         if types == {int}:
             return [str(item) for item in cell], "a list of numbers"
-        return [], f"!{cell!r:.80} mixes types; expected a list of texts or a list of whole numbers"
-    if isinstance(cell, int) and not isinstance(cell, bool):
+        raise ValueError(f"{cell!r:.80} mixes types; expected a list of texts or a list of whole numbers")
+    if type(cell) is int:
         return [str(cell)], "a number"
-    if cell is None:
-        return [], "!is missing; write an empty list or an empty text for a row without labels"
-    return [], f"!is {cell!r:.60} ({type(cell).__name__}), expected a list or a text"
+    raise ValueError(f"is {described(cell)}, expected a list or a text (empty for a row without labels)")
 
 
-def _from_columns(table: Table, names: tuple[str, ...]) -> Labelled:
-    problems: list[str] = []
-    wrong_rows = 0
-    labels, rows = [np.zeros(0, np.int32)], [np.zeros(0, np.int64)]
-    for label, name in enumerate(names):
-        cells, codes = table.columns[name].distinct()
-        texts = [str(cell).strip() for cell in cells]
-        wrong = {
-            code: f"is {cell!r:.60}, expected 0 or 1"
-            for code, (cell, text) in enumerate(zip(cells, texts, strict=True))
-            if text not in ONE | ZERO
-        }
-        problems += _wrong_cells(table, name, wrong, codes)
-        wrong_rows += int(np.isin(codes, list(wrong)).sum())
-        rows.append(np.flatnonzero(np.array([text in ONE for text in texts], dtype=bool)[codes]))
-        labels.append(np.full(len(rows[-1]), label, np.int32))
+def _from_columns(table: Table, columns: tuple[str, ...]) -> Labelled:
+    rows, problems = [], []
+    for row, cells in enumerate(zip(*(table.columns[name] for name in columns), strict=True)):
+        bits = [BITS.get(str(cell).strip()) for cell in cells]
+        if None in bits:
+            name, cell = next((name, cell) for name, cell, bit in zip(columns, cells, bits, strict=True) if bit is None)
+            problems.append(f"{table.where(row)}: {name} is {cell!r:.60}, expected 0 or 1")
+        rows.append(tuple(compress(columns, bits)))
     if problems:
-        raise InputError(*problems[:SHOWN], *more(wrong_rows))
-    everywhere, numbers = np.concatenate(rows), np.concatenate(labels)
-    order = np.argsort(everywhere, kind="stable")
-    offsets = np.concatenate([[0], np.cumsum(np.bincount(everywhere, minlength=len(table)))])
-    return Labelled(list(names), Ragged(numbers[order], offsets), of_columns=True)
+        raise InputError(*problems[:SHOWN], *more(len(problems)))
+    return Labelled(rows, columns)

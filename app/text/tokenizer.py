@@ -50,8 +50,6 @@ def load_tokenizer(arguments: Any, train_texts: Sequence[Column], notes: list[st
         raise InputError(f"tokenizer {name}: its vocabulary is empty; the folder lacks tokenizer.json or a vocabulary file")
     if tokenizer.pad_token_id is None:
         raise InputError(f"tokenizer {name} has no padding token; add one to its tokenizer_config.json")
-    if tokenizer.init_kwargs.get("segmenter"):
-        raise InputError(f"tokenizer {name}: an earlier version saved it and cut words itself; add --tokenizer_type jieba")
     return tokenizer
 
 

@@ -1,55 +1,46 @@
 """Trains a WordPiece vocabulary like BERT's, offline. The same texts in any order give the same ids."""
 
-from collections.abc import Collection, Iterable, Iterator, Sized
-from typing import Protocol
+from collections.abc import Collection
 
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 from transformers import BertTokenizer
 
 from finetune.errors import InputError
-from finetune.reading.progress import progress
+from finetune.reading.progress import counted
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # ids 0 to 4
 MAX_WORD_CHARACTERS = 100  # WordPiece turns a longer word into [UNK], so there is nothing to learn from it
 NO_LIMIT = 2**31 - 1
 
 
-class Texts(Sized, Iterable[str], Protocol):
-    """Texts that can be iterated more than once, such as a list."""
-
-
-def train_tokenizer(texts: Texts, vocab_size: int, lowercase: bool = True) -> BertTokenizer:
+def train_tokenizer(texts: Collection[str], vocab_size: int, lowercase: bool = True) -> BertTokenizer:
     """A BertTokenizer with a WordPiece vocabulary of at most `vocab_size` tokens, trained on `texts`.
 
     The vocabulary holds the special tokens (ids 0 to 4), every character of the texts, then the most frequent merges. Every
     Chinese character is a word of its own. `lowercase` also strips accents, as BERT does. `texts` is read twice and may be
     larger than memory: only the count of each distinct word is kept.
 
-    Raises InputError when the texts hold no word, when one is not a string, or when the characters alone do not fit into
-    `vocab_size`.
+    Raises InputError when the texts hold no word, or when the characters alone do not fit into `vocab_size`.
     """
     words = distinct_words(texts, lowercase)
     vocabulary = learn_vocabulary(texts, words, vocab_size, lowercase)
     return BertTokenizer(vocab=vocabulary, do_lower_case=lowercase)
 
 
-def distinct_words(texts: Texts, lowercase: bool) -> Collection[str]:
+def distinct_words(texts: Collection[str], lowercase: bool) -> Collection[str]:
     """The distinct words of the texts, as BERT splits them. Raises InputError if there is none."""
     tokenizer = _bert_like(models.WordLevel(), lowercase)
     # This trainer does not report counts, so the texts are read again to learn merges. On two cores that still takes a third
     # less time than counting words in Python.
     trainer = trainers.WordLevelTrainer(vocab_size=NO_LIMIT, min_frequency=0, special_tokens=[], show_progress=False)
-    tokenizer.train_from_iterator(_checked(texts, "reading words"), trainer)
+    tokenizer.train_from_iterator(counted(texts, "reading words", "texts", len(texts)), trainer)
     words = tokenizer.get_vocab(with_added_tokens=False)
     if all(len(word) > MAX_WORD_CHARACTERS for word in words):
-        raise InputError(
-            "vocabulary: the texts hold no word, so there is nothing to train a tokenizer on. "
-            "Check the training file and its text column."
-        )
+        raise InputError("the training texts hold no word, so there is nothing to train a tokenizer on; see --text_column")
     return words.keys()
 
 
-def learn_vocabulary(texts: Texts, words: Collection[str], vocab_size: int, lowercase: bool) -> dict[str, int]:
+def learn_vocabulary(texts: Collection[str], words: Collection[str], vocab_size: int, lowercase: bool) -> dict[str, int]:
     """Token -> id, by the WordPiece trainer of `tokenizers`. `words`: the distinct words of the texts.
 
     That trainer numbers single characters in the order of a randomly seeded hash map, and breaks ties between merges by these
@@ -61,16 +52,15 @@ def learn_vocabulary(texts: Texts, words: Collection[str], vocab_size: int, lowe
     alphabet = [*SPECIAL_TOKENS, *characters, *continuations]
     if vocab_size < len(alphabet):
         raise InputError(
-            f"vocabulary: a size of {vocab_size} is too small: the texts have {len(characters)} different characters, "
-            f"{len(continuations)} of them also inside words, which with {len(SPECIAL_TOKENS)} special tokens need "
-            f"{len(alphabet)} entries before any word is learnt. Ask for more than {len(alphabet)}."
+            f"--vocab_size {vocab_size} is too small: {len(characters)} different characters, {len(continuations)} of them "
+            f"also inside words, and {len(SPECIAL_TOKENS)} special tokens need {len(alphabet)} entries before any word is learnt"
         )
     tokenizer = _bert_like(models.WordPiece(unk_token="[UNK]"), lowercase)
     if len(short) < len(words):  # takes half as long again
         too_long = pre_tokenizers.Split(Regex(rf"\A.{{{MAX_WORD_CHARACTERS + 1},}}\z"), "removed")
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([tokenizer.pre_tokenizer, too_long])
     trainer = trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=alphabet, show_progress=False)
-    tokenizer.train_from_iterator(_checked(texts, "learning a vocabulary"), trainer)
+    tokenizer.train_from_iterator(counted(texts, "learning a vocabulary", "texts", len(texts)), trainer)
     vocabulary = tokenizer.get_vocab(with_added_tokens=False)
     return dict(sorted(vocabulary.items(), key=lambda entry: entry[1]))
 
@@ -80,16 +70,3 @@ def _bert_like(model: models.Model, lowercase: bool) -> Tokenizer:
     bert, tokenizer = BertTokenizer(do_lower_case=lowercase).backend_tokenizer, Tokenizer(model)
     tokenizer.normalizer, tokenizer.pre_tokenizer = bert.normalizer, bert.pre_tokenizer
     return tokenizer
-
-
-def _checked(texts: Texts, description: str) -> Iterator[str]:
-    """The texts, with a progress bar. Raises InputError for one that is not a string."""
-    with progress(description, "texts", len(texts)) as bar:
-        for number, text in enumerate(texts, start=1):
-            if not isinstance(text, str):
-                raise InputError(
-                    f"vocabulary: text {number} is {text!r} ({type(text).__name__}), not a string. "
-                    "Every row that a vocabulary is trained on needs a text: fill it in or drop the row."
-                )
-            yield text
-            bar.update()

@@ -158,9 +158,7 @@ def test_any_label_cell_is_labels_or_refused(cells, as_columns):
         labels = sorted(found.names)
         assert all(name.strip() for name in labels)
         ids = label_ids(table, found, labels, False, [])
-        assert [[labels[i] for i in ids[row]] for row in range(len(ids))] == [
-            sorted(found.names[i] for i in found.rows[row]) for row in range(len(found))
-        ]
+        assert [[labels[i] for i in ids[row]] for row in range(len(ids))] == [sorted(names) for names in found.rows]
 
 
 @quick

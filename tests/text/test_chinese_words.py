@@ -159,42 +159,20 @@ def test_rjieba_is_loaded_where_words_are_cut_only(bert_folder, folder):
     subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(APP)}, check=True)
 
 
-def test_folders_of_earlier_versions_are_refused_but_for_jieba(folder, tmp_path, arguments):
-    BertTokenizer.from_pretrained(folder, segmenter="rjieba").save_pretrained(tmp_path)
-    with pytest.raises(InputError, match="add --tokenizer_type jieba"):
-        load_tokenizer(arguments(tokenizer_name=str(tmp_path)), [], [])
-    loaded = load_tokenizer(arguments(tokenizer_name=str(tmp_path), tokenizer_type="jieba"), [], [])
-    assert loaded.tokenize("人工智能") == ["人工智能"]
-
-
-def test_a_folder_without_a_vocabulary_is_refused(tmp_path):
-    with pytest.raises(InputError, match="holds no vocabulary"):
-        jieba_tokenizer(tmp_path, None, [])
-
-
-def test_a_vocabulary_of_characters_is_refused(tmp_path):
-    train_tokenizer(["深度学习 bert"], 40).save_pretrained(tmp_path)
-    with pytest.raises(InputError, match="no Chinese word of two or more characters"):
-        jieba_tokenizer(tmp_path, None, [])
-
-
-def test_a_vocabulary_that_is_not_wordpiece_is_refused(tmp_path):
-    (tmp_path / "vocab.txt").write_text("\n".join(["<pad>", "</s>", "▁深度", *WORDS.split()]), encoding="utf-8")
-    with pytest.raises(InputError, match="not BERT's WordPiece"):
-        jieba_tokenizer(tmp_path, None, [])
-
-
-def test_every_bad_line_of_a_user_dictionary_is_named(folder, tmp_path):
-    path = tmp_path / "bad.txt"
-    path.write_text("好词\n坏词 many\n深度 学习 的 模型\n坏词 -3\n", encoding="utf-8")
-    with pytest.raises(InputError) as caught:
-        jieba_tokenizer(folder, path, [])
-    assert [problem.split("bad.txt:")[1].split(":")[0] for problem in caught.value.problems] == ["2", "3", "4"]
+def test_vocabularies_without_chinese_words_are_refused(tmp_path):
+    (tmp_path / "sentencepiece").mkdir()
+    words = ["<pad>", "</s>", "▁深度", *WORDS.split()]
+    (tmp_path / "sentencepiece" / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
+    train_tokenizer(["深度学习 bert"], 40).save_pretrained(tmp_path / "characters")
+    for name in ("none", "characters", "sentencepiece"):
+        (tmp_path / name).mkdir(exist_ok=True)
+        with pytest.raises(InputError, match=f"{name} has no WordPiece vocabulary that holds Chinese words"):
+            jieba_tokenizer(tmp_path / name, None, [])
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "cannot be read"), (b"\xb0\xa1\xff", "not UTF-8 .byte 0"), (b"\n \n", "holds no word")],
+    [(None, "cannot be read"), (b"\xb0\xa1\xff", "not UTF-8 at byte 0"), (b"\n \n", "holds no word")],
 )
 def test_an_unreadable_user_dictionary_is_refused(folder, tmp_path, content, message):
     path = tmp_path / "words.txt"

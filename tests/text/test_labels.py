@@ -23,7 +23,7 @@ def read(cells, notes=None, **given):
 
 
 def written(found):
-    return [[found.names[number] for number in found.rows[row]] for row in range(len(found))]
+    return list(map(list, found.rows))
 
 
 def names(cells, notes=None, **given):
@@ -68,7 +68,7 @@ def test_repeated_labels_count_once_and_are_noted():
         (["a", 1], "labels ['a', 1] mixes types"),
         ([True], "labels [True] mixes types"),
         ([1.0], "labels [1.0] mixes types"),
-        (None, "labels is missing; write an empty list"),
+        (None, "labels is missing, expected a list or a text (empty"),
         (True, "labels is True (bool)"),
         (1.5, "labels is 1.5 (float)"),
         ({"a": 1}, "labels is {'a': 1} (dict)"),
@@ -102,9 +102,9 @@ def test_columns_of_0_and_1():
     with pytest.raises(InputError) as caught:
         columns(("1", "2"), ("", "0"), (None, "1"))
     assert caught.value.problems == [
+        "a.csv:2: y is '2', expected 0 or 1",
         "a.csv:3: x is '', expected 0 or 1",
         "a.csv:4: x is None, expected 0 or 1",
-        "a.csv:2: y is '2', expected 0 or 1",
     ]
 
 
@@ -173,7 +173,7 @@ def test_label_file_that_is_no_list(tmp_path, content, message):
     path = tmp_path / "labels.txt"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(InputError, match=f"--label_file .*labels.txt: {message}"):
+    with pytest.raises(InputError, match=rf"labels\.txt: {message}"):
         read_label_file(str(path))
 
 

@@ -15,9 +15,8 @@ from finetune.reading.stored_rows import LINE, Column
 from finetune.reading.tables import Table, read_table
 
 SHOWN = 20
-# In RE2's words what texts that show nothing are made of, and little else: separators, control and format characters.
-MAY_SHOW_NOTHING = r"\A[\pZ\pC]*\z"
-INVISIBLE = "\u200b\u200c\u200d\u2060\ufeff"  # zero-width characters that str.strip() leaves in place
+# In RE2's words: separators, control and format characters, such as those of zero width.
+SHOWS_NOTHING = r"\A[\pZ\p{Cc}\p{Cf}]*\z"
 
 
 def read_splits(
@@ -99,16 +98,9 @@ def texts_of(table: Table, column: str) -> Column:
     return values
 
 
-def is_blank(text: str) -> bool:
-    """Whether a text shows nothing: empty, white space or zero-width characters only."""
-    shown = text.strip()
-    return not shown or (shown[0] in INVISIBLE and not shown.strip(INVISIBLE).strip())
-
-
 def blank_rows(texts: Column) -> np.ndarray:
     """The rows whose text shows nothing, in ascending order."""
-    suspects = np.flatnonzero(texts.matches(MAY_SHOW_NOTHING))
-    return suspects[np.fromiter(map(is_blank, texts.take(suspects)), dtype=bool, count=len(suspects))]
+    return np.flatnonzero(texts.matches(SHOWS_NOTHING))
 
 
 def drop_blank(table: Table, column: str, notes: list[str]) -> Table:
@@ -161,18 +153,12 @@ def check_ids(table: Table, column: str, notes: list[str]) -> None:
 
 def note_repeated_texts(texts: dict[str, Column], notes: list[str]) -> None:
     """Notes how many training texts stand twice, and how many of the other files' are among them. `texts`: by split."""
-    # Sorted, not np.unique: that goes through a table of hashes, 0.7 s instead of 0.01 for a million (numpy 2.4).
-    hashes = {
-        split: np.sort(np.fromiter(map(hash, column), dtype=np.int64, count=len(column))) for split, column in texts.items()
-    }
-    seen = hashes["train"]
-    if repeated := int((seen[1:] == seen[:-1]).sum()):
+    hashes = {split: list(map(hash, column)) for split, column in texts.items()}
+    seen = set(hashes["train"])
+    if repeated := len(hashes["train"]) - len(seen):
         notes.append(f"{repeated} training row(s) repeat the text of an earlier row")
     for split in ("validation", "test"):
-        if split not in hashes:
-            continue
-        first, last = (np.searchsorted(seen, hashes[split], side=side) for side in ("left", "right"))
-        if shared := int((first < last).sum()):
+        if shared := sum(value in seen for value in hashes.get(split, [])):
             notes.append(f"{shared} of {len(texts[split])} {split} texts are in the training rows too")
 
 

@@ -1,41 +1,39 @@
 """What is wrong with one file of rows: collected in one pass, worded alike for every format."""
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 
 from finetune.errors import InputError
 
 SHOWN_PROBLEMS = 20
+PLACES = {"parquet": " row ", "json": " element "}  # what the rows of a kind of file are counted in, if not lines
 
 
 @dataclass
 class Problems:
-    """What is wrong with one file, in line order at the end; line 0 stands for the whole file."""
+    """What is wrong with one file of a kind, in the order of its rows; place 0 stands for the whole file."""
 
     path: str
+    kind: str
     total: int = 0
-    kept: list[tuple[int, str]] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
 
-    def add(self, line: int, message: str) -> None:
+    def add(self, number: int, message: str) -> None:
         self.total += 1
         if len(self.kept) < SHOWN_PROBLEMS:
-            self.kept.append((line, message))
-
-    def add_rows(self, lines: Sequence[int], messages: Iterable[str]) -> None:
-        """Problems found after the others, of which any may come first in the file."""
-        self.total += len(lines)
-        self.kept.extend(islice(zip(lines, messages, strict=True), SHOWN_PROBLEMS))
+            self.kept.append(f"{place(self.path, self.kind, number) if number else self.path}: {message}")
 
     def raise_any(self) -> None:
-        if not self.total:
-            return
-        shown = sorted(self.kept, key=lambda problem: problem[0])[:SHOWN_PROBLEMS]
-        messages = [f"{self.path}:{line}: {message}" if line else f"{self.path}: {message}" for line, message in shown]
-        if self.total > len(shown):
-            messages.append(f"{self.path}: and {self.total - len(shown)} more problems")
-        raise InputError(*messages)
+        if self.total > len(self.kept):
+            self.kept.append(f"{self.path}: and {self.total - len(self.kept)} more problems")
+        if self.total:
+            raise InputError(*self.kept)
+
+
+def place(path: str, kind: str, number: int) -> str:
+    """A row in words: "train.csv:17", "train.json element 3", "train.parquet row 17"."""
+    return f"{path}{PLACES.get(kind, ':')}{number}"
 
 
 def not_found(what: str, name: str, found: Sequence[str]) -> str:
@@ -55,8 +53,8 @@ def nearest(name: str, found: Sequence[str]) -> str | None:
 
 def listed(names: Sequence[str]) -> str:
     """Names as they are where that is clear, in quotes where it is not; the first ten of many."""
-    plain = [name if name.isprintable() and name == name.strip() and len(name) <= 40 else "" for name in names[:10]]
-    shown = [clear or short(name) for clear, name in zip(plain, names, strict=False)]
+    is_clear = [name.isprintable() and name == name.strip() and 0 < len(name) <= 40 for name in names[:10]]
+    shown = [name if clear else short(name) for name, clear in zip(names, is_clear, strict=False)]
     return ", ".join(shown) + (f", ... {len(names)} in all" if len(names) > 10 else "")
 
 

@@ -29,18 +29,6 @@ class Ragged:
     def lengths(self) -> np.ndarray:
         return np.diff(self.offsets)
 
-    @property
-    def row_numbers(self) -> np.ndarray:
-        """(values,) the row that each value is in."""
-        return np.repeat(np.arange(len(self)), self.lengths)
-
-    def take(self, rows: np.ndarray) -> Ragged:
-        """The rows of these numbers, in their order; a row may be taken more than once."""
-        lengths = self.lengths[rows]
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
-        places = np.arange(offsets[-1]) + np.repeat(self.offsets[:-1][rows] - offsets[:-1], lengths)
-        return Ragged(self.values[places], offsets)
-
     @staticmethod
     def of(rows: Sequence[Sequence[int]], dtype: str = "int32") -> Ragged:
         offsets = np.cumsum([0, *map(len, rows)])

@@ -140,7 +140,7 @@ def test_a_relative_path_is_looked_for_in_both_places(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b'{\n"a": 1,\n}', ":3: not valid JSON: "),
+        (b'{\n"a": 1,\n}', ":3: broken JSON at column"),
         (b"[]", "expected an object, found a list"),
         (b'{"a": "\xff"}', "not UTF-8 at byte 7"),
     ],

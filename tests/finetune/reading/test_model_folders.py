@@ -1,5 +1,3 @@
-import json
-
 from finetune.reading.model_folders import explain_failed_load
 
 
@@ -16,10 +14,3 @@ def test_a_name_that_is_no_folder(tmp_path):
     message = explain_failed_load("model", str(tmp_path / "modle"), OSError("no"))
     assert "this folder does not exist" in message
     assert f"did you mean {str(tmp_path / 'model')!r}?" in message
-    assert "is a URL" in explain_failed_load("tokenizer", "https://a.b/c", OSError("no"))
-
-
-def test_broken_json_is_named_by_its_line(tmp_path):
-    (tmp_path / "config.json").write_text('{"a": 1,\n}')
-    error = json.JSONDecodeError("no", "", 0)
-    assert "config.json:2: not valid JSON" in explain_failed_load("tokenizer", str(tmp_path), error)

@@ -15,15 +15,7 @@ def test_rows_come_back(rows):
     assert len(ragged) == len(rows)
     assert [ragged[i].tolist() for i in range(len(rows))] == rows
     assert ragged.lengths.tolist() == [len(row) for row in rows]
-    assert ragged.row_numbers.tolist() == [i for i, row in enumerate(rows) for _ in row]
     assert ragged.values.dtype == np.int32
-
-
-@given(ROWS.filter(bool), st.lists(st.integers(0, 100), max_size=9))
-def test_taken_rows(rows, chosen):
-    chosen = np.array([number % len(rows) for number in chosen], dtype=np.int64)
-    taken = Ragged.of(rows).take(chosen)
-    assert [row.tolist() for row in map(taken.__getitem__, range(len(taken)))] == [rows[number] for number in chosen]
 
 
 @given(st.lists(ROWS.filter(bool), min_size=1, max_size=4))
