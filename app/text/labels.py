@@ -257,7 +257,10 @@ def _names(cell: Any, separator: str) -> tuple[list[str], str]:
     if isinstance(cell, int) and not isinstance(cell, bool):
         return [str(cell)], "a number"
     if cell is None:
-        return [], "!is missing; write an empty list or an empty text for a row without labels"
+        return [], (
+            "!is missing; write an empty list or an empty text for a row without labels (a data set of csv files loses empty "
+            "texts: name the files by --train_file and --validation_file)"
+        )
     return [], f"!is {cell!r:.60} ({type(cell).__name__}), expected a list or a text"
 
 
