@@ -7,7 +7,8 @@ import sys
 from typing import TypeVar
 
 from finetune import garbage_collection
-from finetune.arguments.parsing import parse, validate
+from finetune.arguments.parsing import names_of, parse, validate
+from finetune.arguments.standard_input import with_standard_input
 from finetune.launching import signals
 from finetune.launching.shutdown import failures_end_the_job
 from finetune.output.console import survive_a_lost_console
@@ -24,4 +25,5 @@ def read_arguments(cls: type[T], description: str) -> T:
     with failures_end_the_job(debug="--debug" in sys.argv):
         arguments = parse(cls, description=description)
         validate(arguments)
+        arguments = with_standard_input(arguments, names_of(arguments, reads=True))
     return arguments

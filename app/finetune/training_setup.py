@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 
 from finetune.arguments.parsing import as_dict
 from finetune.checkpoints import checkpoint, local_copy, saving
@@ -184,12 +185,25 @@ def _convert(run: Run, training: Training, state: TrainState) -> None:
 
 
 def _forget_lost_best(run: Run, folder: Path, state: TrainState) -> None:
-    """Lets the best model be chosen anew where the one that the checkpoint remembers is not: it belongs to another folder's
-    run. Rank 0 looks, since machines may not share the folder and must agree."""
-    if state.best_step is None or run.on_main((folder / BEST).is_dir):
+    """Lets the best model be chosen anew where the one that the checkpoint remembers is not (it belongs to another folder's
+    run) or is damaged. Rank 0 looks, since machines may not share the folder and must agree."""
+    problem = run.on_main(partial(_problem_of_best, folder)) if state.best_step is not None else None
+    if problem is None:
         return
-    run.print(f"note           the best model, of step {state.best_step}, is not in {folder}; the best from here on is kept")
+    run.print(f"note           the best model, of step {state.best_step}, {problem}; the best from here on is kept")
     state.best_metric, state.best_step, state.evaluations_without_best = None, None, 0
+
+
+def _problem_of_best(folder: Path) -> str | None:
+    if not (folder / BEST).is_dir():
+        return f"is not in {folder}"
+    for file in (folder / BEST).glob("*.safetensors"):
+        try:
+            with safe_open(file, "pt"):  # compares the size of the file with its header
+                pass
+        except (OSError, SafetensorError):
+            return f"is damaged: {file} cannot be read"
+    return None
 
 
 def _compare_by(run: Run, folder: Path, metric: str, state: TrainState) -> None:

@@ -219,7 +219,8 @@ def _names(cell: Any, separator: str) -> tuple[list[str], str]:
         raise ValueError(f"{cell!r:.80} mixes types; expected a list of texts or a list of whole numbers")
     if type(cell) is int:
         return [str(cell)], "a number"
-    raise ValueError(f"is {described(cell)}, expected a list or a text (empty for a row without labels)")
+    hint = "; a data set of csv files loses empty texts: name the files by --train_file" if cell is None else ""
+    raise ValueError(f"is {described(cell)}, expected a list or a text (empty for a row without labels{hint})")
 
 
 def _from_columns(table: Table, columns: tuple[str, ...]) -> Labelled:

@@ -1,6 +1,7 @@
 import functools
 import json
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from linear_task import LinearTask, linear_layer, make_plan
+from safetensors.torch import save_file
 
 from finetune import opened_run, training_setup
 from finetune.checkpoints import checkpoint
@@ -225,15 +227,18 @@ def test_a_loss_scale_goes_on_where_it_was(opened, start_run, arguments, tmp_pat
     torch.testing.assert_close(again.made.model.state_dict(), whole.made.model.state_dict(), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_a_best_model_that_is_not_in_this_folder_is_chosen_anew(start_run, arguments, tmp_path, there):
+@pytest.mark.parametrize("there", [True, False, "truncated"])
+def test_a_best_model_that_is_lost_or_damaged_is_chosen_anew(start_run, arguments, tmp_path, there):
     asked = arguments(output_dir=str(tmp_path))
     run = start_run(make_plan(22).batch)
     fit(run, training(run, asked))
     if there:
         (tmp_path / "best").mkdir()
+        save_file({"weight": torch.zeros(9)}, tmp_path / "best" / "model.safetensors")
+    if there == "truncated":
+        os.truncate(tmp_path / "best" / "model.safetensors", 99)
     state = training(run, asked, OpenedRun(FINGERPRINT, tmp_path / "checkpoints" / "step_3", None)).state
-    assert (state.best_step, state.best_metric is None) == ((3, False) if there else (None, True))
+    assert (state.best_step, state.best_metric is None) == ((3, False) if there is True else (None, True))
 
 
 @pytest.mark.parametrize("known", [True, False])

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import xxhash
 from filelock import FileLock
 from huggingface_hub.constants import HF_HOME
 
 from finetune.errors import InputError, is_out_of_space
 from finetune.output.files import flush
 
-SIZES = "sizes.json"  # in every folder: the size of each of its files
+CHECKSUMS = "checksums.json"  # in every folder: of each of its files
 
 
 def cache_folder(kind: str) -> Path:
@@ -26,7 +29,7 @@ def kept(kind: str, key: str, fill: Callable[[Path], None]) -> Path:
     """The folder that `fill` writes its files into, unless that was done before. `key`: a hash of everything that the files
     depend on.
 
-    The folder is whole or absent: it is renamed when it is complete, and made anew when a file in it is missing or truncated.
+    The folder is whole or absent: it is renamed when it is complete, and made anew when a file in it is missing or damaged.
     Processes that start together wait on a file lock for the first, not in a collective: this may take longer than a process
     group waits, and machines need not share a disk. A complete folder is found in a read-only cache, too. Raises `InputError`
     if the cache cannot be written.
@@ -39,10 +42,12 @@ def kept(kind: str, key: str, fill: Callable[[Path], None]) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{path}.lock"):
             if not _is_whole(path):
+                if path.exists():
+                    print(f"note           {path}: this cache is damaged; it is made anew", file=sys.stderr)
                 unfinished.mkdir()
                 fill(unfinished)
-                sizes = {file.name: file.stat().st_size for file in unfinished.iterdir()}
-                (unfinished / SIZES).write_text(json.dumps(sizes), encoding="utf-8")
+                checksums = {file.name: _checksum(file) for file in unfinished.iterdir()}
+                (unfinished / CHECKSUMS).write_text(json.dumps(checksums), encoding="utf-8")
                 flush(unfinished)  # otherwise a power loss could leave empty files under the final name
                 shutil.rmtree(path, ignore_errors=True)
                 os.rename(unfinished, path)
@@ -58,7 +63,12 @@ def kept(kind: str, key: str, fill: Callable[[Path], None]) -> Path:
 
 def _is_whole(folder: Path) -> bool:
     try:
-        sizes = json.loads((folder / SIZES).read_text(encoding="utf-8"))
-        return all((folder / name).stat().st_size == size for name, size in sizes.items())
+        checksums = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
+        return all(_checksum(folder / name) == known for name, known in checksums.items())
     except (OSError, ValueError):
         return False
+
+
+def _checksum(file: Path) -> str:
+    with open(file, "rb") as content:
+        return hashlib.file_digest(content, xxhash.xxh3_64).hexdigest()

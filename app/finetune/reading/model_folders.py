@@ -24,6 +24,8 @@ def explain_failed_load(what: str, name: str, error: Exception) -> str:
             "its weights are a pickle that is damaged or holds more than tensors, which is not read; convert them to "
             "safetensors, or copy them again"
         )
+    elif "trust_remote_code" in str(error):
+        reason = "it comes with Python code of its own, which runs with --trust_remote_code only; read the code first"
     return f"{what} {name}: {reason}{f' (the folder holds: {files_in(path)})' if path.is_dir() else ''}"
 
 

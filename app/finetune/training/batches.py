@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from multiprocessing.queues import Queue
 
 import numpy as np
 import torch
@@ -96,9 +99,21 @@ def train_loader(steps: TrainSteps, first_step: int, num_workers: int, pin_memor
         num_workers=num_workers,
         pin_memory=pin_memory,
         multiprocessing_context=context,
-        worker_init_fn=ignore_signals,
+        worker_init_fn=_start_worker,
     )
     return _surviving_its_workers(loader) if num_workers else loader
+
+
+def _start_worker(_worker: int) -> None:
+    """Lets a worker die that cannot hand a batch over: its queue would print why and drop the batch, and the run would wait for
+    it for ever."""
+    ignore_signals()
+    Queue._on_queue_feeder_error = staticmethod(_end_worker)
+
+
+def _end_worker(error: Exception, _batch: object) -> None:
+    print(f"a batch cannot be handed over: {in_short(error)}", file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def _surviving_its_workers(loader: DataLoader) -> Iterator[list[Batch]]:
@@ -113,8 +128,8 @@ def _surviving_its_workers(loader: DataLoader) -> Iterator[list[Batch]]:
         if not str(error).startswith("DataLoader worker"):
             raise
         raise TrainingError(
-            f"a process that prepares batches is gone: {in_short(error)}. It was killed, perhaps for want of memory; try fewer "
-            "--dataloader_num_workers"
+            f"a process that prepares batches is gone: {in_short(error)}. It was killed, perhaps for want of memory, or "
+            "/dev/shm is too small (docker run --shm-size); try fewer --dataloader_num_workers"
         ) from error
 
 

@@ -28,11 +28,13 @@ def test_what_was_made_is_found(token_cache):
     assert {path.name for path in (token_cache / "rows").iterdir()} == {"a", "a.lock", "b", "b.lock"}
 
 
-@pytest.mark.parametrize("damage", [Path.unlink, lambda file: file.write_text("ma"), lambda file: file.write_text("")])
-@pytest.mark.parametrize("name", ["some", "sizes.json"])
-def test_what_is_truncated_or_missing_is_made_anew(token_cache, damage, name):
+@pytest.mark.parametrize("damage", [Path.unlink, lambda file: file.write_text("ma"), lambda file: file.write_text("mode")])
+@pytest.mark.parametrize("name", ["some", "checksums.json"])
+def test_what_is_damaged_or_missing_is_made_anew(token_cache, capsys, damage, name):
     damage(kept("rows", "a", fill) / name)
+    assert capsys.readouterr().err == ""
     assert (kept("rows", "a", fill) / "some").read_text() == "made"
+    assert capsys.readouterr().err == f"note           {token_cache}/rows/a: this cache is damaged; it is made anew\n"
     assert {path.name for path in (token_cache / "rows").iterdir()} == {"a", "a.lock"}
 
 
