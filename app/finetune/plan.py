@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 DEFAULT_GLOBAL_BATCH_SIZE = 32
 # Tokens of a micro-batch on a CPU. Larger ones pad more and leave its caches: 640 Reuters rows in batches of 16 train 1.4
 # times as fast as in one pass a batch, with half the memory (benchmarks/bench_cpu.md); batches of short texts fit anyway.
-EVALUATION_ROWS = 32
 CPU_TOKENS = 2048
 MILESTONES, GAMMA = (0.25, 0.5, 0.75), 0.1  # of `multistep`
 
@@ -129,7 +128,7 @@ def evaluation_batch(arguments: Any, by_tokens: bool = False) -> tuple[int, int 
     tokens = arguments.max_tokens_per_eval_batch
     if tokens is None and by_tokens and arguments.per_device_eval_batch_size is None:
         tokens = CPU_TOKENS
-    return arguments.per_device_eval_batch_size or EVALUATION_ROWS, tokens
+    return arguments.per_device_eval_batch_size or arguments.evaluation_rows, tokens
 
 
 def make_plan(arguments: Any, split: Split, launch: Launch) -> Plan:

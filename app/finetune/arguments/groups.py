@@ -65,11 +65,14 @@ class BatchArguments:
     gradient_accumulation_steps: int | None = option(
         at_least=1, help="micro-batches per optimizer step; the micro-batch is derived from it"
     )
-    per_device_eval_batch_size: int | None = option(at_least=1, help="samples per process in one evaluation pass (default: 32)")
+    per_device_eval_batch_size: int | None = option(
+        at_least=1, help="samples per process in one evaluation pass (default: 32; 1 for volumes)"
+    )
     dataloader_num_workers: int = option(
         0, at_least=0, per_machine=True, help="processes that build batches; 0: the training process"
     )
 
+    evaluation_rows = 32  # of an evaluation batch, if --per_device_eval_batch_size does not say
     # Only rows of tokens can be counted in tokens (text/arguments.py).
     length_grouping = False
     max_tokens_per_micro_batch = None
