@@ -25,6 +25,7 @@ import yaml
 from finetune.errors import InputError
 
 T = TypeVar("T")
+METAVARS = {int: "N", float: "X", bool: "true|false", tuple[str, ...]: "A,B", tuple[int, ...]: "N,N", tuple[float, ...]: "X,X"}
 BOOLEANS = {**dict.fromkeys(("true", "yes", "on", "1"), True), **dict.fromkeys(("false", "no", "off", "0"), False)}
 LIMITS = {"at_least": operator.ge, "above": operator.gt, "at_most": operator.le, "below": operator.lt}
 NEGATIVE_NUMBER = re.compile(r"-(\.?\d|inf|nan)", re.IGNORECASE)
@@ -121,9 +122,9 @@ def convert(text: str | None, field: dataclasses.Field, cls: type) -> Any:
             near = difflib.get_close_matches(str(item), choices, 1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise ValueError(f"{item!r} is not one of {', '.join(choices)}{hint}")
-    limits = [(holds, field.metadata[key]) for key, holds in LIMITS.items() if field.metadata[key] is not None]
-    if not all(holds(value, limit) for holds, limit in limits):
-        raise ValueError(f"{text} is out of range, expected {_describe(kind, field.metadata)}")
+        limits = [(holds, field.metadata[key]) for key, holds in LIMITS.items() if field.metadata[key] is not None]
+        if not all(holds(item, limit) for holds, limit in limits):
+            raise ValueError(f"{text} is out of range, expected {_describe(kind, field.metadata)}")
     return value
 
 
@@ -136,8 +137,8 @@ def _typed(text: str, kind: type) -> Any:
     """Raises `ValueError` or `KeyError` for a text that is no such value."""
     if kind is bool:
         return BOOLEANS[text.lower()]
-    if kind is tuple:
-        return tuple(part.strip() for part in text.split(",") if part.strip())
+    if typing.get_origin(kind) is tuple:
+        return tuple(_typed(part.strip(), typing.get_args(kind)[0]) for part in text.split(",") if part.strip())
     value = kind(text)
     if kind is float and not math.isfinite(value):
         raise ValueError
@@ -147,7 +148,11 @@ def _typed(text: str, kind: type) -> Any:
 def _describe(kind: type, limits: typing.Mapping) -> str:
     if limits["choices"]:
         return "one of " + ", ".join(limits["choices"])
-    noun = {int: "a whole number", float: "a number", bool: "true or false", tuple: "names separated by commas"}
+    noun = {
+        **{int: "a whole number", float: "a number", bool: "true or false"},
+        **{tuple[str, ...]: "names separated by commas", tuple[int, ...]: "whole numbers separated by commas"},
+        tuple[float, ...]: "numbers separated by commas",
+    }
     ranges = [f"{key.replace('_', ' ')} {limits[key]}" for key in LIMITS if limits[key] is not None]
     return " ".join([noun.get(kind, "a text"), " and ".join(ranges)]).strip()
 
@@ -164,7 +169,7 @@ def _kind(cls: type, name: str) -> tuple[type, bool]:
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         members = [member for member in typing.get_args(hint) if member is not type(None)]
         optional, hint = True, members[0]
-    return (tuple if typing.get_origin(hint) is tuple else hint), optional
+    return hint, optional
 
 
 class _Parser(argparse.ArgumentParser):
@@ -192,7 +197,7 @@ def _parser(cls: type, fields: dict[str, dataclasses.Field], description: str) -
 def _add_argument(group: Any, cls: type, field: dataclasses.Field) -> None:
     kind, _ = _kind(cls, field.name)
     choices = field.metadata["choices"]
-    metavar = "|".join(choices) if choices else {int: "N", float: "X", bool: "true|false", tuple: "A,B"}.get(kind, "TEXT")
+    metavar = "|".join(choices) if choices else METAVARS.get(kind, "TEXT")
     default = "" if field.default is None else f" (default: {field.default})"
     help_text = argparse.SUPPRESS if field.metadata["hidden"] else (field.metadata["help"] + default).replace("%", "%%")
     flag: dict[str, Any] = {"nargs": "?", "const": "true"} if kind is bool else {}
@@ -261,7 +266,7 @@ def _read_yaml(path: str, fields: dict[str, dataclasses.Field], cls: type) -> tu
             problems.append(f"{path}: unknown key {name}{_nearest(name, fields)}")
         elif isinstance(value, dict):
             problems.append(f"{path}: {name}: expected one value, found a mapping")
-        elif isinstance(value, list) and _kind(cls, name)[0] is not tuple:
+        elif isinstance(value, list) and typing.get_origin(_kind(cls, name)[0]) is not tuple:
             problems.append(f"{path}: {name}: expected one value, found a list")
         else:
             texts[name] = ",".join(map(str, value)) if isinstance(value, list) else value or None

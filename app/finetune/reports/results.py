@@ -12,7 +12,7 @@ from huggingface_hub import HfApi
 from finetune.errors import InputError, in_short
 from finetune.launching.processes import Run
 from finetune.output import predictions as output
-from finetune.output.run_folder import BEST, CARD
+from finetune.output.run_folder import BEST, CARD, PICTURES
 from finetune.task import Predictions, Split, Task
 
 
@@ -57,6 +57,8 @@ def _upload(arguments: Any) -> str:
     try:
         repository = _repository(arguments)
         HfApi().upload_folder(repo_id=repository, folder_path=folder / BEST)
+        if (folder / PICTURES).is_dir():
+            HfApi().upload_folder(repo_id=repository, folder_path=folder / PICTURES, path_in_repo=PICTURES)
         if (folder / CARD).exists():
             HfApi().upload_file(repo_id=repository, path_or_fileobj=folder / CARD, path_in_repo=CARD)
     except Exception as error:
