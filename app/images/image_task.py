@@ -78,6 +78,8 @@ class ImageTask(Task):
         examples = self.read(notes)
         inspected = inspect_all(examples, notes)
         self.processing = self.choose_model(examples, inspected, notes)
+        if arguments.image_mode not in ("auto", self.processing.mode):
+            raise InputError(f"--image_mode {arguments.image_mode}: the model sees {self.input_words()}; leave it out")
         if self.processing.mode == "L" and arguments.image_mode == "auto":
             check_grey(examples, inspected)
         targets = self.encode_targets(examples, inspected, notes)
