@@ -23,6 +23,7 @@ IMPORTED_LATER = {
     "evaluate": "takes up to a second: a run imports it at its first score",
     "metrics.multilabel_metric": "imports evaluate",
     "metrics.rouge_metric": "imports evaluate",
+    "metrics.single_label_metric": "imports evaluate",
     "rouge_score": "imports nltk, a second; only titles are scored by it",
     "rjieba": "its dictionary takes a third of a second; only Chinese words need it",
     "torch.distributed": "only jobs of several machines meet before torch is imported",
@@ -120,7 +121,7 @@ def test_a_package_is_small_and_says_what_it_is_and_what_it_imports(package):
 def test_the_engine_knows_no_task_and_no_kind_of_data():
     for package, used in GRAPH.items():
         if package.startswith("finetune"):
-            assert not used & (TASKS | {"text", "models"}), package
+            assert not used & (TASKS | {"text", "models", "images"}), package
     text_fields = ("max_length", "text_column", "tokenizer", "head_learning_rate", "base_model_prefix")
     for name, path in MODULES.items():
         if name.startswith("finetune.training") or name in ("finetune.application", "finetune.training_setup", "finetune.plan"):

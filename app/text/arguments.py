@@ -51,6 +51,7 @@ class TextArguments(
 ):
     """Text"""
 
+    tokenizer_name: str | None = option(reads=True, help="hub id or folder of the tokenizer, if not the model's own")
     text_column: str = option("text", help="column of the document")
     preprocessing_num_workers: int | None = option(
         at_least=1, per_machine=True, help="processes that tokenize; default: threads of one"

@@ -20,7 +20,6 @@ class ModelArguments:
     config_name: str | None = option(
         reads=True, help="hub id, folder or config.json of the configuration, if not the model's own"
     )
-    tokenizer_name: str | None = option(reads=True, help="hub id or folder of the tokenizer, if not the model's own")
     from_scratch: bool = option(False, help="random weights from the configuration instead of pretrained ones")
     trust_remote_code: bool = option(False, help="run code that comes with a hub model")
 

@@ -56,6 +56,13 @@ def option(
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def changed_option(group: type, name: str, default: Any, help: str | None = None) -> Any:
+    """The argument `name` of a group with another default, or another help text, for a task's own dataclass to redeclare it."""
+    (field,) = (field for field in dataclasses.fields(group) if field.name == name)
+    metadata = {**field.metadata, "help": help or field.metadata["help"]}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
 def parse(cls: type[T], argv: list[str] | None = None, description: str = "") -> T:
     """Builds `cls` from the command line and from the YAML file named by `--config`.
 
@@ -184,8 +191,11 @@ class _Parser(argparse.ArgumentParser):
 def _parser(cls: type, fields: dict[str, dataclasses.Field], description: str) -> argparse.ArgumentParser:
     parser = _Parser(description=description, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", metavar="FILE.yaml", help="any of these arguments from a file; the command line wins")
+    shown: set[str] = set()
     for owner in reversed(cls.__mro__):
-        names = [name for name in vars(owner).get("__annotations__", {}) if name in fields]
+        # What a task changes stands where its group has it.
+        names = [name for name in vars(owner).get("__annotations__", {}) if name in fields and name not in shown]
+        shown.update(names)
         if not names:
             continue
         group = parser.add_argument_group((owner.__doc__ or owner.__name__).strip().splitlines()[0])

@@ -176,17 +176,24 @@ def _dataset_split(arguments: Any, split: str, required: tuple[str, ...], option
         raise InputError(f"--dataset_name {name}: cannot be loaded ({reason})") from error
     if split not in everything:
         return None
-    rows = everything[split]
+    check_columns(everything[split], f"dataset {name}, split {split}", required)
+    return table_of(everything[split], f"{name} ({split})", required, optional)
+
+
+def check_columns(rows: datasets.Dataset, what: str, required: Sequence[str]) -> None:
+    """Raises `InputError` for required columns that rows of `datasets` lack. `what`: they, in words."""
     missing = [column for column in required if column not in rows.column_names]
     if missing:
-        raise InputError(
-            *(f"dataset {name}, split {split}: has no column {c!r}; it has {', '.join(rows.column_names)}" for c in missing)
-        )
+        raise InputError(*(f"{what}: has no column {c!r}; it has {', '.join(rows.column_names)}" for c in missing))
+
+
+def table_of(rows: datasets.Dataset, path: str, required: Sequence[str], optional: Sequence[str]) -> Table:
+    """Rows of `datasets` as a table of these columns, which `check_columns` has found there."""
     columns = {c: _named(rows, c) for c in dict.fromkeys([*required, *optional]) if c in rows.column_names}
     columns = {c: column for c, column in columns.items() if c in required or not column.is_empty}
     lines = datasets.Dataset.from_dict({LINE: np.arange(1, len(rows) + 1)})
     # A dataset has rows, not lines; "parquet" is the kind whose places are row numbers.
-    return Table(f"{name} ({split})", "parquet", columns, Column(lines, LINE))
+    return Table(path, "parquet", columns, Column(lines, LINE))
 
 
 def _named(rows: datasets.Dataset, column: str) -> Column:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from finetune.errors import TrainingError, in_short
+from finetune.errors import InputError, TrainingError, in_short
 from finetune.launching.signals import ignore_signals
 from finetune.plan import Plan
 from finetune.task import Batch, Split
@@ -90,10 +90,11 @@ def collate_share(collate: Collate, rows: np.ndarray, others: np.ndarray) -> Bat
 
 
 def train_loader(steps: TrainSteps, first_step: int, num_workers: int, pin_memory: bool) -> Iterable[list[Batch]]:
-    """Iterates over the micro-batches of the steps from `first_step` on. Raises `TrainingError` if a worker is gone."""
+    """Iterates over the micro-batches of the steps from `first_step` on. Raises `InputError` for rows that cannot be read, and
+    `TrainingError` if a worker is gone."""
     context = "fork" if num_workers else None
     loader = DataLoader(
-        steps,
+        _WithoutTracebacks(steps) if num_workers else steps,
         batch_size=None,
         sampler=range(first_step, len(steps)),
         num_workers=num_workers,
@@ -116,6 +117,19 @@ def _end_worker(error: Exception, _batch: object) -> None:
     os._exit(1)
 
 
+class _WithoutTracebacks(Dataset):
+    """Returns an `InputError` instead of raising it: torch would raise it anew with the worker's traceback for its message."""
+
+    def __init__(self, steps: TrainSteps) -> None:
+        self.steps = steps
+
+    def __getitem__(self, step: int) -> list[Batch] | InputError:
+        try:
+            return self.steps[step]
+        except InputError as error:
+            return error
+
+
 def _surviving_its_workers(loader: DataLoader) -> Iterator[list[Batch]]:
     """torch's handler of SIGCHLD raises wherever the main thread happens to be once a worker dies, also while the run writes
     how it ended. Without it the loader looks every few seconds whether the worker that it waits for is alive."""
@@ -123,7 +137,10 @@ def _surviving_its_workers(loader: DataLoader) -> Iterator[list[Batch]]:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
-        yield from batches
+        for found in batches:
+            if isinstance(found, InputError):
+                raise found
+            yield found
     except RuntimeError as error:
         if not str(error).startswith("DataLoader worker"):
             raise

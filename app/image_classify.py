@@ -1,0 +1,215 @@
+"""Classification of pictures: a small CNN, or any image classifier of transformers; cross-entropy over classes.
+
+    python app/image_classify.py --train_file PICTURES/train --validation_file PICTURES/val --output_dir runs/a
+    python app/image_classify.py --train_file mnist --validation_file mnist --output_dir runs/mnist     (MNIST's four files)
+    python app/image_classify.py --model_name_or_path google/vit-base-patch16-224 --train_file train.csv --output_dir runs/b
+    accelerate launch --config_file accelerate_configs/ddp.yaml app/image_classify.py ...the same...
+    deepspeed --num_gpus 8 app/image_classify.py --deepspeed ds_configs/zero2.json ...the same...
+    torchrun --nproc_per_node 8 app/image_classify.py ...the same...
+
+Pictures come from a folder per class, from csv, tsv, json, jsonl or parquet with a column of paths or pictures, from MNIST's
+idx files, or from a dataset of `datasets`. `best/` of a transformers model loads with pipeline("image-classification");
+README.md in the output folder shows how to load the small CNN.
+
+Predict with it, no labels needed:
+
+    python app/image_classify.py --do_predict --model_name_or_path runs/a/best --test_file FOLDER --output_dir runs/a
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
+
+from finetune.arguments.parsing import option
+from finetune.command_line import read_arguments
+from images.arguments import ImageArguments
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments(ImageArguments):
+    """Classes"""
+
+    label_column: str = option("label", help="column of a picture's class")
+    image_size: int | None = option(
+        at_least=16, help="train on pictures of N x N pixels (default: the small CNN, their own size; others, the model's)"
+    )
+    sync_batch_norm: bool = option(
+        False, help="batch norm over the rows of all processes; without it each process normalises its own"
+    )
+
+
+if __name__ == "__main__":
+    arguments = read_arguments(Arguments, __doc__)  # before torch is imported: --help and wrong arguments answer at once
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, AutoModelForImageClassification
+
+from finetune.application import run
+from finetune.errors import InputError
+from finetune.output.run_folder import replace_folder
+from finetune.task import Batch, Card, Predictions
+from images import classifier
+from images.examples import Examples
+from images.image_task import ImageSplit, ImageTask, Targets, check_finite
+from images.processing import Processing, processing_of
+from images.sources import Inspected
+from metrics.single_label import confusion_matrix, per_class_table
+from models.export import export_model
+from models.pretrained import check_kind, check_weights, load_config, load_model_and_new_names, on_meta
+from models.processors import load_processor
+from models.small_cnn import SmallCNN, SmallCNNConfig, load_small_cnn, read_config, save_small_cnn
+from models.sync_batch_norm import has_batch_norm, synchronise_batch_norm
+
+
+class ImageClassification(ImageTask):
+    """Every picture is one target."""
+
+    name = "image_classify"
+    default_metric = "accuracy"
+    shown_metrics = ("loss", "accuracy", "top5_accuracy", "f1_macro")
+
+    # Data
+
+    def choose_model(self, examples: dict[str, Examples], inspected: dict[str, Inspected], notes: list[str]) -> Processing:
+        arguments, self.processor, self.notes = self.arguments, None, notes
+        named = arguments.config_name or arguments.model_name_or_path
+        if named is None and "train" not in examples:
+            raise InputError("no model: give --model_name_or_path, or --do_train to train a small CNN")
+        # A test file need not have classes.
+        self.names = {split: classifier.class_names(found) for split, found in examples.items() if _has_classes(split, found)}
+        found = classifier.sorted_classes(self.names["train"]) if "train" in examples else None
+        self.config = read_config(named)
+        if named is None:
+            self.config = classifier.new_small_cnn(arguments, examples["train"], inspected["train"], found)
+        elif self.config is None:
+            self.config = load_config(arguments)
+            check_kind(arguments, self.config, MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, "classify pictures")
+            check_weights(arguments)
+            self.processor = load_processor(arguments, self.config, arguments.image_size)
+        self.own_labels = None if arguments.from_scratch else classifier.own_labels(self.config)
+        self.labels = classifier.choose_labels(self.own_labels, found, self.config)
+        if isinstance(self.config, SmallCNNConfig):
+            self.config = classifier.with_labels(self.config, self.labels, arguments)
+            return classifier.small_cnn_processing(self.config)
+        return processing_of(self.processor, getattr(self.config, "num_channels", 3))
+
+    def encode_targets(
+        self, examples: dict[str, Examples], inspected: dict[str, Inspected], notes: list[str]
+    ) -> dict[str, Targets]:
+        numbers = {split: classifier.class_numbers(examples[split], names, self.labels) for split, names in self.names.items()}
+        if "train" in numbers:
+            classifier.note_classes(numbers["train"], self.labels, notes)
+        return {split: Targets.of_numbers(found) for split, found in numbers.items()}
+
+    def task_fingerprint(self) -> dict[str, Any]:
+        return {"labels": self.labels, "sync_batch_norm": self.arguments.sync_batch_norm}
+
+    # Training
+
+    def build(self) -> torch.nn.Module:
+        arguments, config = self.arguments, self.config
+        if isinstance(config, SmallCNNConfig):
+            trained = arguments.model_name_or_path is not None and not arguments.from_scratch and not on_meta()
+            model = load_small_cnn(arguments.model_name_or_path, config) if trained else SmallCNN(config)
+        else:
+            classifier.configure(config, self.labels)
+            model, _ = load_model_and_new_names(AutoModelForImageClassification, arguments, config)
+            if self.own_labels is not None and self.own_labels != self.labels:
+                classifier.renew_head(model)
+        return self._with_batch_norm(model)
+
+    def _with_batch_norm(self, model: torch.nn.Module) -> torch.nn.Module:
+        there, several = has_batch_norm(model), self.launch.world_size > 1
+        if self.arguments.sync_batch_norm and not there:
+            raise InputError("--sync_batch_norm: this model has no batch norm; leave it out")
+        if self.arguments.sync_batch_norm and several:
+            return synchronise_batch_norm(model, on_gpu=not self.launch.use_cpu)
+        if there and several:
+            self.notes.append("batch norm: each process normalises its own rows (--sync_batch_norm: those of all together)")
+        return model
+
+    def num_targets(self, batch: Batch) -> torch.Tensor:
+        return batch.is_real.sum()
+
+    def loss_sum(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        logits = model(pixel_values=batch.inputs["pixel_values"]).logits.float()
+        smoothing = self.arguments.label_smoothing_factor
+        return (cross_entropy(logits, batch.labels, reduction="none", label_smoothing=smoothing) * batch.is_real).sum()
+
+    # Evaluation and prediction
+
+    def predict(self, model: torch.nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
+        found = {"logits": model(pixel_values=batch.inputs["pixel_values"]).logits.float()}
+        return found if batch.labels is None else {**found, "labels": batch.labels}
+
+    def score(self, predictions: Predictions, split: ImageSplit) -> dict[str, float | None]:
+        from metrics.single_label_metric import SingleLabelMetric  # imports evaluate: at the first score, not at the start
+
+        check_finite(predictions["logits"], "logits", split)
+        return SingleLabelMetric().compute(
+            predictions=predictions["logits"],
+            references=predictions["labels"],
+            label_smoothing=self.arguments.label_smoothing_factor,
+        )
+
+    def as_references(self, predictions: Predictions, split: ImageSplit) -> tuple[Any, Any]:
+        return predictions["logits"].argmax(axis=1), predictions["labels"]
+
+    def export(
+        self, path: Path, model: torch.nn.Module, weights: dict[str, torch.Tensor], best: Predictions | None
+    ) -> dict[str, Any]:
+        check, added = self.load_exported, {}
+        if best is not None:
+            confusion = confusion_matrix(best["logits"].argmax(axis=1), best["labels"], len(self.labels))
+            added = {"eval_per_class": per_class_table(confusion, self.labels), "eval_confusion_matrix": confusion.tolist()}
+            split = self.splits["validation"]
+            rows = classifier.rows_to_check(len(split))
+            inputs, precision = split.collate(rows).inputs["pixel_values"], self.launch.precision
+            check = partial(classifier.check_export, self.load_exported, inputs, best["logits"][rows], precision)
+        if isinstance(self.config, SmallCNNConfig):
+            replace_folder(path, partial(save_small_cnn, self.config, weights, check))
+        else:
+            export_model(path, classifier.plain_model(model), weights, check, self.processor)
+        return added
+
+    def samples(self, best: Predictions) -> dict[str, str]:
+        confusion = confusion_matrix(best["logits"].argmax(axis=1), best["labels"], len(self.labels))
+        return {"confusion matrix": "\n".join(classifier.confusion_table(confusion.tolist(), self.labels))}
+
+    def load_exported(self, path: str | Path) -> torch.nn.Module:
+        small = read_config(path)
+        if small is not None:
+            return load_small_cnn(path, small)
+        arguments = replace(self.arguments, model_name_or_path=str(path), config_name=None, from_scratch=False)
+        model, new_names = load_model_and_new_names(AutoModelForImageClassification, arguments, load_config(arguments))
+        if new_names:
+            raise InputError(f"{path}: has no trained classifier ({min(new_names)} is missing); train first")
+        return model
+
+    def prediction_lines(self, predictions: Predictions, split: ImageSplit) -> Iterator[dict[str, Any]]:
+        check_finite(predictions["logits"], "logits", split)
+        return classifier.prediction_lines(predictions["logits"], self.labels)
+
+    def card(self, folder: Path) -> Card:
+        sections = classifier.card_sections(folder, self.labels)
+        if isinstance(self.config, SmallCNNConfig):
+            return Card("Image classification", None, classifier.SMALL_CNN_USAGE, classifier.CARD_METRICS, sections)
+        return Card("Image classification", "image-classification", classifier.USAGE, classifier.CARD_METRICS, sections)
+
+
+def _has_classes(split: str, examples: Examples) -> bool:
+    return split != "test" or examples.classes is not None
+
+
+if __name__ == "__main__":
+    run(ImageClassification, arguments)

@@ -1,0 +1,101 @@
+"""Pictures decoded strictly with Pillow: what is no whole picture of 8 bits is an error that names it."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+
+from finetune.errors import InputError, in_short, is_out_of_memory
+
+GREY = ("1", "L", "LA", "La")
+DEEP = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")  # more than 8 bits a channel
+ALPHA = ("LA", "La", "PA", "RGBA", "RGBa")
+TURNED = (5, 6, 7, 8)  # EXIF orientations that swap width and height
+Encoded = bytes | Path  # a picture as it is stored
+
+
+class Header(NamedTuple):
+    """What a picture says of itself: size in pixels as it is shown, and Pillow's mode."""
+
+    width: int
+    height: int
+    mode: str
+
+    @property
+    def is_grey(self) -> bool:
+        return self.mode in GREY or self.mode in DEEP
+
+
+def read_header(encoded: Encoded, name: str) -> Header:
+    """Size and mode, without decoding the pixels. Raises `InputError` that begins with `name`."""
+    with _opened(encoded, name) as image:
+        width, height = image.size
+        turned = image.getexif().get(ExifTags.Base.Orientation) in TURNED
+        return Header(height, width, image.mode) if turned else Header(width, height, image.mode)
+
+
+def decode(encoded: Encoded, name: str, mode: str) -> Image.Image:
+    """A picture in `mode`, "L" or "RGB", as a viewer shows it: turned as its EXIF data say, palettes looked up. An alpha
+    channel is dropped. Raises `InputError` that begins with `name` for what is broken, truncated or has more than 8 bits a
+    channel."""
+    image = _decoded(encoded, name)
+    if image.mode in DEEP:
+        raise InputError(f"{name}: {too_deep(image.mode)}")
+    return image if image.mode == mode else image.convert("RGBA" if image.mode in ("P", "PA") else mode).convert(mode)
+
+
+def decode_mask(encoded: Encoded, name: str) -> Image.Image:
+    """A picture of class numbers, mode "L" or, above 255, "I": the values of a grey picture, or the indices (not the colours)
+    of one with a palette. Raises `InputError` that begins with `name` for colours."""
+    image = _decoded(encoded, name)
+    if image.mode in ("L", "I"):
+        return image
+    if image.mode == "P":
+        return Image.fromarray(np.asarray(image))
+    if image.mode == "1":
+        return Image.fromarray(np.asarray(image).astype(np.uint8))
+    if image.mode in DEEP and image.mode != "F":
+        return Image.fromarray(np.asarray(image).astype(np.int32))
+    raise InputError(
+        f"{name}: a mask of mode {image.mode}; expected one channel of class numbers: a grey picture, or one with a palette"
+    )
+
+
+def too_deep(mode: str) -> str:
+    """Why a picture of this mode, one of DEEP, is refused."""
+    return (
+        f"has more than 8 bits a pixel (Pillow's mode {mode}); which of its values are black and white is not known. Save it "
+        "with 8 bits, scaled as you want it"
+    )
+
+
+def _decoded(encoded: Encoded, name: str) -> Image.Image:
+    with _opened(encoded, name) as image:
+        try:
+            image.load()
+            return ImageOps.exif_transpose(image)
+        except Exception as error:  # each of Pillow's formats raises its own
+            if is_out_of_memory(error):
+                raise
+            raise InputError(
+                f"{name}: broken or truncated picture ({in_short(error)}); copy it again or leave it out"
+            ) from None
+
+
+def _opened(encoded: Encoded, name: str) -> Image.Image:
+    try:
+        return Image.open(io.BytesIO(encoded) if isinstance(encoded, bytes) else encoded)
+    except FileNotFoundError:
+        raise InputError(f"{name}: this file does not exist") from None
+    except UnidentifiedImageError:
+        found = encoded[:16] if isinstance(encoded, bytes) else encoded.open("rb").read(16)
+        what = "is empty" if not found else f"is no picture that Pillow can read (it begins with {found!r})"
+        raise InputError(f"{name}: {what}; copy it again or leave it out") from None
+    except Exception as error:  # each of Pillow's formats raises its own; DecompressionBombError is a bare Exception
+        if is_out_of_memory(error):
+            raise
+        raise InputError(f"{name}: cannot be opened as a picture ({in_short(error)})") from None

@@ -1,0 +1,72 @@
+"""Metrics of classification into one of several classes, from the confusion matrix and the logits of all rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+TOP = 5
+
+
+def cross_entropy(logits: np.ndarray, references: np.ndarray, label_smoothing: float = 0.0) -> float:
+    """The mean of -log p(class) over rows, as torch's `cross_entropy` has it with `label_smoothing`.
+
+    `logits`: (rows, classes); `references`: (rows,) class numbers.
+    """
+    logits = logits.astype(np.float64)
+    logits = logits - logits.max(axis=1, keepdims=True)
+    log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    own = log_p[np.arange(len(references)), references]
+    return float(-((1 - label_smoothing) * own + label_smoothing * log_p.mean(axis=1)).mean())
+
+
+def confusion_matrix(predicted: np.ndarray, references: np.ndarray, num_classes: int) -> np.ndarray:
+    """(classes, classes) int64: rows of true class i that were predicted as j."""
+    counts = np.bincount(references * num_classes + predicted, minlength=num_classes**2)
+    return counts.reshape(num_classes, num_classes)
+
+
+def top_accuracy(logits: np.ndarray, references: np.ndarray, most: int = TOP) -> float:
+    """The share of rows whose class is among the `most` with the highest logits; equal logits count for the row."""
+    own = logits[np.arange(len(references)), references]
+    return float(((logits > own[:, None]).sum(axis=1) < most).mean())
+
+
+def per_class(confusion: np.ndarray) -> dict[str, np.ndarray]:
+    """(classes,) precision, recall, f1 and support; 0 where nothing of a class was predicted or is there."""
+    right, predicted, there = np.diag(confusion), confusion.sum(axis=0), confusion.sum(axis=1)
+    return {
+        "precision": right / np.maximum(predicted, 1),
+        "recall": right / np.maximum(there, 1),
+        "f1": 2 * right / np.maximum(predicted + there, 1),
+        "support": there,
+    }
+
+
+def single_label_scores(logits: np.ndarray, references: np.ndarray, label_smoothing: float = 0.0) -> dict[str, float | None]:
+    """loss, accuracy, f1_macro (the mean over classes that are there or were predicted, as scikit-learn's), and with more than
+    five classes top5_accuracy. All None without rows.
+
+    `logits`: (rows, classes); `references`: (rows,) class numbers. Raises ValueError for numbers that are no class.
+    """
+    classes = logits.shape[1]
+    names = ["loss", "accuracy", "f1_macro", *([f"top{TOP}_accuracy"] if classes > TOP else [])]
+    if not len(references):
+        return dict.fromkeys(names)
+    if references.min() < 0 or references.max() >= classes:
+        raise ValueError(f"references must be class numbers below {classes}, found {references.min()} to {references.max()}")
+    confusion = confusion_matrix(logits.argmax(axis=1), references, classes)
+    seen = (confusion.sum(axis=0) + confusion.sum(axis=1)) > 0
+    values = [cross_entropy(logits, references, label_smoothing), np.diag(confusion).sum() / len(references)]
+    values += [per_class(confusion)["f1"][seen].mean(), *([top_accuracy(logits, references)] if classes > TOP else [])]
+    return {name: float(value) for name, value in zip(names, values, strict=True)}
+
+
+def per_class_table(confusion: np.ndarray, labels: list[str]) -> list[dict[str, Any]]:
+    """`per_class` as rows of a table."""
+    columns = per_class(confusion)
+    return [
+        {"label": label, **{name: values[number].item() for name, values in columns.items()}}
+        for number, label in enumerate(labels)
+    ]

@@ -1,0 +1,71 @@
+"""Batch norm over the rows of all processes."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+def has_batch_norm(model: nn.Module) -> bool:
+    return any(isinstance(module, _BatchNorm) for module in model.modules())
+
+
+def synchronise_batch_norm(model: nn.Module, on_gpu: bool) -> nn.Module:
+    """The model with its batch norms computed over all processes: torch's own on GPUs, the only place where it runs, and
+    `SyncBatchNormOnCpu` elsewhere. Names of parameters and buffers stay."""
+    if on_gpu:
+        return nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            module.__class__ = SyncBatchNormOnCpu  # it has no state of its own
+    return model
+
+
+class SyncBatchNormOnCpu(_BatchNorm):
+    """What one process would compute on the rows of all together; the variance in a second pass, as E[x^2] - E[x]^2 cancels in
+    fp32."""
+
+    def _check_input_dim(self, input: torch.Tensor) -> None:
+        pass
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        # A dry run happens on one process alone, which must not wait for the others.
+        alone = not dist.is_initialized() or dist.get_world_size() == 1 or isinstance(input, FakeTensor)
+        if not self.training or alone:
+            return super().forward(input)
+        axes = [axis for axis in range(input.dim()) if axis != 1]
+        shape = [1, -1] + [1] * (input.dim() - 2)
+        own = torch.cat([input.sum(axes), input.new_tensor([input.numel() / input.shape[1]])])
+        total = _SumOverProcesses.apply(own)
+        count, mean = total[-1].detach(), total[:-1] / total[-1].detach()
+        centred = input - mean.view(shape)
+        variance = _SumOverProcesses.apply(centred.square().sum(axes)) / count
+        if self.track_running_stats:
+            self._track(mean.detach(), variance.detach() * count / (count - 1))
+        normal = centred * torch.rsqrt(variance + self.eps).view(shape)
+        return normal * self.weight.view(shape) + self.bias.view(shape) if self.affine else normal
+
+    def _track(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
+        self.num_batches_tracked += 1
+        momentum = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean, momentum)
+        self.running_var.lerp_(variance, momentum)
+
+
+class _SumOverProcesses(torch.autograd.Function):
+    """The sum of a tensor over processes. Every process's loss depends on it, so its gradient is summed over them, too."""
+
+    @staticmethod
+    def forward(ctx, tensor: torch.Tensor) -> torch.Tensor:
+        total = tensor.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> torch.Tensor:
+        total = gradient.clone()
+        dist.all_reduce(total)
+        return total
