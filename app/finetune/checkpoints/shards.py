@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -99,6 +100,14 @@ def collect(place: Path, world_size: int, seconds: float, is_hurried: Callable[[
             raise OSError(f"{name} has {(place / name).stat().st_size} bytes, its process wrote {records[name]['bytes']}")
         _record(place, rank).unlink()
     return {name: records[name] for name in files(world_size)}
+
+
+def clear(place: Path, seconds: float, is_hurried: Callable[[], bool]) -> None:
+    """Removes a failed checkpoint when no other process writes to it any more: after `is_hurried`, or after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not is_hurried() and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+    shutil.rmtree(place, ignore_errors=True)
 
 
 def layout(engine: Any, launch: Launch) -> dict[str, Any]:
