@@ -34,23 +34,16 @@ def files(world_size: int) -> list[str]:
 
 
 def refusals(launch: Launch, shared_output_dir: bool) -> list[str]:
-    """Why a launch cannot write sharded checkpoints; one message each."""
-    option, instead = "--checkpoint_format sharded", "leave it out (full), which every launch writes and reads"
-    if launch.world_size == 1:
-        return [f"{option}: one process shares out nothing, so there are no shards; {instead}"]
-    if launch.zero_stage == 0:
-        return [
-            f"{option}: DDP shares out nothing, so there are no shards; {instead}, or use DeepSpeed (ds_configs/zero*.json)"
-        ]
-    problems = []
-    if launch.world_size > launch.local_world_size and not shared_output_dir:
-        problems.append(
-            f"{option}: each machine would keep its own part, since no disk is shared; add --shared_output_dir if all machines "
-            f"see --output_dir, or {instead}"
-        )
-    if zero.swaps_to_disk(launch.deepspeed_config):
-        problems.append(f"{option}: {launch.deepspeed_file} keeps the optimizer or the weights on a disk (nvme); {instead}")
-    return problems
+    """Why a launch cannot write sharded checkpoints, if it cannot."""
+    if launch.world_size == 1 or launch.zero_stage == 0:
+        why = "one process, or DDP, shares out nothing; use DeepSpeed on several processes (ds_configs/zero*.json)"
+    elif launch.world_size > launch.local_world_size and not shared_output_dir:
+        why = "each machine would keep its own part; add --shared_output_dir if all machines see --output_dir"
+    elif zero.swaps_to_disk(launch.deepspeed_config):
+        why = f"{launch.deepspeed_file} keeps the optimizer or the weights on a disk (nvme)"
+    else:
+        return []
+    return [f"--checkpoint_format sharded: {why}, or leave it out (full), which every launch writes and reads"]
 
 
 def check_launch(path: Path, launch: Launch) -> None:

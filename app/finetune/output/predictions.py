@@ -102,15 +102,13 @@ def as_line(content: dict[str, Any]) -> str:
 
 def as_table(lines: Iterable[dict[str, Any]], separator: str, list_separator: str) -> Iterator[str]:
     """The lines of a csv file. A mapping gets a column per key; a list of texts is joined."""
-    text = io.StringIO()
-    writer = csv.writer(text, delimiter=separator, lineterminator="\n")
-    header = None
+    text, writer = io.StringIO(), None
     for line in lines:
         cells = _cells(line, list_separator)
-        if header is None:
-            header = list(cells)
-            writer.writerow(header)
-        writer.writerow([cells[name] for name in header])
+        if writer is None:
+            writer = csv.DictWriter(text, cells, delimiter=separator, lineterminator="\n")
+            writer.writeheader()
+        writer.writerow(cells)
         yield text.getvalue()
         text.seek(0)
         text.truncate()
