@@ -113,14 +113,14 @@ def test_differences_are_told_in_words(key, then, now, told):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (torch.nn.Linear(4, 2), r"weight was \(2, 3\), is now \(2, 4\)"),
-        (torch.nn.Linear(3, 2, bias=False), r"missing \[\], unexpected \['bias'\]"),
-        (torch.nn.Sequential(torch.nn.Linear(3, 2)), r"missing \['0.weight', '0.bias'\], unexpected \['"),
+        (torch.nn.Linear(4, 2), r"size mismatch for weight: .*\[2, 3\].*\[2, 4\]"),
+        (torch.nn.Linear(3, 2, bias=False), r"Unexpected key\(s\) in state_dict: \"bias\""),
+        (torch.nn.Sequential(torch.nn.Linear(3, 2)), r"Missing key\(s\) in state_dict: \"0.bias\", \"0.weight\".* Unexpected"),
     ],
 )
 def test_another_models_weights_are_refused(trained, model, message):
     *_, save_step = trained
-    with pytest.raises(InputError, match=f"is of another model: {message}"):
+    with pytest.raises(InputError, match=f"is of another model: .*{message}"):
         load_weights(save_step(2), model)
 
 
