@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +11,7 @@ import launchers
 import pytest
 import torch
 from harm import cut, flip
+from thread_processes import Process, Together, outcomes
 
 from finetune import preflight
 from finetune.checkpoints import shards
@@ -42,44 +42,6 @@ def launch_of(rank=0, world_size=2, local=None, stage=2, config=None):
         deepspeed_file="ds.json",
         deepspeed_config=config or {"zero_optimization": {"stage": stage}},
     )
-
-
-class Together:
-    """What threads that stand for processes exchange."""
-
-    def __init__(self, count):
-        self.barrier, self.said = threading.Barrier(count, timeout=120), [None] * count
-
-    def exchange(self, rank, value):
-        self.said[rank] = value
-        self.barrier.wait()
-        found = list(self.said)
-        self.barrier.wait()
-        return found
-
-
-class Process:
-    """As far as saving needs it, a `Run` of two."""
-
-    deepspeed_config = {"zero_optimization": {"stage": 2}}  # noqa: RUF012 - of a stand-in
-
-    def __init__(self, rank, together):
-        self.launch, self.together, self.is_main = launch_of(rank), together, rank == 0
-
-    def gather(self, records):
-        return [record for records in self.together.exchange(self.launch.rank, records) for record in records]
-
-    def on_main(self, work):
-        outcome = None
-        if self.is_main:
-            try:
-                outcome = (work(), None)
-            except Exception as error:
-                outcome = (None, error)
-        result, error = self.together.exchange(self.launch.rank, outcome)[0]
-        if error is not None:
-            raise error
-        return result
 
 
 def engine_of(rank, seed=0):
@@ -116,17 +78,15 @@ def both_processes():
     """Has two processes do something at once: a function of (process, engine, writer) -> [what each returns]. An error, which
     both must have, is raised when both have ended."""
     together = Together(2)
-    members = [(Process(rank, together), engine_of(rank), Background()) for rank in range(2)]
+    members = [(Process(launch_of(rank), together), engine_of(rank), Background()) for rank in range(2)]
 
     def both(work):
-        with ThreadPoolExecutor(2) as pool:
-            futures = [pool.submit(work, *member) for member in members]
-            errors = [future.exception() for future in futures]
-        found = [error for error in errors if error is not None]
-        assert len(found) in (0, 2), found  # never one alone, for whom the other would wait
-        if found:
-            raise found[0]
-        return [future.result() for future in futures]
+        found = outcomes(work, members)
+        errors = [outcome for outcome in found if isinstance(outcome, Exception)]
+        assert len(errors) in (0, 2), found  # never one alone, for whom the other would wait
+        if errors:
+            raise errors[0]
+        return found
 
     return both
 
