@@ -111,7 +111,7 @@ def _begin(folder: Path, description: dict[str, Any], step: int) -> None:
     written.add(folder, folder / run_folder.RUN_FILE)
     write_json(folder / run_folder.RUN_FILE, description)
     status.begin(folder, step)
-    signals.on_end(status.stopped)
+    signals.on_end(partial(status.end, "stopped"))
 
 
 def _description(run: Run, arguments: Any, plan: Plan, fingerprint: dict[str, Any]) -> dict[str, Any]:

@@ -207,14 +207,10 @@ def describe(plan: Plan) -> list[str]:
         f"{plan.warmup_steps} warm-up step(s), {plan.lr_scheduler_type}",
     ]
     if b.max_tokens is None and b.idle_share > 0.1:
-        even = [size for size in _even_sizes(b) if size > 0]
+        below = b.global_batch_size // b.world_size * b.world_size
+        even = [size for size in (below, below + b.world_size) if size > 0]
         lines.append(
             f"note           {b.idle_share:.0%} of the processes' time is idle: {b.global_batch_size} rows do not share out "
             f"evenly over {b.world_size} processes; --global_batch_size {' or '.join(map(str, even))} would"
         )
     return lines
-
-
-def _even_sizes(batch: BatchShape) -> tuple[int, int]:
-    below = batch.global_batch_size // batch.world_size * batch.world_size
-    return below, below + batch.world_size

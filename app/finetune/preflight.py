@@ -64,8 +64,14 @@ def _places(arguments: Any, folder: Path, train: bool) -> list[str]:
             for name, path in read.items()
             if any(path.is_relative_to(place) for place in removed)
         ]
-    if not (train and arguments.overwrite_output_dir):
-        found += _unmergeable(folder / predictions.metrics_name(arguments), train)
+    metrics = predictions.metrics_name(arguments)
+    try:
+        if not train:  # else `check_output_dir` has looked
+            written.check_foreign(folder, [metrics])
+        if not (train and arguments.overwrite_output_dir):
+            run_folder.read_metrics(folder / metrics)
+    except InputError as error:
+        found += error.problems
     if arguments.do_predict:
         path = predictions.path_of(arguments)
         what = f"--predictions_file {path}" if arguments.predictions_file is not None else str(path)
@@ -76,17 +82,6 @@ def _places(arguments: Any, folder: Path, train: bool) -> list[str]:
         elif problem is not None:
             found.append(f"{what}: {problem}")
     return found
-
-
-def _unmergeable(path: Path, train: bool) -> list[str]:
-    """Why metrics cannot be added to a file."""
-    try:
-        if not train:  # else `check_output_dir` has looked
-            written.check_foreign(path.parent, [path.name])
-        run_folder.read_metrics(path)
-    except InputError as error:
-        return error.problems
-    return []
 
 
 def _compared(arguments: Any, launch: Launch) -> dict[str, Any]:

@@ -95,7 +95,7 @@ CONTRADICTIONS = [
              decoder_model_name_or_path="models/encoder"),
     argument("fp16 on a CPU", r"fp16 is not available on a CPU; use bf16", tasks=BOTH, mixed_precision="fp16"),
     argument("nccl on a CPU", r"--ddp_backend nccl needs GPUs", ddp_backend="nccl"),
-    argument("shards of one process", r"--checkpoint_format sharded: one process shares out nothing, .*leave it out \(full\)",
+    argument("shards of one process", r"--checkpoint_format sharded: one process.* shares out nothing.*leave it out \(full\)",
              tasks=BOTH, checkpoint_format="sharded"),
     argument("format that is none", r"--checkpoint_format: 'shard' is not one of full, sharded; did you mean sharded\?",
              checkpoint_format="shard"),

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, load_model
 
 from finetune.checkpoints import shards
 from finetune.errors import InputError
@@ -154,16 +154,10 @@ def load_weights(path: Path, model: torch.nn.Module) -> None:
     """
     if is_sharded(path):
         return
-    weights, current = load_file(path / WEIGHTS), model.state_dict()
-    for name in sorted(weights.keys() & current.keys()):
-        if weights[name].shape != current[name].shape:
-            then, now = tuple(weights[name].shape), tuple(current[name].shape)
-            raise InputError(f"checkpoint {path} is of another model: {name} was {then}, is now {now}")
-    missing, unexpected = model.load_state_dict(weights, strict=False)
-    loaded = {current[name].data_ptr() for name in weights.keys() & current.keys()}
-    missing = [name for name in missing if current[name].data_ptr() not in loaded]  # tied weights are saved under one name
-    if missing or unexpected:
-        raise InputError(f"checkpoint {path} is of another model: missing {missing[:3]}, unexpected {unexpected[:3]}")
+    try:
+        load_model(model, path / WEIGHTS)  # which knows that tied weights are saved under one name
+    except RuntimeError as error:
+        raise InputError(f"checkpoint {path} is of another model: {' '.join(str(error).split())[:500]}") from None
 
 
 def load_state(path: Path, run_fingerprint: dict[str, Any]) -> TrainState:

@@ -168,7 +168,7 @@ def _write_sharded(pending: _Pending, launch: Launch, place: Path, shard: dict[s
                 _commit(pending, partial(put_in_place, place, pending.path))
         except Exception:
             if launch.rank == 0:
-                shutil.rmtree(place, ignore_errors=True)
+                shards.clear(place, launch.timeout_seconds, pending.target.writer.is_hurried)
             raise
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -33,23 +34,16 @@ def files(world_size: int) -> list[str]:
 
 
 def refusals(launch: Launch, shared_output_dir: bool) -> list[str]:
-    """Why a launch cannot write sharded checkpoints; one message each."""
-    option, instead = "--checkpoint_format sharded", "leave it out (full), which every launch writes and reads"
-    if launch.world_size == 1:
-        return [f"{option}: one process shares out nothing, so there are no shards; {instead}"]
-    if launch.zero_stage == 0:
-        return [
-            f"{option}: DDP shares out nothing, so there are no shards; {instead}, or use DeepSpeed (ds_configs/zero*.json)"
-        ]
-    problems = []
-    if launch.world_size > launch.local_world_size and not shared_output_dir:
-        problems.append(
-            f"{option}: each machine would keep its own part, since no disk is shared; add --shared_output_dir if all machines "
-            f"see --output_dir, or {instead}"
-        )
-    if zero.swaps_to_disk(launch.deepspeed_config):
-        problems.append(f"{option}: {launch.deepspeed_file} keeps the optimizer or the weights on a disk (nvme); {instead}")
-    return problems
+    """Why a launch cannot write sharded checkpoints, if it cannot."""
+    if launch.world_size == 1 or launch.zero_stage == 0:
+        why = "one process, or DDP, shares out nothing; use DeepSpeed on several processes (ds_configs/zero*.json)"
+    elif launch.world_size > launch.local_world_size and not shared_output_dir:
+        why = "each machine would keep its own part; add --shared_output_dir if all machines see --output_dir"
+    elif zero.swaps_to_disk(launch.deepspeed_config):
+        why = f"{launch.deepspeed_file} keeps the optimizer or the weights on a disk (nvme)"
+    else:
+        return []
+    return [f"--checkpoint_format sharded: {why}, or leave it out (full), which every launch writes and reads"]
 
 
 def check_launch(path: Path, launch: Launch) -> None:
@@ -99,6 +93,14 @@ def collect(place: Path, world_size: int, seconds: float, is_hurried: Callable[[
             raise OSError(f"{name} has {(place / name).stat().st_size} bytes, its process wrote {records[name]['bytes']}")
         _record(place, rank).unlink()
     return {name: records[name] for name in files(world_size)}
+
+
+def clear(place: Path, seconds: float, is_hurried: Callable[[], bool]) -> None:
+    """Removes a failed checkpoint when no other process writes to it any more: after `is_hurried`, or after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not is_hurried() and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+    shutil.rmtree(place, ignore_errors=True)
 
 
 def layout(engine: Any, launch: Launch) -> dict[str, Any]:

@@ -46,7 +46,6 @@ class Rendezvous:
     port: int
     machine_names: tuple[str, ...] = ()
     store: Any = field(default=None, init=False)
-    has_process_group: bool = field(default=False, init=False)
 
     @property
     def address(self) -> str:
@@ -65,7 +64,7 @@ class Rendezvous:
             self._wait_for_port(timeout)
         try:
             # Shared with the process group, which opens the same port in this process later on.
-            self.store = dist.TCPStore(
+            store = dist.TCPStore(
                 self.host,
                 self.port,
                 self.world_size,
@@ -82,6 +81,8 @@ class Rendezvous:
                     "accelerate, MASTER_PORT)"
                 ) from error
             raise InputError(f"{where()}: cannot talk to rank 0 at {self.address} ({in_short(error)})") from error
+        # A launcher that restarts its workers keeps its store.
+        self.store = dist.PrefixStore(f"finetune/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
     def gather(self, phase: str, info: RankInfo, timeout: int, argument: str) -> list[RankInfo]:
         """Every rank's info, in the order of ranks, once all are there and rank 0 finds no difference between them.
@@ -89,15 +90,15 @@ class Rendezvous:
         Raises `InputError` with the differences or, after `timeout` seconds (which `argument` sets), the missing ranks; on the
         other ranks `RemoteError`.
         """
-        self.store.set(self._key(f"{phase}/{self.rank}"), json.dumps(info, default=str))
-        result, missing = self._key(f"{phase}/result"), range(self.world_size)
+        self.store.set(f"{phase}/{self.rank}", json.dumps(info, default=str))
+        result, missing = f"{phase}/result", range(self.world_size)
         # The others wait longer than rank 0, which can say more.
         until = time.monotonic() + timeout + (0 if self.rank == 0 else NOTICE_SECONDS)
         while True:
             if self.rank == 0:
-                missing = [rank for rank in missing if not self._has(self._key(f"{phase}/{rank}"))]
+                missing = [rank for rank in missing if not self._has(f"{phase}/{rank}")]
                 if not missing:
-                    infos = [json.loads(self.store.get(self._key(f"{phase}/{rank}"))) for rank in range(self.world_size)]
+                    infos = [json.loads(self.store.get(f"{phase}/{rank}")) for rank in range(self.world_size)]
                     problems = differences(infos)
                     if problems:
                         raise InputError(*problems)
@@ -105,8 +106,8 @@ class Rendezvous:
                     return infos
             elif self._has(result):
                 return json.loads(self.store.get(result))
-            if self._has(self._key("failed")):
-                notice = json.loads(self.store.get(self._key("failed")))
+            if self._has("failed"):
+                notice = json.loads(self.store.get("failed"))
                 raise RemoteError(notice["process"], notice["problems"], notice["code"])
             if time.monotonic() > until:
                 raise InputError(self._missing(missing, timeout, argument))
@@ -115,17 +116,11 @@ class Rendezvous:
     def send_failure_notice(self, problems: list[str], code: int, patience: float) -> None:
         """Leaves the notice; on the machine that hosts the store, waits up to `patience` seconds until all have sent or read
         one."""
-        notice = json.dumps({"process": where(), "problems": problems, "code": code})
-        self.store.compare_set(self._key("failed"), "", notice)
-        self.store.add(self._key("notified"), 1)
-        until = time.monotonic() + patience
-        on_hosting_machine = self.rank < self.local_world_size
-        while on_hosting_machine and time.monotonic() < until and self.store.add(self._key("notified"), 0) < self.world_size:
+        self.store.compare_set("failed", "", json.dumps({"process": where(), "problems": problems, "code": code}))
+        self.store.add("notified", 1)
+        until = time.monotonic() + (patience if self.rank < self.local_world_size else 0)
+        while time.monotonic() < until and self.store.add("notified", 0) < self.world_size:
             time.sleep(POLL_SECONDS)
-
-    def _key(self, name: str) -> str:
-        # A launcher that restarts its workers keeps its store.
-        return f"finetune/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{name}"
 
     def _wait_for_port(self, timeout: float) -> None:
         until = time.monotonic() + timeout
@@ -161,6 +156,7 @@ class Rendezvous:
 
 
 _rendezvous: Rendezvous | None = None
+_completed = False
 
 
 def from_environment() -> Rendezvous | None:
@@ -182,11 +178,10 @@ def wait_for_all_ranks(compared: dict[str, Any], timeout: int) -> None:
     """
     global _rendezvous
     _rendezvous = from_environment()
-    if _rendezvous is None:
-        return
-    network.check_variables()
-    _rendezvous.open(timeout)
-    _rendezvous.gather("start", _rank_info(_rendezvous, compared), timeout, "--start_timeout")
+    if _rendezvous is not None:
+        network.check_variables()
+        _rendezvous.open(timeout)
+        _rendezvous.gather("start", _rank_info(_rendezvous, compared), timeout, "--start_timeout")
 
 
 def wait_until_ready(timeout: int) -> None:
@@ -199,8 +194,8 @@ def wait_until_ready(timeout: int) -> None:
 
 def complete() -> None:
     """The process group exists: from now on it reports failures."""
-    if _rendezvous is not None:
-        _rendezvous.has_process_group = True
+    global _completed
+    _completed = True
 
 
 def send_failure_notice(problems: list[str], code: int, patience: float = NOTICE_SECONDS) -> None:
@@ -208,11 +203,10 @@ def send_failure_notice(problems: list[str], code: int, patience: float = NOTICE
     the wait for the store and the wait for the others."""
     with contextlib.suppress(Exception):
         rendezvous = _rendezvous or from_environment()
-        if rendezvous is None or rendezvous.has_process_group:
-            return
-        if rendezvous.store is None:
-            rendezvous.open(patience)
-        rendezvous.send_failure_notice(problems, code, patience)
+        if rendezvous is not None and not _completed:
+            if rendezvous.store is None:
+                rendezvous.open(patience)
+            rendezvous.send_failure_notice(problems, code, patience)
 
 
 def _rank_info(rendezvous: Rendezvous, compared: dict[str, Any]) -> RankInfo:

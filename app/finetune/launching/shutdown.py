@@ -117,7 +117,7 @@ def _report_lost_peer(message: str, debug: bool) -> int:
         return EXIT_TRAINING_FAILED
     peers = heartbeat.peer_status()
     if peers.stopped is not None:
-        status.stopped(peers.stopped)
+        status.end("stopped", peers.stopped)
         return EXIT_STOPPED
     status.end("failed", peers.lost or message)
     _let_the_first_rank_report()
@@ -163,7 +163,7 @@ def stop_run(run: Run, place: str) -> NoReturn:
     reason = ", ".join(sorted({why for _, why in requests}))
     message = f"stopped on request ({reason}; rank {', '.join(str(rank) for rank, _ in requests)}): {place}"
     if run.is_main:
-        status.stopped(reason)
+        status.end("stopped", reason)
         print(message, file=sys.stderr, flush=True)
     run.wait()
     signals.exit_with(EXIT_STOPPED, reported=True)

@@ -43,12 +43,16 @@ def read_config(path: str, search: tuple[Path, ...] = ()) -> dict[str, Any]:
     if file is None:
         what = "is a folder" if any(candidate.is_dir() for candidate in candidates) else "does not exist"
         raise InputError(f"DeepSpeed file {path} {what} (the shipped ones are in ds_configs/)")
-    return read_object(file)
+    config = read_object(file)
+    for key in ("zero_optimization", "fp16", "bf16"):
+        if not isinstance(config.get(key, {}), dict):
+            raise InputError(f"{path}: {key} must be an object, found {config[key]!r}")
+    return config
 
 
 def declared_precision(config: dict[str, Any]) -> str | None:
     """The precision that the file switches on: "fp16" or "bf16"; "no" if it switches both off, None if it leaves it open."""
-    enabled = {kind: _section(config, kind).get("enabled", "auto") for kind in ("fp16", "bf16")}
+    enabled = {kind: config.get(kind, {}).get("enabled", "auto") for kind in ("fp16", "bf16")}
     for kind, value in enabled.items():
         if value is True:
             return kind
@@ -57,25 +61,21 @@ def declared_precision(config: dict[str, Any]) -> str | None:
 
 def stage_of(config: dict[str, Any]) -> int:
     """The ZeRO stage the file asks for; 0 when it asks for none."""
-    stage = _section(config, "zero_optimization").get("stage", 0)
+    stage = config.get("zero_optimization", {}).get("stage", 0)
     return stage if type(stage) is int else 0
 
 
 def swaps_to_disk(config: dict[str, Any]) -> bool:
     """Whether weights or the optimizer's state are kept on a disk (ZeRO-Infinity)."""
-    memory = _section(config, "zero_optimization")
-    return any(_section(memory, key).get("device") == "nvme" for key in ("offload_optimizer", "offload_param"))
+    memory = config.get("zero_optimization", {})
+    return '"nvme"' in json.dumps([memory.get("offload_optimizer"), memory.get("offload_param")])
 
 
 def problems(config: dict[str, Any], source: str, max_grad_norm: float, mixed_precision: str | None) -> list[str]:
     """What in a DeepSpeed file cannot be run as the arguments ask, batch sizes apart; one message each."""
     messages = [f"{source}: remove the section {key!r}: {why}" for key, why in OWNED_BY_ARGUMENTS.items() if key in config]
-    for key in ("zero_optimization", "fp16", "bf16"):
-        if not isinstance(config.get(key, {}), dict):
-            messages.append(f"{source}: {key} must be an object, found {config[key]!r}")
-            return messages
-    for kind in ("fp16", "bf16"):
-        enabled = _section(config, kind).get("enabled", "auto")
+    enabled_kinds = {kind: config.get(kind, {}).get("enabled", "auto") for kind in ("fp16", "bf16")}
+    for kind, enabled in enabled_kinds.items():
         if enabled not in (True, False, "auto"):
             messages.append(f'{source}: {kind}.enabled must be true, false or "auto", found {enabled!r}')
     if stage_of(config) not in (1, 2, 3):
@@ -83,11 +83,11 @@ def problems(config: dict[str, Any], source: str, max_grad_norm: float, mixed_pr
     clipping = config.get("gradient_clipping", "auto")
     if clipping not in ("auto", max_grad_norm):
         messages.append(f'{source}: gradient_clipping is {clipping} but --max_grad_norm is {max_grad_norm:g}; make it "auto"')
-    if _section(config, "zero_optimization").get("round_robin_gradients") is True:
+    if config.get("zero_optimization", {}).get("round_robin_gradients") is True:
         # DeepSpeed 0.19 then looks for a weight's master copy where another weight's is.
         messages.append(f"{source}: remove zero_optimization.round_robin_gradients: DeepSpeed confuses weights with it")
     declared = declared_precision(config)
-    if _section(config, "fp16").get("enabled") is True and _section(config, "bf16").get("enabled") is True:
+    if all(enabled is True for enabled in enabled_kinds.values()):
         messages.append(f"{source}: fp16 and bf16 are both enabled; keep one")
     if mixed_precision not in (None, declared) and declared is not None:
         contradiction = f"its precision is {declared} but --mixed_precision is {mixed_precision}"
@@ -369,11 +369,6 @@ def _cpu(tensor: Any, fallback: Any, wanted: bool) -> Any:
 
 def _copied(tensor: Any) -> Any:
     return tensor.detach().to("cpu", copy=True)
-
-
-def _section(config: dict[str, Any], key: str) -> dict[str, Any]:
-    section = config.get(key, {})
-    return section if isinstance(section, dict) else {}
 
 
 def _autos(config: dict[str, Any], prefix: str = "") -> list[str]:

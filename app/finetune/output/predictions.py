@@ -7,7 +7,6 @@ import io
 import json
 import os
 import re
-import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -58,22 +57,18 @@ def problem(path: Path, folder: Path, replaced: bool) -> str | None:
     if any(place.is_relative_to(name) for name in own):
         return f"is a place for other files of the run in {folder}; name another"
     try:
-        mode = path.lstat().st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-            return f"folder {path.parent} does not exist or cannot be written"
-        return None
-    except OSError as error:
+        if path.is_symlink():
+            return "is a link; name the file itself"
+    except OSError as error:  # a name that is too long
         return f"cannot be written ({error.strerror})"
-    if stat.S_ISLNK(mode):
-        return "is a link; name the file itself"
-    if stat.S_ISDIR(mode):
+    if path.is_dir():
         return "is a folder; name a file in it"
-    if stat.S_ISCHR(mode) or stat.S_ISFIFO(mode):
+    if _is_device(path):
         return None if os.access(path, os.W_OK) else "cannot be written"
-    if not stat.S_ISREG(mode):
-        return "is neither a file, a character device nor a pipe"
-    if (replaced and place == base / PREDICTIONS) or written.is_predictions(folder, path):
+    if not path.exists():
+        writable = path.parent.is_dir() and os.access(path.parent, os.W_OK)
+        return None if writable else f"folder {path.parent} does not exist or cannot be written"
+    if (replaced and place == base / PREDICTIONS) or (path.is_file() and written.is_predictions(folder, path)):
         return None
     return f"would be replaced, but does not hold predictions of a run in {folder}; move it away, or name another"
 
@@ -107,15 +102,13 @@ def as_line(content: dict[str, Any]) -> str:
 
 def as_table(lines: Iterable[dict[str, Any]], separator: str, list_separator: str) -> Iterator[str]:
     """The lines of a csv file. A mapping gets a column per key; a list of texts is joined."""
-    text = io.StringIO()
-    writer = csv.writer(text, delimiter=separator, lineterminator="\n")
-    header = None
+    text, writer = io.StringIO(), None
     for line in lines:
         cells = _cells(line, list_separator)
-        if header is None:
-            header = list(cells)
-            writer.writerow(header)
-        writer.writerow([cells[name] for name in header])
+        if writer is None:
+            writer = csv.DictWriter(text, cells, delimiter=separator, lineterminator="\n")
+            writer.writeheader()
+        writer.writerow(cells)
         yield text.getvalue()
         text.seek(0)
         text.truncate()
@@ -139,5 +132,4 @@ def _descriptor(path: Path) -> int | None:
 
 
 def _is_device(path: Path) -> bool:
-    mode = path.lstat().st_mode if os.path.lexists(path) else 0
-    return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode)
+    return path.is_char_device() or path.is_fifo()

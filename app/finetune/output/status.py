@@ -55,11 +55,6 @@ def end(state: str, reason: str | None = None) -> None:
     _path = None
 
 
-def stopped(reason: str) -> None:
-    """The run ends on request."""
-    end("stopped", reason)
-
-
 def _write(state: str, reason: str | None) -> None:
     with _lock:
         if _path is not None and is_present(_path):  # else another folder may have its name

@@ -113,14 +113,14 @@ def test_differences_are_told_in_words(key, then, now, told):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (torch.nn.Linear(4, 2), r"weight was \(2, 3\), is now \(2, 4\)"),
-        (torch.nn.Linear(3, 2, bias=False), r"missing \[\], unexpected \['bias'\]"),
-        (torch.nn.Sequential(torch.nn.Linear(3, 2)), r"missing \['0.weight', '0.bias'\], unexpected \['"),
+        (torch.nn.Linear(4, 2), r"size mismatch for weight: .*\[2, 3\].*\[2, 4\]"),
+        (torch.nn.Linear(3, 2, bias=False), r"Unexpected key\(s\) in state_dict: \"bias\""),
+        (torch.nn.Sequential(torch.nn.Linear(3, 2)), r"Missing key\(s\) in state_dict: \"0.bias\", \"0.weight\".* Unexpected"),
     ],
 )
 def test_another_models_weights_are_refused(trained, model, message):
     *_, save_step = trained
-    with pytest.raises(InputError, match=f"is of another model: {message}"):
+    with pytest.raises(InputError, match=f"is of another model: .*{message}"):
         load_weights(save_step(2), model)
 
 
@@ -216,22 +216,6 @@ def test_a_garbled_manifest_is_damage(trained, content, expected):
     if content is not None:
         (path / checkpoint.MANIFEST).write_bytes(content)
     assert damage(path).startswith(f"manifest.json {expected}")
-
-
-def test_a_manifest_that_forgets_a_file_is_damage(trained):
-    *_, save_step = trained
-    path = save_step(2)
-    manifest = json.loads((path / checkpoint.MANIFEST).read_text())
-    del manifest["files"]["run_fingerprint.json"]
-    (path / checkpoint.MANIFEST).write_text(json.dumps(manifest))
-    assert damage(path) == "manifest.json does not list run_fingerprint.json"
-
-
-def test_files_of_others_do_not_disturb(trained):
-    *_, save_step = trained
-    path = save_step(2)
-    (path / "notes.txt").touch()
-    assert damage(path) is None
 
 
 def test_auto_finds_the_newest_that_is_whole(trained, tmp_path, capsys):
@@ -369,9 +353,3 @@ def test_a_checkpoint_is_fp32_whatever_the_model_is(start_run):
     kinds = {name: tensor.dtype for name, tensor in saving.full_weights(run, model).items()}
     assert kinds["weight"] == kinds["running_mean"] == torch.float32
     assert kinds["num_batches_tracked"] == torch.int64
-
-
-def test_state_is_plain_json(trained):
-    *_, save_step = trained
-    stored = json.loads((save_step(2) / "state.json").read_text())
-    assert set(stored) == set(asdict(TrainState()))

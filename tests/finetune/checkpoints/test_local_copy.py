@@ -1,9 +1,9 @@
 """Processes are threads here, machines are folders: what a process calls `folder` is its own machine's."""
 
-import threading
 from types import SimpleNamespace
 
 import pytest
+from thread_processes import Process, Together, outcomes
 
 from finetune.checkpoints import local_copy
 from finetune.checkpoints.local_copy import check_shared, discard, fetch
@@ -12,46 +12,13 @@ from finetune.errors import InputError, where
 FILES = {"model.bin": b"x" * 70, "empty": b"", "deep/er/config.json": b"{}"}
 
 
-class Team:
-    """What `processes.Run` offers, over threads."""
-
-    def __init__(self, size, per_machine):
-        self.size, self.per_machine = size, per_machine
-        self.barrier, self.slots = threading.Barrier(size, timeout=120), [None] * size
-
-    def member(self, rank):
-        def gather(mine):
-            self.slots[rank] = mine
-            self.barrier.wait()
-            found = [item for slot in self.slots for item in slot]
-            self.barrier.wait()
-            return found
-
-        def on_main(work):
-            return gather([work() if rank == 0 else None])[0]
-
-        launch = SimpleNamespace(rank=rank, local_rank=rank % self.per_machine, world_size=self.size,
-                                 local_world_size=self.per_machine)  # fmt: skip
-        return SimpleNamespace(launch=launch, is_main=rank == 0, gather=gather, on_main=on_main,
-                               wait=lambda: gather([None]), broadcast=lambda value: gather([value])[0])  # fmt: skip
-
-
 def run(work, size=4, per_machine=2):
     """work(run, rank) on every process; returns the results or exceptions by rank."""
-    team, outcome = Team(size, per_machine), [None] * size
-
-    def one(rank):
-        try:
-            outcome[rank] = work(team.member(rank), rank)
-        except Exception as error:
-            outcome[rank] = error
-
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    return outcome
+    together, members = Together(size), []
+    for rank in range(size):
+        place = {"rank": rank, "local_rank": rank % per_machine, "world_size": size, "local_world_size": per_machine}
+        members.append((Process(SimpleNamespace(**place), together), rank))
+    return outcomes(work, members)
 
 
 def fill(folder, files=FILES):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +11,7 @@ import launchers
 import pytest
 import torch
 from harm import cut, flip
+from thread_processes import Process, Together, outcomes
 
 from finetune import preflight
 from finetune.checkpoints import shards
@@ -43,44 +42,6 @@ def launch_of(rank=0, world_size=2, local=None, stage=2, config=None):
         deepspeed_file="ds.json",
         deepspeed_config=config or {"zero_optimization": {"stage": stage}},
     )
-
-
-class Together:
-    """What threads that stand for processes exchange."""
-
-    def __init__(self, count):
-        self.barrier, self.said = threading.Barrier(count, timeout=120), [None] * count
-
-    def exchange(self, rank, value):
-        self.said[rank] = value
-        self.barrier.wait()
-        found = list(self.said)
-        self.barrier.wait()
-        return found
-
-
-class Process:
-    """As far as saving needs it, a `Run` of two."""
-
-    deepspeed_config = {"zero_optimization": {"stage": 2}}  # noqa: RUF012 - of a stand-in
-
-    def __init__(self, rank, together):
-        self.launch, self.together, self.is_main = launch_of(rank), together, rank == 0
-
-    def gather(self, records):
-        return [record for records in self.together.exchange(self.launch.rank, records) for record in records]
-
-    def on_main(self, work):
-        outcome = None
-        if self.is_main:
-            try:
-                outcome = (work(), None)
-            except Exception as error:
-                outcome = (None, error)
-        result, error = self.together.exchange(self.launch.rank, outcome)[0]
-        if error is not None:
-            raise error
-        return result
 
 
 def engine_of(rank, seed=0):
@@ -117,17 +78,15 @@ def both_processes():
     """Has two processes do something at once: a function of (process, engine, writer) -> [what each returns]. An error, which
     both must have, is raised when both have ended."""
     together = Together(2)
-    members = [(Process(rank, together), engine_of(rank), Background()) for rank in range(2)]
+    members = [(Process(launch_of(rank), together), engine_of(rank), Background()) for rank in range(2)]
 
     def both(work):
-        with ThreadPoolExecutor(2) as pool:
-            futures = [pool.submit(work, *member) for member in members]
-            errors = [future.exception() for future in futures]
-        found = [error for error in errors if error is not None]
-        assert len(found) in (0, 2), found  # never one alone, for whom the other would wait
-        if found:
-            raise found[0]
-        return [future.result() for future in futures]
+        found = outcomes(work, members)
+        errors = [outcome for outcome in found if isinstance(outcome, Exception)]
+        assert len(errors) in (0, 2), found  # never one alone, for whom the other would wait
+        if errors:
+            raise errors[0]
+        return found
 
     return both
 
@@ -207,27 +166,6 @@ def test_a_manifest_that_forgets_a_shard_is_damage(save_step, change, expected):
     assert expected in damage(path)
 
 
-def test_the_oldest_go_and_later_ones_are_set_aside(save_step, tmp_path):
-    for step in (2, 9, 4, 6):
-        save_step(step, limit=2)
-    assert names(tmp_path) == ["step_4", "step_6", "step_9.left_behind"]
-
-
-def test_one_checkpoint_may_replace_another_of_its_step(save_step, both_processes, tmp_path):
-    """As when a run that goes on from shards writes them anew."""
-    path = save_step(4)
-    before = (path / FILES[1]).read_bytes()
-
-    def change(run, engine, writer):
-        engine.optimizer.single_partition_of_fp32_groups[0].add_(1)
-
-    both_processes(change)
-    save_step(4)
-    assert names(tmp_path) == ["step_4"]
-    assert damage(path) is None
-    assert (path / FILES[1]).read_bytes() != before
-
-
 def test_what_a_crash_leaves_is_removed(save_step, tmp_path):
     path = save_step(4)
     unfinished = tmp_path / ".step_6.0123abcd.unfinished"
@@ -272,14 +210,6 @@ def test_a_process_that_cannot_write_fails_all_and_harms_no_earlier_checkpoint(s
     tidy(tmp_path)
     assert names(tmp_path) == ["step_2"]
     assert damage(tmp_path / "step_2") is None
-
-
-def test_a_disk_without_room_is_not_filled_up(save_step, tmp_path, monkeypatch):
-    monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=95))
-    monkeypatch.setattr(shards, "save_file", pytest.fail)
-    with pytest.raises(TrainingError, match=r"step_2 could not be written \(the disk is full"):
-        save_step(2)
-    assert names(tmp_path) == []
 
 
 def test_the_run_goes_on_while_shards_are_written(both_processes, tmp_path, monkeypatch):
@@ -333,17 +263,6 @@ def test_a_shard_that_is_not_as_it_was_written_is_seen(tmp_path):
         shards.collect(tmp_path, 2, 600, lambda: False)
 
 
-def test_records_are_waited_for(tmp_path):
-    shards.write(tmp_path, 0, {})
-    with ThreadPoolExecutor(1) as pool:
-        found = pool.submit(shards.collect, tmp_path, 2, 600, lambda: False)
-        time.sleep(0.2)
-        assert not found.done()
-        shards.write(tmp_path, 1, {})
-        assert list(found.result(30)) == shards.files(2)
-    assert names(tmp_path) == shards.files(2)
-
-
 def test_shards_go_on_under_their_own_launch_only(save_step):
     path = save_step(2)
     shards.check_launch(path, launch_of())
@@ -383,8 +302,8 @@ SWAPPED = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nv
     [
         (launch_of(), False, []),
         (launch_of(world_size=4, local=2), True, []),
-        (launch_of(world_size=1), False, ["one process shares out nothing"]),
-        (launch_of(stage=0), False, ["DDP shares out nothing"]),
+        (launch_of(world_size=1), False, ["one process, or DDP, shares out nothing"]),
+        (launch_of(stage=0), False, ["DDP, shares out nothing"]),
         (launch_of(world_size=4, local=2), False, ["add --shared_output_dir"]),
         (launch_of(stage=3, config=SWAPPED), False, ["ds.json keeps the optimizer or the weights on a disk (nvme)"]),
     ],
@@ -399,7 +318,7 @@ def test_launches_that_have_no_shards_are_refused(launch, shared, expected):
 @pytest.mark.parametrize(
     ("world_size", "local", "given", "expected"),
     [
-        (2, 2, {}, "DDP shares out nothing"),
+        (2, 2, {}, "DDP, shares out nothing"),
         (4, 2, {"deepspeed": "ds_configs/zero3.json"}, "add --shared_output_dir if all machines see --output_dir"),
     ],
 )

@@ -32,6 +32,7 @@ def job(environment, port, monkeypatch):
     environment.pop("GLOO_SOCKET_IFNAME", None)
     environment.pop("NCCL_SOCKET_IFNAME", None)
     monkeypatch.setattr(rendezvous, "_rendezvous", None)
+    monkeypatch.setattr(rendezvous, "_completed", False)
     return environment
 
 

@@ -1,4 +1,3 @@
-import copy
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -56,13 +55,6 @@ def test_batch_numbers_are_filled_in():
     assert full["zero_force_ds_cpu_optimizer"] is False
 
 
-def test_the_users_file_stays_as_it_is():
-    config = zero.read_config(str(SHIPPED[0]))
-    before = copy.deepcopy(config)
-    complete(config)
-    assert config == before
-
-
 def test_equal_numbers_are_no_contradiction():
     same = {**PLAIN, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4, "train_batch_size": 30}
     assert complete(same)["train_batch_size"] == 32
@@ -96,8 +88,6 @@ def test_every_contradiction_and_every_auto_is_named():
         ({"zero_optimization": {"stage": 0}}, "stage must be 1, 2 or 3"),
         ({"zero_optimization": {}}, "stage must be 1, 2 or 3"),
         ({"zero_optimization": {"stage": "auto"}}, "stage must be 1, 2 or 3"),
-        ({"zero_optimization": True}, "zero_optimization must be an object, found True"),
-        ({"bf16": "auto"}, "bf16 must be an object, found 'auto'"),
         ({"gradient_clipping": 0.5}, "gradient_clipping is 0.5 but --max_grad_norm is 1"),
         ({"fp16": {"enabled": True}}, "its precision is fp16 but --mixed_precision is bf16"),
         ({"fp16": {"enabled": False}, "bf16": {"enabled": False}}, "its precision is no but --mixed_precision is bf16"),
@@ -108,12 +98,6 @@ def test_what_cannot_be_run(changes, message):
     found = zero.problems({**PLAIN, **changes}, "ds.json", 1.0, "bf16")
     assert any(message in problem for problem in found)
     assert all(problem.startswith("ds.json: ") for problem in found)
-
-
-def test_all_problems_come_together():
-    config = {"optimizer": {}, "scheduler": {}, "gradient_clipping": 3, "bf16": {"enabled": True}}
-    assert len(zero.problems(config, "ds.json", 1.0, "fp16")) == 5
-    assert zero.problems({**PLAIN, "gradient_clipping": 1}, "ds.json", 1.0, None) == []
 
 
 @pytest.mark.parametrize(
@@ -142,6 +126,8 @@ def test_a_relative_path_is_looked_for_in_both_places(tmp_path, monkeypatch):
     [
         (b'{\n"a": 1,\n}', ":3: broken JSON at column"),
         (b"[]", "expected an object, found a list"),
+        (b'{"zero_optimization": true}', "zero_optimization must be an object, found True"),
+        (b'{"bf16": "auto"}', "bf16 must be an object, found 'auto'"),
         (b'{"a": "\xff"}', "not UTF-8 at byte 7"),
     ],
 )

@@ -26,7 +26,7 @@ def test_how_a_run_stands_and_how_it_ended(stored, tmp_path):
 
 def test_an_end_is_the_last_word(stored, tmp_path):
     status.begin(tmp_path, 0)
-    status.stopped("SIGTERM")
+    status.end("stopped", "SIGTERM")
     status.saved(3)
     status.end("done")
     assert (stored()["state"], stored()["step"]) == ("stopped", 0)

@@ -53,17 +53,6 @@ def test_events_are_one_line_each(tmp_path):
     ]
 
 
-def test_history_has_no_clock_so_equal_runs_write_equal_bytes(tmp_path):
-    contents = []
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        tracker = Tracker(Accelerator(), tmp_path / name, 10, 0, False)
-        tracker.log(event(1), speed={"samples_per_second": float(len(contents))})
-        tracker.close()
-        contents.append((tmp_path / name / HISTORY).read_bytes())
-    assert contents[0] == contents[1]
-
-
 def test_a_figure_that_is_not_finite_is_no_json(tmp_path):
     tracker = Tracker(Accelerator(), tmp_path, 10, 0, False)
     with pytest.raises(ValueError, match="JSON compliant"):
@@ -99,12 +88,6 @@ def test_a_last_line_without_its_end_does_not_swallow_the_next(tmp_path):
     tracker.log(event(3))
     tracker.close()
     assert read_history(tmp_path) == [event(1), event(2), event(3)]
-
-
-def test_resuming_from_nothing_begins_anew(tmp_path):
-    write_history(tmp_path, [1, 2])
-    Tracker(Accelerator(), tmp_path, 10, 0, True).close()
-    assert read_history(tmp_path) == []
 
 
 def test_shown_figures_go_to_the_console(tmp_path, capsys):
