@@ -20,18 +20,7 @@ from finetune.reading.fingerprint import sample_of
 from finetune.reading.model_folders import explain_failed_load, files_in, in_one_line
 
 # Their position ids start behind the padding id, so the table has that many entries more than a text may have tokens.
-OFFSET_POSITIONS = {
-    "roberta",
-    "xlm-roberta",
-    "xlm-roberta-xl",
-    "camembert",
-    "longformer",
-    "mpnet",
-    "ibert",
-    "data2vec-text",
-}
-
-
+OFFSET_POSITIONS = {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "mpnet", "ibert", "data2vec-text"}
 ADAPTER = "adapter_config.json"  # peft's
 LAYER_NUMBER = re.compile(r"\.\d+\.")
 # What transformers looks for in a folder, in its order.
@@ -225,19 +214,14 @@ def _check_weight_file(file: Path) -> None:
             raise InputError(f"{file}: is no whole safetensors file ({in_one_line(error)}); copy it again") from None
 
 
-def length_limit(config: Any, tokenizer: Any) -> int | None:
-    """The most tokens a document may have: what the position table and the tokenizer allow; None if neither says."""
+def choose_max_length(requested: int | None, config: Any, tokenizer: Any, default: int = 512) -> int:
+    """--max_length, or the default within the limit of the position table and the tokenizer. Raises `InputError` for a length
+    beyond that."""
     positions = getattr(config, "max_position_embeddings", None)
     if positions is not None and config.model_type in OFFSET_POSITIONS:
         positions -= (config.pad_token_id or 0) + 1
-    # Tokenizers that know no limit say so with a number of 30 digits.
-    stated = tokenizer.model_max_length if tokenizer.model_max_length < 10**6 else None
-    return min((limit for limit in (positions, stated) if limit is not None and limit > 0), default=None)
-
-
-def choose_max_length(requested: int | None, config: Any, tokenizer: Any, default: int = 512) -> int:
-    """--max_length, or the default within the model's limit. Raises `InputError` for a length beyond the limit."""
-    limit = length_limit(config, tokenizer)
+    # Relative positions are -1; tokenizers that know no limit say so with a number of 30 digits.
+    limit = min((n for n in (positions, tokenizer.model_max_length) if n is not None and 0 < n < 10**6), default=None)
     if requested is not None and limit is not None and requested > limit:
         raise InputError(f"--max_length {requested} is more than the model can read ({limit} tokens); give at most {limit}")
     return requested or min(default, limit or default)

@@ -11,7 +11,6 @@ from models.pretrained import (
     check_vocabulary,
     check_weights,
     choose_max_length,
-    length_limit,
     load_config,
     load_model,
     load_model_and_new_names,
@@ -129,15 +128,18 @@ def tokenizer(limit=10**30, **more):
     return SimpleNamespace(model_max_length=limit, **more)
 
 
-def test_length_limits():
-    bert = BertConfig(max_position_embeddings=512)
-    assert length_limit(bert, tokenizer()) == 512
-    assert length_limit(bert, tokenizer(256)) == 256
-    assert length_limit(RobertaConfig(max_position_embeddings=514, pad_token_id=1), tokenizer(512)) == 512
-    assert length_limit(RobertaConfig(max_position_embeddings=514, pad_token_id=1), tokenizer()) == 512
-    bert.max_position_embeddings = -1  # relative positions
-    assert length_limit(bert, tokenizer()) is None
-    assert length_limit(bert, tokenizer(0)) is None
+@pytest.mark.parametrize(
+    ("config", "limit", "chosen"),
+    [
+        (BertConfig(max_position_embeddings=512), 10**30, 512),
+        (BertConfig(max_position_embeddings=512), 256, 256),
+        (RobertaConfig(max_position_embeddings=514, pad_token_id=1), 10**30, 512),
+        (BertConfig(max_position_embeddings=-1), 10**30, 9999),
+        (BertConfig(max_position_embeddings=-1), 0, 9999),
+    ],
+)
+def test_the_limit_of_a_model_and_its_tokenizer(config, limit, chosen):
+    assert choose_max_length(None, config, tokenizer(limit), default=9999) == chosen
 
 
 @pytest.mark.parametrize(("asked", "limit", "chosen"), [(None, 4096, 512), (None, 128, 128), (100, 128, 100), (128, 128, 128)])

@@ -20,11 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from finetune.kernels.bigbird.dense import dense, dense_backward
-from finetune.kernels.bigbird.portions import Portion, portions_of
-from finetune.kernels.bigbird.rows import Rows
-from finetune.kernels.bigbird.scores import Backward, ends_of
-from finetune.kernels.bigbird.sparse import sparse, sparse_backward
+from finetune.kernels.bigbird.blocks import Backward, dense, dense_backward, ends_of, sparse, sparse_backward
+from finetune.kernels.bigbird.rows import Portion, Rows, portions_of
 from finetune.kernels.scratch import scratch
 from finetune.kernels.threads import in_threads
 

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from finetune.kernels.bigbird.blocks import SCORES_PER_THREAD
 from finetune.kernels.bigbird.plan import Shape, shortest_sparse
-from finetune.kernels.bigbird.portions import portion_size
-from finetune.kernels.bigbird.scores import SCORES_PER_THREAD
+from finetune.kernels.bigbird.rows import portion_size
 from finetune.kernels.scratch import scratch
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from finetune.kernels.dropout.mask import DropoutMask
+from finetune.kernels.dropout.module import DropoutMask
 
 WEIGHTS_AT_ONCE = 2**21
 LOG2E = math.log2(math.e)

@@ -19,8 +19,8 @@ from transformers import (
 )
 from transformers.activations import NewGELUActivation
 
-import finetune.kernels.bigbird.portions
-import finetune.kernels.bigbird.scores
+import finetune.kernels.bigbird.blocks
+import finetune.kernels.bigbird.rows
 from finetune.kernels.bigbird.layers import FusedGELU, use_bigbird_attention
 from finetune.kernels.bigbird.plan import Shape
 from finetune.kernels.bigbird.rows import read_rows
@@ -97,13 +97,13 @@ def check_rows(model, ids, mask, tolerance=1e-5):
 @pytest.mark.parametrize("scores", [1, 500, 3000, 2**19])
 def test_every_row_of_a_mixed_batch_is_as_it_is_alone(training, scores, monkeypatch):
     # However the work is cut: single blocks, several blocks, several heads, everything at once.
-    monkeypatch.setattr(finetune.kernels.bigbird.scores, "SCORES_PER_THREAD", scores)
+    monkeypatch.setattr(finetune.kernels.bigbird.blocks, "SCORES_PER_THREAD", scores)
     check_rows(encoder().train(training), *batch(LENGTHS))
 
 
 @pytest.mark.parametrize("elements", [1, 3000, 10_000, 2**17])
 def test_however_rows_and_heads_are_shared_out(elements, threads, monkeypatch):
-    monkeypatch.setattr(finetune.kernels.bigbird.portions, "PORTION", elements)
+    monkeypatch.setattr(finetune.kernels.bigbird.rows, "PORTION", elements)
     check_rows(encoder().train(), *batch(LENGTHS))
     check_rows(encoder().train(), *batch((61, 64, 62)))
 

@@ -3,10 +3,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finetune.kernels.bigbird import portions
+from finetune.kernels.bigbird import rows as portions
 from finetune.kernels.bigbird.plan import Shape
-from finetune.kernels.bigbird.portions import portion_size, portions_of
-from finetune.kernels.bigbird.rows import read_rows
+from finetune.kernels.bigbird.rows import portion_size, portions_of, read_rows
 
 LENGTHS = (90, 33, 96, 40, 5, 90)
 

@@ -17,10 +17,10 @@ from transformers import (
 )
 
 import finetune.kernels.dropout.function
-import finetune.kernels.dropout.mask
+import finetune.kernels.dropout.module
 from finetune.kernels.dropout.attention import _compact, attend, dropout_attention, use_cpu_dropout
 from finetune.kernels.dropout.function import DropoutAttention
-from finetune.kernels.dropout.mask import DropoutMask
+from finetune.kernels.dropout.module import DropoutMask
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 60}
 DISTIL = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48}
@@ -109,7 +109,7 @@ def test_however_the_work_is_cut_it_is_attention_with_some_weights_dropped(weigh
 
 
 def test_the_mask_depends_on_the_seed_and_not_on_threads(monkeypatch):
-    monkeypatch.setattr(finetune.kernels.dropout.mask, "PIECE", 100)
+    monkeypatch.setattr(finetune.kernels.dropout.module, "PIECE", 100)
     before, found = torch.get_num_threads(), []
     try:
         for threads in (1, 3, 3):
