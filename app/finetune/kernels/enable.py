@@ -9,7 +9,7 @@ With --kernels reference none of our kernels computes, whatever --attention says
 - Batches are padded (--padding_free auto; `on` is refused by `padding_free.support.check_padding_free`).
 - Gradients of embeddings are new tensors in each pass (`embeddings.keeps_gradients`), and masks on a GPU are made with a
   question to it.
-- Nothing uses `threads` and `scratch`, which only the kernels above do.
+- Nothing uses `threads`, which only the kernels above do.
 """
 
 from __future__ import annotations

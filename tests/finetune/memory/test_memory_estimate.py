@@ -1,7 +1,6 @@
 """The estimate against the allocator, against launches that were measured, and against published formulas."""
 
 import json
-import threading
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ from memory_models import ALONE, CLASSIFY, bert, taken, texts
 from text_tasks import classification
 
 import finetune.kernels.dropout.function
-import finetune.kernels.scratch
 from finetune.kernels import embeddings
 from finetune.memory.dry_run import DryRun, dry_run
 from finetune.memory.estimate import GIB, OUTSIDE_TENSORS, estimate, memory_lines, needed
@@ -39,7 +37,6 @@ def test_a_training_step_takes_what_was_estimated(arguments, start_run, accumula
         train_step(run, model, optimizer, CLASSIFY, [batch] * accumulation, 1.0)
 
     step()
-    monkeypatch.setattr(finetune.kernels.scratch, "_kept", threading.local())
     moments = sum(x.numel() * x.element_size() for s in optimizer.optimizer.state.values() for x in s.values())
     assert expected.weights == weights
     assert expected.optimizer == pytest.approx(moments, rel=0.01)

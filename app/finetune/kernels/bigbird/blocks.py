@@ -10,8 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from finetune.kernels.scratch import scratch
-
 HIDDEN = -10000.0  # added to the score of a key that is not to be seen: transformers' value, exp(HIDDEN) is 0
 # Scores held at once: on a CPU what stays in a thread's cache, elsewhere as many as memory allows, since launches cost more.
 SCORES_PER_THREAD = 2**20
@@ -42,10 +40,8 @@ def chunks(pairs: int, blocks: int, scores: int, device: torch.device) -> Iterat
 
 
 def weights_of(scores: Tensor, bias: Tensor) -> Tensor:
-    """Scores (..., keys) and what is added to them -> attention weights in fp32, until this thread's next piece. May write
-    into `scores`."""
-    weights = scratch("weights", scores.shape, torch.float32, scores)
-    return torch.softmax(scores.float().add_(bias), dim=-1, out=weights)
+    """Scores (..., keys) and what is added to them -> attention weights in fp32. May write into `scores`."""
+    return torch.softmax(scores.float().add_(bias), dim=-1)
 
 
 def ends_of(x: Tensor) -> Tensor:
@@ -57,7 +53,7 @@ def dense(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, out: Tensor) -> None:
     """Every block of `q` (pairs, some blocks, block_size, size) attends to every block of `k`; `out` as `q`."""
     for pairs, chosen, keys, values, seen in _dense_pieces(q, k, v, bias):
         chunk = q[pairs, chosen].flatten(1, 2)
-        weights = weights_of(_products(chunk, keys), seen).to(v.dtype)
+        weights = weights_of(torch.bmm(chunk, keys.mT), seen).to(v.dtype)
         out[pairs, chosen] = (weights @ values).view_as(out[pairs, chosen])
 
 
@@ -65,17 +61,11 @@ def dense_backward(x: Backward, bias: Tensor) -> None:
     """`x.q` may hold some of the blocks, as `dense`'s."""
     for pairs, chosen, keys, values, seen in _dense_pieces(x.q, x.k, x.v, bias):
         chunk, d_chunk, d = (y[pairs, chosen].flatten(1, 2) for y in (x.q, x.d_out, x.delta))
-        weights = weights_of(_products(chunk, keys), seen)
-        d_scores = _products(d_chunk, values).float().sub_(d).mul_(weights).to(x.q.dtype)
+        weights = weights_of(torch.bmm(chunk, keys.mT), seen)
+        d_scores = torch.bmm(d_chunk, values.mT).float().sub_(d).mul_(weights).to(x.q.dtype)
         x.d_q[pairs, chosen] = (d_scores @ keys).view_as(x.d_q[pairs, chosen])
         x.d_k[pairs] += (d_scores.mT @ chunk).view_as(x.d_k[pairs])
         x.d_v[pairs] += (weights.to(x.q.dtype).mT @ d_chunk).view_as(x.d_v[pairs])
-
-
-def _products(chunk: Tensor, keys: Tensor) -> Tensor:
-    """Every query times every key, until this thread's next products."""
-    shape = (*chunk.shape[:2], keys.shape[1])
-    return torch.bmm(chunk, keys.mT, out=scratch("scores", shape, chunk.dtype, chunk))
 
 
 def _dense_pieces(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Iterator[tuple]:
@@ -146,8 +136,8 @@ class _Piece:
         return Keys(ends, window, drawn.view(len(window), -1, size))
 
     def products(self, chunk: Tensor, keys: Keys) -> Tensor:
-        """Every query times every key that it sees, until this thread's next products."""
-        scores = scratch("scores", (len(chunk), self.block_size, self.bias.shape[-1]), chunk.dtype, chunk)
+        """Every query times every key that it sees."""
+        scores = chunk.new_empty(len(chunk), self.block_size, self.bias.shape[-1])
         torch.bmm(self._by_pair(chunk), keys.ends.mT, out=self._ends_of(scores))
         torch.bmm(chunk, keys.window.mT, out=self._window_of(scores))
         if keys.drawn is not None:

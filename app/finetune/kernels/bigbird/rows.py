@@ -18,7 +18,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 from finetune.kernels.bigbird.blocks import HIDDEN, through_pairs
 from finetune.kernels.bigbird.plan import Shape, random_blocks, shortest_sparse
 from finetune.kernels.row_lengths import current_row_lengths
-from finetune.kernels.scratch import scratch
 from finetune.kernels.transfer import send
 
 PORTION = 2**17  # elements of a tensor that a thread works on at once, if one head of a row has no more
@@ -90,10 +89,9 @@ class Portion:
     def length(self) -> int:
         return self.blocks * self.shape.block_size
 
-    def take(self, x: Tensor, name: str) -> Tensor:
-        """A copy of this part of (batch, width, heads, size), `scratch` of that name."""
-        part = x[self.rows, : self.length, self.heads].transpose(1, 2)
-        taken = scratch(name, part.shape, x.dtype, x).copy_(part)
+    def take(self, x: Tensor) -> Tensor:
+        """A copy of this part of (batch, width, heads, size)."""
+        taken = x[self.rows, : self.length, self.heads].transpose(1, 2).clone(memory_format=torch.contiguous_format)
         return taken.view(-1, self.blocks, self.shape.block_size, x.shape[-1])
 
     def put(self, part: Tensor, whole: Tensor) -> None:

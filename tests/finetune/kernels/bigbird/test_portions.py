@@ -25,7 +25,7 @@ def test_what_is_taken_and_put_is_everything_once(elements, heads, monkeypatch):
     found, x, mask = parts(heads)
     back = torch.zeros_like(x)
     for portion in found:
-        taken = portion.take(x, "x")
+        taken = portion.take(x)
         assert taken.shape[1:] == (portion.blocks, 8, 4)
         assert len(taken) == len(portion.real) == len(portion.bias)
         assert torch.equal(portion.real.squeeze(-1), portion.bias == 0)
