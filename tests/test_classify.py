@@ -134,31 +134,6 @@ def test_weights_by_name(tmp_path):
     np.testing.assert_array_equal(positive_weights(weighted(str(path)), np.zeros(2), 0, ["a", "b"]), [0.5, 2.0])
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "cannot be read"),
-        ("{", "unexpected end"),
-        ("[1]", "expected an object"),
-        ('{"a": 1}', "no positive weight for 'b'"),
-        ('{"a": 0, "b": -1}', "no positive weight for 'a', 'b'"),
-        ('{"a": 1, "b": Infinity}', "Infinity is not JSON"),
-        ('{"a": 1, "b": NaN}', "NaN is not JSON"),
-        ('{"a": 1, "b": true}', "no positive weight for 'b'"),
-        ('{"a": 1, "b": 1' + "0" * 400 + "}", "no positive weight for 'b'"),
-        ('{"a": 1, "b": 1, "a": 2}', "'a' appears twice in one object"),
-        ("[" * 100_000, "broken JSON: nested too deeply"),
-        ('{"a": 1, "b": "2"}', "no positive weight for 'b'"),
-    ],
-)
-def test_weights_that_are_none(tmp_path, content, message):
-    path = tmp_path / "weights.json"
-    if content is not None:
-        path.write_text(content)
-    with pytest.raises(InputError, match=f"--pos_weight .*{message}"):
-        positive_weights(weighted(str(path)), np.zeros(2), 0, ["a", "b"])
-
-
 def test_a_metric_that_one_row_defines():
     rows: list[list[int]] = [[]] * 20
     check_best_metric("roc_auc_macro", Ragged.of([*rows, [0]]), 2)

@@ -17,7 +17,6 @@ from transformers.utils import logging
 
 from finetune.errors import InputError, is_out_of_memory
 from finetune.reading.fingerprint import sample_of
-from finetune.reading.model_folders import explain_failed_load, files_in, in_one_line
 
 # Their position ids start behind the padding id, so the table has that many entries more than a text may have tokens.
 OFFSET_POSITIONS = {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "mpnet", "ibert", "data2vec-text"}
@@ -252,3 +251,42 @@ def check_vocabulary(model: Any, tokenizer: Any, what: str = "model") -> None:
             f"the tokenizer has token ids up to {highest}, the {what} only {rows} embeddings; they do not belong together "
             "(check --tokenizer_name)"
         )
+
+
+def explain_failed_load(what: str, name: str, error: Exception) -> str:
+    """One message for whatever transformers raised on loading."""
+    path = Path(name).expanduser()
+    near, reason = _nearest(path), in_one_line(error)
+    if not path.exists():
+        if name.startswith((".", "/", "~")) or name.count("/") > 1:
+            return (
+                f"{what} {name}: this folder does not exist{near}; a model of the hub is named like google/bigbird-roberta-base"
+            )
+        return (
+            f"{what} {name}: is no folder here{near}, and could not be had from the hub either ({reason}); check the "
+            "spelling, or give the path of a local folder"
+        )
+    if type(error).__name__ == "UnpicklingError":
+        reason = (
+            "its weights are a pickle that is damaged or holds more than tensors, which is not read; convert them to "
+            "safetensors, or copy them again"
+        )
+    return f"{what} {name}: {reason}{f' (the folder holds: {files_in(path)})' if path.is_dir() else ''}"
+
+
+def _nearest(path: Path) -> str:
+    """A folder that was probably meant, in words."""
+    if path.exists() or not path.parent.is_dir() or not path.name:
+        return ""
+    near = difflib.get_close_matches(path.name, [p.name for p in path.parent.iterdir() if p.is_dir()], 1)
+    return f" (did you mean {str(path.parent / near[0])!r}?)" if near else ""
+
+
+def files_in(folder: Path) -> str:
+    return ", ".join(sorted(p.name for p in folder.iterdir())[:12]) or "nothing"
+
+
+def in_one_line(error: Exception) -> str:
+    """An exception in one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
