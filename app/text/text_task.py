@@ -152,7 +152,7 @@ class TextTask(Task):
         """Tokenizes a file's texts and notes what was cut. `tokenizer`: its fingerprint."""
         arguments = self.arguments
         if name == "test":
-            check_ids(table, arguments.id_column, notes)
+            check_ids(table, arguments.id_column)
         texts = table.columns[arguments.text_column]
         encode, settings = TextEncoder(self.tokenizer, self.max_length), f"{tokenizer} {self.max_length}"
         encoded = encode_cached(texts, encode, settings, arguments.preprocessing_num_workers)

@@ -35,13 +35,12 @@ def encode_cached(texts: Column, encode: Encode, settings: str, num_proc: int | 
 
     `encode` turns a list of texts into columns: "input_ids" (a list of ids per text) and "cut" (whether it lost its end).
     `settings` names everything that its result depends on. Returns {"input_ids": RaggedChunks, mapped from the disk; "cut":
-    (rows,) bool; "content": the fingerprint of the texts}. Raises `InputError` if a tokenizing process is killed.
+    (rows,) bool}. Raises `InputError` if a tokenizing process is killed.
     """
-    content = texts.fingerprint
-    key = fingerprint([FORM, settings, content])[:40]
+    key = fingerprint([FORM, settings, texts.fingerprint])[:40]
     folder = kept("tokens", key, lambda place: _tokenize(texts, encode, place, num_proc))
     found = open_dataset(folder).data
-    return {"input_ids": RaggedChunks(found.column("input_ids")), "cut": found.column("cut").to_numpy(), "content": content}
+    return {"input_ids": RaggedChunks(found.column("input_ids")), "cut": found.column("cut").to_numpy()}
 
 
 def _tokenize(texts: Column, encode: Encode, folder: Path, num_proc: int | None) -> None:

@@ -1,5 +1,5 @@
-"""Attention in padding-free batches: query, key and value (tokens, heads, size) -> a tensor of that shape, by three ways, of
-which those of GPUs are tried out before a run relies on them."""
+"""The rows of a batch behind each other, without the padding between them, and attention over them by three ways, of which
+those of GPUs are tried out before a run relies on them."""
 
 from __future__ import annotations
 
@@ -7,18 +7,53 @@ import functools
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from finetune.kernels.dropout.attention import dropout_attention
-from finetune.kernels.padding_free.batch import PaddingFreeBatch, padding_free_batch
 from finetune.kernels.self_test import compare, passes, with_gradients
 
 HALF = (torch.float16, torch.bfloat16)
 LENGTHS, HEADS, DROPOUT = (65, 1, 17, 17, 130), 2, 0.1  # of the self-test
+
+
+@dataclass(eq=False)
+class PaddingFreeBatch:
+    """Where the rows of a padding-free batch lie. It travels through an encoder's layers in the attention mask's place.
+
+    No tuple and not frozen: torch.compile looks into tuples that pass through a layer, and torch 2.11 into frozen data classes
+    too, and would compile the layer anew for each batch, or each number of rows.
+    """
+
+    lengths: tuple[int, ...]  # tokens of each row, as the host knows them
+    starts: Tensor  # (rows + 1,) int64: the first token of each row among all, and their number
+    index: Tensor  # (tokens,) int64: each token's place in the padded batch, rows joined
+    width: int  # of the padded batch
+
+
+def padding_free_batch(mask: Tensor, lengths: tuple[int, ...]) -> PaddingFreeBatch:
+    """`mask`: (rows, width), not 0 for the real tokens, `lengths[i]` of which begin row i. Does not wait for the device."""
+    starts = pad((mask != 0).sum(dim=1).cumsum(dim=0), (1, 0))
+    tokens, width = sum(lengths), mask.shape[1]
+    # A row's tokens move by as much as the padding of the rows before them.
+    padding = torch.arange(len(lengths), device=mask.device) * width - starts[:-1]
+    moved = torch.repeat_interleave(padding, starts.diff(), output_size=tokens)
+    return PaddingFreeBatch(lengths, starts, torch.arange(tokens, device=mask.device) + moved, width)
+
+
+def remove_padding(padded: Tensor, rows: PaddingFreeBatch) -> Tensor:
+    """(rows, width, size) -> (1, tokens, size)."""
+    return padded.flatten(0, 1).index_select(0, rows.index)[None]
+
+
+def restore_padding(flat: Tensor, rows: PaddingFreeBatch) -> Tensor:
+    """(1, tokens, size) -> (rows, width, size), 0 where there is no token."""
+    padded = flat.new_zeros(len(rows.lengths) * rows.width, flat.shape[-1])
+    return padded.index_copy(0, rows.index, flat[0]).view(len(rows.lengths), rows.width, -1)
 
 
 @torch.compiler.disable
@@ -54,6 +89,7 @@ def attend(
     return kernel(*tokens, rows, dropout, scale)[None], None
 
 
+# Three ways: query, key and value (tokens, heads, size) -> a tensor of that shape.
 def by_length(query: Tensor, key: Tensor, value: Tensor, rows: PaddingFreeBatch, dropout: float, scale: float) -> Tensor:
     """One call of torch's attention for equally long neighbours: on any device, in any precision."""
     groups = [(length, len(list(same))) for length, same in itertools.groupby(rows.lengths)]

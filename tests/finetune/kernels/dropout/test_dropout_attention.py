@@ -16,10 +16,9 @@ from transformers import (
     EncoderDecoderModel,
 )
 
-import finetune.kernels.dropout.function
+import finetune.kernels.dropout.attention
 import finetune.kernels.dropout.module
-from finetune.kernels.dropout.attention import _compact, attend, dropout_attention, use_cpu_dropout
-from finetune.kernels.dropout.function import DropoutAttention
+from finetune.kernels.dropout.attention import DropoutAttention, _compact, attend, dropout_attention, use_cpu_dropout
 from finetune.kernels.dropout.module import DropoutMask
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 60}
@@ -92,7 +91,7 @@ def explicit(query, key, value, mask, kept, p=0.3):
 @pytest.mark.parametrize("weights", [1, 20, 120, 700, 2**17])
 def test_however_the_work_is_cut_it_is_attention_with_some_weights_dropped(weights, padded, keys, monkeypatch):
     # Single queries, some queries of a head, whole heads, whole rows, everything at once.
-    monkeypatch.setattr(finetune.kernels.dropout.function, "WEIGHTS_AT_ONCE", weights)
+    monkeypatch.setattr(finetune.kernels.dropout.attention, "WEIGHTS_AT_ONCE", weights)
     mask = (torch.arange(keys) < torch.tensor([keys, 4, keys - 1])[:, None])[:, None, None] if padded else None
     kept = kept_of(*tensors(3, 4, 9, 8, keys=keys)[:2], mask)
     share = kept.float().mean() / (1.0 if mask is None else mask.float().mean())
