@@ -123,7 +123,8 @@ class MultiLabelClassification(TextTask):
             self.num_train_rows = len(ids["train"])
             self.positive = np.bincount(ids["train"].values, minlength=len(self.labels))
             self.pos_weight = classifier.positive_weights(arguments, self.positive, self.num_train_rows, self.labels)
-            notes += classifier.weights_note(self.pos_weight)
+            if (weights := self.pos_weight) is not None:
+                notes.append(f"positive targets weigh from {weights.min():.2f} to {weights.max():.2f} (--pos_weight)")
             note_labels({name: (tables[name].path, found) for name, found in ids.items() if name != "test"}, self.labels, notes)
             if "validation" in ids and not arguments.metrics:
                 classifier.check_best_metric(self.best_metric, ids["validation"], len(self.labels))

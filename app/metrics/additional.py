@@ -81,20 +81,14 @@ def _load(spec: str) -> AdditionalMetric:
         raise InputError(f"--metrics {spec}: expected NAME_OR_FOLDER[:CONFIG][:SETTING=VALUE ...]")
     location = Path(path).expanduser()
     script = location if location.suffix == ".py" else location / f"{location.name}.py"
-    if script.is_file():
-        path = str(script)
-        advice = "cannot be loaded as an evaluate.Metric"
-    elif location.suffix == ".py" or path.startswith((".", "/", "~")):
-        raise InputError(f"--metrics {spec}: there is no {script}; a metric's folder holds a file of the same name")
-    else:
-        advice = (
-            "is neither in evaluate's cache nor found on the hub; check the name and the network, or give a folder that "
-            f"holds {script.name}"
-        )
     try:
+        path = str(script) if script.is_file() else path
         module = evaluate.load(path, *configs, module_type="metric", keep_in_memory=True)
     except Exception as error:  # a metric is anybody's code
-        raise InputError(f"--metrics {spec}: {advice} ({_summary(error)})") from error
+        raise InputError(
+            f"--metrics {spec}: cannot be loaded as an evaluate.Metric ({_summary(error)}); give a name of the hub or of "
+            f"evaluate's cache, or a folder that holds {script.name}"
+        ) from error
     return AdditionalMetric(spec, location.stem, module, {name: _value(text) for name, text in settings.items()})
 
 

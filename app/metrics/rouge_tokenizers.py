@@ -2,9 +2,8 @@
 
 import re
 import unicodedata
-from collections.abc import Sequence
-from functools import cache
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 # Han with its iteration mark and zero, and kana: written without spaces, so a unit of its own each
 CJK = "\u3005-\u3007\u3021-\u3029\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
@@ -15,64 +14,57 @@ CJK_SHARE = 0.1
 NON_ASCII_SHARE = 0.02
 
 
-class RougeTokenizer(Protocol):
+class RougeTokenizer(NamedTuple):
     """What rouge-score's RougeScorer needs of a tokenizer."""
 
-    def tokenize(self, text: str) -> list[str]: ...
+    tokenize: Callable[[str], list[str]]
 
 
-class Characters:
+def characters(text: str) -> list[str]:
     """Each CJK character, and each word or number of any other script in lower case; punctuation and spaces separate.
 
     On ASCII text the tokens are those of rouge-score's own tokenizer. 基于BERT的方法 -> 基 于 bert 的 方 法.
     """
-
-    def tokenize(self, text: str) -> list[str]:
-        return UNIT.findall(text.lower())
+    return UNIT.findall(text.lower())
 
 
-class Words:
-    """As Characters, but a run of CJK characters is cut into words by rjieba. 基于BERT的方法 -> 基于 bert 的 方法."""
+def words(text: str) -> list[str]:
+    """As `characters`, but a run of CJK characters is cut into words by rjieba. 基于BERT的方法 -> 基于 bert 的 方法."""
+    import rjieba
 
-    def tokenize(self, text: str) -> list[str]:
-        import rjieba
-
-        tokens = []
-        for run in RUN.findall(text.lower()):
-            tokens.extend(rjieba.cut(run) if IS_CJK.match(run) else (run,))
-        return tokens
+    tokens = []
+    for run in RUN.findall(text.lower()):
+        tokens.extend(rjieba.cut(run) if IS_CJK.match(run) else (run,))
+    return tokens
 
 
-class UnicodeWords:
+def unicode_words(text: str) -> list[str]:
     """Words and numbers of any script, case-folded; combining marks belong to their word, all else separates.
 
     On ASCII text the tokens are those of rouge-score's own tokenizer. A script without spaces (Chinese, Thai) gives runs
     instead of words. Größe हिन्दी -> grösse हिन्दी.
     """
-
-    def tokenize(self, text: str) -> list[str]:
-        folded = unicodedata.normalize("NFC", text.casefold())  # é is one character or two: both count as the same
-        spaced = "".join(char if char.isalnum() or unicodedata.category(char).startswith("M") else " " for char in folded)
-        return [word for word in spaced.split() if any(map(str.isalnum, word))]  # emoji leave marks behind
+    folded = unicodedata.normalize("NFC", text.casefold())  # é is one character or two: both count as the same
+    spaced = "".join(char if char.isalnum() or unicodedata.category(char).startswith("M") else " " for char in folded)
+    return [word for word in spaced.split() if any(map(str.isalnum, word))]  # emoji leave marks behind
 
 
-def default_tokenizer() -> RougeTokenizer:
+def default(text: str) -> list[str]:
     """rouge-score's own: lower-case runs of a-z and 0-9, everything else separates, no stemming."""
-    from rouge_score.tokenizers import DefaultTokenizer
+    from rouge_score.tokenize import tokenize
 
-    return DefaultTokenizer()
-
-
-CJK_TOKENIZERS = {"characters": Characters, "words": Words}
-TOKENIZERS = {**CJK_TOKENIZERS, "unicode_words": UnicodeWords, "default": default_tokenizer}
+    return tokenize(text, None)
 
 
-@cache
+CJK_TOKENIZERS = {"characters": characters, "words": words}
+TOKENIZERS = {**CJK_TOKENIZERS, "unicode_words": unicode_words, "default": default}
+
+
 def rouge_tokenizer(name: str) -> RougeTokenizer:
     """The tokenizer of that name in TOKENIZERS. Raises ValueError for any other name."""
     if name not in TOKENIZERS:
         raise ValueError(f"no ROUGE tokenizer is named {name!r}: choose one of {', '.join(TOKENIZERS)}")
-    return TOKENIZERS[name]()
+    return RougeTokenizer(TOKENIZERS[name])
 
 
 def choose_tokenizer(references: Sequence[str]) -> str:

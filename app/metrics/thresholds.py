@@ -14,17 +14,14 @@ def checked_matrices(probabilities: np.ndarray, targets: np.ndarray) -> tuple[np
     probabilities, targets = np.asarray(probabilities, dtype=np.float64), np.asarray(targets)
     if probabilities.ndim != 2 or probabilities.shape != targets.shape:
         raise ValueError(f"probabilities {probabilities.shape} and targets {targets.shape} must have one shape (rows, labels)")
-    if probabilities.size:
-        # Written so that NaN, which compares as false, is refused too.
-        if not (probabilities.min() >= 0 and probabilities.max() <= 1):
-            row, label = np.argwhere(~((probabilities >= 0) & (probabilities <= 1)))[0]
-            raise ValueError(
-                f"probability {probabilities[row, label]} at row {row}, label {label} is not between 0 and 1; "
-                "NaN means that the model diverged, other values that a sigmoid is missing"
-            )
-        if not np.all((targets == 0) | (targets == 1)):
-            row, label = np.argwhere((targets != 0) & (targets != 1))[0]
-            raise ValueError(f"target {targets[row, label]} at row {row}, label {label} is neither 0 nor 1")
+    # NaN compares as false, so it is refused too.
+    for row, label in np.argwhere(~((probabilities >= 0) & (probabilities <= 1)))[:1]:
+        raise ValueError(
+            f"probability {probabilities[row, label]} at row {row}, label {label} is not between 0 and 1; NaN means that the "
+            "model diverged, other values that a sigmoid is missing"
+        )
+    for row, label in np.argwhere((targets != 0) & (targets != 1))[:1]:
+        raise ValueError(f"target {targets[row, label]} at row {row}, label {label} is neither 0 nor 1")
     return probabilities, targets.astype(bool)
 
 

@@ -23,12 +23,12 @@ from transformers import (
 )
 
 from finetune.errors import InputError
-from finetune.reading.model_folders import explain_failed_load
 from models.pretrained import (
     check_all_layers_used,
     check_vocabulary,
     check_weights,
     drop_pooler,
+    explain_failed_load,
     load_config,
     load_model,
     on_meta,

@@ -17,21 +17,9 @@ from transformers.utils import logging
 
 from finetune.errors import InputError, is_out_of_memory
 from finetune.reading.fingerprint import sample_of
-from finetune.reading.model_folders import explain_failed_load, files_in, in_one_line
 
 # Their position ids start behind the padding id, so the table has that many entries more than a text may have tokens.
-OFFSET_POSITIONS = {
-    "roberta",
-    "xlm-roberta",
-    "xlm-roberta-xl",
-    "camembert",
-    "longformer",
-    "mpnet",
-    "ibert",
-    "data2vec-text",
-}
-
-
+OFFSET_POSITIONS = {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "mpnet", "ibert", "data2vec-text"}
 ADAPTER = "adapter_config.json"  # peft's
 LAYER_NUMBER = re.compile(r"\.\d+\.")
 # What transformers looks for in a folder, in its order.
@@ -225,19 +213,14 @@ def _check_weight_file(file: Path) -> None:
             raise InputError(f"{file}: is no whole safetensors file ({in_one_line(error)}); copy it again") from None
 
 
-def length_limit(config: Any, tokenizer: Any) -> int | None:
-    """The most tokens a document may have: what the position table and the tokenizer allow; None if neither says."""
+def choose_max_length(requested: int | None, config: Any, tokenizer: Any, default: int = 512) -> int:
+    """--max_length, or the default within the limit of the position table and the tokenizer. Raises `InputError` for a length
+    beyond that."""
     positions = getattr(config, "max_position_embeddings", None)
     if positions is not None and config.model_type in OFFSET_POSITIONS:
         positions -= (config.pad_token_id or 0) + 1
-    # Tokenizers that know no limit say so with a number of 30 digits.
-    stated = tokenizer.model_max_length if tokenizer.model_max_length < 10**6 else None
-    return min((limit for limit in (positions, stated) if limit is not None and limit > 0), default=None)
-
-
-def choose_max_length(requested: int | None, config: Any, tokenizer: Any, default: int = 512) -> int:
-    """--max_length, or the default within the model's limit. Raises `InputError` for a length beyond the limit."""
-    limit = length_limit(config, tokenizer)
+    # Relative positions are -1; tokenizers that know no limit say so with a number of 30 digits.
+    limit = min((n for n in (positions, tokenizer.model_max_length) if n is not None and 0 < n < 10**6), default=None)
     if requested is not None and limit is not None and requested > limit:
         raise InputError(f"--max_length {requested} is more than the model can read ({limit} tokens); give at most {limit}")
     return requested or min(default, limit or default)
@@ -268,3 +251,44 @@ def check_vocabulary(model: Any, tokenizer: Any, what: str = "model") -> None:
             f"the tokenizer has token ids up to {highest}, the {what} only {rows} embeddings; they do not belong together "
             "(check --tokenizer_name)"
         )
+
+
+def explain_failed_load(what: str, name: str, error: Exception) -> str:
+    """One message for whatever transformers raised on loading."""
+    path = Path(name).expanduser()
+    near, reason = _nearest(path), in_one_line(error)
+    if not path.exists():
+        if name.startswith((".", "/", "~")) or name.count("/") > 1:
+            return (
+                f"{what} {name}: this folder does not exist{near}; a model of the hub is named like google/bigbird-roberta-base"
+            )
+        return (
+            f"{what} {name}: is no folder here{near}, and could not be had from the hub either ({reason}); check the "
+            "spelling, or give the path of a local folder"
+        )
+    if type(error).__name__ == "UnpicklingError":
+        reason = (
+            "its weights are a pickle that is damaged or holds more than tensors, which is not read; convert them to "
+            "safetensors, or copy them again"
+        )
+    elif "trust_remote_code" in str(error):
+        reason = "it comes with Python code of its own, which runs with --trust_remote_code only; read the code first"
+    return f"{what} {name}: {reason}{f' (the folder holds: {files_in(path)})' if path.is_dir() else ''}"
+
+
+def _nearest(path: Path) -> str:
+    """A folder that was probably meant, in words."""
+    if path.exists() or not path.parent.is_dir() or not path.name:
+        return ""
+    near = difflib.get_close_matches(path.name, [p.name for p in path.parent.iterdir() if p.is_dir()], 1)
+    return f" (did you mean {str(path.parent / near[0])!r}?)" if near else ""
+
+
+def files_in(folder: Path) -> str:
+    return ", ".join(sorted(p.name for p in folder.iterdir())[:12]) or "nothing"
+
+
+def in_one_line(error: Exception) -> str:
+    """An exception in one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__

@@ -10,7 +10,7 @@ from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPI
 from transformers.utils import logging
 
 from finetune.errors import InputError
-from finetune.reading.model_folders import explain_failed_load
+from models.pretrained import explain_failed_load
 
 FILE = "preprocessor_config.json"
 

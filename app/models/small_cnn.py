@@ -16,7 +16,7 @@ from transformers.modeling_outputs import ImageClassifierOutput
 
 from finetune.errors import InputError
 from finetune.reading.json_files import read_object
-from finetune.reading.model_folders import in_one_line
+from models.pretrained import in_one_line
 
 MODEL_TYPE = "small_cnn"
 CHANNELS = (16, 32, 64, 128)

@@ -16,9 +16,7 @@ from finetune.reading.ragged import Ragged
 from finetune.reports.card import markdown_table
 from finetune.task import check_metric
 from metrics.multilabel import DECISION_METRICS, RANKING_METRICS, multilabel_scores
-from text.labels import one_hot
 
-ENOUGH_ROWS = 1000  # to see in a moment, mostly, that a metric is defined
 MOST_WEIGHT = 1e6  # of a positive target: beyond it fp32 losses would soon be infinite
 MOST_LABELS = 100  # rows of the card's per-label table; metrics.json has them all
 CHECKED_ROWS = 4
@@ -181,27 +179,15 @@ def check_best_metric(name: str, labels: Ragged, num_labels: int) -> None:
 
     `labels`: the rows' label numbers.
     """
-    # What some rows define, more rows do too.
-    for count in sorted({min(ENOUGH_ROWS, len(labels)), len(labels)}):
-        targets = one_hot(labels, np.arange(count), num_labels).numpy().astype(np.uint8)
-        metrics = multilabel_scores(np.zeros(targets.shape, np.float32), targets, from_logits=True, tuned_thresholds="tune")
-        if metrics.get(name, 0) is not None:
-            break
+    count = np.bincount(labels.values, minlength=num_labels)
+    targets = np.stack([count > 0, count == len(labels)])  # these two rows define what all rows do
+    metrics = multilabel_scores(np.zeros(targets.shape), targets, from_logits=True, tuned_thresholds="tune")
     check_metric(name, metrics)
     if metrics[name] is None:
         raise InputError(
             f"--metric_for_best_model {name} is undefined on these validation rows (every label has one class "
             "only); choose another, such as f1_micro or loss"
         )
-
-
-def balanced_pos_weight(positive: np.ndarray, rows: int, cap: float) -> np.ndarray:
-    """(labels,) negatives / positives of each label in training, at least 1 and at most `cap`; 1 for a label without rows.
-
-    `positive`: (labels,) how many of the `rows` have each label.
-    """
-    ratio = np.divide(rows - positive, positive, out=np.ones(len(positive)), where=positive > 0)
-    return np.clip(ratio, 1.0, cap)
 
 
 def prior_bias(positive: np.ndarray, rows: int, pos_weight: np.ndarray | None, smoothing: float) -> np.ndarray:
@@ -216,15 +202,9 @@ def prior_bias(positive: np.ndarray, rows: int, pos_weight: np.ndarray | None, s
     return np.log(weight * (targets + 0.5) / (rows - targets + 0.5))
 
 
-def weights_note(weights: np.ndarray | None) -> list[str]:
-    """What --pos_weight came to, for the console."""
-    if weights is None:
-        return []
-    return [f"positive targets weigh from {weights.min():.2f} to {weights.max():.2f} (--pos_weight; all in run.json)"]
-
-
 def positive_weights(arguments: Any, positive: np.ndarray, rows: int, labels: list[str]) -> np.ndarray | None:
-    """--pos_weight as numbers, (labels,): None for "none", computed for "balanced", read from a json object otherwise.
+    """--pos_weight as numbers, (labels,): None for "none"; for "balanced" negatives / positives in training, at least 1 and at
+    most --pos_weight_cap, and 1 for a label without rows; read from a json object otherwise.
 
     `positive`: (labels,) how many of the training `rows` have each label.
 
@@ -234,7 +214,8 @@ def positive_weights(arguments: Any, positive: np.ndarray, rows: int, labels: li
     if choice == "none":
         return None
     if choice == "balanced":
-        return balanced_pos_weight(positive, rows, arguments.pos_weight_cap)
+        ratio = np.divide(rows - positive, positive, out=np.ones(len(positive)), where=positive > 0)
+        return np.clip(ratio, 1.0, arguments.pos_weight_cap)
     try:
         given = read_object(choice)
     except InputError as error:

@@ -117,10 +117,7 @@ class TextTask(Task):
         enable_device_kernels(torch.device("cpu" if launch.use_cpu else "cuda"), kernels=arguments.kernels)
         encoded = self.encode_targets(tables, targets, notes)
         tokenizer = tokenizer_fingerprint(self.tokenizer)
-        contents: dict[str, str] = {}
         self.splits = {name: self._split(name, table, encoded.get(name), tokenizer, notes) for name, table in tables.items()}
-        for name, split in self.splits.items():
-            contents[name] = _content(split)[:16]
         if modes.train:
             tokens = int(self.splits["train"].tokens.lengths.sum())
             notes.insert(0, f"{len(self.splits['train'])} training rows, {tokens} tokens")
@@ -128,7 +125,7 @@ class TextTask(Task):
         notes += [PADDING_FREE_NOTE] if self.padding_free else []
         if arguments.test_file is not None and not modes.predict:
             notes.append(f"--test_file {arguments.test_file} is not read: --do_predict is not given")
-        return Data(self.splits, self._fingerprint(tokenizer, contents), notes, self.padding_free)
+        return Data(self.splits, self._fingerprint(tokenizer), notes, self.padding_free)
 
     def _read(self, modes: Modes, notes: list[str]) -> tuple[dict[str, Table], dict[str, Any]]:
         arguments = self.arguments
@@ -141,11 +138,8 @@ class TextTask(Task):
             tables["train"] = drop_blank(tables["train"], arguments.text_column, notes)
         targets = {name: self.read_targets(table, name, notes) for name, table in tables.items()}
         if modes.train and modes.evaluate and "validation" not in tables:
-            rows = dict(
-                zip(
-                    ("train", "validation"), split_off(tables["train"], arguments.validation_split, arguments.seed), strict=True
-                )
-            )
+            parts = split_off(tables["train"], arguments.validation_split, arguments.seed)
+            rows = dict(zip(("train", "validation"), parts, strict=True))
             table, target = tables["train"], targets["train"]
             tables |= {name: take(table, part) for name, part in rows.items()}
             targets |= {name: target.take(part) for name, part in rows.items()}
@@ -158,7 +152,7 @@ class TextTask(Task):
         """Tokenizes a file's texts and notes what was cut. `tokenizer`: its fingerprint."""
         arguments = self.arguments
         if name == "test":
-            check_ids(table, arguments.id_column, notes)
+            check_ids(table, arguments.id_column)
         texts = table.columns[arguments.text_column]
         encode, settings = TextEncoder(self.tokenizer, self.max_length), f"{tokenizer} {self.max_length}"
         encoded = encode_cached(texts, encode, settings, arguments.preprocessing_num_workers)
@@ -197,7 +191,7 @@ class TextTask(Task):
         labels = None if targets is None else self.target_tensor(targets, rows)
         return Batch(torch.as_tensor(rows, dtype=torch.int64), inputs, labels, lengths_of(ids, side))
 
-    def _fingerprint(self, tokenizer: str, contents: dict[str, str]) -> dict[str, Any]:
+    def _fingerprint(self, tokenizer: str) -> dict[str, Any]:
         """What must be equal on every machine, and for a checkpoint to be this run's."""
         trained = {name: split for name, split in self.splits.items() if name != "test"}
         configuration, weights = self.arguments.config_name, self.arguments.model_name_or_path
@@ -208,7 +202,7 @@ class TextTask(Task):
             "tokenizer": tokenizer[:16],
             "max_length": self.max_length,
             **{f"{name}_rows": len(split) for name, split in trained.items()},
-            **{f"{name}_content": contents[name] for name in trained},
+            **{f"{name}_content": _content(split)[:16] for name, split in trained.items()},
         }
 
     def task_fingerprint(self) -> dict[str, Any]:

@@ -14,9 +14,9 @@ from transformers import AutoTokenizer
 from finetune.errors import InputError
 from finetune.reading.cache import kept
 from finetune.reading.fingerprint import fingerprint
-from finetune.reading.model_folders import explain_failed_load
 from finetune.reading.ragged import RaggedChunks
 from finetune.reading.stored_rows import Column
+from models.pretrained import explain_failed_load
 from text.chinese_words import backend_json, jieba_tokenizer
 from text.vocabulary import train_tokenizer
 

@@ -52,8 +52,8 @@ def learn_vocabulary(texts: Collection[str], words: Collection[str], vocab_size:
     alphabet = [*SPECIAL_TOKENS, *characters, *continuations]
     if vocab_size < len(alphabet):
         raise InputError(
-            f"--vocab_size {vocab_size} is too small: {len(characters)} different characters, {len(continuations)} of them "
-            f"also inside words, and {len(SPECIAL_TOKENS)} special tokens need {len(alphabet)} entries before any word is learnt"
+            f"--vocab_size {vocab_size} is too small: {len(characters)} characters, {len(continuations)} of them also inside "
+            f"words, and {len(SPECIAL_TOKENS)} special tokens need {len(alphabet)} entries before any word is learnt"
         )
     tokenizer = _bert_like(models.WordPiece(unk_token="[UNK]"), lowercase)
     if len(short) < len(words):  # takes half as long again

@@ -94,8 +94,6 @@ ROWS = [
           **train("text,TARGET\nred apple,red\n  ,green\ngreen fruit,fruit|green\n\u200b,red\ngreen,green\n")),
     works("blank texts to predict", r"test\.csv: 2 row\(s\) have no text; they are kept", arguments=PREDICT,
           files={"test.csv": 'text\nred\n" "\n""\n'}),
-    works("ids that stand twice", r"test\.csv: 1 row\(s\) repeat the id of an earlier row", arguments=PREDICT,
-          files={"test.csv": "id,text\n7,red\n7,green\n"}),
     works("test file that is not read", r"--test_file nothing\.csv is not read", arguments={"test_file": "nothing.csv"}),
     works("text of a megabyte", r"train\.csv: 1 of 4 texts \(25\.0%\) are cut to 32 tokens", tasks=CLASSIFY,
           **train(GOOD.replace("red apple pie", "red apple pie " * 75_000))),

@@ -7,7 +7,7 @@ import torch
 from transformers import BigBirdConfig, BigBirdModel
 
 import finetune.kernels.bigbird.layers
-from finetune.kernels.bigbird.flex_check import works
+from finetune.kernels.bigbird.flex import works
 from finetune.kernels.bigbird.layers import use_bigbird_attention
 from finetune.kernels.row_lengths import row_lengths
 

@@ -102,8 +102,8 @@ def test_metrics_that_cannot_be_loaded_are_told_together(folder):
     with pytest.raises(InputError) as error:
         load_metrics(names)
     problems = dict(problem.removeprefix("--metrics ").split(": ", 1) for problem in error.value.problems)
-    assert problems[names[0]].startswith(f"there is no {folder}/nowhere/nowhere.py")
-    assert "check the name and the network, or give a folder that holds no_such_metric.py" in problems["no_such_metric"]
+    assert "or a folder that holds nowhere.py" in problems[names[0]]
+    assert "or a folder that holds no_such_metric.py" in problems["no_such_metric"]
     assert "no_such_package_of_anybody" in problems[names[2]]
     assert "cannot be loaded as an evaluate.Metric" in problems[names[3]]
     assert problems["a:b:c"].startswith("expected NAME_OR_FOLDER[:CONFIG]")

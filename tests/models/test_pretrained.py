@@ -11,7 +11,7 @@ from models.pretrained import (
     check_vocabulary,
     check_weights,
     choose_max_length,
-    length_limit,
+    explain_failed_load,
     load_config,
     load_model,
     load_model_and_new_names,
@@ -73,43 +73,6 @@ def test_another_head_is_new_and_the_body_is_not(arguments, folder):
     torch.testing.assert_close(model.bert.state_dict(), load(arguments, folder).bert.state_dict(), rtol=0, atol=0)
 
 
-def test_nothing_named(arguments):
-    with pytest.raises(InputError, match="no model: give --model_name_or_path"):
-        load_config(arguments())
-    with pytest.raises(InputError, match="no weights: give --model_name_or_path"):
-        check_weights(arguments(config_name="a"))
-    assert check_weights(arguments(config_name="a", from_scratch=True)) is None
-
-
-def test_configurations_that_cannot_be_had(arguments, folder, tmp_path):
-    with pytest.raises(InputError, match=r"configuration .*/none: this folder does not exist"):
-        load_config(arguments(model_name_or_path=str(tmp_path / "none")))
-    with pytest.raises(InputError, match="configuration no-such-model: is no folder here, and could not be had from the hub"):
-        load_config(arguments(model_name_or_path="no-such-model"))
-    (folder / "config.json").write_text("{")
-    with pytest.raises(InputError, match=rf"{folder}/config\.json: is no model's configuration"):
-        load_config(arguments(model_name_or_path=str(folder)))
-
-
-def cut(path):
-    path.write_bytes(path.read_bytes()[:-10])
-
-
-@pytest.mark.parametrize(
-    ("harm", "message"),
-    [
-        (lambda folder: (folder / "model.safetensors").unlink(), r"the folder holds no weights, such as model\.safetensors"),
-        (lambda folder: cut(folder / "model.safetensors"), r"model\.safetensors: is no whole safetensors file"),
-        (lambda folder: (folder / "model.safetensors").write_bytes(b""), r"model\.safetensors: is no whole safetensors file"),
-    ],
-)
-def test_weights_that_are_not_there(arguments, folder, harm, message):
-    harm(folder)
-    for look in (check_weights, lambda asked: load_model(AutoModelForSequenceClassification, asked, load_config(asked))):
-        with pytest.raises(InputError, match=message):
-            look(arguments(model_name_or_path=str(folder)))
-
-
 def test_weights_in_several_files(arguments, folder):
     model, asked = load(arguments, folder), arguments(model_name_or_path=str(folder))
     (folder / "model.safetensors").unlink()
@@ -129,15 +92,18 @@ def tokenizer(limit=10**30, **more):
     return SimpleNamespace(model_max_length=limit, **more)
 
 
-def test_length_limits():
-    bert = BertConfig(max_position_embeddings=512)
-    assert length_limit(bert, tokenizer()) == 512
-    assert length_limit(bert, tokenizer(256)) == 256
-    assert length_limit(RobertaConfig(max_position_embeddings=514, pad_token_id=1), tokenizer(512)) == 512
-    assert length_limit(RobertaConfig(max_position_embeddings=514, pad_token_id=1), tokenizer()) == 512
-    bert.max_position_embeddings = -1  # relative positions
-    assert length_limit(bert, tokenizer()) is None
-    assert length_limit(bert, tokenizer(0)) is None
+@pytest.mark.parametrize(
+    ("config", "limit", "chosen"),
+    [
+        (BertConfig(max_position_embeddings=512), 10**30, 512),
+        (BertConfig(max_position_embeddings=512), 256, 256),
+        (RobertaConfig(max_position_embeddings=514, pad_token_id=1), 10**30, 512),
+        (BertConfig(max_position_embeddings=-1), 10**30, 9999),
+        (BertConfig(max_position_embeddings=-1), 0, 9999),
+    ],
+)
+def test_the_limit_of_a_model_and_its_tokenizer(config, limit, chosen):
+    assert choose_max_length(None, config, tokenizer(limit), default=9999) == chosen
 
 
 @pytest.mark.parametrize(("asked", "limit", "chosen"), [(None, 4096, 512), (None, 128, 128), (100, 128, 100), (128, 128, 128)])
@@ -177,3 +143,18 @@ def test_a_models_content_is_not_its_spelling(folder, tmp_path, monkeypatch):
     assert model_content("moved/config.json", None) == {"config.json": known["config.json"]}
     assert model_content("google/bert", "google/bert") == {"config.json": "google/bert", "weights": "google/bert"}
     assert model_content(None, None) == {}
+
+
+def test_the_message_of_transformers_is_cut_to_one_line(tmp_path):
+    message = explain_failed_load("model", "name", OSError("first " + "x" * 300 + "\nsecond"))
+    assert "OSError: first xxx" in message
+    assert "second" not in message
+    assert len(message) < 400
+    assert "nothing" in explain_failed_load("model", str(tmp_path), ValueError(""))
+
+
+def test_a_name_that_is_no_folder(tmp_path):
+    (tmp_path / "model").mkdir()
+    message = explain_failed_load("model", str(tmp_path / "modle"), OSError("no"))
+    assert "this folder does not exist" in message
+    assert f"did you mean {str(tmp_path / 'model')!r}?" in message

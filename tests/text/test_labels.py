@@ -60,30 +60,6 @@ def test_repeated_labels_count_once_and_are_noted():
     assert notes == ["train.jsonl: 1 row(s) name a label twice; it counts once"]
 
 
-@pytest.mark.parametrize(
-    ("cell", "message"),
-    [
-        ("a||b", "labels 'a||b' has an empty label between separators '|'"),
-        (["a", " "], "labels holds an empty label"),
-        (["a", 1], "labels ['a', 1] mixes types"),
-        ([True], "labels [True] mixes types"),
-        ([1.0], "labels [1.0] mixes types"),
-        (None, "labels is missing, expected a list or a text (empty"),
-        (True, "labels is True (bool)"),
-        (1.5, "labels is 1.5 (float)"),
-        ({"a": 1}, "labels is {'a': 1} (dict)"),
-    ],
-)
-def test_cells_that_are_no_labels(cell, message):
-    (problem,) = problems(["a", cell])
-    assert problem.startswith(f"train.jsonl:2: {message}")
-
-
-def test_one_form_in_the_whole_file():
-    (problem,) = problems([[1, 2], "", ["1"], "a"])
-    assert problem.startswith("train.jsonl:3: labels is a list of texts, but a list of numbers at train.jsonl:1")
-
-
 def test_the_first_problems_and_the_count_of_the_rest():
     found = problems([None] * 30)
     assert len(found) == SHOWN + 1
@@ -158,23 +134,6 @@ def test_label_file(tmp_path):
     path = tmp_path / "labels.txt"
     path.write_bytes("\ufeffb\r\n\n 标签 \na\n".encode())
     assert read_label_file(str(path)) == ["b", "标签", "a"]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"a\nb\na\n", "'a' stands twice"),
-        (b"\n \n", "holds no label"),
-        (b"\xff", "not UTF-8 at byte 0"),
-        (None, "cannot be read"),
-    ],
-)
-def test_label_file_that_is_no_list(tmp_path, content, message):
-    path = tmp_path / "labels.txt"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(InputError, match=rf"labels\.txt: {message}"):
-        read_label_file(str(path))
 
 
 def test_what_a_reader_of_the_figures_should_know_of_the_labels():

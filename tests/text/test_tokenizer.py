@@ -22,20 +22,6 @@ def test_the_models_own_or_another(arguments, bert_folder, tokenizer):
         assert load_tokenizer(arguments(**given), [], []).get_vocab() == tokenizer.get_vocab()
 
 
-def test_nothing_named(arguments):
-    with pytest.raises(InputError, match="no tokenizer: give --model_name_or_path"):
-        load_tokenizer(arguments(), [], [])
-
-
-def test_tokenizers_that_cannot_be_had(arguments, bert_folder, tmp_path):
-    with pytest.raises(InputError, match=r"tokenizer .*/none: this folder does not exist"):
-        load_tokenizer(arguments(tokenizer_name=str(tmp_path / "none")), [], [])
-    folder = shutil.copytree(bert_folder, tmp_path / "bert")
-    (folder / "tokenizer.json").unlink()
-    with pytest.raises(InputError, match=rf"tokenizer {folder}: "):
-        load_tokenizer(arguments(tokenizer_name=str(folder)), [], [])
-
-
 def test_a_tokenizer_without_padding(arguments, bert_folder, tmp_path):
     folder = shutil.copytree(bert_folder, tmp_path / "bert")
     path = folder / "tokenizer_config.json"

@@ -2,14 +2,10 @@
 
 With --kernels reference none of our kernels computes, whatever --attention says:
 
-- BigBird is transformers' own. It plans its random blocks in every layer of every training step; the blocks of a document
-  depend on how far its batch is padded; and one batch of at most (5 + 2 r) blocks (704 tokens with blocks of 64 and r = 3)
-  turns the model to full attention for the rest of the run (transformers issue 20031).
+- BigBird is transformers' own: the blocks of a document depend on how far its batch is padded, and one batch of at most 5 + 2 r
+  blocks turns the model to full attention for the rest of the run (transformers issue 20031).
 - Dropout masks on a CPU are torch's: another sample for the same seed.
-- Batches are padded (--padding_free auto; `on` is refused by `padding_free.support.check_padding_free`).
-- Gradients of embeddings are new tensors in each pass (`embeddings.keeps_gradients`), and masks on a GPU are made with a
-  question to it.
-- Nothing uses `threads` and `scratch`, which only the kernels above do.
+- Batches are padded, gradients of embeddings are new tensors, masks on a GPU are made with a question to it.
 """
 
 from __future__ import annotations

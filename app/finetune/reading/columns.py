@@ -136,19 +136,17 @@ def ids_of(table: Table, column: str) -> Sequence[Any]:
     return table.columns.get(column, range(len(table)))
 
 
-def check_ids(table: Table, column: str, notes: list[str]) -> None:
-    """Notes ids that stand twice. Raises `InputError` for those that predictions, which are JSON, cannot hold: better known
-    now than when everything is predicted."""
-    written, wrong = [], []
+def check_ids(table: Table, column: str) -> None:
+    """Raises `InputError` for ids that predictions, which are JSON, cannot hold: better known now than when everything is
+    predicted."""
+    wrong = []
     for row, value in enumerate(table.columns.get(column, [])):
         try:
-            written.append(json.dumps(value, allow_nan=False))
+            json.dumps(value, allow_nan=False)
         except (TypeError, ValueError):
             wrong.append(f"{table.where(row)}: {column} is {described(value)}, expected a text or a number")
     if wrong:
         raise InputError(*wrong[:SHOWN], *more(len(wrong)))
-    if repeated := len(written) - len(set(written)):
-        notes.append(f"{table.path}: {repeated} row(s) repeat the {column} of an earlier row; predictions keep them all")
 
 
 def note_repeated_texts(texts: dict[str, Column], notes: list[str]) -> None:

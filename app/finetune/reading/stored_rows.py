@@ -67,9 +67,6 @@ class Column(Sequence[Any]):
 
     __hash__ = None
 
-    def __repr__(self) -> str:
-        return f"Column({list(self[:3])}{' ...' if len(self) > 3 else ''}, {len(self)} cells)"
-
     def take(self, rows: np.ndarray) -> Column:
         """The cells of these rows, in their order."""
         rows = np.asarray(rows, dtype=np.int64)
@@ -88,9 +85,7 @@ class Column(Sequence[Any]):
     @cached_property
     def is_text(self) -> bool:
         """Whether every cell is a text."""
-        if all(map(_is_text, self._stored.to_batches())):
-            return True
-        return self._rows is not None and all(map(_is_text, self._batches()))
+        return all(map(_is_text, self._batches()))
 
     def matches(self, pattern: str) -> np.ndarray:
         """(rows,) bool: which of the cells, which are texts, match a pattern in RE2's syntax."""
@@ -188,11 +183,8 @@ def _cells(batch: pa.RecordBatch) -> list[Any]:
 
 def _is_text(batch: pa.RecordBatch) -> bool:
     cells = batch.column(0)
-    return _is_string(cells.type) and not cells.null_count and not (batch.num_columns == 2 and batch.column(1).true_count)
-
-
-def _is_string(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    is_string = pa.types.is_string(cells.type) or pa.types.is_large_string(cells.type)
+    return is_string and not cells.null_count and not (batch.num_columns == 2 and batch.column(1).true_count)
 
 
 def _bytes(texts: pa.Array) -> list[bytes]:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from finetune.reading.stored_rows import Column, open_dataset
 Encode = Callable[[list[str]], dict[str, list]]
 FORM = "3"  # of the stored tokens; another one tokenizes again
 PARALLELISM = "TOKENIZERS_PARALLELISM"  # whether the tokenizers library uses threads
+datasets.disable_progress_bars()  # they appear at once and in log files
 TOKENS = Features({"input_ids": List(Value("int32")), "cut": Value("bool")})
 
 
@@ -35,13 +35,12 @@ def encode_cached(texts: Column, encode: Encode, settings: str, num_proc: int | 
 
     `encode` turns a list of texts into columns: "input_ids" (a list of ids per text) and "cut" (whether it lost its end).
     `settings` names everything that its result depends on. Returns {"input_ids": RaggedChunks, mapped from the disk; "cut":
-    (rows,) bool; "content": the fingerprint of the texts}. Raises `InputError` if a tokenizing process is killed.
+    (rows,) bool}. Raises `InputError` if a tokenizing process is killed.
     """
-    content = texts.fingerprint
-    key = fingerprint([FORM, settings, content])[:40]
+    key = fingerprint([FORM, settings, texts.fingerprint])[:40]
     folder = kept("tokens", key, lambda place: _tokenize(texts, encode, place, num_proc))
     found = open_dataset(folder).data
-    return {"input_ids": RaggedChunks(found.column("input_ids")), "cut": found.column("cut").to_numpy(), "content": content}
+    return {"input_ids": RaggedChunks(found.column("input_ids")), "cut": found.column("cut").to_numpy()}
 
 
 def _tokenize(texts: Column, encode: Encode, folder: Path, num_proc: int | None) -> None:
@@ -49,8 +48,9 @@ def _tokenize(texts: Column, encode: Encode, folder: Path, num_proc: int | None)
     global _encode, _bar
     data = texts.dataset()
     processes = min(num_proc or 1, len(data))
+    environment, parallelism = os.environ, os.environ.get(PARALLELISM)
     # A million lists, none of them in a cycle: collections took a fifth of the time of short texts.
-    with paused(), _settings_of_map(), progress("tokenizing", "texts", len(data) // processes) as _bar:
+    with paused(), progress("tokenizing", "texts", len(data) // processes) as _bar:
         _encode = encode
         try:
             data.map(
@@ -72,23 +72,11 @@ def _tokenize(texts: Column, encode: Encode, folder: Path, num_proc: int | None)
             ) from None
         finally:
             _encode = _bar = None
-
-
-@contextmanager
-def _settings_of_map() -> Iterator[None]:
-    """No bars of `datasets`, which appear at once and in log files; and afterwards the environment as it was: for several
-    processes, `map` sets a variable and leaves a copy in the place of os.environ."""
-    environment, parallelism, bars = os.environ, os.environ.get(PARALLELISM), not datasets.are_progress_bars_disabled()
-    datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        os.environ = environment  # noqa: B003
-        os.environ.pop(PARALLELISM, None)
-        if parallelism is not None:
-            os.environ[PARALLELISM] = parallelism
-        if bars:
-            datasets.enable_progress_bars()
+            # For several processes, `map` sets the variable and leaves a copy in the place of os.environ.
+            os.environ = environment  # noqa: B003
+            os.environ.pop(PARALLELISM, None)
+            if parallelism is not None:
+                os.environ[PARALLELISM] = parallelism
 
 
 # Module variables, since forked processes inherit them, while arguments would be pickled: some tokenizers cannot be.

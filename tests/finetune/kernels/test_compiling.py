@@ -119,16 +119,6 @@ def test_gradients_are_exchanged_while_lower_layers_are_computed(monkeypatch):
     assert {id(parameter) for layer in layers[1:] for parameter in layer.parameters()} <= early
 
 
-@pytest.mark.slow
-def test_equal_layers_share_what_is_compiled(counter):
-    model = build("padded")
-    compile_layers(model)
-    batch = passes("padded")[0]
-    CLASSIFY.loss_sum(model, batch)
-    # The first layer's input bears a gradient of its own or not; the others' are alike.
-    assert 0 < counter.frame_count <= 2 < 1 + model.config.num_hidden_layers + 1
-
-
 def test_a_model_without_layers_is_compiled_as_a_whole(counter):
     model = torch.nn.Linear(3, 2)
     expected = model(torch.ones(4, 3))

@@ -68,13 +68,6 @@ def test_one_pass_gives_torchs_bits():
     assert torch.equal(*weights)
 
 
-def test_padding_has_no_gradient():
-    model = nn.Sequential(nn.Embedding(20, 2, padding_idx=3))
-    keep_gradients(model)
-    model(torch.tensor([1, 3, 3])).sum().backward()
-    assert model[0].weight.grad.nonzero()[:, 0].unique().tolist() == [1]
-
-
 def test_rows_of_an_earlier_step_are_gone_also_after_a_scaling():
     model = nn.Sequential(nn.Embedding(20, 2))
     keep_gradients(model)

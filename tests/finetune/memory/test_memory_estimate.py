@@ -1,15 +1,13 @@
 """The estimate against the allocator, against launches that were measured, and against published formulas."""
 
 import json
-import threading
 
 import pytest
 import torch
 from memory_models import ALONE, CLASSIFY, bert, taken, texts
 from text_tasks import classification
 
-import finetune.kernels.dropout.function
-import finetune.kernels.scratch
+import finetune.kernels.dropout.attention
 from finetune.kernels import embeddings
 from finetune.memory.dry_run import DryRun, dry_run
 from finetune.memory.estimate import GIB, OUTSIDE_TENSORS, estimate, memory_lines, needed
@@ -25,7 +23,7 @@ from finetune.training.step import train_step
 def test_a_training_step_takes_what_was_estimated(arguments, start_run, accumulation, large, monkeypatch):
     monkeypatch.setattr(embeddings, "LARGE", large)
     # What threads keep is as small beside this small model as it is beside one of the usual size.
-    monkeypatch.setattr(finetune.kernels.dropout.function, "WEIGHTS_AT_ONCE", 500)
+    monkeypatch.setattr(finetune.kernels.dropout.attention, "WEIGHTS_AT_ONCE", 500)
     model, batch = bert(), texts(4, 32)
     shape = BatchShape(4 * accumulation, 1, 4, accumulation)
     run = start_run(shape)
@@ -39,7 +37,6 @@ def test_a_training_step_takes_what_was_estimated(arguments, start_run, accumula
         train_step(run, model, optimizer, CLASSIFY, [batch] * accumulation, 1.0)
 
     step()
-    monkeypatch.setattr(finetune.kernels.scratch, "_kept", threading.local())
     moments = sum(x.numel() * x.element_size() for s in optimizer.optimizer.state.values() for x in s.values())
     assert expected.weights == weights
     assert expected.optimizer == pytest.approx(moments, rel=0.01)

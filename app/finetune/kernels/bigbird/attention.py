@@ -20,12 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from finetune.kernels.bigbird.dense import dense, dense_backward
-from finetune.kernels.bigbird.portions import Portion, portions_of
-from finetune.kernels.bigbird.rows import Rows
-from finetune.kernels.bigbird.scores import Backward, ends_of
-from finetune.kernels.bigbird.sparse import sparse, sparse_backward
-from finetune.kernels.scratch import scratch
+from finetune.kernels.bigbird.blocks import Backward, dense, dense_backward, ends_of, sparse, sparse_backward
+from finetune.kernels.bigbird.rows import Portion, Rows, portions_of
 from finetune.kernels.threads import in_threads
 
 
@@ -70,9 +66,9 @@ def _in_portions(work: Callable, portions: Iterable[Portion], *tensors: Tensor) 
 
 def _attention(portion: Portion, query: Tensor, key: Tensor, value: Tensor, context: Tensor) -> None:
     """Fills the portion's part of `context`. All tensors (batch, width, heads, size)."""
-    q, k, v = (portion.take(x, name) for x, name in ((query, "q"), (key, "k"), (value, "v")))
+    q, k, v = map(portion.take, (query, key, value))
     q *= q.shape[-1] ** -0.5
-    out = scratch("out", q.shape, q.dtype, q)
+    out = torch.empty_like(q)
     if portion.short:
         dense(q, k, v, portion.bias, out)
     else:
@@ -88,15 +84,14 @@ def _attention_backward(
     portion: Portion, query: Tensor, key: Tensor, value: Tensor, context: Tensor, gradient: Tensor, *gradients: Tensor
 ) -> None:  # fmt: skip
     """Fills the portion's part of the three `gradients`, of query, key and value. All tensors as `_attention`'s."""
-    named = {"q": query, "k": key, "v": value, "out": context, "d_out": gradient}
-    q, k, v, out, d_out = (portion.take(x, name) for name, x in named.items())
+    q, k, v, out, d_out = map(portion.take, (query, key, value, context, gradient))
     scale = q.shape[-1] ** -0.5
     q *= scale
     d_out *= portion.real
     # sum_j P_ij dP_ij is sum_d O_id dO_id.
     delta = out.mul_(d_out).sum(dim=-1, keepdim=True, dtype=torch.float32)
-    d_q = scratch("d_q", q.shape, q.dtype, q)
-    d_k, d_v = (scratch(name, k.shape, torch.float32, k).zero_() for name in ("d_k", "d_v"))
+    d_q = torch.empty_like(q)
+    d_k, d_v = (torch.zeros_like(k, dtype=torch.float32) for _ in range(2))
     x = Backward(q, k, v, d_out, delta, d_q, d_k, d_v)
     if portion.short:
         dense_backward(x, portion.bias)

@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from finetune.kernels.bigbird.blocks import SCORES_PER_THREAD
 from finetune.kernels.bigbird.plan import Shape, shortest_sparse
-from finetune.kernels.bigbird.portions import portion_size
-from finetune.kernels.bigbird.scores import SCORES_PER_THREAD
-from finetune.kernels.scratch import scratch
+from finetune.kernels.bigbird.rows import portion_size
 
 
 class BlockSparseDryRun(torch.autograd.Function):
@@ -22,20 +21,14 @@ class BlockSparseDryRun(torch.autograd.Function):
         context = torch.empty_like(query)
         ctx.save_for_backward(query, key, value, context)
         ctx.sizes = _sizes(query, shape)
-        _take(query, ctx.sizes, ("q", "k", "v", "out"), ())
-        copies = query.new_empty(ctx.sizes.copies)
-        del copies
+        _take(query, ctx.sizes, 4, 0)
         return context
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple:
         saved = ctx.saved_tensors  # under checkpointing they may be asked for once only
-        query = saved[0]
         gradients = [torch.empty_like(x) for x in saved[:3]]
-        _take(query, ctx.sizes, ("q", "k", "v", "out", "d_out", "d_q"), ("d_k", "d_v"))
-        casts = query.new_empty(0 if query.dtype == torch.float32 else ctx.sizes.scores, dtype=torch.float32)
-        copies = query.new_empty(2 * ctx.sizes.copies)
-        del casts, copies
+        _take(saved[0], ctx.sizes, 6, 2)
         return (*gradients, None)
 
 
@@ -60,8 +53,10 @@ def _sizes(query: Tensor, shape: Shape) -> _Sizes:
     return _Sizes(at_once * width * size, scores, queries * (number if in_place else number + 3 + 1))
 
 
-def _take(query: Any, sizes: _Sizes, portions: tuple[str, ...], sums: tuple[str, ...]) -> None:
-    wanted = dict.fromkeys(portions, (sizes.portion, query.dtype)) | dict.fromkeys(sums, (sizes.portion, torch.float32))
-    wanted |= {"scores": (sizes.scores, query.dtype), "weights": (sizes.scores, torch.float32)}
-    for name, (size, dtype) in wanted.items():
-        scratch(name, (size,), dtype, query)
+def _take(query: Tensor, sizes: _Sizes, portions: int, sums: int) -> None:
+    """Takes and gives back what a pass holds at its worst moment: so many copies of a portion and sums over one in fp32, scores
+    and weights."""
+    casts = 0 if query.dtype == torch.float32 or not sums else sizes.scores
+    held = [query.new_empty(portions * sizes.portion + sizes.scores + (2 if sums else 1) * sizes.copies)]
+    held.append(query.new_empty(sums * sizes.portion + sizes.scores + casts, dtype=torch.float32))
+    del held

@@ -18,8 +18,7 @@ from transformers.models.bigbird_pegasus.modeling_bigbird_pegasus import (
 
 from finetune.kernels.bigbird.attention import BlockSparse
 from finetune.kernels.bigbird.dry_run import BlockSparseDryRun
-from finetune.kernels.bigbird.flex import TILE, Plans, attend
-from finetune.kernels.bigbird.flex_check import works
+from finetune.kernels.bigbird.flex import TILE, Plans, attend, works
 from finetune.kernels.bigbird.plan import Shape
 from finetune.kernels.bigbird.rows import Rows, draw_blocks, read_rows
 from finetune.kernels.row_lengths import current_row_lengths

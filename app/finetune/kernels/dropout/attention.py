@@ -1,7 +1,17 @@
-"""The switch: every `nn.Dropout` of a model, and every model whose attention is transformers' `sdpa`."""
+"""Attention with dropout on a CPU, in pieces: some rows, some heads of one row, or some queries of one head; and the package's
+switch.
+
+The backward pass computes attention weights again instead of keeping them (as in FlashAttention, arXiv 2205.14135, algorithm
+4); of the mask, which takes long to draw, a byte per weight is kept. Softmax's division, dropout's scale and that of the scores
+are done on tensors (tokens, size), which are smaller. Powers are of 2, because MKL's exp (torch 2.13) is 5 to 20 times slower
+where a result is too small for fp32, and an attention mask is there to make it so.
+"""
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,10 +21,13 @@ from torch.nn import functional
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from finetune.kernels.dropout.function import DropoutAttention
-from finetune.kernels.dropout.module import Dropout, is_active
+from finetune.kernels.dropout.module import Dropout, DropoutMask, is_active
 
 IGNORED_OPTIONS = {"output_attentions", "use_cache"}  # they change nothing here
+WEIGHTS_AT_ONCE = 2**21
+LOG2E = math.log2(math.e)
+
+Place = tuple[slice, ...]  # rows and heads, or rows, heads and queries
 
 
 def use_cpu_dropout(model: nn.Module) -> None:
@@ -76,3 +89,94 @@ def _compact(mask: Tensor) -> Tensor:
     if mask.dtype == torch.bool and (isinstance(mask, FakeTensor) or torch.equal(mask, mask[:, :, :1].expand_as(mask))):
         return mask[:, :, :1]
     return mask
+
+
+class DropoutAttention(torch.autograd.Function):
+    """Query (rows, heads, queries, size), key, value (rows, heads, keys, size) -> as query.
+
+    `mask`: None or (rows, heads, queries, keys) with sizes of 1 allowed, bool or what is added to the scores. Half precision is
+    computed in single. A query that sees no key gets 0, as from torch's own.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, p: float, scale: float
+    ) -> Tensor:  # fmt: skip
+        rows, heads, queries, _ = query.shape
+        dtype = torch.promote_types(query.dtype, torch.float32)
+        limits, dropout = torch.finfo(dtype), DropoutMask.draw(p)
+        # As transformers wants it once heads and tokens change places.
+        context = query.new_empty(rows, queries, heads, value.shape[-1]).transpose(1, 2)
+        highest, total = (query.new_empty(rows, heads, queries, 1, dtype=dtype) for _ in range(2))
+        kept = query.new_empty(rows, heads, queries, key.shape[2], dtype=torch.uint8)
+        dropout.fill(kept)
+        for pairs, chunks in _pieces(kept.shape):
+            k, v = _take(key, pairs, dtype), _take(value, pairs, dtype)
+            for chunk in chunks:
+                place = (*pairs, chunk)
+                scores = _scores(_take(query, place, dtype).mul_(scale * LOG2E), k, mask, place)
+                top = scores.amax(dim=-1, keepdim=True).clamp_(min=limits.min)
+                weights = scores.sub_(top).exp2_()
+                sums = weights.sum(dim=-1, keepdim=True).clamp_(min=limits.tiny)
+                out = torch.bmm(weights.mul_(_take(kept, place, dtype)), v).mul_(dropout.scale / sums)
+                for part, whole in ((top, highest), (sums, total), (out, context)):
+                    _put(part, whole, place)
+        ctx.save_for_backward(query, key, value, mask, highest, total, kept, context)
+        ctx.scale, ctx.dropout_scale = scale, dropout.scale
+        return context
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple:
+        query, key, value, mask, highest, total, kept, context = ctx.saved_tensors
+        d_query, d_key, d_value = (torch.empty_like(x) for x in (query, key, value))
+        dtype, scale = highest.dtype, ctx.scale
+        for pairs, chunks in _pieces(kept.shape):
+            k, v = _take(key, pairs, dtype), _take(value, pairs, dtype)
+            d_k, d_v = torch.empty_like(k), torch.empty_like(v)
+            for chunk in chunks:
+                place, beta = (*pairs, chunk), int(chunk.start > 0)  # the first chunk overwrites, others add
+                q, top, sums, out, d_out = (_take(x, place, dtype) for x in (query, highest, total, context, gradient))
+                weights = _scores(q.mul_(scale * LOG2E), k, mask, place).sub_(top).exp2_()
+                factors = _take(kept, place, dtype)
+                # What the softmax's gradient needs of each query, sum_j P_ij dP_ij, is sum_d O_id dO_id, dropout or not.
+                delta = out.mul_(d_out).sum(dim=-1, keepdim=True)
+                d_weights = torch.bmm(d_out.mul_(ctx.dropout_scale), v.mT)
+                d_scores = torch.addcmul(delta.neg_(), d_weights, factors, out=d_weights).mul_(weights)
+                _put(torch.bmm(d_scores, k).mul_(scale / sums), d_query, place)
+                d_k.baddbmm_(d_scores.mT, q.div_(sums * LOG2E), beta=beta)
+                d_v.baddbmm_(weights.mul_(factors).mT, d_out.div_(sums), beta=beta)
+            _put(d_k, d_key, pairs)
+            _put(d_v, d_value, pairs)
+        return d_query, d_key, d_value, None, None, None
+
+
+def _pieces(shape: torch.Size) -> Iterator[tuple[Place, list[slice]]]:
+    """Rows and heads of a piece, and its chunks of queries. `shape`: rows, heads, queries, keys."""
+    rows, heads, queries, keys = shape
+    step, chunk = max(1, WEIGHTS_AT_ONCE // (queries * keys)), max(1, WEIGHTS_AT_ONCE // keys)
+    chunks = [slice(start, min(start + chunk, queries)) for start in range(0, queries, chunk)]
+    row_step, head_step = max(1, step // heads), min(step, heads)
+    for row, head in itertools.product(range(0, rows, row_step), range(0, heads, head_step)):
+        yield (slice(row, min(row + row_step, rows)), slice(head, min(head + head_step, heads))), chunks
+
+
+def _take(x: Tensor, place: Place, dtype: torch.dtype) -> Tensor:
+    """A contiguous copy of this part of (rows, heads, tokens, size), as (rows x heads, tokens, size)."""
+    part = x[place]
+    return x.new_empty(part.shape, dtype=dtype).copy_(part).flatten(0, 1)
+
+
+def _put(part: Tensor, whole: Tensor, place: Place) -> None:
+    whole[place].copy_(part.view(whole[place].shape))
+
+
+def _scores(q: Tensor, k: Tensor, mask: Tensor | None, place: Place) -> Tensor:
+    scores = torch.bmm(q, k.mT)
+    if mask is not None:
+        part = mask[tuple(cut if size > 1 else slice(1) for cut, size in zip(place, mask.shape, strict=False))]
+        if part.dtype == torch.bool:
+            part = torch.zeros_like(part, dtype=torch.float32).masked_fill_(~part, -torch.inf)
+        _, heads, _ = place
+        scores.unflatten(0, (-1, heads.stop - heads.start)).add_(part, alpha=LOG2E)
+    return scores

@@ -1,21 +1,59 @@
-"""Attention in which the rows of a padding-free batch do not see each other, in the kernels that torch has for it.
-
-On a GPU these are flash attention over rows of any length (`varlen_attn`: half precision, no dropout) and else the same and the
-memory-efficient kernels behind jagged tensors (any precision, dropout), each after a check that it works there. On a CPU, and
-where both fail, equally long neighbours are one call.
-"""
+"""The rows of a batch behind each other, without the padding between them, and attention over them by three ways, of which
+those of GPUs are tried out before a run relies on them."""
 
 from __future__ import annotations
 
+import functools
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from finetune.kernels.dropout.attention import dropout_attention
-from finetune.kernels.padding_free.batch import PaddingFreeBatch
-from finetune.kernels.padding_free.check import works
-from finetune.kernels.padding_free.kernels import by_length, flash, has_flash, jagged
+from finetune.kernels.self_test import compare, passes, with_gradients
+
+HALF = (torch.float16, torch.bfloat16)
+LENGTHS, HEADS, DROPOUT = (65, 1, 17, 17, 130), 2, 0.1  # of the self-test
+
+
+@dataclass(eq=False)
+class PaddingFreeBatch:
+    """Where the rows of a padding-free batch lie. It travels through an encoder's layers in the attention mask's place.
+
+    No tuple and not frozen: torch.compile looks into tuples that pass through a layer, and torch 2.11 into frozen data classes
+    too, and would compile the layer anew for each batch, or each number of rows.
+    """
+
+    lengths: tuple[int, ...]  # tokens of each row, as the host knows them
+    starts: Tensor  # (rows + 1,) int64: the first token of each row among all, and their number
+    index: Tensor  # (tokens,) int64: each token's place in the padded batch, rows joined
+    width: int  # of the padded batch
+
+
+def padding_free_batch(mask: Tensor, lengths: tuple[int, ...]) -> PaddingFreeBatch:
+    """`mask`: (rows, width), not 0 for the real tokens, `lengths[i]` of which begin row i. Does not wait for the device."""
+    starts = pad((mask != 0).sum(dim=1).cumsum(dim=0), (1, 0))
+    tokens, width = sum(lengths), mask.shape[1]
+    # A row's tokens move by as much as the padding of the rows before them.
+    padding = torch.arange(len(lengths), device=mask.device) * width - starts[:-1]
+    moved = torch.repeat_interleave(padding, starts.diff(), output_size=tokens)
+    return PaddingFreeBatch(lengths, starts, torch.arange(tokens, device=mask.device) + moved, width)
+
+
+def remove_padding(padded: Tensor, rows: PaddingFreeBatch) -> Tensor:
+    """(rows, width, size) -> (1, tokens, size)."""
+    return padded.flatten(0, 1).index_select(0, rows.index)[None]
+
+
+def restore_padding(flat: Tensor, rows: PaddingFreeBatch) -> Tensor:
+    """(1, tokens, size) -> (rows, width, size), 0 where there is no token."""
+    padded = flat.new_zeros(len(rows.lengths) * rows.width, flat.shape[-1])
+    return padded.index_copy(0, rows.index, flat[0]).view(len(rows.lengths), rows.width, -1)
 
 
 @torch.compiler.disable
@@ -44,8 +82,80 @@ def attend(
     kernel = by_length
     if query.device.type != "cpu":
         kind = (query.device, query.dtype, query.shape[-1])
-        if has_flash(tokens[0], dropout, scale) and works("flash", *kind, with_dropout=False):
+        if has_flash(tokens[0], dropout, scale) and works(flash, *kind, with_dropout=False):
             kernel = flash
-        elif works("jagged", *kind, with_dropout=dropout > 0):
+        elif works(jagged, *kind, with_dropout=dropout > 0):
             kernel = jagged
     return kernel(*tokens, rows, dropout, scale)[None], None
+
+
+# Three ways: query, key and value (tokens, heads, size) -> a tensor of that shape.
+def by_length(query: Tensor, key: Tensor, value: Tensor, rows: PaddingFreeBatch, dropout: float, scale: float) -> Tensor:
+    """One call of torch's attention for equally long neighbours: on any device, in any precision."""
+    groups = [(length, len(list(same))) for length, same in itertools.groupby(rows.lengths)]
+    sizes = [length * number for length, number in groups]
+    found = []
+    for (length, number), *parts in zip(groups, *(x.split(sizes) for x in (query, key, value)), strict=True):
+        q, k, v = (x.unflatten(0, (number, length)).transpose(1, 2) for x in parts)
+        context = dropout_attention(q, k, v, None, dropout, scale)
+        found.append(context.transpose(1, 2).flatten(0, 1))
+    return torch.cat(found)
+
+
+def flash(query: Tensor, key: Tensor, value: Tensor, rows: PaddingFreeBatch, dropout: float, scale: float) -> Tensor:
+    """Flash attention over rows of any length; see `has_flash`."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    starts, longest = rows.starts.int(), max(rows.lengths)
+    return varlen_attn(query, key, value, starts, starts, longest, longest)
+
+
+def jagged(query: Tensor, key: Tensor, value: Tensor, rows: PaddingFreeBatch, dropout: float, scale: float) -> Tensor:
+    """Told the shortest and the longest row, jagged tensors need not ask the device."""
+    known = {"offsets": rows.starts, "min_seqlen": min(rows.lengths), "max_seqlen": max(rows.lengths)}
+    q, k, v = (
+        torch.nested.nested_tensor_from_jagged(x.contiguous(), **known).transpose(1, 2) for x in (query, key, value)
+    )  # fmt: skip
+    context = scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=scale).transpose(1, 2).values()
+    if context.requires_grad:
+        # torch 2.13 reads a gradient that is part of a larger tensor from that tensor's beginning.
+        context.register_hook(lambda gradient: gradient.clone() if gradient.storage_offset() else gradient)
+    return context
+
+
+def has_flash(query: Tensor, dropout: float, scale: float) -> bool:
+    """Whether `varlen_attn` has a kernel for it: half precision, heads of up to 256, no dropout, Ampere or later."""
+    if dropout or not math.isclose(scale, query.shape[-1] ** -0.5):
+        return False
+    fits = query.dtype in HALF and query.shape[-1] % 8 == 0 and query.shape[-1] <= 256
+    return fits and torch.backends.cuda.is_flash_attention_available() and _capability(query.device) >= (8, 0)
+
+
+@functools.cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
+
+
+@functools.cache
+def works(kernel: Callable, device: torch.device, dtype: torch.dtype, size: int, with_dropout: bool) -> bool:
+    """Whether a kernel runs on `device` for heads of `size`, forward and backward, and is right; with dropout,
+    whether it gives numbers."""
+    failure = f"padding-free attention does without its {kernel.__name__} kernel ({dtype}, heads of {size})"
+    return passes(lambda: _problem(kernel, device, dtype, size, with_dropout), failure)
+
+
+def _problem(kernel: Callable, device: torch.device, dtype: torch.dtype, size: int, with_dropout: bool) -> str | None:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(4, sum(LENGTHS), HEADS, size, generator=generator).to(device, dtype)
+    mask = torch.stack([torch.arange(max(LENGTHS)) < length for length in LENGTHS]).to(device)
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():
+        problem = compare(_results(kernel, inputs, mask, 0.0), _results(by_length, inputs, mask, 0.0))
+        if problem is None and with_dropout and not all(x.isfinite().all() for x in _results(kernel, inputs, mask, DROPOUT)):
+            problem = "with dropout it gives no numbers"
+    return problem
+
+
+def _results(kernel: Callable, inputs: Tensor, mask: Tensor, dropout: float) -> list[Tensor]:
+    given = [x.clone().requires_grad_() for x in inputs[:3]]
+    context = kernel(*given, padding_free_batch(mask, LENGTHS), dropout, inputs.shape[-1] ** -0.5)
+    return with_gradients(context, inputs[3], given)

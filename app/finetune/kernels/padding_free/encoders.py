@@ -23,8 +23,13 @@ from transformers.models.electra.modeling_electra import ElectraEncoder
 from transformers.models.roberta.modeling_roberta import RobertaEncoder
 from transformers.models.xlm_roberta.modeling_xlm_roberta import XLMRobertaEncoder
 
-from finetune.kernels.padding_free.attention import attend
-from finetune.kernels.padding_free.batch import PaddingFreeBatch, padding_free_batch, remove_padding, restore_padding
+from finetune.kernels.padding_free.attention import (
+    PaddingFreeBatch,
+    attend,
+    padding_free_batch,
+    remove_padding,
+    restore_padding,
+)
 from finetune.kernels.row_lengths import current_row_lengths
 
 NAME = "padding_free"  # of our attention among transformers'; in no file that is exported

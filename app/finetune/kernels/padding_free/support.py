@@ -7,12 +7,6 @@ from typing import Any
 from finetune.errors import InputError
 
 SUPPORTED = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert")
-REASONS = {
-    "deberta": "its attention depends on the distance of two tokens in the padded row",
-    "deberta-v2": "its attention depends on the distance of two tokens in the padded row",
-    "big_bird": "it attends block by block, and has a path of its own (--attention)",
-    "modernbert": "its positions and windows are counted in the padded row",
-}
 
 
 def check_padding_free(padding_free: str, *, kernels: str, config: Any, on_gpu: bool, padding_side: str) -> bool:
@@ -32,8 +26,7 @@ def check_padding_free(padding_free: str, *, kernels: str, config: Any, on_gpu: 
 
 def _reason(config: Any, padding_side: str) -> str | None:
     if config.model_type not in SUPPORTED:
-        because = REASONS.get(config.model_type, f"only {', '.join(SUPPORTED)} encoders can compute without padding")
-        return f"a {config.model_type} model cannot: {because}"
+        return f"a {config.model_type} model cannot: only {', '.join(SUPPORTED)} encoders can compute without padding"
     if getattr(config, "auto_map", None):
         return "the model comes with code of its own"
     if padding_side != "right":

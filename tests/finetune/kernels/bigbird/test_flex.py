@@ -11,9 +11,8 @@ from torch._inductor.choices import InductorChoices
 from torch.nn.attention import flex_attention as torchs
 
 import finetune.kernels.bigbird.flex
-import finetune.kernels.bigbird.flex_check
 import finetune.kernels.bigbird.layers
-from finetune.kernels.bigbird.flex import Plans
+from finetune.kernels.bigbird.flex import Plans, attend
 from finetune.kernels.bigbird.flex_tiles import SmallTiles, shrink
 from finetune.kernels.bigbird.layers import use_bigbird_attention
 from finetune.kernels.bigbird.plan import Shape, random_blocks, shortest_sparse
@@ -27,9 +26,9 @@ def reference(monkeypatch):
     """torch computes it on a CPU, backward too, from the same plans; blocks may be small. Anew after each test."""
     monkeypatch.setattr(torchs, "_validate_device", lambda *_: None)
     monkeypatch.setattr(torchs, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
-    finetune.kernels.bigbird.flex_check.works.cache_clear()
+    finetune.kernels.bigbird.flex.works.cache_clear()
     yield
-    finetune.kernels.bigbird.flex_check.works.cache_clear()
+    finetune.kernels.bigbird.flex.works.cache_clear()
 
 
 @pytest.fixture
@@ -115,9 +114,9 @@ def test_checkpointing_dropout_and_bf16(calls):
 def test_a_first_pass_of_any_kind_tries_it_out(mode, reference, monkeypatch):
     monkeypatch.setattr(finetune.kernels.bigbird.layers, "FLEX_DEVICES", ("cpu",))
     monkeypatch.setattr(finetune.kernels.bigbird.layers, "TILE", 1)
-    small = finetune.kernels.bigbird.flex_check.SHAPE._replace(block_size=8, positions=128)
+    small = finetune.kernels.bigbird.flex.SHAPE._replace(block_size=8, positions=128)
     for name, value in (("TILE", 8), ("SHAPE", small), ("CASES", (((99, 60), True),))):
-        monkeypatch.setattr(finetune.kernels.bigbird.flex_check, name, value)
+        monkeypatch.setattr(finetune.kernels.bigbird.flex, name, value)
     model = fast(encoder(num_hidden_layers=1)).train(mode != "inference")
     ids, mask = batch((61, 40))
     expected = model(input_ids=ids, attention_mask=mask)[0]
@@ -132,7 +131,7 @@ def test_a_first_pass_of_any_kind_tries_it_out(mode, reference, monkeypatch):
         states = model(input_ids=ids, attention_mask=mask)[0]
     if mode != "inference":
         states.sum().backward()
-    assert finetune.kernels.bigbird.flex_check.works.cache_info().misses == 1
+    assert finetune.kernels.bigbird.flex.works.cache_info().misses == 1
     assert torch.equal(torch.rand(1), drawn)  # the run's generator is left alone
     torch.testing.assert_close(states, expected, atol=1e-5, rtol=0)
 
@@ -202,7 +201,7 @@ def assert_transposed(plan, heads):
 def test_a_compiled_kernel_gives_the_same():
     # torch has one for a CPU, forward only and for known shapes; it reads the lists as a GPU's does.
     from finetune.kernels.bigbird.attention import BlockSparse
-    from finetune.kernels.bigbird.flex_check import LENGTHS, SHAPE
+    from finetune.kernels.bigbird.flex import LENGTHS, SHAPE
     from finetune.kernels.bigbird.rows import read_rows
 
     x = torch.randn(3, 3, 832, SHAPE.heads, 16, generator=torch.Generator().manual_seed(0))
@@ -218,24 +217,22 @@ def test_a_compiled_kernel_gives_the_same():
 
 
 def test_it_is_tried_out_before_it_is_used(reference, monkeypatch):
-    assert finetune.kernels.bigbird.flex._sees_twice(16, finetune.kernels.bigbird.flex_check.SHAPE)
+    assert finetune.kernels.bigbird.flex._sees_twice(16, finetune.kernels.bigbird.flex.SHAPE)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert finetune.kernels.bigbird.flex_check.works(CPU, torch.float32, 16)
+        assert finetune.kernels.bigbird.flex.works(CPU, torch.float32, 16)
 
-    monkeypatch.setattr(finetune.kernels.bigbird.flex_check, "CASES", finetune.kernels.bigbird.flex_check.CASES[:1])
+    monkeypatch.setattr(finetune.kernels.bigbird.flex, "CASES", finetune.kernels.bigbird.flex.CASES[:1])
 
     def fails(*_):
         raise RuntimeError("no kernel for this chip")
 
-    monkeypatch.setattr(finetune.kernels.bigbird.flex_check, "attend", fails)
+    monkeypatch.setattr(finetune.kernels.bigbird.flex, "attend", fails)
     with pytest.warns(UserWarning, match="not used for BigBird .* heads of 24.*: RuntimeError: no kernel for this chip"):
-        assert not finetune.kernels.bigbird.flex_check.works(CPU, torch.float32, 24)
-    monkeypatch.setattr(
-        finetune.kernels.bigbird.flex_check, "attend", lambda q, *others: finetune.kernels.bigbird.flex.attend(1.2 * q, *others)
-    )
+        assert not finetune.kernels.bigbird.flex.works(CPU, torch.float32, 24)
+    monkeypatch.setattr(finetune.kernels.bigbird.flex, "attend", lambda q, *others: attend(1.2 * q, *others))
     with pytest.warns(UserWarning, match="differs by .* of the largest element"):
-        assert not finetune.kernels.bigbird.flex_check.works(CPU, torch.float32, 32)
+        assert not finetune.kernels.bigbird.flex.works(CPU, torch.float32, 32)
 
 
 def test_tiles_divide_a_block():

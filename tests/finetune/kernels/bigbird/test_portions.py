@@ -3,10 +3,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finetune.kernels.bigbird import portions
+from finetune.kernels.bigbird import rows as portions
 from finetune.kernels.bigbird.plan import Shape
-from finetune.kernels.bigbird.portions import portion_size, portions_of
-from finetune.kernels.bigbird.rows import read_rows
+from finetune.kernels.bigbird.rows import portion_size, portions_of, read_rows
 
 LENGTHS = (90, 33, 96, 40, 5, 90)
 
@@ -26,7 +25,7 @@ def test_what_is_taken_and_put_is_everything_once(elements, heads, monkeypatch):
     found, x, mask = parts(heads)
     back = torch.zeros_like(x)
     for portion in found:
-        taken = portion.take(x, "x")
+        taken = portion.take(x)
         assert taken.shape[1:] == (portion.blocks, 8, 4)
         assert len(taken) == len(portion.real) == len(portion.bias)
         assert torch.equal(portion.real.squeeze(-1), portion.bias == 0)

@@ -4,10 +4,8 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-import finetune.kernels.dropout.mask
 import finetune.kernels.dropout.module
-from finetune.kernels.dropout.mask import LEVELS
-from finetune.kernels.dropout.module import Dropout, dropout
+from finetune.kernels.dropout.module import LEVELS, Dropout, dropout
 
 
 def scale_of(p):
@@ -44,7 +42,7 @@ def test_the_seed_decides():
 
 
 def test_the_mask_depends_on_the_seed_and_not_on_threads(monkeypatch):
-    monkeypatch.setattr(finetune.kernels.dropout.mask, "PIECE", 1000)
+    monkeypatch.setattr(finetune.kernels.dropout.module, "PIECE", 1000)
     before, found = torch.get_num_threads(), []
     try:
         for threads in (1, 3):

@@ -6,16 +6,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from finetune.kernels.padding_free import check, kernels
+from finetune.kernels.padding_free.attention import by_length, jagged, works
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
 def forgetful():
-    check.works.cache_clear()
+    works.cache_clear()
     yield
-    check.works.cache_clear()
+    works.cache_clear()
 
 
 @pytest.mark.parametrize("with_dropout", [False, True])
@@ -25,7 +25,7 @@ def test_a_kernel_that_works_is_taken_and_leaves_the_runs_generator_alone(dtype,
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         warnings.filterwarnings("ignore", message="The PyTorch API of nested tensors is in prototype")
-        assert check.works("jagged", CPU, dtype, 8, with_dropout)
+        assert works(jagged, CPU, dtype, 8, with_dropout)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -34,11 +34,11 @@ def raises(*_):
 
 
 def forgets_rows(query, key, value, rows, dropout, scale):
-    return kernels.by_length(query, key, value, replace(rows, lengths=(len(query),)), dropout, scale)
+    return by_length(query, key, value, replace(rows, lengths=(len(query),)), dropout, scale)
 
 
 def gives_nan(query, key, value, rows, dropout, scale):
-    return kernels.by_length(query, key, value, rows, 0.0, scale) * (float("nan") if dropout else 1.0)
+    return by_length(query, key, value, rows, 0.0, scale) * (float("nan") if dropout else 1.0)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,6 @@ def gives_nan(query, key, value, rows, dropout, scale):
         (gives_nan, True, "with dropout it gives no numbers"),
     ],
 )
-def test_one_that_does_not_is_left_with_a_warning(kernel, with_dropout, reason, monkeypatch):
-    monkeypatch.setattr(kernels, "flash", kernel)
+def test_one_that_does_not_is_left_with_a_warning(kernel, with_dropout, reason):
     with pytest.warns(UserWarning, match=reason):
-        assert not check.works("flash", CPU, torch.float32, 8, with_dropout)
+        assert not works(kernel, CPU, torch.float32, 8, with_dropout)

@@ -1,4 +1,5 @@
-"""Inner blocks, each of which attends to the first and last block, its window and its random blocks."""
+"""Attention of blocks: those that attend to everything, and inner blocks, each of which attends to the first and last block,
+its window and its random blocks. Work is cut into pieces that fit the cache."""
 
 from __future__ import annotations
 
@@ -9,9 +10,68 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from finetune.kernels.bigbird.portions import through_pairs
-from finetune.kernels.bigbird.scores import Backward, chunks, ends_of, weights_of
-from finetune.kernels.scratch import scratch
+HIDDEN = -10000.0  # added to the score of a key that is not to be seen: transformers' value, exp(HIDDEN) is 0
+# Scores held at once: on a CPU what stays in a thread's cache, elsewhere as many as memory allows, since launches cost more.
+SCORES_PER_THREAD = 2**20
+SCORES_ELSEWHERE = 2**26
+
+
+class Backward(NamedTuple):
+    """What a backward pass reads and fills, all (pairs, blocks, block_size, size)."""
+
+    q: Tensor  # scaled
+    k: Tensor
+    v: Tensor
+    d_out: Tensor
+    delta: Tensor  # (pairs, blocks, block_size, 1): sum_j P_ij dP_ij of each query, which the softmax's gradient needs
+    d_q: Tensor  # filled
+    d_k: Tensor  # added to
+    d_v: Tensor  # added to
+
+
+def chunks(pairs: int, blocks: int, scores: int, device: torch.device) -> Iterator[tuple[slice, slice]]:
+    """Cuts `pairs` x `blocks` query blocks, each with so many `scores`, into pieces: whole pairs, or blocks of one pair."""
+    room = max(1, (SCORES_PER_THREAD if device.type == "cpu" else SCORES_ELSEWHERE) // scores)
+    step = min(room, blocks)
+    together = max(1, room // blocks)
+    for pair in range(0, pairs, together):
+        for block in range(0, blocks, step):
+            yield slice(pair, min(pair + together, pairs)), slice(block, min(block + step, blocks))
+
+
+def weights_of(scores: Tensor, bias: Tensor) -> Tensor:
+    """Scores (..., keys) and what is added to them -> attention weights in fp32. May write into `scores`."""
+    return torch.softmax(scores.float().add_(bias), dim=-1)
+
+
+def ends_of(x: Tensor) -> Tensor:
+    """The first and the last block: (pairs, blocks, ...) -> (pairs, 2, ...)."""
+    return torch.stack((x[:, 0], x[:, -1]), dim=1)
+
+
+def dense(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, out: Tensor) -> None:
+    """Every block of `q` (pairs, some blocks, block_size, size) attends to every block of `k`; `out` as `q`."""
+    for pairs, chosen, keys, values, seen in _dense_pieces(q, k, v, bias):
+        chunk = q[pairs, chosen].flatten(1, 2)
+        weights = weights_of(torch.bmm(chunk, keys.mT), seen).to(v.dtype)
+        out[pairs, chosen] = (weights @ values).view_as(out[pairs, chosen])
+
+
+def dense_backward(x: Backward, bias: Tensor) -> None:
+    """`x.q` may hold some of the blocks, as `dense`'s."""
+    for pairs, chosen, keys, values, seen in _dense_pieces(x.q, x.k, x.v, bias):
+        chunk, d_chunk, d = (y[pairs, chosen].flatten(1, 2) for y in (x.q, x.d_out, x.delta))
+        weights = weights_of(torch.bmm(chunk, keys.mT), seen)
+        d_scores = torch.bmm(d_chunk, values.mT).float().sub_(d).mul_(weights).to(x.q.dtype)
+        x.d_q[pairs, chosen] = (d_scores @ keys).view_as(x.d_q[pairs, chosen])
+        x.d_k[pairs] += (d_scores.mT @ chunk).view_as(x.d_k[pairs])
+        x.d_v[pairs] += (weights.to(x.q.dtype).mT @ d_chunk).view_as(x.d_v[pairs])
+
+
+def _dense_pieces(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Iterator[tuple]:
+    length = k.shape[1] * k.shape[2]
+    for pairs, chosen in chunks(len(q), q.shape[1], q.shape[2] * length, q.device):
+        yield pairs, chosen, k[pairs].flatten(1, 2), v[pairs].flatten(1, 2), bias[pairs].flatten(1)[:, None]
 
 
 def sparse(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, bias: Tensor, out: Tensor) -> None:
@@ -76,8 +136,8 @@ class _Piece:
         return Keys(ends, window, drawn.view(len(window), -1, size))
 
     def products(self, chunk: Tensor, keys: Keys) -> Tensor:
-        """Every query times every key that it sees, until this thread's next products."""
-        scores = scratch("scores", (len(chunk), self.block_size, self.bias.shape[-1]), chunk.dtype, chunk)
+        """Every query times every key that it sees."""
+        scores = chunk.new_empty(len(chunk), self.block_size, self.bias.shape[-1])
         torch.bmm(self._by_pair(chunk), keys.ends.mT, out=self._ends_of(scores))
         torch.bmm(chunk, keys.window.mT, out=self._window_of(scores))
         if keys.drawn is not None:
@@ -121,3 +181,8 @@ class _Piece:
 
     def _drawn_of(self, scores: Tensor) -> Tensor:
         return scores[:, :, 5 * self.block_size :]
+
+
+def through_pairs(table: Tensor, blocks: int) -> Tensor:
+    """Block numbers (pairs, ...) counted through all pairs."""
+    return table + torch.arange(len(table), device=table.device)[:, None, None] * blocks
