@@ -23,10 +23,9 @@ from dataclasses import dataclass
 
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
-from images.arguments import ImageArguments
-
 from finetune.arguments.parsing import option
 from finetune.command_line import read_arguments
+from images.arguments import ImageArguments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,11 +51,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from images import classifier
-from images.examples import Examples
-from images.image_task import ImageSplit, ImageTask, Targets, check_finite
-from images.processing import Processing, processing_of
-from images.sources import Inspected
 from torch.nn.functional import cross_entropy
 from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, AutoModelForImageClassification
 
@@ -64,6 +58,11 @@ from finetune.application import run
 from finetune.errors import InputError
 from finetune.output.run_folder import replace_folder
 from finetune.task import Batch, Card, Predictions
+from images import classifier
+from images.examples import Examples
+from images.image_task import ImageSplit, ImageTask, Targets, check_finite
+from images.processing import Processing, processing_of
+from images.sources import Inspected
 from metrics.single_label import confusion_matrix, per_class_table
 from models.export import export_model
 from models.pretrained import check_kind, check_weights, load_config, load_model_and_new_names, on_meta

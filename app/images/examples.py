@@ -66,7 +66,7 @@ def _from_idx(path: Path) -> Examples:
         numbers = read_idx(labels, 1)
         if len(numbers) != len(pixels):
             raise InputError(
-                f"{labels}: has {len(numbers)} labels, but {path} has {len(pixels)} pictures; they do not belong together"
+                f"{labels}: has {len(numbers)} labels for the {len(pixels)} pictures of {path}; they do not belong together"
             )
         classes = numbers.tolist()
     images = ArrayImages(str(path), pixels)

