@@ -4,7 +4,8 @@ installs anyway, or pictures.
     python scripts/make_sample_data.py [--output_dir sample_data] [--packages numpy scipy ...] [--force]
     python scripts/make_sample_data.py images [--output_dir sample_images] [--force]
 
-The second writes digits drawn with a font, a folder per class: train/0/00000.png and so on (sampling/digits.py). The first writes train.jsonl, validation.jsonl and test.jsonl (about 80/10/10), labels.txt (the label order) and sample_data.json
+The second writes digits drawn with a font, a folder per class: train/0/00000.png and so on (sampling/digits.py). The first
+writes train.jsonl, validation.jsonl and test.jsonl (about 80/10/10), labels.txt (the label order) and sample_data.json
 (versions, counts, checksums). One row per documented object:
 
     {"id": "numpy.linalg.qr", "title": the summary line, "text": the body without it, "labels": ["has:examples", ...]}
@@ -36,7 +37,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from sampling.digits import draw_digits  # noqa: E402
+from sampling.digits import draw_digits
 
 PACKAGES = [
     *("numpy", "scipy", "pandas", "sklearn", "torch", "transformers", "accelerate", "datasets", "evaluate"),
