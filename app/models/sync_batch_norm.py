@@ -26,7 +26,7 @@ def synchronise_batch_norm(model: nn.Module, on_gpu: bool) -> nn.Module:
 
 class SyncBatchNormOnCpu(_BatchNorm):
     """What one process would compute on the rows of all together; the variance in a second pass, as E[x^2] - E[x]^2 cancels in
-    fp32."""
+    fp32. The placeholder of a process that has no row of a batch counts as a row."""
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
         pass

@@ -93,6 +93,12 @@ def test_folders_that_are_wrong(tmp_path):
         read(tmp_path / "a")
     with pytest.raises(InputError, match=rf"^{tmp_path}/a: holds no pictures; remove the folder"):
         read(tmp_path)
+    (tmp_path / "a").rename(tmp_path / "Train")
+    with pytest.raises(
+        InputError, match=r"holds splits \(Train\), not classes; give each by itself, such as --train_file .*/Train"
+    ):
+        read(tmp_path)
+    (tmp_path / "b").mkdir()
     Image.new("L", (2, 2)).save(tmp_path / "beside.png")
     with pytest.raises(InputError, match=r"holds pictures beside the folders of classes \(beside\.png\)"):
         read(tmp_path)
