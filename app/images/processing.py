@@ -67,8 +67,8 @@ def processing_of(processor: Any, channels: int) -> Processing:
     size, other = (tuple(np.asarray(each).shape[-2:]) for each in tried)
     if size != other:
         raise InputError(
-            f"the image processor {type(processor).__name__} gives pictures of several sizes, which a batch cannot hold; give it "
-            "a fixed size, or a centre crop, in its preprocessor_config.json"
+            f"the image processor {type(processor).__name__} gives pictures of several sizes, which a batch cannot hold; "
+            "give it a fixed size, or a centre crop, in its preprocessor_config.json"
         )
     mean, std = (processor.image_mean, processor.image_std) if processor.do_normalize else ([0.0] * channels, [1.0] * channels)
     scale = processor.rescale_factor if processor.do_rescale else 1.0
