@@ -43,13 +43,14 @@ class SmallCNNConfig:
 
 class SmallCNN(nn.Sequential):
     """Four 3x3 convolutions without padding, each with batch norm and ReLU, a max-pool after the second and the fourth, and
-    three linear layers. 28x28 pixels are 4x4 before the first linear layer; other sizes are averaged to that."""
+    three linear layers. The convolutions have no bias: batch norm would take it away, and its gradient would be rounding. 28x28
+    pixels are 4x4 before the first linear layer; other sizes are averaged to that."""
 
     def __init__(self, config: SmallCNNConfig) -> None:
         layers: list[nn.Module] = []
         before = config.num_channels
         for number, channels in enumerate(CHANNELS):
-            layers += [nn.Conv2d(before, channels, 3), nn.BatchNorm2d(channels), nn.ReLU()]
+            layers += [nn.Conv2d(before, channels, 3, bias=False), nn.BatchNorm2d(channels), nn.ReLU()]
             layers += [nn.MaxPool2d(2)] if number % 2 else []
             before = channels
         layers += [nn.AdaptiveAvgPool2d(GRID), nn.Flatten()]
