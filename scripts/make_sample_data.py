@@ -1,6 +1,7 @@
 """Build a corpus of real text from the docstrings of the libraries that requirements.txt installs anyway.
 
     python scripts/make_sample_data.py [--output_dir sample_data] [--packages numpy scipy ...] [--force]
+    python scripts/make_sample_data.py volumes [--output_dir sample_volumes]      spheres in NIfTI volumes (drawing/volumes.py)
 
 Writes train.jsonl, validation.jsonl and test.jsonl (about 80/10/10), labels.txt (the label order) and sample_data.json
 (versions, counts, checksums). One row per documented object:
@@ -399,6 +400,10 @@ def print_summary(folder: Path, made: dict) -> None:
 
 
 def main() -> int:
+    if sys.argv[1:2] == ["volumes"]:
+        from drawing import volumes  # needs requirements-vision.txt
+
+        return volumes.main(sys.argv[2:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--output_dir", type=lambda p: Path(p).expanduser(), default=Path("sample_data"), help="default: %(default)s"

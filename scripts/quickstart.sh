@@ -2,21 +2,29 @@
 # From nothing to a trained model and its first predictions, on a CPU, without a model hub:
 #   bash scripts/quickstart.sh            multi-label classification of documentation texts
 #   bash scripts/quickstart.sh titlegen   titles for the same texts, by a small BigBird encoder-decoder
+#   bash scripts/quickstart.sh segment3d  balls in noisy volumes (NIfTI), by a small 3-D U-Net
 # A second run goes on from what is there.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/environment.sh
 task=${1:-classify}
-case $task in classify | titlegen) ;; *)
-  echo "error: unknown task $task; known: classify, titlegen" >&2
+case $task in
+classify | titlegen) requirements=(requirements.txt) ;;
+segment3d) requirements=(requirements.txt requirements-vision.txt) ;;
+*)
+  echo "error: unknown task $task; known: classify, titlegen, segment3d" >&2
   exit 2
   ;;
 esac
-environment requirements.txt
+environment "${requirements[@]}"
 export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=true
 
-[ -f sample_data/sample_data.json ] || echo "preparing the sample data (about a minute)"
-python scripts/make_sample_data.py --output_dir sample_data
+if [ "$task" = segment3d ]; then
+  python scripts/make_sample_data.py volumes --output_dir sample_volumes
+else
+  [ -f sample_data/sample_data.json ] || echo "preparing the sample data (about a minute)"
+  python scripts/make_sample_data.py --output_dir sample_data
+fi
 run=runs/quickstart_$task
 
 case $task in
@@ -61,6 +69,12 @@ with open("sample_data/test.jsonl") as texts, open(sys.argv[1] + "/predictions.j
     for number, (text, prediction) in zip(range(5), zip(texts, predictions)):
         print(f"\nreference  {json.loads(text)['title']}\ngenerated  {json.loads(prediction)['title']}")
 PY
+  ;;
+segment3d)
+  loads="the lines in $run/README.md, with MONAI alone" predicted="masks (NIfTI) and Dice"
+  python app/segment3d.py --config app/recipes/quickstart_segment3d.yaml --train_file sample_volumes \
+    --do_train --do_eval --do_predict --output_dir "$run" --resume_from_checkpoint auto
+  printf '\nlook at       %s/pictures/image_truth_prediction.png: image, truth and prediction of the validation volumes\n' "$run"
   ;;
 esac
 cat <<EOF
