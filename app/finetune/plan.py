@@ -7,6 +7,7 @@ passes per process follows from the number of processes and the micro-batch that
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 DEFAULT_GLOBAL_BATCH_SIZE = 32
 # Tokens of a micro-batch on a CPU. Larger ones pad more and leave its caches: 640 Reuters rows in batches of 16 train 1.4
 # times as fast as in one pass a batch, with half the memory (benchmarks/bench_cpu.md); batches of short texts fit anyway.
-EVALUATION_ROWS = 32
 CPU_TOKENS = 2048
+MILESTONES, GAMMA = (0.25, 0.5, 0.75), 0.1  # of `multistep`
 
 
 class Modes(NamedTuple):
@@ -96,10 +97,17 @@ class Plan:
     save_steps: int | None  # None: never
     logging_steps: int
     lr_factor: float = 1.0  # what --lr_scaling multiplied --learning_rate by
+    lr_milestones: tuple[float, ...] = MILESTONES  # of `multistep`: shares of all steps
+    lr_gamma: float = GAMMA
 
     def epoch_of(self, step: int) -> tuple[int, int]:
         """(epoch, position in it) of the global batch that optimizer step `step` (0-based) trains on."""
         return divmod(step, self.steps_per_epoch)
+
+    def lr_multiplier(self, step: int) -> float:
+        """The learning rate of optimizer step `step` (0-based) as a share of its peak."""
+        schedule = (self.lr_scheduler_type, self.lr_milestones, self.lr_gamma)
+        return lr_multiplier(step, self.total_steps, self.warmup_steps, *schedule)
 
     def due(self, step: int, interval: int | None) -> bool:
         """Whether something done every `interval` steps is due once `step` steps are done."""
@@ -120,7 +128,7 @@ def evaluation_batch(arguments: Any, by_tokens: bool = False) -> tuple[int, int 
     tokens = arguments.max_tokens_per_eval_batch
     if tokens is None and by_tokens and arguments.per_device_eval_batch_size is None:
         tokens = CPU_TOKENS
-    return arguments.per_device_eval_batch_size or EVALUATION_ROWS, tokens
+    return arguments.per_device_eval_batch_size or arguments.evaluation_rows, tokens
 
 
 def make_plan(arguments: Any, split: Split, launch: Launch) -> Plan:
@@ -150,23 +158,35 @@ def make_plan(arguments: Any, split: Split, launch: Launch) -> Plan:
         learning_rate=a.learning_rate * factor,
         lr_factor=factor,
         lr_scheduler_type=a.lr_scheduler_type,
+        lr_milestones=a.lr_milestones or MILESTONES,
+        lr_gamma=a.lr_gamma or GAMMA,
         eval_steps=every,
         save_steps=steps_per_epoch if a.save_steps is None else a.save_steps or None,
         logging_steps=a.logging_steps,
     )
 
 
-def lr_multiplier(step: int, total_steps: int, warmup_steps: int, kind: str) -> float:
+def lr_multiplier(
+    step: int,
+    total_steps: int,
+    warmup_steps: int,
+    kind: str,
+    milestones: Sequence[float] = MILESTONES,
+    gamma: float = GAMMA,
+) -> float:
     """The learning rate of optimizer step `step` (0-based) as a share of its peak; a pure function, so nothing is saved.
 
     Warm-up is linear and ends at the peak: step s of w has (s + 1) / w, so that the first step already trains. `linear`
     falls to 0 at the step after the last; `cosine` is half a cosine over the same steps (Loshchilov and Hutter,
-    arXiv:1608.03983, one period without restarts).
+    arXiv:1608.03983, one period without restarts). `multistep` is multiplied by `gamma` at each of `milestones`, shares of all
+    steps, as torch's MultiStepLR with the steps that they come to.
     """
     if step < warmup_steps:
         return (step + 1) / warmup_steps
     if kind in ("constant", "constant_with_warmup"):
         return 1.0
+    if kind == "multistep":
+        return gamma ** sum(step >= round(share * total_steps) for share in milestones)
     done = (step - warmup_steps) / max(1, total_steps - warmup_steps)
     return max(0.0, 1 - done) if kind == "linear" else 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
 
@@ -174,8 +194,7 @@ def lr_multiplier(step: int, total_steps: int, warmup_steps: int, kind: str) -> 
 def describe(plan: Plan) -> list[str]:
     """The batch arithmetic in words, printed before the first step."""
     b = plan.batch
-    shape = (plan.total_steps, plan.warmup_steps, plan.lr_scheduler_type)
-    first, last = (plan.learning_rate * lr_multiplier(step, *shape) for step in (0, plan.total_steps - 1))
+    first, last = (plan.learning_rate * plan.lr_multiplier(step) for step in (0, plan.total_steps - 1))
     scaled = f" (--learning_rate times {plan.lr_factor:g}, --lr_scaling)" if plan.lr_factor != 1 else ""
     if b.max_tokens is None:
         share = f"at most {b.micro_batch_size} rows x {b.accumulation} micro-batch(es)"

@@ -187,6 +187,10 @@ class Task(ABC):
         """Markdown texts to be shown in TensorBoard, by tag."""
         return {}
 
+    def pictures(self, best: Predictions) -> dict[str, np.ndarray]:
+        """Pictures, (height, width, 3) uint8, by a name that can be a file's: shown in TensorBoard and in the model card."""
+        return {}
+
     @abstractmethod
     def load_exported(self, path: str | Path) -> torch.nn.Module:
         """The model of an exported folder (or of the hub), on every process. What is reported is what this model gives."""

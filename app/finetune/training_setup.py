@@ -124,7 +124,7 @@ def fit_options(arguments: Any, task: Task) -> FitOptions:
 
 
 def export_best(run: Run, folder: Path, task: Task, model: Any, tracker: Tracker, best: Predictions | None) -> None:
-    """Writes best/, what the export adds to metrics.json, and samples for TensorBoard. All processes must call it."""
+    """Writes best/, what the export adds to metrics.json, samples and pictures for TensorBoard. All processes must call it."""
     weights = saving.full_weights(run, model)
     run.on_main(partial(_export, folder, task, run.unwrapped(model), weights, tracker, best))
 
@@ -135,6 +135,8 @@ def _export(
     merge_metrics(folder, task.export(folder / BEST, model, weights, best))
     for tag, markdown in (task.samples(best) if best is not None else {}).items():
         tracker.text(tag, markdown)
+    for name, picture in (task.pictures(best) if best is not None else {}).items():
+        tracker.picture(name, picture)
 
 
 def load_best(run: Run, arguments: Any, load: Callable[[Path], Any]) -> Any:

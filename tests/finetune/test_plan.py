@@ -3,6 +3,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -139,6 +140,8 @@ def test_due_at_every_interval_and_at_the_end(arguments):
         ("constant_with_warmup", 2, [0.5, 1, 1, 1]),
         ("cosine", 0, [1, (1 + math.sqrt(0.5)) / 2, 0.5, (1 - math.sqrt(0.5)) / 2]),
         ("cosine", 2, [0.5, 1, 1, 0.5]),
+        ("multistep", 0, [1, 0.1, 0.01, 0.001]),
+        ("multistep", 2, [0.5, 1, 0.01, 0.001]),
     ],
 )
 def test_learning_rate_of_each_step(kind, warmup, expected):
@@ -154,6 +157,16 @@ def test_learning_rate_rises_then_falls_and_never_is_zero(total, data, kind):
     assert rates == sorted(rates[:warmup]) + sorted(rates[warmup:], reverse=True)
     if kind in ("linear", "cosine") and warmup < total:
         assert lr_multiplier(total + 3, total, warmup, kind) == 0  # a resumed run that is longer than its plan stays at 0
+
+
+def test_multistep_is_torchs_multi_step_lr(arguments):
+    plan = plan_of(arguments(max_steps=37, lr_scheduler_type="multistep", lr_milestones=(0.2, 0.5), lr_gamma=0.3), 1000, 1)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [7, 18], gamma=0.3)
+    for step in range(37):
+        assert plan.lr_multiplier(step) == pytest.approx(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
 
 
 def test_batch_arithmetic_in_words(arguments):

@@ -64,11 +64,14 @@ class BatchArguments:
     gradient_accumulation_steps: int | None = option(
         at_least=1, help="micro-batches per optimizer step; the micro-batch is derived from it"
     )
-    per_device_eval_batch_size: int | None = option(at_least=1, help="samples per process in one evaluation pass (default: 32)")
+    per_device_eval_batch_size: int | None = option(
+        at_least=1, help="samples per process in one evaluation pass (default: 32; 1 for volumes)"
+    )
     dataloader_num_workers: int = option(
         0, at_least=0, per_machine=True, help="processes that build batches; 0: the training process"
     )
 
+    evaluation_rows = 32  # of an evaluation batch, if --per_device_eval_batch_size does not say
     # Only rows of tokens can be counted in tokens (text/arguments.py).
     length_grouping = False
     max_tokens_per_micro_batch = None
@@ -87,9 +90,15 @@ class OptimizationArguments:
     max_grad_norm: float = option(1.0, at_least=0, help="clip the global gradient norm to this; 0: never")
     lr_scheduler_type: str = option(
         "linear",
-        choices=("linear", "cosine", "constant", "constant_with_warmup"),
+        choices=("linear", "cosine", "constant", "constant_with_warmup", "multistep"),
         help="how the learning rate goes from its peak to the end",
     )
+    lr_milestones: tuple[float, ...] | None = option(
+        above=0,
+        below=1,
+        help="shares of all steps at which multistep applies --lr_gamma (default: 0.25,0.5,0.75)",
+    )
+    lr_gamma: float | None = option(above=0, at_most=1, help="what multistep multiplies the rate by (default: 0.1)")
     warmup_steps: int | None = option(at_least=0, help="optimizer steps of linear warm-up")
     warmup_ratio: float | None = option(at_least=0, below=1, help="the same as a share of all steps")
     num_train_epochs: float = option(3.0, above=0, help="passes over the training rows")
@@ -111,6 +120,10 @@ class OptimizationArguments:
             found.append("--warmup_steps and --warmup_ratio are both given; keep one")
         if self.lr_scheduler_type == "constant" and (self.warmup_steps or self.warmup_ratio):
             found.append("--lr_scheduler_type constant has no warm-up; use constant_with_warmup")
+        if self.lr_scheduler_type != "multistep":
+            for name in ("lr_milestones", "lr_gamma"):
+                if getattr(self, name) is not None:
+                    found.append(f"--{name} is given but --lr_scheduler_type is {self.lr_scheduler_type}; use multistep")
         return found
 
 

@@ -25,6 +25,10 @@ import yaml
 from finetune.errors import InputError
 
 T = TypeVar("T")
+METAVARS = {
+    **{int: "N", float: "X", bool: "true|false"},
+    **{tuple[str, ...]: "A,B", tuple[int, ...]: "N,N", tuple[float, ...]: "X,X"},
+}
 TRUE, FALSE = {"true", "yes", "on", "1"}, {"false", "no", "off", "0"}
 
 
@@ -124,8 +128,8 @@ def convert(text: str | None, field: dataclasses.Field, cls: type) -> Any:
             near = difflib.get_close_matches(str(item), choices, 1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise ValueError(f"{item!r} is not one of {', '.join(choices)}{hint}")
-    if isinstance(value, int | float) and not isinstance(value, bool) and not _within(value, field.metadata):
-        raise ValueError(f"{text} is out of range, expected {_describe(kind, field.metadata)}")
+        if isinstance(item, int | float) and not isinstance(item, bool) and not _within(item, field.metadata):
+            raise ValueError(f"{text} is out of range, expected {_describe(kind, field.metadata)}")
     return value
 
 
@@ -140,11 +144,14 @@ def _typed(text: str, kind: type, limits: typing.Mapping) -> Any:
         if text.lower() in TRUE | FALSE:
             return text.lower() in TRUE
         raise refused
-    if kind is tuple:
-        parts = tuple(part.strip() for part in text.split(",") if part.strip())
+    if typing.get_origin(kind) is tuple:
+        parts = [part.strip() for part in text.split(",") if part.strip()]
         if not parts:
             raise refused
-        return parts
+        try:
+            return tuple(_typed(part, typing.get_args(kind)[0], limits) for part in parts)
+        except ValueError:
+            raise refused from None
     if kind in (int, float):
         try:
             value = kind(text)
@@ -170,7 +177,11 @@ def _within(value: float, limits: typing.Mapping) -> bool:
 def _describe(kind: type, limits: typing.Mapping) -> str:
     if limits["choices"]:
         return "one of " + ", ".join(limits["choices"])
-    noun = {int: "a whole number", float: "a number", bool: "true or false", tuple: "names separated by commas"}
+    noun = {
+        **{int: "a whole number", float: "a number", bool: "true or false"},
+        **{tuple[str, ...]: "names separated by commas", tuple[int, ...]: "whole numbers separated by commas"},
+        tuple[float, ...]: "numbers separated by commas",
+    }
     words = {"at_least": "at least", "above": "above", "at_most": "at most", "below": "below"}
     # :g would round a large whole number
     ranges = [
@@ -193,7 +204,7 @@ def _kind(cls: type, name: str) -> tuple[type, bool]:
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         members = [member for member in typing.get_args(hint) if member is not type(None)]
         optional, hint = True, members[0]
-    return (tuple if typing.get_origin(hint) is tuple else hint), optional
+    return hint, optional
 
 
 class _Parser(argparse.ArgumentParser):
@@ -220,7 +231,7 @@ def _parser(cls: type, fields: dict[str, dataclasses.Field], description: str) -
 def _add_argument(group: Any, cls: type, field: dataclasses.Field) -> None:
     kind, _ = _kind(cls, field.name)
     choices = field.metadata["choices"]
-    metavar = "|".join(choices) if choices else {int: "N", float: "X", bool: "true|false", tuple: "A,B"}.get(kind, "TEXT")
+    metavar = "|".join(choices) if choices else METAVARS.get(kind, "TEXT")
     default = "" if field.default is None else f" (default: {field.default})"
     help_text = argparse.SUPPRESS if field.metadata["hidden"] else (field.metadata["help"] + default).replace("%", "%%")
     flag: dict[str, Any] = {"nargs": "?", "const": "true"} if kind is bool else {}
@@ -314,7 +325,7 @@ def _read_yaml(path: str, fields: dict[str, dataclasses.Field], cls: type) -> tu
             problems.append(f"{path}: unknown key {name}{_nearest(name, fields)}")
         elif isinstance(value, dict):
             problems.append(f"{path}: {name}: expected one value, found a mapping")
-        elif isinstance(value, list) and _kind(cls, name)[0] is not tuple:
+        elif isinstance(value, list) and typing.get_origin(_kind(cls, name)[0]) is not tuple:
             problems.append(f"{path}: {name}: expected one value, found a list")
         elif isinstance(value, list):
             texts[name] = ",".join(str(item) for item in value)

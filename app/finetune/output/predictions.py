@@ -35,6 +35,11 @@ def metrics_name(arguments: Any) -> str:
     return _beside_a_run(arguments, METRICS)
 
 
+def folder_of(arguments: Any) -> Path:
+    """The folder for files that this command's predictions name, such as masks: in the run's folder, wherever the lines go."""
+    return Path(arguments.output_dir) / _beside_a_run(arguments, Path(PREDICTIONS).stem)
+
+
 def _beside_a_run(arguments: Any, name: str) -> str:
     """A command that predicts in a finished run's folder leaves that run's predictions and metrics alone."""
     if arguments.modes.train or not arguments.modes.predict or not holds_trained_run(Path(arguments.output_dir)):

@@ -26,14 +26,17 @@ BEST = "best"
 CHECKPOINTS = "checkpoints"
 METRICS = "metrics.json"
 PREDICTIONS = "predictions.jsonl"
+PICTURES = "pictures"
 OURS = (
     RUN_FILE,
     "history.jsonl",
     METRICS,
     PREDICTIONS,
+    "predictions",  # files that it names
     CARD,
     BEST,
     CHECKPOINTS,
+    PICTURES,
     "tensorboard",
     "profile",
     STATUS,

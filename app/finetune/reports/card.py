@@ -13,7 +13,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from finetune.output import written
 from finetune.output.files import write_text
-from finetune.output.run_folder import CARD, check_present
+from finetune.output.run_folder import CARD, PICTURES, check_present
 from finetune.reports.tracker import read_history
 
 SPLITS = {"eval": "validation", "test": "test"}  # prefix of metrics -> name of the split
@@ -53,7 +53,7 @@ def write_card(
     code = ["```python", usage, "```", ""] if usage else []
     body = [*metadata, f"# {title}", "", *code, "## Metrics", ""]
     body += _table(values, metrics)
-    body += ["", *sections, "", "## Training", "", *_facts(run, values), ""]
+    body += ["", *_pictures(folder), *sections, "", "## Training", "", *_facts(run, values), ""]
     for key, name in CURVES.items():
         body += _curve(name, [(event["step"], event[key]) for event in history if event.get(key) is not None])
     check_present(folder / CARD)
@@ -107,6 +107,11 @@ def _table(values: dict[str, Any], metrics: Sequence[str]) -> list[str]:
     prefixes = [prefix for prefix in SPLITS if any(values.get(f"{prefix}_{metric}") is not None for metric in metrics)]
     rows = [[metric, *(values.get(f"{prefix}_{metric}") for prefix in prefixes)] for metric in metrics]
     return markdown_table(["metric", *(SPLITS[prefix] for prefix in prefixes)], rows)
+
+
+def _pictures(folder: Path) -> list[str]:
+    """Links to the pictures of the best model, which are beside the card."""
+    return [f"![{path.stem}]({PICTURES}/{path.name})\n" for path in sorted((folder / PICTURES).glob("*.png"))]
 
 
 def _facts(run: dict[str, Any], values: dict[str, Any]) -> list[str]:

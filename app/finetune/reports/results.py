@@ -11,7 +11,7 @@ from huggingface_hub import HfApi
 
 from finetune.launching.processes import Run
 from finetune.output import predictions as output
-from finetune.output.run_folder import BEST
+from finetune.output.run_folder import BEST, PICTURES
 from finetune.task import Predictions, Split, Task
 
 
@@ -41,6 +41,8 @@ def _upload(folder: Path, name: str | None) -> str:
     api = HfApi()
     repository = api.create_repo(name or folder.resolve().name, exist_ok=True).repo_id
     api.upload_folder(repo_id=repository, folder_path=folder / BEST)
+    if (folder / PICTURES).is_dir():
+        api.upload_folder(repo_id=repository, folder_path=folder / PICTURES, path_in_repo=PICTURES)
     card = folder / "README.md"
     if card.exists():
         api.upload_file(repo_id=repository, path_or_fileobj=card, path_in_repo="README.md")

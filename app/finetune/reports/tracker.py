@@ -14,11 +14,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from PIL import Image
 from tqdm import tqdm
 
 from finetune.output import written
 from finetune.output.files import naming
-from finetune.output.run_folder import check_present
+from finetune.output.run_folder import PICTURES, check_present
 
 HISTORY, TENSORBOARD = "history.jsonl", "tensorboard"
 
@@ -91,6 +93,20 @@ class Tracker:
         for tracker in self.accelerator.trackers if self.is_main else []:
             if tracker.name == TENSORBOARD:
                 tracker.writer.add_text(tag, markdown)
+
+    def picture(self, name: str, picture: np.ndarray) -> None:
+        """Writes a picture, (height, width, 3) uint8, to pictures/NAME.png and, if the run reports there, TensorBoard."""
+        if not self.is_main:
+            return
+        path = self.folder / PICTURES / f"{name}.png"
+        check_present(self.folder)
+        written.add(self.folder, path)
+        path.parent.mkdir(exist_ok=True)
+        with naming(path):
+            Image.fromarray(picture).save(path)
+        for tracker in self.accelerator.trackers:
+            if tracker.name == TENSORBOARD:
+                tracker.writer.add_image(name, picture, dataformats="HWC")
 
     def flush(self) -> None:
         """Forces the history so far to disk."""

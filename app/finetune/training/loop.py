@@ -21,7 +21,7 @@ from finetune.launching import signals
 from finetune.launching.processes import Run
 from finetune.launching.shutdown import stop_requested, stop_run
 from finetune.output.writer_thread import Background
-from finetune.plan import Plan, lr_multiplier
+from finetune.plan import Plan
 from finetune.reports.profiling import profiled
 from finetune.reports.tracker import Tracker
 from finetune.task import Batch, Predictions, Task
@@ -97,7 +97,7 @@ def fit(run: Run, training: Training, state: TrainState) -> dict[str, float | No
     clock.mark()
     for micro_batches in () if done else loader:
         step = state.step
-        multiplier = lr_multiplier(state.updates, plan.total_steps, plan.warmup_steps, plan.lr_scheduler_type)
+        multiplier = plan.lr_multiplier(state.updates)
         set_learning_rate(training.optimizer, multiplier)
         seed_step(options.seed, step, run.launch.rank)
         try:

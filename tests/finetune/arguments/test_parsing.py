@@ -18,6 +18,8 @@ class Small:
     count: int = option(3, at_least=1, below=10, help="how many")
     limit: int | None = option(7, at_least=1, help="an optional number")
     columns: tuple[str, ...] = option((), help="names")
+    spacing: tuple[float, ...] | None = option(above=0, help="numbers")
+    strides: tuple[int, ...] = option((2, 2), at_least=1, help="whole numbers")
     trackers: tuple[str, ...] = option(("x",), choices=("x", "y"), help="names out of two")
     shuffle: bool = option(True, help="on by default")
     fast: bool = option(False, help="off by default")
@@ -68,9 +70,10 @@ def test_optional_values_can_be_taken_back(tmp_path):
 
 
 def test_file_sets_what_the_command_line_does_not(tmp_path):
-    text = "count: 4\nrate: 5e-2  # YAML 1.1 reads this as a text\ncolumns: [a, b]\nshuffle: no\nname: 7\n"
-    found = small("--count", "5", "--shuffle", yaml=text, tmp_path=tmp_path)
-    assert found == Small(count=5, rate=0.05, columns=("a", "b"), shuffle=True, name="7")
+    text = "count: 4\nrate: 5e-2  # YAML 1.1 reads this as a text\ncolumns: [a, b]\nstrides: [2, 1]\nshuffle: no\nname: 7\n"
+    found = small("--count", "5", "--shuffle", "--spacing", "1,0.5", yaml=text, tmp_path=tmp_path)
+    columns = {"columns": ("a", "b"), "strides": (2, 1), "spacing": (1.0, 0.5)}
+    assert found == Small(count=5, rate=0.05, shuffle=True, name="7", **columns)
 
 
 @pytest.mark.parametrize(
@@ -85,6 +88,9 @@ def test_file_sets_what_the_command_line_does_not(tmp_path):
         (["--rate", "inf"], "--rate: 'inf' is not a number above 0 and at most 1"),
         (["--rate", "none"], "--rate: 'none' is not a number above 0 and at most 1"),
         (["--letter", "betta"], "--letter: 'betta' is not one of alpha, beta; did you mean beta?"),
+        (["--spacing", "1,x"], "--spacing: '1,x' is not numbers separated by commas above 0"),
+        (["--spacing", "1,0"], "--spacing: 1,0 is out of range, expected numbers separated by commas above 0"),
+        (["--strides", "2,1.5"], "--strides: '2,1.5' is not whole numbers separated by commas at least 1"),
         (["--trackers", "x,z"], "--trackers: 'z' is not one of x, y"),
         (["--shuffle", "maybe"], "--shuffle: 'maybe' is not true or false"),
         (["--name", ""], "--name: is empty"),

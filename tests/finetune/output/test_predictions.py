@@ -90,5 +90,6 @@ def test_a_finished_runs_predictions_and_metrics_are_kept(tmp_path, train, train
         output_dir=str(tmp_path), predictions_file=None, test_file="data/new.v1.csv.gz", modes=Modes(train, False, True)
     )
     assert predictions.path_of(asked).name == expected
+    assert predictions.folder_of(asked) == tmp_path / expected.removesuffix(".jsonl")
     assert predictions.metrics_name(asked) == expected.replace("predictions", "metrics").replace("jsonl", "json")
     assert written.foreign(tmp_path, ["best"]) == []

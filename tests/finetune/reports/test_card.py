@@ -48,6 +48,12 @@ def test_a_table_of_any_values():
     ]
 
 
+def test_a_card_shows_the_runs_pictures(folder):
+    (folder() / "pictures").mkdir()
+    (folder() / "pictures" / "slices.png").write_bytes(b"")
+    assert "![slices](pictures/slices.png)" in card(folder())
+
+
 def test_a_card_begins_with_what_the_hub_reads(folder):
     dataset = {"name": "custom", "type": "custom"}
     assert metadata(card(folder())) == {

@@ -1,8 +1,11 @@
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from PIL import Image
 
+from finetune.output import written
 from finetune.reports.tracker import HISTORY, Tracker, read_history
 
 
@@ -110,6 +113,20 @@ def test_shown_figures_go_to_the_console(tmp_path, capsys):
     tracker.log(event(5))
     tracker.close()
     assert capsys.readouterr().out == "step 4         epoch 0.40, eval_loss 0.2500\n"
+
+
+def test_a_picture_is_a_file_and_goes_to_tensorboard(tmp_path):
+    accelerator, shown = Accelerator(), []
+    writer = SimpleNamespace(add_image=lambda name, picture, dataformats: shown.append((name, picture.shape, dataformats)))
+    accelerator.trackers = [SimpleNamespace(name="tensorboard", writer=writer), SimpleNamespace(name="wandb")]
+    tracker = Tracker(accelerator, tmp_path, 10, 0, False)
+    picture = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
+    for _ in range(2):  # a better model's takes its place
+        tracker.picture("slices", picture)
+    tracker.close()
+    assert shown == [("slices", (2, 4, 3), "HWC")] * 2
+    assert np.array_equal(np.asarray(Image.open(tmp_path / "pictures" / "slices.png")), picture)
+    assert written.foreign(tmp_path, ["pictures"]) == []
 
 
 def test_other_processes_are_silent(tmp_path, capsys):

@@ -1,0 +1,238 @@
+"""Segmentation of volumes (NIfTI): MONAI's 3-D U-Net on random patches, sliding windows over whole volumes.
+
+    python app/segment3d.py --config app/recipes/segment3d_classic.yaml --train_file FOLDER --output_dir runs/a
+    accelerate launch --config_file accelerate_configs/ddp_bf16.yaml app/segment3d.py ...the same...
+    deepspeed --num_gpus 8 app/segment3d.py --deepspeed ds_configs/zero2.json ...the same...
+    torchrun --nproc_per_node 8 app/segment3d.py ...the same...
+
+FOLDER has images/ and labels/ with files of equal names and, where it holds several splits, split.csv with columns file and
+split (train, validation, test). Volumes are brought to one orientation and voxel size and normalised to mean 0 and deviation 1;
+scores and predictions are in each file's own grid. `best/` holds model.safetensors and config.json; the run's README.md has the
+lines that load them with MONAI alone.
+
+Predict with it, no labels needed; masks go to predictions/ in the output folder:
+
+    python app/segment3d.py --do_predict --model_name_or_path runs/a/best --test_file FOLDER --output_dir runs/a
+
+Needs: pip install -r requirements-vision.txt
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
+
+from finetune.command_line import read_arguments
+from volumes.arguments import VolumeArguments
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments(VolumeArguments):
+    """Volumes"""
+
+
+if __name__ == "__main__":
+    arguments = read_arguments(Arguments, __doc__)  # before torch and MONAI are imported, which takes seconds
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from finetune.application import run
+from finetune.launching.launch import Launch
+from finetune.output import predictions as output
+from finetune.output import written
+from finetune.output.run_folder import read_metrics, replace_folder
+from finetune.plan import Modes
+from finetune.task import Batch, Card, Data, Predictions, Split, Task, check_metric
+from metrics.segmentation import count_classes, dice, iou, mean_of_defined
+from models.segmentation_loss import SegmentationLoss
+from volumes import network
+from volumes.files import Volumes, find_splits
+from volumes.nifti import IGNORED
+from volumes.patches import Patches
+from volumes.predictions import WholeVolumes, picture, volume_facts, write_masks
+from volumes.prepared import Prepared, check_headers, check_values, choose_classes, prepare
+from volumes.settings import (
+    USAGE,
+    Settings,
+    check_weights,
+    choose_spacing,
+    class_table,
+    content_of,
+    describe,
+)
+
+KINDS = ("dice", "iou", "hd95")
+
+
+class VolumeSegmentation(Task):
+    """Every patch is one target: its loss is cross-entropy over its voxels + Dice."""
+
+    name = "segment3d"
+    default_metric = "mean_dice"
+    shown_metrics = ("loss", "mean_dice", "mean_iou", "mean_hd95")
+    memory_advice = "a smaller --patch_size or --window_batch_size, "
+
+    # Data
+
+    def load(self, launch: Launch, modes: Modes) -> Data:
+        arguments, notes = self.arguments, []
+        self.launch = launch
+        if modes.predict:
+            written.check_foreign(Path(arguments.output_dir), [output.folder_of(arguments).name])
+        files = find_splits(arguments, notes)
+        check_headers(files, notes)
+        prepared = self.prepare(files, notes)
+        labelled = {name: volumes.labelled for name, volumes in files.items()}
+        self.loss = SegmentationLoss(
+            arguments.cross_entropy_weight,
+            arguments.dice_weight,
+            arguments.class_weights,
+            IGNORED,
+            include_background=False,
+            label_smoothing=arguments.label_smoothing_factor,
+        )
+        classes = self.settings.classes
+        self.whole = {
+            name: WholeVolumes(volumes, labelled[name], name == "test", len(classes))
+            for name, volumes in prepared.items()
+            if name != "train"
+        }
+        splits = {name: self.whole_split(whole, files[name].path) for name, whole in self.whole.items()}
+        if modes.train:
+            splits["train"] = self.patch_split(prepared["train"], files["train"].path)
+            notes.insert(0, describe(self.settings, prepared["train"], arguments.patches_per_volume))
+            if modes.evaluate:
+                by_class = [f"{kind}_{name}" for kind in KINDS for name in classes[1:]]
+                check_metric(self.best_metric, ["loss", *(f"mean_{kind}" for kind in KINDS), *by_class])
+        if arguments.test_file is not None and not modes.predict:
+            notes.append(f"--test_file {arguments.test_file} is not read: --do_predict is not given")
+        return Data(splits, self.fingerprint(prepared), notes)
+
+    def prepare(self, files: dict[str, Volumes], notes: list[str]) -> dict[str, list[Prepared]]:
+        """Chooses what the model is made of, or takes an exported one's settings; prepares the volumes by it."""
+        a, named = self.arguments, self.arguments.model_name_or_path
+        known = None if named is None else Settings.read(named).given(a)
+        spacing = choose_spacing(a.spacing, files["train"]) if known is None else known.spacing
+        prepared = {name: prepare(volumes, spacing, a.ignore_index) for name, volumes in files.items()}
+        classes = choose_classes(prepared["train"], a.class_names) if known is None else known.classes
+        check_weights(a.class_weights, classes)
+        for volumes in prepared.values():
+            check_values(volumes, classes, notes)
+        self.settings = known or Settings.choose(a, classes, spacing, prepared["train"])
+        return prepared
+
+    def patch_split(self, volumes: list[Prepared], path: str) -> Split:
+        a, size = self.arguments, self.settings.patch_size
+        patches = Patches(volumes, size, a.patches_per_volume, a.foreground_share, a.flip_axes, a.seed)
+        return Split(path, patches.batch, len(patches), augment=patches.batch)
+
+    def whole_split(self, whole: WholeVolumes, path: str) -> Split:
+        ids = [volume.file.id for volume in whole.volumes]
+        return Split(path, whole.batch, len(ids), labelled=whole.labelled, ids=ids)
+
+    def fingerprint(self, prepared: dict[str, list[Prepared]]) -> dict[str, Any]:
+        a = self.arguments
+        return {
+            "task": self.name,
+            "model": self.settings.as_dict(),
+            "weights": content_of(a.model_name_or_path),
+            "patches": [a.patches_per_volume, a.foreground_share, *a.flip_axes],
+            **{f"{name}_content": [volume.content[:16] for volume in prepared[name]] for name in prepared if name != "test"},
+        }
+
+    # Training
+
+    def build(self) -> torch.nn.Module:
+        model = network.build_unet(self.settings.unet)
+        if self.arguments.model_name_or_path is not None and next(model.parameters()).device.type != "meta":
+            self.settings.load_weights(model, self.arguments.model_name_or_path)
+        return model
+
+    def num_targets(self, batch: Batch) -> torch.Tensor:
+        return batch.is_real.sum()
+
+    def loss_sum(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        return (self.loss(model(batch.inputs["image"]), batch.labels) * batch.is_real).sum()
+
+    # Evaluation and prediction
+
+    def predict(self, model: torch.nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
+        rows = [self.predict_volume(model, batch, row) for row in range(len(batch.rows))]
+        return {name: torch.stack([found[name] for found in rows]) for name in rows[0]}
+
+    def predict_volume(self, model: torch.nn.Module, batch: Batch, row: int) -> dict[str, torch.Tensor]:
+        """Statistics of a volume with a label, in its file's grid, and what is kept of its mask."""
+        a, num_classes = self.arguments, len(self.settings.classes)
+        image, size, spacing = volume_facts(batch, row)
+        logits = network.volume_logits(
+            model,
+            image,
+            size,
+            patch_size=self.settings.patch_size,
+            overlap=self.settings.overlap,
+            window_batch_size=a.window_batch_size,
+            all_alike=self.launch.zero_stage == 3,
+        )
+        predicted = network.classes_of(logits)
+        mask, found = predicted.cpu().numpy(), {}
+        if batch.labels is not None:
+            truth = batch.labels[row][tuple(map(slice, size))]
+            distances = network.hausdorff95(mask, truth.cpu().numpy(), spacing, num_classes)
+            found["loss"] = self.loss(logits[None], truth[None])[0]
+            found["counts"] = count_classes(predicted[None], truth[None], num_classes, IGNORED)[0]
+            found["hd95"] = torch.from_numpy(distances).to(logits.device)
+        split = self.whole["test" if "mask" in batch.inputs else "validation"]
+        return found | split.kept(batch, row, mask)
+
+    def score(self, predictions: Predictions, split: Split) -> dict[str, float | None]:
+        """Means over volumes of each class's metrics, and over classes of those."""
+        counts, names = predictions["counts"], self.settings.classes[1:]
+        scores: dict[str, float | None] = {"loss": float(predictions["loss"].mean(dtype=np.float64))}
+        for kind, values in zip(KINDS, (dice(counts), iou(counts), predictions["hd95"].astype(np.float64)), strict=True):
+            by_class = [mean_of_defined(values[:, number]) for number in range(1, len(names) + 1)]
+            scores[f"mean_{kind}"] = mean_of_defined(np.array(by_class, dtype=np.float64))
+            scores |= {f"{kind}_{name}": value for name, value in zip(names, by_class, strict=True)}
+        return scores
+
+    def export(
+        self, path: Path, model: torch.nn.Module, weights: dict[str, torch.Tensor], best: Predictions | None
+    ) -> dict[str, Any]:
+        replace_folder(path, partial(self.settings.write, weights))
+        return {}
+
+    def pictures(self, best: Predictions) -> dict[str, np.ndarray]:
+        return {"image_truth_prediction": picture(self.whole["validation"], best["slice"])}
+
+    def load_exported(self, path: str | Path) -> torch.nn.Module:
+        return Settings.read(path).load_model(path)
+
+    def prediction_lines(self, predictions: Predictions, split: Split) -> Iterator[dict[str, Any]]:
+        """Writes the masks meanwhile."""
+        whole, names = self.whole["test"], self.settings.classes[1:]
+        folder = output.folder_of(self.arguments)
+        for row, (path, mask) in enumerate(write_masks(whole, predictions["mask"], folder, Path(self.arguments.output_dir))):
+            volume = whole.volumes[row]
+            millilitres = np.bincount(mask.ravel(), minlength=len(names) + 1)[1:] * np.prod(volume.facts["spacing"]) / 1000
+            line = {"image": str(volume.file.image), "mask": path}
+            line["millilitres"] = dict(zip(names, millilitres.round(6).tolist(), strict=True))
+            if split.labelled:
+                counts = predictions["counts"][row]
+                for kind, values in zip(KINDS, (dice(counts), iou(counts), predictions["hd95"][row]), strict=True):
+                    line[kind] = {name: mean_of_defined(value[None]) for name, value in zip(names, values[1:], strict=True)}
+            yield line
+
+    def card(self, folder: Path) -> Card:
+        table = class_table(read_metrics(folder / "metrics.json"), self.settings.classes)
+        return Card("Segmentation of volumes", None, USAGE, ["loss", *(f"mean_{kind}" for kind in KINDS)], table)
+
+
+if __name__ == "__main__":
+    run(VolumeSegmentation, arguments)
