@@ -1,8 +1,11 @@
-"""Build a corpus of real text from the docstrings of the libraries that requirements.txt installs anyway.
+"""Build sample data without a download: a corpus of real text from the docstrings of the libraries that requirements.txt
+installs anyway, or pictures.
 
     python scripts/make_sample_data.py [--output_dir sample_data] [--packages numpy scipy ...] [--force]
+    python scripts/make_sample_data.py images [--output_dir sample_images] [--force]
 
-Writes train.jsonl, validation.jsonl and test.jsonl (about 80/10/10), labels.txt (the label order) and sample_data.json
+The second writes digits drawn with a font, a folder per class: train/0/00000.png and so on (sampling/digits.py). The first
+writes train.jsonl, validation.jsonl and test.jsonl (about 80/10/10), labels.txt (the label order) and sample_data.json
 (versions, counts, checksums). One row per documented object:
 
     {"id": "numpy.linalg.qr", "title": the summary line, "text": the body without it, "labels": ["has:examples", ...]}
@@ -31,6 +34,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from sampling.digits import draw_digits
 
 PACKAGES = [
     *("numpy", "scipy", "pandas", "sklearn", "torch", "transformers", "accelerate", "datasets", "evaluate"),
@@ -400,13 +407,27 @@ def print_summary(folder: Path, made: dict) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--output_dir", type=lambda p: Path(p).expanduser(), default=Path("sample_data"), help="default: %(default)s"
-    )
+    parser.add_argument("what", nargs="?", choices=("texts", "images"), default="texts", help="default: %(default)s")
+    parser.add_argument("--output_dir", type=lambda p: Path(p).expanduser(), help="default: sample_data or sample_images")
     parser.add_argument("--packages", nargs="+", default=PACKAGES, help="import names (default: those of requirements.txt)")
     parser.add_argument("--min_label_rows", type=int, default=MIN_LABEL_ROWS, help="training rows that a label needs")
     parser.add_argument("--force", action="store_true", help="build again, even from the same versions")
     args = parser.parse_args()
+    if args.output_dir is None:
+        args.output_dir = Path("sample_data" if args.what == "texts" else "sample_images")
+    return make_images(parser, args) if args.what == "images" else make_texts(parser, args)
+
+
+def make_images(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
+    try:
+        rows = draw_digits(args.output_dir, args.force)
+    except OSError as error:
+        parser.error(f"cannot write to --output_dir {args.output_dir} ({error}); choose another folder")
+    print(f"{args.output_dir}: " + ", ".join(f"{split} {count} pictures" for split, count in rows.items()))
+    return 0
+
+
+def make_texts(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     warnings.simplefilter("ignore", SyntaxWarning)  # invalid escapes in other people's strings
     warnings.simplefilter("ignore", DeprecationWarning)
     gc.disable()  # parsing makes millions of objects and no cycles worth collecting: saves an eighth of the time

@@ -2,21 +2,27 @@
 # From nothing to a trained model and its first predictions, on a CPU, without a model hub:
 #   bash scripts/quickstart.sh            multi-label classification of documentation texts
 #   bash scripts/quickstart.sh titlegen   titles for the same texts, by a small BigBird encoder-decoder
+#   bash scripts/quickstart.sh image_classify   pictures of digits, by a small CNN
 # A second run goes on from what is there.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/environment.sh
 task=${1:-classify}
-case $task in classify | titlegen) ;; *)
-  echo "error: unknown task $task; known: classify, titlegen" >&2
+case $task in classify | titlegen | image_classify) ;; *)
+  echo "error: unknown task $task; known: classify, titlegen, image_classify" >&2
   exit 2
   ;;
 esac
 environment requirements.txt
 export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=true
 
-[ -f sample_data/sample_data.json ] || echo "preparing the sample data (about a minute)"
-python scripts/make_sample_data.py --output_dir sample_data
+case $task in
+image*) python scripts/make_sample_data.py images --output_dir sample_images ;;
+*)
+  [ -f sample_data/sample_data.json ] || echo "preparing the sample data (about a minute)"
+  python scripts/make_sample_data.py --output_dir sample_data
+  ;;
+esac
 run=runs/quickstart_$task
 
 case $task in
@@ -60,6 +66,28 @@ import json, sys
 with open("sample_data/test.jsonl") as texts, open(sys.argv[1] + "/predictions.jsonl") as predictions:
     for number, (text, prediction) in zip(range(5), zip(texts, predictions)):
         print(f"\nreference  {json.loads(text)['title']}\ngenerated  {json.loads(prediction)['title']}")
+PY
+  ;;
+image_classify)
+  loads="$run/README.md shows how to load it" predicted="classes and probabilities"
+  python app/image_classify.py --config app/recipes/quickstart_image_classify.yaml \
+    --train_file sample_images/train --validation_file sample_images/validation --test_file sample_images/test \
+    --do_train --do_eval --do_predict --output_dir "$run" --resume_from_checkpoint auto
+  python - "$run" <<'PY'
+import json, sys
+from PIL import Image, ImageDraw
+
+run = sys.argv[1]
+lines = [json.loads(line) for line in open(run + "/predictions.jsonl")]
+sheet = Image.new("RGB", (10 * 60, 5 * 80), "white")
+draw = ImageDraw.Draw(sheet)
+for number in range(50):
+    line = lines[number % 10 * 50 + number // 10]
+    place, truth = (number % 10 * 60 + 2, number // 10 * 80 + 2), line["id"].split("/")[0]
+    sheet.paste(Image.open("sample_images/test/" + line["id"]).convert("RGB").resize((56, 56)), place)
+    draw.text((place[0] + 20, place[1] + 60), line["label"], fill="green" if line["label"] == truth else "red")
+sheet.save(run + "/predictions.png")
+print(f"\n{run}/predictions.png   50 test pictures over what the model takes them for")
 PY
   ;;
 esac

@@ -34,7 +34,7 @@ def read_header(encoded: Encoded, name: str) -> Header:
     """Size and mode, without decoding the pixels. Raises `InputError` that begins with `name`."""
     with _opened(encoded, name) as image:
         width, height = image.size
-        turned = image.getexif().get(ExifTags.Base.Orientation) in TURNED
+        turned = _orientation(image) in TURNED
         return Header(height, width, image.mode) if turned else Header(width, height, image.mode)
 
 
@@ -71,6 +71,16 @@ def too_deep(mode: str) -> str:
         f"has more than 8 bits a pixel (Pillow's mode {mode}); which of its values are black and white is not known. Save it "
         "with 8 bits, scaled as you want it"
     )
+
+
+def _orientation(image: Image.Image) -> int | None:
+    try:
+        # Not PNG's own method, which decodes the picture first.
+        return Image.Image.getexif(image).get(ExifTags.Base.Orientation)
+    except Exception as error:  # EXIF data that are damaged have none; decoding will say more
+        if is_out_of_memory(error):
+            raise
+        return None
 
 
 def _decoded(encoded: Encoded, name: str) -> Image.Image:

@@ -35,8 +35,9 @@ class Examples:
         return len(self.images)
 
     def take(self, rows: np.ndarray) -> Examples:
-        classes = None if self.classes is None else [self.classes[row] for row in rows]
-        ids = [self.ids[row] for row in rows]
+        # Lists first: one cell of a table at a time is slow.
+        classes, ids = (None if cells is None else list(cells) for cells in (self.classes, self.ids))
+        classes, ids = classes and [classes[row] for row in rows], [ids[row] for row in rows]
         return replace(self, images=self.images.take(rows), classes=classes, ids=ids, where=Renumbered(self.where, rows))
 
 
@@ -66,7 +67,7 @@ def _from_idx(path: Path) -> Examples:
         numbers = read_idx(labels, 1)
         if len(numbers) != len(pixels):
             raise InputError(
-                f"{labels}: has {len(numbers)} labels, but {path} has {len(pixels)} pictures; they do not belong together"
+                f"{labels}: has {len(numbers)} labels for the {len(pixels)} pictures of {path}; they do not belong together"
             )
         classes = numbers.tolist()
     images = ArrayImages(str(path), pixels)

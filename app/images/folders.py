@@ -10,6 +10,8 @@ from PIL import Image
 from finetune.errors import InputError
 from finetune.reading.problems import listed
 
+SPLITS = {"train", "training", "val", "valid", "validation", "dev", "test", "testing"}
+
 
 @cache
 def picture_extensions() -> frozenset[str]:
@@ -37,6 +39,11 @@ def class_folders(folder: Path, notes: list[str]) -> tuple[list[Path], list[str]
         if not pictures:
             raise InputError(f"{folder}: holds no pictures; expected a folder for each class, with pictures in it")
         return pictures, None
+    if {path.name.lower() for path in classes} <= SPLITS:
+        found = ", ".join(path.name for path in classes)
+        raise InputError(
+            f"{folder}: holds splits ({found}), not classes; give each by itself, such as --train_file {classes[0]}"
+        )
     beside = [path.name for path in sorted(folder.iterdir()) if path.suffix.lower() in picture_extensions() and path.is_file()]
     if beside:
         raise InputError(f"{folder}: holds pictures beside the folders of classes ({listed(beside)}); move them into a class")

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from PIL import Image
 
+from finetune.errors import InputError
+
 CHANNELS = {"L": 1, "RGB": 3}
 
 
@@ -63,10 +65,17 @@ class Processing:
 
 
 def processing_of(processor: Any, channels: int) -> Processing:
-    """What an image processor of transformers does, as `Processing`. Its size is found by trying."""
+    """What an image processor of transformers does, as `Processing`. Its size is found by trying. Raises `InputError` for one
+    whose size depends on the picture."""
     mode = {1: "L", 3: "RGB"}[channels]
-    tried = processor(Image.new("RGB", (96, 64)), do_rescale=False, do_normalize=False)["pixel_values"][0]
-    size = tuple(np.asarray(tried).shape[-2:])
+    pictures = [Image.new("RGB", shape) for shape in ((96, 64), (64, 96))]
+    tried = [processor(picture, do_rescale=False, do_normalize=False)["pixel_values"][0] for picture in pictures]
+    size, other = (tuple(np.asarray(each).shape[-2:]) for each in tried)
+    if size != other:
+        raise InputError(
+            f"the image processor {type(processor).__name__} gives pictures of several sizes, which a batch cannot hold; "
+            "give it a fixed size, or a centre crop, in its preprocessor_config.json"
+        )
     mean, std = (processor.image_mean, processor.image_std) if processor.do_normalize else ([0.0] * channels, [1.0] * channels)
     scale = processor.rescale_factor if processor.do_rescale else 1.0
     return Processing(size, mode, tuple(mean[:channels]), tuple(std[:channels]), scale, processor)

@@ -26,7 +26,7 @@ def synchronise_batch_norm(model: nn.Module, on_gpu: bool) -> nn.Module:
 
 class SyncBatchNormOnCpu(_BatchNorm):
     """What one process would compute on the rows of all together; the variance in a second pass, as E[x^2] - E[x]^2 cancels in
-    fp32."""
+    fp32. The placeholder of a process that has no row of a batch counts as a row."""
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
         pass
@@ -38,21 +38,23 @@ class SyncBatchNormOnCpu(_BatchNorm):
             return super().forward(input)
         axes = [axis for axis in range(input.dim()) if axis != 1]
         shape = [1, -1] + [1] * (input.dim() - 2)
-        own = torch.cat([input.sum(axes), input.new_tensor([input.numel() / input.shape[1]])])
+        values = input.float()  # sums in half precision would lose most of it
+        own = torch.cat([values.sum(axes), values.new_tensor([values.numel() / values.shape[1]])])
         total = _SumOverProcesses.apply(own)
         count, mean = total[-1].detach(), total[:-1] / total[-1].detach()
-        centred = input - mean.view(shape)
+        centred = values - mean.view(shape)
         variance = _SumOverProcesses.apply(centred.square().sum(axes)) / count
         if self.track_running_stats:
             self._track(mean.detach(), variance.detach() * count / (count - 1))
         normal = centred * torch.rsqrt(variance + self.eps).view(shape)
-        return normal * self.weight.view(shape) + self.bias.view(shape) if self.affine else normal
+        found = normal * self.weight.view(shape) + self.bias.view(shape) if self.affine else normal
+        return found.to(input.dtype)
 
     def _track(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
         self.num_batches_tracked += 1
         momentum = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-        self.running_mean.lerp_(mean, momentum)
-        self.running_var.lerp_(variance, momentum)
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
+        self.running_var.lerp_(variance.to(self.running_var.dtype), momentum)
 
 
 class _SumOverProcesses(torch.autograd.Function):

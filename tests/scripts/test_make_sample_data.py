@@ -305,3 +305,31 @@ def test_chinese_fixture_is_what_the_chinese_tests_count_on():
     assert len(rows) == len({row["id"] for row in rows}) == len({row["text"] for row in rows}) == 48
     assert all(80 <= len(row["text"]) <= 200 and 8 <= len(row["title"]) <= 20 for row in rows)
     assert {label for row in rows for label in row["labels"]} == {"科技", "体育", "健康", "教育", "财经", "旅游"}
+
+
+def test_digits_are_drawn_once_and_the_same_each_time(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    from sampling import digits
+
+    monkeypatch.setattr(digits, "ROWS", {"train": 20, "test": 10})
+    drawn = []
+    for name in ("a", "b"):
+        digits.draw_digits(tmp_path / name)
+        drawn.append(
+            {path.relative_to(tmp_path / name): path.read_bytes() for path in sorted((tmp_path / name).rglob("*.png"))}
+        )
+    assert drawn[0] == drawn[1]
+    assert sorted({(path.parts[0], path.parts[1]) for path in drawn[0]}) == [
+        (s, str(d)) for s in ("test", "train") for d in range(10)
+    ]
+    assert len(set(drawn[0].values())) == 30
+    one = tmp_path / "a" / "train" / "0" / "00000.png"
+    one.unlink()
+    digits.draw_digits(tmp_path / "a")
+    assert not one.exists()  # made before: nothing is looked at twice
+    digits.draw_digits(tmp_path / "a", force=True)
+    assert one.exists()
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "mine").touch()
+    with pytest.raises(FileExistsError, match="it holds mine from elsewhere"):
+        digits.draw_digits(tmp_path / "c")

@@ -1,0 +1,1 @@
+"""Parts of make_sample_data.py: generated pictures."""

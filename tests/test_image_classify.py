@@ -1,0 +1,151 @@
+import json
+import math
+import re
+import shutil
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from image_classify import Arguments, ImageClassification
+from in_process import script  # noqa: F401 - a fixture
+from pictures import CLASSES, write_folder, write_idx
+from PIL import Image
+from transformers import ConvNextImageProcessorPil, ResNetConfig, ViTConfig, pipeline
+
+from finetune.task import Batch
+from images.classifier import SMALL_CNN_USAGE
+
+LOGITS = torch.tensor([[2.0, -1.0, 0.5], [-3.0, 0.0, 1.0], [1.0, 1.0, 1.0]])
+
+
+def task(**given):
+    return ImageClassification(Arguments(output_dir="runs/a", **given))
+
+
+def model(pixel_values):
+    return SimpleNamespace(logits=pixel_values)
+
+
+def batch(rows=(4, 9, -1)):
+    return Batch(torch.tensor(rows), {"pixel_values": LOGITS}, torch.tensor([0, 2, 1]))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_loss_is_cross_entropy_without_the_placeholder(smoothing):
+    log_p = [[x - math.log(sum(map(math.exp, row))) for x in row] for row in LOGITS.tolist()]
+    expected = -sum((1 - smoothing) * row[c] + smoothing * sum(row) / 3 for row, c in zip(log_p[:2], (0, 2), strict=True))
+    made = task(label_smoothing_factor=smoothing)
+    assert float(made.loss_sum(model, batch())) == pytest.approx(expected, rel=1e-6)
+    assert int(made.num_targets(batch())) == 2
+    parts = [Batch(batch().rows[i : i + 1], {"pixel_values": LOGITS[i : i + 1]}, batch().labels[i : i + 1]) for i in range(3)]
+    assert sum(float(made.loss_sum(model, part)) for part in parts) == pytest.approx(expected, rel=1e-6)  # any micro-batches
+    whole = {name: tensor.numpy() for name, tensor in made.predict(model, batch((0, 1, 2))).items()}
+    loss = made.score({name: values[:2] for name, values in whole.items()}, None)["loss"]
+    assert loss == pytest.approx(expected / 2, rel=1e-6)
+
+
+def arguments(folder, **given):
+    named = {"num_train_epochs": 6, "global_batch_size": 8, "report_to": "tensorboard", "output_dir": folder / "run"} | given
+    return [f"--{name}={value}" for name, value in named.items() if value is not None]
+
+
+def test_the_small_cnn_from_mnist_files_to_predictions_and_a_card_that_runs(tmp_path, script):  # noqa: F811
+    mnist = write_idx(tmp_path / "mnist", rows=64)
+    write_idx(mnist, "t10k", rows=10, seed=1)
+    data = {f"{split}_file": mnist for split in ("train", "validation", "test")}
+    ended = script("image_classify", arguments(tmp_path, do_train="true", do_predict="true", **data))
+    assert (ended.code, ended.err) == (0, "")
+    assert "64 training pictures, read as 16x16 grey levels" in ended.out
+    run = tmp_path / "run"
+    metrics = json.loads((run / "metrics.json").read_text())
+    assert metrics["test_accuracy"] == metrics["eval_accuracy"] == 1.0  # the same file
+    assert metrics["eval_confusion_matrix"] == [[5, 0], [0, 5]]
+    assert [row["label"] for row in metrics["eval_per_class"]] == ["0", "1"]
+    lines = [json.loads(line) for line in (run / "predictions.jsonl").read_text().splitlines()]
+    assert [line["label"] for line in lines] == ["0", "1"] * 5
+    assert all(sum(line["probabilities"].values()) == pytest.approx(1, abs=1e-5) for line in lines)
+    card = (run / "README.md").read_text()
+    assert SMALL_CNN_USAGE in card
+    assert "| **1** | 0 | 5 |" in card
+
+    # The code of the card, with nothing of ours to import.
+    Image.fromarray(np.full((16, 16), 200, np.uint8)).save(run / "picture.png")
+    printed = []
+    code = SMALL_CNN_USAGE.replace('"best/', f'"{run}/best/').replace('"picture.png"', f'"{run}/picture.png"')
+    exec(code, {"print": printed.append})
+    assert printed == ["1"]
+
+    # The exported model goes on, predicts a folder without classes, and is judged by itself.
+    write_folder(tmp_path / "files", rows=4)
+    given = {"model_name_or_path": run / "best", "output_dir": tmp_path / "again"}
+    ended = script("image_classify", arguments(tmp_path, do_predict="true", test_file=tmp_path / "files" / "light", **given))
+    assert (ended.code, ended.err) == (0, "")
+    lines = [json.loads(line) for line in (tmp_path / "again" / "predictions.jsonl").read_text().splitlines()]
+    assert [(line["id"], line["label"]) for line in lines] == [("001.png", "1"), ("003.png", "1")]
+    ended = script(
+        "image_classify", arguments(tmp_path, train_file=tmp_path / "files", model_name_or_path=run / "best", output_dir="x")
+    )
+    assert ended.code == 2
+    assert "tells the classes 0, 1 apart, but the training pictures have dark, light; add --from_scratch" in ended.err
+
+
+def test_a_model_of_transformers_loads_in_a_pipeline(tmp_path, script):  # noqa: F811
+    new = tmp_path / "new"
+    ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic").save_pretrained(new)
+    ConvNextImageProcessorPil(size={"shortest_edge": 32}, crop_pct=1.0).save_pretrained(new)
+    data = write_folder(tmp_path / "data", rows=32, size=24, channels=3)
+    given = {"train_file": data, "validation_file": data, "config_name": new, "from_scratch": "true", "random_flip": "true"}
+    ended = script("image_classify", arguments(tmp_path, dataloader_num_workers=1, **given))
+    assert (ended.code, ended.err) == (0, "")
+    assert "read as 32x32 RGB" in ended.out
+    run = tmp_path / "run"
+    assert json.loads((run / "metrics.json").read_text())["eval_accuracy"] == 1.0
+    classify = pipeline("image-classification", model=str(run / "best"), device="cpu")
+    for number, name in enumerate(CLASSES):
+        found = classify(str(next((data / name).iterdir())))
+        assert found[0]["label"] == name
+        assert set(classify.model.config.id2label) == {0, 1}
+        assert classify.model.config.id2label[number] == name
+    assert 'pipeline("image-classification", model="best")' in (run / "README.md").read_text()
+
+
+def truncate(folder):
+    file = folder / "train" / "dark" / "000.png"
+    file.write_bytes(file.read_bytes()[:-40])
+
+
+VIT = {"config_name": "vit", "from_scratch": "true"}
+REFUSED = {
+    "unknown class": (lambda folder: (folder / "valid" / "dark").rename(folder / "valid" / "drak"), {},
+                      r"valid/drak/000\.png: unknown class 'drak'; did you mean 'dark'\?"),
+    "no model to predict with": (lambda folder: None, {"do_predict": "true", "test_file": "valid"}, "no model: give --model"),
+    "mixed sizes": (lambda folder: Image.new("L", (20, 30)).save(folder / "train" / "light" / "x.png"), {},
+                    r"pictures of 2 sizes: .*000\.png has 16x16 pixels, .*x\.png 20x30; give --image_size N"),
+    "too small": (lambda folder: write_folder(folder / "tiny", size=8), {"train_file": "tiny"}, "pictures of 8x8 pixels"),
+    "one class": (lambda folder: shutil.rmtree(folder / "train" / "light"), {}, r"one class only \('dark'\)"),
+    "no batch norm to synchronise": (lambda folder: None, {"sync_batch_norm": "true", **VIT},
+                                     "--sync_batch_norm: this model has no batch norm"),
+    "another size than the model's": (lambda folder: None, {**VIT, "image_size": 64},
+                                      r"--image_size 64: vit sees pictures of 32 pixels only"),
+    "truncated, in the training process": (truncate, {"num_train_epochs": 1}, r"000\.png: broken or truncated picture"),
+    "truncated, in a worker": (truncate, {"num_train_epochs": 1, "dataloader_num_workers": 1}, r"000\.png: broken or"),
+    "image_mode of another model": (lambda folder: None, {**VIT, "image_mode": "L"},
+                                    "--image_mode L: the model sees 32x32 RGB"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_bad_pictures_are_explained_in_one_message(name, tmp_path, script, monkeypatch):  # noqa: F811
+    monkeypatch.chdir(tmp_path)
+    write_folder(tmp_path / "train")
+    write_folder(tmp_path / "valid", rows=4)
+    ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, image_size=32).save_pretrained(
+        "vit"
+    )
+    spoil, given, said = REFUSED[name]
+    spoil(tmp_path)
+    ended = script("image_classify", arguments(tmp_path, **{"train_file": "train", "validation_file": "valid"} | given))
+    assert ended.code == 2
+    assert len(ended.err.splitlines()) == 1 or ended.err.startswith(f"{len(ended.err.splitlines()) - 1} errors:")
+    assert re.search(said, ended.err), ended.err
