@@ -102,6 +102,7 @@ class Segmentation(ImageTask):
         a, weights = self.arguments, None
         found = masks.inspect_masks(examples, inspected)
         self.classes = masks.choose_classes(a, found.get("train"), self.own_labels, labels_of(self.config))
+        self.num_classes, self.class_of = len(self.classes.names), self.classes.numbers()
         for split in found.values():
             masks.check_values(split, self.classes)
         if "train" in found:
@@ -111,10 +112,8 @@ class Segmentation(ImageTask):
             if self.modes.evaluate:
                 names = [f"{kind}_{name}" for kind in ("iou", "dice") for name in self.classes.names]
                 check_metric(self.best_metric, ["loss", *MEANS, *names])
-        self.loss = SegmentationLoss(
-            a.cross_entropy_weight, a.dice_weight, weights, masks.IGNORED, label_smoothing=a.label_smoothing_factor
-        )
-        self.class_of = self.classes.numbers()
+        parts = a.cross_entropy_weight, a.dice_weight, weights
+        self.loss = SegmentationLoss(*parts, masks.IGNORED, label_smoothing=a.label_smoothing_factor)
         self.sizes = {split: [(header.height, header.width) for header in inspected[split].headers] for split in inspected}
         return {split: Targets(each.masks, each.content) for split, each in found.items()}
 
@@ -137,8 +136,8 @@ class Segmentation(ImageTask):
         sizes = torch.tensor([picture.size[::-1] for picture in pictures])
         largest, shown = sizes.amax(0).tolist(), np.asarray if self.windows else self.processing.fit
         pixels = [self.processing.normalize(np.stack([shown(picture)]))[0] for picture in pictures]
-        inputs, labels = {"pixel_values": segmenter.filled(pixels, largest if self.windows else pixels[0].shape[1:], 0)}, None
-        inputs["size"] = sizes
+        filled = segmenter.filled(pixels, largest if self.windows else self.processing.size, 0)
+        inputs, labels = {"pixel_values": filled, "size": sizes}, None
         if split == "test":
             room = max(packed_bytes(height * width, self.num_classes) for height, width in self.sizes["test"])
             inputs["mask"] = torch.empty(len(rows), room, dtype=torch.uint8)
@@ -244,10 +243,6 @@ class Segmentation(ImageTask):
     def card(self, folder: Path) -> Card:
         table = segmenter.class_table(read_metrics(folder / "metrics.json"), self.classes.names)
         return Card("Semantic segmentation", "image-segmentation", segmenter.USAGE, ["loss", *MEANS], table)
-
-    @property
-    def num_classes(self) -> int:
-        return len(self.classes.names)
 
 
 if __name__ == "__main__":

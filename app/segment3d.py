@@ -50,6 +50,7 @@ from finetune.output import predictions as output
 from finetune.output import written
 from finetune.output.run_folder import read_metrics, replace_folder
 from finetune.plan import Modes
+from finetune.reading.fingerprint import fingerprint
 from finetune.task import Batch, Card, Data, Predictions, Split, Task, check_metric
 from metrics.segmentation import count_classes, dice, iou, mean_of_defined
 from models.segmentation_loss import SegmentationLoss
@@ -114,7 +115,7 @@ class VolumeSegmentation(Task):
                 check_metric(self.best_metric, ["loss", *(f"mean_{kind}" for kind in KINDS), *by_class])
         if arguments.test_file is not None and not modes.predict:
             notes.append(f"--test_file {arguments.test_file} is not read: --do_predict is not given")
-        return Data(splits, self.fingerprint(prepared), notes)
+        return Data(splits, self.run_fingerprint(prepared), notes)
 
     def prepare(self, files: dict[str, Volumes], notes: list[str]) -> dict[str, list[Prepared]]:
         """Chooses what the model is made of, or takes an exported one's settings; prepares the volumes by it."""
@@ -138,14 +139,15 @@ class VolumeSegmentation(Task):
         ids = [volume.file.id for volume in whole.volumes]
         return Split(path, whole.batch, len(ids), labelled=whole.labelled, ids=ids)
 
-    def fingerprint(self, prepared: dict[str, list[Prepared]]) -> dict[str, Any]:
-        a = self.arguments
+    def run_fingerprint(self, prepared: dict[str, list[Prepared]]) -> dict[str, Any]:
+        a, trained = self.arguments, {name: volumes for name, volumes in prepared.items() if name != "test"}
         return {
             "task": self.name,
             "model": self.settings.as_dict(),
             "weights": content_of(a.model_name_or_path),
             "patches": [a.patches_per_volume, a.foreground_share, *a.flip_axes],
-            **{f"{name}_content": [volume.content[:16] for volume in prepared[name]] for name in prepared if name != "test"},
+            **{f"{name}_volumes": len(volumes) for name, volumes in trained.items()},
+            **{f"{name}_content": fingerprint(volume.content for volume in volumes)[:16] for name, volumes in trained.items()},
         }
 
     # Training

@@ -3,6 +3,8 @@ installs anyway, or pictures.
 
     python scripts/make_sample_data.py [--output_dir sample_data] [--packages numpy scipy ...] [--force]
     python scripts/make_sample_data.py images [--output_dir sample_images] [--force]
+    python scripts/make_sample_data.py masks [--output_dir sample_masks] [--force]   shapes with masks (sampling/shapes.py)
+    python scripts/make_sample_data.py volumes [--output_dir sample_volumes]      spheres in NIfTI volumes (drawing/volumes.py)
 
 The second writes digits drawn with a font, a folder per class: train/0/00000.png and so on (sampling/digits.py). The first
 writes train.jsonl, validation.jsonl and test.jsonl (about 80/10/10), labels.txt (the label order) and sample_data.json
@@ -38,6 +40,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from sampling.digits import draw_digits
+from sampling.shapes import draw_shapes
 
 PACKAGES = [
     *("numpy", "scipy", "pandas", "sklearn", "torch", "transformers", "accelerate", "datasets", "evaluate"),
@@ -406,21 +409,25 @@ def print_summary(folder: Path, made: dict) -> None:
 
 
 def main() -> int:
+    if sys.argv[1:2] == ["volumes"]:
+        from drawing import volumes  # needs requirements-vision.txt
+
+        return volumes.main(sys.argv[2:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", choices=("texts", "images"), default="texts", help="default: %(default)s")
-    parser.add_argument("--output_dir", type=lambda p: Path(p).expanduser(), help="default: sample_data or sample_images")
+    parser.add_argument("what", nargs="?", choices=("texts", "images", "masks"), default="texts", help="default: %(default)s")
+    parser.add_argument("--output_dir", type=lambda p: Path(p).expanduser(), help="default: sample_data or sample_WHAT")
     parser.add_argument("--packages", nargs="+", default=PACKAGES, help="import names (default: those of requirements.txt)")
     parser.add_argument("--min_label_rows", type=int, default=MIN_LABEL_ROWS, help="training rows that a label needs")
     parser.add_argument("--force", action="store_true", help="build again, even from the same versions")
     args = parser.parse_args()
     if args.output_dir is None:
-        args.output_dir = Path("sample_data" if args.what == "texts" else "sample_images")
-    return make_images(parser, args) if args.what == "images" else make_texts(parser, args)
+        args.output_dir = Path("sample_data" if args.what == "texts" else f"sample_{args.what}")
+    return make_texts(parser, args) if args.what == "texts" else make_images(parser, args)
 
 
 def make_images(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     try:
-        rows = draw_digits(args.output_dir, args.force)
+        rows = (draw_digits if args.what == "images" else draw_shapes)(args.output_dir, args.force)
     except OSError as error:
         parser.error(f"cannot write to --output_dir {args.output_dir} ({error}); choose another folder")
     print(f"{args.output_dir}: " + ", ".join(f"{split} {count} pictures" for split, count in rows.items()))

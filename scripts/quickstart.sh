@@ -3,21 +3,28 @@
 #   bash scripts/quickstart.sh            multi-label classification of documentation texts
 #   bash scripts/quickstart.sh titlegen   titles for the same texts, by a small BigBird encoder-decoder
 #   bash scripts/quickstart.sh image_classify   pictures of digits, by a small CNN
+#   bash scripts/quickstart.sh segment    shapes in pictures, by a small SegFormer
+#   bash scripts/quickstart.sh segment3d  balls in noisy volumes (NIfTI), by a small 3-D U-Net
 # A second run goes on from what is there.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/environment.sh
 task=${1:-classify}
-case $task in classify | titlegen | image_classify) ;; *)
-  echo "error: unknown task $task; known: classify, titlegen, image_classify" >&2
+case $task in
+classify | titlegen | image_classify | segment) requirements=(requirements.txt) ;;
+segment3d) requirements=(requirements.txt requirements-vision.txt) ;;
+*)
+  echo "error: unknown task $task; known: classify, titlegen, image_classify, segment, segment3d" >&2
   exit 2
   ;;
 esac
-environment requirements.txt
+environment "${requirements[@]}"
 export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=true
 
 case $task in
-image*) python scripts/make_sample_data.py images --output_dir sample_images ;;
+image_classify) python scripts/make_sample_data.py images --output_dir sample_images ;;
+segment) python scripts/make_sample_data.py masks --output_dir sample_masks ;;
+segment3d) python scripts/make_sample_data.py volumes --output_dir sample_volumes ;;
 *)
   [ -f sample_data/sample_data.json ] || echo "preparing the sample data (about a minute)"
   python scripts/make_sample_data.py --output_dir sample_data
@@ -89,6 +96,18 @@ for number in range(50):
 sheet.save(run + "/predictions.png")
 print(f"\n{run}/predictions.png   50 test pictures over what the model takes them for")
 PY
+  ;;
+segment)
+  loads='pipeline("image-segmentation", model="BEST")' predicted="masks (PNG) and IoU"
+  python app/segment.py --config app/recipes/quickstart_segment.yaml --train_file sample_masks --test_file sample_masks \
+    --do_train --do_eval --do_predict --output_dir "$run" --resume_from_checkpoint auto
+  printf '\nlook at       %s/pictures/image_truth_prediction.png: image, truth and prediction of validation pictures\n' "$run"
+  ;;
+segment3d)
+  loads="the lines in $run/README.md, with MONAI alone" predicted="masks (NIfTI) and Dice"
+  python app/segment3d.py --config app/recipes/quickstart_segment3d.yaml --train_file sample_volumes \
+    --do_train --do_eval --do_predict --output_dir "$run" --resume_from_checkpoint auto
+  printf '\nlook at       %s/pictures/image_truth_prediction.png: image, truth and prediction of the validation volumes\n' "$run"
   ;;
 esac
 cat <<EOF

@@ -96,7 +96,7 @@ PACKAGES = sorted(path.parent for path in APP.rglob("__init__.py"))
 def test_the_walk_sees_imports_at_the_top_and_inside_functions():
     assert "deepspeed.utils.groups" in imports(MODULES["finetune.launching.zero"])
     assert {"finetune.launching", "finetune.reading", "metrics"} <= set(GRAPH)
-    assert {"classify", "titlegen"} <= TASKS
+    assert {"classify", "titlegen", "segment", "segment3d"} <= TASKS
 
 
 def test_packages_import_downwards_only():
@@ -121,7 +121,7 @@ def test_a_package_is_small_and_says_what_it_is_and_what_it_imports(package):
 def test_the_engine_knows_no_task_and_no_kind_of_data():
     for package, used in GRAPH.items():
         if package.startswith("finetune"):
-            assert not used & (TASKS | {"text", "models", "images"}), package
+            assert not used & (TASKS | {"text", "models", "images", "volumes"}), package
     text_fields = ("max_length", "text_column", "tokenizer", "head_learning_rate", "base_model_prefix")
     for name, path in MODULES.items():
         if name.startswith("finetune.training") or name in ("finetune.application", "finetune.training_setup", "finetune.plan"):
@@ -136,6 +136,13 @@ def test_one_module_of_the_engine_knows_the_library(library):
     assert engine == ["finetune.launching.zero"]
     if library == "deepspeed":
         assert knows == engine
+
+
+@pytest.mark.parametrize(("library", "module"), [("monai", "volumes.network"), ("nibabel", "volumes.nifti")])
+def test_an_extra_is_imported_at_one_place(library, module):
+    assert [name for name, path in MODULES.items() if any(found.split(".")[0] == library for found in imports(path))] == [
+        module
+    ]
 
 
 def test_imports_inside_functions_have_a_reason():

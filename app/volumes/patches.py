@@ -58,7 +58,7 @@ class Patches:
             chosen = generator.choice(np.unique(positions[:, 0]))
             middle = generator.choice(positions[positions[:, 0] == chosen, 1:])
             start = np.clip(middle - np.array(self.size) // 2, 0, np.maximum(room, 0))
-        return [int(begin) if space >= 0 else int(space // 2) for begin, space in zip(start, room, strict=True)]
+        return [int(begin) if space >= 0 else -int(-space // 2) for begin, space in zip(start, room, strict=True)]
 
 
 def cut(values: np.ndarray, start: Sequence[int], size: Sequence[int], fill: int) -> np.ndarray:

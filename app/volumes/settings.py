@@ -36,7 +36,7 @@ config = json.load(open("best/config.json"))
 model = UNet(**config["unet"]).eval()
 model.load_state_dict(load_file("best/model.safetensors"))
 image = nibabel.as_closest_canonical(nibabel.load("image.nii.gz"))
-voxels = torch.from_numpy(image.get_fdata(dtype="float32"))[None, None]
+voxels = torch.from_numpy(image.get_fdata(dtype="float32").copy())[None, None]
 voxels = (voxels - voxels.mean()) / voxels.std(correction=0)
 zooms = zip(image.shape, image.header.get_zooms(), config["spacing"])
 voxels = interpolate(voxels, [max(1, round(n * old / new)) for n, old, new in zooms], mode="trilinear")
@@ -135,8 +135,11 @@ def check_weights(weights: tuple[float, ...] | None, classes: list[str]) -> None
 
 
 def content_of(path: str | None) -> str | None:
-    """A hash of the weights that training starts from."""
-    return None if path is None else file_record(Path(path) / WEIGHTS)["sha256"][:16]
+    """A hash of the weights that training starts from. Raises `InputError` for a folder without any."""
+    try:
+        return None if path is None else file_record(Path(path) / WEIGHTS)["sha256"][:16]
+    except OSError as error:
+        raise InputError(NOTHING.format(path, f"{WEIGHTS}: {error.strerror}")) from None
 
 
 def describe(settings: Settings, train: list[Prepared], patches: int) -> str:

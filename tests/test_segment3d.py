@@ -1,0 +1,184 @@
+"""The task on volumes: its scores, its arguments, and one small run with its resume, its export and its masks."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import launchers
+import nibabel
+import numpy as np
+import pytest
+import segment3d
+from launchers import SCRIPTS, python, run
+
+from finetune.arguments.parsing import parse, validate
+from finetune.errors import InputError
+from volumes.settings import Settings
+
+SCRIPT = segment3d.__file__
+JOB = {
+    "class_names": "bright,dark", "channels": "4,8", "strides": "2", "patch_size": "16,16,16", "patches_per_volume": 2,
+    "global_batch_size": 4, "max_steps": 4, "eval_strategy": "steps", "eval_steps": 2, "save_steps": 2, "logging_steps": 1,
+    "learning_rate": "1e-2", "overlap": 0.1, "report_to": "tensorboard", "lr_scheduler_type": "multistep", "dropout": 0.1,
+    "max_train_samples": 3, "max_eval_samples": 2, "max_predict_samples": 2,
+}  # fmt: skip
+
+
+def job(data: Path, output_dir: Path, *more: str) -> list[str]:
+    named = [part for name, value in JOB.items() for part in (f"--{name}", str(value))]
+    return [SCRIPT, "--train_file", str(data), "--do_train", "--do_predict", *named, "--output_dir", str(output_dir), *more]
+
+
+def problems(**given):
+    with pytest.raises(InputError) as caught:
+        validate(segment3d.Arguments(**{"output_dir": "run", "train_file": "data", **given}))
+    return caught.value.problems
+
+
+def test_the_help_has_no_arguments_of_tokens(capsys):
+    with pytest.raises(SystemExit):
+        parse(segment3d.Arguments, ["--help"])
+    text = capsys.readouterr().out
+    assert "--patch_size" in text
+    assert [word for word in text.split() if "token" in word or "length" in word or "padding_free" in word] == []
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"train_file": None}, "no training volumes: give --train_file FOLDER"),
+        ({"strides": (2, 2)}, "--channels has 5 numbers and --strides 2; expected one fewer strides"),
+        ({"spacing": (1.0, 2.0)}, "--spacing has 2 numbers, expected 3"),
+        ({"patch_size": (16, 16, 20)}, "--patch_size 16,16,20: each must be a multiple of 16, the product of --strides"),
+        ({"dice_weight": 0.0, "cross_entropy_weight": 0.0}, "are both 0; there is nothing to learn"),
+        ({"flip_axes": ("x", "none")}, "--flip_axes none stands beside axes; keep one"),
+        ({"metrics": ("accuracy",)}, "--metrics: volumes are scored by Dice, IoU and Hausdorff distance alone"),
+        ({"metric_for_best_model": "mean_hd95"}, "is a distance: add --greater_is_better false"),
+        ({"do_predict": True, "test_file": "t"}, "--model_name_or_path is missing: name the folder of an exported model"),
+    ],
+)
+def test_contradictory_arguments(given, said):
+    (problem,) = problems(**given)
+    assert said in problem
+
+
+def test_missing_libraries_are_named_with_their_file(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for problem, name in zip(problems(), ("monai", "nibabel"), strict=True):
+        assert problem == f"{name} is not installed: pip install -r requirements-vision.txt"
+
+
+def test_a_patch_of_one_voxel_at_the_lowest_level():
+    arguments = segment3d.Arguments(patch_size=(16, 16, 16))
+    with pytest.raises(InputError, match="one voxel at the network's lowest level"):
+        Settings.choose(arguments, ["background", "a"], (1.0, 1.0, 1.0), [])
+
+
+def test_patches_are_the_median_volume_if_nobody_says_otherwise():
+    volumes = [SimpleNamespace(facts={"shape": shape}) for shape in [(35, 51, 300), (30, 50, 400), (36, 52, 200)]]
+    chosen = Settings.choose(segment3d.Arguments(), ["background", "a"], (1.0, 1.0, 1.0), volumes)
+    assert chosen.patch_size == (48, 64, 96)
+    assert chosen.unet["out_channels"] == 1
+
+
+def test_scores_are_means_over_volumes_and_then_over_classes():
+    task = segment3d.VolumeSegmentation(SimpleNamespace(metrics=None))
+    task.settings = SimpleNamespace(classes=["background", "a", "b", "c"])
+    # Of each volume and class: shared, predicted, true. Class b is in one volume only, c in none.
+    counts = np.array([[[9, 9, 9], [2, 4, 4], [0, 0, 0], [0, 0, 0]], [[9, 9, 9], [4, 4, 4], [0, 3, 5], [0, 0, 0]]])
+    hd95 = np.array([[np.nan, 3, np.nan, np.nan], [np.nan, 0, np.nan, np.nan]], dtype=np.float32)
+    loss = np.array([1.0, 2.0], dtype=np.float32)
+    assert task.score({"counts": counts, "hd95": hd95, "loss": loss}, None) == {
+        "loss": 1.5, "mean_dice": 0.375, "dice_a": 0.75, "dice_b": 0.0, "dice_c": None,
+        "mean_iou": pytest.approx(1 / 3), "iou_a": pytest.approx(2 / 3), "iou_b": 0.0, "iou_c": None,
+        "mean_hd95": 1.5, "hd95_a": 1.5, "hd95_b": None, "hd95_c": None,
+    }  # fmt: skip
+
+
+# Launched --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """A folder with data/, drawn by scripts/make_sample_data.py."""
+    folder = tmp_path_factory.mktemp("volumes")
+    launchers.hide_gpus(folder)
+    run([*python(), str(SCRIPTS / "make_sample_data.py"), "volumes", "--output_dir", "data"], folder).check()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(place) -> Path:
+    run([*python(), *job(place / "data", place / "one")], place).check()
+    return place / "one"
+
+
+@pytest.mark.slow
+def test_a_resumed_run_ends_with_the_same_bytes(trained, place):
+    """Patches and dropout are functions of the step, whoever prepares them."""
+    folder = shutil.copytree(trained, place / "resumed")
+    shutil.rmtree(folder / "checkpoints" / "step_4")
+    more = ["--resume_from_checkpoint", "auto", "--dataloader_num_workers", "1"]
+    said = run([*python(), *job(place / "data", folder, *more)], place).check().out
+    assert f"resume         {folder / 'checkpoints' / 'step_2'}" in said
+    names = ["history.jsonl", "best/model.safetensors", "pictures/image_truth_prediction.png"]
+    names += [f"checkpoints/step_4/{name}.safetensors" for name in ("model", "optimizer")]
+    assert [name for name in names if (folder / name).read_bytes() != (trained / name).read_bytes()] == []
+
+
+@pytest.mark.slow
+def test_the_lines_of_the_card_give_the_masks_that_were_written(trained, place, monkeypatch):
+    code = re.search(r"```python\n(.*?)```", (trained / "README.md").read_text(encoding="utf-8"), re.DOTALL)[1]
+    monkeypatch.chdir(trained)
+    lines = [json.loads(line) for line in (trained / "predictions.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [line["id"] for line in lines] == ["ball_20", "ball_21"]
+    for line in lines:
+        shutil.copy(line["image"], "image.nii.gz")
+        found: dict = {}
+        exec(code, found)
+        mask, image = nibabel.load(line["mask"]), nibabel.load(line["image"])
+        assert np.array_equal(mask.affine, image.affine)
+        assert nibabel.aff2axcodes(mask.affine) != ("R", "A", "S") or line["id"] == "ball_20"
+        written = np.asarray(nibabel.as_closest_canonical(mask).dataobj)
+        assert (written == found["classes"].numpy()).mean() > 0.9999  # rounding may decide a voxel
+        millilitres = {
+            name: float((written == n).sum() * np.prod(mask.header.get_zooms()) / 1000)
+            for n, name in ((1, "bright"), (2, "dark"))
+        }
+        assert line["millilitres"] == pytest.approx(millilitres, abs=1e-5)
+        assert set(line["dice"]) == {"bright", "dark"}
+
+
+@pytest.mark.slow
+def test_a_model_predicts_unlabelled_volumes_of_another_folder(trained, place):
+    new = place / "new"
+    (new / "images").mkdir(parents=True)
+    shutil.copy(place / "data" / "images" / "ball_20.nii.gz", new / "images" / "ball_20.nii.gz")
+    asked = [
+        "--do_predict",
+        "--model_name_or_path",
+        str(trained / "best"),
+        "--test_file",
+        str(new),
+        "--output_dir",
+        str(trained),
+    ]
+    run([*python(), SCRIPT, *asked, "--report_to", "none"], place).check()
+    (line,) = (trained / "predictions_new.jsonl").read_text(encoding="utf-8").splitlines()
+    mask = json.loads(line)["mask"]
+    assert mask == "predictions_new/ball_20.nii.gz"
+    assert (trained / mask).read_bytes() == (trained / "predictions" / "ball_20.nii.gz").read_bytes()
+
+
+@pytest.mark.slow
+def test_the_plan_of_volumes(place):
+    options = ["--launch", "accelerate_configs/zero2.yaml", "--num_processes", "4", "--gpu_memory", "24"]
+    planned = run([*python(), str(SCRIPTS / "plan.py"), *options, *job(place / "data", place / "never")], place).check().out
+    assert "for micro-batches of 1x1x16x16x16" in planned
+    assert "3 training volumes, 2 patches of 16x16x16 voxels" in planned
+    assert "zero3_offload.yaml" in planned
