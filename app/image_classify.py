@@ -36,9 +36,6 @@ class Arguments(ImageArguments):
     image_size: int | None = option(
         at_least=16, help="train on pictures of N x N pixels (default: the small CNN, their own size; others, the model's)"
     )
-    sync_batch_norm: bool = option(
-        False, help="batch norm over the rows of all processes; without it each process normalises its own"
-    )
 
 
 if __name__ == "__main__":
@@ -68,7 +65,6 @@ from models.export import export_model
 from models.pretrained import check_kind, check_weights, load_config, load_model_and_new_names, on_meta
 from models.processors import load_processor
 from models.small_cnn import SmallCNN, SmallCNNConfig, load_small_cnn, read_config, save_small_cnn
-from models.sync_batch_norm import has_batch_norm, synchronise_batch_norm
 
 
 class ImageClassification(ImageTask):
@@ -81,7 +77,7 @@ class ImageClassification(ImageTask):
     # Data
 
     def choose_model(self, examples: dict[str, Examples], inspected: dict[str, Inspected], notes: list[str]) -> Processing:
-        arguments, self.processor, self.notes = self.arguments, None, notes
+        arguments, self.processor = self.arguments, None
         named = arguments.config_name or arguments.model_name_or_path
         if named is None and "train" not in examples:
             raise InputError("no model: give --model_name_or_path, or --do_train to train a small CNN")
@@ -112,7 +108,7 @@ class ImageClassification(ImageTask):
         return {split: Targets.of_numbers(found) for split, found in numbers.items()}
 
     def task_fingerprint(self) -> dict[str, Any]:
-        return {"labels": self.labels, "sync_batch_norm": self.arguments.sync_batch_norm}
+        return {"labels": self.labels}
 
     # Training
 
@@ -126,17 +122,7 @@ class ImageClassification(ImageTask):
             model, _ = load_model_and_new_names(AutoModelForImageClassification, arguments, config)
             if self.own_labels is not None and self.own_labels != self.labels:
                 classifier.renew_head(model)
-        return self._with_batch_norm(model)
-
-    def _with_batch_norm(self, model: torch.nn.Module) -> torch.nn.Module:
-        there, several = has_batch_norm(model), self.launch.world_size > 1
-        if self.arguments.sync_batch_norm and not there:
-            raise InputError("--sync_batch_norm: this model has no batch norm; leave it out")
-        if self.arguments.sync_batch_norm and several:
-            return synchronise_batch_norm(model, on_gpu=not self.launch.use_cpu)
-        if there and several:
-            self.notes.append("batch norm: each process normalises its own rows (--sync_batch_norm: those of all together)")
-        return model
+        return self.with_batch_norm(model)
 
     def num_targets(self, batch: Batch) -> torch.Tensor:
         return batch.is_real.sum()

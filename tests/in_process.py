@@ -14,6 +14,7 @@ from typing import NoReturn
 import classify
 import image_classify
 import pytest
+import segment
 import titlegen
 
 from finetune.application import run_task
@@ -21,11 +22,12 @@ from finetune.arguments.parsing import parse, validate
 from finetune.launching import signals
 from finetune.launching.shutdown import failures_end_the_job
 
-SCRIPTS = {"classify": classify, "titlegen": titlegen, "image_classify": image_classify}
+SCRIPTS = {"classify": classify, "titlegen": titlegen, "image_classify": image_classify, "segment": segment}
 TASKS = {
     "classify": classify.MultiLabelClassification,
     "titlegen": titlegen.TitleGeneration,
     "image_classify": image_classify.ImageClassification,
+    "segment": segment.Segmentation,
 }
 QUIET = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)  # as in Python itself
 

@@ -22,7 +22,9 @@ def generator_of(seed: int, epoch: int, row: int) -> np.random.Generator:
 class Augmentation:
     """`size`: (height, width) of a crop. `crop`: the least share of the area that is kept, None for no crop; `flip`: left
     and right are swapped half of the time; `rotation`: degrees at most, to either side; `jitter`: by which share brightness,
-    contrast and saturation change at most. `fill`: a mask's value where a rotation shows what is outside of it."""
+    contrast and saturation change at most. `scales`: a crop of `size` from the picture enlarged by a factor between these two;
+    1 is `size` itself or, with `native`, the picture's own. `fill`: a mask's value where it shows what is outside of the
+    picture, `colour` the picture's there."""
 
     size: tuple[int, int]
     crop: float | None = None
@@ -30,15 +32,23 @@ class Augmentation:
     rotation: float = 0.0
     jitter: float = 0.0
     fill: int = 0
+    scales: tuple[float, float] | None = None
+    native: bool = False
+    colour: int | tuple[int, ...] = 0
 
     @property
     def is_off(self) -> bool:
-        return self.crop is None and not (self.flip or self.rotation or self.jitter)
+        return not (self.gives_size or self.flip or self.rotation or self.jitter)
+
+    @property
+    def gives_size(self) -> bool:
+        """Whether what it gives has `size`."""
+        return self.crop is not None or self.scales is not None
 
     def __call__(
         self, image: Image.Image, mask: Image.Image | None, generator: np.random.Generator
     ) -> tuple[Image.Image, Image.Image | None]:
-        """A variation of a picture and of its mask. With `crop` they have `size`, without their own."""
+        """A variation of a picture and of its mask. With `crop` or `scales` they have `size`, without their own."""
         if self.jitter:
             image = _jittered(image, self.jitter, generator)
         if self.rotation:
@@ -52,6 +62,13 @@ class Augmentation:
             box, size = crop_box(image.size, self.crop, generator), self.size[::-1]
             image = image.resize(size, Image.Resampling.BILINEAR, box)
             mask = mask and mask.resize(size, Image.Resampling.NEAREST, box)
+        if self.scales is not None:
+            factor, size = math.exp(generator.uniform(*np.log(self.scales))), self.size[::-1]
+            full = tuple(max(1, round(length * factor)) for length in (image.size if self.native else size))
+            rooms = [there - wanted for there, wanted in zip(full, size, strict=True)]
+            start = tuple(int(generator.integers(min(0, room), max(0, room) + 1)) for room in rooms)
+            image = window(image, full, start, size, fill=self.colour, resample=Image.Resampling.BILINEAR)
+            mask = mask and window(mask, full, start, size, fill=self.fill, resample=Image.Resampling.NEAREST)
         return image, mask
 
 
@@ -65,6 +82,28 @@ def crop_box(size: tuple[int, int], least: float, generator: np.random.Generator
     down = min(height, max(1, round(math.sqrt(area / ratio))))
     left, top = int(generator.integers(width - across + 1)), int(generator.integers(height - down + 1))
     return left, top, left + across, top + down
+
+
+def window(
+    image: Image.Image,
+    full: tuple[int, int],
+    start: tuple[int, int],
+    size: tuple[int, int],
+    *,
+    fill: int | tuple[int, ...],
+    resample: Image.Resampling,
+) -> Image.Image:
+    """What begins at `start` of a picture resized to `full`, and `fill` where that reaches beyond it; (width, height) all."""
+    inside = [(max(0, begin), min(there, begin + length)) for begin, there, length in zip(start, full, size, strict=True)]
+    (left, right), (top, bottom) = inside
+    across, down = image.width / full[0], image.height / full[1]
+    box = (left * across, top * down, min(image.width, right * across), min(image.height, bottom * down))
+    part = image.resize((right - left, bottom - top), resample, box)
+    if part.size == size:
+        return part
+    whole = Image.new(image.mode, size, fill)
+    whole.paste(part, (left - start[0], top - start[1]))
+    return whole
 
 
 def _jittered(image: Image.Image, share: float, generator: np.random.Generator) -> Image.Image:

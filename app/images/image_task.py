@@ -24,6 +24,7 @@ from images.examples import Examples, read_examples
 from images.processing import Processing
 from images.sources import ArrayImages, Images, Inspected
 from models.pretrained import model_content
+from models.sync_batch_norm import has_batch_norm, synchronise_batch_norm
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class ImageTask(Task):
     def load(self, launch: Launch, modes: Modes) -> Data:
         """Finds the pictures, reads their headers, chooses the model. Raises `InputError`."""
         arguments, notes = self.arguments, []
-        self.launch, self.modes = launch, modes
+        self.launch, self.modes, self.notes = launch, modes, notes
         examples = self.read(notes)
         inspected = inspect_all(examples, notes)
         self.processing = self.choose_model(examples, inspected, notes)
@@ -83,14 +84,7 @@ class ImageTask(Task):
         if self.processing.mode == "L" and arguments.image_mode == "auto":
             check_grey(examples, inspected)
         targets = self.encode_targets(examples, inspected, notes)
-        self.augmentation = Augmentation(
-            self.processing.size,
-            arguments.random_crop,
-            arguments.random_flip,
-            arguments.random_rotation,
-            arguments.color_jitter,
-            self.mask_fill,
-        )
+        self.augmentation = self.make_augmentation()
         self.splits = {name: self._split(name, found, targets.get(name)) for name, found in examples.items()}
         if modes.train:
             notes.insert(0, f"{len(self.splits['train'])} training pictures, read as {self.input_words()}")
@@ -125,6 +119,11 @@ class ImageTask(Task):
         """The pictures of a split; None where the arguments name none."""
         return read_examples(self.arguments, split, notes)
 
+    def make_augmentation(self) -> Augmentation:
+        a = self.arguments
+        size, fill = self.processing.size, self.mask_fill
+        return Augmentation(size, a.random_crop, a.random_flip, a.random_rotation, a.color_jitter, fill)
+
     def input_words(self) -> str:
         """What the model sees, in words."""
         height, width = self.processing.size
@@ -136,6 +135,8 @@ class ImageTask(Task):
 
     def _split(self, name: str, examples: Examples, targets: Targets | None) -> ImageSplit:
         collate = partial(self._collate, examples.images, targets)
+        if name != "train":
+            collate = partial(self.collate_to_evaluate, name, examples.images, targets)
         varied = name == "train" and not self.augmentation.is_off
         return ImageSplit(
             path=examples.path,
@@ -148,6 +149,10 @@ class ImageTask(Task):
             targets=targets,
             where=examples.where,
         )
+
+    def collate_to_evaluate(self, split: str, images: Images, targets: Targets | None, rows: np.ndarray) -> Batch:
+        """Rows of "validation" or "test"."""
+        return self._collate(images, targets, rows)
 
     def _collate(self, images: Images, targets: Targets | None, rows: np.ndarray, epoch: int | None = None) -> Batch:
         """Pictures as the model's input; varied, where an epoch is given."""
@@ -175,9 +180,20 @@ class ImageTask(Task):
         mask = masks.load_mask(row) if isinstance(masks, Images) else None
         if epoch is not None:
             image, mask = self.augmentation(image, mask, generator_of(self.arguments.seed, epoch, row))
-            if self.augmentation.crop is not None:  # has the size already
+            if self.augmentation.gives_size:
                 return np.asarray(image), None if mask is None else np.asarray(mask)
         return self.fit(image, mask)
+
+    def with_batch_norm(self, model: torch.nn.Module) -> torch.nn.Module:
+        """A model whose batch norm is what --sync_batch_norm says. Raises `InputError` where it has none."""
+        there, several = has_batch_norm(model), self.launch.world_size > 1
+        if self.arguments.sync_batch_norm and not there:
+            raise InputError("--sync_batch_norm: this model has no batch norm; leave it out")
+        if self.arguments.sync_batch_norm and several:
+            return synchronise_batch_norm(model, on_gpu=not self.launch.use_cpu)
+        if there and several:
+            self.notes.append("batch norm: each process normalises its own rows (--sync_batch_norm: those of all together)")
+        return model
 
     def _fingerprint(self, inspected: dict[str, Inspected], targets: dict[str, Targets]) -> dict[str, Any]:
         """What must be equal on every machine, and for a checkpoint to be this run's."""
@@ -193,6 +209,7 @@ class ImageTask(Task):
             **self.task_fingerprint(),
             "input": self.input_words(),
             "augmentation": varied,
+            "sync_batch_norm": arguments.sync_batch_norm,
             **found,
         }
 

@@ -31,6 +31,12 @@ class Processing:
     def channels(self) -> int:
         return CHANNELS[self.mode]
 
+    @property
+    def middle(self) -> int | tuple[int, ...]:
+        """The colour that becomes 0."""
+        values = tuple(min(255, max(0, round(mean / self.scale))) for mean in self.mean)
+        return values if self.mode == "RGB" else values[0]
+
     def fit(self, image: Image.Image) -> np.ndarray:
         """(height, width) or (height, width, 3) uint8: a picture in the input's size."""
         if self.processor is None:

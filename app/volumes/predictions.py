@@ -16,6 +16,7 @@ import torch
 
 from finetune.output import written
 from finetune.task import Batch
+from models.mask_bits import pack, packed_bytes, unpack
 from volumes.nifti import IGNORED, write_like
 from volumes.patches import cut
 from volumes.prepared import Prepared
@@ -64,7 +65,7 @@ class WholeVolumes:
     @property
     def packed_bytes(self) -> int:
         """Of a mask as `pack` makes it, for the largest volume."""
-        return bits(self.num_classes) * -(-max(int(np.prod(volume.facts["size"])) for volume in self.volumes) // 8)
+        return packed_bytes(max(int(np.prod(volume.facts["size"])) for volume in self.volumes), self.num_classes)
 
     @property
     def slice_size(self) -> tuple[int, int]:
@@ -90,23 +91,6 @@ def volume_facts(batch: Batch, row: int) -> tuple[torch.Tensor, list[int], list[
 def _stacked(arrays: list[np.ndarray], fill: int) -> np.ndarray:
     size = np.max([array.shape for array in arrays], axis=0)
     return np.stack([cut(array, (0, 0, 0), size, fill) for array in arrays])
-
-
-def bits(num_classes: int) -> int:
-    return max(1, (num_classes - 1).bit_length())
-
-
-def pack(mask: np.ndarray, num_classes: int, room: int) -> np.ndarray:
-    """(room,) uint8: the class numbers of a mask, one plane of bits after the other."""
-    planes = [np.packbits(mask.ravel() >> bit & 1) for bit in range(bits(num_classes))]
-    return np.concatenate([np.pad(plane, (0, room // len(planes) - len(plane))) for plane in planes])
-
-
-def unpack(packed: np.ndarray, size: Sequence[int], num_classes: int) -> np.ndarray:
-    """The mask of this size that `pack` packed."""
-    planes = np.split(packed, bits(num_classes))
-    values = sum(np.unpackbits(plane, count=int(np.prod(size))) << bit for bit, plane in enumerate(planes))
-    return np.asarray(values, dtype=np.uint8).reshape(size)
 
 
 def write_masks(split: WholeVolumes, packed: np.ndarray, folder: Path, output_dir: Path) -> Iterator[tuple[str, np.ndarray]]:

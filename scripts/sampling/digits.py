@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from sampling.folders import fill
+
 SIZE = 28
 ROWS = {"train": 3000, "validation": 500, "test": 500}
-MADE = "sample_images.json"  # written last: what it stands beside is whole
 FORM = 1  # of the pictures; another one draws them anew
 
 
@@ -21,24 +19,16 @@ def draw_digits(folder: Path, force: bool = False) -> dict[str, int]:
 
     The same numbers give the same pixels with the same Pillow. Raises FileExistsError for a folder that holds other files.
     """
-    made = {"form": FORM, "rows": ROWS}
-    note = folder / MADE
-    if not force and note.is_file() and note.read_text(encoding="utf-8") == json.dumps(made):
-        return ROWS
-    if folder.exists() and any(folder.iterdir()) and not note.is_file():
-        raise FileExistsError(f"it holds {min(os.listdir(folder))} from elsewhere")
-    folder.mkdir(parents=True, exist_ok=True)
-    note.write_text("{}", encoding="utf-8")  # vouches for nothing until all is there
-    for number, (split, rows) in enumerate(ROWS.items()):
-        shutil.rmtree(folder / split, ignore_errors=True)
-        for digit in range(10):
-            (folder / split / str(digit)).mkdir(parents=True)
-        for row in range(rows):
-            digit = row % 10
-            picture = draw_digit(digit, np.random.default_rng([number, row]))
-            picture.save(folder / split / str(digit) / f"{row:05}.png")
-    note.write_text(json.dumps(made), encoding="utf-8")
-    return ROWS
+    return fill(folder, {"form": FORM, "rows": ROWS}, force, _draw_split)
+
+
+def _draw_split(folder: Path, split: str) -> None:
+    for digit in range(10):
+        (folder / str(digit)).mkdir(parents=True)
+    for row in range(ROWS[split]):
+        digit = row % 10
+        picture = draw_digit(digit, np.random.default_rng([list(ROWS).index(split), row]))
+        picture.save(folder / str(digit) / f"{row:05}.png")
 
 
 def draw_digit(digit: int, generator: np.random.Generator) -> Image.Image:

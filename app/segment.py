@@ -1,0 +1,249 @@
+"""Semantic segmentation of pictures: any such model of transformers, such as DeepLabV3+ and SegFormer.
+
+    python app/segment.py --model_name_or_path nvidia/mit-b0 --train_file CAMVID/train --validation_file CAMVID/validation \\
+        --output_dir runs/a
+    accelerate launch --config_file accelerate_configs/ddp.yaml app/segment.py ...the same...
+    deepspeed --num_gpus 8 app/segment.py --deepspeed ds_configs/zero2.json ...the same...
+    torchrun --nproc_per_node 8 app/segment.py ...the same...
+
+Pictures and masks come from images/ and masks/ with files of equal names, from CamVid's or Cityscapes' folders, from csv, tsv,
+json, jsonl or parquet with columns image and label, or from a dataset of `datasets`. A mask's pixel is the number of its class;
+classes.txt beside the folders names them. Scores and predicted masks are in each picture's own size. `best/` loads with
+pipeline("image-segmentation").
+
+Predict with it, no masks needed; they go to predictions/ in the output folder:
+
+    python app/segment.py --do_predict --model_name_or_path runs/a/best --test_file FOLDER --output_dir runs/a
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
+
+from finetune.command_line import read_arguments
+from images.arguments import MaskArguments
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments(MaskArguments):
+    """Masks"""
+
+
+if __name__ == "__main__":
+    arguments = read_arguments(Arguments, __doc__)  # before torch is imported: --help and wrong arguments answer at once
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING, AutoModelForSemanticSegmentation
+
+from finetune.application import run
+from finetune.errors import InputError
+from finetune.output import predictions as output
+from finetune.output import written
+from finetune.output.run_folder import read_metrics
+from finetune.task import Batch, Card, Predictions, check_metric
+from images import masks, segmenter
+from images.augmentation import Augmentation
+from images.classifier import labels_of, own_labels, plain_model, rows_to_check
+from images.examples import Examples
+from images.image_task import ImageSplit, ImageTask, Targets, check_finite
+from images.processing import Processing
+from images.sources import Images, Inspected
+from metrics.segmentation import count_classes, iou, mean_of_defined, segmentation_scores
+from models.export import export_model
+from models.mask_bits import pack, packed_bytes, unpack
+from models.pretrained import check_kind, check_weights, load_config, load_model_and_new_names
+from models.processors import load_processor
+from models.segmentation_loss import SegmentationLoss, balanced_class_weights
+
+MEANS = ("mean_iou", "mean_dice", "pixel_accuracy")
+
+
+class Segmentation(ImageTask):
+    """Every picture is one target: its loss is the mean cross-entropy of its pixels + Dice."""
+
+    name = "segment"
+    default_metric = "mean_iou"
+    shown_metrics = ("loss", *MEANS)
+    mask_fill = masks.IGNORED
+
+    # Data
+
+    def read_split(self, split: str, notes: list[str]) -> Examples | None:
+        return masks.read_pairs(self.arguments, split, notes)
+
+    def choose_model(self, examples: dict[str, Examples], inspected: dict[str, Inspected], notes: list[str]) -> Processing:
+        a = self.arguments
+        if self.modes.predict:
+            written.check_foreign(Path(a.output_dir), [output.folder_of(a).name])
+        self.config = load_config(a)
+        check_kind(a, self.config, MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING, "segment pictures")
+        check_weights(a)
+        processor, channels = load_processor(a, self.config, None), getattr(self.config, "num_channels", 3)
+        size = (a.image_size * 2)[:2] if a.image_size else segmenter.own_size(processor)
+        self.own_labels = None if a.from_scratch else own_labels(self.config)
+        self.windows = segmenter.by_windows(a, processor, exported=self.own_labels is not None)
+        segmenter.check_size(self.config, channels, size)
+        self.processor = segmenter.processor_for(processor, size, self.windows)
+        return segmenter.processing_for(self.processor, size, channels, a.config_name or a.model_name_or_path)
+
+    def encode_targets(
+        self, examples: dict[str, Examples], inspected: dict[str, Inspected], notes: list[str]
+    ) -> dict[str, Targets]:
+        a, weights = self.arguments, None
+        found = masks.inspect_masks(examples, inspected)
+        self.classes = masks.choose_classes(a, found.get("train"), self.own_labels, labels_of(self.config))
+        self.num_classes, self.class_of = len(self.classes.names), self.classes.numbers()
+        for split in found.values():
+            masks.check_values(split, self.classes)
+        if "train" in found:
+            masks.note_classes(found["train"], self.classes, notes)
+            totals = found["train"].class_totals(self.num_classes)
+            weights = balanced_class_weights(totals) if a.class_weights == "balanced" else None
+            if self.modes.evaluate:
+                names = [f"{kind}_{name}" for kind in ("iou", "dice") for name in self.classes.names]
+                check_metric(self.best_metric, ["loss", *MEANS, *names])
+        parts = a.cross_entropy_weight, a.dice_weight, weights
+        self.loss = SegmentationLoss(*parts, masks.IGNORED, label_smoothing=a.label_smoothing_factor)
+        self.sizes = {split: [(header.height, header.width) for header in inspected[split].headers] for split in inspected}
+        return {split: Targets(each.masks, each.content) for split, each in found.items()}
+
+    def mask_labels(self, mask: np.ndarray) -> np.ndarray:
+        return self.class_of[mask]
+
+    def make_augmentation(self) -> Augmentation:
+        scales = self.arguments.random_scale or ((1.0, 1.0) if self.windows else None)
+        return replace(super().make_augmentation(), scales=scales, native=self.windows, colour=self.processing.middle)
+
+    def task_fingerprint(self) -> dict[str, Any]:
+        a = self.arguments
+        loss, scales = [a.cross_entropy_weight, a.dice_weight, a.class_weights], list(self.augmentation.scales or ())
+        return {"labels": self.classes.names, "ignored": sorted(self.classes.ignored), "loss": loss, "scales": scales}
+
+    def collate_to_evaluate(self, split: str, images: Images, targets: Targets | None, rows: np.ndarray) -> Batch:
+        """Masks, and with windows pictures, in their own size, filled up to the largest. Inputs: `size`, (b, 2) height and
+        width; `mask`, of a test split: the room for a packed mask."""
+        pictures = [images.load(int(row), self.processing.mode) for row in rows]
+        sizes = torch.tensor([picture.size[::-1] for picture in pictures])
+        largest, shown = sizes.amax(0).tolist(), np.asarray if self.windows else self.processing.fit
+        pixels = [self.processing.normalize(np.stack([shown(picture)]))[0] for picture in pictures]
+        filled = segmenter.filled(pixels, largest if self.windows else self.processing.size, 0)
+        inputs, labels = {"pixel_values": filled, "size": sizes}, None
+        if split == "test":
+            room = max(packed_bytes(height * width, self.num_classes) for height, width in self.sizes["test"])
+            inputs["mask"] = torch.empty(len(rows), room, dtype=torch.uint8)
+        if targets is not None:
+            drawn = [self.mask_labels(np.asarray(targets.values.load_mask(int(row)))) for row in rows]
+            labels = segmenter.filled([torch.from_numpy(mask) for mask in drawn], largest, masks.IGNORED)
+        return Batch(torch.as_tensor(rows, dtype=torch.int64), inputs, labels)
+
+    # Training
+
+    def build(self) -> torch.nn.Module:
+        segmenter.configure(self.config, self.classes.names)
+        model, _ = load_model_and_new_names(AutoModelForSemanticSegmentation, self.arguments, self.config)
+        if self.own_labels is not None and self.own_labels != self.classes.names:
+            segmenter.renew_head(model)
+        segmenter.freeze_unused(model)
+        return self.with_batch_norm(model)
+
+    def num_targets(self, batch: Batch) -> torch.Tensor:
+        return batch.is_real.sum()
+
+    def loss_sum(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        logits = segmenter.upsampled(model(pixel_values=batch.inputs["pixel_values"]).logits, batch.labels.shape[1:])
+        return (self.loss(logits, batch.labels) * batch.is_real).sum()
+
+    # Evaluation and prediction
+
+    def predict(self, model: torch.nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
+        rows = [self.predict_row(logits, batch, row) for row, logits in enumerate(self.logits(model, batch))]
+        return {name: torch.stack([found[name] for found in rows]) for name in rows[0]}
+
+    def logits(self, model: torch.nn.Module, batch: Batch, alone: bool = False) -> Iterator[torch.Tensor]:
+        """(1, classes, height, width) of each row in its own size. `alone`: on this process only."""
+        pixels, sizes = batch.inputs["pixel_values"], batch.inputs["size"].tolist()
+        if not self.windows:
+            return segmenter.whole_logits(model, pixels, sizes)
+        alike = self.launch.zero_stage == 3 and not alone
+        window, overlap = self.processing.size, self.arguments.overlap
+        return segmenter.window_logits(model, pixels, sizes, window=window, overlap=overlap, all_alike=alike)
+
+    def predict_row(self, logits: torch.Tensor, batch: Batch, row: int) -> dict[str, torch.Tensor]:
+        """A labelled row's loss and counts; a test row's mask, packed."""
+        predicted, found = logits.argmax(1).to(torch.uint8), {}
+        if batch.labels is not None:
+            height, width = logits.shape[2:]
+            truth = batch.labels[row : row + 1, :height, :width]
+            found = {"loss": self.loss(logits, truth)[0]}
+            found["counts"] = count_classes(predicted, truth, self.num_classes, masks.IGNORED)[0]
+        if "mask" in batch.inputs:
+            packed = pack(predicted[0].cpu().numpy(), self.num_classes, batch.inputs["mask"].shape[1])
+            found["mask"] = torch.from_numpy(packed).to(logits.device)
+        return found
+
+    def score(self, predictions: Predictions, split: ImageSplit) -> dict[str, float | None]:
+        check_finite(predictions["loss"], "losses", split)
+        scores = segmentation_scores(predictions["counts"].sum(0), self.classes.names)
+        return {"loss": float(predictions["loss"].mean(dtype=np.float64)), **scores}
+
+    def export(
+        self, path: Path, model: torch.nn.Module, weights: dict[str, torch.Tensor], best: Predictions | None
+    ) -> dict[str, Any]:
+        export_model(path, plain_model(model), weights, partial(self.check_export, best), self.processor)
+        return {}
+
+    def check_export(self, best: Predictions | None, folder: Path) -> None:
+        """Compares an exported folder's losses of some validation rows with the run's; keeps its masks, to be looked at."""
+        model, split = self.load_exported(folder).eval(), self.splits.get("validation")
+        if best is None:
+            return
+        self.shown, losses, rows = [], [], rows_to_check(len(split))
+        for row in rows:
+            batch = split.collate(np.array([row]))
+            with torch.no_grad():
+                (logits,) = self.logits(model, batch, alone=True)
+            losses.append(float(self.loss(logits, batch.labels)[0]))
+            picture = np.asarray(split.images.load(int(row), self.processing.mode))
+            self.shown.append((picture, batch.labels[0].numpy(), logits[0].argmax(0).to(torch.uint8).numpy()))
+        segmenter.check_losses(np.array(losses), best["loss"][rows], self.launch.precision)
+
+    def pictures(self, best: Predictions) -> dict[str, np.ndarray]:
+        return {"image_truth_prediction": segmenter.overlays(self.shown, self.classes.names)}
+
+    def load_exported(self, path: str | Path) -> torch.nn.Module:
+        arguments = replace(self.arguments, model_name_or_path=str(path), config_name=None, from_scratch=False)
+        model, new_names = load_model_and_new_names(AutoModelForSemanticSegmentation, arguments, load_config(arguments))
+        if new_names:
+            raise InputError(f"{path}: has no trained classes ({min(new_names)} is missing); train first")
+        return model
+
+    def prediction_lines(self, predictions: Predictions, split: ImageSplit) -> Iterator[dict[str, Any]]:
+        """Writes the masks meanwhile."""
+        folder, files = output.folder_of(self.arguments), segmenter.mask_names(split.ids)
+        for row, packed in enumerate(predictions["mask"]):
+            mask = unpack(packed, self.sizes["test"][row], self.num_classes)
+            segmenter.write_mask(mask, folder / files[row])
+            line = {"image": split.images.name(row), "mask": f"{folder.name}/{files[row]}"}
+            line["shares"] = segmenter.shares(mask, self.classes.names)
+            if split.labelled:
+                found = iou(predictions["counts"][row])
+                line["iou"] = {n: mean_of_defined(value[None]) for n, value in zip(self.classes.names, found, strict=True)}
+            yield line
+
+    def card(self, folder: Path) -> Card:
+        table = segmenter.class_table(read_metrics(folder / "metrics.json"), self.classes.names)
+        return Card("Semantic segmentation", "image-segmentation", segmenter.USAGE, ["loss", *MEANS], table)
+
+
+if __name__ == "__main__":
+    run(Segmentation, arguments)

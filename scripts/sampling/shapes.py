@@ -1,0 +1,59 @@
+"""Pictures of coloured shapes on a textured ground, with masks that say which pixel belongs to which."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from sampling.folders import fill
+
+SIZE = (80, 64)  # width, height
+ROWS = {"train": 320, "validation": 48, "test": 48}
+CLASSES = ("ground", "disc", "square", "triangle")
+OUTLINE = 255  # a border of one pixel around each shape, which does not count
+FORM = 1  # of the pictures; another one draws them anew
+
+
+def draw_shapes(folder: Path, force: bool = False) -> dict[str, int]:
+    """Writes `folder`/SPLIT/images/NUMBER.png and masks/NUMBER.png, and classes.txt, unless that was done before; returns the
+    pictures per split. Raises FileExistsError for a folder that holds other files."""
+    rows = fill(folder, {"form": FORM, "rows": ROWS}, force, _draw_split)
+    (folder / "classes.txt").write_text("".join(f"{name}\n" for name in CLASSES), encoding="utf-8")
+    return rows
+
+
+def _draw_split(folder: Path, split: str) -> None:
+    for part in ("images", "masks"):
+        (folder / part).mkdir(parents=True)
+    for row in range(ROWS[split]):
+        picture, mask = draw_picture(np.random.default_rng([list(ROWS).index(split), row]))
+        picture.save(folder / "images" / f"{row:04}.png")
+        mask.save(folder / "masks" / f"{row:04}.png")
+
+
+def draw_picture(generator: np.random.Generator) -> tuple[Image.Image, Image.Image]:
+    """A picture of SIZE with one to four shapes, which may hide each other, and its mask."""
+    width, height = SIZE
+    colour = tuple(generator.integers(60, 196, 3).tolist())
+    picture, mask = Image.new("RGB", SIZE, colour), Image.new("L", SIZE)
+    for _ in range(generator.integers(1, 5)):
+        number, radius = int(generator.integers(1, len(CLASSES))), int(generator.integers(8, 17))
+        x, y = int(generator.integers(radius, width - radius)), int(generator.integers(radius, height - radius))
+        fill_colour = tuple(generator.integers(0, 256, 3).tolist())
+        for image, inside, outside in ((picture, fill_colour, fill_colour), (mask, number, OUTLINE)):
+            _shape(ImageDraw.Draw(image), number, (x, y, radius), inside, outside)
+    noise = generator.normal(0, 14, (height, width, 3))
+    return Image.fromarray((np.asarray(picture) + noise).clip(0, 255).astype(np.uint8)), mask
+
+
+def _shape(draw: ImageDraw.ImageDraw, number: int, place: tuple[int, int, int], inside: object, outline: object) -> None:
+    x, y, radius = place
+    box = (x - radius, y - radius, x + radius, y + radius)
+    if CLASSES[number] == "disc":
+        draw.ellipse(box, fill=inside, outline=outline)
+    elif CLASSES[number] == "square":
+        draw.rectangle(box, fill=inside, outline=outline)
+    else:
+        draw.polygon([(x, y - radius), (x + radius, y + radius), (x - radius, y + radius)], fill=inside, outline=outline)

@@ -1,0 +1,78 @@
+"""Small generated pictures with masks: coloured rectangles on grey, in the forms that users have them in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from transformers import MobileNetV2Config, Sapiens2Config, SegformerConfig
+
+CLASSES = ("ground", "red", "blue")
+COLOURS = np.array([(120, 120, 120), (210, 40, 40), (40, 40, 210)])
+SIZE = (32, 48)  # height, width
+
+
+def picture(row: int, size: tuple[int, int] = SIZE) -> tuple[np.ndarray, np.ndarray]:
+    """(picture (h, w, 3), mask (h, w)), uint8: two rectangles, with a border of pixels that do not count around the second."""
+    generator = np.random.default_rng(row)
+    mask = np.zeros(size, dtype=np.uint8)
+    for number in (1, 2):
+        top, left = (int(generator.integers(0, length // 2)) for length in size)
+        place = (slice(top, top + size[0] // 2), slice(left, left + size[1] // 3))
+        mask[place] = number
+    mask[place[0], place[1].start] = 255
+    shown = COLOURS[np.where(mask == 255, 0, mask)] + generator.integers(-30, 30, (*size, 3))
+    return shown.clip(0, 255).astype(np.uint8), mask
+
+
+def write(folder: Path, rows: int = 8, first: int = 0, sizes: tuple[tuple[int, int], ...] = (SIZE,)) -> Path:
+    """images/ and masks/ of so many pictures in turn of these sizes, and classes.txt."""
+    for part in ("images", "masks"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+    for row in range(rows):
+        shown, mask = picture(first + row, sizes[row % len(sizes)])
+        Image.fromarray(shown).save(folder / "images" / f"{first + row:03}.png")
+        Image.fromarray(mask).save(folder / "masks" / f"{first + row:03}.png")
+    (folder / "classes.txt").write_text("".join(f"{name}\n" for name in CLASSES))
+    return folder
+
+
+def segformer(folder: Path) -> Path:
+    """The configuration of a tiny SegFormer; its head has batch norm."""
+    config = SegformerConfig(
+        depths=[1, 1, 1, 1], hidden_sizes=[8, 8, 16, 16], num_attention_heads=[1, 1, 2, 2], decoder_hidden_size=16,
+        mlp_ratios=[1, 1, 1, 1],
+    )  # fmt: skip
+    config.save_pretrained(folder)
+    return folder
+
+
+def deeplab(folder: Path) -> Path:
+    """The configuration of a tiny DeepLabV3+ with MobileNetV2."""
+    MobileNetV2Config(depth_multiplier=0.1, min_depth=8, output_stride=8).save_pretrained(folder)
+    return folder
+
+
+def sapiens(folder: Path) -> Path:
+    """The configuration and the image processor of a tiny model without batch norm."""
+    config = Sapiens2Config(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_attention_heads=2,
+        patch_size=8, image_size=list(SIZE), num_register_tokens=1, pos_embed_rescale=None,
+    )  # fmt: skip
+    config.save_pretrained(folder)
+    return folder
+
+
+def arguments(**given: object) -> list[str]:
+    """Of a short training run from random weights."""
+    named = {
+        "from_scratch": "true", "image_size": "32,48", "num_train_epochs": 2, "global_batch_size": 4, "learning_rate": 5e-3,
+        "report_to": "none", **given,
+    }  # fmt: skip
+    return [f"--{name}={value}" for name, value in named.items() if value is not None]
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
