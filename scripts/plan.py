@@ -390,7 +390,7 @@ def recommend(planned: Row, shipped: list[Row], gpu_memory: float) -> int:
         print(f"the cheapest that fits is {fitting_shipped[0].name}")
     else:
         print(
-            "no shipped launch fits: try a smaller --per_device_train_batch_size (the global batch stays as it is), "
+            "no shipped launch fits: try a smaller --per_device_train_batch_size beside --global_batch_size, "
             "--gradient_checkpointing, --mixed_precision bf16, or a smaller model"
         )
     return 0 if planned in fitting else DOES_NOT_FIT

@@ -108,7 +108,7 @@ class TextTask(Task):
         note = choose_attention(encoder, self.max_length)
         notes += [note] if note else []
         self.padding_free = check_padding_free(
-            arguments.padding_free,
+            "off" if arguments.attn_implementation else arguments.padding_free,
             kernels=arguments.kernels,
             config=encoder,
             on_gpu=not launch.use_cpu,

@@ -107,7 +107,7 @@ def fit(run: Run, training: Training, state: TrainState) -> dict[str, float | No
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            raise TrainingError(_out_of_memory(training.task, step, micro_batches, error)) from error
+            raise TrainingError(_out_of_memory(training, step, micro_batches, error)) from error
         state.step += 1
         before, scale = scale, _loss_scale(run)
         _count_skipped(run, state, scale < before)
@@ -241,13 +241,14 @@ def _not_finite(training: Training, step: int, loss: float, norm: float) -> str:
     )
 
 
-def _out_of_memory(task: Task, step: int, micro_batches: list[Batch], error: Exception) -> str:
+def _out_of_memory(training: Training, step: int, micro_batches: list[Batch], error: Exception) -> str:
     shapes = {tuple(tensor.shape) for batch in micro_batches for tensor in batch.inputs.values()}
     largest = max(shapes, key=lambda shape: (torch.Size(shape).numel(), shape))
     return (
         f"step {step + 1}: out of memory on a batch of {largest[0]} rows x {'x'.join(map(str, largest[1:]))}. Try a smaller "
-        f"--per_device_train_batch_size (the global batch stays as it is), {task.memory_advice}--gradient_checkpointing, "
-        f"--mixed_precision bf16, or a ds_configs/zero*.json file ({in_short(error)})"
+        f"--per_device_train_batch_size beside --global_batch_size {training.plan.batch.global_batch_size}, "
+        f"{training.task.memory_advice}--gradient_checkpointing, --mixed_precision bf16, or a ds_configs/zero*.json file "
+        f"({in_short(error)})"
     )
 
 
