@@ -83,8 +83,8 @@ class BatchArguments:
     global_batch_size: int | None = option(at_least=1, help="samples per optimizer step over all processes (default: 32)")
     per_device_train_batch_size: int | None = option(
         at_least=1,
-        help="samples per process in one micro-batch: accumulation is derived from it and --global_batch_size; alone it makes a "
-        "global batch of this times the number of processes",
+        help="samples per process in one micro-batch: accumulation is derived from it and --global_batch_size; alone it makes "
+        "a global batch of this times the number of processes",
     )
     gradient_accumulation_steps: int | None = option(
         at_least=1, help="micro-batches per optimizer step; the micro-batch is derived from it"
@@ -271,7 +271,9 @@ class LaunchArguments:
         choices=("no", "fp16", "bf16"), help="default: what the launcher's config file says, else no"
     )
     use_cpu: bool = option(False, help="compute on the CPU even where there is a GPU")
-    ddp_backend: str | None = option(choices=("nccl", "gloo"), help="default: nccl on GPUs, gloo elsewhere")
+    ddp_backend: str | None = option(
+        choices=("nccl", "gloo", "xccl", "hccl"), help="default: nccl on GPUs, gloo on CPUs, torch's own on other devices"
+    )
     ddp_timeout: int = option(1800, at_least=10, help="seconds after which a silent peer ends the job")
     start_timeout: int = option(
         600, per_machine=True, at_least=1, help="seconds to wait at the start until every machine is there"

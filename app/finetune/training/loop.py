@@ -17,6 +17,7 @@ from finetune.checkpoints import checkpoint, saving
 from finetune.checkpoints.checkpoint import TrainState
 from finetune.checkpoints.saving import CheckpointTarget
 from finetune.errors import EXIT_STOPPED, StopRequested, TrainingError, in_short, is_out_of_memory
+from finetune.kernels.transfer import widest_float
 from finetune.launching import signals
 from finetune.launching.processes import Run
 from finetune.launching.shutdown import stop_requested, stop_run
@@ -161,8 +162,9 @@ def _read(run: Run, training: Training, state: TrainState, pending: list, pace: 
     Returns (gradient norms of those steps; whether any process was requested to stop; mean of the processes' `pace`, seconds
     per step). The last two travel with the losses: they cost no exchange and no wait of their own.
     """
-    mine = torch.tensor([float(signals.requested() is not None), pace], dtype=torch.float64, device=run.device)
-    *losses, requested, paces = run.sum(torch.cat([torch.stack([loss.double() for loss, _ in pending]), mine])).tolist()
+    dtype = widest_float(run.device)
+    mine = torch.tensor([float(signals.requested() is not None), pace], dtype=dtype, device=run.device)
+    *losses, requested, paces = run.sum(torch.cat([torch.stack([loss.to(dtype) for loss, _ in pending]), mine])).tolist()
     norms = [float(norm) if norm is not None else math.nan for _, norm in pending]
     first = state.step - len(pending)
     pending.clear()
