@@ -112,7 +112,7 @@ def swaps_to_disk(config: dict[str, Any]) -> bool:
 def problems(config: dict[str, Any], source: str, max_grad_norm: float, mixed_precision: str | None) -> list[str]:
     """What in a DeepSpeed file cannot be run as the arguments ask, batch sizes apart; one message each."""
     messages = [
-        f'{source}: remove the section {key!r}, or make all its params "auto": {why}'
+        f"{source}: remove the section {key!r}: {why}"
         for key, why in OWNED_BY_ARGUMENTS.items()
         if key in config and not _is_ours(config, key)
     ]
@@ -425,9 +425,8 @@ def _section(config: dict[str, Any], key: str) -> dict[str, Any]:
 def _is_ours(config: dict[str, Any], key: str) -> bool:
     """Whether an "optimizer" or a "scheduler" section leaves all numbers to the run."""
     section = _section(config, key)
-    params = section.get("params", {})
-    known = key != "optimizer" or section.get("type") in OPTIMIZERS
-    return known and "type" in section and isinstance(params, dict) and all(value == "auto" for value in params.values())
+    params, known = section.get("params"), key != "optimizer" or section.get("type") in OPTIMIZERS
+    return known and bool(params) and isinstance(params, dict) and all(value == "auto" for value in params.values())
 
 
 def _autos(config: dict[str, Any], prefix: str = "") -> list[str]:
