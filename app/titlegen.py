@@ -67,6 +67,7 @@ from transformers import AutoModelForSeq2SeqLM
 
 from finetune.application import run
 from finetune.errors import InputError
+from finetune.kernels.transfer import widest_float
 from finetune.reading.columns import note_cut
 from finetune.reading.ragged import RaggedChunks
 from finetune.reading.stored_rows import Column
@@ -170,7 +171,7 @@ class TitleGeneration(TextTask):
         if batch.labels is not None:
             # Through the wrapper, which may autocast; the gathering of ZeRO-3 hangs on the inner modules.
             out = model(**batch.inputs, **teacher_forcing(batch.labels, self.generation))
-            found["loss"] = token_losses(out.logits, batch, 0.0).sum(dim=1).double()
+            found["loss"] = token_losses(out.logits, batch, 0.0).sum(dim=1).to(widest_float(out.logits.device))
             found["targets"] = (batch.labels != IGNORED).sum(dim=1)
             encoder_output = out.encoder_last_hidden_state  # the search starts from the same documents: most work is done
         ids, scores = self.generation.search(getattr(model, "module", model), batch.inputs, encoder_output)

@@ -49,7 +49,7 @@ STATED_TWICE = (
     *("offload_param_nvme_path", "offload_optimizer_nvme_path", "zero3_save_16bit_model", "mixed_precision"),
 )
 PLANNED = "this launch"
-KINDS = ("NO", "MULTI_GPU", "DEEPSPEED")
+KINDS = ("NO", "MULTI_GPU", "MULTI_XPU", "MULTI_NPU", "DEEPSPEED")
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ class LaunchFile:
     precision: str
     deepspeed_file: str | None
     deepspeed: bool
+    variables: dict[str, str]  # what `accelerate launch` makes of its settings for DeepSpeed and torch.compile
 
 
 def main(argv: list[str]) -> int:
@@ -159,6 +160,10 @@ def read_launch_file(name: str) -> LaunchFile:
         precision=str(content.get("mixed_precision") or "no").lower(),
         deepspeed_file=section.get("deepspeed_config_file"),
         deepspeed=content.get("distributed_type") == "DEEPSPEED",
+        variables={
+            **{variable: str(section[name]).lower() for name, variable in zero.INLINE_SETTINGS.items() if name in section},
+            **{f"ACCELERATE_{name.upper()}": str(value) for name, value in (content.get("dynamo_config") or {}).items()},
+        },
     )
 
 
@@ -174,8 +179,6 @@ def file_problems(name: str, content: dict[str, Any]) -> list[str]:
     elif kind not in KINDS:
         found.append(f"{name}: distributed_type {kind} is not supported; {', '.join(KINDS)} are")
     section = content.get("deepspeed_config") or {}
-    if kind == "DEEPSPEED" and not section.get("deepspeed_config_file"):
-        found.append(f"{name}: asks for DeepSpeed without a file; add deepspeed_config_file: ds_configs/zero2.json")
     if kind != "DEEPSPEED" and section:
         found.append(f"{name}: has a deepspeed_config but distributed_type is {kind}; keep one")
     if section.get("deepspeed_config_file"):
@@ -207,9 +210,11 @@ def pretend(file: LaunchFile | None, processes: int, use_cpu: bool) -> None:
     if file is None:
         os.environ.update({"TORCHELASTIC_RUN_ID": "plan"} if processes > 1 else {})
         return
-    os.environ.update(ACCELERATE_MIXED_PRECISION=file.precision, ACCELERATE_USE_CPU=str(use_cpu))
+    os.environ.update(file.variables, ACCELERATE_MIXED_PRECISION=file.precision, ACCELERATE_USE_CPU=str(use_cpu))
     if file.deepspeed:
-        os.environ.update(ACCELERATE_USE_DEEPSPEED="true", ACCELERATE_DEEPSPEED_CONFIG_FILE=file.deepspeed_file)
+        os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
+    if file.deepspeed_file is not None:
+        os.environ["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = file.deepspeed_file
 
 
 def plain_launch(processes: int, use_cpu: bool) -> Launch:
@@ -390,7 +395,7 @@ def recommend(planned: Row, shipped: list[Row], gpu_memory: float) -> int:
         print(f"the cheapest that fits is {fitting_shipped[0].name}")
     else:
         print(
-            "no shipped launch fits: try a smaller --per_device_train_batch_size (the global batch stays as it is), "
+            "no shipped launch fits: try a smaller --per_device_train_batch_size beside --global_batch_size, "
             "--gradient_checkpointing, --mixed_precision bf16, or a smaller model"
         )
     return 0 if planned in fitting else DOES_NOT_FIT

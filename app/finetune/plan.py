@@ -41,6 +41,7 @@ class BatchShape:
     micro_batch_size: int  # most rows of one process
     accumulation: int  # micro-batches per process and optimizer step; with `max_tokens` the most there can be
     max_tokens: int | None = None  # most tokens of one process, padding included
+    follows_processes: bool = False  # whether the global batch is that of one process times their number
 
     @property
     def idle_share(self) -> float:
@@ -58,15 +59,17 @@ def derive_batch(
 ) -> BatchShape:
     """Fills in the batch sizes that were not given.
 
-    `per_device_train_batch_size` is an upper bound when the global batch is given; with `gradient_accumulation_steps` and
-    without a global batch it is exact, and the global batch is their product with the number of processes. `max_tokens`
-    stands in place of both.
+    `per_device_train_batch_size` is an upper bound when the global batch is given. Without a global batch it is exact, and the
+    global batch is its product with `gradient_accumulation_steps` (1) and the number of processes, as in transformers.
+    `max_tokens` stands in place of both.
 
     Raises `InputError` when all three are given and contradict each other.
     """
     total, micro, accumulation = global_batch_size, per_device_train_batch_size, gradient_accumulation_steps
-    if total is None:
-        total = world_size * micro * accumulation if micro and accumulation else DEFAULT_GLOBAL_BATCH_SIZE
+    if total is None and micro:
+        accumulation = accumulation or 1
+        return BatchShape(world_size * micro * accumulation, world_size, micro, accumulation, follows_processes=True)
+    total = total or DEFAULT_GLOBAL_BATCH_SIZE
     per_process = math.ceil(total / world_size)
     if max_tokens is not None:  # how many passes a step needs depends on its rows: one each where all are long
         return BatchShape(total, world_size, per_process, per_process, max_tokens)
@@ -142,13 +145,15 @@ def make_plan(arguments: Any, split: Split, launch: Launch) -> Plan:
     batch = batch_of(arguments, launch.world_size, launch.micro_batches_by_tokens and split.lengths is not None)
     steps_per_epoch = math.ceil(num_rows / batch.global_batch_size)
     total_steps = a.max_steps or max(1, math.ceil(steps_per_epoch * a.num_train_epochs))
-    warmup = a.warmup_steps if a.warmup_steps is not None else math.ceil(total_steps * (a.warmup_ratio or 0))
+    warmup = _steps(a.warmup_steps if a.warmup_steps is not None else a.warmup_ratio or 0, total_steps)
     if warmup > total_steps:
         raise InputError(f"--warmup_steps {warmup} is longer than the run ({total_steps} optimizer steps)")
     scale = batch.global_batch_size / a.base_global_batch_size
     factor = {"none": 1.0, "linear": scale, "sqrt": math.sqrt(scale)}[a.lr_scaling]
     at_the_end = total_steps if a.do_eval else None
-    every = {"epoch": steps_per_epoch, "steps": a.eval_steps, "no": at_the_end}[a.eval_strategy]
+    every = {"epoch": steps_per_epoch, "steps": _steps(a.eval_steps, total_steps), "no": at_the_end}[a.eval_strategy]
+    save_strategy = a.save_strategy or ("epoch" if a.save_steps is None else "steps")
+    saved = {"epoch": steps_per_epoch, "steps": _steps(a.save_steps, total_steps) or None, "no": None}[save_strategy]
     return Plan(
         batch=batch,
         num_rows=num_rows,
@@ -161,9 +166,16 @@ def make_plan(arguments: Any, split: Split, launch: Launch) -> Plan:
         lr_milestones=a.lr_milestones or MILESTONES,
         lr_gamma=a.lr_gamma or GAMMA,
         eval_steps=every,
-        save_steps=steps_per_epoch if a.save_steps is None else a.save_steps or None,
-        logging_steps=a.logging_steps,
+        save_steps=saved,
+        logging_steps=_steps(a.logging_steps, total_steps),
     )
+
+
+def _steps(number: float | None, total_steps: int) -> int | None:
+    """A number of steps, or the steps of a share below 1 of all of them."""
+    if number is None or number >= 1:
+        return number
+    return math.ceil(total_steps * number)
 
 
 def lr_multiplier(
@@ -206,6 +218,11 @@ def describe(plan: Plan) -> list[str]:
         f"learning rate  {plan.learning_rate:g} at its peak{scaled}, {first:.3g} in the first step, {last:.3g} in the last; "
         f"{plan.warmup_steps} warm-up step(s), {plan.lr_scheduler_type}",
     ]
+    if b.follows_processes:
+        lines.append(
+            f"note           another number of processes makes another global batch; --global_batch_size {b.global_batch_size} "
+            "keeps it"
+        )
     if b.max_tokens is None and b.idle_share > 0.1:
         below = b.global_batch_size // b.world_size * b.world_size
         even = [size for size in (below, below + b.world_size) if size > 0]

@@ -83,10 +83,11 @@ def prepare_model(run: Run, arguments: Any, task: Task, plan: Plan, model: torch
         run.print(*_memory(task, model, steps, layout))
     if layout.keeps_embeddings:
         keep_gradients(model)
-    if arguments.torch_compile and run.launch.zero_stage == 3:
+    compiles = arguments.torch_compile or run.launch.torch_compile
+    if compiles and run.launch.zero_stage == 3:
         # ZeRO-3 gathers and frees weights around every module: hundreds of pieces, each compiled anew until torch gives up.
         run.print("note           --torch_compile is left out under ZeRO-3")
-    elif arguments.torch_compile:
+    elif compiles:
         compile_layers(model)
 
 
@@ -174,9 +175,7 @@ def release(run: Run, training: Training) -> None:
     if run.deepspeed_config is not None:
         wrapped.destroy()
     del wrapped
-    run.accelerator.free_memory()
-    if run.device.type == "cuda":
-        torch.cuda.empty_cache()
+    run.accelerator.free_memory()  # empties the device's cache
 
 
 def _convert(run: Run, training: Training, state: TrainState) -> None:

@@ -64,8 +64,7 @@ class ImageArguments(
         pretrained = self.model_name_or_path is not None and not self.from_scratch
         if self.learning_rate is None:
             object.__setattr__(self, "learning_rate", 5e-5 if pretrained else 1e-3)
-        follows = self.per_device_train_batch_size and self.gradient_accumulation_steps  # the batch from these two
-        if self.global_batch_size is None and not follows:
+        if self.global_batch_size is None and self.per_device_train_batch_size is None:
             object.__setattr__(self, "global_batch_size", 32 if pretrained else 128)
 
     def problems(self) -> list[str]:

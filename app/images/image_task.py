@@ -190,7 +190,7 @@ class ImageTask(Task):
         if self.arguments.sync_batch_norm and not there:
             raise InputError("--sync_batch_norm: this model has no batch norm; leave it out")
         if self.arguments.sync_batch_norm and several:
-            return synchronise_batch_norm(model, on_gpu=not self.launch.use_cpu)
+            return synchronise_batch_norm(model, on_gpu=self.launch.device_type == "cuda")
         if there and several:
             self.notes.append("batch norm: each process normalises its own rows (--sync_batch_norm: those of all together)")
         return model

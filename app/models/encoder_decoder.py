@@ -164,7 +164,7 @@ def _composed(config: Any) -> Any:
 
 def _load_decoder(arguments: Any) -> Any:
     name = arguments.decoder_model_name_or_path
-    kind = {"is_decoder": True, "add_cross_attention": True, "trust_remote_code": arguments.trust_remote_code}
+    kind = {"is_decoder": True, "add_cross_attention": True, **arguments.hub_options(name)}
     try:
         if on_meta():
             decoder = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(name, **kind)).float()

@@ -35,7 +35,8 @@ def load_config(arguments: Any, **overrides: Any) -> Any:
         raise InputError("no model: give --model_name_or_path, or --from_scratch with --config_name")
     _check_config_file(Path(name))
     try:
-        config = AutoConfig.from_pretrained(name, trust_remote_code=arguments.trust_remote_code, **overrides)
+        attention = {} if arguments.attn_implementation is None else {"attn_implementation": arguments.attn_implementation}
+        config = AutoConfig.from_pretrained(name, **arguments.hub_options(name), **attention, **overrides)
     except Exception as error:
         raise InputError(explain_failed_load("configuration", name, error)) from error
     for size in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
@@ -92,7 +93,7 @@ def load_model_and_new_names(auto_class: Any, arguments: Any, config: Any) -> tu
             arguments.model_name_or_path,
             config=config,
             dtype=torch.float32,
-            trust_remote_code=arguments.trust_remote_code,
+            **arguments.hub_options(arguments.model_name_or_path),
             ignore_mismatched_sizes=True,
             output_loading_info=True,
         )

@@ -26,7 +26,7 @@ def load_processor(arguments: Any, config: Any, image_size: int | None) -> Any:
         processor = _usual(name, config)
     else:
         try:
-            processor = AutoImageProcessor.from_pretrained(name, backend="pil", trust_remote_code=arguments.trust_remote_code)
+            processor = AutoImageProcessor.from_pretrained(name, backend="pil", **arguments.hub_options(name))
         except Exception as error:
             raise InputError(explain_failed_load("image processor", name, error)) from error
     own = getattr(config, "image_size", None)

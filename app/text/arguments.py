@@ -77,6 +77,8 @@ class TextArguments(
 
     def problems(self) -> list[str]:
         found = []
+        if self.padding_free == "on" and self.attn_implementation is not None:
+            found.append("--padding_free on has an attention of its own; leave it or --attn_implementation out")
         if self.user_dictionary and self.tokenizer_type != "jieba":
             found.append("--user_dictionary is for --tokenizer_type jieba")
         train = self.modes.train

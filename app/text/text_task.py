@@ -108,13 +108,13 @@ class TextTask(Task):
         note = choose_attention(encoder, self.max_length)
         notes += [note] if note else []
         self.padding_free = check_padding_free(
-            arguments.padding_free,
+            "off" if arguments.attn_implementation else arguments.padding_free,
             kernels=arguments.kernels,
             config=encoder,
-            on_gpu=not launch.use_cpu,
+            on_gpu=launch.device_type == "cuda",
             padding_side=self.tokenizer.padding_side,
         )
-        enable_device_kernels(torch.device("cpu" if launch.use_cpu else "cuda"), kernels=arguments.kernels)
+        enable_device_kernels(torch.device(launch.device_type), kernels=arguments.kernels)
         encoded = self.encode_targets(tables, targets, notes)
         tokenizer = tokenizer_fingerprint(self.tokenizer)
         self.splits = {name: self._split(name, table, encoded.get(name), tokenizer, notes) for name, table in tables.items()}

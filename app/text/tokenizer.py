@@ -41,7 +41,7 @@ def load_tokenizer(arguments: Any, train_texts: Sequence[Column], notes: list[st
         if arguments.tokenizer_type == "jieba":
             tokenizer = jieba_tokenizer(name, arguments.user_dictionary, notes)
         else:
-            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=arguments.trust_remote_code)
+            tokenizer = AutoTokenizer.from_pretrained(name, **arguments.hub_options(name))
     except InputError:
         raise
     except Exception as error:

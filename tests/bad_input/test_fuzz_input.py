@@ -21,6 +21,7 @@ from catalogue_case import GOOD, VALID
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from finetune.arguments.groups import ModelArguments
 from finetune.arguments.parsing import parse, validate
 from finetune.errors import InputError
 from finetune.launching import zero
@@ -258,5 +259,5 @@ MODELS = st.dictionaries(
 @quick
 @given(st.one_of(MODELS.map(lambda found: json.dumps({"model_type": "bert", **found}).encode()), st.binary(max_size=40)))
 def test_any_model_configuration_is_read_or_refused(data):
-    asked = SimpleNamespace(config_name=write("config.json", data), model_name_or_path=None, trust_remote_code=False)
+    asked = ModelArguments(config_name=write("config.json", data))
     result_or_words(lambda: load_config(asked))

@@ -23,7 +23,7 @@ def soak(home, folder, command, *options):
 
 
 def classify(folder):
-    return training(folder, model="bert_dropout", **OF_A_RUN)
+    return training(folder, model="bert_dropout", global_batch_size=32, **OF_A_RUN)
 
 
 def titles(folder):

@@ -55,7 +55,7 @@ def test_micro_batch_is_derived_from_the_accumulation(world_size, total, accumul
 @given(SIZES, SIZES, SIZES)
 def test_global_batch_is_the_product_of_the_others(world_size, micro, accumulation):
     assert derive_batch(world_size, None, micro, accumulation) == BatchShape(
-        world_size * micro * accumulation, world_size, micro, accumulation
+        world_size * micro * accumulation, world_size, micro, accumulation, follows_processes=True
     )
 
 
@@ -175,13 +175,16 @@ def test_batch_arithmetic_in_words(arguments):
     assert lines[-1].endswith("9 rows do not share out evenly over 8 processes; --global_batch_size 8 or 16 would")
     assert len(describe(plan_of(arguments(global_batch_size=16), 90, 8))) == 3
     assert describe(plan_of(arguments(global_batch_size=3), 90, 8))[-1].endswith("--global_batch_size 8 would")
+    first, *_, last = describe(plan_of(arguments(per_device_train_batch_size=4), 90, 8))
+    assert first == "global batch   32 rows = 8 process(es) x at most 4 rows x 1 micro-batch(es)"
+    assert last == "note           another number of processes makes another global batch; --global_batch_size 32 keeps it"
 
 
 def test_a_cpu_works_in_passes_of_so_many_tokens_unless_told_otherwise(arguments):
     assert batch_of(arguments(), 2, by_tokens=True) == BatchShape(32, 2, 16, 16, CPU_TOKENS)
     assert batch_of(arguments(), 2) == BatchShape(32, 2, 16, 1)
     assert batch_of(arguments(max_tokens_per_micro_batch=99), 2) == BatchShape(32, 2, 16, 16, 99)
-    for asked in (arguments(per_device_train_batch_size=8), arguments(gradient_accumulation_steps=2)):
+    for asked in (arguments(global_batch_size=32, per_device_train_batch_size=8), arguments(gradient_accumulation_steps=2)):
         assert batch_of(asked, 2, by_tokens=True) == batch_of(asked, 2) == BatchShape(32, 2, 8, 2)
     line = describe(plan_of(arguments(global_batch_size=9), 90, 8, by_tokens=True))[0]
     assert line == "global batch   9 rows = 8 process(es) x micro-batches of at most 2048 tokens, as many as a step's rows need"

@@ -8,6 +8,7 @@ from launchers import ACCELERATE_CONFIGS, CLASSIFY, DS_CONFIGS, JOBS, REPOSITORY
 
 CONFIGS = sorted(path.name for path in ACCELERATE_CONFIGS.glob("*.yaml"))
 DS_FILES = sorted(path.name for path in DS_CONFIGS.glob("*.json"))
+WIZARD = REPOSITORY / "tests" / "fixtures" / "accelerate_config"
 REFUSED = "ddp_fp16.yaml"  # fp16 needs a GPU
 STAGES = {"zero1.json": 1, "zero2.json": 2, "zero2_offload.json": 2, "zero3.json": 3, "zero3_offload.json": 3}
 SHARED = {
@@ -119,3 +120,16 @@ def test_fp16_on_a_cpu_is_refused_once(home):
     assert finished.out.strip() == ""
     assert str(CLASSIFY) in finished.command
     assert not any((home / "runs" / "fp16").iterdir())
+
+
+@pytest.mark.slow
+def test_settings_of_deepspeed_that_the_wizard_of_accelerate_wrote_are_in_force(home):
+    folder = home / "runs" / "wizard"
+    finished = run(
+        [*accelerate(str(WIZARD / "zero2.yaml"), 2), *training(folder, max_grad_norm=1.0, max_steps=2)], home
+    ).check()
+    run_file = read_run(folder)
+
+    assert "ZeRO-2 (deepspeed_config of the accelerate config)" in finished.out
+    assert (run_file["zero_stage"], run_file["mixed_precision"], run_file["world_size"]) == (2, "bf16", 2)
+    assert run_file["deepspeed_config"]["bf16"]["enabled"] is True

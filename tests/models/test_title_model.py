@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import titlegen
 import torch
 from text_tasks import SEARCH
 from transformers import (
@@ -28,15 +29,7 @@ SIZES = {"hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2, "i
 
 
 def asked(**changes):
-    defaults = {
-        "model_name_or_path": None,
-        "config_name": None,
-        "from_scratch": True,
-        "trust_remote_code": False,
-        "decoder_layers": 2,
-        "decoder_model_name_or_path": None,
-    }
-    return SimpleNamespace(**{**defaults, **changes})
+    return titlegen.Arguments(**{"from_scratch": True, "decoder_layers": 2, **changes})
 
 
 @pytest.fixture(scope="module")

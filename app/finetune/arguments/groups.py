@@ -7,6 +7,7 @@ the field; `problems` of a group lists what its values contradict each other in.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from finetune.arguments.parsing import option
 from finetune.plan import Modes
@@ -22,6 +23,28 @@ class ModelArguments:
     )
     from_scratch: bool = option(False, help="random weights from the configuration instead of pretrained ones")
     trust_remote_code: bool = option(False, help="run code that comes with a hub model")
+    model_revision: str | None = option(help="branch, tag or commit of a hub model and its tokenizer (default: main)")
+    cache_dir: str | None = option(
+        path=True, per_machine=True, help="folder for what is downloaded from the hub (default: that of HF_HOME)"
+    )
+    attn_implementation: str | None = option(
+        choices=("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"),
+        help="transformers' attention for the model (default: sdpa where it has it)",
+    )
+
+    def hub_options(self, name: str | None) -> dict[str, Any]:
+        """What `from_pretrained` gets besides the name of a model or a tokenizer. --model_revision is the model's alone."""
+        revision = self.model_revision if name == self.model_name_or_path else None
+        return {
+            "trust_remote_code": self.trust_remote_code,
+            "revision": revision or "main",
+            "cache_dir": self.cache_dir,
+        }
+
+    def problems(self) -> list[str]:
+        if self.model_revision and self.model_name_or_path is None:
+            return ["--model_revision is given but --model_name_or_path is not"]
+        return []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +82,9 @@ class BatchArguments:
 
     global_batch_size: int | None = option(at_least=1, help="samples per optimizer step over all processes (default: 32)")
     per_device_train_batch_size: int | None = option(
-        at_least=1, help="most samples per process in one micro-batch; accumulation is derived from it"
+        at_least=1,
+        help="samples per process in one micro-batch: accumulation is derived from it and --global_batch_size; alone it makes "
+        "a global batch of this times the number of processes",
     )
     gradient_accumulation_steps: int | None = option(
         at_least=1, help="micro-batches per optimizer step; the micro-batch is derived from it"
@@ -99,7 +124,7 @@ class OptimizationArguments:
         help="shares of all steps at which multistep applies --lr_gamma (default: 0.25,0.5,0.75)",
     )
     lr_gamma: float | None = option(above=0, at_most=1, help="what multistep multiplies the rate by (default: 0.1)")
-    warmup_steps: int | None = option(at_least=0, help="optimizer steps of linear warm-up")
+    warmup_steps: int | float | None = option(at_least=0, help="optimizer steps of linear warm-up, or a share of all steps")
     warmup_ratio: float | None = option(at_least=0, below=1, help="the same as a share of all steps")
     num_train_epochs: float = option(3.0, above=0, help="passes over the training rows")
     max_steps: int | None = option(at_least=1, help="optimizer steps, instead of epochs")
@@ -144,8 +169,15 @@ class RunArguments:
         choices=("epoch", "steps", "no"),
         help="when to evaluate during training; no: never, with --do_eval true at its end alone",
     )
-    eval_steps: int | None = option(at_least=1, help="optimizer steps between evaluations with --eval_strategy steps")
-    save_steps: int | None = option(at_least=0, help="steps between checkpoints; 0: none; default: every epoch's end")
+    eval_steps: int | float | None = option(
+        above=0, help="optimizer steps between evaluations with --eval_strategy steps, or a share of all steps"
+    )
+    save_strategy: str | None = option(
+        choices=("epoch", "steps", "no"), help="when to save a checkpoint (default: epoch, or steps if --save_steps is given)"
+    )
+    save_steps: int | float | None = option(
+        at_least=0, help="optimizer steps between checkpoints, or a share of all steps; 0: none"
+    )
     max_train_time: float | None = option(
         above=0, help="seconds from the start after which training saves a checkpoint and stops, as if it was asked to"
     )
@@ -165,7 +197,9 @@ class RunArguments:
     resume_from_checkpoint: str | None = option(
         path=True, help="a checkpoint's folder, or auto: the newest one, if there is one"
     )
-    logging_steps: int = option(10, at_least=1, help="optimizer steps between lines of history.jsonl")
+    logging_steps: int | float = option(
+        10, above=0, help="optimizer steps between lines of history.jsonl, or a share of all steps"
+    )
     report_to: tuple[str, ...] = option(
         ("tensorboard",),
         per_machine=True,
@@ -197,6 +231,10 @@ class RunArguments:
             found.append("--eval_strategy steps needs --eval_steps")
         if self.eval_steps is not None and self.eval_strategy != "steps":
             found.append(f"--eval_steps is given but --eval_strategy is {self.eval_strategy}; add --eval_strategy steps")
+        if self.save_strategy == "steps" and not self.save_steps:
+            found.append("--save_strategy steps needs --save_steps")
+        if self.save_strategy in ("epoch", "no") and self.save_steps:
+            found.append(f"--save_steps is given but --save_strategy is {self.save_strategy}; keep one")
         if self.early_stopping_patience and self.eval_strategy == "no":
             found.append("--early_stopping_patience needs evaluations; --eval_strategy is no")
         if "none" in self.report_to and len(self.report_to) > 1:
@@ -232,7 +270,10 @@ class LaunchArguments:
     mixed_precision: str | None = option(
         choices=("no", "fp16", "bf16"), help="default: what the launcher's config file says, else no"
     )
-    ddp_backend: str | None = option(choices=("nccl", "gloo"), help="default: nccl on GPUs, gloo elsewhere")
+    use_cpu: bool = option(False, help="compute on the CPU even where there is a GPU")
+    ddp_backend: str | None = option(
+        choices=("nccl", "gloo", "xccl", "hccl"), help="default: nccl on GPUs, gloo on CPUs, torch's own on other devices"
+    )
     ddp_timeout: int = option(1800, at_least=10, help="seconds after which a silent peer ends the job")
     start_timeout: int = option(
         600, per_machine=True, at_least=1, help="seconds to wait at the start until every machine is there"

@@ -2,7 +2,8 @@
 
 An argument is a field of a frozen dataclass, declared once with `option(...)`: name, type, default, help and limits. The same
 field may be set in a YAML file given with `--config`; the command line wins. Unknown names, wrong types and values out of
-range are collected and reported together, each with the nearest name that exists.
+range are collected and reported together, each with the nearest name that exists. Other names of transformers' Trainer and
+example scripts are translated or refused as `trainer_names.py` says; `--learning-rate` is `--learning_rate`.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import argparse
 import dataclasses
 import difflib
 import functools
+import json
 import math
 import operator
 import os
 import re
+import sys
 import types
 import typing
 from pathlib import Path
@@ -22,11 +25,15 @@ from typing import Any, TypeVar
 
 import yaml
 
+from finetune.arguments.trainer_names import BOOLEANS, TRAINER_NAMES
 from finetune.errors import InputError
 
 T = TypeVar("T")
-METAVARS = {int: "N", float: "X", bool: "true|false", tuple[str, ...]: "A,B", tuple[int, ...]: "N,N", tuple[float, ...]: "X,X"}
-BOOLEANS = {**dict.fromkeys(("true", "yes", "on", "1"), True), **dict.fromkeys(("false", "no", "off", "0"), False)}
+STEPS = int | float  # a number of optimizer steps, or a share of all of them
+METAVARS = {
+    **{int: "N", float: "X", bool: "true|false", STEPS: "N|SHARE"},
+    **{tuple[str, ...]: "A,B", tuple[int, ...]: "N,N", tuple[float, ...]: "X,X"},
+}
 LIMITS = {"at_least": operator.ge, "above": operator.gt, "at_most": operator.le, "below": operator.lt}
 NEGATIVE_NUMBER = re.compile(r"-(\.?\d|inf|nan)", re.IGNORECASE)
 
@@ -69,6 +76,7 @@ def parse(cls: type[T], argv: list[str] | None = None, description: str = "") ->
     Raises `InputError` with every problem found: unknown names, missing or malformed values, values out of range.
     """
     fields = {f.name: f for f in dataclasses.fields(cls)}
+    argv = [_with_underscores(text, fields) for text in (sys.argv[1:] if argv is None else argv)]
     parsed, unknown = _parser(cls, fields, description).parse_known_args(argv)
     given = {name: text for name, text in vars(parsed).items() if text is not None}
 
@@ -78,9 +86,9 @@ def parse(cls: type[T], argv: list[str] | None = None, description: str = "") ->
     if config_file is not None:
         config_file = os.path.expanduser(config_file)
         from_file, file_problems = _read_yaml(config_file, fields, cls)
-        texts.update({name: (text, f"{config_file}: {name}") for name, text in from_file.items()})
         problems += file_problems
-    texts.update({name: (text, f"--{name}") for name, text in given.items()})
+        texts.update(_in_our_names(from_file, fields, f"{config_file}: ", problems))
+    texts.update(_in_our_names(given, fields, "--", problems))
 
     values = {}
     for name, (text, source) in texts.items():
@@ -91,6 +99,38 @@ def parse(cls: type[T], argv: list[str] | None = None, description: str = "") ->
     if problems:
         raise InputError(*problems)
     return cls(**values)
+
+
+def _with_underscores(text: str, fields: dict[str, dataclasses.Field]) -> str:
+    """`--learning-rate=1` as `--learning_rate=1`; transformers' parser takes both."""
+    name, equals, value = text.removeprefix("--").partition("=")
+    spelled = name.replace("-", "_")
+    is_name = text.startswith("--") and (spelled in fields or spelled in TRAINER_NAMES)
+    return f"--{spelled}{equals}{value}" if is_name else text
+
+
+def _in_our_names(
+    given: dict[str, str | None], fields: dict[str, dataclasses.Field], prefix: str, problems: list[str]
+) -> dict[str, tuple[str | None, str]]:
+    """Our argument -> (its text, the name that it was given by), from one source; adds to `problems` what is refused."""
+    texts: dict[str, tuple[str | None, str]] = {}
+    for name, text in given.items():
+        field, source = name, f"{prefix}{name}"
+        if name in TRAINER_NAMES and (name not in fields or TRAINER_NAMES[name].field == name):
+            try:
+                field, text = TRAINER_NAMES[name].translate(text)
+            except ValueError as error:
+                problems.append(f"{source}: {error}")
+                continue
+        if field is None:
+            continue
+        if field not in fields:
+            problems.append(f"{source} stands for --{field}, which this command does not have")
+        elif field in texts and str(texts[field][0]).lower() != str(text).lower():
+            problems.append(f"{texts[field][1]} and {source} both set --{field}; keep one")
+        else:
+            texts[field] = (text, source)
+    return texts
 
 
 def validate(arguments: Any) -> None:
@@ -146,9 +186,13 @@ def _typed(text: str, kind: type) -> Any:
         return BOOLEANS[text.lower()]
     if typing.get_origin(kind) is tuple:
         return tuple(_typed(part.strip(), typing.get_args(kind)[0]) for part in text.split(",") if part.strip())
-    value = kind(text)
-    if kind is float and not math.isfinite(value):
+    value = float(text) if kind == STEPS else kind(text)
+    if isinstance(value, float) and not math.isfinite(value):
         raise ValueError
+    if kind == STEPS and not 0 < value < 1:
+        if not value.is_integer():
+            raise ValueError
+        return int(value)
     return value
 
 
@@ -159,6 +203,7 @@ def _describe(kind: type, limits: typing.Mapping) -> str:
         **{int: "a whole number", float: "a number", bool: "true or false"},
         **{tuple[str, ...]: "names separated by commas", tuple[int, ...]: "whole numbers separated by commas"},
         tuple[float, ...]: "numbers separated by commas",
+        STEPS: "a whole number, or a share of all steps below 1,",
     }
     ranges = [f"{key.replace('_', ' ')} {limits[key]}" for key in LIMITS if limits[key] is not None]
     return " ".join([noun.get(kind, "a text"), " and ".join(ranges)]).strip()
@@ -175,7 +220,7 @@ def _kind(cls: type, name: str) -> tuple[type, bool]:
     optional = False
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         members = [member for member in typing.get_args(hint) if member is not type(None)]
-        optional, hint = True, members[0]
+        optional, hint = len(members) < len(typing.get_args(hint)), functools.reduce(operator.or_, members)
     return hint, optional
 
 
@@ -191,6 +236,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser(cls: type, fields: dict[str, dataclasses.Field], description: str) -> argparse.ArgumentParser:
     parser = _Parser(description=description, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", metavar="FILE.yaml", help="any of these arguments from a file; the command line wins")
+    parser.epilog = "Other names of transformers' TrainingArguments are translated, or refused with the name to use."
     shown: set[str] = set()
     for owner in reversed(cls.__mro__):
         # What a task changes stands where its group has it.
@@ -201,6 +247,8 @@ def _parser(cls: type, fields: dict[str, dataclasses.Field], description: str) -
         group = parser.add_argument_group((owner.__doc__ or owner.__name__).strip().splitlines()[0])
         for name in names:
             _add_argument(group, cls, fields[name])
+    for name in (name for name in TRAINER_NAMES if name not in fields):
+        parser.add_argument(f"--{name}", help=argparse.SUPPRESS, nargs="?", const="true")
     return parser
 
 
@@ -270,7 +318,9 @@ def read_yaml_mapping(path: str) -> dict[str, Any]:
 def _read_yaml(path: str, fields: dict[str, dataclasses.Field], cls: type) -> tuple[dict[str, str | None], list[str]]:
     texts, problems = {}, []
     for name, value in read_yaml_mapping(path).items():
-        if name not in fields and isinstance(value, dict):
+        if name in TRAINER_NAMES and name not in fields:
+            texts[name] = json.dumps(value) if isinstance(value, dict | list) else value or None
+        elif name not in fields and isinstance(value, dict):
             problems.append(f"{path}: {name} is a section; arguments stand without sections, each as `name: value`")
         elif name not in fields:
             problems.append(f"{path}: unknown key {name}{_nearest(name, fields)}")

@@ -33,6 +33,7 @@ RUN_FINGERPRINT = "run_fingerprint.json"
 HASH = re.compile("[0-9a-f]{16,}")
 # Parts of a run's fingerprint as messages name them; others are named as they are.
 IN_WORDS = {
+    "global_batch_size": "the global batch (--global_batch_size)",
     "model": "the model's files",
     "decoder": "the decoder's files",
     "label_list": "the label list",

@@ -6,6 +6,11 @@ import torch
 from torch import Tensor
 
 
+def widest_float(device: torch.device) -> torch.dtype:
+    """float64, or float32 where a device has nothing wider (MPS)."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def send(tensor: Tensor, device: torch.device) -> Tensor:
     """`tensor`, made on the host, on `device`; the host does not wait.
 

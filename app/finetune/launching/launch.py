@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import is_bf16_available
+from torch.distributed import Backend
 
 from finetune.errors import InputError
 from finetune.launching import zero
@@ -23,6 +25,9 @@ PLUGINS = {
     "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
     "ACCELERATE_USE_PARALLELISM_CONFIG": "a parallelism_config",
 }
+MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
+# DeepSpeed settings that stand in the accelerate config itself, as messages name their source.
+INLINE = "deepspeed_config of the accelerate config"
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,7 @@ class Machine:
 
     gpus: int
     bf16: bool  # whether its GPUs support it
+    kind: str = "cuda"  # torch's name of these devices: cuda, xpu, npu, mps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,13 +49,19 @@ class Launch:
     world_size: int
     local_world_size: int
     use_cpu: bool
-    backend: str  # nccl or gloo
+    backend: str  # of torch.distributed: nccl on CUDA, gloo on CPUs
     precision: str  # no, fp16, bf16
     timeout_seconds: int
     deepspeed_file: str | None
     deepspeed_config: dict[str, Any] | None
     max_grad_norm: float
     tf32: bool = False
+    gpu: str = "cuda"  # torch's name of the devices, if it is not the CPU
+    torch_compile: bool = False  # requested by the accelerate config
+
+    @property
+    def device_type(self) -> str:
+        return "cpu" if self.use_cpu else self.gpu
 
     @property
     def micro_batches_by_tokens(self) -> bool:
@@ -62,10 +74,11 @@ class Launch:
 
 
 def this_machine() -> Machine:
-    """The GPUs of this machine."""
-    if not torch.cuda.is_available():
+    """The GPUs of this machine, or what torch has in place of them."""
+    device = torch.accelerator.current_accelerator(check_available=True)
+    if device is None:
         return Machine(0, True)
-    return Machine(torch.cuda.device_count(), torch.cuda.is_bf16_supported())
+    return Machine(torch.accelerator.device_count(), is_bf16_available(), device.type)
 
 
 def describe_launch(arguments: Any, machine: Machine | None = None) -> Launch:
@@ -76,21 +89,24 @@ def describe_launch(arguments: Any, machine: Machine | None = None) -> Launch:
     """
     is_here, machine = machine is None, machine or this_machine()
     rank, world_size, local_rank, local_world = _place_in_job()
-    use_cpu = machine.gpus == 0 or os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true"
+    use_cpu = machine.gpus == 0 or arguments.use_cpu or _is_on("ACCELERATE_USE_CPU")
 
-    problems: list[str] = _unsupported_plugins()
+    problems: list[str] = _unsupported_plugins() + _process_problems(world_size)
+    compiles = _compiles(problems)
     if is_here:
         problems += _meeting_problems(world_size)
     file, config = _deepspeed_config(arguments, problems)
     precision = _precision(arguments, config, problems)
     if config is not None:
         problems += zero.problems(config, file, arguments.max_grad_norm, arguments.mixed_precision)
-    if precision == "fp16" and use_cpu:
-        problems.append("fp16 is not available on a CPU; use bf16 or no mixed precision")
+    if precision == "fp16" and (use_cpu or machine.kind == "mps"):
+        problems.append(f"fp16 is not available on {'a CPU' if use_cpu else 'MPS'}; use bf16 or no mixed precision")
     if precision == "bf16" and not use_cpu and not machine.bf16:
         problems.append("bf16 is not available on this GPU; use fp16 or no mixed precision")
-    if arguments.ddp_backend == "nccl" and use_cpu:
-        problems.append("--ddp_backend nccl needs GPUs; leave it out or use gloo")
+    backend = "gloo" if use_cpu else Backend.default_device_backend_map.get(machine.kind, "gloo")
+    if arguments.ddp_backend not in (None, "gloo", backend):
+        found = "needs GPUs" if use_cpu else f"is not that of {machine.kind} devices ({backend})"
+        problems.append(f"--ddp_backend {arguments.ddp_backend} {found}; leave it out or use gloo")
     if not use_cpu and local_world > machine.gpus:
         problems.append(f"{local_world} processes on this machine but {machine.gpus} GPU(s); start as many as GPUs")
     if problems:
@@ -102,14 +118,20 @@ def describe_launch(arguments: Any, machine: Machine | None = None) -> Launch:
         world_size=world_size,
         local_world_size=local_world,
         use_cpu=use_cpu,
-        backend=arguments.ddp_backend or ("gloo" if use_cpu else "nccl"),
+        backend=arguments.ddp_backend or backend,
         precision=precision,
         timeout_seconds=arguments.ddp_timeout,
         deepspeed_file=file,
         deepspeed_config=config,
         max_grad_norm=arguments.max_grad_norm,
         tf32=arguments.tf32 and not use_cpu,
+        gpu=machine.kind,
+        torch_compile=compiles,
     )
+
+
+def _is_on(variable: str) -> bool:
+    return os.environ.get(variable, "").lower() in ("true", "1", "yes")
 
 
 def _place_in_job() -> tuple[int, int, int, int]:
@@ -145,20 +167,38 @@ def _meeting_problems(world_size: int) -> list[str]:
 
 def _unsupported_plugins() -> list[str]:
     """What Accelerate would wrap the model in by itself, and a checkpoint or an export could not look into."""
-    env = os.environ
-    found = [
+    return [
         f"the accelerate config asks for {name} ({variable}), which is not supported; share out memory by a DeepSpeed file "
         "(accelerate_configs/zero2.yaml, zero3.yaml), or launch with accelerate_configs/ddp.yaml"
         for variable, name in PLUGINS.items()
-        if env.get(variable, "").lower() in ("true", "1", "yes")
+        if _is_on(variable)
     ]
-    compiler = env.get("ACCELERATE_DYNAMO_BACKEND", "no")
-    if compiler.lower() not in ("no", ""):
-        found.append(
-            f"the accelerate config asks for dynamo_backend {compiler} (ACCELERATE_DYNAMO_BACKEND), which is not supported; "
-            "leave it out and give --torch_compile"
+
+
+def _process_problems(world_size: int) -> list[str]:
+    """What started several processes, or was to start them, so that each takes itself for the only one."""
+    env, advice = os.environ, "launch with accelerate_configs/cpu_ddp.yaml (MULTI_GPU with use_cpu: true), or torchrun"
+    by_mpi = next((name for name in MPI_SIZES if env.get(name, "1") not in ("", "0", "1")), None)
+    if world_size == 1 and by_mpi is not None:
+        return [f"MPI started {env[by_mpi]} processes ({by_mpi}), which is not supported; {advice}"]
+    if world_size == 1 and _is_on("ACCELERATE_USE_CPU") and "MASTER_ADDR" in env and "WORLD_SIZE" not in env:
+        return [f"the accelerate config asks for several processes on CPUs (MULTI_CPU) but Accelerate starts one; {advice}"]
+    return []
+
+
+def _compiles(problems: list[str]) -> bool:
+    """Whether the accelerate config asks for what --torch_compile does."""
+    env = os.environ
+    backend, mode = env.get("ACCELERATE_DYNAMO_BACKEND", "no").lower(), env.get("ACCELERATE_DYNAMO_MODE", "default")
+    if backend in ("no", ""):
+        return False
+    if backend != "inductor" or mode != "default" or _is_on("ACCELERATE_DYNAMO_USE_FULLGRAPH"):
+        problems.append(
+            f"the accelerate config asks for dynamo_backend {backend}, dynamo_mode {mode}, dynamo_use_fullgraph "
+            f"{env.get('ACCELERATE_DYNAMO_USE_FULLGRAPH', 'False').lower()}; only inductor in mode default without fullgraph "
+            "is supported: leave dynamo_config out and give --torch_compile"
         )
-    return found
+    return True
 
 
 def _launcher(arguments: Any) -> str:
@@ -172,8 +212,10 @@ def _launcher(arguments: Any) -> str:
 def _deepspeed_config(arguments: Any, problems: list[str]) -> tuple[str | None, dict[str, Any] | None]:
     requested = arguments.deepspeed or arguments.deepspeed_config
     by_launcher = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE")
-    uses = os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true"
+    uses = _is_on("ACCELERATE_USE_DEEPSPEED")
     file = requested or (by_launcher if uses else None)
+    if uses and file is None:
+        return INLINE, zero.inline_config(os.environ, REPOSITORY, INLINE, problems)
     try:
         config = zero.read_config(file, search=(REPOSITORY,)) if file else None
         if requested and by_launcher and zero.read_config(by_launcher, search=(REPOSITORY,)) != config:
@@ -183,10 +225,6 @@ def _deepspeed_config(arguments: Any, problems: list[str]) -> tuple[str | None, 
     except InputError as error:
         problems += error.problems
         return file, None
-    if uses:
-        problems.append(
-            "the accelerate config asks for DeepSpeed without a file; name one: deepspeed_config_file: ds_configs/zero2.json"
-        )
     return None, None
 
 
@@ -194,10 +232,9 @@ def _precision(arguments: Any, config: dict[str, Any] | None, problems: list[str
     # Accelerate sets "no" where its config says nothing, so "no" from there is no request.
     by_launcher = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     requested = arguments.mixed_precision
-    if config is not None:
-        return zero.declared_precision(config) or requested or by_launcher
     if by_launcher not in ("no", "fp16", "bf16"):
         problems.append(f"the accelerate config asks for mixed_precision {by_launcher}; no, fp16 and bf16 are supported")
     if requested is not None and by_launcher not in ("no", requested):
         problems.append(f"--mixed_precision {requested} but the accelerate config says {by_launcher}; keep one")
-    return requested or by_launcher
+    declared = zero.declared_precision(config) if config is not None else None
+    return declared or requested or by_launcher

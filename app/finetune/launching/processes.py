@@ -135,6 +135,7 @@ def start(launch: Launch, batch: BatchShape | None, report_to: tuple[str, ...] =
     if launch.tf32:
         torch.set_float32_matmul_precision("high")
     config = _deepspeed_config(launch, batch)
+    _forget_settings_of_the_launcher()
     timeout = timedelta(seconds=launch.timeout_seconds)
     # Buffers are constants in encoders; without their broadcast processes may evaluate at their own pace.
     handlers: list[Any] = [DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)]
@@ -174,10 +175,19 @@ def in_force(run: Run) -> list[str]:
     stage = f"ZeRO-{launch.zero_stage} ({launch.deepspeed_file})" if run.deepspeed_config else "no ZeRO"
     tf32 = ", matrix products in TF32" if launch.tf32 else ""
     backend = launch.backend if launch.world_size > 1 or run.deepspeed_config else "no communication"
+    owned = [key for key in zero.OWNED_BY_ARGUMENTS if key in (launch.deepspeed_config or {})]
+    notes = [f"note           {' and '.join(owned)} of {launch.deepspeed_file}: {zero.OURS}"] if owned else []
     return [
         f"launch         {launch.launcher}: {launch.world_size} process(es) on {run.device.type}, {backend}, {stage}",
         f"precision      {launch.precision if launch.precision != 'no' else 'fp32'}{tf32}",
+        *notes,
     ]
+
+
+def _forget_settings_of_the_launcher() -> None:
+    """Removes what the run does itself, or has put into its complete DeepSpeed configuration: Accelerate would do it again."""
+    for name in ("ACCELERATE_DYNAMO_BACKEND", "ACCELERATE_CONFIG_DS_FIELDS", *zero.INLINE_SETTINGS.values()):
+        os.environ.pop(name, None)
 
 
 def _deepspeed_config(launch: Launch, batch: BatchShape | None) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,17 @@ OWNED_BY_ARGUMENTS = {
     "optimizer": "--learning_rate, --weight_decay and --adam_* own it",
     "scheduler": "--lr_scheduler_type and --warmup_steps own it",
 }
+OURS = "--learning_rate, --lr_scheduler_type and the like decide"
+OPTIMIZERS = ("Adam", "AdamW")  # types of an "optimizer" section that are ours; DeepSpeed's Adam is AdamW
+# What `accelerate launch` makes of settings that stand in its own config file.
+INLINE_SETTINGS = {
+    "zero_stage": "ACCELERATE_DEEPSPEED_ZERO_STAGE",
+    "offload_optimizer_device": "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE",
+    "offload_param_device": "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE",
+    "gradient_accumulation_steps": "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
+    "gradient_clipping": "ACCELERATE_GRADIENT_CLIPPING",
+    "deepspeed_moe_layer_cls_names": "ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES",
+}
 
 
 def read_config(path: str, search: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -48,6 +59,37 @@ def read_config(path: str, search: tuple[Path, ...] = ()) -> dict[str, Any]:
         if not isinstance(config.get(key, {}), dict):
             raise InputError(f"{path}: {key} must be an object, found {config[key]!r}")
     return config
+
+
+def inline_config(environment: Mapping[str, str], repository: Path, source: str, problems: list[str]) -> dict[str, Any] | None:
+    """The DeepSpeed file that settings of an accelerate config stand for: the shipped file of that stage, and the offloading
+    that they ask for. None, and an entry in `problems`, for settings that cannot be honoured."""
+    given = {name: environment[variable] for name, variable in INLINE_SETTINGS.items() if variable in environment}
+    stage = given.get("zero_stage", "2")
+    places = {name: given.get(f"offload_{name}_device", "none") for name in ("optimizer", "param")}
+    if stage not in ("1", "2", "3"):
+        found = f"zero_stage is {stage}, expected 1, 2 or 3 (without ZeRO, launch with accelerate_configs/ddp.yaml)"
+    elif "nvme" in places.values():
+        found = (
+            "offloading to nvme needs a file; write deepspeed_config_file instead (start from ds_configs/zero3_offload.json)"
+        )
+    elif places["param"] != "none" and stage != "3":
+        found = f"offload_param_device is {places['param']} but zero_stage is {stage}; ZeRO-3 alone offloads parameters"
+    elif "deepspeed_moe_layer_cls_names" in given:
+        found = "mixture-of-experts models are not supported; remove deepspeed_moe_layer_cls_names"
+    else:
+        config = read_config(str(repository / "ds_configs" / f"zero{stage}.json"))
+        offloaded = {
+            f"offload_{name}": {"device": place, "pin_memory": True} for name, place in places.items() if place != "none"
+        }
+        config["zero_optimization"].update(offloaded)
+        clipping, accumulation = given.get("gradient_clipping", "auto"), given.get("gradient_accumulation_steps", "1")
+        config["gradient_clipping"] = clipping if clipping == "auto" else float(clipping)
+        # The wizard asks how much the script is told to accumulate, and writes 1 where nobody answers.
+        config["gradient_accumulation_steps"] = "auto" if accumulation in ("1", "auto") else int(accumulation)
+        return config
+    problems.append(f"{source}: {found}")
+    return None
 
 
 def declared_precision(config: dict[str, Any]) -> str | None:
@@ -73,7 +115,11 @@ def swaps_to_disk(config: dict[str, Any]) -> bool:
 
 def problems(config: dict[str, Any], source: str, max_grad_norm: float, mixed_precision: str | None) -> list[str]:
     """What in a DeepSpeed file cannot be run as the arguments ask, batch sizes apart; one message each."""
-    messages = [f"{source}: remove the section {key!r}: {why}" for key, why in OWNED_BY_ARGUMENTS.items() if key in config]
+    messages = [
+        f"{source}: remove the section {key!r}: {why}"
+        for key, why in OWNED_BY_ARGUMENTS.items()
+        if key in config and not _is_ours(config, key)
+    ]
     enabled_kinds = {kind: config.get(kind, {}).get("enabled", "auto") for kind in ("fp16", "bf16")}
     for kind, enabled in enabled_kinds.items():
         if enabled not in (True, False, "auto"):
@@ -100,7 +146,7 @@ def complete_config(config: dict[str, Any], source: str, batch: Any, max_grad_no
 
     Raises `InputError` listing each number that contradicts the run's, and each "auto" that nothing fills in.
     """
-    full = json.loads(json.dumps(config))
+    full = {key: value for key, value in json.loads(json.dumps(config)).items() if key not in OWNED_BY_ARGUMENTS}
     own = {
         "train_micro_batch_size_per_gpu": batch.micro_batch_size,
         "gradient_accumulation_steps": batch.accumulation,
@@ -369,6 +415,13 @@ def _cpu(tensor: Any, fallback: Any, wanted: bool) -> Any:
 
 def _copied(tensor: Any) -> Any:
     return tensor.detach().to("cpu", copy=True)
+
+
+def _is_ours(config: dict[str, Any], key: str) -> bool:
+    """Whether an "optimizer" or a "scheduler" section leaves all numbers to the run."""
+    section = config[key] if isinstance(config[key], dict) else {}
+    params, known = section.get("params"), key != "optimizer" or section.get("type") in OPTIMIZERS
+    return known and bool(params) and isinstance(params, dict) and all(value == "auto" for value in params.values())
 
 
 def _autos(config: dict[str, Any], prefix: str = "") -> list[str]:

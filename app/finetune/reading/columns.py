@@ -168,7 +168,7 @@ def more(count: int) -> list[str]:
 def _dataset_split(arguments: Any, split: str, required: tuple[str, ...], optional: tuple[str, ...]) -> Table | None:
     name = arguments.dataset_name
     try:
-        everything = datasets.load_dataset(name, arguments.dataset_config_name)
+        everything = datasets.load_dataset(name, arguments.dataset_config_name, cache_dir=arguments.cache_dir)
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(f"--dataset_name {name}: cannot be loaded ({reason})") from error

@@ -17,6 +17,7 @@ from finetune.checkpoints import checkpoint, saving
 from finetune.checkpoints.checkpoint import TrainState
 from finetune.checkpoints.saving import CheckpointTarget
 from finetune.errors import EXIT_STOPPED, StopRequested, TrainingError, in_short, is_out_of_memory
+from finetune.kernels.transfer import widest_float
 from finetune.launching import signals
 from finetune.launching.processes import Run
 from finetune.launching.shutdown import stop_requested, stop_run
@@ -107,7 +108,7 @@ def fit(run: Run, training: Training, state: TrainState) -> dict[str, float | No
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            raise TrainingError(_out_of_memory(training.task, step, micro_batches, error)) from error
+            raise TrainingError(_out_of_memory(training, step, micro_batches, error)) from error
         state.step += 1
         before, scale = scale, _loss_scale(run)
         _count_skipped(run, state, scale < before)
@@ -161,8 +162,9 @@ def _read(run: Run, training: Training, state: TrainState, pending: list, pace: 
     Returns (gradient norms of those steps; whether any process was requested to stop; mean of the processes' `pace`, seconds
     per step). The last two travel with the losses: they cost no exchange and no wait of their own.
     """
-    mine = torch.tensor([float(signals.requested() is not None), pace], dtype=torch.float64, device=run.device)
-    *losses, requested, paces = run.sum(torch.cat([torch.stack([loss.double() for loss, _ in pending]), mine])).tolist()
+    dtype = widest_float(run.device)
+    mine = torch.tensor([float(signals.requested() is not None), pace], dtype=dtype, device=run.device)
+    *losses, requested, paces = run.sum(torch.cat([torch.stack([loss.to(dtype) for loss, _ in pending]), mine])).tolist()
     norms = [float(norm) if norm is not None else math.nan for _, norm in pending]
     first = state.step - len(pending)
     pending.clear()
@@ -241,13 +243,14 @@ def _not_finite(training: Training, step: int, loss: float, norm: float) -> str:
     )
 
 
-def _out_of_memory(task: Task, step: int, micro_batches: list[Batch], error: Exception) -> str:
+def _out_of_memory(training: Training, step: int, micro_batches: list[Batch], error: Exception) -> str:
     shapes = {tuple(tensor.shape) for batch in micro_batches for tensor in batch.inputs.values()}
     largest = max(shapes, key=lambda shape: (torch.Size(shape).numel(), shape))
     return (
         f"step {step + 1}: out of memory on a batch of {largest[0]} rows x {'x'.join(map(str, largest[1:]))}. Try a smaller "
-        f"--per_device_train_batch_size (the global batch stays as it is), {task.memory_advice}--gradient_checkpointing, "
-        f"--mixed_precision bf16, or a ds_configs/zero*.json file ({in_short(error)})"
+        f"--per_device_train_batch_size beside --global_batch_size {training.plan.batch.global_batch_size}, "
+        f"{training.task.memory_advice}--gradient_checkpointing, --mixed_precision bf16, or a ds_configs/zero*.json file "
+        f"({in_short(error)})"
     )
 
 

@@ -1,10 +1,19 @@
 import json
+from pathlib import Path
 
 import pytest
 import torch
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils.launch import (
+    prepare_deepspeed_cmd_env,
+    prepare_multi_gpu_env,
+    prepare_simple_launcher_cmd_env,
+)
 
 from finetune.errors import InputError
-from finetune.launching.launch import describe_launch
+from finetune.launching import launch, zero
+from finetune.launching.launch import Machine, describe_launch
+from finetune.plan import BatchShape
 
 MEETING = {"MASTER_ADDR": "alpha", "MASTER_PORT": "1234"}
 RANKS = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", **MEETING}
@@ -17,10 +26,8 @@ DEEPSPEED = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_SIZE": "2
 def machine(environment, monkeypatch):
     """A machine with so many GPUs, and what its launcher sets."""
 
-    def make(variables, gpus=0, bf16=True):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: bf16)
+    def make(variables, gpus=0, bf16=True, kind="cuda"):
+        monkeypatch.setattr(launch, "this_machine", lambda: Machine(gpus, bf16, kind))
         environment.update(variables)
 
     return make
@@ -95,12 +102,6 @@ def test_a_shipped_file_is_found_from_any_folder(machine, arguments, tmp_path, m
     assert describe_launch(arguments(deepspeed="ds_configs/zero3.json")).zero_stage == 3
 
 
-def test_deepspeed_without_a_file(machine, arguments):
-    machine({**ACCELERATE, "ACCELERATE_USE_DEEPSPEED": "true"})
-    (message,) = problems(arguments())
-    assert "deepspeed_config_file" in message
-
-
 def test_a_file_named_by_a_config_that_does_not_use_deepspeed_is_left_alone(machine, arguments):
     machine({**ACCELERATE, "ACCELERATE_DEEPSPEED_CONFIG_FILE": "none.json", "ACCELERATE_USE_DEEPSPEED": "false"})
     assert describe_launch(arguments()).deepspeed_config is None
@@ -136,8 +137,7 @@ def test_precision_beside_a_deepspeed_file(machine, arguments, ds_file, sections
         ({**ACCELERATE, "ACCELERATE_MIXED_PRECISION": "fp16"}, 2, {}, "fp16 is not available on a CPU"),
         ({**ACCELERATE, "ACCELERATE_MIXED_PRECISION": "fp8"}, 0, {}, "mixed_precision fp8; no, fp16 and bf16"),
         ({**ACCELERATE, "ACCELERATE_MIXED_PRECISION": "bf16"}, 0, {"mixed_precision": "no"}, "keep one"),
-        ({"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}, 0, {}, "dynamo_backend INDUCTOR (ACCELERATE_DYNAMO_BACKEND), which is not"),
-        ({**ACCELERATE, "ACCELERATE_DYNAMO_BACKEND": "eager"}, 2, {}, "leave it out and give --torch_compile"),
+        ({**ACCELERATE, "ACCELERATE_DYNAMO_BACKEND": "eager"}, 2, {}, "leave dynamo_config out and give --torch_compile"),
         ({**ACCELERATE, "ACCELERATE_USE_FSDP": "true"}, 2, {}, "asks for FSDP (ACCELERATE_USE_FSDP), which is not supported"),
         ({**ACCELERATE, "ACCELERATE_USE_MEGATRON_LM": "true"}, 2, {}, "asks for Megatron-LM"),
         ({}, 0, {"ddp_backend": "nccl"}, "--ddp_backend nccl needs GPUs"),
@@ -198,3 +198,121 @@ def test_all_contradictions_come_together(machine, arguments, ds_file):
     assert len(found) == 5
     for word in ("optimizer", "gradient_clipping", "--mixed_precision", "fp16 is not available", "nccl"):
         assert sum(word in problem for problem in found) == 1
+
+
+# What the wizard of `accelerate config` writes, and which variables `accelerate launch` makes of it
+
+WIZARD = Path(__file__).parents[2] / "fixtures" / "accelerate_config"
+
+
+def variables_of(name):
+    """What `accelerate launch --config_file` sets for the first process."""
+    argv = ["--config_file", str(WIZARD / f"{name}.yaml"), "script.py"]
+    given, defaults, from_config = _validate_launch_command(launch_command_parser().parse_args(argv))
+    if given.use_deepspeed:
+        fields = [*defaults.deepspeed_config, *(["mixed_precision"] if from_config else [])]
+        given.deepspeed_fields_from_accelerate_config = ",".join(fields)
+        made = prepare_deepspeed_cmd_env(given)[1]
+    elif given.multi_gpu or given.use_fsdp or given.use_megatron_lm:
+        made = prepare_multi_gpu_env(given)
+    else:
+        made = prepare_simple_launcher_cmd_env(given)[1]
+    return {key: value for key, value in made.items() if key.startswith(("ACCELERATE_", "MASTER_"))} | (
+        {} if given.num_processes == 1 or given.use_cpu else TORCHRUN
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "expected"),
+    [
+        ("gpus_bf16", "cuda", {"precision": "bf16", "backend": "nccl", "zero_stage": 0, "torch_compile": False}),
+        ("one_cpu", "cuda", {"use_cpu": True, "device_type": "cpu", "backend": "gloo", "world_size": 1}),
+        ("one_gpu_dynamo", "cuda", {"torch_compile": True, "device_type": "cuda", "precision": "no"}),
+        ("one_gpu_dynamo", "mps", {"torch_compile": True, "device_type": "mps", "use_cpu": False}),
+        ("xpus", "xpu", {"backend": "xccl", "device_type": "xpu", "precision": "bf16", "world_size": 4}),
+        ("npus", "npu", {"device_type": "npu", "precision": "fp16"}),
+        ("zero_file", "cuda", {"zero_stage": 2, "deepspeed_file": "ds_configs/zero2.json"}),
+        ("zero2", "cuda", {"zero_stage": 2, "precision": "bf16", "deepspeed_file": launch.INLINE}),
+        ("zero3_offload", "cuda", {"zero_stage": 3, "precision": "no"}),
+    ],
+)
+def test_what_the_wizard_writes_is_honoured(machine, arguments, name, kind, expected):
+    machine(variables_of(name), 2, kind=kind)
+    found = describe_launch(arguments())
+    assert {key: getattr(found, key) for key in expected} == expected
+    assert found.launcher == "accelerate"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "cpus",
+            "asks for several processes on CPUs (MULTI_CPU) but Accelerate starts one; launch with accelerate_configs/cpu",
+        ),
+        (
+            "gpus_dynamo_modes",
+            "dynamo_backend inductor, dynamo_mode max-autotune, dynamo_use_fullgraph false; only inductor in",
+        ),
+        ("fsdp", "asks for FSDP (ACCELERATE_USE_FSDP), which is not supported"),
+        ("megatron", "asks for Megatron-LM"),
+        ("zero0", "deepspeed_config of the accelerate config: zero_stage is 0, expected 1, 2 or 3"),
+        ("zero3_nvme", "offloading to nvme needs a file"),
+    ],
+)
+def test_what_the_wizard_writes_is_refused_with_a_reason(machine, arguments, name, message):
+    machine(variables_of(name), 2)
+    (problem,) = problems(arguments())
+    assert message in problem
+
+
+def test_settings_of_deepspeed_in_the_accelerate_config_are_those_of_a_file(machine, arguments):
+    machine(variables_of("zero3_offload"), 2)
+    found = describe_launch(arguments())
+    shipped = zero.read_config("ds_configs/zero3_offload.json", search=(launch.REPOSITORY,))
+    for part in ("offload_optimizer", "offload_param"):
+        assert found.deepspeed_config["zero_optimization"][part]["device"] == "cpu"
+        assert shipped["zero_optimization"][part]["device"] == "cpu"
+    given = (found.deepspeed_config, found.deepspeed_file)
+    assert zero.complete_config(*given, BatchShape(32, 4, 2, 4), 1.0, "no")["gradient_accumulation_steps"] == 4
+    with pytest.raises(InputError, match="gradient_accumulation_steps is 4 but the run's is 2"):
+        zero.complete_config(*given, BatchShape(32, 4, 4, 2), 1.0, "no")
+    machine(variables_of("zero2") | {"ACCELERATE_GRADIENT_CLIPPING": "0.5", "ACCELERATE_MIXED_PRECISION": "fp16"}, 2)
+    assert [problem.partition(":")[0] for problem in problems(arguments(mixed_precision="bf16"))] == [
+        "--mixed_precision bf16 but the accelerate config says fp16; keep one", launch.INLINE,
+    ]  # fmt: skip
+
+
+def test_the_device_is_that_of_torch(machine, arguments, monkeypatch):
+    """`launch.this_machine` itself; the other tests replace it."""
+    assert launch.this_machine() == Machine(0, True) or torch.accelerator.is_available()
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("xpu"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 3)
+    assert (launch.this_machine().gpus, launch.this_machine().kind) == (3, "xpu")
+    machine({}, 1, kind="mps")
+    assert problems(arguments(mixed_precision="fp16")) == ["fp16 is not available on MPS; use bf16 or no mixed precision"]
+    assert describe_launch(arguments(use_cpu=True)).device_type == "cpu"
+
+
+def test_processes_of_mpi_are_refused(machine, arguments):
+    machine({"OMPI_COMM_WORLD_SIZE": "4"})
+    (problem,) = problems(arguments())
+    assert problem.startswith("MPI started 4 processes (OMPI_COMM_WORLD_SIZE), which is not supported; launch with")
+
+
+COMMON = {
+    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}},
+    "scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto"}},
+}
+
+
+def test_sections_of_a_deepspeed_file_that_leave_everything_to_the_run(machine, arguments, ds_file):
+    machine(TORCHRUN)
+    found = describe_launch(arguments(deepspeed=ds_file(**COMMON)))
+    full = zero.complete_config(found.deepspeed_config, "ds.json", BatchShape(8, 4, 2, 1), 1.0, "no")
+    assert not full.keys() & COMMON.keys()
+    lamb = {"optimizer": {"type": "Lamb", "params": {"lr": "auto"}}}
+    fixed = {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 5}}}
+    for section, word in ((lamb, "optimizer"), (fixed, "scheduler")):
+        (problem,) = problems(arguments(deepspeed=ds_file(**COMMON | section)))
+        assert f"remove the section '{word}'" in problem
