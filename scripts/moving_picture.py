@@ -87,7 +87,7 @@ def draw(never_moved: list[float], moved: list[float], moves: list[int], path: P
             axes.axvline(begin + 0.5, color="#8a8f98", linewidth=0.8, linestyle=":")
     difference = max(abs(a - b) / b for a, b in zip(moved, never_moved, strict=True))
     axes.set_title(
-        f"One training run, moved twice: its losses differ by at most {difference:.0e} of their value", fontsize=10, loc="left"
+        f"One training run, moved twice: its losses differ by at most {difference:.1e} of their value", fontsize=10, loc="left"
     )
     axes.set_xlabel("optimizer step", fontsize=9)
     axes.set_ylabel("training loss", fontsize=9)
