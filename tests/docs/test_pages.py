@@ -60,7 +60,7 @@ def test_getting_started(tmp_path, bert_folder):
     assert [block.language for block in marked] == ["bash", "bash", "python"]
     commands = [line for block in marked[:2] for line in block.text.splitlines()]
     work_through([line.replace("bert-base-uncased", str(bert_folder)) for line in commands], tmp_path)
-    assert len((tmp_path / "runs" / "mine" / "predictions.jsonl").read_text(encoding="utf-8").splitlines()) == 3
+    assert len((tmp_path / "runs" / "mine" / "predictions_new.jsonl").read_text(encoding="utf-8").splitlines()) == 3
     command, environment = [sys.executable, "-c", marked[2].text], {**os.environ, "HF_HUB_OFFLINE": "1"}
     python = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert "'label': 'technology'" in python.stdout, python.stderr
