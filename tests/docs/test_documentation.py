@@ -153,7 +153,7 @@ def test_code_and_settings_are_well_formed(page):
 def test_the_kubernetes_job_starts_a_command_that_parses(in_folder):
     (job,) = [block.text for block in blocks("docs/launching.md", "yaml") if "PyTorchJob" in block.text]
     worker = yaml.safe_load(job)["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
-    check_command([str(word) for word in worker["containers"][0]["command"]])
+    check_command(worker["containers"][0]["command"] + worker["containers"][0]["args"])
 
 
 @per_page
