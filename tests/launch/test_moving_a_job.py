@@ -1,10 +1,9 @@
-"""README's worked example, every command of it: one job goes from a laptop to two machines and ends where it would have.
+"""The example of docs/moving.md, every command of it: one job goes from a laptop to two machines and ends where it would have.
 
-What is put in place of the README's: the job itself (a small one), and what a machine without GPUs and a busy port ask for.
+What is put in place of the page's: the job itself (a small one), and what a machine without GPUs and a busy port ask for.
 """
 
 import functools
-import re
 import shlex
 import shutil
 import subprocess
@@ -15,6 +14,7 @@ import title_job
 import yaml
 from launchers import REPOSITORY, run, run_together, training
 from namespaces import machines, missing_for_machines
+from pages import run_by
 from safetensors.torch import load_file
 
 REASON = missing_for_machines()
@@ -30,9 +30,7 @@ IN_PLACE = {
 
 def commands():
     """The block's lines without comments: one process, two GPUs, DeepSpeed, machine 0, machine 1."""
-    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"<!-- every command of this block .*?-->\n```bash\n(.*?)```", text, re.DOTALL)
-    return [line for line in block.splitlines() if not line.startswith("#")]
+    return run_by("docs/moving.md", "tests/launch/test_moving_a_job.py")
 
 
 def ready(line, config, script="classify"):

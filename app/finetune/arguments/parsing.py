@@ -180,6 +180,11 @@ def as_dict(arguments: Any) -> dict[str, Any]:
     return {f.name: getattr(arguments, f.name) for f in dataclasses.fields(arguments)}
 
 
+def describe_value(arguments: type, field: dataclasses.Field) -> str:
+    """What may be given for a field of a class of arguments, in words: "a whole number at least 1"."""
+    return _describe(_kind(arguments, field.name)[0], field.metadata)
+
+
 def _typed(text: str, kind: type) -> Any:
     """Raises `ValueError` or `KeyError` for a text that is no such value."""
     if kind is bool:

@@ -51,8 +51,8 @@ def dry_run(model: nn.Module, task: Task, batch: Batch, layout: Layout) -> DryRu
 
     `model`: any module before it is prepared, on any device, `meta` included; it is neither changed nor copied. Its parameters
     and floating-point inputs get the precision of `layout`. On a CPU the count is the allocator's but for a few kilobytes
-    (README). For a GPU, attention is fused, dropout keeps a byte per element, and autocast normalises in fp32. Raises whatever
-    a model raises whose forward pass looks at values.
+    (docs/memory.md). For a GPU, attention is fused, dropout keeps a byte per element, and autocast normalises in fp32. Raises
+    whatever a model raises whose forward pass looks at values.
     """
     rng_state = torch.get_rng_state()
     try:

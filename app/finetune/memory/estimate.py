@@ -34,9 +34,9 @@ def estimate(dry_run: DryRun, layout: Layout) -> Estimate:
     a weight and a gradient in half precision; ZeRO-1 divides the state by the number of processes, ZeRO-2 the gradients too,
     ZeRO-3 the weights too (Rajbhandari et al., arXiv:1910.02054, sections 3.1 and 5). Under autocast, and in fp32 without
     ZeRO, the weight itself is fp32, so that K is 8. What the paper leaves out is read from DeepSpeed 0.19 and measured
-    (tests/finetune/memory/test_memory_estimate.py, README): the reduction buckets, the copies of the gradients that an update
-    works on, and that ZeRO-3 keeps `stage3_max_live_parameters` gathered weights (1e9 unless the file says otherwise), so that
-    a smaller model is whole on every GPU while it computes.
+    (tests/finetune/memory/test_memory_estimate.py, docs/memory.md): the reduction buckets, the copies of the gradients
+    that an update works on, and that ZeRO-3 keeps `stage3_max_live_parameters` gathered weights (1e9 unless the file says
+    otherwise), so that a smaller model is whole on every GPU while it computes.
     """
     return _replicated(dry_run, layout) if layout.stage == 0 else _partitioned(dry_run, layout)
 

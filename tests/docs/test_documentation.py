@@ -1,0 +1,240 @@
+"""README and docs/: commands parse, files that are named exist, links resolve, marked numbers were measured."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from launchers import REPOSITORY
+from pages import PAGES, blocks, name_of, prose, source_of
+
+from finetune.arguments.parsing import parse, validate
+
+OWN_TASK = "docs/write-your-own-task.md"
+FOLDERS = "app|scripts|accelerate_configs|ds_configs|tests|benchmarks|docs"
+# What starts a command of a page. Those of the second line are looked at no further.
+LAUNCHERS = {"python", "torchrun", "accelerate", "deepspeed", "bash", "sbatch"}
+OTHERS = {"pip", "export", "source", "printf", "tensorboard", "mkdocs", "ruff", "kubectl", "head"}
+# What ARGS stands for.
+COMPLETE = ["--model_name_or_path", "MODEL", "--train_file", "train.csv", "--output_dir", "runs/a"]
+
+per_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The repository's folder as a reader has it: with the files that the pages have them write."""
+    home = tmp_path_factory.mktemp("reader")
+    for name in FOLDERS.split("|"):
+        (home / name).symlink_to(REPOSITORY / name)
+    for page in PAGES:
+        for block in blocks(page):
+            if block.title.endswith((".yaml", ".csv")):
+                (home / block.title).write_text(block.text, encoding="utf-8")
+    (home / "digits.py").write_text(source_of(OWN_TASK, "digits.py"), encoding="utf-8")
+    return home
+
+
+@pytest.fixture
+def in_folder(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def arguments_of(script: Path) -> type:
+    """The dataclass of a task's script."""
+    if script.stem not in sys.modules:
+        spec = importlib.util.spec_from_file_location(script.stem, script)
+        sys.modules[script.stem] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[script.stem])
+    return sys.modules[script.stem].Arguments
+
+
+def is_task(word: str) -> bool:
+    return bool(re.fullmatch(r"app/\w+\.py|digits\.py", word))
+
+
+def check_command(words: list[str]) -> None:
+    """Fails, by any exception, for a command that a reader could not start."""
+    for word in words:
+        if re.match(rf"({FOLDERS})/\S", word):
+            assert Path(word).exists(), word
+    if words[0] in OTHERS:
+        return
+    assert words[0] in LAUNCHERS, f"unknown command {words[0]}"
+    words = ["0" if word == "N" else word for word in words]  # a machine's number
+    if words[0] == "accelerate":
+        from accelerate.commands.launch import launch_command_parser
+
+        given = launch_command_parser().parse_args(words[2:])
+        words = [given.training_script, *given.training_script_args]
+    elif words[0] == "torchrun":
+        from torch.distributed.run import parse_args
+
+        given = parse_args(words[1:])
+        words = [given.training_script, *given.training_script_args]
+    elif words[0] == "deepspeed":
+        from deepspeed.launcher.runner import parse_args
+
+        given = parse_args(words[1:])
+        words = [given.user_script, *given.user_args]
+    elif "-m" not in words:
+        words = words[next(number for number, word in enumerate(words) if word.endswith((".py", ".sh", ".sbatch"))) :]
+    check_script(words)
+
+
+def check_script(words: list[str]) -> None:
+    """A script and its arguments; of a task's, also those that another script is given for it."""
+    task = next((number for number, word in enumerate(words) if is_task(word)), None)
+    for option in [word for word in words[1:task] if word.startswith("--")]:
+        if task != 0 and words[0] != "python":
+            assert option.removeprefix("--").split("=")[0] in Path(words[0]).read_text(encoding="utf-8"), (
+                f"{words[0]}: {option}"
+            )
+    if task is None or "--help" in words:
+        return
+    given = [part for word in words[task + 1 :] for part in (COMPLETE if word == "ARGS" else [word])]
+    validate(parse(arguments_of(Path(words[task])), given))
+
+
+@per_page
+def test_commands_can_be_started(page, in_folder):
+    for block in blocks(page, "bash"):
+        for words in block.commands():
+            try:
+                check_command(words)
+            except (Exception, SystemExit) as error:
+                pytest.fail(f"{name_of(page)}: {' '.join(words)}\n{type(error).__name__}: {error}")
+
+
+def test_a_wrong_command_is_noticed(in_folder):
+    for command in [
+        "python app/classify.py --learning_rat 1 ARGS",
+        "python app/clasify.py ARGS",
+        "python app/classify.py --config nowhere.yaml ARGS",
+        "torchrun --processes 2 app/classify.py ARGS",
+        "accelerate launch --config_file accelerate_configs/ddp16.yaml app/classify.py ARGS",
+        "deepspeed --num_gpus 2 app/classify.py --deepspeed ds_configs/zero2.json --deepsped x ARGS",
+        "python scripts/plan.py --gpu_memry 24 app/classify.py ARGS",
+        "pithon app/classify.py ARGS",
+    ]:
+        try:
+            check_command(command.split())
+        except (Exception, SystemExit):
+            continue
+        pytest.fail(command)
+
+
+def test_the_shell_reads_every_block():
+    text = "\n".join(block.text for page in PAGES for block in blocks(page, "bash"))
+    assert subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True).stderr == ""
+
+
+@per_page
+def test_code_and_settings_are_well_formed(page):
+    for block in blocks(page):
+        if block.language == "python":
+            ast.parse(block.text)
+        elif block.language == "yaml":
+            assert all(isinstance(part, dict) for part in yaml.safe_load_all(block.text))
+        elif block.language == "json":
+            json.loads(block.text)
+
+
+def test_the_kubernetes_job_starts_a_command_that_parses(in_folder):
+    (job,) = [block.text for block in blocks("docs/launching.md", "yaml") if "PyTorchJob" in block.text]
+    worker = yaml.safe_load(job)["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    check_command(worker["containers"][0]["command"] + worker["containers"][0]["args"])
+
+
+@per_page
+def test_files_that_are_named_exist(page):
+    named = re.findall(rf"`((?:{FOLDERS})/[\w./-]+)`", page.read_text(encoding="utf-8"))
+    named = [name for name in named if not is_task(name)]  # those of tasks that are being written, too
+    assert [name for name in named if not (REPOSITORY / name).exists()] == []
+
+
+def anchors(page: Path) -> set[str]:
+    """Of a page's headings, by GitHub's rule and by MkDocs'."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    headings = [re.sub(r"[^\w\- ]", "", heading.lower()).strip() for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)]
+    return {heading.replace(" ", "-") for heading in headings} & {re.sub(r"[- ]+", "-", heading) for heading in headings}
+
+
+@per_page
+def test_links_resolve(page):
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        path, _, anchor = target.partition("#")
+        if path.startswith(("http://", "https://")):
+            continue
+        place = (page.parent / path).resolve() if path else page
+        if not place.exists() or (anchor and anchor not in anchors(place)):
+            broken.append(target)
+    assert broken == []
+
+
+def test_every_page_can_be_reached():
+    site = yaml.safe_load((REPOSITORY / "mkdocs.yml").read_text(encoding="utf-8"))
+    listed = re.findall(r"[\w/-]+\.md", json.dumps(site["nav"]))
+    assert sorted(listed) == sorted(
+        page.relative_to(REPOSITORY / "docs").as_posix() for page in PAGES if "docs/" in name_of(page)
+    )
+
+
+def measured_tables(page: Path) -> list[tuple[str, list[str]]]:
+    """(file, numbers with a decimal point) of each table whose comment says where its numbers come from."""
+    found = re.findall(r"<!-- numbers from (\S+) -->\n\n\|.*\n\| ---.*\n((?:\|.*\n?)+)", page.read_text(encoding="utf-8"))
+    return [(file, re.findall(r"\d+\.\d+", rows)) for file, rows in found]
+
+
+def test_numbers_of_marked_tables_are_in_the_benchmarks():
+    tables = [(name_of(page), *table) for page in PAGES for table in measured_tables(page)]
+    assert len(tables) >= 6
+    for page, file, numbers in tables:
+        measured = (REPOSITORY / file).read_text(encoding="utf-8")
+        assert numbers, page
+        unknown = [number for number in numbers if not re.search(rf"(?<![\d.]){re.escape(number)}(?!\d)", measured)]
+        assert unknown == [], f"{page}: not in {file}"
+
+
+def test_the_readme_is_short():
+    lines = (REPOSITORY / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 200
+    text = re.sub(r"^```.*?^```$", "", "\n".join(lines), flags=re.DOTALL | re.MULTILINE)
+    paragraphs = [part.splitlines() for part in re.split(r"\n\s*\n|\n(?=- )", text) if not part.startswith("|")]
+    assert max(map(len, paragraphs)) <= 4
+
+
+def test_the_picture_shows_what_was_measured():
+    record = json.loads((REPOSITORY / "benchmarks" / "moving.json").read_text(encoding="utf-8"))
+    assert len(record["moved"]) == len(record["never_moved"]) > max(record["steps_before_each_launch"].values())
+    assert max(abs(a - b) / b for a, b in zip(record["moved"], record["never_moved"], strict=True)) < 1e-5
+
+
+def test_the_argument_reference_is_current(monkeypatch):
+    monkeypatch.syspath_prepend(REPOSITORY / "scripts")
+    reference = importlib.import_module("make_argument_reference")
+    assert reference.PAGE.read_text(encoding="utf-8") == reference.page(), "run python scripts/make_argument_reference.py"
+    fields = [
+        field for field in dataclasses.fields(importlib.import_module("classify").Arguments) if not field.metadata["hidden"]
+    ]
+    assert all(f"| `--{field.name}` |" in reference.page() for field in fields)
+
+
+def test_the_site_is_built_without_warnings(tmp_path, monkeypatch):
+    monkeypatch.setenv("NO_MKDOCS_2_WARNING", "1")
+    from mkdocs.commands.build import build
+    from mkdocs.config import load_config
+
+    build(load_config(str(REPOSITORY / "mkdocs.yml"), strict=True, site_dir=str(tmp_path / "site")))
+    assert (tmp_path / "site" / "benchmarks" / "long_tailed_cpu_2.png").exists()

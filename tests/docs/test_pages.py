@@ -1,0 +1,66 @@
+"""Pages that a reader works through, done as they say. What is put in place: a small model, and ports of a busy machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import launchers
+import pytest
+from launchers import REPOSITORY
+from pages import blocks, run_by, source_of
+from safetensors.torch import load_file
+
+pytestmark = pytest.mark.slow
+
+THIS = "tests/docs/test_pages.py"
+
+
+def work_through(lines: list[str], home: Path) -> str:
+    """Runs lines as one shell script that ends at the first failure, with the tools of this environment. Returns its output."""
+    lines = [re.sub(r"^(torchrun|deepspeed) ", rf"\1 --master_port {launchers.free_port()} ", line) for line in lines]
+    tools = f"export PATH={Path(sys.executable).parent}:$PATH"
+    script = ["bash", "-ec", "\n".join([tools, "set -o pipefail", *lines])]
+    return launchers.run(script, home).check().out
+
+
+def test_write_your_own_task(tmp_path):
+    launchers.hide_gpus(tmp_path)
+    for name in ("app", "ds_configs"):
+        (tmp_path / name).symlink_to(REPOSITORY / name)
+    page = "docs/write-your-own-task.md"
+    (tmp_path / "digits.py").write_text(source_of(page, "digits.py"), encoding="utf-8")
+    lines = run_by(page, THIS)
+    assert sum("digits.py --" in line for line in lines) == 4
+    out = work_through([line.replace("$PWD/app", "$PWD/app:$PWD/no_gpu") for line in lines], tmp_path)
+    assert "pictures to train on" in out
+    weights = {}
+    for name in ("digits", "digits_2", "digits_zero2"):
+        metrics = json.loads((tmp_path / "runs" / name / "metrics.json").read_text(encoding="utf-8"))
+        assert metrics["eval_accuracy"] >= 0.95
+        weights[name] = load_file(tmp_path / "runs" / name / "best" / "model.safetensors")
+    for name, tensor in weights["digits"].items():
+        for other in ("digits_2", "digits_zero2"):
+            assert (tensor - weights[other][name]).abs().max() <= 1e-5 * tensor.abs().max()
+    assert len((tmp_path / "runs" / "digits" / "predictions.jsonl").read_text(encoding="utf-8").splitlines()) == 200
+
+
+def test_getting_started(tmp_path, bert_folder):
+    launchers.hide_gpus(tmp_path)
+    (tmp_path / "app").symlink_to(REPOSITORY / "app")
+    page = "docs/getting-started.md"
+    (csv,) = [block.text for block in blocks(page) if block.title == "train.csv"]
+    for name in ("train.csv", "valid.csv", "new.csv"):
+        (tmp_path / name).write_text(csv, encoding="utf-8")
+    marked = [block for block in blocks(page) if block.comment.endswith(f"by {THIS}")]
+    assert [block.language for block in marked] == ["bash", "bash", "python"]
+    commands = [line for block in marked[:2] for line in block.text.splitlines()]
+    work_through([line.replace("bert-base-uncased", str(bert_folder)) for line in commands], tmp_path)
+    assert len((tmp_path / "runs" / "mine" / "predictions_new.jsonl").read_text(encoding="utf-8").splitlines()) == 3
+    command, environment = [sys.executable, "-c", marked[2].text], {**os.environ, "HF_HUB_OFFLINE": "1"}
+    python = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert "'label': 'technology'" in python.stdout, python.stderr
