@@ -146,9 +146,15 @@ def is_sharded(path: Path) -> bool:
     return (path / shards.LAYOUT).exists()
 
 
+def frozen_names(model: torch.nn.Module) -> set[str]:
+    """The parameters that are not trained: the pretrained model has them, so that full checkpoints leave them out."""
+    named = model.named_parameters(remove_duplicate=False)
+    return {name for name, parameter in named if not parameter.requires_grad}
+
+
 def load_weights(path: Path, model: torch.nn.Module) -> None:
-    """Loads a checkpoint's weights into a model that is not prepared yet. Does nothing for a sharded checkpoint, whose weights
-    `restore_optimizer` restores.
+    """Loads a checkpoint's weights, those that are trained, into a model that is not prepared yet. Does nothing for a sharded
+    checkpoint, whose weights `restore_optimizer` restores.
 
     Raises `InputError` for a checkpoint of another model.
     """
@@ -160,8 +166,10 @@ def load_weights(path: Path, model: torch.nn.Module) -> None:
             then, now = tuple(weights[name].shape), tuple(current[name].shape)
             raise InputError(f"checkpoint {path} is of another model: {name} was {then}, is now {now}")
     missing, unexpected = model.load_state_dict(weights, strict=False)
+    frozen = frozen_names(model)
     loaded = {current[name].data_ptr() for name in weights.keys() & current.keys()}
-    missing = [name for name in missing if current[name].data_ptr() not in loaded]  # tied weights are saved under one name
+    # Tied weights are saved under one name, frozen ones not at all.
+    missing = [name for name in missing if current[name].data_ptr() not in loaded and name not in frozen]
     if missing or unexpected:
         raise InputError(f"checkpoint {path} is of another model: missing {missing[:3]}, unexpected {unexpected[:3]}")
 
