@@ -67,7 +67,7 @@ from finetune.reading.tables import Table
 from finetune.task import Batch, Card, Predictions
 from metrics.multilabel import per_label_table, sigmoid
 from metrics.thresholds import decide, tune_thresholds
-from models.export import export_model
+from models.adapters import limit_training
 from models.pretrained import check_kind, check_weights, drop_pooler, load_config, load_model_and_new_names, take_vocabulary
 from text import classifier
 from text.labels import Labelled, choose_labels, label_ids, label_names, label_source, note_labels, one_hot
@@ -157,12 +157,12 @@ class MultiLabelClassification(TextTask):
             classifier.set_head_bias(model, new_names, bias, new_rows)
         if config.model_type == "big_bird":
             drop_pooler(model.bert)  # its classifier reads the first token itself
-        return self.with_kernels(model)
+        return self.with_kernels(limit_training(model, arguments, new_names))
 
     def learning_rate_scale(self, model: torch.nn.Module, parameter: str) -> float:
         rate = self.arguments.head_learning_rate
         is_head = not parameter.startswith(f"{model.base_model_prefix}.")
-        return rate / self.arguments.learning_rate if rate and is_head else 1.0
+        return rate / self.arguments.learning_rate if rate and is_head else super().learning_rate_scale(model, parameter)
 
     def details(self) -> dict[str, Any]:
         if self.pos_weight is None:
@@ -218,7 +218,7 @@ class MultiLabelClassification(TextTask):
         check = partial(classifier.check_export, expected=checked, precision=self.launch.precision)
         smoothing = self.arguments.label_smoothing_factor
         plain = classifier.plain_model(model, thresholds, self.pos_weight, smoothing)
-        export_model(path, plain, weights, check, self.tokenizer, self.max_length)
+        self.save_best(path, model, plain, weights, check)
         return {"eval_per_label": table}
 
     def load_exported(self, path: str | Path) -> torch.nn.Module:

@@ -77,7 +77,7 @@ from finetune.reports.card import markdown_table
 from finetune.task import Batch, Card, Predictions
 from metrics.rouge import lead_scores
 from models import encoder_decoder
-from models.export import export_model
+from models.adapters import limit_training
 from models.pretrained import check_weights, model_content
 from text import titles
 from text.text_task import TextSplit, TextTask, check_finite, pad_rows
@@ -155,7 +155,8 @@ class TitleGeneration(TextTask):
         if encoder_decoder.has_new_decoder(arguments, self.config):
             targets = [chunk.values for chunk in self.splits["train"].targets.chunks]
             encoder_decoder.set_output_bias(model, np.concatenate(targets))
-        return self.with_kernels(model)
+        new_names = encoder_decoder.new_names(model, arguments, self.config)
+        return self.with_kernels(limit_training(model, arguments, new_names))
 
     def num_targets(self, batch: Batch) -> torch.Tensor:
         return ((batch.labels != IGNORED) & batch.is_real[:, None]).sum()
@@ -205,7 +206,7 @@ class TitleGeneration(TextTask):
         # In half precision another rounding may choose another word.
         checked = {row: example["generated"] for row, example in enumerate(examples[:2]) if self.launch.precision == "no"}
         check = partial(titles.check_export, collate=validation and validation.collate, expected=checked)
-        export_model(path, titles.plain_model(model, self.generation), weights, check, self.tokenizer, self.max_length)
+        self.save_best(path, model, titles.plain_model(model, self.generation), weights, check)
         return {"examples": examples, "rouge_tokenizer": self.counted(validation)}
 
     def examples(self, best: Predictions | None) -> list[dict[str, str]]:

@@ -2,7 +2,7 @@
 
 Of every ZeRO stage, in fp32 and bf16: three steps, the state taken in shards and whole, two steps more. A new engine that gets
 the state back must compute with the same weights, and end with the same bytes after the same two steps. The model has what is
-easily forgotten: a buffer, tied weights, a large and a small frozen weight.
+easily forgotten: a buffer, tied weights, a large and a small frozen weight, and sizes that two processes cannot halve.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ class Model(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.words = nn.Embedding(30, 8)
-        self.places = nn.Embedding(40, 8)
+        self.words = nn.Embedding(30, 7)
+        self.places = nn.Embedding(40, 7)
         self.places.weight.requires_grad = False
-        self.scale = nn.Parameter(torch.rand(8), requires_grad=False)
-        self.register_buffer("seen", torch.zeros(8))
-        self.middle = nn.Linear(8, 8)
-        self.head = nn.Linear(8, 30, bias=False)
+        self.scale = nn.Parameter(torch.rand(2, 7), requires_grad=False)  # even: what pads a frozen weight is left undefined
+        self.register_buffer("seen", torch.zeros(7))
+        self.middle = nn.Linear(7, 7)
+        self.head = nn.Linear(7, 30, bias=False)
         self.head.weight = self.words.weight
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        hidden = (self.words(tokens) + self.places(tokens)) * self.scale
+        hidden = (self.words(tokens) + self.places(tokens)) * self.scale.mean(0)
         self.seen += hidden.detach().mean(0)
         return self.head(torch.tanh(self.middle(hidden - (self.seen / 100).to(hidden.dtype))))
 

@@ -123,6 +123,17 @@ def has_new_decoder(arguments: Any, config: Any) -> bool:
     return arguments.from_scratch or not (config.is_encoder_decoder or arguments.decoder_model_name_or_path)
 
 
+def new_names(model: Any, arguments: Any, config: Any) -> set[str]:
+    """The parameters that no checkpoint has trained: a new decoder's, or the cross-attention of a pretrained one."""
+    names = [name for name, _ in model.named_parameters()]
+    if arguments.from_scratch:
+        return set(names)
+    if config.is_encoder_decoder:
+        return set()
+    new = "crossattention." if arguments.decoder_model_name_or_path else ""
+    return {name for name in names if not name.startswith("encoder.") and new in name}
+
+
 def set_output_bias(model: Any, title_ids: np.ndarray) -> bool:
     """Gives the output layer of a decoder that no checkpoint trained the log-frequencies of the titles' tokens. Whether it did.
 

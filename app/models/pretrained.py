@@ -17,10 +17,11 @@ from transformers.utils import logging
 
 from finetune.errors import InputError, is_out_of_memory
 from finetune.reading.fingerprint import sample_of
+from models.adapters import WEIGHTS as ADAPTER_WEIGHTS
+from models.adapters import base_of, merge_adapter
 
 # Their position ids start behind the padding id, so the table has that many entries more than a text may have tokens.
 OFFSET_POSITIONS = {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "mpnet", "ibert", "data2vec-text"}
-ADAPTER = "adapter_config.json"  # peft's
 LAYER_NUMBER = re.compile(r"\.\d+\.")
 # What transformers looks for in a folder, in its order.
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -33,6 +34,8 @@ def load_config(arguments: Any, **overrides: Any) -> Any:
     name = arguments.config_name or arguments.model_name_or_path
     if name is None:
         raise InputError("no model: give --model_name_or_path, or --from_scratch with --config_name")
+    if not (Path(name) / "config.json").is_file():
+        name = base_of(name) or name
     _check_config_file(Path(name))
     try:
         attention = {} if arguments.attn_implementation is None else {"attn_implementation": arguments.attn_implementation}
@@ -85,24 +88,27 @@ def load_model_and_new_names(auto_class: Any, arguments: Any, config: Any) -> tu
     weights are read: the model has a shape and nothing else."""
     if arguments.from_scratch or on_meta():
         model = auto_class.from_config(config, trust_remote_code=arguments.trust_remote_code).float()
-        return model, {name for name, _ in model.named_parameters()}
+        body = "" if arguments.from_scratch else f"{model.base_model_prefix}."
+        return model, {name for name, _ in model.named_parameters() if not body or not name.startswith(body)}
     check_weights(arguments)
+    base, adapter = base_of(arguments.model_name_or_path), arguments.model_name_or_path
     try:
         # Without a dtype transformers would load a half-precision checkpoint in half precision.
         model, loading = auto_class.from_pretrained(
-            arguments.model_name_or_path,
+            base or arguments.model_name_or_path,
             config=config,
             dtype=torch.float32,
             **arguments.hub_options(arguments.model_name_or_path),
             ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
+        model, given = merge_adapter(model, adapter) if base else (model, set())
     except Exception as error:
         if is_out_of_memory(error):
             raise
         raise InputError(explain_failed_load("model", arguments.model_name_or_path, error)) from error
     _check_fit(arguments.model_name_or_path, model, loading)
-    return model, {*loading["missing_keys"], *(name for name, *_ in loading["mismatched_keys"])}
+    return model, {*loading["missing_keys"], *(name for name, *_ in loading["mismatched_keys"])} - given
 
 
 def check_all_layers_used(name: str, model: Any, loading: dict[str, Any]) -> None:
@@ -163,11 +169,14 @@ def check_weights(arguments: Any) -> None:
     folder = Path(name)
     if not folder.is_dir():
         return
-    if (folder / ADAPTER).is_file():
-        raise InputError(
-            f"model {name}: the folder holds a LoRA adapter ({ADAPTER}), which is not loaded; merge it into the weights (peft: "
-            f"merge_and_unload), or move {ADAPTER} away to use the base model alone"
-        )
+    base = base_of(folder)
+    if base is not None:
+        if not (folder / ADAPTER_WEIGHTS).is_file():
+            raise InputError(f"model {name}: the folder holds no {ADAPTER_WEIGHTS} (it holds: {files_in(folder)})")
+        _check_weight_file(folder / ADAPTER_WEIGHTS)
+        folder, name = Path(base), f"{name}, base model {base}"
+        if not folder.is_dir():
+            return
     found = next((folder / file for file in WEIGHTS if (folder / file).is_file()), None)
     if found is None:
         raise InputError(
@@ -186,7 +195,11 @@ def model_content(configuration: str | None, weights: str | None) -> dict[str, A
         path = Path(configuration)
         file = path / "config.json" if path.is_dir() else path
         found["config.json"] = sample_of(file) if file.is_file() else configuration
-    if weights is not None and Path(weights).is_dir():
+    base = None if weights is None else base_of(weights)
+    if base is not None:
+        file = Path(weights) / ADAPTER_WEIGHTS
+        found |= {file.name: sample_of(file)} | model_content(None, base)
+    elif weights is not None and Path(weights).is_dir():
         first = next(Path(weights) / file for file in WEIGHTS if (Path(weights) / file).is_file())
         found |= {file.name: sample_of(file) for file in sorted(_weight_files(first))}
     elif weights is not None:

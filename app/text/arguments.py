@@ -47,6 +47,7 @@ class TextArguments(
     groups.OptimizationArguments,
     TokenBatchArguments,
     groups.DataArguments,
+    groups.AdapterArguments,
     groups.ModelArguments,
 ):
     """Text"""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoTokenizer, pipeline
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 from finetune.errors import InputError, TrainingError
 from finetune.reading.json_files import read_object
@@ -16,6 +16,7 @@ from finetune.reading.ragged import Ragged
 from finetune.reports.card import markdown_table
 from finetune.task import check_metric
 from metrics.multilabel import DECISION_METRICS, RANKING_METRICS, multilabel_scores
+from models.adapters import loadable
 
 MOST_WEIGHT = 1e6  # of a positive target: beyond it fp32 losses would soon be infinite
 MOST_LABELS = 100  # rows of the card's per-label table; metrics.json has them all
@@ -148,8 +149,8 @@ def check_export(folder: Path, expected: dict[str, np.ndarray], precision: str) 
 
     Raises `TrainingError` if they differ by more than round-off (or, in half precision, than its rounding).
     """
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    classify = pipeline("text-classification", model=str(folder), tokenizer=tokenizer, top_k=None, device="cpu")
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), loadable(folder, AutoModelForSequenceClassification)
+    classify = pipeline("text-classification", model=model, tokenizer=tokenizer, top_k=None, device="cpu")
     labels = labels_of(classify.model.config)
     if not expected:
         return

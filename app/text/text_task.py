@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,8 @@ from finetune.reading.stored_rows import Column
 from finetune.reading.tables import Table
 from finetune.reading.tokens import encode_cached
 from finetune.task import Batch, Data, Split, Task
+from models import adapters
+from models.export import export_model
 from models.pretrained import check_vocabulary, choose_max_length, load_config, load_model_and_new_names, model_content
 from text.tokenizer import TextEncoder, load_tokenizer, note_unknown, tokenizer_fingerprint
 
@@ -199,6 +201,7 @@ class TextTask(Task):
             "task": self.name,
             "model": model_content(configuration or weights, None if self.arguments.from_scratch else weights),
             **self.task_fingerprint(),
+            **adapters.fingerprint(self.arguments),
             "tokenizer": tokenizer[:16],
             "max_length": self.max_length,
             **{f"{name}_rows": len(split) for name, split in trained.items()},
@@ -214,6 +217,17 @@ class TextTask(Task):
         arguments = replace(self.arguments, model_name_or_path=str(path), config_name=None, from_scratch=False)
         named = str(path) == self.arguments.model_name_or_path
         return load_model_and_new_names(auto_class, arguments, self.config if named else load_config(arguments))
+
+    def learning_rate_scale(self, model: torch.nn.Module, parameter: str) -> float:
+        decay = self.arguments.layerwise_lr_decay
+        if decay is None or ".decoder." in f".{parameter}":
+            return 1.0
+        return adapters.layerwise_scale(parameter, self.encoder_config().num_hidden_layers, decay)
+
+    def save_best(self, path: Path, model: Any, plain: Any, weights: dict[str, torch.Tensor], check: Callable) -> None:
+        """Writes best/. `plain`: a model of the trained `model`'s class and configuration, without weights."""
+        saved, weights = adapters.to_export(model, plain, weights, self.arguments)
+        export_model(path, saved, weights, check, self.tokenizer, self.max_length)
 
     def with_kernels(self, model: torch.nn.Module) -> torch.nn.Module:
         """The model with the faster computations that the arguments allow; its vocabulary is checked."""

@@ -22,6 +22,7 @@ from finetune.reports.card import markdown_table
 from finetune.task import Batch
 from metrics.rouge import ROUGE_METRICS
 from metrics.rouge_tokenizers import choose_tokenizer
+from models.adapters import loadable
 from text.chinese_decoding import join_chinese
 
 IGNORED = -100  # the label that counts for nothing
@@ -168,7 +169,10 @@ def check_export(folder: Path, collate: Callable[[np.ndarray], Batch] | None, ex
 
     `expected`: the run's titles by row of the file that `collate` batches. Raises `TrainingError` if they differ.
     """
-    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    model, tokenizer = loadable(folder, AutoModelForSeq2SeqLM), AutoTokenizer.from_pretrained(folder)
+    if isinstance(model, str):
+        model = AutoModelForSeq2SeqLM.from_pretrained(model)
+    model.eval()
     for row, title in expected.items():
         batch = collate(np.array([row]))
         real = int(batch.inputs["attention_mask"].sum())

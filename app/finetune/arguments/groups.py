@@ -48,6 +48,47 @@ class ModelArguments:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AdapterArguments:
+    """What is trained"""
+
+    lora_r: int | None = option(at_least=1, help="train adapters of this rank (LoRA) and new weights only, by peft")
+    lora_alpha: float | None = option(above=0, help="scale of the adapters (default: twice --lora_r)")
+    lora_dropout: float = option(0.0, at_least=0, below=1, help="dropout before the adapters")
+    lora_target_modules: tuple[str, ...] | None = option(
+        help="names of the modules that get adapters (default: all-linear, every linear layer but new ones)"
+    )
+    use_dora: bool = option(False, help="train the lengths of the adapted columns, too (DoRA)")
+    use_rslora: bool = option(False, help="scale adapters by alpha / sqrt(r) (rsLoRA)")
+    export: str = option(
+        "merged",
+        choices=("merged", "adapter"),
+        help="what best/ holds after --lora_r: a plain model with the adapters merged, or a folder for peft",
+    )
+    freeze: tuple[str, ...] | None = option(
+        help="pretrained weights that are not trained: embeddings, the number of first layers, patterns of names (*.bias)"
+    )
+    layerwise_lr_decay: float | None = option(
+        above=0, at_most=1, help="multiply the learning rate by this for each layer from the last one down"
+    )
+
+    def problems(self) -> list[str]:
+        found = []
+        if self.lora_r is None:
+            given = ("lora_alpha", "lora_dropout", "lora_target_modules", "use_dora", "use_rslora")
+            found += [f"--{name} is given but --lora_r is not" for name in given if getattr(self, name)]
+            if self.export == "adapter":
+                found.append("--export adapter is given but --lora_r is not")
+        elif self.freeze:
+            found.append("--lora_r and --freeze are both given; --lora_r trains nothing but adapters and new weights")
+        if self.from_scratch:
+            given = ("lora_r", "freeze")
+            found += [
+                f"--{name} would keep random weights (--from_scratch) as they are" for name in given if getattr(self, name)
+            ]
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataArguments:
     """Data"""
 

@@ -147,18 +147,28 @@ def is_sharded(path: Path) -> bool:
     return (path / shards.LAYOUT).exists()
 
 
+def frozen_names(model: torch.nn.Module) -> set[str]:
+    """The parameters that are not trained: the pretrained model has them, so that full checkpoints leave them out."""
+    named = model.named_parameters(remove_duplicate=False)
+    return {name for name, parameter in named if not parameter.requires_grad}
+
+
 def load_weights(path: Path, model: torch.nn.Module) -> None:
-    """Loads a checkpoint's weights into a model that is not prepared yet. Does nothing for a sharded checkpoint, whose weights
-    `restore_optimizer` restores.
+    """Loads a checkpoint's weights, those that are trained, into a model that is not prepared yet. Does nothing for a sharded
+    checkpoint, whose weights `restore_optimizer` restores.
 
     Raises `InputError` for a checkpoint of another model.
     """
     if is_sharded(path):
         return
     try:
-        load_model(model, path / WEIGHTS)  # which knows that tied weights are saved under one name
+        # It knows that tied weights are saved under one name.
+        missing, unexpected = load_model(model, path / WEIGHTS, strict=False)
     except RuntimeError as error:
         raise InputError(f"checkpoint {path} is of another model: {' '.join(str(error).split())[:500]}") from None
+    missing = sorted(set(missing) - frozen_names(model))
+    if missing or unexpected:
+        raise InputError(f"checkpoint {path} is of another model: missing {missing[:3]}, unexpected {sorted(unexpected)[:3]}")
 
 
 def load_state(path: Path, run_fingerprint: dict[str, Any]) -> TrainState:

@@ -113,7 +113,8 @@ def wait(run: Run, writer: Background) -> None:
 
 
 def _save_full(run: Run, target: CheckpointTarget, model: Any, optimizer: Any, state: TrainState) -> None:
-    weights = full_weights(run, model)
+    frozen = checkpoint.frozen_names(run.unwrapped(model))
+    weights = {name: tensor for name, tensor in full_weights(run, model).items() if name not in frozen}
     moments = _moments(run, model, optimizer)
     state.loss_scale = _loss_scale(run, model)
     if not run.is_main:

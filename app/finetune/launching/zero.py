@@ -267,27 +267,42 @@ def restore_moments(engine: Any, moments: dict[str, dict[str, Any]], updates: in
     DeepSpeed's optimizers create their state in the first step, so one step with zero gradients and learning rate 0 is done
     before the moments are written over; weights do not move in it.
     """
-    from deepspeed.utils import safe_set_full_optimizer_state
+    from deepspeed.utils import safe_set_full_optimizer_state, safe_set_local_optimizer_state
 
     _link_moments(engine)
     for key, tensors in moments.items():
         for name, parameter in _trained(engine):
-            safe_set_full_optimizer_state(parameter, tensors[name], key)
+            if hasattr(parameter, "ds_tensor"):
+                safe_set_local_optimizer_state(parameter, _own_part(parameter, tensors[name]), key)
+            else:
+                safe_set_full_optimizer_state(parameter, tensors[name], key)
     _set_updates(engine, updates)
 
 
 def restore_weights(engine: Any, weights: dict[str, Any]) -> None:
     """Puts full fp32 weights back into an engine whose module computes in half precision: its master copies were made of the
     module's rounded weights. `weights` may know a tied one by any of its names. All processes must call it."""
-    from deepspeed.utils import safe_set_full_fp32_param
+    from deepspeed.utils import safe_set_full_fp32_param, safe_set_local_fp32_param
 
     names: dict[int, str] = {}
     for name, parameter in engine.module.named_parameters(remove_duplicate=False):
         if name in weights:
             names.setdefault(id(parameter), name)
     for _, parameter in _trained(engine):
-        safe_set_full_fp32_param(parameter, weights[names[id(parameter)]])
+        weight = weights[names[id(parameter)]]
+        if hasattr(parameter, "ds_tensor"):
+            safe_set_local_fp32_param(parameter, _own_part(parameter, weight))
+        else:
+            safe_set_full_fp32_param(parameter, weight)
     _copy_to_module(engine)
+
+
+def _own_part(parameter: Any, value: Any) -> Any:
+    """This process's part of a full tensor under ZeRO-3, the last one padded with zeros. DeepSpeed's own functions for full
+    tensors fail where the elements do not divide by the number of processes (0.19)."""
+    size = parameter.ds_tensor.numel()
+    padded = torch.nn.functional.pad(value.flatten(), (0, size * dist.get_world_size() - value.numel()))
+    return padded.narrow(0, size * dist.get_rank(), size)
 
 
 def layout(engine: Any) -> list[dict[str, Any]]:

@@ -1,0 +1,182 @@
+"""Training a part of a model: adapters of low rank, by peft, and frozen weights.
+
+LoRA (Hu et al., arXiv:2106.09685) adds B A, two matrices of rank r, to each matrix that it adapts, and trains these alone; DoRA
+(Liu et al., arXiv:2402.09353) trains the lengths of the matrix's columns as well; rsLoRA (Kalajdzievski, arXiv:2312.03732)
+scales by alpha / sqrt(r) instead of alpha / r. Weights that no checkpoint gave a value, such as a new head, are always trained.
+"""
+
+from __future__ import annotations
+
+import copy
+import fnmatch
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from transformers import AutoConfig
+
+from finetune.errors import InputError, in_short
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # peft's
+LAYER = re.compile(r"\.(?:layers?|blocks?|h)\.(\d+)\.")
+BASE, ADAPTED = ".base_layer.", ".lora_"  # in names of peft
+EMBEDDINGS = re.compile(r"(^|\.)(embed\w*|shared|wte|wpe)\.")
+
+
+def limit_training(model: Any, arguments: Any, new_names: set[str]) -> Any:
+    """The model with adapters or frozen weights, by --lora_r or --freeze. `new_names`: parameters without pretrained values.
+
+    Raises `InputError` for modules or weights that the model does not have.
+    """
+    if arguments.lora_r is not None:
+        return _add_adapters(model, arguments, new_names)
+    for entry in arguments.freeze or ():
+        frozen = [p for name, p in model.named_parameters() if name not in new_names and _is_meant(entry, name)]
+        if not frozen:
+            raise InputError(f"--freeze {entry}: the model has no such pretrained weights; it has {_examples(model)}")
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise InputError("--freeze: nothing is left to train")
+    return model
+
+
+def fingerprint(arguments: Any) -> dict[str, Any]:
+    """What a checkpoint's trained weights depend on."""
+    names = ("lora_r", "lora_alpha", "lora_target_modules", "use_dora", "use_rslora", "freeze")
+    given = {name: str(getattr(arguments, name)) for name in names if getattr(arguments, name)}
+    return {"trained": given} if given else {}
+
+
+def layerwise_scale(name: str, layers: int, decay: float) -> float:
+    """`decay` to the power of how many layers lie above a parameter: 1 for a head, least for embeddings (ULMFiT's
+    discriminative fine-tuning, Howard and Ruder, arXiv:1801.06146)."""
+    layer = LAYER.search(name)
+    if layer:
+        return decay ** (layers - int(layer[1]))
+    return decay ** (layers + 1) if EMBEDDINGS.search(name) else 1.0
+
+
+def to_export(model: Any, plain: Any, weights: dict[str, torch.Tensor], arguments: Any) -> tuple[Any, dict[str, torch.Tensor]]:
+    """(what saves itself as best/, its weights). `model`: the trained one; `weights`: its weights, full; `plain`: a model of
+    its class and configuration, on the meta device. Adapters are merged into the weights that they adapt, unless --export
+    adapter keeps them alone."""
+    if not hasattr(model, "peft_config"):
+        return plain, weights
+    from peft import inject_adapter_in_model
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    settings = model.peft_config["default"]
+    if arguments.export == "adapter":
+        trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        settings = _settings_to_save(settings, arguments.model_name_or_path, trained)
+        return _Adapter(plain.config, settings), {name: tensor for name, tensor in weights.items() if name in trained}
+    shell = inject_adapter_in_model(settings, copy.deepcopy(plain))
+    shell.load_state_dict(weights, strict=False, assign=True)
+    for module in shell.modules():
+        if isinstance(module, BaseTunerLayer):
+            module.merge()
+    state = shell.state_dict()
+    return plain, {name.replace(BASE, "."): state[name] for name in weights if ADAPTED not in name}
+
+
+def base_of(folder: str | Path) -> str | None:
+    """The base model of a folder that holds an adapter; None for other folders. Raises `InputError` if it names none."""
+    file = Path(folder) / CONFIG
+    if not file.is_file():
+        return None
+    try:
+        return str(json.loads(file.read_text(encoding="utf-8"))["base_model_name_or_path"])
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(f"{file}: names no base model ({type(error).__name__}); copy the adapter again") from None
+
+
+def loadable(folder: Path, auto_class: Any) -> Any:
+    """What transformers' pipelines take for an exported folder: its path, or the model of an adapter's folder."""
+    base = base_of(folder)
+    if base is None:
+        return str(folder)
+    config = AutoConfig.from_pretrained(folder)
+    model = auto_class.from_pretrained(base, config=config, dtype=torch.float32, ignore_mismatched_sizes=True)
+    return merge_adapter(model, folder)[0]
+
+
+def merge_adapter(model: Any, folder: str | Path) -> tuple[Any, set[str]]:
+    """(the base model with a folder's adapter merged into it, the names of the parameters that the adapter holds whole, such as
+    a head's). Raises whatever peft raises for an adapter of another model."""
+    from peft import PeftModel
+
+    adapted = PeftModel.from_pretrained(model, folder)
+    whole = adapted.peft_config["default"].modules_to_save or ()
+    merged = adapted.merge_and_unload()
+    for parameter in merged.parameters():
+        parameter.requires_grad_(True)
+    names = {name for name, _ in merged.named_parameters() if any(f".{module}." in f".{name}" for module in whole)}
+    return merged, names
+
+
+class _Adapter:
+    """Saves itself as peft does, with the configuration of the whole model beside it: the labels are in there."""
+
+    def __init__(self, config: Any, settings: Any) -> None:
+        self.config, self.settings = config, settings
+
+    def named_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
+        return []
+
+    def save_pretrained(self, folder: Path, state_dict: dict[str, torch.Tensor]) -> None:
+        self.config.save_pretrained(folder)
+        self.settings.save_pretrained(folder)
+        save_file({f"base_model.model.{name.replace('.default', '')}": t for name, t in state_dict.items()}, folder / WEIGHTS)
+
+
+def _add_adapters(model: Any, arguments: Any, new_names: set[str]) -> Any:
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError:
+        raise InputError("--lora_r needs peft: pip install -r requirements-lora.txt") from None
+    whole = sorted({name.rpartition(".")[0] for name in new_names})
+    targets = arguments.lora_target_modules or ("all-linear",)
+    settings = LoraConfig(
+        r=arguments.lora_r,
+        lora_alpha=arguments.lora_alpha or 2 * arguments.lora_r,
+        lora_dropout=arguments.lora_dropout,
+        target_modules=targets[0] if targets == ("all-linear",) else list(targets),
+        exclude_modules=whole or None,
+        use_dora=arguments.use_dora,
+        use_rslora=arguments.use_rslora,
+    )
+    try:
+        model = inject_adapter_in_model(settings, model)
+    except ValueError as error:
+        raise InputError(f"--lora_target_modules: {in_short(error)}; the model has {_examples(model)}") from None
+    for name, parameter in model.named_parameters():
+        if name in new_names:
+            parameter.requires_grad_(True)
+    return model
+
+
+def _settings_to_save(settings: Any, base: str, trained: set[str]) -> Any:
+    settings = copy.deepcopy(settings)
+    settings.base_model_name_or_path = str(Path(base).resolve()) if Path(base).is_dir() else base
+    settings.modules_to_save = sorted({name.rpartition(".")[0] for name in trained if ADAPTED not in name}) or None
+    settings.inference_mode = True
+    return settings
+
+
+def _is_meant(entry: str, name: str) -> bool:
+    """Whether an entry of --freeze, "embeddings", a number of layers or a pattern, means a parameter."""
+    if entry == "embeddings":
+        return EMBEDDINGS.search(name) is not None
+    if entry.isdecimal():
+        layer = LAYER.search(name)
+        return layer is not None and int(layer[1]) < int(entry)
+    return fnmatch.fnmatchcase(name, entry)
+
+
+def _examples(model: Any) -> str:
+    names = [name for name, _ in model.named_parameters()]
+    return ", ".join(names[:: max(1, len(names) // 4)][:4]) + ", ..."
