@@ -152,7 +152,8 @@ def _add_adapters(model: Any, arguments: Any, new_names: set[str]) -> Any:
     try:
         model = inject_adapter_in_model(settings, model)
     except ValueError as error:
-        raise InputError(f"--lora_target_modules: {in_short(error)}; the model has {_examples(model)}") from None
+        what = f"--lora_target_modules {','.join(targets)}"
+        raise InputError(f"{what}: no such layer to adapt ({in_short(error)}); the model has {_examples(model)}") from None
     for name, parameter in model.named_parameters():
         if name in new_names:
             parameter.requires_grad_(True)

@@ -1,0 +1,56 @@
+"""Adapters under every kind of launch: the same weights, and small checkpoints that any launch goes on from."""
+
+import shutil
+
+import pytest
+import torch
+from launchers import SCRIPTS, python, run, torchrun, training
+from safetensors.torch import load_file
+
+pytestmark = pytest.mark.slow
+CHANGED = {
+    "tokenizer_type": None, "vocab_size": None, "config_name": None, "pos_weight": None, "lora_r": 2, "global_batch_size": 15,
+    "warmup_steps": 0, "eval_strategy": "no", "eval_steps": None, "metric_for_best_model": None,
+    "lr_scheduler_type": "constant",
+}  # fmt: skip
+
+
+def job(model, output_dir, **changed):
+    arguments = training(output_dir, **CHANGED, model_name_or_path=str(model), **changed)
+    return [part for part in arguments if part != "--from_scratch"]
+
+
+def best(folder):
+    return load_file(folder / "best" / "model.safetensors")
+
+
+def test_adapters_are_the_same_everywhere_and_move(launched, home, tmp_path):
+    model = launched("python").folder / "best"
+    table = [
+        *python(),
+        str(SCRIPTS / "parity.py"),
+        "--cells",
+        "ddp,zero2",
+        "--steps",
+        "3",
+        "--output_dir",
+        str(tmp_path / "table"),
+    ]
+    finished = run([*table, *job(model, tmp_path / "never")], home).check()
+    assert finished.out.count("the same") == 4  # each cell, while it runs and in the table
+
+    whole, moved = tmp_path / "whole", tmp_path / "moved"
+    run([*python(), *job(model, whole, max_steps=4)], home).check()
+    saved = load_file(whole / "checkpoints" / "step_2" / "model.safetensors")
+    assert {name.split(".lora_")[-1] for name in saved} == {"A.default.weight", "B.default.weight"}
+    shutil.copytree(whole, moved)
+    for later in ("checkpoints/step_4", "best"):
+        shutil.rmtree(moved / later)
+    zero3 = ["--deepspeed", "ds_configs/zero3.json", "--resume_from_checkpoint", "auto"]
+    finished = run([*torchrun(2), *job(model, moved, max_steps=4), *zero3], home).check()
+    assert "moved/checkpoints/step_2" in finished.out
+    weights, expected = best(moved), best(whole)
+    for name, tensor in expected.items():
+        torch.testing.assert_close(weights[name], tensor, rtol=0, atol=1e-5 * float(tensor.abs().max()))
+    base = load_file(model / "model.safetensors")
+    assert any(not torch.equal(base[name], tensor) for name, tensor in expected.items())
