@@ -23,13 +23,14 @@ from dataclasses import dataclass
 
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
+from finetune.arguments import groups
 from finetune.arguments.parsing import option
 from finetune.command_line import read_arguments
 from images.arguments import ImageArguments
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments(ImageArguments):
+class Arguments(ImageArguments, groups.AdapterArguments):
     """Classes"""
 
     label_column: str = option("label", help="column of a picture's class")
@@ -61,6 +62,7 @@ from images.image_task import ImageSplit, ImageTask, Targets, check_finite
 from images.processing import Processing, processing_of
 from images.sources import Inspected
 from metrics.single_label import confusion_matrix, per_class_table
+from models.adapters import fingerprint, limit_training, to_export
 from models.export import export_model
 from models.pretrained import check_kind, check_weights, load_config, load_model_and_new_names, on_meta
 from models.processors import load_processor
@@ -108,13 +110,15 @@ class ImageClassification(ImageTask):
         return {split: Targets.of_numbers(found) for split, found in numbers.items()}
 
     def task_fingerprint(self) -> dict[str, Any]:
-        return {"labels": self.labels}
+        return {"labels": self.labels, **fingerprint(self.arguments)}
 
     # Training
 
     def build(self) -> torch.nn.Module:
         arguments, config = self.arguments, self.config
         if isinstance(config, SmallCNNConfig):
+            if arguments.lora_r or arguments.freeze:
+                raise InputError("--lora_r and --freeze are for models of transformers, not for the small CNN")
             trained = arguments.model_name_or_path is not None and not arguments.from_scratch and not on_meta()
             model = load_small_cnn(arguments.model_name_or_path, config) if trained else SmallCNN(config)
         else:
@@ -122,6 +126,8 @@ class ImageClassification(ImageTask):
             model, _ = load_model_and_new_names(AutoModelForImageClassification, arguments, config)
             if self.own_labels is not None and self.own_labels != self.labels:
                 classifier.renew_head(model)
+            head = {name for name, _ in model.named_parameters() if not name.startswith(f"{model.base_model_prefix}.")}
+            model = limit_training(model, arguments, head)
         return self.with_batch_norm(model)
 
     def num_targets(self, batch: Batch) -> torch.Tensor:
@@ -165,7 +171,8 @@ class ImageClassification(ImageTask):
         if isinstance(self.config, SmallCNNConfig):
             replace_folder(path, partial(save_small_cnn, self.config, weights, check))
         else:
-            export_model(path, classifier.plain_model(model), weights, check, self.processor)
+            saved, weights = to_export(model, classifier.plain_model(model), weights, self.arguments)
+            export_model(path, saved, weights, check, self.processor)
         return added
 
     def samples(self, best: Predictions) -> dict[str, str]:

@@ -11,7 +11,15 @@ from image_classify import Arguments, ImageClassification
 from in_process import script  # noqa: F401 - a fixture
 from pictures import CLASSES, write_folder, write_idx
 from PIL import Image
-from transformers import ConvNextImageProcessorPil, ResNetConfig, ViTConfig, pipeline
+from safetensors.torch import load_file
+from transformers import (
+    ConvNextImageProcessorPil,
+    ResNetConfig,
+    ViTConfig,
+    ViTForImageClassification,
+    ViTImageProcessorPil,
+    pipeline,
+)
 
 from finetune.task import Batch
 from images.classifier import SMALL_CNN_USAGE
@@ -108,6 +116,24 @@ def test_a_model_of_transformers_loads_in_a_pipeline(tmp_path, script):  # noqa:
         assert set(classify.model.config.id2label) == {0, 1}
         assert classify.model.config.id2label[number] == name
     assert 'pipeline("image-classification", model="best")' in (run / "README.md").read_text()
+
+
+def test_adapters_are_merged_into_a_pretrained_model(tmp_path, script):  # noqa: F811
+    base = tmp_path / "base"
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16, "image_size": 32}
+    ViTForImageClassification(ViTConfig(**sizes, patch_size=8)).save_pretrained(base)
+    ViTImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(base)
+    data = write_folder(tmp_path / "data", rows=32, size=24, channels=3)
+    given = {"train_file": data, "validation_file": data, "model_name_or_path": base, "lora_r": 2, "learning_rate": 1e-2}
+    ended = script("image_classify", arguments(tmp_path, **given))
+    assert (ended.code, ended.err) == (0, "")
+    pipeline("image-classification", model=str(tmp_path / "run" / "best"), device="cpu")
+    before, after = (load_file(folder / "model.safetensors") for folder in (base, tmp_path / "run" / "best"))
+    moved = {name for name, tensor in after.items() if not torch.equal(tensor, before[name])}
+    assert {name.split(".")[0] for name in moved} == {"vit", "classifier"}
+    assert all(name.endswith("weight") for name in moved - {"classifier.bias"})  # biases have no adapters
+    name = next(name for name in sorted(moved) if "attention" in name)
+    assert torch.linalg.matrix_rank(after[name] - before[name], rtol=1e-3) <= 2
 
 
 def truncate(folder):

@@ -39,7 +39,7 @@ FOLDERS = [
     Case("decoder with fewer layers", [r"model models/fewer_layers: the weights have more layers"], TITLEGEN,
          {"decoder_model_name_or_path": "models/fewer_layers", "decoder_layers": None, "tokenizer_type": None,
           "tokenizer_name": "models/classifier"}),
-    model("adapter", r"model models/adapter: the folder holds a LoRA adapter \(adapter_config\.json\).*merge_and_unload"),
+    model("adapter", r"models/adapter/adapter_config\.json: names no base model"),
     model("gaps_in_labels", r"model models/gaps_in_labels: id2label in its config\.json numbers 2 label\(s\) 0, 2, so number 1",
           tasks=CLASSIFY),
     model("no_weights", r"model models/no_weights: the folder holds no weights, such as model\.safetensors .*--from_scratch"),

@@ -80,11 +80,9 @@ class AdapterArguments:
                 found.append("--export adapter is given but --lora_r is not")
         elif self.freeze:
             found.append("--lora_r and --freeze are both given; --lora_r trains nothing but adapters and new weights")
-        if self.from_scratch:
-            given = ("lora_r", "freeze")
-            found += [
-                f"--{name} would keep random weights (--from_scratch) as they are" for name in given if getattr(self, name)
-            ]
+        if self.from_scratch or self.model_name_or_path is None:
+            given = [name for name in ("lora_r", "freeze") if getattr(self, name)]
+            found += [f"--{name} keeps weights as they are: name trained ones by --model_name_or_path" for name in given]
         return found
 
 
