@@ -169,6 +169,8 @@ class RunArguments:
     )
     debug: bool = option(False, per_machine=True, help="show the stack trace of an error")
 
+    test_file = None  # only tasks that read files have one (DataArguments)
+
     @property
     def modes(self) -> Modes:
         """What the run does: training and evaluation, unless the command names only others."""
