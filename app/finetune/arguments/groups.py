@@ -135,16 +135,16 @@ class RunArguments:
     eval_steps: int | None = option(at_least=1, help="optimizer steps between evaluations with --eval_strategy steps")
     save_steps: int | None = option(at_least=0, help="steps between checkpoints; 0: none; default: every epoch's end")
     max_train_time: float | None = option(
-        above=0, help="seconds from the start after which training saves a checkpoint and stops, as if it was asked to"
+        above=0, help="seconds from the start after which training saves a checkpoint and stops"
     )
     save_total_limit: int = option(2, at_least=1, help="how many checkpoints to keep")
     checkpoint_format: str = option(
         "full",
         choices=("full", "sharded"),
-        help="full: rank 0 gathers weights and moments, for any launch to go on from; sharded: under ZeRO each process writes "
-        "its own part, for the same launch to go on from",
+        help="full: rank 0 gathers weights and moments, to resume under any launch; sharded: under ZeRO each process writes its "
+        "own part, to resume under the same launch",
     )
-    metric_for_best_model: str | None = option(help="the figure that decides which model is best")
+    metric_for_best_model: str | None = option(help="the metric that decides which model is best")
     metrics: tuple[str, ...] | None = option(
         help="more metrics of evaluate, separated by commas: NAME_OR_FOLDER[:CONFIG][:SETTING=VALUE ...]"
     )
