@@ -141,8 +141,8 @@ class RunArguments:
     checkpoint_format: str = option(
         "full",
         choices=("full", "sharded"),
-        help="full: rank 0 gathers weights and moments, to resume under any launch; sharded: under ZeRO each process writes its "
-        "own part, to resume under the same launch",
+        help="full: rank 0 gathers weights and moments, to resume under any launch; sharded: under ZeRO each process writes "
+        "its own part, to resume under the same launch",
     )
     metric_for_best_model: str | None = option(help="the metric that decides which model is best")
     metrics: tuple[str, ...] | None = option(
