@@ -35,7 +35,7 @@ def test_write_your_own_task(tmp_path):
     page = "docs/write-your-own-task.md"
     (tmp_path / "digits.py").write_text(source_of(page, "digits.py"), encoding="utf-8")
     lines = run_by(page, THIS)
-    assert sum("digits.py --" in line for line in lines) == 4
+    assert sum("digits.py --" in line for line in lines) == 5
     out = work_through([line.replace("$PWD/app", "$PWD/app:$PWD/no_gpu") for line in lines], tmp_path)
     assert "pictures to train on" in out
     weights = {}
@@ -46,7 +46,8 @@ def test_write_your_own_task(tmp_path):
     for name, tensor in weights["digits"].items():
         for other in ("digits_2", "digits_zero2"):
             assert (tensor - weights[other][name]).abs().max() <= 1e-5 * tensor.abs().max()
-    assert len((tmp_path / "runs" / "digits" / "predictions.jsonl").read_text(encoding="utf-8").splitlines()) == 200
+    for name in ("predictions.jsonl", "predictions_test.jsonl"):
+        assert len((tmp_path / "runs" / "digits" / name).read_text(encoding="utf-8").splitlines()) == 200
 
 
 def test_getting_started(tmp_path, bert_folder):

@@ -218,16 +218,16 @@ class RunArguments:
         at_least=0, help="optimizer steps between checkpoints, or a share of all steps; 0: none"
     )
     max_train_time: float | None = option(
-        above=0, help="seconds from the start after which training saves a checkpoint and stops, as if it was asked to"
+        above=0, help="seconds from the start after which training saves a checkpoint and stops"
     )
     save_total_limit: int = option(2, at_least=1, help="how many checkpoints to keep")
     checkpoint_format: str = option(
         "full",
         choices=("full", "sharded"),
-        help="full: rank 0 gathers weights and moments, for any launch to go on from; sharded: under ZeRO each process writes "
-        "its own part, for the same launch to go on from",
+        help="full: rank 0 gathers weights and moments, to resume under any launch; sharded: under ZeRO each process writes "
+        "its own part, to resume under the same launch",
     )
-    metric_for_best_model: str | None = option(help="the figure that decides which model is best")
+    metric_for_best_model: str | None = option(help="the metric that decides which model is best")
     metrics: tuple[str, ...] | None = option(
         help="more metrics of evaluate, separated by commas: NAME_OR_FOLDER[:CONFIG][:SETTING=VALUE ...]"
     )
@@ -254,6 +254,8 @@ class RunArguments:
         path=True, per_machine=True, help="default: predictions.jsonl in --output_dir; csv if the name ends in .csv"
     )
     debug: bool = option(False, per_machine=True, help="show the stack trace of an error")
+
+    test_file = None  # only tasks that read files have one (DataArguments)
 
     @property
     def modes(self) -> Modes:
