@@ -18,6 +18,7 @@ from launchers import SCRIPTS, python, run
 
 from finetune.arguments.parsing import parse, validate
 from finetune.errors import InputError
+from finetune.plan import evaluation_batch
 from volumes.settings import Settings
 
 SCRIPT = segment3d.__file__
@@ -45,6 +46,7 @@ def test_the_help_has_no_arguments_of_tokens(capsys):
         parse(segment3d.Arguments, ["--help"])
     text = capsys.readouterr().out
     assert "--patch_size" in text
+    assert evaluation_batch(segment3d.Arguments()) == (1, None)  # volumes of different sizes are not padded by default
     assert [word for word in text.split() if "token" in word or "length" in word or "padding_free" in word] == []
 
 
