@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
-from transformers import MobileNetV2Config, Sapiens2Config, SegformerConfig
+from transformers import MobileNetV2Config, Sapiens2Config, SegformerConfig, SegformerImageProcessorPil
 
 CLASSES = ("ground", "red", "blue")
 COLOURS = np.array([(120, 120, 120), (210, 40, 40), (40, 40, 210)])
@@ -57,11 +57,13 @@ def deeplab(folder: Path) -> Path:
 
 def sapiens(folder: Path) -> Path:
     """The configuration and the image processor of a tiny model without batch norm."""
+    head = {"upsample_out_channels": [8], "upsample_kernel_sizes": [4], "conv_out_channels": [8], "conv_kernel_sizes": [1]}
     config = Sapiens2Config(
         hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_attention_heads=2,
-        patch_size=8, image_size=list(SIZE), num_register_tokens=1, pos_embed_rescale=None,
+        patch_size=8, image_size=list(SIZE), num_register_tokens=1, pos_embed_rescale=None, head_config=head,
     )  # fmt: skip
     config.save_pretrained(folder)
+    SegformerImageProcessorPil(size={"height": SIZE[0], "width": SIZE[1]}).save_pretrained(folder)
     return folder
 
 

@@ -1,0 +1,100 @@
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import MobileNetV2ImageProcessorPil, SegformerConfig
+
+from finetune.errors import InputError
+from images import segmenter
+from images.augmentation import Augmentation, generator_of
+
+
+def pixelwise(pixel_values):
+    """Logits that are the picture's channels: what windows give must be what the whole picture gives."""
+    return SimpleNamespace(logits=pixel_values)
+
+
+@pytest.mark.parametrize("size", [(20, 30), (8, 50), (16, 16), (5, 6)])
+def test_windows_cover_a_picture_once_each_place_counted(size):
+    places = segmenter.window_places(size, (16, 16), 0.25)
+    covered = np.zeros((max(16, size[0]), max(16, size[1])), dtype=int)
+    for top, left in places:
+        assert 0 <= top <= max(0, size[0] - 16)
+        covered[top : top + 16, left : left + 16] += 1
+    assert covered.min() == 1
+    pixels = torch.rand(1, 3, 60, 60)
+    (logits,) = segmenter.window_logits(pixelwise, pixels, [list(size)], window=(16, 16), overlap=0.25, all_alike=False)
+    torch.testing.assert_close(logits, pixels[..., : size[0], : size[1]])
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("scales", [(1.0, 1.0), (0.3, 0.5), (1.5, 3.0)])
+def test_crops_take_picture_and_mask_alike(native, scales):
+    values = (np.indices((160, 240)).sum(axis=0) // 80).astype(np.uint8)  # stripes
+    picture, mask = Image.fromarray(values * 40), Image.fromarray(values)
+    augmentation = Augmentation((128, 128), flip=True, fill=255, scales=scales, native=native, colour=7)
+    seen = set()
+    for epoch in range(4):
+        image, drawn = (np.asarray(part) for part in augmentation(picture, mask, generator_of(1, epoch, 5)))
+        again = augmentation(picture, mask, generator_of(1, epoch, 5))
+        assert np.array_equal(image, again[0])
+        assert image.shape == drawn.shape == (128, 128)
+        outside = drawn == 255
+        assert (image[outside] == 7).all()
+        inside = ~outside
+        assert (np.abs(image[inside].astype(int) - drawn[inside].astype(int) * 40) <= 40).all()  # resizing blurs edges
+        assert (np.abs(image[inside].astype(int) - drawn[inside].astype(int) * 40) <= 4).mean() > 0.7
+        assert outside.any() == (scales[1] < 1)
+        seen.add(image.tobytes())
+    assert len(seen) > 1 or (scales == (1.0, 1.0) and not native)
+
+
+def test_the_processor_gives_what_training_sees_and_cuts_nothing_off():
+    own = MobileNetV2ImageProcessorPil()  # cuts the middle out
+    assert segmenter.own_size(own) == (224, 224)
+    processor = segmenter.processor_for(own, (32, 48), windows=False)
+    processing = segmenter.processing_for(processor, (32, 48), 3, "a model")
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (61, 40, 3), dtype=np.uint8))
+    theirs = torch.as_tensor(np.asarray(processor(picture)["pixel_values"]))
+    torch.testing.assert_close(processing.normalize(processing.fit(picture)[None].copy()), theirs, atol=1e-4, rtol=0)
+    assert own.do_center_crop  # a copy was changed
+    large = segmenter.processor_for(own, (32, 48), windows=True)
+    assert np.asarray(large(picture)["pixel_values"]).shape == (1, 3, 61, 40)
+
+
+def test_a_processor_that_does_more_is_refused():
+    class Swapping(MobileNetV2ImageProcessorPil):
+        def preprocess(self, images, **given):
+            found = super().preprocess(images, **given)
+            return {"pixel_values": [np.asarray(each)[::-1].copy() for each in found["pixel_values"]]}
+
+    processor = segmenter.processor_for(Swapping(), (32, 48), windows=False)
+    with pytest.raises(InputError, match="its Swapping does more than resize and normalise"):
+        segmenter.processing_for(processor, (32, 48), 3, "a model")
+
+
+def test_names_of_masks():
+    assert segmenter.mask_names(["a/1.jpg", "b.v2", "1.png", "1.jpg"]) == ["a_1.png", "b.v2.png", "1.png", "1_3.png"]
+
+
+def test_palette_is_that_of_pascal_voc():
+    assert segmenter.palette()[[0, 1, 2, 15, 255]].tolist() == [
+        [0, 0, 0],
+        [128, 0, 0],
+        [0, 128, 0],
+        [192, 128, 128],
+        [224, 224, 192],
+    ]
+
+
+def test_a_new_head_changes_nothing_but_the_last_layer():
+    config = SegformerConfig(
+        depths=[1] * 4, hidden_sizes=[8] * 4, num_attention_heads=[1] * 4, decoder_hidden_size=8, num_labels=3
+    )
+    model = segmenter.AutoModelForSemanticSegmentation.from_config(config)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    segmenter.renew_head(model)
+    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed == {"decode_head.classifier.weight"}

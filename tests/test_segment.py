@@ -1,0 +1,222 @@
+"""The task on masks: its loss and scores, small runs of two kinds of model, resume, bad arguments."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+
+import datasets
+import launchers
+import masks_job
+import numpy as np
+import pytest
+import segment
+import torch
+from in_process import script  # noqa: F401 - a fixture
+from masks_job import CLASSES, SIZE
+from PIL import Image
+from safetensors.torch import load_file
+from transformers import AutoImageProcessor, AutoModelForSemanticSegmentation, pipeline
+
+from finetune.arguments.parsing import parse, validate
+from finetune.errors import InputError
+from finetune.launching.launch import Launch
+from finetune.plan import Modes
+from models.mask_bits import unpack
+
+LAUNCH = Launch(
+    launcher="python", rank=0, local_rank=0, world_size=1, local_world_size=1, use_cpu=True, backend="gloo", precision="no",
+    timeout_seconds=60, deepspeed_file=None, deepspeed_config=None, max_grad_norm=1.0,
+)  # fmt: skip
+TRAINED = Modes(train=True, evaluate=True, predict=False)
+
+
+def loaded(tmp_path, modes=TRAINED, **given):
+    """The task with its data, a tiny SegFormer by default."""
+    named = {"config_name": str(masks_job.segformer(tmp_path / "model")), "from_scratch": True, "image_size": SIZE} | given
+    task = segment.Segmentation(segment.Arguments(output_dir=str(tmp_path / "run"), **named))
+    return task, task.load(LAUNCH, modes)
+
+
+def test_the_loss_of_a_batch_does_not_depend_on_micro_batches(tmp_path, token_cache):
+    data = str(masks_job.write(tmp_path / "data", rows=5))
+    task, found = loaded(tmp_path, train_file=data, validation_file=data, class_weights="balanced")
+    torch.manual_seed(0)
+    model, train = task.build().eval(), found.splits["train"]
+    whole = train.collate(np.arange(5))
+    assert int(task.num_targets(whole)) == 5
+    with torch.no_grad():
+        loss = float(task.loss_sum(model, whole))
+        parts = sum(float(task.loss_sum(model, train.collate(rows))) for rows in (np.arange(3), np.arange(3, 5)))
+        assert parts == pytest.approx(loss, rel=1e-5)
+        # Evaluated in the pictures' own size, which is the model's here: the same loss.
+        predicted = task.predict(model, found.splits["validation"].collate(np.arange(5)))
+    assert float(predicted["loss"].sum()) == pytest.approx(loss, rel=1e-5)
+    scores = task.score({name: value.numpy() for name, value in predicted.items()}, found.splits["validation"])
+    assert scores["loss"] == pytest.approx(loss / 5, rel=1e-5)
+    assert set(scores) == {"loss", "mean_iou", "mean_dice", "pixel_accuracy"} | {
+        f"{k}_{c}" for k in ("iou", "dice") for c in CLASSES
+    }
+
+
+@pytest.mark.parametrize("inference", ["whole", "sliding_window"])
+def test_pictures_of_mixed_sizes_are_predicted_in_their_own(inference, tmp_path, token_cache):
+    data = str(masks_job.write(tmp_path / "data", rows=4, sizes=(SIZE, (50, 40), (20, 70))))
+    task, found = loaded(tmp_path, Modes(True, True, True), train_file=data, test_file=data, inference=inference)
+    torch.manual_seed(0)
+    model, test = task.build().eval(), found.splits["test"]
+    with torch.no_grad():
+        together = task.predict(model, test.collate(np.arange(4)))
+        alone = [task.predict(model, test.collate(np.array([row]))) for row in range(4)]
+    for name, values in together.items():
+        torch.testing.assert_close(values, torch.cat([each[name] for each in alone]), rtol=1e-4, atol=1e-4)
+    totals = together["counts"][..., 2].sum(1).tolist()  # of the truth
+    masks = [np.asarray(Image.open(mask)) for mask in test.targets.values.cells]
+    assert totals == [int((mask != 255).sum()) for mask in masks]
+    predicted = unpack(together["mask"][1].numpy(), masks[1].shape, 3)
+    count = np.bincount(predicted[masks[1] != 255], minlength=3)
+    assert together["counts"][1, :, 1].tolist() == count.tolist()
+    train = found.splits["train"]
+    batch = (train.augment or train.collate)(np.arange(2), *([3] if train.augment else []))
+    assert (batch.inputs["pixel_values"].shape, batch.labels.shape) == ((2, 3, *SIZE), (2, *SIZE))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("masks")
+    shutil.move(masks_job.write(folder / "train", rows=16) / "classes.txt", folder)
+    masks_job.write(folder / "val", rows=4, first=100, sizes=(SIZE, (40, 50)))
+    return folder
+
+
+def test_segformer_from_masks_to_a_pipeline_predictions_and_a_resume(tmp_path, data, script):  # noqa: F811
+    run, varied = tmp_path / "run", {"random_flip": "true", "color_jitter": 0.2, "random_scale": "0.7,1.5"}
+    given = {"config_name": masks_job.segformer(tmp_path / "model"), "train_file": data, "test_file": data / "val", **varied}
+    given |= {"num_train_epochs": 8, "save_steps": 16, "save_total_limit": 9, "class_weights": "balanced"}
+    job = {**given, "do_train": "true", "do_predict": "true", "output_dir": run, "report_to": "tensorboard"}
+    ended = script("segment", masks_job.arguments(**job))
+    assert (ended.code, ended.err) == (0, "")
+    assert "16 training pictures, read as 48x32 RGB" in ended.out
+    metrics = json.loads((run / "metrics.json").read_text())
+    assert metrics["test_mean_iou"] == pytest.approx(metrics["eval_mean_iou"], abs=1e-6)  # the same files
+    assert metrics["eval_mean_iou"] > 0.5
+    assert Image.open(run / "pictures" / "image_truth_prediction.png").width > 3 * SIZE[1]
+
+    # Masks as a viewer and as numpy see them, in each picture's own size, and what the pipeline makes of the same picture.
+    lines = masks_job.lines(run / "predictions.jsonl")
+    assert [line["mask"] for line in lines] == [f"predictions/{number}.png" for number in range(100, 104)]
+    assert sum(lines[0]["shares"].values()) == pytest.approx(1, abs=1e-5)
+    assert set(lines[0]["iou"]) == set(CLASSES)
+    masks = [Image.open(run / line["mask"]) for line in lines]
+    assert [(mask.mode, mask.size) for mask in masks] == [("P", (48, 32)), ("P", (50, 40))] * 2
+    found = pipeline("image-segmentation", model=str(run / "best"), device="cpu")(str(data / "val" / "images" / "101.png"))
+    for part in found:
+        drawn = np.asarray(masks[1]) == CLASSES.index(part["label"])
+        assert (drawn == (np.asarray(part["mask"]) > 0)).mean() > 0.999
+
+    # Exact, with augmentation: what goes on from the middle ends with the same bytes.
+    again = tmp_path / "again"
+    ended = script(
+        "segment",
+        masks_job.arguments(**given, do_train="true", output_dir=again, resume_from_checkpoint=run / "checkpoints" / "step_16"),
+    )
+    assert (ended.code, ended.err) == (0, "")
+    ours, theirs = (load_file(folder / "checkpoints" / "step_32" / "model.safetensors") for folder in (run, again))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+    # Two processes see every validation row once and report the same.
+    command = ["--do_eval=true", f"--model_name_or_path={run / 'best'}", f"--validation_file={data / 'val'}"]
+    evaluated = {}
+    for name, launcher in (("one", launchers.python()), ("two", launchers.torchrun(2))):
+        folder = tmp_path / name
+        launchers.run([*launcher, segment.__file__, *command, f"--output_dir={folder}"], tmp_path).check()
+        evaluated[name] = json.loads((folder / "metrics.json").read_text())
+    assert {key: value for key, value in evaluated["two"].items() if key != "eval_loss"} == {
+        key: value for key, value in evaluated["one"].items() if key != "eval_loss"
+    }
+    assert evaluated["two"]["eval_loss"] == pytest.approx(evaluated["one"]["eval_loss"], rel=1e-6)
+    assert evaluated["one"]["eval_mean_iou"] == pytest.approx(metrics["eval_mean_iou"], abs=1e-6)
+
+
+def test_deeplab_by_windows_on_rows_of_datasets(tmp_path, data, script):  # noqa: F811
+    files = [str(data / "train" / "images" / f"{row:03}.png") for row in range(8)]
+    features = datasets.Features(image=datasets.Image(), label=datasets.Image())
+    rows = datasets.Dataset.from_dict({"image": files, "label": [f.replace("images", "masks") for f in files]}, features)
+    (tmp_path / "rows").mkdir()
+    for split in ("train", "validation"):
+        rows.to_parquet(tmp_path / "rows" / f"{split}.parquet")
+    given = {"config_name": masks_job.deeplab(tmp_path / "model"), "dataset_name": tmp_path / "rows"}
+    given |= {"classes_file": data / "classes.txt", "inference": "sliding_window", "image_size": 32}
+    ended = script("segment", masks_job.arguments(**given, output_dir=tmp_path / "run"))
+    assert ended.code == 0, ended.err
+    best = tmp_path / "run" / "best"
+    model, processor = (
+        AutoModelForSemanticSegmentation.from_pretrained(best),
+        AutoImageProcessor.from_pretrained(best, backend="pil"),
+    )
+    picture = Image.open(files[0])
+    with torch.no_grad():
+        outputs = model(**processor(picture, return_tensors="pt"))
+    (mask,) = processor.post_process_semantic_segmentation(outputs, target_sizes=[picture.size[::-1]])
+    assert mask.shape == SIZE
+    # The exported model goes on by windows without being told.
+    ended = script("segment", ["--do_predict", f"--model_name_or_path={best}", f"--test_file={data / 'val' / 'images'}",
+                               f"--output_dir={tmp_path / 'predicted'}"])  # fmt: skip
+    assert (ended.code, ended.err) == (0, "")
+    assert len(list((tmp_path / "predicted" / "predictions").iterdir())) == 4
+
+
+def truncate(folder):
+    file = folder / "images" / "001.png"
+    file.write_bytes(file.read_bytes()[:-40])
+
+
+REFUSED = {
+    "unknown class": (lambda f: Image.new("L", SIZE[::-1], 9).save(f / "masks" / "001.png"), {},
+                      r"masks/001\.png: 1536 pixels of unknown class 9"),
+    "truncated": (truncate, {}, r"images/001\.png: broken or truncated picture"),
+    "another kind of model": (lambda f: (f.parent / "model" / "config.json").write_text('{"model_type": "bert"}'), {},
+                              "a bert model cannot segment pictures; name another"),
+    "unknown metric": (lambda f: None, {"metric_for_best_model": "iou_gren"}, r"no such metric; did you mean iou_red\?"),
+    "a class that does not count": (lambda f: None, {"ignore_index": 1}, "--ignore_index 1 is the class 'red'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_bad_input_is_explained_in_one_message(name, tmp_path, script):  # noqa: F811
+    folder, model = masks_job.write(tmp_path / "data"), masks_job.segformer(tmp_path / "model")
+    spoil, given, said = REFUSED[name]
+    spoil(folder)
+    ended = script("segment", masks_job.arguments(train_file=folder, config_name=model, output_dir=tmp_path / "run", **given))
+    assert ended.code == 2
+    assert "Traceback" not in ended.err
+    assert re.search(said, ended.err), ended.err
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"dice_weight": 0.0, "cross_entropy_weight": 0.0}, "are both 0; there is nothing to learn"),
+        ({"random_scale": (2.0, 1.0)}, "--random_scale 2.0,1.0: expected two numbers, the lower one first"),
+        ({"random_scale": (1.0, 2.0), "random_crop": 0.5}, "--random_scale and --random_crop are both given; keep one"),
+        ({"random_crop": 0.5, "inference": "sliding_window"}, "--random_crop resizes what it takes"),
+        ({"image_size": (1, 2, 3)}, "--image_size has 3 numbers, expected HEIGHT,WIDTH"),
+        ({"metrics": ("accuracy",)}, "--metrics: masks are scored by IoU, Dice and pixel accuracy alone"),
+        ({"config_name": None}, "no model: give --model_name_or_path, or --config_name with --from_scratch"),
+    ],
+)
+def test_contradictory_arguments(given, said):
+    with pytest.raises(InputError) as caught:
+        validate(segment.Arguments(**{"output_dir": "run", "config_name": "c", "from_scratch": True, **given}))
+    (problem,) = caught.value.problems
+    assert said in problem
+
+
+def test_the_help_has_no_arguments_of_tokens(capsys):
+    with pytest.raises(SystemExit):
+        parse(segment.Arguments, ["--help"])
+    text = capsys.readouterr().out
+    assert "--classes_file" in text
+    assert [word for word in text.split() if "token" in word or "length" in word or "padding_free" in word] == []
