@@ -23,7 +23,7 @@ class ModelArguments:
     )
     from_scratch: bool = option(False, help="random weights from the configuration instead of pretrained ones")
     trust_remote_code: bool = option(False, help="run code that comes with a hub model")
-    model_revision: str | None = option(help="branch, tag or commit of a hub model and its tokenizer (default: main)")
+    model_revision: str | None = option(help="branch, tag or commit of a hub model (default: main)")
     cache_dir: str | None = option(
         path=True, per_machine=True, help="folder for what is downloaded from the hub (default: that of HF_HOME)"
     )
@@ -57,7 +57,7 @@ class AdapterArguments:
     lora_target_modules: tuple[str, ...] | None = option(
         help="names of the modules that get adapters (default: all-linear, every linear layer but new ones)"
     )
-    use_dora: bool = option(False, help="train the lengths of the adapted columns, too (DoRA)")
+    use_dora: bool = option(False, help="train the norms of the adapted columns, too (DoRA)")
     use_rslora: bool = option(False, help="scale adapters by alpha / sqrt(r) (rsLoRA)")
     export: str = option(
         "merged",

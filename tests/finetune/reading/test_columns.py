@@ -165,7 +165,7 @@ def test_classes_of_a_dataset_have_their_names(arguments, tmp_path, monkeypatch)
     features = datasets.Features(text=datasets.Value("string"), one=kind, many=datasets.List(kind), unknown=kind)
     rows = {"text": ["x", "y", "z"], "one": [2, 0, 1], "many": [[1, 0], [], [2]], "unknown": [-1, -1, -1]}
     made = datasets.DatasetDict(train=datasets.Dataset.from_dict(rows, features))
-    monkeypatch.setattr(datasets, "load_dataset", lambda *_: made)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: made)
     found = read_split(arguments(dataset_name="a"), "train", ("text", "one", "many"), ("unknown",))
     assert found.columns == {
         "text": ["x", "y", "z"],
