@@ -73,7 +73,7 @@ def to_export(model: Any, plain: Any, weights: dict[str, torch.Tensor], argument
     if arguments.export == "adapter":
         trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
         settings = _settings_to_save(settings, arguments.model_name_or_path, trained)
-        return _Adapter(plain.config, settings), {name: tensor for name, tensor in weights.items() if name in trained}
+        return _Adapter(plain, settings), {name: tensor for name, tensor in weights.items() if name in trained}
     shell = inject_adapter_in_model(settings, copy.deepcopy(plain))
     shell.load_state_dict(weights, strict=False, assign=True)
     for module in shell.modules():
@@ -119,16 +119,18 @@ def merge_adapter(model: Any, folder: str | Path) -> tuple[Any, set[str]]:
 
 
 class _Adapter:
-    """Saves itself as peft does, with the configuration of the whole model beside it: the labels are in there."""
+    """Saves itself as peft does, with the configurations of the whole model beside it: the labels are in there."""
 
-    def __init__(self, config: Any, settings: Any) -> None:
-        self.config, self.settings = config, settings
+    def __init__(self, plain: Any, settings: Any) -> None:
+        self.plain, self.settings = plain, settings
 
     def named_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
         return []
 
     def save_pretrained(self, folder: Path, state_dict: dict[str, torch.Tensor]) -> None:
-        self.config.save_pretrained(folder)
+        self.plain.config.save_pretrained(folder)
+        if self.plain.can_generate():
+            self.plain.generation_config.save_pretrained(folder)
         self.settings.save_pretrained(folder)
         save_file({f"base_model.model.{name.replace('.default', '')}": t for name, t in state_dict.items()}, folder / WEIGHTS)
 
