@@ -144,7 +144,10 @@ def test_batch_sizes_of_a_deepspeed_file_that_differ(run, tmp_path):
     ("content", "problem"),
     [
         ({"distributed_type": "MULTI_CPU", "num_processes": 2}, "MULTI_CPU starts one process unless MPI does"),
-        ({"distributed_type": "FSDP"}, "distributed_type FSDP is not supported; NO, MULTI_GPU, MULTI_XPU, MULTI_NPU, DEEPSPEED are"),
+        (
+            {"distributed_type": "FSDP"},
+            "distributed_type FSDP is not supported; NO, MULTI_GPU, MULTI_XPU, MULTI_NPU, DEEPSPEED are",
+        ),
         ({"distributed_type": "MULTI_GPU", "deepspeed_config": {"deepspeed_config_file": "a.json"}}, "keep one"),
         ({"distributed_type": "NO", "num_process": 2}, "unknown key num_process"),
         ({"distributed_type": "NO", "num_processes": 0}, "num_processes is 0, expected a whole number from 1"),
