@@ -25,12 +25,17 @@ class Arguments(groups.LaunchArguments, groups.RunArguments, groups.Optimization
     model: str = option("linear", choices=("linear", "cnn"), help="linear, or a CNN with batch norm on 8x8 images")
     model_name_or_path: str | None = option(reads=True, help="folder of an exported model, to predict with")
     num_rows: int = option(31, at_least=1, help="generated training rows")
+    out_of_memory: tuple[int, ...] = option(
+        (),
+        help="losses of rank 1, counted from 1, for which there is no memory: the first's backward pass, the others' forward",
+    )
 
 
 if __name__ == "__main__":
     arguments = read_arguments(Arguments, __doc__)
 
 import json
+import os
 from functools import partial
 
 import numpy as np
@@ -52,6 +57,10 @@ def build_model(kind: str) -> nn.Module:
     return nn.Sequential(convolution, nn.Flatten(), nn.Linear(36, TARGETS))
 
 
+def run_out_of_memory(_gradient: torch.Tensor | None = None) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
 def collate(x: torch.Tensor, y: torch.Tensor, rows: np.ndarray) -> Batch:
     return Batch(torch.as_tensor(rows, dtype=torch.int64), {"x": x[rows]}, y[rows])
 
@@ -69,6 +78,7 @@ class Regression(Task):
 
     name = "vectors"
     default_metric = "loss"
+    losses = 0
 
     def load(self, launch, modes):
         wanted = dict(zip(("train", "validation", "test"), modes, strict=True))
@@ -83,7 +93,13 @@ class Regression(Task):
         return batch.is_real.sum() * TARGETS
 
     def loss_sum(self, model, batch):
-        return ((model(batch.inputs["x"]).float() - batch.labels).square() * batch.is_real[:, None]).sum()
+        outputs = model(batch.inputs["x"]).float()
+        self.losses += model.training and os.environ.get("RANK") == "1"
+        if self.losses in self.arguments.out_of_memory[1:]:
+            run_out_of_memory()
+        if self.losses in self.arguments.out_of_memory[:1]:
+            outputs.register_hook(run_out_of_memory)
+        return ((outputs - batch.labels).square() * batch.is_real[:, None]).sum()
 
     def predict(self, model, batch):
         statistics = [buffer.float().sum() for buffer in model.buffers()]  # of batch norm, as this process has them

@@ -41,6 +41,12 @@ class Batch:
         """(b,) bool: False for placeholders."""
         return self.rows >= 0
 
+    def __getitem__(self, rows: slice) -> Batch:
+        """Some of its rows, at the width of all."""
+        labels = None if self.labels is None else self.labels[rows]
+        lengths = None if self.lengths is None else self.lengths[rows]
+        return Batch(self.rows[rows], {name: tensor[rows] for name, tensor in self.inputs.items()}, labels, lengths)
+
     def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Batch:
         """On a device; inputs that are floating-point numbers in `dtype`, if one is given."""
         return self._each(

@@ -103,7 +103,7 @@ TRAINER_NAMES: dict[str, TrainerName] = {
         "--global_batch_size saves memory"
     ),
     "auto_find_batch_size": only(
-        "false", "the batch is --global_batch_size; a smaller --per_device_train_batch_size beside it saves memory"
+        "true", "a micro-batch that does not fit is cut into parts; --global_batch_size stays as it is"
     ),
     "data_seed": refused("--seed decides the order of rows, too"),
     "full_determinism": only(

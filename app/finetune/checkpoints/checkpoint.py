@@ -66,6 +66,7 @@ class TrainState:
     evaluations_without_best: int = 0
     unevaluated: bool = False  # the run was stopped before or inside the evaluation that was due at `step`
     loss_scale: dict[str, Any] | None = None
+    halvings: int = 0  # of micro-batches that did not fit into memory (see `training.splitting`)
 
     def count_tokens(self, tokens: int | None, padded_tokens: int | None) -> None:
         """Adds the tokens of a step; None for rows without tokens."""

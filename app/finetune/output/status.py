@@ -19,12 +19,13 @@ from finetune.output.run_folder import STATUS, is_present
 _lock = threading.Lock()  # checkpoints are written, and signals received, by threads
 _path: Path | None = None
 _step = 0
+_micro_batch_parts = 1
 
 
 def begin(folder: Path, step: int) -> None:
     """The run has taken `folder` and starts from `step`. A process that may be ended by a signal must have `stopped` called."""
-    global _path, _step
-    _path, _step = folder / STATUS, step
+    global _path, _step, _micro_batch_parts
+    _path, _step, _micro_batch_parts = folder / STATUS, step, 1
     written.add(folder, _path)
     _write("running", None)
 
@@ -33,6 +34,14 @@ def saved(step: int) -> None:
     """The run goes on, and what it has done up to `step` is on disk. A disk too full to say so is no reason to end."""
     global _step
     _step = step
+    with contextlib.suppress(OSError):
+        _write("running", None)
+
+
+def cut_micro_batches(parts: int) -> None:
+    """Micro-batches did not fit into memory: each is cut into so many parts from here on."""
+    global _micro_batch_parts
+    _micro_batch_parts = parts
     with contextlib.suppress(OSError):
         _write("running", None)
 
@@ -75,4 +84,4 @@ def _write_anyhow(state: str, reason: str | None) -> None:
 
 def _content(state: str, reason: str | None) -> dict[str, Any]:
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return {"state": state, "step": _step, "time": now, "reason": reason}
+    return {"state": state, "step": _step, "time": now, "reason": reason, "micro_batch_parts": _micro_batch_parts}

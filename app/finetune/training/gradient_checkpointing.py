@@ -24,7 +24,7 @@ def checkpoint_activations(model: nn.Module) -> None:
         except ValueError as error:
             raise InputError(f"--gradient_checkpointing: {error}") from None
         return
-    layers = [layer for layer in _layers(model) if not any(map(_has_statistics, layer.modules()))]
+    layers = [layer for layer in _layers(model) if not any(map(has_statistics, layer.modules()))]
     if not layers:
         raise InputError(
             f"--gradient_checkpointing: {type(model).__name__} has no layers in an nn.ModuleList or nn.Sequential without "
@@ -40,5 +40,6 @@ def _layers(module: nn.Module) -> list[nn.Module]:
     return [layer for child in module.children() for layer in _layers(child)]
 
 
-def _has_statistics(module: nn.Module) -> bool:
+def has_statistics(module: nn.Module) -> bool:
+    """Whether it is a batch norm that keeps running statistics."""
     return isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats

@@ -21,6 +21,7 @@ from finetune.kernels.transfer import widest_float
 from finetune.launching import signals
 from finetune.launching.processes import Run
 from finetune.launching.shutdown import stop_requested, stop_run
+from finetune.output import status
 from finetune.output.writer_thread import Background
 from finetune.plan import Plan
 from finetune.reports.profiling import profiled
@@ -30,6 +31,7 @@ from finetune.training.batches import EvalRows, TrainSteps, train_loader
 from finetune.training.clock import StepClock, peak_memory_mb
 from finetune.training.evaluation import evaluate
 from finetune.training.optimizer import set_learning_rate
+from finetune.training.splitting import MOST_HALVINGS, Splitting
 from finetune.training.step import seed_step, train_step
 
 SKIPPED_LIMIT = 20  # fp16 updates skipped in a row; a scale that starts at 2**16 is down to 1 after 16
@@ -67,6 +69,7 @@ class Training:
     fingerprint: dict[str, Any]
     export: Callable[[Predictions | None], None]
     writer: Background = field(default_factory=Background)  # of checkpoints
+    splitting: Splitting = field(default_factory=Splitting)
     save_stalls: list[float] = field(default_factory=list)  # seconds for which checkpoints held the training
 
 
@@ -87,6 +90,8 @@ def fit(run: Run, training: Training, state: TrainState) -> dict[str, float | No
     if stop_requested(run):
         stop_run(run, f"before step {state.step + 1}; there was nothing new to save")
     pending: list[tuple] = []
+    if state.halvings:
+        _cut(training, state, state.halvings)
     training.model.train()
     done = state.unevaluated and _finish_step(run, training, state, True)
     loader = train_loader(training.steps, state.step, options.dataloader_num_workers, run.device.type == "cuda")
@@ -100,10 +105,18 @@ def fit(run: Run, training: Training, state: TrainState) -> dict[str, float | No
         step = state.step
         multiplier = plan.lr_multiplier(state.updates)
         set_learning_rate(training.optimizer, multiplier)
-        seed_step(options.seed, step, run.launch.rank)
+        reseed = partial(seed_step, options.seed, step, run.launch.rank)
+        reseed()
         try:
             loss, norm = train_step(
-                run, training.model, training.optimizer, training.task, micro_batches, options.max_grad_norm
+                run,
+                training.model,
+                training.optimizer,
+                training.task,
+                micro_batches,
+                options.max_grad_norm,
+                splitting=training.splitting,
+                reseed=reseed,
             )
         except Exception as error:
             if not is_out_of_memory(error):
@@ -160,11 +173,21 @@ def _read(run: Run, training: Training, state: TrainState, pending: list, pace: 
     """Waits for the device once, for all steps since the last time; all processes must call it at the same step.
 
     Returns (gradient norms of those steps; whether any process was requested to stop; mean of the processes' `pace`, seconds
-    per step). The last two travel with the losses: they cost no exchange and no wait of their own.
+    per step). The last two, and how far a process cut its micro-batches, travel with the losses: they cost no exchange and no
+    wait of their own.
     """
     dtype = widest_float(run.device)
-    mine = torch.tensor([float(signals.requested() is not None), pace], dtype=dtype, device=run.device)
-    *losses, requested, paces = run.sum(torch.cat([torch.stack([loss.to(dtype) for loss, _ in pending]), mine])).tolist()
+    halvings = [float(number == training.splitting.halvings) for number in range(MOST_HALVINGS + 1)]
+    mine = torch.tensor([float(signals.requested() is not None), pace, *halvings], dtype=dtype, device=run.device)
+    everything = run.sum(torch.cat([torch.stack([loss.to(dtype) for loss, _ in pending]), mine])).tolist()
+    losses, (requested, paces, *processes) = everything[: len(pending)], everything[len(pending) :]
+    most = max(number for number, count in enumerate(processes) if count)
+    if most > state.halvings:
+        training.tracker.say(
+            f"note           out of memory by step {state.step}: micro-batches are cut into {2**most} parts; the global batch "
+            "does not change"
+        )
+        _cut(training, state, most)
     norms = [float(norm) if norm is not None else math.nan for _, norm in pending]
     first = state.step - len(pending)
     pending.clear()
@@ -176,6 +199,12 @@ def _read(run: Run, training: Training, state: TrainState, pending: list, pace: 
     for loss in losses:  # one by one, since how many come together depends on the clock
         state.loss_total += loss
     return norms, requested > 0, paces / run.launch.world_size
+
+
+def _cut(training: Training, state: TrainState, halvings: int) -> None:
+    """Has every process cut its micro-batches as the one does that had to cut them most."""
+    state.halvings = training.splitting.halvings = halvings
+    status.cut_micro_batches(2**halvings)
 
 
 def _host_is_device(run: Run) -> bool:
@@ -246,11 +275,12 @@ def _not_finite(training: Training, step: int, loss: float, norm: float) -> str:
 def _out_of_memory(training: Training, step: int, micro_batches: list[Batch], error: Exception) -> str:
     shapes = {tuple(tensor.shape) for batch in micro_batches for tensor in batch.inputs.values()}
     largest = max(shapes, key=lambda shape: (torch.Size(shape).numel(), shape))
+    by_rows = 2**training.splitting.halvings >= largest[0]
+    smaller = f"a smaller --per_device_train_batch_size beside --global_batch_size {training.plan.batch.global_batch_size}, "
     return (
-        f"step {step + 1}: out of memory on a batch of {largest[0]} rows x {'x'.join(map(str, largest[1:]))}. Try a smaller "
-        f"--per_device_train_batch_size beside --global_batch_size {training.plan.batch.global_batch_size}, "
-        f"{training.task.memory_advice}--gradient_checkpointing, --mixed_precision bf16, or a ds_configs/zero*.json file "
-        f"({in_short(error)})"
+        f"step {step + 1}: out of memory on a batch of {largest[0]} rows x {'x'.join(map(str, largest[1:]))}"
+        f"{', even row by row' if by_rows else ''}. Try {'' if by_rows else smaller}{training.task.memory_advice}"
+        f"--gradient_checkpointing, --mixed_precision bf16, or a ds_configs/zero*.json file ({in_short(error)})"
     )
 
 

@@ -8,17 +8,20 @@ global batch, the incomplete last batch of an epoch included.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from finetune.kernels.row_lengths import row_lengths
 from finetune.launching import heartbeat, zero
 from finetune.launching.processes import Run
 from finetune.reports.profiling import part
 from finetune.task import Batch, Task
+from finetune.training.splitting import Splitting
 
 READY = ("cpu",)  # devices whose results are there as soon as they are asked for
 
@@ -32,35 +35,58 @@ def train_step(
     max_grad_norm: float,
     *,
     weight: float = 1.0,
+    splitting: Splitting | None = None,
+    reseed: Callable[[], None] | None = None,
 ) -> tuple[torch.Tensor, Any]:
     """One optimizer step over this process's micro-batches of one global batch.
 
     Returns (this process's share of the mean loss: the sum over processes is the mean over the global batch's targets; the
-    norm of the full gradient before clipping). `weight` 0 makes a step whose gradient is zero.
+    norm of the full gradient before clipping). `weight` 0 makes a step whose gradient is zero. `splitting` cuts micro-batches
+    that do not fit into memory; `reseed` is called before the step begins again.
     """
-    accelerator = run.accelerator
+    accelerator, splitting = run.accelerator, splitting or Splitting()
     dtype = input_dtype(model)
     batches = [batch.to(run.device, dtype) for batch in micro_batches]
     targets = run.sum(torch.stack([task.num_targets(batch) for batch in batches]).sum()).clamp(min=1)
     scale = weight * accelerator.gradient_accumulation_steps * run.launch.world_size / targets
-    loss = torch.zeros((), device=run.device)
-    for position, batch in enumerate(batches):
-        last = position == len(batches) - 1
-        # Set by hand: `accumulate()` asks the dataloader where it ends, and steps at the wrong place when we fetch ahead.
-        accelerator.sync_gradients = last
-        with nullcontext() if last else accelerator.no_sync(model):
-            with part("forward"), row_lengths(batch.lengths):
-                loss_sum = task.loss_sum(model, batch)
-            heartbeat.progress()
-            with part("backward"):
-                accelerator.backward(loss_sum * scale)
-        loss += loss_sum.detach().float()
+    while True:
+        try:
+            loss = _accumulate(run, model, task, batches, scale, splitting)
+            break
+        except Exception as error:
+            if reseed is None or not splitting.cut_further(run, model, batches, error):
+                raise
+        splitting.begin_again(run, optimizer)
+        reseed()
     heartbeat.progress()
     with part("optimizer"):
         norm = zero.grad_norm(model) if run.deepspeed_config is not None else _clip(run, model, max_grad_norm or math.inf)
         optimizer.step()
         optimizer.zero_grad()
     return loss / targets, norm
+
+
+def _accumulate(
+    run: Run, model: Any, task: Task, batches: list[Batch], scale: torch.Tensor, splitting: Splitting
+) -> torch.Tensor:
+    """Adds the gradient of `scale` times the summed loss; returns that sum."""
+    accelerator, loss = run.accelerator, torch.zeros((), device=run.device)
+    is_ddp = isinstance(model, DistributedDataParallel)
+    parts = splitting.parts(batches)
+    for position, batch in enumerate(parts):
+        last, splitting.exchanges = position == len(parts) - 1, False
+        # Set by hand: `accumulate()` asks the dataloader where it ends, and steps at the wrong place when we fetch ahead.
+        accelerator.sync_gradients = last
+        # DDP prepares its exchange behind the last forward pass, so that the step can begin again until then.
+        with nullcontext() if last and not is_ddp else accelerator.no_sync(model):
+            with part("forward"), row_lengths(batch.lengths):
+                loss_sum = task.loss_sum(model, batch)
+            heartbeat.progress()
+            splitting.exchanges = last and run.launch.world_size > 1
+            with part("backward"), accelerator.trigger_sync_in_backward(model) if last else nullcontext():
+                accelerator.backward(loss_sum * scale)
+        loss += loss_sum.detach().float()
+    return loss
 
 
 def _clip(run: Run, model: Any, max_norm: float) -> torch.Tensor:

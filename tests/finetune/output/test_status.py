@@ -16,7 +16,10 @@ def stored(tmp_path):
 
 def test_how_a_run_stands_and_how_it_ended(stored, tmp_path):
     status.begin(tmp_path, 4)
-    assert {**stored(), "time": None} == {"state": "running", "step": 4, "time": None, "reason": None}
+    running = {"state": "running", "step": 4, "time": None, "reason": None, "micro_batch_parts": 1}
+    assert {**stored(), "time": None} == running
+    status.cut_micro_batches(4)
+    assert {**stored(), "time": None} == running | {"micro_batch_parts": 4}
     datetime.datetime.fromisoformat(stored()["time"])
     status.saved(6)
     assert (stored()["state"], stored()["step"]) == ("running", 6)

@@ -12,6 +12,7 @@ from linear_task import LinearTask, eval_rows, linear_layer, make_plan, points, 
 from finetune.checkpoints.checkpoint import TrainState, list_checkpoints
 from finetune.errors import StopRequested, TrainingError
 from finetune.launching import signals
+from finetune.output import status
 from finetune.output.writer_thread import finish_all
 from finetune.reports.tracker import Tracker, read_history
 from finetune.training import loop
@@ -126,7 +127,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_anything_of_it_is_saved(b
     ("loss", "norm", "told"), [(1.0, math.inf, "the gradient norm is inf"), (-math.inf, 1.0, "the loss is -inf")]
 )
 def test_loss_and_gradient_are_looked_at(begin, monkeypatch, loss, norm, told):
-    monkeypatch.setattr(loop, "train_step", lambda *_: (torch.tensor(loss), torch.tensor(norm)))
+    monkeypatch.setattr(loop, "train_step", lambda *_, **__: (torch.tensor(loss), torch.tensor(norm)))
     with pytest.raises(TrainingError, match=f"step 1: {told}"):
         begin().fit()
 
@@ -149,8 +150,61 @@ class Hungry(LinearTask):
 def test_out_of_memory_says_what_to_make_smaller(begin, error, told):
     task = Hungry()
     task.error = error
-    with pytest.raises(TrainingError, match=rf"step 1: out of memory on a batch of 4 rows x 3\. .*{told}\)$"):
+    with pytest.raises(
+        TrainingError, match=rf"step 1: out of memory on a batch of 4 rows x 3, even row by row\. Try --grad.*{told}\)$"
+    ):
         begin(task=task).fit()
+
+
+class Roomy(LinearTask):
+    """Has memory for two rows, in the forward or in the backward pass, from the third step on."""
+
+    def __init__(self, in_backward):
+        super().__init__()
+        self.in_backward, self.seen = in_backward, []
+
+    def loss_sum(self, model, batch):
+        self.seen.append(len(batch.rows))
+        loss = super().loss_sum(model, batch)
+        if len(batch.rows) > 2 and sum(self.seen) > 30:
+            if not self.in_backward:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            loss.register_hook(out_of_memory)
+        return loss
+
+
+def out_of_memory(_gradient):
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+@pytest.mark.parametrize("in_backward", [False, True])
+def test_a_batch_that_does_not_fit_is_computed_in_parts(begin, tmp_path, capsys, in_backward):
+    expected = begin()
+    expected.fit()
+    losses = [event["loss"] for event in read_history(tmp_path)]
+    (tmp_path / "history.jsonl").unlink()
+    status.begin(tmp_path, 0)
+    task = Roomy(in_backward)
+    session = begin(task=task)
+    session.fit()
+    assert [event["loss"] for event in read_history(tmp_path)] == pytest.approx(losses, rel=1e-6)
+    torch.testing.assert_close(session.layer.state_dict(), expected.layer.state_dict(), rtol=1e-5, atol=1e-6)
+    assert (max(task.seen), max(task.seen[-6:])) == (4, 2)
+    assert session.state.halvings == 1
+    assert json.loads((tmp_path / "status.json").read_text())["micro_batch_parts"] == 2
+    status.end("done")
+    said = [line for line in capsys.readouterr().out.splitlines() if "out of memory" in line]
+    assert said == [
+        "note           out of memory by step 5: micro-batches are cut into 2 parts; the global batch does not change"
+    ]
+
+
+def test_micro_batches_stay_cut_after_a_resume(begin):
+    task = Roomy(False)
+    session = begin(task=task)
+    session.state.halvings = 1
+    session.fit()
+    assert set(task.seen) == {1, 2}
 
 
 @pytest.mark.parametrize(
