@@ -2,9 +2,10 @@ import numpy as np
 import pytest
 import torch
 
+from models.mask_bits import bits, pack, unpack
 from volumes.files import VolumeFile, Volumes
 from volumes.nifti import IGNORED
-from volumes.predictions import WholeVolumes, bits, pack, picture, unpack, volume_facts
+from volumes.predictions import WholeVolumes, picture, volume_facts
 from volumes.prepared import prepare
 
 
