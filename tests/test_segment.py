@@ -90,6 +90,7 @@ def data(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_segformer_from_masks_to_a_pipeline_predictions_and_a_resume(tmp_path, data, script):  # noqa: F811
     run, varied = tmp_path / "run", {"random_flip": "true", "color_jitter": 0.2, "random_scale": "0.7,1.5"}
     given = {"config_name": masks_job.segformer(tmp_path / "model"), "train_file": data, "test_file": data / "val", **varied}

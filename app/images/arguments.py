@@ -59,13 +59,15 @@ class ImageArguments(
         False, help="batch norm over the rows of all processes; without it each process normalises its own"
     )
 
+    batch_sizes = (128, 32)  # the default of --global_batch_size for random and for pretrained weights
+
     def __post_init__(self) -> None:
         """What suits a model that is trained from random weights is too much for a pretrained one."""
         pretrained = self.model_name_or_path is not None and not self.from_scratch
         if self.learning_rate is None:
             object.__setattr__(self, "learning_rate", 5e-5 if pretrained else 1e-3)
         if self.global_batch_size is None and self.per_device_train_batch_size is None:
-            object.__setattr__(self, "global_batch_size", 32 if pretrained else 128)
+            object.__setattr__(self, "global_batch_size", self.batch_sizes[pretrained])
 
     def problems(self) -> list[str]:
         if not self.modes.train and self.from_scratch:
@@ -112,6 +114,11 @@ class MaskArguments(ImageArguments):
         help="of the cross-entropy; balanced: the median class's number of training pixels over a class's own",
     )
 
+    global_batch_size: int | None = changed_option(
+        groups.BatchArguments, "global_batch_size", None, "samples per optimizer step over all processes (default: 16)"
+    )
+
+    batch_sizes = (16, 16)
     evaluation_rows = 8  # pictures of one batch may be large, and are filled up to the largest of them
 
     def problems(self) -> list[str]:

@@ -7,9 +7,12 @@ every architecture, attention and loss, and for recomputed activations.
 from __future__ import annotations
 
 import copy
+import sys
 import weakref
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import _lru_cache_wrapper
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -70,6 +73,7 @@ def dry_run(model: nn.Module, task: Task, batch: Batch, layout: Layout) -> DryRu
                 _backward(task.loss_sum(hollow, replace(batch, rows=_empty(batch.rows), inputs=inputs, labels=labels)))
     finally:
         torch.set_rng_state(rng_state)
+        _empty_caches(model)
     trained = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
     return DryRun(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -97,6 +101,17 @@ def _without_values(model: nn.Module, precision: torch.dtype | None) -> nn.Modul
             hollow = nn.Parameter(hollow, requires_grad=tensor.requires_grad)
         copies[id(tensor)] = hollow
     return copy.deepcopy(model, copies)  # finds its tensors in `copies`, tied weights as one
+
+
+def _empty_caches(model: nn.Module) -> None:
+    """Empties the `lru_cache`s of functions in the files of the model's classes (DINOv3's positions, for one): a tensor that
+    they keep of the dry run has no values."""
+    for name in {type(module).__module__ for module in model.modules()}:
+        for function in [value for value in vars(sys.modules[name]).values() if callable(value)]:
+            cells = function.__closure__ or () if isinstance(function, FunctionType) else ()
+            for cached in (function, *(cell.cell_contents for cell in cells)):
+                if isinstance(cached, _lru_cache_wrapper):
+                    cached.cache_clear()
 
 
 def _backward(loss: Tensor) -> None:

@@ -1,6 +1,7 @@
 """The dry run against the allocator: what torch's profiler saw being allocated and freed while the same pass was done."""
 
 from dataclasses import replace
+from functools import lru_cache, wraps
 from types import SimpleNamespace
 
 import pytest
@@ -136,3 +137,30 @@ def test_images_through_a_module_with_buffers():
         for stage in (0, 2)
     ]
     assert all(run.activations < found.activations for run in half)
+
+
+@lru_cache
+def positions(length):
+    return torch.arange(length) / length
+
+
+def _wrapped(function):
+    """As transformers wraps what torch's compiler must see through."""
+    kept = lru_cache(function)
+    return wraps(function)(lambda length: kept(length))
+
+
+places = _wrapped(lambda length: torch.arange(length) / length)
+
+
+class WithCaches(ImageModel):
+    def forward(self, pixels):
+        return super().forward(pixels + positions(pixels.shape[-1]) + places(pixels.shape[-1]))
+
+
+def test_what_functions_keep_of_a_dry_run_is_forgotten():
+    model, task = WithCaches(), ImageTask()
+    dry_run(model, task, IMAGES, ALONE)
+    task.loss_sum(model, IMAGES).backward()
+    assert all(parameter.grad.abs().sum().isfinite() for parameter in model.parameters())
+    assert type(positions(18)) is type(places(18)) is torch.Tensor
