@@ -7,11 +7,11 @@ passes per process follows from the number of processes and the micro-batch that
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from finetune.errors import InputError
+from finetune.schedules import lr_multiplier
 
 if TYPE_CHECKING:
     from finetune.launching.launch import Launch
@@ -21,7 +21,6 @@ DEFAULT_GLOBAL_BATCH_SIZE = 32
 # Tokens of a micro-batch on a CPU. Larger ones pad more and leave its caches: 640 Reuters rows in batches of 16 train 1.4
 # times as fast as in one pass a batch, with half the memory (benchmarks/bench_cpu.md); batches of short texts fit anyway.
 CPU_TOKENS = 2048
-MILESTONES, GAMMA = (0.25, 0.5, 0.75), 0.1  # of `multistep`
 
 
 class Modes(NamedTuple):
@@ -100,8 +99,7 @@ class Plan:
     save_steps: int | None  # None: never
     logging_steps: int
     lr_factor: float = 1.0  # what --lr_scaling multiplied --learning_rate by
-    lr_milestones: tuple[float, ...] = MILESTONES  # of `multistep`: shares of all steps
-    lr_gamma: float = GAMMA
+    lr_scheduler_kwargs: dict[str, Any] | None = None
 
     def epoch_of(self, step: int) -> tuple[int, int]:
         """(epoch, position in it) of the global batch that optimizer step `step` (0-based) trains on."""
@@ -109,7 +107,7 @@ class Plan:
 
     def lr_multiplier(self, step: int) -> float:
         """The learning rate of optimizer step `step` (0-based) as a share of its peak."""
-        schedule = (self.lr_scheduler_type, self.lr_milestones, self.lr_gamma)
+        schedule = (self.lr_scheduler_type, self.lr_scheduler_kwargs)
         return lr_multiplier(step, self.total_steps, self.warmup_steps, *schedule)
 
     def due(self, step: int, interval: int | None) -> bool:
@@ -163,8 +161,7 @@ def make_plan(arguments: Any, split: Split, launch: Launch) -> Plan:
         learning_rate=a.learning_rate * factor,
         lr_factor=factor,
         lr_scheduler_type=a.lr_scheduler_type,
-        lr_milestones=a.lr_milestones or MILESTONES,
-        lr_gamma=a.lr_gamma or GAMMA,
+        lr_scheduler_kwargs=a.lr_scheduler_kwargs,
         eval_steps=every,
         save_steps=saved,
         logging_steps=_steps(a.logging_steps, total_steps),
@@ -176,31 +173,6 @@ def _steps(number: float | None, total_steps: int) -> int | None:
     if number is None or number >= 1:
         return number
     return math.ceil(total_steps * number)
-
-
-def lr_multiplier(
-    step: int,
-    total_steps: int,
-    warmup_steps: int,
-    kind: str,
-    milestones: Sequence[float] = MILESTONES,
-    gamma: float = GAMMA,
-) -> float:
-    """The learning rate of optimizer step `step` (0-based) as a share of its peak; a pure function, so nothing is saved.
-
-    Warm-up is linear and ends at the peak: step s of w has (s + 1) / w, so that the first step already trains. `linear`
-    falls to 0 at the step after the last; `cosine` is half a cosine over the same steps (Loshchilov and Hutter,
-    arXiv:1608.03983, one period without restarts). `multistep` is multiplied by `gamma` at each of `milestones`, shares of all
-    steps, as torch's MultiStepLR with the steps that they come to.
-    """
-    if step < warmup_steps:
-        return (step + 1) / warmup_steps
-    if kind in ("constant", "constant_with_warmup"):
-        return 1.0
-    if kind == "multistep":
-        return gamma ** sum(step >= round(share * total_steps) for share in milestones)
-    done = (step - warmup_steps) / max(1, total_steps - warmup_steps)
-    return max(0.0, 1 - done) if kind == "linear" else 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
 
 
 def describe(plan: Plan) -> list[str]:

@@ -3,7 +3,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +15,6 @@ from finetune.plan import (
     derive_batch,
     describe,
     evaluation_batch,
-    lr_multiplier,
     make_plan,
 )
 from finetune.task import Split
@@ -128,45 +126,6 @@ def test_due_at_every_interval_and_at_the_end(arguments):
     plan = plan_of(arguments(max_steps=7), 1000, 1)
     assert [step for step in range(1, 8) if plan.due(step, 3)] == [3, 6, 7]
     assert not any(plan.due(step, None) for step in range(1, 8))
-
-
-@pytest.mark.parametrize(
-    ("kind", "warmup", "expected"),
-    [
-        ("linear", 0, [1, 0.75, 0.5, 0.25]),
-        ("linear", 2, [0.5, 1, 1, 0.5]),
-        ("linear", 4, [0.25, 0.5, 0.75, 1]),
-        ("constant", 0, [1, 1, 1, 1]),
-        ("constant_with_warmup", 2, [0.5, 1, 1, 1]),
-        ("cosine", 0, [1, (1 + math.sqrt(0.5)) / 2, 0.5, (1 - math.sqrt(0.5)) / 2]),
-        ("cosine", 2, [0.5, 1, 1, 0.5]),
-        ("multistep", 0, [1, 0.1, 0.01, 0.001]),
-        ("multistep", 2, [0.5, 1, 0.01, 0.001]),
-    ],
-)
-def test_learning_rate_of_each_step(kind, warmup, expected):
-    assert [lr_multiplier(step, 4, warmup, kind) for step in range(4)] == pytest.approx(expected, abs=1e-15)
-
-
-@given(st.integers(1, 50), st.data(), st.sampled_from(["linear", "cosine", "constant", "constant_with_warmup"]))
-def test_learning_rate_rises_then_falls_and_never_is_zero(total, data, kind):
-    warmup = data.draw(st.integers(0, total))
-    rates = [lr_multiplier(step, total, warmup, kind) for step in range(total)]
-    assert max(rates) == 1
-    assert min(rates) > 0
-    assert rates == sorted(rates[:warmup]) + sorted(rates[warmup:], reverse=True)
-    if kind in ("linear", "cosine") and warmup < total:
-        assert lr_multiplier(total + 3, total, warmup, kind) == 0  # a resumed run that is longer than its plan stays at 0
-
-
-def test_multistep_is_torchs_multi_step_lr(arguments):
-    plan = plan_of(arguments(max_steps=37, lr_scheduler_type="multistep", lr_milestones=(0.2, 0.5), lr_gamma=0.3), 1000, 1)
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [7, 18], gamma=0.3)
-    for step in range(37):
-        assert plan.lr_multiplier(step) == pytest.approx(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        schedule.step()
 
 
 def test_batch_arithmetic_in_words(arguments):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from finetune import schedules
 from finetune.arguments.parsing import option
 from finetune.plan import Modes
 
@@ -154,15 +155,12 @@ class OptimizationArguments:
     max_grad_norm: float = option(1.0, at_least=0, help="clip the global gradient norm to this; 0: never")
     lr_scheduler_type: str = option(
         "linear",
-        choices=("linear", "cosine", "constant", "constant_with_warmup", "multistep"),
+        choices=tuple(schedules.SCHEDULES),
         help="how the learning rate goes from its peak to the end",
     )
-    lr_milestones: tuple[float, ...] | None = option(
-        above=0,
-        below=1,
-        help="shares of all steps at which multistep applies --lr_gamma (default: 0.25,0.5,0.75)",
+    lr_scheduler_kwargs: dict[str, Any] | None = option(  # noqa: RUF009 (it makes a field, as everywhere)
+        help='settings of the schedule, as in transformers, and multistep\'s: {"milestones": [0.25, 0.5, 0.75], "gamma": 0.1}'
     )
-    lr_gamma: float | None = option(above=0, at_most=1, help="what multistep multiplies the rate by (default: 0.1)")
     warmup_steps: int | float | None = option(at_least=0, help="optimizer steps of linear warm-up, or a share of all steps")
     warmup_ratio: float | None = option(at_least=0, below=1, help="the same as a share of all steps")
     num_train_epochs: float = option(3.0, above=0, help="passes over the training rows")
@@ -184,10 +182,8 @@ class OptimizationArguments:
             found.append("--warmup_steps and --warmup_ratio are both given; keep one")
         if self.lr_scheduler_type == "constant" and (self.warmup_steps or self.warmup_ratio):
             found.append("--lr_scheduler_type constant has no warm-up; use constant_with_warmup")
-        if self.lr_scheduler_type != "multistep":
-            for name in ("lr_milestones", "lr_gamma"):
-                if getattr(self, name) is not None:
-                    found.append(f"--{name} is given but --lr_scheduler_type is {self.lr_scheduler_type}; use multistep")
+        if self.lr_scheduler_kwargs:
+            found += schedules.problems(self.lr_scheduler_type, self.lr_scheduler_kwargs)
         return found
 
 

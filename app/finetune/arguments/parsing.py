@@ -30,8 +30,9 @@ from finetune.errors import InputError
 
 T = TypeVar("T")
 STEPS = int | float  # a number of optimizer steps, or a share of all of them
+SETTINGS = dict[str, Any]
 METAVARS = {
-    **{int: "N", float: "X", bool: "true|false", STEPS: "N|SHARE"},
+    **{int: "N", float: "X", bool: "true|false", STEPS: "N|SHARE", SETTINGS: "JSON"},
     **{tuple[str, ...]: "A,B", tuple[int, ...]: "N,N", tuple[float, ...]: "X,X"},
 }
 LIMITS = {"at_least": operator.ge, "above": operator.gt, "at_most": operator.le, "below": operator.lt}
@@ -159,7 +160,7 @@ def convert(text: str | None, field: dataclasses.Field, cls: type) -> Any:
         value = _typed(text, kind)
     except (ValueError, KeyError):
         raise ValueError(f"{text!r} is not {_describe(kind, field.metadata)}") from None
-    if value in ("", ()):
+    if value in ("", (), {}):
         raise ValueError("is empty")
     if field.metadata["path"]:
         value = os.path.expanduser(value)  # not Path.expanduser: hub names and spellings stay as they are
@@ -191,6 +192,11 @@ def _typed(text: str, kind: type) -> Any:
         return BOOLEANS[text.lower()]
     if typing.get_origin(kind) is tuple:
         return tuple(_typed(part.strip(), typing.get_args(kind)[0]) for part in text.split(",") if part.strip())
+    if kind == SETTINGS:
+        value = json.loads(text)
+        if not isinstance(value, dict):
+            raise ValueError
+        return value
     value = float(text) if kind == STEPS else kind(text)
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError
@@ -209,6 +215,7 @@ def _describe(kind: type, limits: typing.Mapping) -> str:
         **{tuple[str, ...]: "names separated by commas", tuple[int, ...]: "whole numbers separated by commas"},
         tuple[float, ...]: "numbers separated by commas",
         STEPS: "a whole number, or a share of all steps below 1,",
+        SETTINGS: 'a JSON object, such as {"power": 2}',
     }
     ranges = [f"{key.replace('_', ' ')} {limits[key]}" for key in LIMITS if limits[key] is not None]
     return " ".join([noun.get(kind, "a text"), " and ".join(ranges)]).strip()

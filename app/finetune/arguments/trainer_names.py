@@ -77,7 +77,6 @@ TRAINER_NAMES: dict[str, TrainerName] = {
     ),
     "optim_args": refused("the optimizer's settings are --adam_beta1, --adam_beta2, --adam_epsilon and --weight_decay"),
     "optim_target_modules": OPTIMIZER_OF_MEMORY,
-    "lr_scheduler_kwargs": refused("schedules have arguments of their own: --lr_milestones and --lr_gamma for multistep"),
     "average_tokens_across_devices": only("true", "the loss is the mean over the whole global batch, whatever the processes"),
     "bf16": means(
         "mixed_precision", {"true": "bf16", "false": None}, "expected true or false; --mixed_precision bf16 is the same"

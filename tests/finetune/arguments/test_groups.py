@@ -24,7 +24,7 @@ def test_a_plain_command_has_no_contradictions(arguments):
     [
         ({"warmup_steps": 0, "warmup_ratio": 0.1}, ["--warmup_steps", "--warmup_ratio"]),
         ({"lr_scheduler_type": "constant", "warmup_steps": 3}, ["constant_with_warmup"]),
-        ({"lr_gamma": 0.5}, ["--lr_gamma", "linear", "multistep"]),
+        ({"lr_scheduler_kwargs": {"gamma": 0.5}}, ["--lr_scheduler_kwargs: linear has no gamma"]),
         ({"deepspeed": "a.json", "deepspeed_config": "b.json"}, ["a.json", "b.json"]),
         ({"train_file": "a.csv", "dataset_name": "b"}, ["--train_file", "--dataset_name"]),
         ({"eval_strategy": "steps"}, ["--eval_steps"]),
