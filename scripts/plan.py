@@ -50,6 +50,7 @@ STATED_TWICE = (
 )
 PLANNED = "this launch"
 KINDS = ("NO", "MULTI_GPU", "MULTI_XPU", "MULTI_NPU", "DEEPSPEED")
+DEVICES = {"MULTI_XPU": "xpu", "MULTI_NPU": "npu"}
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class LaunchFile:
     precision: str
     deepspeed_file: str | None
     deepspeed: bool
+    device: str  # as torch names the GPUs
     variables: dict[str, str]  # what `accelerate launch` makes of its settings for DeepSpeed and torch.compile
 
 
@@ -113,7 +115,8 @@ def plan(options: argparse.Namespace, script: Path, rest: list[str]) -> int:
     processes = options.num_processes or (launch_file.processes if launch_file else 1)
     use_cpu = launch_file is not None and launch_file.use_cpu
     pretend(launch_file, processes, use_cpu)
-    launch = collect(problems, lambda: preflight.check(arguments, Machine(0 if use_cpu else processes, True)))
+    machine = Machine(0 if use_cpu else processes, True, launch_file.device if launch_file else "cuda")
+    launch = collect(problems, lambda: preflight.check(arguments, machine))
     task = collect(problems, lambda: task_class(arguments))
     data, steps = load(task, arguments, launch or plain_launch(processes, use_cpu), problems)
     if problems:
@@ -160,6 +163,7 @@ def read_launch_file(name: str) -> LaunchFile:
         precision=str(content.get("mixed_precision") or "no").lower(),
         deepspeed_file=section.get("deepspeed_config_file"),
         deepspeed=content.get("distributed_type") == "DEEPSPEED",
+        device=DEVICES.get(content.get("distributed_type"), "cuda"),
         variables={
             **{variable: str(section[name]).lower() for name, variable in zero.INLINE_SETTINGS.items() if name in section},
             **{f"ACCELERATE_{name.upper()}": str(value) for name, value in (content.get("dynamo_config") or {}).items()},

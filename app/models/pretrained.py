@@ -87,7 +87,12 @@ def load_model_and_new_names(auto_class: Any, arguments: Any, config: Any) -> tu
     """`load_model`'s model, and the names of the parameters that no checkpoint gave a value. Under `torch.device("meta")` no
     weights are read: the model has a shape and nothing else."""
     if arguments.from_scratch or on_meta():
-        model = auto_class.from_config(config, trust_remote_code=arguments.trust_remote_code).float()
+        try:
+            model = auto_class.from_config(config, trust_remote_code=arguments.trust_remote_code).float()
+        except (ImportError, ValueError) as error:
+            if arguments.attn_implementation is None:
+                raise
+            raise InputError(f"--attn_implementation {arguments.attn_implementation}: {in_one_line(error)}") from error
         body = "" if arguments.from_scratch else f"{model.base_model_prefix}."
         return model, {name for name, _ in model.named_parameters() if not body or not name.startswith(body)}
     check_weights(arguments)

@@ -63,6 +63,16 @@ def test_from_scratch_is_decided_by_the_seed_and_not_by_the_folders_weights(argu
     load(arguments, folder, from_scratch=True)
 
 
+def test_the_attention_is_the_one_that_is_asked_for(arguments, folder):
+    for given in ({"model_name_or_path": str(folder)}, {"config_name": str(folder), "from_scratch": True}):
+        asked = arguments(attn_implementation="eager", **given)
+        model = load_model(AutoModelForSequenceClassification, asked, load_config(asked))
+        assert model.config._attn_implementation == "eager"
+        missing = arguments(attn_implementation="flash_attention_3", **given)
+        with pytest.raises(InputError, match=r"(?i)flash_?attention_?3"):
+            load_model(AutoModelForSequenceClassification, missing, load_config(missing))
+
+
 def test_another_head_is_new_and_the_body_is_not(arguments, folder):
     asked = arguments(model_name_or_path=str(folder))
     config = load_config(asked)

@@ -97,3 +97,12 @@ def test_a_home_is_expanded_on_the_command_line_and_in_yaml(monkeypatch, tmp_pat
         assert {name: getattr(found, name) for name in FOLDERS} == {name: f"{tmp_path}/{name}" for name in FOLDERS}
         assert found.run_name == "~/x"
     assert parse(TextArguments, ["--model_name_or_path", "a/b~c"]).model_name_or_path == "a/b~c"
+
+
+def test_a_revision_is_the_models_alone(arguments):
+    asked = arguments(model_name_or_path="a/model", model_revision="v1", cache_dir="c", trust_remote_code=True)
+    assert asked.hub_options("a/model") == {"revision": "v1", "cache_dir": "c", "trust_remote_code": True}
+    assert asked.hub_options("a/tokenizer")["revision"] == "main"
+    assert contradictions(arguments(model_revision="v1")) == ["--model_revision is given but --model_name_or_path is not"]
+    (message,) = contradictions(arguments(padding_free="on", attn_implementation="eager"))
+    assert "--attn_implementation" in message
