@@ -57,7 +57,7 @@ def deeplab(folder: Path) -> Path:
 
 def sapiens(folder: Path) -> Path:
     """The configuration and the image processor of a tiny model without batch norm."""
-    head = {"upsample_out_channels": [8], "upsample_kernel_sizes": [4], "conv_out_channels": [8], "conv_kernel_sizes": [1]}
+    head = {"upsample_out_channels": [8], "upsample_kernel_sizes": [4], "conv_out_channels": [], "conv_kernel_sizes": []}
     config = Sapiens2Config(
         hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_attention_heads=2,
         patch_size=8, image_size=list(SIZE), num_register_tokens=1, pos_embed_rescale=None, head_config=head,

@@ -333,3 +333,19 @@ def test_digits_are_drawn_once_and_the_same_each_time(tmp_path, monkeypatch):
     (tmp_path / "c" / "mine").touch()
     with pytest.raises(FileExistsError, match="it holds mine from elsewhere"):
         digits.draw_digits(tmp_path / "c")
+
+
+def test_shapes_have_masks_of_their_classes(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    from PIL import Image
+    from sampling import shapes
+
+    monkeypatch.setattr(shapes, "ROWS", {"train": 8, "validation": 2})
+    assert shapes.draw_shapes(tmp_path) == {"train": 8, "validation": 2}
+    seen = set()
+    for mask in sorted(tmp_path.glob("*/masks/*.png")):
+        image = Image.open(mask.parents[1] / "images" / mask.name)
+        assert (image.mode, image.size) == ("RGB", Image.open(mask).size)
+        seen |= set(Image.open(mask).get_flattened_data())
+    assert seen == {0, 1, 2, 3, 255}
+    assert (tmp_path / "classes.txt").read_text().split() == ["ground", "disc", "square", "triangle"]
