@@ -1,4 +1,4 @@
-"""One optimizer step, the same under every launch..
+"""One optimizer step, the same under every launch.
 
 The loss summed over a micro-batch is multiplied by (accumulation x processes / targets in the whole global batch). Accelerate
 or DeepSpeed divides by the accumulation, DDP or ZeRO by the processes, and what is left is the gradient of the mean over the
