@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,9 @@ from text.arguments import TextArguments
 # The first example of a test may import for half a second, and a machine may be busy: no test looks at the clock.
 hypothesis.settings.register_profile("without a clock", hypothesis.settings(), deadline=None)
 hypothesis.settings.load_profile("without a clock")
+
+# A suite that is started with nohup ignores SIGHUP, and so would the jobs that it starts: one of them would never end.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 LAUNCHER_VARIABLES = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "CROSS_RANK", "MASTER_ADDR", "MASTER_PORT",
