@@ -48,17 +48,14 @@ class BenchArguments:
 
     max_size_mb: int = option(256, at_least=1, help="largest message, in MiB")
     repeats: int = option(20, at_least=1, help="times that each message is sent")
-    model_name_or_path: str | None = option(help="hub id or folder of the model whose gradients are meant")
-    config_name: str | None = option(help="hub id, folder or config.json of its configuration; no weights are read")
-    trust_remote_code: bool = option(False, help="run code that comes with a hub model")
     output: str | None = option(help="write the measurements to this json file too")
     debug: bool = option(False, help="show the stack trace of an error")
     max_grad_norm: float = option(1.0, help="what a DeepSpeed file may state", hidden=True)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments(groups.LaunchArguments, BenchArguments):
-    """Communication benchmark"""
+class Arguments(groups.LaunchArguments, groups.ModelArguments, BenchArguments):
+    """Communication benchmark: the model is that whose gradients are meant; no weights are read"""
 
 
 def main(arguments: Arguments) -> None:
