@@ -13,7 +13,7 @@ SIZE = (80, 64)  # width, height
 ROWS = {"train": 320, "validation": 48, "test": 48}
 CLASSES = ("ground", "disc", "square", "triangle")
 OUTLINE = 255  # a border of one pixel around each shape, which does not count
-FORM = 1  # of the pictures; another one draws them anew
+FORM = 2  # of the pictures; another one draws them anew
 
 
 def draw_shapes(folder: Path, force: bool = False) -> dict[str, int]:
@@ -34,14 +34,19 @@ def _draw_split(folder: Path, split: str) -> None:
 
 
 def draw_picture(generator: np.random.Generator) -> tuple[Image.Image, Image.Image]:
-    """A picture of SIZE with one to four shapes, which may hide each other, and its mask."""
+    """A picture of SIZE with one to four shapes, which may hide each other, and its mask.
+
+    The ground is grey. Discs are rather red, squares green and triangles blue, so that a small model has something to find soon.
+    """
     width, height = SIZE
-    colour = tuple(generator.integers(60, 196, 3).tolist())
-    picture, mask = Image.new("RGB", SIZE, colour), Image.new("L", SIZE)
+    grey = int(generator.integers(60, 196))
+    picture, mask = Image.new("RGB", SIZE, (grey, grey, grey)), Image.new("L", SIZE)
     for _ in range(generator.integers(1, 5)):
         number, radius = int(generator.integers(1, len(CLASSES))), int(generator.integers(8, 17))
         x, y = int(generator.integers(radius, width - radius)), int(generator.integers(radius, height - radius))
-        fill_colour = tuple(generator.integers(0, 256, 3).tolist())
+        channels = generator.integers(0, 140, 3)
+        channels[number - 1] = generator.integers(140, 256)
+        fill_colour = tuple(channels.tolist())
         for image, inside, outside in ((picture, fill_colour, fill_colour), (mask, number, OUTLINE)):
             _shape(ImageDraw.Draw(image), number, (x, y, radius), inside, outside)
     noise = generator.normal(0, 14, (height, width, 3))
