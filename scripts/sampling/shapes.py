@@ -36,7 +36,7 @@ def _draw_split(folder: Path, split: str) -> None:
 def draw_picture(generator: np.random.Generator) -> tuple[Image.Image, Image.Image]:
     """A picture of SIZE with one to four shapes, which may hide each other, and its mask.
 
-    The ground is grey. Discs are rather red, squares green and triangles blue, so that a small model has something to find soon.
+    The ground is grey. Discs are rather red, squares green and triangles blue, which a small model finds soon.
     """
     width, height = SIZE
     grey = int(generator.integers(60, 196))
