@@ -68,6 +68,7 @@ def check_unharmed(before: dict, place) -> None:
     assert kept == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "task"), [(RAGGED, "classify"), (TITLE, "titlegen")])
 def test_a_process_says_it_once_and_exits_with_2(case, task, place):
     lay_out(case, task, place)

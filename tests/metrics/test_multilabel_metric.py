@@ -76,6 +76,7 @@ def test_what_cannot_be_scored_is_refused(given, message):
         MultiLabelMetric().compute(**given)
 
 
+@pytest.mark.slow
 def test_several_processes_at_once_leave_nothing_on_disk(tmp_path):
     script = (
         "import sys\n"

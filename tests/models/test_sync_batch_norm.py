@@ -45,6 +45,7 @@ def one_rank(rank, folder):
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one(tmp_path):
     torch.multiprocessing.spawn(one_rank, (str(tmp_path),), nprocs=2)
     model = network()

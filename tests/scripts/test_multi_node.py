@@ -125,6 +125,7 @@ def test_the_exit_code_is_the_processes_own(place, code):
     assert (f"ended with exit code {code}" in err) == (code != 75)
 
 
+@pytest.mark.slow
 def test_the_first_failure_ends_the_others_and_is_the_exit_code(place):
     code, err = finish(place, *on("one,two", 2, "stub.py", "rank3=3"))
     assert code == 3

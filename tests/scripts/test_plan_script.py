@@ -191,6 +191,7 @@ def test_a_command_that_does_not_train_and_a_script_that_is_no_task(run, planner
     assert "make_sample_data.py: is no task's script, which has a class Arguments and one subclass" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_from_a_shell_in_another_folder(command, tmp_path):
     done = subprocess.run(
         [sys.executable, SCRIPT, "--num_processes", "4", "--gpu_memory", "24", TASK, *command, "--global_batch_sice", "3"],

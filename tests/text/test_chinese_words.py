@@ -149,6 +149,7 @@ def test_copies_pickles_and_processes_give_the_same_ids(folder, dictionary, toke
     assert [found[row].tolist() for row in range(len(TEXTS))] == own(TEXTS, truncation=True, max_length=12)["input_ids"]
 
 
+@pytest.mark.slow
 def test_rjieba_is_loaded_where_words_are_cut_only(bert_folder, folder):
     program = (
         "import sys; from text.chinese_words import jieba_tokenizer; from text.tokenizer import tokenizer_fingerprint\n"

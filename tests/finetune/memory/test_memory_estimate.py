@@ -17,6 +17,7 @@ from finetune.training.optimizer import build_optimizer
 from finetune.training.step import train_step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("large", [300 * 64, embeddings.LARGE])  # numbers in the vocabulary's weight here, which is kept or not
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.usefixtures("one_thread")
