@@ -43,7 +43,6 @@ if __name__ == "__main__":
     arguments = read_arguments(Arguments, __doc__)  # before torch is imported: --help and wrong arguments answer at once
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -183,11 +182,7 @@ class ImageClassification(ImageTask):
         small = read_config(path)
         if small is not None:
             return load_small_cnn(path, small)
-        arguments = replace(self.arguments, model_name_or_path=str(path), config_name=None, from_scratch=False)
-        model, new_names = load_model_and_new_names(AutoModelForImageClassification, arguments, load_config(arguments))
-        if new_names:
-            raise InputError(f"{path}: has no trained classifier ({min(new_names)} is missing); train first")
-        return model
+        return self.load_trained(AutoModelForImageClassification, path)
 
     def prediction_lines(self, predictions: Predictions, split: ImageSplit) -> Iterator[dict[str, Any]]:
         check_finite(predictions["logits"], "logits", split)

@@ -46,7 +46,6 @@ import torch
 from transformers import MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING, AutoModelForSemanticSegmentation
 
 from finetune.application import run
-from finetune.errors import InputError
 from finetune.output import predictions as output
 from finetune.output import written
 from finetune.output.run_folder import read_metrics
@@ -221,11 +220,7 @@ class Segmentation(ImageTask):
         return {"image_truth_prediction": segmenter.overlays(self.shown, self.classes.names)}
 
     def load_exported(self, path: str | Path) -> torch.nn.Module:
-        arguments = replace(self.arguments, model_name_or_path=str(path), config_name=None, from_scratch=False)
-        model, new_names = load_model_and_new_names(AutoModelForSemanticSegmentation, arguments, load_config(arguments))
-        if new_names:
-            raise InputError(f"{path}: has no trained classes ({min(new_names)} is missing); train first")
-        return model
+        return self.load_trained(AutoModelForSemanticSegmentation, path)
 
     def prediction_lines(self, predictions: Predictions, split: ImageSplit) -> Iterator[dict[str, Any]]:
         """Writes the masks meanwhile."""

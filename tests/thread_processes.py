@@ -3,6 +3,8 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+from finetune.launching.processes import Run
+
 
 class Together:
     """What the threads exchange."""
@@ -35,17 +37,7 @@ class Process:
     def wait(self):
         self.gather([])
 
-    def on_main(self, work):
-        outcome = (None, None)
-        if self.is_main:
-            try:
-                outcome = (work(), None)
-            except Exception as error:
-                outcome = (None, error)
-        result, error = self.broadcast(outcome)
-        if error is not None:
-            raise error
-        return result
+    on_main = Run.on_main
 
 
 def outcomes(work, members):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from images.decoding import ALPHA, DEEP, too_deep
 from images.examples import Examples, read_examples
 from images.processing import Processing
 from images.sources import ArrayImages, Images, Inspected
-from models.pretrained import model_content
+from models.pretrained import load_config, load_model_and_new_names, model_content
 from models.sync_batch_norm import has_batch_norm, synchronise_batch_norm
 
 
@@ -183,6 +184,14 @@ class ImageTask(Task):
             if self.augmentation.gives_size:
                 return np.asarray(image), None if mask is None else np.asarray(mask)
         return self.fit(image, mask)
+
+    def load_trained(self, auto_class: Any, path: str | Path) -> torch.nn.Module:
+        """The model of transformers in a folder or on the hub. Raises `InputError` for one without a trained head."""
+        arguments = replace(self.arguments, model_name_or_path=str(path), config_name=None, from_scratch=False)
+        model, new_names = load_model_and_new_names(auto_class, arguments, load_config(arguments))
+        if new_names:
+            raise InputError(f"{path}: has no trained classifier ({min(new_names)} is missing); train first")
+        return model
 
     def with_batch_norm(self, model: torch.nn.Module) -> torch.nn.Module:
         """A model whose batch norm is what --sync_batch_norm says. Raises `InputError` where it has none."""
