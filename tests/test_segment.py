@@ -229,7 +229,7 @@ def test_contradictory_arguments(given, said):
 
 def test_the_help_has_no_arguments_of_tokens(capsys):
     with pytest.raises(SystemExit):
-        parse(segment.Arguments, ["--help"])
+        parse(segment.Arguments, ["--help", "all"])
     text = capsys.readouterr().out
     assert "--classes_file" in text
     assert [word for word in text.split() if "token" in word or "length" in word or "padding_free" in word] == []

@@ -43,7 +43,7 @@ def problems(**given):
 
 def test_the_help_has_no_arguments_of_tokens(capsys):
     with pytest.raises(SystemExit):
-        parse(segment3d.Arguments, ["--help"])
+        parse(segment3d.Arguments, ["--help", "all"])
     text = capsys.readouterr().out
     assert "--patch_size" in text
     assert evaluation_batch(segment3d.Arguments()) == (1, None)  # volumes of different sizes are not padded by default

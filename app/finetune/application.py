@@ -97,12 +97,7 @@ def predict_test(started: Run, arguments: Any, task: Task, model: Any, split: An
 
 def report(started: Run, arguments: Any, task: Task, metrics: dict[str, Any]) -> None:
     """Prints the metrics that a reader looks for first."""
-    for split in ("eval", "test"):
-        known = {name: metrics.get(f"{split}_{name}") for name in task.shown_metrics}
-        shown = [f"{name} {value:.4f}" for name, value in known.items() if value is not None]
-        if shown:
-            started.print(f"{split:<15}{', '.join(shown)}")
-            scores = {name.removeprefix(f"{split}_"): value for name, value in metrics.items() if name.startswith(f"{split}_")}
-            for line in task.remarks(scores):
-                started.print(f"{'':<15}{line}")
-    started.print(f"done           {arguments.output_dir}")
+    by_split = results.by_split(metrics)
+    table = results.table(by_split, task.shown_metrics)
+    remarks = [f"{split}: {line}" for split, scores in by_split.items() for line in task.remarks(scores)]
+    started.print(*table, *remarks, f"done           {arguments.output_dir}")

@@ -21,6 +21,7 @@ from finetune.memory.estimate import memory_lines
 from finetune.memory.layout import Layout, layout_of
 from finetune.opened_run import OpenedRun
 from finetune.output import status
+from finetune.output.progress import Phase
 from finetune.output.run_folder import BEST, merge_metrics
 from finetune.plan import Plan, evaluation_batch
 from finetune.reports.tracker import Tracker, read_history
@@ -127,8 +128,9 @@ def fit_options(arguments: Any, task: Task) -> FitOptions:
 
 def export_best(run: Run, folder: Path, task: Task, model: Any, tracker: Tracker, best: Predictions | None) -> None:
     """Writes best/, what the export adds to metrics.json, samples and pictures for TensorBoard. All processes must call it."""
-    weights = saving.full_weights(run, model)
-    run.on_main(partial(_export, folder, task, run.unwrapped(model), weights, tracker, best))
+    with Phase("exporting", shown=run.is_main):
+        weights = saving.full_weights(run, model)
+        run.on_main(partial(_export, folder, task, run.unwrapped(model), weights, tracker, best))
 
 
 def _export(

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from finetune.errors import InputError
+from finetune.output.progress import Phase
 from finetune.reading.cache import kept
 from finetune.reading.columns import SHOWN, more
 from finetune.reading.fingerprint import fingerprint
 from finetune.reading.problems import listed
-from finetune.reading.progress import progress
 from images.examples import LIMITS, Examples, read_examples
 from images.folders import pictures_below
 from images.sources import THREADS, EncodedImages, Inspected
@@ -258,7 +258,7 @@ def _inspect(examples: Examples, pictures: Inspected) -> InspectedMasks:
 
 def _store_counts(masks: EncodedImages, folder: Path) -> None:
     found, problems = [], []
-    with ThreadPoolExecutor(THREADS) as pool, progress("reading masks", "masks", len(masks)) as bar:
+    with ThreadPoolExecutor(THREADS) as pool, Phase("reading masks", "masks", len(masks)) as bar:
         for counts in pool.map(partial(_counts, masks), range(len(masks))):
             (problems if isinstance(counts, str) else found).append(counts)
             bar.update()

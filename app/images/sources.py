@@ -15,10 +15,10 @@ import numpy as np
 from PIL import Image
 
 from finetune.errors import InputError
+from finetune.output.progress import Phase
 from finetune.reading.columns import SHOWN, more
 from finetune.reading.fingerprint import fingerprint
 from finetune.reading.problems import described
-from finetune.reading.progress import progress
 from images.decoding import Encoded, Header, decode, decode_mask, read_header
 
 THREADS = 8  # that read headers: they wait for the disk
@@ -141,7 +141,7 @@ class EncodedImages(Images):
     def inspect(self) -> Inspected:
         found, problems = [], []
         # Threads, since the disk is what takes time; a file is read whole for its hash, and its header from memory.
-        with ThreadPoolExecutor(THREADS) as pool, progress("looking at pictures", "pictures", len(self)) as bar:
+        with ThreadPoolExecutor(THREADS) as pool, Phase("looking at pictures", "pictures", len(self)) as bar:
             for outcome in pool.map(self._inspect_one, range(len(self))):
                 (problems if isinstance(outcome, str) else found).append(outcome)
                 bar.update()

@@ -6,7 +6,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 from transformers import BertTokenizer
 
 from finetune.errors import InputError
-from finetune.reading.progress import counted
+from finetune.output.progress import counted
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # ids 0 to 4
 MAX_WORD_CHARACTERS = 100  # WordPiece turns a longer word into [UNK], so there is nothing to learn from it

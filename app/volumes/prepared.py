@@ -16,9 +16,9 @@ import torch
 
 from finetune.errors import InputError
 from finetune.output.files import file_record
+from finetune.output.progress import Phase
 from finetune.reading.cache import kept
 from finetune.reading.fingerprint import fingerprint
-from finetune.reading.progress import progress
 from volumes.files import VolumeFile, Volumes
 from volumes.nifti import IGNORED, check_pair, read_header, read_image, read_label, resample, resampled_shape
 
@@ -63,7 +63,7 @@ class Prepared:
 def prepare(volumes: Volumes, spacing: tuple[float, ...], ignore_index: int | None) -> list[Prepared]:
     """Prepares each volume, unless that was done before. Raises `InputError` with what is wrong in the first 20 files."""
     found, problems = [], []
-    with progress(f"preparing {volumes.path}", "volumes") as bar:
+    with Phase(f"preparing {volumes.path}", "volumes") as bar:
         for file in volumes.files:
             try:
                 found.append(_prepare(file, spacing, ignore_index))

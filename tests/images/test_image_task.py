@@ -27,7 +27,7 @@ def load(source, modes=TRAIN_AND_EVALUATE, **given):
 
 def test_the_help_has_no_arguments_of_tokens(capsys):
     with pytest.raises(SystemExit):
-        parse(Arguments, ["--help"])
+        parse(Arguments, ["--help", "all"])
     text = capsys.readouterr().out
     assert "--global_batch_size" in text
     assert [word for word in text.split() if "token" in word or "length" in word or "padding" in word] == []

@@ -58,7 +58,7 @@ def make_task(model="linear"):
 
 def test_the_help_has_no_arguments_of_tokens(capsys):
     with pytest.raises(SystemExit):
-        parse(Arguments, ["--help"])
+        parse(Arguments, ["--help", "all"])
     text = capsys.readouterr().out
     assert "--global_batch_size" in text
     assert [word for word in text.split() if "token" in word or "length" in word or "padding" in word] == []

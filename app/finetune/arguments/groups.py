@@ -249,6 +249,7 @@ class RunArguments:
     predictions_file: str | None = option(
         path=True, per_machine=True, help="default: predictions.jsonl in --output_dir; csv if the name ends in .csv"
     )
+    quiet: bool = option(False, per_machine=True, help="print nothing but warnings and errors")
     debug: bool = option(False, per_machine=True, help="show the stack trace of an error")
 
     test_file = None  # only tasks that read files have one (DataArguments)

@@ -36,6 +36,21 @@ METAVARS = {
     **{tuple[str, ...]: "A,B", tuple[int, ...]: "N,N", tuple[float, ...]: "X,X"},
 }
 LIMITS = {"at_least": operator.ge, "above": operator.gt, "at_most": operator.le, "below": operator.lt}
+# What --help shows; `--help all` shows everything.
+MOST_USED = (
+    "model_name_or_path",
+    "train_file",
+    "validation_file",
+    "test_file",
+    "max_length",
+    "global_batch_size",
+    "learning_rate",
+    "num_train_epochs",
+    "output_dir",
+    "resume_from_checkpoint",
+    "do_predict",
+    "mixed_precision",
+)
 NEGATIVE_NUMBER = re.compile(r"-(\.?\d|inf|nan)", re.IGNORECASE)
 
 
@@ -78,7 +93,8 @@ def parse(cls: type[T], argv: list[str] | None = None, description: str = "") ->
     """
     fields = {f.name: f for f in dataclasses.fields(cls)}
     argv = [_with_underscores(text, fields) for text in (sys.argv[1:] if argv is None else argv)]
-    parsed, unknown = _parser(cls, fields, description).parse_known_args(argv)
+    everything = bool({"--help", "-h"} & set(argv[:-1])) and argv[-1] == "all"
+    parsed, unknown = _parser(cls, fields, description, everything).parse_known_args(argv)
     given = {name: text for name, text in vars(parsed).items() if text is not None}
 
     problems = _unknown_arguments(unknown, fields)
@@ -242,14 +258,21 @@ class _Parser(argparse.ArgumentParser):
         self._negative_number_matcher = NEGATIVE_NUMBER  # argparse's own takes -1e-3 and -inf for names of arguments
 
     def error(self, message: str) -> typing.NoReturn:
-        raise InputError(f"{message} (--help lists the arguments)")
+        raise InputError(f"{message} (--help all lists the arguments)")
 
 
-def _parser(cls: type, fields: dict[str, dataclasses.Field], description: str) -> argparse.ArgumentParser:
-    parser = _Parser(description=description, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
+def _parser(
+    cls: type, fields: dict[str, dataclasses.Field], description: str, everything: bool = True
+) -> argparse.ArgumentParser:
+    """`everything`: whether its help shows more than the most used arguments."""
+    layout = argparse.RawDescriptionHelpFormatter
+    usage = "%(prog)s [--config FILE.yaml] [--name value ...]"
+    parser = _Parser(usage=usage, description=description, allow_abbrev=False, formatter_class=layout)
     parser.add_argument("--config", metavar="FILE.yaml", help="any of these arguments from a file; the command line wins")
-    parser.epilog = "Other names of transformers' TrainingArguments are translated, or refused with the name to use."
+    more = "" if everything else "These are the most used arguments; --help all lists every one by group. "
+    parser.epilog = f"{more}Other names of transformers' TrainingArguments are translated, or refused with the name to use."
     shown: set[str] = set()
+    most_used = set(MOST_USED) & fields.keys()
     for owner in reversed(cls.__mro__):
         # What a task changes stands where its group has it.
         names = [name for name in vars(owner).get("__annotations__", {}) if name in fields and name not in shown]
@@ -258,18 +281,20 @@ def _parser(cls: type, fields: dict[str, dataclasses.Field], description: str) -
             continue
         group = parser.add_argument_group((owner.__doc__ or owner.__name__).strip().splitlines()[0])
         for name in names:
-            _add_argument(group, cls, fields[name])
+            _add_argument(group, cls, fields[name], shown=everything or not most_used or name in most_used)
     for name in (name for name in TRAINER_NAMES if name not in fields):
         parser.add_argument(f"--{name}", help=argparse.SUPPRESS, nargs="?", const="true")
     return parser
 
 
-def _add_argument(group: Any, cls: type, field: dataclasses.Field) -> None:
+def _add_argument(group: Any, cls: type, field: dataclasses.Field, shown: bool) -> None:
     kind, _ = _kind(cls, field.name)
     choices = field.metadata["choices"]
     metavar = "|".join(choices) if choices else METAVARS.get(kind, "TEXT")
     default = "" if field.default is None else f" (default: {field.default})"
-    help_text = argparse.SUPPRESS if field.metadata["hidden"] else (field.metadata["help"] + default).replace("%", "%%")
+    help_text = (
+        argparse.SUPPRESS if field.metadata["hidden"] or not shown else (field.metadata["help"] + default).replace("%", "%%")
+    )
     flag: dict[str, Any] = {"nargs": "?", "const": "true"} if kind is bool else {}
     group.add_argument(f"--{field.name}", metavar=metavar, help=help_text, **flag)
     if kind is bool and field.default is True:
@@ -290,7 +315,7 @@ def _nearest(name: str, fields: dict[str, dataclasses.Field], prefix: str = "") 
     visible = [field.name for field in fields.values() if not field.metadata["hidden"]]
     spelled = name.replace("-", "_")
     near = [spelled] if spelled in visible else difflib.get_close_matches(spelled, visible, 1, 0.6)
-    return f"; did you mean {prefix}{near[0]}?" if near else " (--help lists the arguments)"
+    return f"; did you mean {prefix}{near[0]}?" if near else " (--help all lists the arguments)"
 
 
 class _Loader(yaml.BaseLoader):

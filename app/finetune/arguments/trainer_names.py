@@ -118,7 +118,7 @@ TRAINER_NAMES: dict[str, TrainerName] = {
     "include_num_input_tokens_seen": only("false", "metrics.json has train_tokens_per_second; leave it out"),
     "log_level": only("passive", "rank 0 reports what matters; --debug shows the stack trace of an error"),
     "log_level_replica": only("passive", "rank 0 reports what matters; --debug shows the stack trace of an error"),
-    "disable_tqdm": refused("there is a progress bar on a terminal only; redirect the output (2> log) to have none"),
+    "disable_tqdm": refused("there is a progress bar on a terminal only; --quiet prints none"),
     "project": TRACKIO,
     "trackio_space_id": TRACKIO,
     "trackio_bucket_id": TRACKIO,

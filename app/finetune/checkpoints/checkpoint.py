@@ -23,6 +23,7 @@ from finetune.checkpoints import shards
 from finetune.errors import InputError
 from finetune.launching import zero
 from finetune.launching.processes import Run
+from finetune.output.console import say
 from finetune.output.files import file_record
 from finetune.output.run_folder import CHECKPOINTS, recover_folder
 
@@ -102,7 +103,7 @@ def find(folder: Path, requested: str) -> Path | None:
         problem = damage(path)
         if problem is None:
             for line in damaged:
-                print(f"warning: {line}; going back to {path.name}", flush=True)
+                say(f"warning: {line}; going back to {path.name}")
             return path
         damaged.append(f"checkpoint {path}: {problem}")
     if damaged:

@@ -26,6 +26,7 @@ from finetune.launching import zero
 from finetune.launching.launch import Launch
 from finetune.launching.processes import Run
 from finetune.output import status, written
+from finetune.output.console import say
 from finetune.output.files import as_json, file_record, write_json, write_text
 from finetune.output.run_folder import check_present, put_in_place, replace_folder
 from finetune.output.writer_thread import Background
@@ -215,7 +216,7 @@ def _set_later_aside(pending: _Pending) -> None:
         written.rename(path, aside)
     if later:
         names = ", ".join(path.name for path in later)
-        print(f"note           {names}: later than this run; kept as step_N{LEFT_BEHIND} until it gets there", flush=True)
+        say(f"note           {names}: later than this run; kept as step_N{LEFT_BEHIND} until it gets there")
 
 
 def _rotate(pending: _Pending) -> None:

@@ -28,6 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 from finetune.errors import InputError, where
 from finetune.launching import heartbeat, rendezvous, signals, zero
 from finetune.launching.launch import Launch
+from finetune.output.console import say
 from finetune.plan import BatchShape
 
 NETWORK_WORDS = ("gloo", "connect", "address", "interface", "socket", "timed out")
@@ -59,7 +60,7 @@ class Run:
     def print(self, *lines: str) -> None:
         """Prints on rank 0 only."""
         if self.is_main:
-            print(*lines, sep="\n", flush=True)
+            say(*lines)
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum of a tensor over all processes, on every process."""

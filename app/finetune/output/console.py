@@ -1,4 +1,5 @@
-"""The console, which may go away: a reader that has read enough (`| head`), a closed terminal, a closed stdout, a full disk."""
+"""The console: what a run says on it, and that it may go away: a reader that has read enough (`| head`), a closed terminal, a
+closed stdout, a full disk."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ import io
 import os
 import sys
 from typing import Any, TextIO
+
+_quiet = False
 
 
 class _Lossy(io.FileIO):
@@ -16,6 +19,22 @@ class _Lossy(io.FileIO):
             return super().write(data)
         except OSError:
             return len(data)
+
+
+def say(*lines: str) -> None:
+    """Prints lines for the reader of a run, unless it is to be quiet. Warnings and errors go to stderr instead."""
+    if not _quiet:
+        print(*lines, sep="\n", flush=True)
+
+
+def be_quiet() -> None:
+    """From now on `say` and progress print nothing (--quiet)."""
+    global _quiet
+    _quiet = True
+
+
+def is_quiet() -> bool:
+    return _quiet
 
 
 def survive_a_lost_console() -> None:

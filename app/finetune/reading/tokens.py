@@ -17,9 +17,9 @@ from datasets import Features, List, Value
 
 from finetune.errors import InputError
 from finetune.garbage_collection import paused
+from finetune.output.progress import Phase
 from finetune.reading.cache import kept
 from finetune.reading.fingerprint import fingerprint
-from finetune.reading.progress import progress
 from finetune.reading.ragged import RaggedChunks
 from finetune.reading.stored_rows import Column, open_dataset
 
@@ -50,7 +50,7 @@ def _tokenize(texts: Column, encode: Encode, folder: Path, num_proc: int | None)
     processes = min(num_proc or 1, len(data))
     environment, parallelism = os.environ, os.environ.get(PARALLELISM)
     # A million lists, none of them in a cycle: collections took a fifth of the time of short texts.
-    with paused(), progress("tokenizing", "texts", len(data) // processes) as _bar:
+    with paused(), Phase("tokenizing", "texts", len(data) // processes) as _bar:
         _encode = encode
         try:
             data.map(

@@ -12,6 +12,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from finetune.output import written
+from finetune.output.console import say
 from finetune.output.files import write_text
 from finetune.output.run_folder import CARD, PICTURES, check_present
 from finetune.reports.tracker import read_history
@@ -58,7 +59,7 @@ def write_card(
         body += _curve(name, [(event["step"], event[key]) for event in history if event.get(key) is not None])
     check_present(folder / CARD)
     if written.foreign(folder, [CARD]):
-        print(f"note           {folder / CARD} is not a run's and stays; there is no model card", flush=True)
+        say(f"note           {folder / CARD} is not a run's and stays; there is no model card")
         return
     written.add(folder, folder / CARD)
     write_text(folder / CARD, "\n".join(body) + "\n")

@@ -32,6 +32,27 @@ def _lines(task: Task, split: Split, predictions: Predictions) -> Iterator[dict[
         yield {"id": name, **line}
 
 
+def by_split(metrics: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The metrics of a run, named eval_* and test_*, by the split that they are of."""
+    return {
+        split: {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
+        for split, prefix in (("validation", "eval_"), ("test", "test_"))
+    }
+
+
+def table(scores: dict[str, dict[str, Any]], names: tuple[str, ...]) -> list[str]:
+    """Lines of a table: a row for each of the metrics `names` that any split has, a column for each split that has any."""
+    shown = {split: known for split, known in scores.items() if any(known.get(name) is not None for name in names)}
+    rows = [name for name in names if any(known.get(name) is not None for known in shown.values())]
+    width = max(map(len, rows), default=0) + 2
+    lines = [f"results        {'':<{width}}{''.join(f'{split:>12}' for split in shown)}"] if shown else []
+    for name in rows:
+        values = (known.get(name) for known in shown.values())
+        cells = "".join(f"{'-' if value is None else f'{value:.4f}':>12}" for value in values)
+        lines.append(f"{'':<15}{name:<{width}}{cells}")
+    return lines
+
+
 def check_upload(arguments: Any) -> None:
     """Creates the repository of --push_to_hub, if it is asked for and is not there, and asks the hub for the right to write to
     it. Raises `InputError`: better now than after the training."""

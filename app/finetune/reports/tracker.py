@@ -1,4 +1,4 @@
-"""What a run says while it runs: history.jsonl, the console, the progress bar, TensorBoard and other trackers..
+"""What a run says while it runs: history.jsonl, the console, the progress bar, TensorBoard and other trackers.
 
 history.jsonl holds only what the run computes, no clock, so that two equal runs write equal bytes.
 """
@@ -9,16 +9,16 @@ import glob
 import json
 import os
 import socket
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
-from tqdm import tqdm
 
 from finetune.output import written
+from finetune.output.console import say
 from finetune.output.files import naming
+from finetune.output.progress import Phase
 from finetune.output.run_folder import PICTURES, check_present
 
 HISTORY, TENSORBOARD = "history.jsonl", "tensorboard"
@@ -29,6 +29,7 @@ class Tracker:
 
     def __init__(self, accelerator: Any, output_dir: Path, total_steps: int, first_step: int, resuming: bool) -> None:
         self.accelerator, self.is_main = accelerator, accelerator.is_main_process
+        self.progress = Phase("training", "steps", total_steps, first_step, self.is_main)
         if not self.is_main:
             return
         self.path, self.folder = output_dir / HISTORY, output_dir
@@ -36,10 +37,6 @@ class Tracker:
         with naming(self.path):
             _keep_until(self.path, first_step if resuming else 0)
             self.history = self.path.open("a", encoding="utf-8")
-        self.is_terminal = sys.stderr.isatty()
-        self.progress = tqdm(
-            total=total_steps, initial=first_step, unit="step", dynamic_ncols=True, disable=not self.is_terminal
-        )
 
     def start_trackers(self, run_name: str | None, arguments: dict[str, Any]) -> None:
         """Opens the trackers that the Accelerator was made with. TensorBoard writes to tensorboard/ in the run's folder."""
@@ -68,20 +65,17 @@ class Tracker:
             at = f"step {event['step']}"
             self.say(f"{at:<15}epoch {event['epoch']:.2f}, {shown_metrics}")
 
-    def advance(self, loss: float | None, learning_rate: float, samples_per_second: float) -> None:
-        """Moves the progress bar by one step."""
-        if self.is_main and self.is_terminal:
-            if loss is not None:
-                self.progress.set_postfix_str(
-                    f"loss {loss:.4f} lr {learning_rate:.2e} {samples_per_second:.1f} samples/s", refresh=False
-                )
-            self.progress.update()
+    def advance(self, loss: float | None, batch_size: int) -> float:
+        """Counts a step in the progress that is shown. Returns samples per second, evaluations not counted."""
+        before = self.progress.rate
+        speed = f", {batch_size * before:,.1f} samples/s" if before else ""
+        self.progress.update(note=None if loss is None else f"loss {loss:.4f}{speed}")
+        return batch_size * self.progress.rate
 
     def say(self, line: str) -> None:
-        """Prints a line without tearing the progress bar."""
+        """Prints a line on rank 0."""
         if self.is_main:
-            tqdm.write(line, file=sys.stdout)
-            sys.stdout.flush()
+            say(line)
 
     def text(self, tag: str, markdown: str) -> None:
         """Shows a text in TensorBoard, if that is where the run reports to."""
@@ -110,8 +104,8 @@ class Tracker:
                 os.fsync(self.history.fileno())
 
     def close(self) -> None:
+        self.progress.stop()
         if self.is_main:
-            self.progress.close()
             self.history.close()
 
 

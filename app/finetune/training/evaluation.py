@@ -12,6 +12,7 @@ from finetune.errors import StopRequested, TrainingError, in_short, is_out_of_me
 from finetune.kernels.row_lengths import row_lengths
 from finetune.launching.processes import Run
 from finetune.launching.shutdown import stop_requested
+from finetune.output.progress import Phase
 from finetune.task import Batch, Predictions, Task
 from finetune.training.batches import EvalRows
 from finetune.training.step import input_dtype
@@ -22,13 +23,16 @@ def evaluate(
 ) -> tuple[dict[str, float | None], Predictions | None]:
     """The metrics of a file, each row counted once whatever the number of processes: (metrics, on every process; predictions,
     on rank 0)."""
-    predictions, _ = predict(run, model, task, rows, stoppable)
+    predictions, _ = predict(run, model, task, rows, stoppable, what="evaluating")
     return run.on_main(lambda: task.all_scores(predictions, rows.split)), predictions
 
 
 @torch.no_grad()
-def predict(run: Run, model: Any, task: Task, rows: EvalRows, stoppable: bool = False) -> tuple[Predictions | None, float]:
-    """(`Task.predict`'s arrays of all rows in the file's order, on rank 0 and None elsewhere; seconds it took).
+def predict(
+    run: Run, model: Any, task: Task, rows: EvalRows, stoppable: bool = False, *, what: str = "predicting"
+) -> tuple[Predictions | None, float]:
+    """(`Task.predict`'s arrays of all rows in the file's order, on rank 0 and None elsewhere; seconds it took). `what`: how
+    progress names it.
 
     Raises `StopRequested` after a batch if it is `stoppable` and any process was requested to stop, and `TrainingError` if a
     row is missing or came twice.
@@ -38,14 +42,18 @@ def predict(run: Run, model: Any, task: Task, rows: EvalRows, stoppable: bool = 
     model.eval()
     numbers: list[torch.Tensor] = []
     arrays: list[dict[str, torch.Tensor]] = []
-    for batch in rows.batches(run.launch.world_size, run.launch.rank):
-        found = _predict_batch(run, model, task, batch, dtype)
-        real = batch.is_real
-        numbers.append(batch.rows[real])
-        arrays.append({name: tensor.cpu()[real] for name, tensor in found.items()})
-        if stoppable and stop_requested(run):
-            model.train(was_training)
-            raise StopRequested("asked to stop during an evaluation")
+    processes, done = run.launch.world_size, 0
+    with Phase(what, "rows", len(rows), shown=run.is_main) as phase:
+        for batch in rows.batches(processes, run.launch.rank):
+            found = _predict_batch(run, model, task, batch, dtype)
+            real = batch.is_real
+            numbers.append(batch.rows[real])
+            arrays.append({name: tensor.cpu()[real] for name, tensor in found.items()})
+            if stoppable and stop_requested(run):
+                model.train(was_training)
+                raise StopRequested("asked to stop during an evaluation")
+            done += processes * len(numbers[-1])
+            phase.update(min(done, len(rows)) - phase.done)
     model.train(was_training)
     order = run.gather_rows(torch.cat(numbers)).numpy()
     gathered = {name: run.gather_rows(torch.cat([each.pop(name) for each in arrays])) for name in list(arrays[0])}

@@ -97,8 +97,8 @@ def fit(run: Run, training: Training, state: TrainState) -> dict[str, float | No
     loader = train_loader(training.steps, state.step, options.dataloader_num_workers, run.device.type == "cuda")
     if run.is_main:
         loader = profiled(loader, run.accelerator, options.profile, training.output_dir, tracker.say)
-    started = time.perf_counter()
-    first_step = look = state.step
+    tracker.progress.start()
+    look = state.step
     pace, scale = 0.0, _loss_scale(run)
     clock.mark()
     for micro_batches in () if done else loader:
@@ -138,8 +138,7 @@ def fit(run: Run, training: Training, state: TrainState) -> dict[str, float | No
             state.train_seconds += seconds
             pace = seconds / len(norms)
             look = state.step + (int(LOOK_SECONDS / agreed_pace) if agreed_pace else 0)
-        rate = plan.batch.global_batch_size * (state.step - first_step) / (time.perf_counter() - started)
-        tracker.advance(state.losses[-1] if state.losses else None, plan.learning_rate * multiplier, rate)
+        rate = tracker.advance(state.losses[-1] if state.losses else None, plan.batch.global_batch_size)
         if log_due:
             _log_step(training, state, multiplier, norms[-1], rate)
         if requested:

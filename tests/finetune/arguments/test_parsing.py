@@ -4,6 +4,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from finetune.arguments.groups import RunArguments
 from finetune.arguments.parsing import as_dict, option, parse
 from finetune.errors import InputError
 
@@ -96,11 +97,11 @@ def test_file_sets_what_the_command_line_does_not(tmp_path):
         (["--name", ""], "--name: is empty"),
         (["--cuont", "4"], "unknown argument --cuont; did you mean --count?"),
         (["--no-shuffle=1"], "unknown argument --no-shuffle; did you mean --shuffle?"),
-        (["--zzz"], "unknown argument --zzz (--help lists the arguments)"),
-        (["--inned", "4"], "unknown argument --inned (--help lists the arguments)"),
+        (["--zzz"], "unknown argument --zzz (--help all lists the arguments)"),
+        (["--inned", "4"], "unknown argument --inned (--help all lists the arguments)"),
         (["--coun", "4"], "unknown argument --coun; did you mean --count?"),
         (["stray"], "unexpected value 'stray': arguments are written --name value"),
-        (["--count"], "argument --count: expected one argument (--help lists the arguments)"),
+        (["--count"], "argument --count: expected one argument (--help all lists the arguments)"),
     ],
 )
 def test_bad_arguments(argv, message):
@@ -111,7 +112,7 @@ def test_bad_arguments(argv, message):
     ("text", "message"),
     [
         ("cuont: 4", "run.yaml: unknown key cuont; did you mean count?"),
-        ("config: other.yaml", "run.yaml: unknown key config (--help lists the arguments)"),
+        ("config: other.yaml", "run.yaml: unknown key config (--help all lists the arguments)"),
         ("count: four", "run.yaml: count: 'four' is not a whole number at least 1 and below 10"),
         ("count:", "run.yaml: count: has no value, expected a whole number at least 1 and below 10"),
         ("rate: {a: 1}", "run.yaml: rate: expected one value, found a mapping"),
@@ -154,6 +155,16 @@ def test_help_names_every_argument_but_the_hidden(capsys):
     assert all(f"--{name}" in text for name in as_dict(Small()) if name != "inner")
     assert "--inner" not in text
     assert "a text, 100% optional" in text
+
+
+def test_help_shows_the_most_used_arguments_and_help_all_the_rest(capsys):
+    for more in ([], ["all"]):
+        with pytest.raises(SystemExit):
+            parse(RunArguments, ["--help", *more])
+        text = capsys.readouterr().out
+        assert "--output_dir" in text
+        assert ("--early_stopping_patience" in text) == bool(more)
+        assert ("--help all" in text) != bool(more)
 
 
 NAMES = st.sampled_from([*as_dict(Small()), "config", "help", "cuont", "-", ""])

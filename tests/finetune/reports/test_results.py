@@ -63,3 +63,20 @@ def test_the_hub_is_asked_before_the_training_and_a_failed_upload_ends_no_run(
         results.push_to_hub(start_run(), asked)
         failed = f"note           the upload failed (403 Forbidden); repeat it: hf upload mine {folder / 'best'}\n"
         assert capsys.readouterr().out == (failed if failing else "uploaded       me/mine\n")
+
+
+def test_a_table_has_the_metrics_that_are_known(capsys):
+    metrics = {
+        "train_loss": 1.0,
+        "eval_loss": 0.5,
+        "eval_f1_micro": None,
+        "test_loss": 0.25,
+        "test_f1_micro": 0.75,
+        "test_rows": 3,
+    }
+    assert results.table(results.by_split(metrics), ("loss", "f1_micro", "accuracy")) == [
+        "results                    validation        test",
+        "               loss            0.5000      0.2500",
+        "               f1_micro             -      0.7500",
+    ]
+    assert results.table(results.by_split({"train_loss": 1.0, "test_rows": 3}), ("loss",)) == []

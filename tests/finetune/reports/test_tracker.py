@@ -117,7 +117,8 @@ def test_other_processes_are_silent(tmp_path, capsys):
     tracker = Tracker(accelerator, tmp_path, 10, 0, False)
     tracker.log(event(1), shown=("loss",))
     tracker.say("a")
-    tracker.advance(1.0, 0.1, 3.0)
+    tracker.progress.start()
+    tracker.advance(1.0, 3)
     tracker.close()
     assert (capsys.readouterr().out, list(tmp_path.iterdir()), accelerator.logged) == ("", [], [])
 
