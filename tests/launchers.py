@@ -296,14 +296,10 @@ JOBS = {
     ),
     "torchrun": Job(one(torchrun, 3), 3, UNEVEN, resumes=("multi_node_ddp", 4)),
     "zero1": Job(one(accelerate, "zero1.yaml", 2), 2, UNEVEN, zero_stage=1),
-    "zero2": Job(one(accelerate, "zero2.yaml", 2), 2, EVEN, micro_batch_size=3, zero_stage=2),
+    "zero2": Job(one(accelerate, "zero2.yaml", 2), 2, EVEN, max_tokens=MICRO_BATCH_TOKENS, zero_stage=2),
     "zero3": Job(one(accelerate, "zero3.yaml", 2), 2, UNEVEN, micro_batch_size=4, zero_stage=3),
     "zero2_offload": Job(one(accelerate, "zero2_offload.yaml", 2), 2, UNEVEN, zero_stage=2),
     "zero3_offload": Job(one(accelerate, "zero3_offload.yaml", 2), 2, EVEN, zero_stage=3),
-    "multi_node_zero2": Job(
-        lambda: machines("multi_node_zero2.yaml", 2, 2), 2, EVEN, max_tokens=MICRO_BATCH_TOKENS, zero_stage=2
-    ),
-    "deepspeed_zero1": Job(one(deepspeed, 2), 2, EVEN, deepspeed_file="ds_configs/zero1.json", zero_stage=1),
     "deepspeed_zero2": Job(
         one(deepspeed, 2), 2, UNEVEN, deepspeed_file="ds_configs/zero2.json", zero_stage=2, resumes=("ddp", 2)
     ),

@@ -11,9 +11,6 @@ from catalogue_case import Case, command_line, contents, lay_out, lines
 from launchers import REPOSITORY, Finished, accelerate, deepspeed, hide_gpus, python, run, torchrun
 
 RAGGED = Case("a row too long", [r"train\.csv:3: 3 cells, expected 2"], files={"train.csv": "text,TARGET\na,b\nc,d,e\n"})
-MISSPELT = Case(
-    "a misspelt argument", [r"unknown argument --lerning_rate; did you mean --learning_rate"], arguments={"lerning_rate": 1}
-)
 TITLE = Case("a title is missing", [r"train\.jsonl:2: title is missing"], arguments={"train_file": "train.jsonl"},
              files={"train.jsonl": lines({"text": "a", "title": "b"}, {"text": "c", "title": None})})  # fmt: skip
 # Rank 0 alone looks at its folder, before the processes have met; the others hear of it.
@@ -40,9 +37,7 @@ def two(launcher):
 
 LAUNCHES = [
     (RAGGED, "classify", ddp),
-    (RAGGED, "titlegen", two(deepspeed)),
     (TITLE, "titlegen", two(torchrun)),
-    (MISSPELT, "titlegen", ddp),
     (CONFIG, "classify", two(deepspeed)),
     (TAKEN, "classify", two(torchrun)),
     (CHECKPOINT, "titlegen", ddp),

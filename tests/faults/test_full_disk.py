@@ -42,11 +42,10 @@ def wholes(home, tmp_path_factory):
 @pytest.mark.parametrize(
     ("launcher", "kilobytes", "code", "message", "steps"),
     [
-        ("python", 1100, 3, "could not be written (the disk is full: a checkpoint takes", ["step_2", "step_4"]),
         ("torchrun", 1100, 1, "could not be written (the disk is full: a checkpoint takes", ["step_2", "step_4"]),
         ("python", 100, 3, "the disk is full (", []),  # not even the first model has room
     ],
-    ids=["python", "torchrun", "export"],
+    ids=["torchrun", "export"],
 )
 def test_a_full_disk_ends_the_run_and_harms_nothing(launcher, kilobytes, code, message, steps, home, wholes, tmp_path):
     disk, kept, command = tmp_path / "disk", tmp_path / "kept", LAUNCHERS[launcher]

@@ -10,6 +10,7 @@ CONFIGS = sorted(path.name for path in ACCELERATE_CONFIGS.glob("*.yaml"))
 DS_FILES = sorted(path.name for path in DS_CONFIGS.glob("*.json"))
 WIZARD = REPOSITORY / "tests" / "fixtures" / "accelerate_config"
 REFUSED = "ddp_fp16.yaml"  # fp16 needs a GPU
+NOT_STARTED = {REFUSED, "multi_node_zero2.yaml"}  # the latter joins what multi_node_ddp.yaml and zero2.yaml have
 STAGES = {"zero1.json": 1, "zero2.json": 2, "zero2_offload.json": 2, "zero3.json": 3, "zero3_offload.json": 3}
 SHARED = {
     "train_batch_size",
@@ -32,7 +33,7 @@ def read_yaml(name):
 
 def test_the_files_are_the_ones_that_are_documented_and_started_here():
     assert set(DS_FILES) == set(STAGES)
-    assert {f"{name}.yaml" for name in JOBS} >= set(CONFIGS) - {REFUSED}
+    assert {f"{name}.yaml" for name in JOBS} >= set(CONFIGS) - NOT_STARTED
     assert len(CONFIGS) == 13
 
 
@@ -64,7 +65,7 @@ def test_a_deepspeed_file_leaves_every_number_to_the_run(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name.removesuffix(".yaml") for name in CONFIGS if name != REFUSED])
+@pytest.mark.parametrize("name", [name.removesuffix(".yaml") for name in CONFIGS if name not in NOT_STARTED])
 def test_an_accelerate_config_starts_what_it_promises(name, launched):
     run_file, config = read_run(launched(name).folder), read_yaml(f"{name}.yaml")
 
@@ -79,7 +80,7 @@ def test_an_accelerate_config_starts_what_it_promises(name, launched):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file", ["zero1.json", "zero2.json", "zero3.json"])  # the others are started by an accelerate config
+@pytest.mark.parametrize("file", ["zero2.json", "zero3.json"])  # the others are started by an accelerate config
 def test_a_deepspeed_file_starts_under_the_deepspeed_launcher(file, launched, home):
     name = f"deepspeed_{file.removesuffix('.json')}"
     run_file = read_run(launched(name).folder)

@@ -55,17 +55,13 @@ ASKED = {
     "python TERM": (python, {}, launcher(TERM), 75, "SIGTERM"),
     "python INT": (python, {"dataloader_num_workers": 1}, everyone(INT), 75, "SIGINT"),
     "python HUP": (python, {}, everyone(signal.SIGHUP), 75, "SIGHUP"),
-    "accelerate one TERM": (lambda: accelerate("cpu.yaml", 1), {}, launcher(TERM), -TERM, "the launcher is gone"),
     "accelerate one Ctrl-C": (lambda: accelerate("cpu.yaml", 1), {}, everyone(INT), None, "SIGINT"),
     "accelerate ddp TERM": (lambda: accelerate("cpu_ddp.yaml", 2), {}, launcher(TERM), 1, "SIGTERM"),
-    "accelerate zero2 INT": (lambda: accelerate("zero2.yaml", 2), {}, launcher(INT), 1, "SIGINT"),
     "torchrun TERM": (lambda: torchrun(2), {"dataloader_num_workers": 1}, launcher(TERM), 1, "SIGTERM"),
-    "torchrun HUP": (lambda: torchrun(2), {}, everyone(signal.SIGHUP), 1, "SIGHUP"),
     "torchrun KILL": (lambda: torchrun(2), {}, launcher(KILL), -KILL, "the launcher is gone"),
     "torchrun rank 1 USR1": (lambda: torchrun(2), {}, rank(1, USR1), 1, "SIGUSR1"),
     "deepspeed TERM": (lambda: deepspeed(2), DS_FILE, launcher(TERM), -TERM, "the launcher is gone"),
     "deepspeed Ctrl-C": (lambda: deepspeed(2), DS_FILE, everyone(INT), None, "SIGINT"),
-    "deepspeed rank 1 TERM": (lambda: deepspeed(2), DS_FILE, rank(1, TERM), 75, "SIGTERM"),
     "deepspeed inner TERM": (lambda: deepspeed(2), DS_FILE, inner(TERM), None, "SIGTERM"),
 }  # fmt: skip
 

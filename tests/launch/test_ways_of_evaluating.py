@@ -11,7 +11,6 @@ pytestmark = pytest.mark.slow
 # name -> (launcher, batch size)
 WAYS = {
     "1 process, batches of 1": (lambda: python(), 1),
-    "1 process, batches of 64": (lambda: python(), 64),
     "2 processes, batches of 7": (lambda: torchrun(2), 7),
     "2 processes, batches of 64, under a DeepSpeed config": (lambda: accelerate("zero3.yaml", 2), 64),
 }
