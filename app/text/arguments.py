@@ -62,8 +62,8 @@ class TableArguments(groups.DataArguments):
             return []
         given = f"{len(self.mixing_weights)} for {len(self.train_file or ())}"
         return [
-            f"--mixing_weights has {given} of --train_file: give one for each of two or more (a pattern is one, in quotes so that "
-            "the shell does not expand it)"
+            f"--mixing_weights has {given} of --train_file: give one for each of two or more (a pattern is one, in quotes so "
+            "that the shell does not expand it)"
         ]
 
 

@@ -50,6 +50,8 @@ def mixed_rows(seed: int, epoch: int, source: np.ndarray, counts: np.ndarray) ->
     """
     parts = []
     for number, count in enumerate(counts.tolist()):
+        if not count:
+            continue
         rows, first = np.flatnonzero(source == number), epoch * count
         passes = range(first // len(rows), (first + count - 1) // len(rows) + 1)
         shuffled = [rows[np.random.default_rng([seed, number, each]).permutation(len(rows))] for each in passes]

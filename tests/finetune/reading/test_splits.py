@@ -105,7 +105,7 @@ def test_a_part_of_a_split_or_another_one(arguments, tmp_path, token_cache):
         InputError, match=r'--dataset_split tests of --dataset_name .*: cannot be loaded \(Unknown split "tests"'
     ):
         read_split(arguments(dataset_name=str(folder), dataset_split="tests"), "train", ("text",))
-    with pytest.raises(InputError, match="--dataset_split .*corresponds to no data"):
+    with pytest.raises(InputError, match=r"--dataset_split .*corresponds to no data"):
         read_split(arguments(dataset_name=str(folder), dataset_split="train[:0]"), "train", ("text",))
     with pytest.raises(InputError, match=r"--dataset_revision: .* is a folder, which has no revisions"):
         read_split(arguments(dataset_name=str(folder), dataset_revision="v1"), "train", ("text",))
