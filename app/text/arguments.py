@@ -118,3 +118,15 @@ class TextArguments(
                 "--tokenizer_type train makes a vocabulary that trained weights do not know; add --from_scratch or leave it out"
             )
         return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceArguments:
+    """What an encoder-decoder is told besides the text"""
+
+    source_prefix: str | None = option(help="a text before every document, such as 'summarize: ' for T5")
+    source_lang: str | None = option(help="language code of the documents, for mBART (zh_CN) and NLLB (zho_Hans)")
+    target_lang: str | None = option(help="language code of the titles (default: --source_lang)")
+
+    def problems(self) -> list[str]:
+        return ["--target_lang needs --source_lang"] if self.target_lang and not self.source_lang else []

@@ -64,6 +64,7 @@ class TextTask(Task):
 
     default_max_length = 512
     memory_advice = "a smaller --max_tokens_per_micro_batch or --max_length, "
+    source_prefix = ""  # stands before each text
 
     @abstractmethod
     def target_columns(self) -> tuple[str, ...]:
@@ -80,6 +81,9 @@ class TextTask(Task):
     def encoder_config(self) -> Any:
         """The part of the configuration that is the encoder's."""
         return self.config
+
+    def prepare_tokenizer(self, tokenizer: Any) -> None:
+        """Settings of the tokenizer that are the task's. Raises `InputError`."""
 
     def vocabulary_columns(self, table: Table) -> list[Column]:
         """What --tokenizer_type train learns its vocabulary from."""
@@ -107,6 +111,7 @@ class TextTask(Task):
         columns = self.vocabulary_columns(train) if train is not None and arguments.tokenizer_type == "train" else []
         self.tokenizer = load_tokenizer(arguments, columns, notes)
         self.tokenizer.truncation_side = arguments.truncation_side
+        self.prepare_tokenizer(self.tokenizer)
         encoder = self.encoder_config()
         self.max_length = choose_max_length(arguments.max_length, encoder, self.tokenizer, self.default_max_length)
         note = choose_attention(encoder, self.max_length)
@@ -158,7 +163,8 @@ class TextTask(Task):
         if name == "test":
             check_ids(table, arguments.id_column)
         texts = table.columns[arguments.text_column]
-        encode, settings = TextEncoder(self.tokenizer, self.max_length), f"{tokenizer} {self.max_length}"
+        encode, settings = TextEncoder(self.tokenizer, self.max_length, self.source_prefix), f"{tokenizer} {self.max_length}"
+        settings += f" {self.source_prefix!r}" if self.source_prefix else ""
         encoded = encode_cached(texts, encode, settings, arguments.preprocessing_num_workers)
         tokens = encoded["input_ids"]
         note_unknown(tokens, self.tokenizer, table.path, notes)
