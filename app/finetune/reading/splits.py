@@ -86,15 +86,19 @@ def read_files(
     twice = [path for path, count in Counter(str(Path(path)) for path, _ in found).items() if count > 1]
     problems = [f"{argument} {pattern}: no file matches this pattern" for pattern in none]
     problems += [f"{argument}: {path} is named twice, so its rows would count twice; name it once" for path in twice]
+    if problems:
+        raise InputError(*problems)
+    if len(found) == 1:
+        return read_table(found[0][0], encoding, required, optional)
     tables = []
-    for path, _ in found if not problems else ():
+    for path, _ in found:
         try:
             tables.append(read_table(path, encoding, required, optional))
         except InputError as error:
             problems += error.problems
     if problems:
         raise InputError(*problems[:SHOWN], *more(len(problems)))
-    return tables[0] if len(tables) == 1 else _joined(argument, tables, [number for _, number in found])
+    return _joined(argument, tables, [number for _, number in found])
 
 
 def _joined(argument: str, tables: list[Table], numbers: list[int]) -> Table:
