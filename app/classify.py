@@ -104,7 +104,7 @@ class MultiLabelClassification(TextTask):
         check_weights(arguments)
         if "train" in targets:
             own, found = classifier.own_labels(config), targets["train"].names
-            path = arguments.train_file or arguments.dataset_name
+            path = " ".join(arguments.train_file or [arguments.dataset_name])
             self.labels = choose_labels(own, found, arguments.label_file, [] if arguments.from_scratch else notes, path)
         else:
             self.labels = classifier.labels_of(config)

@@ -84,7 +84,7 @@ class ImageClassification(ImageTask):
             raise InputError("no model: give --model_name_or_path, or --do_train to train a small CNN")
         # A test file need not have classes.
         self.names = {split: classifier.class_names(found) for split, found in examples.items() if _has_classes(split, found)}
-        found = classifier.sorted_classes(self.names["train"]) if "train" in examples else None
+        found = classifier.sorted_classes(self.names["train"], examples["train"].declared) if "train" in examples else None
         self.config = read_config(named)
         if named is None:
             self.config = classifier.new_small_cnn(arguments, examples["train"], inspected["train"], found)

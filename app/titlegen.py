@@ -21,11 +21,11 @@ sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unle
 
 from finetune.arguments.parsing import option
 from finetune.command_line import read_arguments
-from text.arguments import TextArguments
+from text.arguments import SourceArguments, TextArguments
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments(TextArguments):
+class Arguments(SourceArguments, TextArguments):
     """Titles"""
 
     title_column: str = option("title", help="column of the title")
@@ -80,6 +80,7 @@ from models import encoder_decoder
 from models.adapters import limit_training
 from models.pretrained import check_weights, model_content
 from text import titles
+from text.languages import set_languages
 from text.text_task import TextSplit, TextTask, check_finite, pad_rows
 from text.titles import IGNORED, Generation, teacher_forcing, token_losses
 from text.tokenizer import TitleEncoder, tokenizer_fingerprint
@@ -107,7 +108,13 @@ class TitleGeneration(TextTask):
         config = encoder_decoder.load_title_config(arguments)
         check_weights(arguments)
         encoder_decoder.check_decoder(arguments, config)
+        self.source_prefix = arguments.source_prefix or getattr(config, "source_prefix", "")  # of an exported model
         return config
+
+    def prepare_tokenizer(self, tokenizer: Any) -> None:
+        self.start = set_languages(tokenizer, self.arguments)
+        self.title_language = getattr(tokenizer, "tgt_lang", None)
+        encoder_decoder.set_decoder_start(self.config, self.start)
 
     def encoder_config(self) -> Any:
         return encoder_decoder.encoder_config(self.config)
@@ -121,6 +128,7 @@ class TitleGeneration(TextTask):
         in_step = self.modes.train and self.launch.zero_stage == 3 and self.launch.world_size > 1
         self.generation = Generation.of(arguments, ids[0], self.tokenizer.pad_token_id, in_step)
         settings, found = f"{tokenizer_fingerprint(self.tokenizer)} title {ids} {most}", {}
+        settings += f" {self.title_language}" if self.title_language else ""
         encode = TitleEncoder(self.tokenizer, *ids, most)
         for split, column in targets.items():
             if column is not None:
@@ -136,16 +144,14 @@ class TitleGeneration(TextTask):
         return pad_rows([targets[row] for row in rows], IGNORED)
 
     def extra_inputs(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        if self.config.model_type != "led":
-            return {}
-        attended = torch.zeros_like(inputs["input_ids"])
-        attended[:, 0] = 1  # LED's first token sees everything, as in its pretraining
-        return {"global_attention_mask": attended}
+        return encoder_decoder.global_attention(self.config, inputs)
 
     def task_fingerprint(self) -> dict[str, Any]:
         arguments, name = self.arguments, self.arguments.decoder_model_name_or_path
         decoder = model_content(name, name) or arguments.decoder_layers
-        return {"decoder": decoder, "max_title_length": arguments.max_title_length}
+        told = {"source_prefix": self.source_prefix, "title_language": self.start}
+        told = {name: value for name, value in told.items() if value}
+        return {"decoder": decoder, "max_title_length": arguments.max_title_length, **told}
 
     # Training
 
@@ -155,6 +161,7 @@ class TitleGeneration(TextTask):
         if encoder_decoder.has_new_decoder(arguments, self.config):
             targets = [chunk.values for chunk in self.splits["train"].targets.chunks]
             encoder_decoder.set_output_bias(model, np.concatenate(targets))
+        encoder_decoder.keep_settings(model, self.start, self.source_prefix)
         new_names = encoder_decoder.new_names(model, arguments, self.config)
         return self.with_kernels(limit_training(model, arguments, new_names))
 
@@ -211,10 +218,8 @@ class TitleGeneration(TextTask):
 
     def examples(self, best: Predictions | None) -> list[dict[str, str]]:
         """References and titles of the first validation documents."""
-        if best is None:
-            return []
-        found, references = titles.decode(self.tokenizer, best["ids"][: titles.EXAMPLES, 0]), self.splits["validation"].titles
-        return [{"reference": references[row], "generated": title} for row, title in enumerate(found)]
+        found = [] if best is None else titles.decode(self.tokenizer, best["ids"][: titles.EXAMPLES, 0])
+        return [{"reference": self.splits["validation"].titles[row], "generated": title} for row, title in enumerate(found)]
 
     def samples(self, best: Predictions) -> dict[str, str]:
         rows = [list(example.values()) for example in self.examples(best)]
@@ -226,23 +231,19 @@ class TitleGeneration(TextTask):
             raise InputError(f"{path}: has no decoder, so it cannot write titles before it is trained to")
         # It is whole on every process, so nobody needs to wait for the longest title.
         self.generation = replace(self.generation, in_step=False, num_return_sequences=arguments.num_return_sequences)
-        return self.with_kernels(self.load_for_prediction(AutoModelForSeq2SeqLM, path)[0])
+        model = self.load_for_prediction(AutoModelForSeq2SeqLM, path)[0]
+        encoder_decoder.keep_settings(model, self.start, self.source_prefix)
+        return self.with_kernels(model)
 
     def prediction_lines(self, predictions: Predictions, split: TextSplit) -> Iterator[dict[str, Any]]:
-        for ids, scores in zip(predictions["ids"], predictions["scores"], strict=True):
-            pairs = zip(titles.decode(self.tokenizer, ids), scores.tolist(), strict=True)
-            candidates = [{"title": title, "score": round(score, 6)} for title, score in pairs]
-            yield {"title": candidates[0]["title"], **({"candidates": candidates} if len(candidates) > 1 else {})}
+        return titles.prediction_lines(self.tokenizer, predictions["ids"], predictions["scores"])
 
     def remarks(self, metrics: dict[str, Any]) -> list[str]:
-        ours, lead = metrics.get("rougeL"), metrics.get("lead_rougeL")
-        if ours is None or lead is None:
-            return []
-        return [f"the first sentence as title: rougeL {lead:.4f} ({'below' if lead < ours else 'not below'} ours)"]
+        return titles.lead_remark(metrics)
 
     def card(self, folder: Path) -> Card:
         metrics, sections = titles.CARD_METRICS, titles.card_sections(folder)
-        return Card("Titles for long documents", "summarization", titles.USAGE, metrics, sections)
+        return Card("Titles for long documents", "summarization", titles.usage(self.source_prefix), metrics, sections)
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ def test_tuned_metrics_use_given_thresholds_or_tune_them():
 
 @pytest.mark.parametrize("logit", [math.nan, math.inf])
 def test_a_model_that_diverged_is_not_scored_and_the_row_is_named(logit):
-    split = SimpleNamespace(path="valid.csv", texts=["fine", "too much"])
+    split = SimpleNamespace(path="valid.csv", texts=["fine", "too much"], where=None)
     found = {"logits": np.array([[0.0, 0.0], [0.0, logit]]), "labels": np.array([[0, 0], [1, 1]])}
     told = r"^valid\.csv: the model's logits are not finite for 1 of 2 rows, first for row 1 \(0-based\), 'too much'"
     task = classification(2, thresholds=np.array([0.5, 0.5]))

@@ -9,7 +9,7 @@ from typing import Any
 
 from huggingface_hub import get_token
 
-from finetune.arguments.parsing import names_of
+from finetune.arguments.parsing import Each, names_of
 from finetune.checkpoints import shards
 from finetune.errors import InputError
 from finetune.launching import rendezvous
@@ -17,6 +17,7 @@ from finetune.launching.launch import Launch, Machine, describe_launch
 from finetune.output import predictions, run_folder, written
 from finetune.output.files import file_record
 from finetune.output.versions import code_version, library_versions
+from finetune.reading.text_files import matching
 from finetune.reports import results
 
 
@@ -53,9 +54,9 @@ def check(arguments: Any, machine: Machine | None = None) -> Launch:
 def _places(arguments: Any, folder: Path, train: bool) -> list[str]:
     """What would be lost, or found missing when everything is done, by where this run reads and writes. `folder`:
     --output_dir."""
-    named = {name: getattr(arguments, name) for name in names_of(arguments, reads=True)}
+    named = _paths(arguments, names_of(arguments, reads=True))
     # Not Path.resolve, which raises for links in a circle.
-    read = {f"--{name} {path}": Path(os.path.realpath(path)) for name, path in named.items() if path is not None}
+    read = {f"--{name} {path}": Path(os.path.realpath(path)) for name, path in named}
     found = []
     if train and arguments.overwrite_output_dir:
         removed = [Path(os.path.realpath(folder / name)) for name in run_folder.OURS]
@@ -91,10 +92,17 @@ def _compared(arguments: Any, launch: Launch) -> dict[str, Any]:
     of_launch = {"--mixed_precision": launch.precision, "the number of processes": launch.world_size}
     alike = {"arguments": given | of_launch, "DeepSpeed file": launch.deepspeed_config or {}}
     if launch.local_rank == 0:
-        files = {f"--{name}": getattr(arguments, name) for name in names_of(arguments, reads=True, per_machine=True)}
-        contents = {f"{name} ({Path(path).name})": _content(path) for name, path in files.items() if path is not None}
+        files = _paths(arguments, names_of(arguments, reads=True, per_machine=True))
+        contents = {f"--{name} ({Path(path).name})": _content(path) for name, path in files}
         alike |= {"files": contents, "code": code_version(), "libraries": library_versions()}
     return alike
+
+
+def _paths(arguments: Any, names: list[str]) -> list[tuple[str, str]]:
+    """(argument, path) of everything that arguments of these names name; the files of a pattern each by itself."""
+    values = [(name, getattr(arguments, name)) for name in names if getattr(arguments, name) is not None]
+    each = [(name, pattern) for name, value in values for pattern in (value if isinstance(value, Each) else (value,))]
+    return [(name, path) for name, pattern in each for path in matching(pattern)]
 
 
 def _content(path: str) -> str:

@@ -64,13 +64,31 @@ class Batch:
 
 
 @dataclass(frozen=True)
+class Mixture:
+    """Training rows of several sources, numbered from 0, with weights. `source`: (rows,) of each row; `weights`: by source, its
+    share of an epoch, which has as many rows as there are; they sum to 1."""
+
+    source: np.ndarray
+    weights: tuple[float, ...]
+
+    @property
+    def counts(self) -> np.ndarray:
+        """(sources,) int64: how many rows each source gives an epoch."""
+        exact = len(self.source) * np.asarray(self.weights)
+        counts = np.floor(exact).astype(np.int64)
+        counts[np.argsort(counts - exact, kind="stable")[: len(self.source) - counts.sum()]] += 1  # the largest remainders
+        return counts
+
+
+@dataclass(frozen=True)
 class Split:
     """One file's rows, ready to be batched.
 
     `collate`: row numbers -> `Batch`. `augment`: (row numbers, epoch) -> `Batch`, what training uses in place of `collate` for
     data that it varies; a function of (seed, epoch, row), so that every launch and a resumed run see the same. `lengths`:
     (rows,) tokens of each row, None where rows have none. `padding_multiple`: of what the width of a batch is a multiple, as
-    `collate` pads. `ids`: what names each row in predictions.
+    `collate` pads. `ids`: what names each row in predictions. `mixture`: how often rows are trained on, where that is not once
+    an epoch.
     """
 
     path: str
@@ -81,6 +99,7 @@ class Split:
     lengths: np.ndarray | None = None
     padding_multiple: int = 1
     ids: Sequence[Any] | None = None
+    mixture: Mixture | None = None
 
     def __len__(self) -> int:
         return self.num_rows

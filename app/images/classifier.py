@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,12 +67,14 @@ def _is_class(value: Any) -> bool:
     return (isinstance(value, str) and bool(value.strip())) or (isinstance(value, int) and not isinstance(value, bool))
 
 
-def sorted_classes(names: list[str]) -> list[str]:
-    """The different classes: by number where all are whole numbers, by alphabet otherwise. Raises `InputError` for
-    fewer than two."""
+def sorted_classes(names: list[str], declared: Sequence[str] = ()) -> list[str]:
+    """The different classes: as the source declares them, or else by number where all are whole numbers, by alphabet otherwise.
+    Raises `InputError` for fewer than two."""
     found = sorted(set(names))
     if len(found) < 2:
         raise InputError(f"the training pictures have one class only ({found[0]!r}); a classifier needs two or more")
+    if declared:
+        return list(declared)
     return sorted(found, key=int) if all(name.isdecimal() for name in found) else found
 
 

@@ -13,7 +13,8 @@ import pyarrow
 import pyarrow.parquet
 
 from finetune.errors import InputError
-from finetune.reading.columns import check_columns, check_ids, ids_of, read_split, table_of, take
+from finetune.reading.columns import check_ids, ids_of, take
+from finetune.reading.splits import check_columns, read_split, table_of
 from images.folders import class_folders
 from images.idx import images_file, is_idx, labels_file, read_idx
 from images.sources import ArrayImages, EncodedImages, Images, Renumbered
@@ -23,13 +24,15 @@ LIMITS = {"train": "max_train_samples", "validation": "max_eval_samples", "test"
 
 @dataclass(frozen=True)
 class Examples:
-    """`classes`: what the source has as each row's class, None where it has none. `where`: what messages call a row."""
+    """`classes`: what the source has as each row's class, None where it has none. `where`: what messages call a row.
+    `declared`: the names of all classes, in their order, where the source gives them."""
 
     path: str
     images: Images
     classes: Sequence[Any] | None
     where: Callable[[int], str]
     ids: Sequence[Any]
+    declared: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.images)
@@ -99,10 +102,11 @@ def _from_table(arguments: Any, split: str, path: Path | None, notes: list[str])
     if table is None:
         return None
     if is_test:
-        check_ids(table, id_column, notes)
+        check_ids(table, id_column)
     folder = path.parent if path is not None else Path()
     images = EncodedImages(table.columns[image], folder, table.where)
-    return Examples(table.path, images, table.columns.get(label), table.where, ids_of(table, id_column))
+    declared = tuple(table.classes.get(label, ()))
+    return Examples(table.path, images, table.columns.get(label), table.where, ids_of(table, id_column), declared)
 
 
 def _holds_pictures(path: Path, column: str) -> bool:

@@ -102,6 +102,15 @@ def special_ids(config: Any, tokenizer: Any) -> tuple[int, int]:
     return start, end
 
 
+def global_attention(config: Any, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What LED needs besides ids and mask, (b, width): its first token sees everything, as in its pretraining."""
+    if config.model_type != "led":
+        return {}
+    attended = torch.zeros_like(inputs["input_ids"])
+    attended[:, 0] = 1
+    return {"global_attention_mask": attended}
+
+
 def build_title_model(arguments: Any, config: Any, tokenizer: Any, max_title_length: int) -> Any:
     """The model in fp32 with start, padding and end ids on both of its configurations. The caller seeds torch first.
 
@@ -147,6 +156,21 @@ def set_output_bias(model: Any, title_ids: np.ndarray) -> bool:
     with torch.no_grad():
         bias.copy_(torch.as_tensor(np.log(counts / counts.sum())))
     return True
+
+
+def set_decoder_start(config: Any, start: dict[str, int]) -> None:
+    """Lets a decoder start with the language of titles, if `start` (see text/languages.py) says so."""
+    if "decoder_start_token_id" in start:
+        config.decoder_start_token_id = start["decoder_start_token_id"]
+
+
+def keep_settings(model: Any, start: dict[str, int], source_prefix: str) -> None:
+    """Puts what titles start with, and what stands before each document, into the configurations that a model is saved with."""
+    set_decoder_start(model.config, start)
+    for name, token_id in start.items():
+        setattr(model.generation_config, name, token_id)
+    if source_prefix:
+        model.config.source_prefix = source_prefix
 
 
 def _encoder_with_decoder(arguments: Any, config: Any, tokenizer: Any, max_title_length: int) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from finetune.arguments import groups
-from finetune.arguments.parsing import option
+from finetune.arguments.parsing import Each, changed_option, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,12 +41,39 @@ class TokenBatchArguments(groups.BatchArguments):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TableArguments(groups.DataArguments):
+    """Data in several files"""
+
+    train_file: Each[str] | None = changed_option(groups.DataArguments, "train_file", None)
+    validation_file: Each[str] | None = changed_option(groups.DataArguments, "validation_file", None)
+    test_file: Each[str] | None = changed_option(groups.DataArguments, "test_file", None)
+    mixing_weights: Each[float] | None = option(
+        above=0, help="share of an epoch's rows that each file (or pattern) of --train_file gives, such as 0.7 0.3"
+    )
+
+    def __post_init__(self) -> None:
+        """A single name may be given as a text, where the class is used from Python."""
+        for name in ("train_file", "validation_file", "test_file"):
+            if isinstance(getattr(self, name), str):
+                object.__setattr__(self, name, Each([getattr(self, name)]))
+
+    def problems(self) -> list[str]:
+        if self.mixing_weights is None or len(self.mixing_weights) == len(self.train_file or ()) > 1:
+            return []
+        given = f"{len(self.mixing_weights)} for {len(self.train_file or ())}"
+        return [
+            f"--mixing_weights has {given} of --train_file: give one for each of two or more (a pattern is one, in quotes so "
+            "that the shell does not expand it)"
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
 class TextArguments(
     groups.LaunchArguments,
     groups.RunArguments,
     groups.OptimizationArguments,
     TokenBatchArguments,
-    groups.DataArguments,
+    TableArguments,
     groups.AdapterArguments,
     groups.ModelArguments,
 ):
@@ -91,3 +118,15 @@ class TextArguments(
                 "--tokenizer_type train makes a vocabulary that trained weights do not know; add --from_scratch or leave it out"
             )
         return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceArguments:
+    """What an encoder-decoder is told besides the text"""
+
+    source_prefix: str | None = option(help="a text before every document, such as 'summarize: ' for T5")
+    source_lang: str | None = option(help="language code of the documents, for mBART (zh_CN) and NLLB (zho_Hans)")
+    target_lang: str | None = option(help="language code of the titles (default: --source_lang)")
+
+    def problems(self) -> list[str]:
+        return ["--target_lang needs --source_lang"] if self.target_lang and not self.source_lang else []

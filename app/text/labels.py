@@ -25,33 +25,38 @@ BITS = dict.fromkeys(("1", "true", "True", "TRUE", "1.0"), True) | dict.fromkeys
 
 @dataclass(frozen=True)
 class Labelled:
-    """Rows' labels as written, without repetition. `columns`: those of --label_columns, whether a row has them or not."""
+    """Rows' labels as written, without repetition. `declared`: those of --label_columns, or of a column of classes, whether a
+    row has them or not."""
 
     rows: list[tuple[str, ...]]
-    columns: tuple[str, ...] = ()
+    declared: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @cached_property
     def names(self) -> list[str]:
-        """In the order of their first appearance."""
-        return list(self.columns or dict.fromkeys(chain.from_iterable(self.rows)))
+        """As they are declared, or in the order of their first appearance."""
+        return list(self.declared or dict.fromkeys(chain.from_iterable(self.rows)))
 
     def take(self, rows: np.ndarray) -> Labelled:
-        return Labelled([self.rows[row] for row in rows.tolist()], self.columns)
+        return Labelled([self.rows[row] for row in rows.tolist()], self.declared)
 
 
 def label_names(table: Table, arguments: Any, notes: list[str]) -> Labelled:
     """Each row's labels.
 
     A cell is a list of texts or of whole numbers, or one text split at --label_separator (empty: no label), or with
-    --label_columns the names of the columns that hold 1. Whole numbers become their digits. Raises `InputError` for cells of
-    another type and for files that mix types, each with its line.
+    --label_columns the names of the columns that hold 1. Whole numbers become their digits. A class (ClassLabel) is one label,
+    and all the names of its column are labels. Raises `InputError` for cells of another type and for files that mix types, each
+    with its line.
     """
     if arguments.label_columns:
         return _from_columns(table, arguments.label_columns)
     column, separator, problems = arguments.label_column, arguments.label_separator, []
+    declared = tuple(table.classes.get(column, ()))
+    if declared:
+        separator = None  # a class is one label, whatever its name
     kinds: dict[str, int] = {}  # and the first row of each
     shared: dict[tuple[str, ...], tuple[str, ...]] = {}  # the same few come again and again
     rows, repeated = [], 0
@@ -76,14 +81,14 @@ def label_names(table: Table, arguments: Any, notes: list[str]) -> Labelled:
         raise InputError(*problems[:SHOWN], *more(len(problems)))
     if repeated:
         notes.append(f"{table.path}: {repeated} row(s) name a label twice; it counts once")
-    if set(kinds) == {"a text"} and max(map(len, rows)) == 1:
+    if set(kinds) == {"a text"} and max(map(len, rows)) == 1 and not declared:
         single = [names[0] for names in rows if names]
         for mark in set(",;") - {separator}:
             if 4 * sum(mark in name for name in single) > len(single):
                 notes.append(
                     f"{table.path}: no row has two labels, but many labels hold {mark!r}; is --label_separator {mark!r} meant?"
                 )
-    return Labelled(rows)
+    return Labelled(rows, declared)
 
 
 def read_label_file(path: str) -> list[str]:
@@ -196,8 +201,11 @@ def _listed(names: list[str]) -> str:
     return f"{', '.join(names[:SHOWN])}{', ...' if len(names) > SHOWN else ''}"
 
 
-def _names(cell: Any, separator: str) -> tuple[list[str], str]:
-    """(labels, the cell's form). A row without labels has no form. Raises ValueError that says what is wrong with the cell."""
+def _names(cell: Any, separator: str | None) -> tuple[list[str], str]:
+    """(labels, the cell's form). A row without labels has no form. `separator`: None for texts that are one label each. Raises
+    ValueError that says what is wrong with the cell."""
+    if isinstance(cell, str) and separator is None:
+        return [cell], "a text"
     if isinstance(cell, str):
         if not cell.strip():
             return [], ""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from finetune.errors import TrainingError
+from finetune.errors import InputError, TrainingError
 from finetune.kernels.bigbird.plan import choose_attention, padding_of
 from finetune.kernels.enable import enable_device_kernels, enable_kernels
 from finetune.kernels.padding_free.support import check_padding_free
@@ -25,17 +25,17 @@ from finetune.reading.columns import (
     note_blank,
     note_cut,
     note_repeated_texts,
-    read_splits,
     split_off,
     take,
     texts_of,
 )
 from finetune.reading.fingerprint import fingerprint
 from finetune.reading.ragged import Ragged, RaggedChunks
+from finetune.reading.splits import read_splits
 from finetune.reading.stored_rows import Column
 from finetune.reading.tables import Table
 from finetune.reading.tokens import encode_cached
-from finetune.task import Batch, Data, Split, Task
+from finetune.task import Batch, Data, Mixture, Split, Task
 from models import adapters
 from models.export import export_model
 from models.pretrained import check_vocabulary, choose_max_length, load_config, load_model_and_new_names, model_content
@@ -46,12 +46,14 @@ PADDING_FREE_NOTE = "the encoder computes without padding (--padding_free); its 
 
 @dataclass(frozen=True, kw_only=True)
 class TextSplit(Split):
-    """A file of texts. `targets`: each row's label numbers or title ids, None without; `texts`, `titles`: columns."""
+    """The texts of a split. `targets`: each row's label numbers or title ids, None without; `texts`, `titles`: columns;
+    `where`: what messages call a row of several files."""
 
     tokens: RaggedChunks
     targets: Ragged | RaggedChunks | None
     texts: Column
     titles: Column | None = None
+    where: Callable[[int], str] | None = None
 
 
 class TextTask(Task):
@@ -62,6 +64,7 @@ class TextTask(Task):
 
     default_max_length = 512
     memory_advice = "a smaller --max_tokens_per_micro_batch or --max_length, "
+    source_prefix = ""  # stands before each text
 
     @abstractmethod
     def target_columns(self) -> tuple[str, ...]:
@@ -78,6 +81,9 @@ class TextTask(Task):
     def encoder_config(self) -> Any:
         """The part of the configuration that is the encoder's."""
         return self.config
+
+    def prepare_tokenizer(self, tokenizer: Any) -> None:
+        """Settings of the tokenizer that are the task's. Raises `InputError`."""
 
     def vocabulary_columns(self, table: Table) -> list[Column]:
         """What --tokenizer_type train learns its vocabulary from."""
@@ -105,6 +111,7 @@ class TextTask(Task):
         columns = self.vocabulary_columns(train) if train is not None and arguments.tokenizer_type == "train" else []
         self.tokenizer = load_tokenizer(arguments, columns, notes)
         self.tokenizer.truncation_side = arguments.truncation_side
+        self.prepare_tokenizer(self.tokenizer)
         encoder = self.encoder_config()
         self.max_length = choose_max_length(arguments.max_length, encoder, self.tokenizer, self.default_max_length)
         note = choose_attention(encoder, self.max_length)
@@ -126,7 +133,7 @@ class TextTask(Task):
             note_repeated_texts({name: split.texts for name, split in self.splits.items()}, notes)
         notes += [PADDING_FREE_NOTE] if self.padding_free else []
         if arguments.test_file is not None and not modes.predict:
-            notes.append(f"--test_file {arguments.test_file} is not read: --do_predict is not given")
+            notes.append(f"--test_file {' '.join(arguments.test_file)} is not read: --do_predict is not given")
         return Data(self.splits, self._fingerprint(tokenizer), notes, self.padding_free)
 
     def _read(self, modes: Modes, notes: list[str]) -> tuple[dict[str, Table], dict[str, Any]]:
@@ -156,7 +163,8 @@ class TextTask(Task):
         if name == "test":
             check_ids(table, arguments.id_column)
         texts = table.columns[arguments.text_column]
-        encode, settings = TextEncoder(self.tokenizer, self.max_length), f"{tokenizer} {self.max_length}"
+        encode, settings = TextEncoder(self.tokenizer, self.max_length, self.source_prefix), f"{tokenizer} {self.max_length}"
+        settings += f" {self.source_prefix!r}" if self.source_prefix else ""
         encoded = encode_cached(texts, encode, settings, arguments.preprocessing_num_workers)
         tokens = encoded["input_ids"]
         note_unknown(tokens, self.tokenizer, table.path, notes)
@@ -172,9 +180,11 @@ class TextTask(Task):
             padding_multiple=padding_of(self.encoder_config()),
             ids=ids_of(table, arguments.id_column),
             tokens=tokens,
+            mixture=mixture_of(table, arguments.mixing_weights, notes) if name == "train" else None,
             targets=targets,
             texts=texts,
             titles=self.titles_of(table),
+            where=table.where if table.sources else None,
         )
 
     def titles_of(self, table: Table) -> Column | None:
@@ -204,6 +214,7 @@ class TextTask(Task):
             **adapters.fingerprint(self.arguments),
             "tokenizer": tokenizer[:16],
             "max_length": self.max_length,
+            **_mixing(trained.get("train")),
             **{f"{name}_rows": len(split) for name, split in trained.items()},
             **{f"{name}_content": _content(split)[:16] for name, split in trained.items()},
         }
@@ -237,6 +248,28 @@ class TextTask(Task):
         return model
 
 
+def mixture_of(table: Table, weights: Sequence[float] | None, notes: list[str]) -> Mixture | None:
+    """How --mixing_weights mixes the files of a table, with a note; None without weights. Raises `InputError` for a file that
+    would give no rows."""
+    if weights is None:
+        return None
+    total, numbers = sum(weights), np.array([source.argument for source in table.sources])
+    mixture = Mixture(numbers[table.source], tuple(weight / total for weight in weights))
+    there = np.bincount(mixture.source, minlength=len(weights))
+    paths = [next(source.path for source in table.sources if source.argument == number) for number in range(len(weights))]
+    problems = [
+        f"--mixing_weights: {path}, with a weight of {weight:g}, gives no row to an epoch of {len(table)} ({rows} of its rows "
+        "are left for training); give it more rows or a larger weight, or leave it out"
+        for path, weight, rows, count in zip(paths, weights, there, mixture.counts, strict=True)
+        if not rows or not count
+    ]
+    if problems:
+        raise InputError(*problems)
+    shares = [f"{count} from the {rows} of {path}" for path, rows, count in zip(paths, there, mixture.counts, strict=True)]
+    notes.append(f"rows of an epoch: {', '.join(shares)} (--mixing_weights)")
+    return mixture
+
+
 def check_finite(values: np.ndarray, what: str, split: TextSplit) -> None:
     """Raises `TrainingError` naming the first row of a file whose values, (rows, ...), are NaN or infinite."""
     wrong = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
@@ -244,7 +277,8 @@ def check_finite(values: np.ndarray, what: str, split: TextSplit) -> None:
         return
     row, some = int(wrong[0]), len(wrong) < len(values)
     where = f"{split.path}: the model's {what} are not finite for {len(wrong)} of {len(values)} rows"
-    first = f"first for row {row} (0-based), {split.texts[row]!r:.60}"
+    place = f"row {row} (0-based)" if split.where is None else split.where(row)
+    first = f"first for {place}, {split.texts[row]!r:.60}"
     advice = "it overflows on them: leave them out, or compute with --mixed_precision no" if some else "it diverged"
     raise TrainingError(f"{where}, {first}; {advice}. Or try a smaller --learning_rate")
 
@@ -265,6 +299,12 @@ def lengths_of(rows: Sequence[np.ndarray], side: str) -> tuple[int, ...] | None:
     """`Batch.lengths` of rows that are padded on that side; None as well if a row has no token."""
     lengths = tuple(map(len, rows))
     return lengths if side == "right" and min(lengths) > 0 else None
+
+
+def _mixing(split: TextSplit | None) -> dict[str, Any]:
+    """What a mixture adds to the fingerprint: the order of rows follows from it."""
+    mixture = None if split is None else split.mixture
+    return {} if mixture is None else {"mixing": [list(mixture.weights), np.bincount(mixture.source).tolist()]}
 
 
 def _content(split: TextSplit) -> str:

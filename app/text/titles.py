@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,19 @@ ids = model.generate(**tokenizer("a long document", truncation=True, return_tens
 title = tokenizer.decode(ids[0], skip_special_tokens=True)
 chinese = "[\\u3001-\\u9fff\\uff01-\\uffef]"  # its characters are decoded with spaces between them
 print(re.sub(f"(?<={chinese}) +(?={chinese})", "", title))"""
+
+
+def usage(prefix: str) -> str:
+    """Python code that writes a title with best/. `prefix`: what stands before each document."""
+    return USAGE.replace('"a long document"', f'{prefix!r} + "a long document"') if prefix else USAGE
+
+
+def lead_remark(metrics: dict[str, Any]) -> list[str]:
+    """A line that compares the model with the document's first sentence as its title."""
+    ours, lead = metrics.get("rougeL"), metrics.get("lead_rougeL")
+    if ours is None or lead is None:
+        return []
+    return [f"the first sentence as title: rougeL {lead:.4f} ({'below' if lead < ours else 'not below'} ours)"]
 
 
 def check_titles(table: Table, column: str, split: str) -> Column | None:
@@ -139,6 +152,14 @@ def decode(tokenizer: Any, ids: np.ndarray) -> list[str]:
     return [join_chinese(text).strip() for text in tokenizer.batch_decode(ids, skip_special_tokens=True)]
 
 
+def prediction_lines(tokenizer: Any, ids: np.ndarray, scores: np.ndarray) -> Iterator[dict[str, Any]]:
+    """The lines of predictions.jsonl. `ids`: (rows, candidates, width), best first; `scores`: (rows, candidates)."""
+    for each, theirs in zip(ids, scores, strict=True):
+        pairs = zip(decode(tokenizer, each), theirs.tolist(), strict=True)
+        candidates = [{"title": title, "score": round(score, 6)} for title, score in pairs]
+        yield {"title": candidates[0]["title"], **({"candidates": candidates} if len(candidates) > 1 else {})}
+
+
 def counted_by_rouge(requested: str, references: Column | None) -> str:
     """--rouge_tokenizer as a decision for these references."""
     if requested != "auto":
@@ -153,7 +174,7 @@ def plain_model(model: Any, search: Generation) -> Any:
     with torch.device("meta"):
         plain = type(model)(config)
     generation = plain.generation_config
-    for name in ("decoder_start_token_id", "eos_token_id", "pad_token_id", "bos_token_id"):
+    for name in ("decoder_start_token_id", "eos_token_id", "pad_token_id", "bos_token_id", "forced_bos_token_id"):
         setattr(generation, name, getattr(model.generation_config, name))
     generation.num_beams, generation.max_length = search.num_beams, search.max_length + 2
     generation.no_repeat_ngram_size = search.no_repeat_ngram_size

@@ -55,12 +55,15 @@ def load_tokenizer(arguments: Any, train_texts: Sequence[Column], notes: list[st
 
 @dataclass(frozen=True)
 class TextEncoder:
-    """Texts -> {"input_ids": ids per text, with special tokens; "cut": whether the text was truncated}."""
+    """Texts -> {"input_ids": ids per text, with special tokens; "cut": whether the text was truncated}. `prefix`: stands before
+    each text."""
 
     tokenizer: Any
     max_length: int
+    prefix: str = ""
 
     def __call__(self, texts: list[str]) -> dict[str, list]:
+        texts = [self.prefix + text for text in texts] if self.prefix else texts
         encoded = self.tokenizer(texts, truncation=True, max_length=self.max_length, **IDS_ALONE)
         return {"input_ids": encoded["input_ids"], "cut": [bool(e.overflowing) for e in encoded.encodings]}
 
@@ -77,6 +80,8 @@ class TitleEncoder:
     def __call__(self, texts: list[str]) -> dict[str, list]:
         encoded = self.tokenizer(text_target=texts, **IDS_ALONE)["input_ids"]
         rows = [ids[1:] if ids and ids[0] == self.start_id else ids for ids in encoded]
+        # mBART has the language behind the end, where the decoder starts with it.
+        rows = [ids[:-1] if ids[-2:-1] == [self.end_id] != ids[-1:] else ids for ids in rows]
         rows = [ids[:-1] if ids and ids[-1] == self.end_id else ids for ids in rows]
         return {
             "input_ids": [[*ids[: self.max_length], self.end_id] for ids in rows],

@@ -57,6 +57,10 @@ FILES = [
     works("lists in JSON", tasks=CLASSIFY, **train(lines(*LABELLED), "train.jsonl")),
     works("columns of 0 and 1", tasks=CLASSIFY, files={"wide.csv": "text,red,green\na,1,0\nb,0,1\nc,1,1\nd,0,0\n"},
           arguments={"train_file": "wide.csv", "validation_file": "wide.csv", "label_columns": "red,green"}),
+    works("files of several kinds and a pattern, mixed", r"^note           6 training rows",
+          r"^note           rows of an epoch: 2 from the 4 of train\.csv, 4 from the 2 of part-1\.csv \(--mixing_weights\)$",
+          files={"part-1.csv": "text,TARGET\nred leaf,red\n", "part-2.jsonl": '{"text": "grass", "TARGET": "green"}\n'},
+          arguments={"train_file": ["train.csv", "part-*"], "mixing_weights": ["1", "2"]}),
     works("another separator", tasks=CLASSIFY,
           **train(GOOD.replace("|", ";"), label_separator=";", validation_file="train.csv")),
 ]  # fmt: skip

@@ -116,8 +116,9 @@ def command_line(case: Case, task: str) -> list[str]:
 
 
 def written(name: str, value: object) -> list[str]:
-    """An argument as it stands on a command line; without a name, a value alone; a value of ... is a name alone."""
-    return [*([f"--{name}"] if name else []), *([] if value is ... else [str(value)])]
+    """An argument as it stands on a command line; without a name, a value alone; a list as several; ... is a name alone."""
+    values = [] if value is ... else value if isinstance(value, list) else [value]
+    return [*([f"--{name}"] if name else []), *map(str, values)]
 
 
 def contents(folder: Path) -> dict[str, str]:

@@ -8,6 +8,7 @@ import os
 
 from catalogue_case import GOOD, Case, encoded, lines, parquet, train
 
+ONE = ("classify",)
 PREDICT = {"do_train": "true", "do_predict": "true", "test_file": "test.csv"}
 CHINESE = "text,TARGET\n" + "红色的苹果和绿色的草地,水果\n今天天气很好我们去公园,天气\n" * 2
 WIDE_CELL = "x" * 10_000_000
@@ -49,6 +50,20 @@ NAMES = [
     Case("no file to evaluate", [r"no validation rows: give --validation_file"],
          arguments={"do_eval": "true", "validation_file": None, "from_scratch": None, "tokenizer_type": None,
                     "config_name": None, "model_name_or_path": "models/classifier"}),
+    Case("pattern without files", [r"--train_file part-\*\.csv: no file matches this pattern", r"ten\.csv: no such file"],
+         arguments={"train_file": "part-*.csv", "validation_file": "ten.csv"}),
+    Case("a file twice, by its name and a pattern", [r"--train_file: train\.csv is named twice, so its rows would count twice"],
+         arguments={"train_file": ["train.csv", "t*.csv"]}),
+    Case("wrong row of the second file", [r"^error: more\.csv:3: 1 cells, expected 2"], ONE,
+         arguments={"train_file": ["train.csv", "more.csv"]}, files={"more.csv": "text,TARGET\na,b\nc\n"}),
+    Case("column that one of two files lacks", [r"--test_file: the files have different columns: 'id' is in a\.csv, but not"],
+         ONE, PREDICT | {"test_file": ["a.csv", "b.csv"]}, {"a.csv": "text,id\na,1\n", "b.csv": "text\nb\n"}),
+    Case("labels as texts and as lists", [r"b\.jsonl:1: labels is a list of texts, but a text at a\.csv:2; use one form"], ONE,
+         {"train_file": ["a.csv", "b.jsonl"]}, {"a.csv": "text,labels\na,x\n", "b.jsonl": '{"text": "b", "labels": ["y"]}\n'}),
+    Case("split that a data set lacks", [r'--dataset_split train2 of --dataset_name data: cannot be loaded \(Unknown split'],
+         ONE, {"train_file": None, "dataset_name": "data", "dataset_split": "train2"}, {"data/train.csv": GOOD}),
+    Case("revision of a folder", [r"--dataset_revision: data is a folder, which has no revisions; leave it out"],
+         ONE, {"train_file": None, "dataset_name": "data", "dataset_revision": "v1"}, {"data/train.csv": GOOD}),
     Case("data set offline", [r"--dataset_name some/data: cannot be loaded"],
          arguments={"train_file": None, "validation_file": None, "dataset_name": "some/data"}),
 ]  # fmt: skip

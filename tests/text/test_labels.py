@@ -1,3 +1,4 @@
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -155,3 +156,13 @@ def test_what_a_reader_of_the_figures_should_know_of_the_labels():
     many = [f"l{i}" for i in range(SHOWN + 1)]
     note_labels({"train": ("a.csv", Ragged.of([[], []]))}, many, notes)
     assert notes[1:] == ["a.csv: 2 row(s) have no label", f"no training row has {', '.join(many[:SHOWN])}, ..."]
+
+
+def test_a_class_is_one_label_and_all_names_of_its_column_are_labels():
+    classes = {"labels": ["b|c", "never", "a"]}
+    asked = SimpleNamespace(label_columns=None, label_column="labels", label_separator="|")
+    notes = []
+    for cells, expected in [(["a", "b|c"], [["a"], ["b|c"]]), ([["b|c", "a"], []], [["b|c", "a"], []])]:
+        found = label_names(replace(table(cells), classes=classes), asked, notes)
+        assert (written(found), found.names) == (expected, ["b|c", "never", "a"])
+    assert notes == []

@@ -1,9 +1,14 @@
 import numpy as np
+import pytest
 import torch
 
+from finetune.errors import InputError
+from finetune.reading.columns import take
+from finetune.reading.stored_rows import Column
+from finetune.reading.tables import Source, Table
 from finetune.task import Batch
 from finetune.training.batches import collate_share
-from text.text_task import lengths_of, pad_rows
+from text.text_task import lengths_of, mixture_of, pad_rows
 
 
 def test_rows_are_padded_on_either_side():
@@ -24,3 +29,30 @@ def test_lengths_are_those_of_rows_that_begin_with_their_tokens():
     batch = Batch(torch.tensor([3, 4]), {}, None, (5, 2))
     assert batch.to(torch.device("cpu")).lengths == (5, 2)
     assert collate_share(lambda _: batch, np.array([], dtype=int), np.array([2])).lengths == (5, 2)
+
+
+@pytest.fixture
+def mixed():
+    """A table of rows of three files, the last two of one pattern."""
+    files = [("a.csv", 0), ("b-1.csv", 1), ("b-2.csv", 1)]
+    sources = tuple(Source(path, "csv", number) for path, number in files)
+    lines = Column.of(list(range(2, 12)))
+    return Table("a.csv and 2 more", "csv", {}, lines, sources=sources, source=np.repeat([0, 1, 2], [6, 2, 2]))
+
+
+def test_weights_belong_to_files_and_patterns(mixed):
+    notes = []
+    mixture = mixture_of(mixed, (1, 3), notes)
+    assert (mixture.weights, mixture.source.tolist()) == ((0.25, 0.75), [0] * 6 + [1] * 4)
+    assert mixture.counts.tolist() == [3, 7]  # exactly 2.5 and 7.5: the earlier one gets the row that is left
+    assert notes == ["rows of an epoch: 3 from the 6 of a.csv, 7 from the 4 of b-1.csv (--mixing_weights)"]
+    assert mixture_of(mixed, None, notes) is None
+
+
+def test_a_file_that_gives_no_row_is_refused(mixed):
+    with pytest.raises(
+        InputError, match=r"a\.csv, with a weight of 0\.01, gives no row to an epoch of 10 \(6 of its rows are left"
+    ):
+        mixture_of(mixed, (0.01, 1), [])
+    with pytest.raises(InputError, match=r"b-1\.csv, with a weight of 1, .* \(0 of its rows are left"):
+        mixture_of(take(mixed, np.arange(6)), (1, 1), [])

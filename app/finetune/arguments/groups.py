@@ -91,13 +91,23 @@ class AdapterArguments:
 class DataArguments:
     """Data"""
 
-    train_file: str | None = option(reads=True, per_machine=True, help="csv, tsv, json, jsonl or parquet; .gz of the text ones")
+    train_file: str | None = option(
+        reads=True,
+        per_machine=True,
+        help="csv, tsv, json, jsonl or parquet; .gz of the text ones; for text tasks also several, and patterns ('part-*.csv')",
+    )
     validation_file: str | None = option(
         reads=True, per_machine=True, help="same formats; without it --validation_split takes rows from training"
     )
     test_file: str | None = option(reads=True, per_machine=True, help="rows to predict, and to score when they have labels")
     dataset_name: str | None = option(reads=True, help="hub id or folder of a dataset, instead of files")
     dataset_config_name: str | None = option(reads=True, help="configuration of --dataset_name")
+    dataset_revision: str | None = option(help="branch, tag or commit of --dataset_name (default: main)")
+    dataset_split: str | None = option(
+        help="split of --dataset_name to train on, or a part of one: train[:80%] (default: train)"
+    )
+    dataset_validation_split: str | None = option(help="split to evaluate, such as train[80%:] (default: validation)")
+    dataset_test_split: str | None = option(help="split to predict (default: test)")
     validation_split: float = option(
         0.1, above=0, below=1, help="share of the training rows kept for validation when there is no validation file"
     )
@@ -111,8 +121,10 @@ class DataArguments:
         found = []
         if self.train_file and self.dataset_name:
             found.append("--train_file and --dataset_name are both given; keep one")
-        if self.dataset_config_name and not self.dataset_name:
-            found.append("--dataset_config_name is given but --dataset_name is not")
+        if self.dataset_name is None:
+            names = ("config_name", "revision", "split", "validation_split", "test_split")
+            given = [name for name in names if getattr(self, f"dataset_{name}")]
+            found += [f"--dataset_{name} is given but --dataset_name is not" for name in given]
         return found
 
 
@@ -158,7 +170,7 @@ class OptimizationArguments:
         choices=tuple(schedules.SCHEDULES),
         help="how the learning rate goes from its peak to the end",
     )
-    lr_scheduler_kwargs: dict[str, Any] | None = option(  # noqa: RUF009 (it makes a field, as everywhere)
+    lr_scheduler_kwargs: dict[str, Any] | None = option(
         help='settings of the schedule, as in transformers, and multistep\'s: {"milestones": [0.25, 0.5, 0.75], "gamma": 0.1}'
     )
     warmup_steps: int | float | None = option(at_least=0, help="optimizer steps of linear warm-up, or a share of all steps")

@@ -29,11 +29,18 @@ from finetune.arguments.trainer_names import BOOLEANS, TRAINER_NAMES
 from finetune.errors import InputError
 
 T = TypeVar("T")
+Text = str | list[str] | None  # an argument as it is written; a list for several values of `Each`
+
+
+class Each(tuple):
+    """Values that are arguments of their own, `--train_file a.csv b.csv`: names of files may have commas."""
+
+
 STEPS = int | float  # a number of optimizer steps, or a share of all of them
 SETTINGS = dict[str, Any]
 METAVARS = {
     **{int: "N", float: "X", bool: "true|false", STEPS: "N|SHARE", SETTINGS: "JSON"},
-    **{tuple[str, ...]: "A,B", tuple[int, ...]: "N,N", tuple[float, ...]: "X,X"},
+    **{tuple[str, ...]: "A,B", tuple[int, ...]: "N,N", tuple[float, ...]: "X,X", Each[float]: "X"},
 }
 LIMITS = {"at_least": operator.ge, "above": operator.gt, "at_most": operator.le, "below": operator.lt}
 # What --help shows; `--help all` shows everything.
@@ -80,7 +87,7 @@ def option(
 
 
 def changed_option(group: type, name: str, default: Any, help: str | None = None) -> Any:
-    """The argument `name` of a group with another default, or another help text, for a task's own dataclass to redeclare it."""
+    """The argument `name` of a group with another default, help text or type, for a task's own dataclass to redeclare it."""
     (field,) = (field for field in dataclasses.fields(group) if field.name == name)
     metadata = {**field.metadata, "help": help or field.metadata["help"]}
     return dataclasses.field(default=default, metadata=metadata)
@@ -98,7 +105,7 @@ def parse(cls: type[T], argv: list[str] | None = None, description: str = "") ->
     given = {name: text for name, text in vars(parsed).items() if text is not None}
 
     problems = _unknown_arguments(unknown, fields)
-    texts: dict[str, tuple[str | None, str]] = {}
+    texts: dict[str, tuple[Text, str]] = {}
     config_file = given.pop("config", None)
     if config_file is not None:
         config_file = os.path.expanduser(config_file)
@@ -127,10 +134,10 @@ def _with_underscores(text: str, fields: dict[str, dataclasses.Field]) -> str:
 
 
 def _in_our_names(
-    given: dict[str, str | None], fields: dict[str, dataclasses.Field], prefix: str, problems: list[str]
-) -> dict[str, tuple[str | None, str]]:
+    given: dict[str, Text], fields: dict[str, dataclasses.Field], prefix: str, problems: list[str]
+) -> dict[str, tuple[Text, str]]:
     """Our argument -> (its text, the name that it was given by), from one source; adds to `problems` what is refused."""
-    texts: dict[str, tuple[str | None, str]] = {}
+    texts: dict[str, tuple[Text, str]] = {}
     for name, text in given.items():
         field, source = name, f"{prefix}{name}"
         if name in TRAINER_NAMES and (name not in fields or TRAINER_NAMES[name].field == name):
@@ -165,21 +172,25 @@ def names_of(arguments: Any, **wanted: bool) -> list[str]:
     return [f.name for f in dataclasses.fields(arguments) if all(f.metadata[key] == value for key, value in wanted.items())]
 
 
-def convert(text: str | None, field: dataclasses.Field, cls: type) -> Any:
+def convert(text: Text, field: dataclasses.Field, cls: type) -> Any:
     """Turns the text of an argument into its field's type. Raises `ValueError` (found, expected) for a value it refuses."""
     kind, optional = _kind(cls, field.name)
-    if text is None or (optional and text.lower() in ("none", "null")):
+    if isinstance(text, list) and len(text) == 1:
+        text = text[0]
+    if text is None or (optional and isinstance(text, str) and text.lower() in ("none", "null")):
         if optional:
             return None
         raise ValueError(f"has no value, expected {_describe(kind, field.metadata)}")
+    written = " ".join(text) if isinstance(text, list) else text
     try:
         value = _typed(text, kind)
     except (ValueError, KeyError):
-        raise ValueError(f"{text!r} is not {_describe(kind, field.metadata)}") from None
-    if value in ("", (), {}):
+        raise ValueError(f"{written!r} is not {_describe(kind, field.metadata)}") from None
+    if value in ("", (), {}) or (isinstance(value, Each) and "" in value):
         raise ValueError("is empty")
-    if field.metadata["path"]:
-        value = os.path.expanduser(value)  # not Path.expanduser: hub names and spellings stay as they are
+    if field.metadata["path"]:  # not Path.expanduser: hub names and spellings stay as they are
+        several = isinstance(value, Each)
+        value = Each(map(os.path.expanduser, value)) if several else os.path.expanduser(value)
     choices = field.metadata["choices"]
     for item in value if isinstance(value, tuple) else (value,):
         if choices is not None and item not in choices:
@@ -188,7 +199,7 @@ def convert(text: str | None, field: dataclasses.Field, cls: type) -> Any:
             raise ValueError(f"{item!r} is not one of {', '.join(choices)}{hint}")
         limits = [(holds, field.metadata[key]) for key, holds in LIMITS.items() if field.metadata[key] is not None]
         if not all(holds(item, limit) for holds, limit in limits):
-            raise ValueError(f"{text} is out of range, expected {_describe(kind, field.metadata)}")
+            raise ValueError(f"{written} is out of range, expected {_describe(kind, field.metadata)}")
     return value
 
 
@@ -202,8 +213,10 @@ def describe_value(arguments: type, field: dataclasses.Field) -> str:
     return _describe(_kind(arguments, field.name)[0], field.metadata)
 
 
-def _typed(text: str, kind: type) -> Any:
+def _typed(text: str | list[str], kind: type) -> Any:
     """Raises `ValueError` or `KeyError` for a text that is no such value."""
+    if typing.get_origin(kind) is Each:
+        return Each(_typed(part, typing.get_args(kind)[0]) for part in ([text] if isinstance(text, str) else text))
     if kind is bool:
         return BOOLEANS[text.lower()]
     if typing.get_origin(kind) is tuple:
@@ -230,6 +243,7 @@ def _describe(kind: type, limits: typing.Mapping) -> str:
         **{int: "a whole number", float: "a number", bool: "true or false"},
         **{tuple[str, ...]: "names separated by commas", tuple[int, ...]: "whole numbers separated by commas"},
         tuple[float, ...]: "numbers separated by commas",
+        **{Each[str]: "names separated by spaces", Each[float]: "numbers separated by spaces"},
         STEPS: "a whole number, or a share of all steps below 1,",
         SETTINGS: 'a JSON object, such as {"power": 2}',
     }
@@ -296,6 +310,8 @@ def _add_argument(group: Any, cls: type, field: dataclasses.Field, shown: bool) 
         argparse.SUPPRESS if field.metadata["hidden"] or not shown else (field.metadata["help"] + default).replace("%", "%%")
     )
     flag: dict[str, Any] = {"nargs": "?", "const": "true"} if kind is bool else {}
+    if typing.get_origin(kind) is Each:
+        flag = {"nargs": "+"}
     group.add_argument(f"--{field.name}", metavar=metavar, help=help_text, **flag)
     if kind is bool and field.default is True:
         group.add_argument(f"--no_{field.name}", dest=field.name, action="store_const", const="false", help=argparse.SUPPRESS)
@@ -352,7 +368,7 @@ def read_yaml_mapping(path: str) -> dict[str, Any]:
     return content
 
 
-def _read_yaml(path: str, fields: dict[str, dataclasses.Field], cls: type) -> tuple[dict[str, str | None], list[str]]:
+def _read_yaml(path: str, fields: dict[str, dataclasses.Field], cls: type) -> tuple[dict[str, Text], list[str]]:
     texts, problems = {}, []
     for name, value in read_yaml_mapping(path).items():
         if name in TRAINER_NAMES and name not in fields:
@@ -363,6 +379,8 @@ def _read_yaml(path: str, fields: dict[str, dataclasses.Field], cls: type) -> tu
             problems.append(f"{path}: unknown key {name}{_nearest(name, fields)}")
         elif isinstance(value, dict):
             problems.append(f"{path}: {name}: expected one value, found a mapping")
+        elif isinstance(value, list) and typing.get_origin(_kind(cls, name)[0]) is Each:
+            texts[name] = list(map(str, value))
         elif isinstance(value, list) and typing.get_origin(_kind(cls, name)[0]) is not tuple:
             problems.append(f"{path}: {name}: expected one value, found a list")
         else:

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from typing import Any
 
+from finetune.arguments.parsing import Each
 from finetune.errors import InputError
 
 NAMES = ("-", "/dev/stdin")
@@ -22,7 +23,9 @@ def with_standard_input(arguments: Any, names: list[str]) -> Any:
 
     Raises `InputError` if several arguments name it, or several processes were launched: one of them would get it.
     """
-    given = [name for name in names if getattr(arguments, name) in NAMES]
+    values = {name: getattr(arguments, name) for name in names}
+    each = [(name, value) for name in names for value in (values[name] if isinstance(values[name], Each) else [values[name]])]
+    given = [name for name, value in each if value in NAMES]
     if not given:
         return arguments
     if len(given) > 1:
@@ -37,4 +40,6 @@ def with_standard_input(arguments: Any, names: list[str]) -> Any:
     with open(path, "wb") as file:
         file.write(head)
         shutil.copyfileobj(sys.stdin.buffer, file)
-    return dataclasses.replace(arguments, **{given[0]: path})
+    several = isinstance(values[given[0]], Each)
+    value = Each(path if value in NAMES else value for value in values[given[0]]) if several else path
+    return dataclasses.replace(arguments, **{given[0]: value})

@@ -39,6 +39,7 @@ IN_WORDS = {
     "decoder": "the decoder's files",
     "label_list": "the label list",
     "tokenizer": "the tokenizer",
+    "mixing": "how the training files are mixed (--mixing_weights)",
     "train_content": "the content of the training rows (--train_file)",
     "validation_content": "the content of the validation rows (--validation_file)",
 }

@@ -18,6 +18,7 @@ from finetune.output.run_folder import METRICS, OURS, PREDICTIONS, check_present
 
 # Opened anew, a standard output that is a file would lose what it holds.
 DESCRIPTOR = re.compile(r"/dev/(stdout|stderr)|(?:/dev|/proc/self)/fd/(\d+)")
+PATTERN = re.compile(r"[-_.]*[*?\[\]]+")  # what makes a name one of several files
 DATA_SUFFIX = re.compile(r"\.(csv|tsv|txt|json|jsonl|parquet)(\.gz)?$", re.IGNORECASE)
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 
@@ -44,7 +45,10 @@ def _beside_a_run(arguments: Any, name: str) -> str:
     if arguments.modes.train or not arguments.modes.predict or not holds_trained_run(Path(arguments.output_dir)):
         return name
     stem, suffix = os.path.splitext(name)
-    return f"{stem}_{DATA_SUFFIX.sub('', Path(arguments.test_file or 'test').name)}{suffix}"
+    named = arguments.test_file or "test"
+    first, others = (named, 0) if isinstance(named, str) else (named[0], len(named) - 1)
+    data = PATTERN.sub("", DATA_SUFFIX.sub("", Path(first).name)) or "test"
+    return f"{stem}_{data}{f'_and_{others}_more' if others else ''}{suffix}"
 
 
 def problem(path: Path, folder: Path, replaced: bool) -> str | None:

@@ -48,6 +48,12 @@ class Column(Sequence[Any]):
         table = {name: pa.array([pair[i] for pair in stored], kind) for i, (name, kind) in enumerate(names.items())}
         return Column(Dataset(pa.table(table)), CELLS, IS_JSON)
 
+    @staticmethod
+    def joined(columns: Sequence[Column]) -> Column:
+        """Whole columns of stored rows, one after the other, without a copy. They have the same name in each."""
+        first = columns[0]
+        return Column(datasets.concatenate_datasets([column._data for column in columns]), first._name, first._is_json)
+
     def __len__(self) -> int:
         return len(self._stored if self._rows is None else self._rows)
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 
@@ -35,21 +36,37 @@ FORM = "4"  # of the stored rows; another one reads files again
 csv.field_size_limit(2**31 - 1)  # its own limit, 131072 characters, is below one long document
 
 
+class Source(NamedTuple):
+    """A file of a table of several. `argument`: which of the names or patterns that were given stands for it."""
+
+    path: str
+    kind: str
+    argument: int
+
+
 @dataclass(frozen=True)
 class Table:
-    """Rows as columns of equal length, and where each row stands in its file."""
+    """Rows as columns of equal length, and where each row stands in its file.
+
+    `classes`: the names of a column of classes (a ClassLabel of `datasets`), all of them and in their order. A table of several
+    files has `sources`, and for each row, (rows,), the number of its `source`.
+    """
 
     path: str
     kind: str  # "csv", "tsv", "json" (one array), "jsonl" or "parquet": what the file holds, whatever its name says
     columns: dict[str, Column]
     lines: Column  # row i starts on this line of the file, from 1; in json and parquet, the number of the row from 1
+    classes: dict[str, list[str]] = field(default_factory=dict)
+    sources: tuple[Source, ...] = ()
+    source: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.lines)
 
     def where(self, i: int) -> str:
         """Row i in words for a message, see `problems.place`."""
-        return place(self.path, self.kind, self.lines[i])
+        path, kind = (self.path, self.kind) if self.source is None else self.sources[self.source[i]][:2]
+        return place(path, kind, self.lines[i])
 
 
 def read_table(path: str, encoding: str = "utf-8", required: Sequence[str] = (), optional: Sequence[str] = ()) -> Table:

@@ -6,6 +6,7 @@ only serve the message that tells the user which `--encoding` to pass.
 
 import codecs
 import difflib
+import glob
 import gzip
 import io
 import os
@@ -26,6 +27,13 @@ OTHER_FORMATS = {
     codecs.BOM_UTF16_BE: "looks like UTF-16: pass --encoding utf-16",
 }
 SAMPLE = 100_000  # characters that a guess looks at
+
+
+def matching(pattern: str) -> list[str]:
+    """The files that a pattern such as part-*.csv stands for, sorted; a name that is no pattern, or that exists, is itself."""
+    if os.path.lexists(pattern) or not glob.has_magic(pattern):
+        return [pattern]
+    return sorted(glob.glob(pattern, recursive=True))
 
 
 def check_readable(path: str) -> None:

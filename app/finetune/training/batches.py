@@ -19,7 +19,7 @@ from finetune.errors import InputError, TrainingError, in_short
 from finetune.launching.signals import ignore_signals
 from finetune.plan import Plan
 from finetune.task import Batch, Split
-from finetune.training.order import epoch_order, evaluation_batches, share_out, share_out_tokens
+from finetune.training.order import epoch_order, evaluation_batches, mixed_rows, share_out, share_out_tokens
 
 Collate = Callable[[np.ndarray], Batch]
 
@@ -38,7 +38,11 @@ class TrainSteps(Dataset):
         self._order = lru_cache(maxsize=2)(partial(self._make_order, seed, length_grouping and self.has_tokens))
 
     def _make_order(self, seed: int, length_grouping: bool, epoch: int) -> np.ndarray:
-        return epoch_order(seed, epoch, self.lengths, self.plan.batch.global_batch_size, length_grouping)
+        size, mixture = self.plan.batch.global_batch_size, self.split.mixture
+        if mixture is None:
+            return epoch_order(seed, epoch, self.lengths, size, length_grouping)
+        rows = mixed_rows(seed, epoch, mixture.source, mixture.counts)
+        return rows[epoch_order(seed, epoch, self.lengths[rows], size, length_grouping)]
 
     def rows(self, step: int) -> np.ndarray:
         """The rows of the whole global batch of optimizer step `step` (0-based)."""

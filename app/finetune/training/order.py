@@ -40,6 +40,26 @@ def epoch_order(seed: int, epoch: int, lengths: np.ndarray, global_batch_size: i
     return order
 
 
+def mixed_rows(seed: int, epoch: int, source: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """(counts.sum(),) int64: the rows of an epoch of a mixture, source by source; `epoch_order` shuffles them.
+
+    `source`: (rows,) the number of each row's source; `counts`: (sources,) how many rows each gives an epoch.
+
+    Each source is passed over again and again, shuffled anew in each pass, and epochs are consecutive pieces of that: no row
+    comes a second time before all the others of its source have come.
+    """
+    parts = []
+    for number, count in enumerate(counts.tolist()):
+        if not count:
+            continue
+        rows, first = np.flatnonzero(source == number), epoch * count
+        passes = range(first // len(rows), (first + count - 1) // len(rows) + 1)
+        shuffled = [rows[np.random.default_rng([seed, number, each]).permutation(len(rows))] for each in passes]
+        begin = first - passes.start * len(rows)
+        parts.append(np.concatenate(shuffled)[begin : begin + count])
+    return np.concatenate(parts)
+
+
 def share_out(rows: np.ndarray, lengths: np.ndarray, world_size: int, accumulation: int) -> list[list[np.ndarray]]:
     """Shares one global batch out: [micro-batch][process] -> rows, as even in number as possible, some maybe empty.
 

@@ -94,7 +94,9 @@ def test_a_home_is_expanded_on_the_command_line_and_in_yaml(monkeypatch, tmp_pat
     (tmp_path / "run.yaml").write_text("".join(f"{name}: ~/{name}\n" for name in FOLDERS) + "run_name: ~/x\n")
     for argv in ([f"--{name}=~/{name}" for name in FOLDERS] + ["--run_name=~/x"], ["--config=~/run.yaml"]):
         found = parse(TextArguments, argv)
-        assert {name: getattr(found, name) for name in FOLDERS} == {name: f"{tmp_path}/{name}" for name in FOLDERS}
+        expected = {name: f"{tmp_path}/{name}" for name in FOLDERS}
+        expected |= {name: (path,) for name, path in expected.items() if name in ("train_file", "validation_file", "test_file")}
+        assert {name: getattr(found, name) for name in FOLDERS} == expected
         assert found.run_name == "~/x"
     assert parse(TextArguments, ["--model_name_or_path", "a/b~c"]).model_name_or_path == "a/b~c"
 

@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from finetune.arguments.groups import RunArguments
-from finetune.arguments.parsing import as_dict, option, parse
+from finetune.arguments.parsing import Each, as_dict, option, parse
 from finetune.errors import InputError
 
 
@@ -209,3 +209,24 @@ def test_any_file_is_read_or_refused_in_words(tmp_path, content):
 def test_a_negative_number_with_an_exponent_is_a_value():
     with pytest.raises(InputError, match="-1e-3 is out of range"):
         parse(Small, ["--rate", "-1e-3"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Many:
+    """Many"""
+
+    files: Each[str] | None = option(path=True, help="names of files")
+    weights: Each[float] | None = option(above=0, help="numbers")
+
+
+def test_values_that_are_arguments_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    (tmp_path / "run.yaml").write_text("files: [~/a.csv, 'b,c.csv']\nweights: [1, 2.5]\n")
+    expected = Many(files=("/home/me/a.csv", "b,c.csv"), weights=(1.0, 2.5))
+    assert parse(Many, ["--files", "~/a.csv", "b,c.csv", "--weights", "1", "2.5"]) == expected
+    assert parse(Many, ["--config", str(tmp_path / "run.yaml")]) == expected
+    assert parse(Many, ["--files=-", "--weights", "none"]) == Many(files=("-",))
+    with pytest.raises(InputError) as caught:
+        parse(Many, ["--files", "a", "", "--weights", "1", "x"])
+    wrong = "--weights: '1 x' is not numbers separated by spaces above 0"
+    assert caught.value.problems == ["--files: is empty", wrong]

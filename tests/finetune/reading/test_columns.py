@@ -1,6 +1,3 @@
-import json
-
-import datasets
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,8 +11,6 @@ from finetune.reading.columns import (
     ids_of,
     more,
     note_repeated_texts,
-    read_split,
-    read_splits,
     split_off,
     take,
     texts_of,
@@ -97,87 +92,6 @@ def test_what_names_a_row():
 def test_more_problems_than_are_shown():
     assert more(SHOWN) == []
     assert more(SHOWN + 2) == ["... and 2 more"]
-
-
-def test_a_split_from_its_file(arguments, tmp_path):
-    path = tmp_path / "valid.csv"
-    path.write_text("text,labels\na,x\nb,y\nc,z\n")
-    asked = arguments(validation_file=str(path), max_eval_samples=2, max_train_samples=1)
-    assert read_split(asked, "validation", ("text",), ("labels", "id")).columns == {"text": ["a", "b"], "labels": ["x", "y"]}
-    assert read_split(asked, "train") is None
-    assert len(read_split(arguments(validation_file=str(path), max_eval_samples=9), "validation")) == 3
-    with pytest.raises(InputError, match="column 'title' not found"):
-        read_split(asked, "validation", ("title",))
-
-
-def test_all_missing_or_wrong_files_come_together(arguments, tmp_path):
-    good, bad = tmp_path / "good.csv", tmp_path / "bad.csv"
-    good.write_text("text,labels\na,x\n")
-    bad.write_text("text\na\n")
-    both = ("text", "labels")
-    asked = arguments(train_file=str(good), validation_file=str(bad))
-    with pytest.raises(InputError) as caught:
-        read_splits(asked, {"train": both, "validation": both, "test": ("text",)}, train=True, optional=())
-    assert len(caught.value.problems) == 2
-    assert "column 'labels' not found" in caught.value.problems[0]
-    assert caught.value.problems[1] == "no test rows: give --test_file or --dataset_name"
-    assert read_splits(asked, {"train": both, "validation": ("text",)}, train=True, optional=()).keys() == {
-        "train",
-        "validation",
-    }
-
-
-def test_validation_rows_may_be_kept_back_from_training(arguments, tmp_path):
-    path = tmp_path / "train.csv"
-    path.write_text("text\na\n")
-    asked = arguments(train_file=str(path))
-    assert read_splits(asked, {"train": ("text",), "validation": ("text",)}, train=True, optional=()).keys() == {"train"}
-    with pytest.raises(InputError, match="no validation rows"):
-        read_splits(asked, {"validation": ("text",)}, train=False, optional=())
-
-
-def test_only_the_columns_in_use_are_read(arguments, tmp_path):
-    path = tmp_path / "rows.csv"
-    path.write_text("text,labels,id,note\na,x,1,y\n")
-    asked = arguments(train_file=str(path), test_file=str(path))
-    tables = read_splits(asked, {"train": ("text", "labels"), "test": ("text",)}, train=True, optional=("labels", "title"))
-    assert tables["train"].columns == {"text": ["a"], "labels": ["x"]}
-    assert tables["test"].columns == {"text": ["a"], "labels": ["x"], "id": ["1"]}
-    named = arguments(test_file=str(path), id_column="note")
-    assert read_splits(named, {"test": ("text",)}, train=False, optional=())["test"].columns == {"text": ["a"], "note": ["y"]}
-
-
-def test_a_split_of_a_dataset(arguments, tmp_path, token_cache):
-    folder = tmp_path / "data"
-    folder.mkdir()
-    (folder / "train.jsonl").write_text("".join(json.dumps({"text": t, "labels": [t]}) + "\n" for t in "abc"))
-    asked = arguments(dataset_name=str(folder), max_train_samples=2)
-    found = read_split(asked, "train", ("text", "labels"))
-    assert found.columns == {"text": ["a", "b"], "labels": [["a"], ["b"]]}
-    assert found.where(1) == f"{folder} (train) row 2"
-    assert read_split(asked, "test") is None
-    with pytest.raises(InputError, match="split train: has no column 'title'; it has text, labels"):
-        read_split(asked, "train", ("title",))
-
-
-def test_classes_of_a_dataset_have_their_names(arguments, tmp_path, monkeypatch):
-    kind = datasets.ClassLabel(names=["10", "pear, ripe", "a"])
-    features = datasets.Features(text=datasets.Value("string"), one=kind, many=datasets.List(kind), unknown=kind)
-    rows = {"text": ["x", "y", "z"], "one": [2, 0, 1], "many": [[1, 0], [], [2]], "unknown": [-1, -1, -1]}
-    made = datasets.DatasetDict(train=datasets.Dataset.from_dict(rows, features))
-    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: made)
-    found = read_split(arguments(dataset_name="a"), "train", ("text", "one", "many"), ("unknown",))
-    assert found.columns == {
-        "text": ["x", "y", "z"],
-        "one": ["a", "10", "pear, ripe"],
-        "many": [["pear, ripe", "10"], [], ["a"]],
-    }
-    assert found.columns["many"].take(np.array([2, 0])) == [["a"], ["pear, ripe", "10"]]
-
-
-def test_a_dataset_that_is_not_there(arguments, tmp_path):
-    with pytest.raises(InputError, match=r"--dataset_name .*nowhere: cannot be loaded"):
-        read_split(arguments(dataset_name=str(tmp_path / "nowhere")), "train")
 
 
 def test_repeated_texts_are_counted():

@@ -10,7 +10,7 @@ from linear_task import collator, eval_rows, make_plan, points, split_of, train_
 
 from finetune.errors import TrainingError
 from finetune.plan import BatchShape
-from finetune.task import Batch
+from finetune.task import Batch, Mixture
 from finetune.training.batches import EvalRows, TrainSteps, collate_share, train_loader
 from finetune.training.order import share_out
 
@@ -133,3 +133,19 @@ def test_evaluation_passes_are_bounded_by_tokens_as_they_are_padded():
     rows = eval_rows(x, y)
     rows = replace(rows, max_tokens=24, split=replace(rows.split, padding_multiple=4))  # rows of 1 to 5 tokens
     assert [len(batch.rows) for batch in rows.batches(1, 0)] == [3, 6, 2]
+
+
+def test_a_mixture_has_the_same_steps_under_any_number_of_processes():
+    x, y = points(21)
+    split = replace(split_of(x, y, np.arange(21)), mixture=Mixture(np.repeat([0, 1], [15, 6]), (0.4, 0.6)))
+    plan = make_plan(21, epochs=2)
+    one, *ranks = [
+        TrainSteps(split, replace(plan, batch=BatchShape(8, world, 2, 4)), rank, 1, True)
+        for world, rank in [(1, 0), *((3, rank) for rank in range(3))]
+    ]
+    for step in range(len(one)):
+        rows = [row for steps in ranks for micro in steps[step] for row in micro.rows.tolist() if row >= 0]
+        assert sorted(rows) == sorted(one.rows(step).tolist())
+    epochs = [np.concatenate([one.rows(step) for step in range(first, first + 3)]) for first in (0, 3)]
+    assert [(rows < 15).sum() for rows in epochs] == [8, 8]  # 0.4 of 21
+    assert np.bincount(np.concatenate(epochs)[np.concatenate(epochs) >= 15] - 15).max() == 5  # 26 over 6 rows: 4 or 5 times

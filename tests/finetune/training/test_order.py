@@ -3,7 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finetune.training.order import epoch_order, evaluation_batches, share_out, share_out_tokens
+from finetune.task import Mixture
+from finetune.training.order import epoch_order, evaluation_batches, mixed_rows, share_out, share_out_tokens
 
 LENGTHS = st.lists(st.integers(1, 500), min_size=1, max_size=200).map(np.array)
 SIZES = st.integers(1, 40)
@@ -126,3 +127,27 @@ def test_evaluation_sees_every_row_once(lengths, size, max_tokens, world_size):
 def test_evaluation_by_tokens_takes_more_rows_the_shorter_they_are():
     batches = evaluation_batches(np.array([64] * 2 + [128] + [640]), 1, 256, 1, 0)
     assert [batch.tolist() for batch in batches] == [[3], [2, 0], [1]]
+
+
+MIXTURES = st.lists(st.tuples(st.integers(1, 40), st.floats(0.01, 10)), min_size=1, max_size=4)
+
+
+@given(MIXTURES, st.integers(0, 3))
+def test_a_mixture_gives_each_source_its_share_of_every_epoch(sources, seed):
+    sizes, weights = zip(*sources, strict=True)
+    source = np.repeat(np.arange(len(sizes)), sizes)
+    mixture = Mixture(source, tuple(weight / sum(weights) for weight in weights))
+    assert mixture.counts.sum() == len(source)
+    assert np.abs(mixture.counts - len(source) * np.array(mixture.weights)).max() < 1
+    epochs = [mixed_rows(seed, epoch, source, mixture.counts) for epoch in range(4)]
+    for epoch, rows in enumerate(epochs):
+        np.testing.assert_array_equal(np.bincount(source[rows], minlength=len(sizes)), mixture.counts)
+        np.testing.assert_array_equal(rows, mixed_rows(seed, epoch, source, mixture.counts))
+    seen = np.bincount(np.concatenate(epochs), minlength=len(source))
+    for number in range(len(sizes)):  # no row comes again before all the others of its source
+        assert np.ptp(seen[source == number]) <= 1
+
+
+def test_a_mixture_changes_with_seed_and_epoch():
+    source, counts = np.repeat([0, 1], 50), np.array([30, 70])
+    assert len({tuple(mixed_rows(seed, epoch, source, counts)) for seed in range(2) for epoch in range(3)}) == 6
