@@ -15,7 +15,7 @@ from finetune.output.predictions import metrics_name
 from finetune.output.run_folder import merge_metrics
 from finetune.plan import make_plan
 from finetune.reports import results
-from finetune.reports.card import write_card
+from finetune.reports.judging import write_reports
 from finetune.task import Task
 from finetune.training import loop
 from finetune.training.evaluation import evaluate, predict
@@ -59,7 +59,7 @@ def run_task(task: Task, arguments: Any) -> None:
         metrics |= predict_test(started, arguments, task, model, data.splits["test"])
     started.on_main(lambda: merge_metrics(Path(arguments.output_dir), metrics, metrics_name(arguments)))
     if modes.train:
-        started.on_main(lambda: write_card(Path(arguments.output_dir), *task.card(Path(arguments.output_dir))))
+        started.on_main(lambda: write_reports(started, arguments, task, data.splits.get("validation")))
     results.push_to_hub(started, arguments)
     report(started, arguments, task, metrics)
     shutdown.finish(started)

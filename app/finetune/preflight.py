@@ -119,7 +119,7 @@ def _missing_services(arguments: Any) -> list[str]:
     found = [
         f"--report_to {name}: not installed (pip install {name})"
         for name in arguments.report_to
-        if name != "none" and importlib.util.find_spec(name) is None
+        if name not in ("none", "html") and importlib.util.find_spec(name) is None
     ]
     if arguments.push_to_hub and get_token() is None:
         found.append("--push_to_hub: no token; log in first (hf auth login)")

@@ -17,6 +17,8 @@ from finetune.reading.problems import nearest
 from metrics.additional import compute_additional, load_metrics
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from finetune.launching.launch import Launch
 
 Predictions = dict[str, np.ndarray]  # arrays of a file's rows, (rows, ...) each, in the file's order
@@ -127,6 +129,22 @@ class Card(NamedTuple):
     sections: list[str]
 
 
+class Section(NamedTuple):
+    """A table of report.html, with a sentence about it."""
+
+    title: str
+    text: str
+    header: list[str]
+    rows: list[list[str]]
+
+
+class Judgement(NamedTuple):
+    """What report.html shows of a model: figures by a name that can be a file's, and tables."""
+
+    figures: dict[str, Figure]
+    sections: list[Section]
+
+
 class Task(ABC):
     """A task, in the order in which a run calls its methods.
 
@@ -227,6 +245,10 @@ class Task(ABC):
     def remarks(self, metrics: dict[str, Any]) -> list[str]:
         """Lines for the end of the console output."""
         return []
+
+    def judge(self, best: Predictions, split: Split) -> Judgement:
+        """Figures and tables for report.html from the best model's predictions of the validation rows; once, at the end."""
+        return Judgement({}, [])
 
     def card(self, folder: Path) -> Card:
         """The model card of the run in `folder`, which holds metrics.json."""

@@ -24,6 +24,7 @@ from finetune.output import status
 from finetune.output.progress import Phase
 from finetune.output.run_folder import BEST, merge_metrics
 from finetune.plan import Plan, evaluation_batch
+from finetune.reports import judging
 from finetune.reports.tracker import Tracker, read_history
 from finetune.task import Data, Predictions, Split, Task
 from finetune.training import loop
@@ -65,7 +66,7 @@ def prepare_training(
         tracker=tracker,
         output_dir=folder,
         fingerprint=opened.fingerprint,
-        export=partial(export_best, run, folder, task, prepared, tracker),
+        export=partial(export_best, run, folder, task, prepared, tracker, keeps_predictions="html" in arguments.report_to),
     )
     if resume is not None:
         loop.restore(run, place, training, state)
@@ -126,11 +127,23 @@ def fit_options(arguments: Any, task: Task) -> FitOptions:
     )
 
 
-def export_best(run: Run, folder: Path, task: Task, model: Any, tracker: Tracker, best: Predictions | None) -> None:
-    """Writes best/, what the export adds to metrics.json, samples and pictures for TensorBoard. All processes must call it."""
+def export_best(
+    run: Run,
+    folder: Path,
+    task: Task,
+    model: Any,
+    tracker: Tracker,
+    best: Predictions | None,
+    *,
+    keeps_predictions: bool = False,
+) -> None:
+    """Writes best/, what the export adds to metrics.json, samples and pictures for TensorBoard; `keeps_predictions`: for the
+    report. All processes must call it."""
     with Phase("exporting", shown=run.is_main):
         weights = saving.full_weights(run, model)
         run.on_main(partial(_export, folder, task, run.unwrapped(model), weights, tracker, best))
+        if keeps_predictions and best is not None:
+            run.on_main(partial(judging.keep, folder, best))
 
 
 def _export(

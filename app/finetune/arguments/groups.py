@@ -248,10 +248,10 @@ class RunArguments:
         10, above=0, help="optimizer steps between lines of history.jsonl, or a share of all steps"
     )
     report_to: tuple[str, ...] = option(
-        ("tensorboard",),
+        ("tensorboard", "html"),
         per_machine=True,
-        choices=("tensorboard", "wandb", "mlflow", "none"),
-        help="trackers, separated by commas",
+        choices=("tensorboard", "wandb", "mlflow", "html", "none"),
+        help="trackers, separated by commas; html: report.html in the run's folder",
     )
     profile: int | None = option(at_least=1, help="write a trace of N steps by torch's profiler, and say what costs most")
     run_name: str | None = option(per_machine=True, help="name of the run for trackers")

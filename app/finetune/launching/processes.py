@@ -151,7 +151,7 @@ def start(launch: Launch, batch: BatchShape | None, report_to: tuple[str, ...] =
             gradient_accumulation_steps=batch.accumulation if batch else 1,
             deepspeed_plugin=zero.plugin(config) if config else None,
             kwargs_handlers=handlers,
-            log_with=[name for name in report_to if name != "none"] or None,
+            log_with=[name for name in report_to if name not in ("none", "html")] or None,
             project_config=ProjectConfiguration(project_dir=output_dir, logging_dir=output_dir),
         )
     if config is not None:

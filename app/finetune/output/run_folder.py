@@ -21,6 +21,8 @@ from finetune.output.files import flush, flush_one, naming, write_json
 RUN_FILE = "run.json"
 STATUS = "status.json"
 CARD = "README.md"
+REPORT = "report.html"
+BEST_PREDICTIONS = "validation_predictions.npz"  # the best model's
 BEST = "best"
 CHECKPOINTS = "checkpoints"
 METRICS = "metrics.json"
@@ -33,6 +35,8 @@ OURS = (
     PREDICTIONS,
     "predictions",  # files that it names
     CARD,
+    REPORT,
+    BEST_PREDICTIONS,
     BEST,
     CHECKPOINTS,
     PICTURES,

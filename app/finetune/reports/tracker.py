@@ -84,18 +84,9 @@ class Tracker:
                 tracker.writer.add_text(tag, markdown)
 
     def picture(self, name: str, picture: np.ndarray) -> None:
-        """Writes a picture, (height, width, 3) uint8, to pictures/NAME.png and, if the run reports there, TensorBoard."""
-        if not self.is_main:
-            return
-        path = self.folder / PICTURES / f"{name}.png"
-        check_present(self.folder)
-        written.add(self.folder, path)
-        path.parent.mkdir(exist_ok=True)
-        with naming(path):
-            Image.fromarray(picture).save(path)
-        for tracker in self.accelerator.trackers:
-            if tracker.name == TENSORBOARD:
-                tracker.writer.add_image(name, picture, dataformats="HWC")
+        """`show_picture` on rank 0."""
+        if self.is_main:
+            show_picture(self.accelerator, self.folder, name, picture)
 
     def flush(self) -> None:
         """Forces the history so far to disk."""
@@ -107,6 +98,19 @@ class Tracker:
         self.progress.stop()
         if self.is_main:
             self.history.close()
+
+
+def show_picture(accelerator: Any, folder: Path, name: str, picture: np.ndarray) -> None:
+    """Writes a picture, (height, width, 3) uint8, to pictures/NAME.png and, if the run reports there, TensorBoard."""
+    path = folder / PICTURES / f"{name}.png"
+    check_present(folder)
+    written.add(folder, path)
+    path.parent.mkdir(exist_ok=True)
+    with naming(path):
+        Image.fromarray(picture).save(path)
+    for tracker in accelerator.trackers:
+        if tracker.name == TENSORBOARD:
+            tracker.writer.add_image(name, picture, dataformats="HWC")
 
 
 def read_history(output_dir: Path) -> list[dict[str, Any]]:

@@ -1,0 +1,70 @@
+"""Figures of a run: curves of its history, and what tasks draw with the same looks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+BLUE, ORANGE, GREEN, GREY = "#2563eb", "#ea580c", "#16a34a", "#94a3b8"
+COLORS = (BLUE, ORANGE, GREEN, "#9333ea", "#dc2626", "#0891b2", "#ca8a04", "#db2777", "#475569")
+DPI = 120
+
+
+def new_figure(title: str, x: str = "", y: str = "", *, height: float = 3.6) -> tuple[Figure, Any]:
+    """(a figure 6.4 inches wide, its axes)."""
+    from matplotlib.figure import Figure  # not pyplot: that one keeps figures and looks for a display
+
+    figure = Figure(figsize=(6.4, height), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_title(title, fontsize=11, loc="left")
+    axes.set_xlabel(x, fontsize=9)
+    axes.set_ylabel(y, fontsize=9)
+    axes.tick_params(labelsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(True, color="#e2e8f0", linewidth=0.6)
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def as_picture(figure: Figure) -> np.ndarray:
+    """The figure as (height, width, 3) uint8."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    figure.set_dpi(DPI)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[..., :3].copy()
+
+
+def curves(history: list[dict[str, Any]], shown_metrics: tuple[str, ...]) -> dict[str, Figure]:
+    """Figures by name from the events of history.jsonl: losses, learning rate, gradient norm, metrics of the validation rows.
+    Leaves out what has fewer than two points."""
+    found = {}
+    losses = {"training": "loss", "validation": "eval_loss"}
+    metrics = {name: f"eval_{name}" for name in shown_metrics if name != "loss"}
+    for name, title, lines in [
+        ("curve_loss", "Loss", losses),
+        ("curve_metrics", "Validation metrics", metrics),
+        ("curve_learning_rate", "Learning rate", {"": "learning_rate"}),
+        ("curve_grad_norm", "Gradient norm before clipping", {"": "grad_norm"}),
+    ]:
+        points = {label: _points(history, key) for label, key in lines.items()}
+        points = {label: each for label, each in points.items() if each}
+        if max(map(len, points.values()), default=0) < 2:
+            continue
+        figure, axes = new_figure(title, "optimizer step", height=3.0)
+        for color, (label, each) in zip(COLORS, points.items(), strict=False):
+            marker = "o" if len(each) < 30 else None
+            axes.plot(*zip(*each, strict=True), color=color, label=label, linewidth=1.4, marker=marker, markersize=3)
+        if any(points):
+            axes.legend(fontsize=8, frameon=False)
+        found[name] = figure
+    return found
+
+
+def _points(history: list[dict[str, Any]], key: str) -> list[tuple[int, float]]:
+    return [(event["step"], event[key]) for event in history if event.get(key) is not None]

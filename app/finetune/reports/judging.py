@@ -1,0 +1,70 @@
+"""The end of a run for its readers: figures and tables of the best model, the model card, report.html."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from finetune.errors import in_short
+from finetune.launching.processes import Run
+from finetune.output import written
+from finetune.output.console import say
+from finetune.output.files import naming
+from finetune.output.run_folder import BEST_PREDICTIONS, REPORT
+from finetune.reports import figures
+from finetune.reports.card import write_card
+from finetune.reports.page import write_page
+from finetune.reports.tracker import read_history, show_picture
+from finetune.task import Judgement, Predictions, Split, Task
+
+MOST_BYTES = 2**28  # of predictions that are kept: a report is not worth a full disk
+
+
+def keep(folder: Path, best: Predictions) -> None:
+    """Keeps the best model's predictions of the validation rows for the report; rank 0 only."""
+    path = folder / BEST_PREDICTIONS
+    written.add(folder, path)
+    if sum(array.nbytes for array in best.values()) > MOST_BYTES:
+        path.unlink(missing_ok=True)
+        return
+    unfinished = path.with_suffix(".unfinished.npz")
+    written.add(folder, unfinished)
+    with naming(path):
+        np.savez(unfinished, **best)
+        os.replace(unfinished, path)
+
+
+def write_reports(run: Run, arguments: Any, task: Task, split: Split | None) -> None:
+    """Writes the model card and, if --report_to asks for it, report.html; rank 0 only. `split`: the validation rows.
+
+    A run that is done stays done: what goes wrong with the page is a note.
+    """
+    folder, judgement, with_page = Path(arguments.output_dir), Judgement({}, []), "html" in arguments.report_to
+    card = task.card(folder)
+    try:
+        if with_page:
+            judgement = _judge(run, folder, task, split)
+    except Exception as error:
+        say(f"note           no figures for {folder / REPORT}: {in_short(error)}")
+    write_card(folder, *card)
+    try:
+        if with_page:
+            write_page(folder, card.title, card.metrics or task.shown_metrics, judgement.sections)
+            say(f"report         {folder / REPORT}")
+    except Exception as error:
+        say(f"note           no {folder / REPORT}: {in_short(error)}")
+
+
+def _judge(run: Run, folder: Path, task: Task, split: Split | None) -> Judgement:
+    """Draws figures into pictures/ and to TensorBoard; returns the rest for the page."""
+    path, judgement = folder / BEST_PREDICTIONS, Judgement({}, [])
+    if split is not None and path.exists():
+        with np.load(path) as best:
+            judgement = task.judge(dict(best), split)
+    shown = {**figures.curves(read_history(folder), task.shown_metrics), **judgement.figures}
+    for name, figure in shown.items():
+        show_picture(run.accelerator, folder, name, figures.as_picture(figure))
+    return judgement

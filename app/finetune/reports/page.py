@@ -1,0 +1,82 @@
+"""report.html of a run: one page that needs no network, readable on a phone and on paper."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from finetune.output import written
+from finetune.output.files import write_text
+from finetune.output.run_folder import PICTURES, REPORT, check_present
+from finetune.reports.results import by_split
+from finetune.task import Section
+
+MOST_PICTURES = 40  # overlays may be many; the rest stays in the folder
+
+
+def write_page(folder: Path, title: str, metrics: Sequence[str], sections: Sequence[Section]) -> None:
+    """Writes report.html of the run in `folder` from its run.json, metrics.json and pictures. `metrics`: names without eval_ or
+    test_, in the order in which they are shown."""
+    run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    values = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+    pictures = sorted((folder / PICTURES).glob("*.png"), key=_curves_first)[:MOST_PICTURES]
+    # Texts of users stand in the page: everything is escaped.
+    templates = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined)
+    page = templates.get_template("page.html.j2").render(
+        title=title,
+        summary=summary(run, values, metrics),
+        splits=by_split(values),
+        metrics=metrics,
+        pictures=[(path.stem.replace("_", " "), base64.b64encode(path.read_bytes()).decode()) for path in pictures],
+        sections=sections,
+        facts=_facts(run, values),
+        arguments={name: value for name, value in run["arguments"].items() if value is not None},
+    )
+    check_present(folder / REPORT)
+    written.add(folder, folder / REPORT)
+    write_text(folder / REPORT, page)
+
+
+def summary(run: dict[str, Any], values: dict[str, Any], metrics: Sequence[str]) -> list[str]:
+    """The run in three sentences."""
+    plan, minutes = run["plan"], (values.get("train_runtime") or 0) / 60
+    said = [
+        f"{plan['num_rows']:,} rows were trained on for {values.get('train_steps')} steps of "
+        f"{plan['batch']['global_batch_size']} rows, in {minutes:.1f} minutes on {run['world_size']} process(es) ({run['device']})."
+    ]
+    if values.get("best_metric") is not None:
+        best, last = values["best_step"], values.get("train_steps")
+        when = "the last one" if best == last else f"step {best} of {last}"
+        said.append(f"The best model is that of {when}, judged by {_best_name(run, values)} on the validation rows.")
+    for split, scores in by_split(values).items():
+        known = [f"{name} {scores[name]:.4f}" for name in metrics if isinstance(scores.get(name), float)]
+        if split == "test" and known:
+            said.append(f"On the test rows: {', '.join(known[:4])}.")
+    return said
+
+
+def _best_name(run: dict[str, Any], values: dict[str, Any]) -> str:
+    named = run["arguments"].get("metric_for_best_model")
+    found = named or next(
+        (key for key, value in values.items() if key.startswith("eval_") and value == values["best_metric"]), ""
+    )
+    return f"{found.removeprefix('eval_')} ({values['best_metric']:.4f})"
+
+
+def _curves_first(path: Path) -> tuple[bool, str]:
+    return not path.stem.startswith("curve_"), path.stem
+
+
+def _facts(run: dict[str, Any], values: dict[str, Any]) -> dict[str, str]:
+    rate, peak = values.get("train_samples_per_second"), values.get("peak_memory_mb")
+    return {
+        "launch": f"{run['launcher']}, {run['world_size']} process(es), {run['backend']}, mixed precision {run['mixed_precision']}",
+        "speed": f"{rate:,.1f} samples/s" if rate else "-",
+        "peak memory": f"{peak:,.0f} MiB per process" if peak else "-",
+        "versions": ", ".join(f"{name} {version}" for name, version in run["versions"].items() if version),
+    }

@@ -1,0 +1,28 @@
+"""Figures for classification of pictures."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from finetune.reports.figures import new_figure
+from finetune.task import Judgement
+
+MOST_CLASSES = 30  # those with most errors are shown
+
+
+def judge(confusion: np.ndarray, names: list[str]) -> Judgement:
+    """`confusion`: (classes, classes) rows by class, a row of it per true class."""
+    wrong = confusion.sum(axis=0) + confusion.sum(axis=1) - 2 * confusion.diagonal()
+    shown = np.sort(np.argsort(-wrong, kind="stable")[:MOST_CLASSES])
+    counts = confusion[np.ix_(shown, shown)]
+    shares = counts / np.maximum(confusion.sum(axis=1)[shown, None], 1)
+    figure, axes = new_figure("Confusion matrix: rows are true classes", "predicted", "true", height=2.4 + 0.18 * len(shown))
+    axes.grid(False)
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    ticks = [names[number][:24] for number in shown]
+    axes.set_xticks(range(len(shown)), ticks, rotation=60, ha="right")
+    axes.set_yticks(range(len(shown)), ticks)
+    for row, column in zip(*np.nonzero(counts), strict=True):
+        color = "white" if shares[row, column] > 0.5 else "black"
+        axes.text(column, row, str(counts[row, column]), ha="center", va="center", fontsize=6, color=color)
+    return Judgement({"confusion_matrix": figure}, [])
