@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from finetune import optimizers
 from finetune.errors import InputError
 from finetune.schedules import lr_multiplier
 
@@ -100,6 +101,7 @@ class Plan:
     logging_steps: int
     lr_factor: float = 1.0  # what --lr_scaling multiplied --learning_rate by
     lr_scheduler_kwargs: dict[str, Any] | None = None
+    optimizer: str = optimizers.DEFAULT  # in words
 
     def epoch_of(self, step: int) -> tuple[int, int]:
         """(epoch, position in it) of the global batch that optimizer step `step` (0-based) trains on."""
@@ -165,6 +167,7 @@ def make_plan(arguments: Any, split: Split, launch: Launch) -> Plan:
         eval_steps=every,
         save_steps=saved,
         logging_steps=_steps(a.logging_steps, total_steps),
+        optimizer=optimizers.describe(a),
     )
 
 
@@ -189,6 +192,7 @@ def describe(plan: Plan) -> list[str]:
         f"steps          {plan.total_steps} optimizer steps, {plan.steps_per_epoch} per epoch of {plan.num_rows} rows",
         f"learning rate  {plan.learning_rate:g} at its peak{scaled}, {first:.3g} in the first step, {last:.3g} in the last; "
         f"{plan.warmup_steps} warm-up step(s), {plan.lr_scheduler_type}",
+        f"optimizer      {plan.optimizer}",
     ]
     if b.follows_processes:
         lines.append(

@@ -254,9 +254,12 @@ def _moments(run: Run, model: Any, optimizer: Any) -> dict[str, dict[str, torch.
         return zero.full_moments(model, run.is_main)
     if not run.is_main:
         return {}
-    states = optimizer.optimizer.state
-    named = list(run.unwrapped(model).named_parameters())
-    return {key: {n: _to_host(states[p][key]) for n, p in named if p in states} for key in ("exp_avg", "exp_avg_sq")}
+    moments: dict[str, dict[str, torch.Tensor]] = {}
+    for name, parameter in run.unwrapped(model).named_parameters():
+        for key, value in optimizer.optimizer.state.get(parameter, {}).items():
+            if key != "step":  # follows from the state of the run
+                moments.setdefault(key, {})[name] = _to_host(value)
+    return moments
 
 
 def _loss_scale(run: Run, model: Any) -> dict[str, Any] | None:

@@ -96,6 +96,15 @@ def test_another_runs_checkpoint_is_refused_field_by_field(trained):
     ]
 
 
+def test_a_checkpoint_of_another_optimizer_is_refused(trained):
+    *_, save_step = trained
+    path = save_step(4)  # as older versions wrote it, which had AdamW alone
+    load_state(path, {**RUN_FINGERPRINT, "optim": "adamw_torch_fused"})
+    said = r'the optimizer \(--optim, --optim_args\) was "adamw_torch_fused", is now "sgd momentum=0.9"'
+    with pytest.raises(InputError, match=said):
+        load_state(path, {**RUN_FINGERPRINT, "optim": "sgd momentum=0.9"})
+
+
 @pytest.mark.parametrize(
     ("key", "then", "now", "told"),
     [
