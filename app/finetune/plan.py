@@ -150,7 +150,7 @@ def make_plan(arguments: Any, split: Split, launch: Launch) -> Plan:
         raise InputError(f"--warmup_steps {warmup} is longer than the run ({total_steps} optimizer steps)")
     scale = batch.global_batch_size / a.base_global_batch_size
     factor = {"none": 1.0, "linear": scale, "sqrt": math.sqrt(scale)}[a.lr_scaling]
-    at_the_end = total_steps if a.do_eval else None
+    at_the_end = total_steps if a.modes.evaluate else None
     every = {"epoch": steps_per_epoch, "steps": _steps(a.eval_steps, total_steps), "no": at_the_end}[a.eval_strategy]
     save_strategy = a.save_strategy or ("epoch" if a.save_steps is None else "steps")
     saved = {"epoch": steps_per_epoch, "steps": _steps(a.save_steps, total_steps) or None, "no": None}[save_strategy]

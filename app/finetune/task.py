@@ -70,7 +70,8 @@ class Split:
     `collate`: row numbers -> `Batch`. `augment`: (row numbers, epoch) -> `Batch`, what training uses in place of `collate` for
     data that it varies; a function of (seed, epoch, row), so that every launch and a resumed run see the same. `lengths`:
     (rows,) tokens of each row, None where rows have none. `padding_multiple`: of what the width of a batch is a multiple, as
-    `collate` pads. `ids`: what names each row in predictions.
+    `collate` pads. `ids`: what names each row in predictions. `weights`: (rows,) how likely training draws each row, with
+    replacement, as many times an epoch as there are rows; None: every row once.
     """
 
     path: str
@@ -81,6 +82,7 @@ class Split:
     lengths: np.ndarray | None = None
     padding_multiple: int = 1
     ids: Sequence[Any] | None = None
+    weights: np.ndarray | None = None
 
     def __len__(self) -> int:
         return self.num_rows

@@ -95,6 +95,10 @@ class TextTask(Task):
         """Inputs that the model needs besides ids and mask."""
         return {}
 
+    def sampling_weights(self, targets: Any) -> np.ndarray | None:
+        """(rows,) how likely each training row is drawn; None: every row once an epoch."""
+        return None
+
     def load(self, launch: Launch, modes: Modes) -> Data:
         """Reads and checks the files, tokenizes texts. Raises `InputError`."""
         arguments, notes = self.arguments, []
@@ -173,6 +177,7 @@ class TextTask(Task):
             ids=ids_of(table, arguments.id_column),
             tokens=tokens,
             targets=targets,
+            weights=self.sampling_weights(targets) if name == "train" else None,
             texts=texts,
             titles=self.titles_of(table),
         )

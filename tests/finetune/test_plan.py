@@ -94,8 +94,8 @@ def test_plan_of_a_run(arguments):
 def test_steps_asked_for_win_over_epochs(arguments):
     plan = plan_of(arguments(max_steps=7, eval_strategy="steps", eval_steps=3, save_steps=4, warmup_steps=7), 1000, 1)
     assert (plan.total_steps, plan.warmup_steps, plan.eval_steps, plan.save_steps) == (7, 7, 3, 4)
-    assert plan_of(arguments(eval_strategy="no"), 5, 1).eval_steps is None
-    at_the_end = plan_of(arguments(eval_strategy="no", do_eval=True, max_steps=7), 5, 1)
+    assert plan_of(arguments(eval_strategy="no", do_eval=False), 5, 1).eval_steps is None
+    at_the_end = plan_of(arguments(eval_strategy="no", max_steps=7), 5, 1)
     assert [step for step in range(1, 8) if at_the_end.due(step, at_the_end.eval_steps)] == [7]
     assert plan_of(arguments(num_train_epochs=0.01), 40, 1).total_steps == 1
     assert plan_of(arguments(), 100, 1).save_steps == 4  # an epoch

@@ -10,7 +10,7 @@ from finetune.reading.columns import SHOWN
 from finetune.reading.ragged import Ragged
 from finetune.reading.stored_rows import Column
 from finetune.reading.tables import Table
-from text.labels import label_ids, label_names, note_labels, read_label_file
+from text.labels import class_balanced, label_ids, label_names, note_labels, read_label_file
 
 
 def table(cells, name="labels"):
@@ -155,3 +155,9 @@ def test_what_a_reader_of_the_figures_should_know_of_the_labels():
     many = [f"l{i}" for i in range(SHOWN + 1)]
     note_labels({"train": ("a.csv", Ragged.of([[], []]))}, many, notes)
     assert notes[1:] == ["a.csv: 2 row(s) have no label", f"no training row has {', '.join(many[:SHOWN])}, ..."]
+
+
+def test_rows_of_each_label_are_equally_likely():
+    targets = Ragged.of([[0], [0], [0, 1], [], [], [0]])
+    weights = class_balanced(targets, 3)  # nobody has the third; having none is one more
+    np.testing.assert_allclose(weights, np.array([1 / 4, 1 / 4, 1 / 4 + 1, 1 / 2, 1 / 2, 1 / 4]) / 3)

@@ -208,7 +208,7 @@ class RunArguments:
     eval_strategy: str = option(
         "epoch",
         choices=("epoch", "steps", "no"),
-        help="when to evaluate during training; no: never, with --do_eval true at its end alone",
+        help="when to evaluate during training; always at its end; no: there alone",
     )
     eval_steps: int | float | None = option(
         above=0, help="optimizer steps between evaluations with --eval_strategy steps, or a share of all steps"
@@ -222,7 +222,9 @@ class RunArguments:
     max_train_time: float | None = option(
         above=0, help="seconds from the start after which training saves a checkpoint and stops"
     )
-    save_total_limit: int = option(2, at_least=1, help="how many checkpoints to keep")
+    save_total_limit: int = option(
+        2, at_least=1, help="how many checkpoints to keep, the newest; that of the best model is kept besides"
+    )
     checkpoint_format: str = option(
         "full",
         choices=("full", "sharded"),

@@ -39,10 +39,12 @@ IN_WORDS = {
     "model": "the model's files",
     "decoder": "the decoder's files",
     "label_list": "the label list",
+    "sampling": "how rows are drawn (--sampling)",
     "tokenizer": "the tokenizer",
     "train_content": "the content of the training rows (--train_file)",
     "validation_content": "the content of the validation rows (--validation_file)",
 }
+OLDER = {"optim": optimizers.DEFAULT, "sampling": "random"}  # what checkpoints without these parts were trained by
 WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 FULL_FILES = (WEIGHTS, OPTIMIZER, STATE, RUN_FINGERPRINT)
 SHARDED_FILES = (shards.LAYOUT, STATE, RUN_FINGERPRINT)  # and the shards
@@ -176,7 +178,7 @@ def load_weights(path: Path, model: torch.nn.Module) -> None:
 
 def load_state(path: Path, run_fingerprint: dict[str, Any]) -> TrainState:
     """A checkpoint's state. Raises `InputError` with every difference to `run_fingerprint`, in words."""
-    saved = {"optim": optimizers.DEFAULT, **json.loads((path / RUN_FINGERPRINT).read_text(encoding="utf-8"))}
+    saved = {**OLDER, **json.loads((path / RUN_FINGERPRINT).read_text(encoding="utf-8"))}
     differences = [
         f"checkpoint {path} is of another run: {_difference(key, saved.get(key), value)}"
         for key, value in run_fingerprint.items()

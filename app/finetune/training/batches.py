@@ -38,7 +38,8 @@ class TrainSteps(Dataset):
         self._order = lru_cache(maxsize=2)(partial(self._make_order, seed, length_grouping and self.has_tokens))
 
     def _make_order(self, seed: int, length_grouping: bool, epoch: int) -> np.ndarray:
-        return epoch_order(seed, epoch, self.lengths, self.plan.batch.global_batch_size, length_grouping)
+        size, weights = self.plan.batch.global_batch_size, self.split.weights
+        return epoch_order(seed, epoch, self.lengths, size, length_grouping, weights)
 
     def rows(self, step: int) -> np.ndarray:
         """The rows of the whole global batch of optimizer step `step` (0-based)."""

@@ -142,6 +142,14 @@ def test_checkpoints_are_in_the_order_of_their_steps(tmp_path):
     assert list_checkpoints(tmp_path / "none") == []
 
 
+def test_the_checkpoint_of_the_best_model_is_kept(trained, tmp_path):
+    *_, save_step = trained
+    for step, best in ((1, None), (2, 2), (3, 2), (4, 2), (5, 5), (6, 5), (7, 5)):
+        save_step(step, limit=1, best_step=best)
+        expected = {1: [1], 2: [2], 3: [2, 3], 4: [2, 4], 5: [5], 6: [5, 6], 7: [5, 7]}[step]
+        assert [path.name for path in list_checkpoints(tmp_path)] == [f"step_{number}" for number in expected]
+
+
 def test_the_oldest_beyond_the_limit_are_removed(trained, tmp_path):
     *_, save_step = trained
     for step in (8, 9, 10, 11):
