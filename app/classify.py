@@ -22,11 +22,11 @@ sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unle
 
 from finetune.arguments.parsing import option
 from finetune.command_line import read_arguments
-from text.arguments import TextArguments
+from text.arguments import LossArguments, TextArguments
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments(TextArguments):
+class Arguments(LossArguments, TextArguments):
     """Labels"""
 
     label_column: str = option("labels", help="column of the labels: a list, or one text split at --label_separator")
@@ -38,8 +38,6 @@ class Arguments(TextArguments):
     unknown_labels: str = option(
         "error", choices=("error", "ignore"), help="labels in validation or test data that training does not have"
     )
-    pos_weight: str = option("none", path=True, help="none, balanced (negatives / positives per label, capped) or a json FILE")
-    pos_weight_cap: float = option(20.0, at_least=1, help="the most that --pos_weight balanced gives a label")
     head_bias: str = option(
         "prior", choices=("prior", "zero"), help="bias of a new head: the labels' log-odds in the training rows, or zero"
     )
@@ -56,21 +54,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.functional import binary_cross_entropy_with_logits
 from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoModelForSequenceClassification
 
 from finetune.application import run
 from finetune.errors import InputError
-from finetune.kernels.transfer import send
 from finetune.reading.ragged import Ragged
 from finetune.reading.tables import Table
 from finetune.task import Batch, Card, Predictions
 from metrics.multilabel import per_label_table, sigmoid
 from metrics.thresholds import decide, tune_thresholds
 from models.adapters import limit_training
+from models.multilabel_loss import MultiLabelLoss, from_config
 from models.pretrained import check_kind, check_weights, drop_pooler, load_config, load_model_and_new_names, take_vocabulary
 from text import classifier
-from text.labels import Labelled, choose_labels, label_ids, label_names, label_source, note_labels, one_hot
+from text.labels import Labelled, choose_labels, class_balanced, label_ids, label_names, label_source, note_labels, one_hot
 from text.text_task import TextSplit, TextTask, check_finite
 
 
@@ -78,11 +75,10 @@ class MultiLabelClassification(TextTask):
     """Every label of every row is one target."""
 
     name = "classify"
-    default_metric = "f1_macro"
-    shown_metrics = ("loss", "f1_micro", "f1_macro", "tuned_f1_micro", "tuned_f1_macro", "roc_auc_macro")
+    default_metric = "average_precision_macro"  # needs no threshold: F1 of rare labels may stay 0 for epochs
+    shown_metrics = ("loss", "f1_micro", "f1_macro", "tuned_f1_micro", "tuned_f1_macro", "average_precision_macro")
     evaluates_by_tokens = True
     thresholds: np.ndarray | None = None  # those of the exported model; until there is one they are tuned on the scored rows
-    smoothing: float | None = None  # of the targets that the exported model was trained on
 
     @property
     def list_separator(self) -> str:
@@ -118,15 +114,17 @@ class MultiLabelClassification(TextTask):
             for split, found in targets.items()
             if found is not None
         }
-        self.pos_weight = None
+        self.loss = MultiLabelLoss(label_smoothing=arguments.label_smoothing_factor)
         if "train" in tables:
             self.num_train_rows = len(ids["train"])
             self.positive = np.bincount(ids["train"].values, minlength=len(self.labels))
-            self.pos_weight = classifier.positive_weights(arguments, self.positive, self.num_train_rows, self.labels)
-            if (weights := self.pos_weight) is not None:
+            self.loss = classifier.make_loss(arguments, self.positive, self.num_train_rows, self.labels)
+            if (weights := self.loss.pos_weight) is not None:
                 notes.append(f"positive targets weigh from {weights.min():.2f} to {weights.max():.2f} (--pos_weight)")
             note_labels({name: (tables[name].path, found) for name, found in ids.items() if name != "test"}, self.labels, notes)
             if "validation" in ids and not arguments.metrics:
+                if not len(ids["validation"].values):
+                    self.default_metric = "loss"  # the others are undefined without a label
                 classifier.check_best_metric(self.best_metric, ids["validation"], len(self.labels))
         return ids
 
@@ -134,7 +132,10 @@ class MultiLabelClassification(TextTask):
         return one_hot(targets, rows, len(self.labels))
 
     def task_fingerprint(self) -> dict[str, Any]:
-        return {"label_list": list(self.labels)}
+        return {"label_list": list(self.labels), "sampling": self.arguments.sampling}
+
+    def sampling_weights(self, targets: Ragged) -> np.ndarray | None:
+        return class_balanced(targets, len(self.labels)) if self.arguments.sampling == "class_balanced" else None
 
     # Training
 
@@ -153,7 +154,7 @@ class MultiLabelClassification(TextTask):
             classifier.configure(config, self.labels)
         if arguments.head_bias == "prior":
             smoothing = arguments.label_smoothing_factor
-            bias = classifier.prior_bias(self.positive, self.num_train_rows, self.pos_weight, smoothing)
+            bias = classifier.prior_bias(self.positive, self.num_train_rows, self.loss.pos_weight, smoothing)
             classifier.set_head_bias(model, new_names, bias, new_rows)
         if config.model_type == "big_bird":
             drop_pooler(model.bert)  # its classifier reads the first token itself
@@ -165,21 +166,15 @@ class MultiLabelClassification(TextTask):
         return rate / self.arguments.learning_rate if rate and is_head else super().learning_rate_scale(model, parameter)
 
     def details(self) -> dict[str, Any]:
-        if self.pos_weight is None:
-            return {}
-        return {"pos_weight": dict(zip(self.labels, self.pos_weight.tolist(), strict=True))}
+        weight = self.loss.pos_weight
+        return {} if weight is None else {"pos_weight": dict(zip(self.labels, weight.tolist(), strict=True))}
 
     def num_targets(self, batch: Batch) -> torch.Tensor:
         return batch.is_real.sum() * len(self.labels)
 
     def loss_sum(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         logits = model(**batch.inputs).logits.float()
-        smoothing, weight = self.arguments.label_smoothing_factor, None
-        targets = batch.labels.float() * (1 - smoothing) + smoothing / 2
-        if self.pos_weight is not None:
-            weight = send(torch.as_tensor(self.pos_weight, dtype=torch.float32), logits.device)
-        loss = binary_cross_entropy_with_logits(logits, targets, pos_weight=weight, reduction="none")
-        return (loss * batch.is_real[:, None]).sum()
+        return (self.loss(logits, batch.labels.float()) * batch.is_real[:, None]).sum()
 
     # Evaluation and prediction
 
@@ -191,14 +186,16 @@ class MultiLabelClassification(TextTask):
         from metrics.multilabel_metric import MultiLabelMetric  # imports evaluate: at the first score, not at the start
 
         check_finite(predictions["logits"], "logits", split)
-        return MultiLabelMetric().compute(
+        scores = MultiLabelMetric().compute(
             predictions=predictions["logits"],
             references=predictions["labels"],
             from_logits=True,
-            pos_weight=self.pos_weight,
-            label_smoothing=self.arguments.label_smoothing_factor if self.smoothing is None else self.smoothing,
+            pos_weight=self.loss.pos_weight,
+            label_smoothing=self.loss.label_smoothing,
             tuned_thresholds="tune" if self.thresholds is None else self.thresholds,
         )
+        own = {} if self.loss.kind == "bce" else {"loss": self.loss.mean(predictions["logits"], predictions["labels"])}
+        return {**scores, **own}
 
     def as_references(self, predictions: Predictions, split: TextSplit) -> tuple[Any, Any]:
         chances, labels = sigmoid(predictions["logits"]), predictions["labels"]
@@ -216,9 +213,7 @@ class MultiLabelClassification(TextTask):
             split = self.splits["validation"]
             checked = {split.texts[row]: chances[row] for row in classifier.rows_to_check(split.lengths)}
         check = partial(classifier.check_export, expected=checked, precision=self.launch.precision)
-        smoothing = self.arguments.label_smoothing_factor
-        plain = classifier.plain_model(model, thresholds, self.pos_weight, smoothing)
-        self.save_best(path, model, plain, weights, check)
+        self.save_best(path, model, classifier.plain_model(model, thresholds, self.loss), weights, check)
         return {"eval_per_label": table}
 
     def load_exported(self, path: str | Path) -> torch.nn.Module:
@@ -226,7 +221,7 @@ class MultiLabelClassification(TextTask):
         if new_names:
             raise InputError(f"{path}: has no trained classifier ({min(new_names)} is missing); train first")
         self.thresholds = classifier.thresholds_of(model.config)
-        self.pos_weight, self.smoothing = classifier.loss_settings_of(model.config)
+        self.loss = from_config(model.config) or self.loss
         return self.with_kernels(model)
 
     def prediction_lines(self, predictions: Predictions, split: TextSplit) -> Iterator[dict[str, Any]]:

@@ -34,7 +34,7 @@ sys.path[:0] = [str(REPOSITORY / "scripts"), str(REPOSITORY / "app")]
 
 from moving.task_script import load_task_script  # noqa: E402
 
-from finetune import preflight  # noqa: E402
+from finetune import optimizers, preflight  # noqa: E402
 from finetune.arguments.parsing import parse, validate  # noqa: E402
 from finetune.errors import EXIT_BAD_INPUT, InputError  # noqa: E402
 from finetune.launching import zero  # noqa: E402
@@ -309,6 +309,7 @@ def memory_report(task: Any, data: Any, plan: Any, launch: Any, several_machines
     from finetune.memory.estimate import estimate
     from finetune.memory.layout import layout_of
     from finetune.training.gradient_checkpointing import checkpoint_activations
+    from finetune.training.optimizer import state_bytes
     from finetune.training_setup import train_steps
 
     with torch.device("meta"):
@@ -316,7 +317,7 @@ def memory_report(task: Any, data: Any, plan: Any, launch: Any, several_machines
     if task.arguments.gradient_checkpointing:
         checkpoint_activations(model)
     batch = train_steps(task.arguments, data, plan, 0).largest_micro_batch()
-    layout = layout_of(launch, plan.batch, task.arguments.kernels)
+    layout = layout_of(launch, plan.batch, task.arguments.kernels, state_bytes(task.arguments, model))
     dry_runs: dict[tuple, Any] = {}
 
     def row(name: str, layout: Any) -> Row:
@@ -331,7 +332,8 @@ def memory_report(task: Any, data: Any, plan: Any, launch: Any, several_machines
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
         print(f"memory         not known in advance: a dry run of the model fails ({reason})")
         return 0
-    shipped = [row(name, other) for name, other in shipped_layouts(layout, several_machines)]
+    whole = optimizers.needs_whole_matrices(task.arguments.optim)
+    shipped = [row(name, other) for name, other in shipped_layouts(layout, several_machines) if not (whole and other.stage)]
     first = next(iter(dry_runs.values()))
     print(f"model          {first.parameters:,} weights, {first.trainable:,} of them trained")
     print(f"\nGiB per {'GPU' if layout.on_gpu else 'process'}, for micro-batches of {first.input_size}\n")
@@ -353,7 +355,7 @@ def shipped_layouts(planned: Any, several_machines: bool) -> list[tuple[str, Any
             continue
         if not file.deepspeed and ((file.processes > 1) != several or file.precision not in ("no", planned.precision)):
             continue
-        plain = Layout(planned.world_size, planned.precision, True, planned.accumulation, several)
+        plain = Layout(planned.world_size, planned.precision, True, planned.accumulation, several, moments=planned.moments)
         states_precision = file.precision == planned.precision
         name = file.name if states_precision else f"{file.name} --mixed_precision {planned.precision}"
         if file.deepspeed:

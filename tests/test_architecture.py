@@ -24,6 +24,7 @@ IMPORTED_LATER = {
     "metrics.multilabel_metric": "imports evaluate",
     "metrics.rouge_metric": "imports evaluate",
     "metrics.single_label_metric": "imports evaluate",
+    "bitsandbytes": "optional (requirements-8bit.txt)",
     "peft": "optional (requirements-lora.txt)",
     "rouge_score": "imports nltk, a second; only titles are scored by it",
     "rjieba": "its dictionary takes a third of a second; only Chinese words need it",

@@ -5,13 +5,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from classify import Arguments
 from text_tasks import classification
 
+from finetune.arguments.parsing import validate
 from finetune.errors import InputError, TrainingError
 from finetune.reading.ragged import Ragged
 from finetune.task import Batch
 from text.classifier import (
     check_best_metric,
+    make_loss,
     positive_weights,
     prior_bias,
 )
@@ -142,6 +145,38 @@ def test_a_metric_that_one_row_defines():
         check_best_metric("roc_auc_macro", Ragged.of(rows), 2)
     with pytest.raises(InputError, match="no such metric; did you mean f1_macro"):
         check_best_metric("f1_marco", Ragged.of([[0]]), 2)
+
+
+@pytest.mark.parametrize("kind", ["focal", "asymmetric", "distribution_balanced"])
+def test_the_loss_that_is_scored_is_the_one_that_is_trained(kind):
+    task = classification(3, loss=kind)
+    task.loss = make_loss(task.arguments, np.array([5, 1, 0]), 9, task.labels)
+    trained = task.loss_sum(model, batch()).item() / task.num_targets(batch()).item()
+    real = batch().is_real
+    found = scores(task, LOGITS[real].numpy(), LABELS[real].numpy())
+    assert found["loss"] == pytest.approx(trained, rel=1e-6)
+    assert found["loss"] != pytest.approx(
+        scores(classification(3), LOGITS[real].numpy(), LABELS[real].numpy())["loss"], rel=0.1
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"loss": "focal", "pos_weight": "balanced"},
+            "--pos_weight changes binary cross-entropy, but --loss is focal; keep one",
+        ),
+        ({"loss": "asymmetric", "label_smoothing_factor": 0.1}, "--label_smoothing_factor changes binary cross-entropy, but"),
+        ({"focal_gamma": 1.0}, "--focal_gamma is a setting of --loss focal, which is bce"),
+        ({"loss": "focal", "db_mu": 0.9}, "--db_mu is a setting of --loss distribution_balanced, which is focal"),
+    ],
+)
+def test_settings_of_another_loss_are_contradictions(given, said):
+    with pytest.raises(InputError) as caught:
+        validate(Arguments(output_dir="runs/a", **given))
+    (problem,) = caught.value.problems
+    assert problem.startswith(said)
 
 
 def test_the_head_may_learn_faster():

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import classify
 import titlegen
 
+from models.multilabel_loss import MultiLabelLoss
 from text.titles import Generation
 
 SEARCH = Generation(
@@ -17,7 +18,8 @@ TOKENIZER = SimpleNamespace(batch_decode=lambda rows, **_: [" ".join(map(str, ro
 def classification(num_labels, pos_weight=None, thresholds=None, **given):
     task = classify.MultiLabelClassification(classify.Arguments(output_dir="runs/a", **given))
     task.labels = [f"label {number}" for number in range(num_labels)]
-    task.pos_weight, task.thresholds = pos_weight, thresholds
+    task.loss = MultiLabelLoss("bce", task.arguments.label_smoothing_factor, pos_weight)
+    task.thresholds = thresholds
     return task
 
 

@@ -1,14 +1,16 @@
 """DeepSpeed's engines on two processes, whose state goes out and comes back into others; started by a launcher.
 
-Of every ZeRO stage, in fp32 and bf16: three steps, the state taken in shards and whole, two steps more. A new engine that gets
-the state back must compute with the same weights, and end with the same bytes after the same two steps. The model has what is
-easily forgotten: a buffer, tied weights, a large and a small frozen weight, and sizes that two processes cannot halve.
+Of every ZeRO stage, in fp32 and bf16, and of other optimizers than AdamW: three steps, the state taken in shards and whole, two
+steps more. A new engine that gets the state back must compute with the same weights, and end with the same bytes after the same
+two steps. The model has what is easily forgotten: a buffer, tied weights, a large and a small frozen weight, and sizes that two
+processes cannot halve.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,8 +28,15 @@ from finetune.plan import derive_batch
 
 LEFT_WHOLE = 10**9  # of weights smaller than this, under ZeRO-3
 CELLS = [
-    (stage, whole, precision) for stage, whole in ((1, 0), (2, 0), (3, 0), (3, LEFT_WHOLE)) for precision in ("no", "bf16")
-]
+    *((stage, whole, p, "adamw") for stage, whole in ((1, 0), (2, 0), (3, 0), (3, LEFT_WHOLE)) for p in ("no", "bf16")),
+    (1, 0, "bf16", "sgd"), (2, 0, "no", "sgd"), (2, 0, "no", "plain sgd"), (2, 0, "bf16", "rmsprop"), (3, 0, "no", "rmsprop"),
+]  # fmt: skip
+OPTIMIZERS = {
+    "adamw": partial(torch.optim.AdamW, fused=True),
+    "sgd": partial(torch.optim.SGD, momentum=0.9, nesterov=True, fused=True),
+    "plain sgd": partial(torch.optim.SGD, fused=True),
+    "rmsprop": partial(torch.optim.RMSprop, momentum=0.5, centered=True),
+}
 
 
 class Model(nn.Module):
@@ -51,7 +60,7 @@ class Model(nn.Module):
 
 
 def begin(
-    seed: int, stage: int, whole: int, precision: str, weights: dict[str, torch.Tensor] | None = None
+    seed: int, stage: int, whole: int, precision: str, optimizer: str, weights: dict[str, torch.Tensor] | None = None
 ) -> deepspeed.DeepSpeedEngine:
     torch.manual_seed(seed)
     model = Model()
@@ -62,7 +71,7 @@ def begin(
     groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0}]
     config = {"zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": whole}}
     full = zero.complete_config(config, "ds.json", derive_batch(2, 8), 1.0, precision)
-    engine, *_ = deepspeed.initialize(model=model, optimizer=torch.optim.AdamW(groups, lr=1e-2, fused=True), config=full)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=OPTIMIZERS[optimizer](groups, lr=1e-2), config=full)
     return engine
 
 
@@ -88,10 +97,10 @@ def same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], what: s
     assert differing == [], f"{what}: {differing}"
 
 
-def check(folder: Path, stage: int, whole: int, precision: str) -> None:
+def check(folder: Path, stage: int, whole: int, precision: str, optimizer: str) -> None:
     rank, updates = torch.distributed.get_rank(), 3
     launch = SimpleNamespace(rank=rank, world_size=2, zero_stage=stage)
-    engine = begin(0, stage, whole, precision)
+    engine = begin(0, stage, whole, precision, optimizer)
     for number in range(updates):
         step(engine, number)
     parts, module = zero.partition(engine, updates), computed_with(engine)
@@ -110,7 +119,7 @@ def check(folder: Path, stage: int, whole: int, precision: str) -> None:
     end = zero.partition(engine, updates + 2)
     engine.destroy()
 
-    other = begin(1, stage, whole, precision)
+    other = begin(1, stage, whole, precision, optimizer)
     step(other, 0, rate=0.0)
     shards.restore(folder, launch, other, updates)
     same(zero.partition(other, updates), parts, "state from shards")
@@ -121,7 +130,7 @@ def check(folder: Path, stage: int, whole: int, precision: str) -> None:
     other.destroy()
 
     # As from a full checkpoint: the weights before the model is handed over, moments and master weights behind it.
-    other = begin(1, stage, whole, precision, {**module, **weights})
+    other = begin(1, stage, whole, precision, optimizer, {**module, **weights})
     step(other, 0, rate=0.0)
     zero.restore_moments(other, moments, updates)
     zero.restore_weights(other, weights)
@@ -133,7 +142,7 @@ def check(folder: Path, stage: int, whole: int, precision: str) -> None:
         same(tensors, moments[key], key)
     same(computed_with(other), module, "whole weights")
     other.destroy()
-    print(f"rank {rank}: ZeRO-{stage} {whole} {precision}", flush=True)
+    print(f"rank {rank}: ZeRO-{stage} {whole} {precision} {optimizer}", flush=True)
     if rank == 0:
         print("restored", flush=True)
 

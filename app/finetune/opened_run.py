@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from finetune import optimizers
 from finetune.arguments.parsing import as_dict
 from finetune.checkpoints import checkpoint, local_copy, shards
 from finetune.errors import InputError
@@ -40,11 +41,12 @@ class OpenedRun:
 
 
 def make_fingerprint(arguments: Any, plan: Plan | None, of_task: dict[str, Any]) -> dict[str, Any]:
-    """What must be equal on every machine, and for a checkpoint to be this run's: the task's part and the order of rows."""
+    """What must be equal on every machine, and for a checkpoint to be this run's: the task's part, the order of rows, and
+    the optimizer, on which it depends what a checkpoint holds."""
     if plan is None:
         return of_task
     order = {"global_batch_size": plan.batch.global_batch_size, "length_grouping": arguments.length_grouping}
-    return {**of_task, **order, "seed": arguments.seed}
+    return {**of_task, **order, "seed": arguments.seed, "optim": optimizers.in_words(arguments)}
 
 
 def open_run(

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from finetune import optimizers
 from finetune.errors import InputError
 from finetune.schedules import lr_multiplier
 
@@ -100,6 +101,7 @@ class Plan:
     logging_steps: int
     lr_factor: float = 1.0  # what --lr_scaling multiplied --learning_rate by
     lr_scheduler_kwargs: dict[str, Any] | None = None
+    optimizer: str = optimizers.DEFAULT  # in words
 
     def epoch_of(self, step: int) -> tuple[int, int]:
         """(epoch, position in it) of the global batch that optimizer step `step` (0-based) trains on."""
@@ -148,7 +150,7 @@ def make_plan(arguments: Any, split: Split, launch: Launch) -> Plan:
         raise InputError(f"--warmup_steps {warmup} is longer than the run ({total_steps} optimizer steps)")
     scale = batch.global_batch_size / a.base_global_batch_size
     factor = {"none": 1.0, "linear": scale, "sqrt": math.sqrt(scale)}[a.lr_scaling]
-    at_the_end = total_steps if a.do_eval else None
+    at_the_end = total_steps if a.modes.evaluate else None
     every = {"epoch": steps_per_epoch, "steps": _steps(a.eval_steps, total_steps), "no": at_the_end}[a.eval_strategy]
     save_strategy = a.save_strategy or ("epoch" if a.save_steps is None else "steps")
     saved = {"epoch": steps_per_epoch, "steps": _steps(a.save_steps, total_steps) or None, "no": None}[save_strategy]
@@ -165,6 +167,7 @@ def make_plan(arguments: Any, split: Split, launch: Launch) -> Plan:
         eval_steps=every,
         save_steps=saved,
         logging_steps=_steps(a.logging_steps, total_steps),
+        optimizer=optimizers.describe(a),
     )
 
 
@@ -189,6 +192,7 @@ def describe(plan: Plan) -> list[str]:
         f"steps          {plan.total_steps} optimizer steps, {plan.steps_per_epoch} per epoch of {plan.num_rows} rows",
         f"learning rate  {plan.learning_rate:g} at its peak{scaled}, {first:.3g} in the first step, {last:.3g} in the last; "
         f"{plan.warmup_steps} warm-up step(s), {plan.lr_scheduler_type}",
+        f"optimizer      {plan.optimizer}",
     ]
     if b.follows_processes:
         lines.append(

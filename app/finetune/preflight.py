@@ -9,6 +9,7 @@ from typing import Any
 
 from huggingface_hub import get_token
 
+from finetune import optimizers
 from finetune.arguments.parsing import Each, names_of
 from finetune.checkpoints import shards
 from finetune.errors import InputError
@@ -41,6 +42,8 @@ def check(arguments: Any, machine: Machine | None = None) -> Launch:
         problems += _places(arguments, folder, train)
     if launch is not None and train and arguments.checkpoint_format == "sharded":
         problems += shards.refusals(launch, arguments.shared_output_dir)
+    if launch is not None and train:
+        problems += optimizers.refusals(arguments.optim, launch.deepspeed_config, launch.deepspeed_file)
     problems += _missing_services(arguments)
     if problems:
         raise InputError(*problems)

@@ -31,7 +31,7 @@ from finetune.training import loop
 from finetune.training.batches import EvalRows, TrainSteps
 from finetune.training.gradient_checkpointing import checkpoint_activations
 from finetune.training.loop import FitOptions, Training
-from finetune.training.optimizer import build_optimizer
+from finetune.training.optimizer import build_optimizer, state_bytes
 
 
 def prepare_training(
@@ -49,7 +49,8 @@ def prepare_training(
             _compare_by(run, folder, task.best_metric, state)
     steps = train_steps(arguments, data, plan, run.launch.rank)
     prepare_model(run, arguments, task, plan, model, steps)
-    optimizer = build_optimizer(arguments, model, plan.learning_rate, task.learning_rate_scale)
+    rate, scale_of = plan.learning_rate, task.learning_rate_scale
+    optimizer = build_optimizer(arguments, model, rate, scale_of, device_type=run.device.type)
     prepared, optimizer = run.accelerator.prepare(model, optimizer)
     if opened.replace is not None:
         run.on_main(opened.replace)
@@ -80,7 +81,7 @@ def prepare_model(run: Run, arguments: Any, task: Task, plan: Plan, model: torch
     """What is done to a model before Accelerate gets it; prints the memory that training it will need."""
     if arguments.gradient_checkpointing:
         checkpoint_activations(model)
-    layout = layout_of(run.launch, plan.batch, arguments.kernels)
+    layout = layout_of(run.launch, plan.batch, arguments.kernels, state_bytes(arguments, model))
     if run.is_main:
         run.print(*_memory(task, model, steps, layout))
     if layout.keeps_embeddings:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from finetune.arguments import groups
 from finetune.arguments.parsing import Each, changed_option, option
+
+# Settings of --loss, and the loss that each belongs to.
+LOSS_SETTINGS = {
+    **dict.fromkeys(("focal_gamma", "focal_alpha"), "focal"),
+    **dict.fromkeys(("asl_gamma_neg", "asl_gamma_pos", "asl_margin"), "asymmetric"),
+    **dict.fromkeys(("db_mu", "db_lambda", "db_kappa"), "distribution_balanced"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +72,56 @@ class TableArguments(groups.DataArguments):
             f"--mixing_weights has {given} of --train_file: give one for each of two or more (a pattern is one, in quotes so "
             "that the shell does not expand it)"
         ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossArguments:
+    """Loss and sampling"""
+
+    loss: str = option(
+        "bce",
+        choices=("bce", "focal", "asymmetric", "distribution_balanced"),
+        help="binary cross-entropy; or, for rare labels, the losses of arXiv:1708.02002, arXiv:2009.14119 and arXiv:2007.09654",
+    )
+    focal_gamma: float = option(2.0, at_least=0, help="focal: how far labels that are easy to tell count less")
+    focal_alpha: float | None = option(
+        0.25, above=0, below=1, help="focal: weight of labels that a row has; none: all count alike"
+    )
+    asl_gamma_neg: float = option(4.0, at_least=0, help="asymmetric: as focal_gamma, for labels that a row does not have")
+    asl_gamma_pos: float = option(0.0, at_least=0, help="asymmetric: as focal_gamma, for labels that it has")
+    asl_margin: float = option(
+        0.05, at_least=0, below=1, help="asymmetric: labels that a row does not have count nothing below this probability"
+    )
+    db_mu: float = option(0.2, at_least=0, at_most=1, help="distribution_balanced: the share of a label at half weight")
+    db_lambda: float = option(
+        2.0, above=0, help="distribution_balanced: how early labels that a row does not have stop counting"
+    )
+    db_kappa: float = option(0.05, at_least=0, help="distribution_balanced: how far logits are shifted by how rare a label is")
+    pos_weight: str = option("none", path=True, help="none, balanced (negatives / positives per label, capped) or a json FILE")
+    pos_weight_cap: float = option(20.0, at_least=1, help="the most that --pos_weight balanced gives a label")
+    sampling: str = option(
+        "random",
+        choices=("random", "class_balanced"),
+        help="random: every row once an epoch; class_balanced: rows of each label equally often, drawn with replacement",
+    )
+
+    @property
+    def loss_settings(self) -> dict[str, float | None]:
+        """The settings of --loss."""
+        return {name: getattr(self, name) for name, loss in LOSS_SETTINGS.items() if loss == self.loss}
+
+    def problems(self) -> list[str]:
+        defaults = {field.name: field.default for field in fields(self)}
+        given = [name for name in (*LOSS_SETTINGS, "pos_weight") if getattr(self, name) != defaults[name]]
+        found = [
+            f"--{name} is a setting of --loss {of}, which is {self.loss}"
+            for name, of in LOSS_SETTINGS.items()
+            if name in given and of != self.loss
+        ]
+        if self.loss != "bce":
+            own = [name for name in ("pos_weight", "label_smoothing_factor") if getattr(self, name) != defaults[name]]
+            found += [f"--{name} changes binary cross-entropy, but --loss is {self.loss}; keep one" for name in own]
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from finetune.reports.card import markdown_table
 from finetune.task import check_metric
 from metrics.multilabel import DECISION_METRICS, RANKING_METRICS, multilabel_scores
 from models.adapters import loadable
+from models.multilabel_loss import MultiLabelLoss
 
 MOST_WEIGHT = 1e6  # of a positive target: beyond it fp32 losses would soon be infinite
 MOST_LABELS = 100  # rows of the card's per-label table; metrics.json has them all
@@ -59,12 +60,6 @@ def thresholds_of(config: Any) -> np.ndarray:
     """(labels,) the thresholds that travel in the configuration; 0.5 where there are none."""
     stored = getattr(config, "thresholds", None)
     return np.full(config.num_labels, 0.5) if stored is None else np.asarray(stored, dtype=np.float64)
-
-
-def loss_settings_of(config: Any) -> tuple[np.ndarray | None, float | None]:
-    """(--pos_weight by label, --label_smoothing_factor) of the model's training; None where its configuration has none."""
-    stored = getattr(config, "pos_weight", None)
-    return None if stored is None else np.asarray(stored, dtype=np.float64), getattr(config, "label_smoothing_factor", None)
 
 
 def _output_layer(model: Any, num_labels: int) -> tuple[str, torch.nn.Linear] | None:
@@ -118,18 +113,17 @@ def set_head_bias(model: Any, new_names: set[str], bias: np.ndarray, new_rows: n
     return bool(new.any())
 
 
-def plain_model(
-    model: Any, thresholds: np.ndarray, pos_weight: np.ndarray | None = None, label_smoothing_factor: float = 0.0
-) -> Any:
+def plain_model(model: Any, thresholds: np.ndarray, loss: MultiLabelLoss) -> Any:
     """An fp32 model without weights, to save others' weights with; the trained one may be partitioned or in half precision.
 
     The settings of the loss travel in the configuration, so that the model has the same loss wherever it is evaluated.
     """
     config = type(model.config).from_dict(model.config.to_dict())
     config.thresholds = [float(threshold) for threshold in thresholds]
-    config.pos_weight = None if pos_weight is None else [float(weight) for weight in pos_weight]
-    config.label_smoothing_factor = label_smoothing_factor or None
-    for name in ("pos_weight", "label_smoothing_factor"):
+    config.pos_weight = None if loss.pos_weight is None else [float(weight) for weight in loss.pos_weight]
+    config.label_smoothing_factor = loss.label_smoothing or None
+    config.multilabel_loss = loss.as_config()
+    for name in ("pos_weight", "label_smoothing_factor", "multilabel_loss"):
         if getattr(config, name) is None:
             delattr(config, name)
     config.dtype = torch.float32
@@ -201,6 +195,16 @@ def prior_bias(positive: np.ndarray, rows: int, pos_weight: np.ndarray | None, s
     targets = positive * (1 - smoothing) + rows * smoothing / 2
     weight = 1.0 if pos_weight is None else pos_weight
     return np.log(weight * (targets + 0.5) / (rows - targets + 0.5))
+
+
+def make_loss(arguments: Any, positive: np.ndarray, rows: int, labels: list[str]) -> MultiLabelLoss:
+    """--loss for these labels, of which (labels,) `positive` of the training `rows` have each. Raises `InputError`."""
+    if arguments.loss == "bce":
+        weight = positive_weights(arguments, positive, rows, labels)
+        return MultiLabelLoss("bce", arguments.label_smoothing_factor, weight)
+    # Half a row on both sides, as in `prior_bias`, for labels that no row, or every row, has.
+    prior = (positive + 0.5) / (rows + 1) if arguments.loss == "distribution_balanced" else None
+    return MultiLabelLoss(arguments.loss, settings=arguments.loss_settings, prior=prior)
 
 
 def positive_weights(arguments: Any, positive: np.ndarray, rows: int, labels: list[str]) -> np.ndarray | None:

@@ -242,3 +242,14 @@ def _from_columns(table: Table, columns: tuple[str, ...]) -> Labelled:
     if problems:
         raise InputError(*problems[:SHOWN], *more(len(problems)))
     return Labelled(rows, columns)
+
+
+def class_balanced(targets: Ragged, num_labels: int) -> np.ndarray:
+    """(rows,) how likely it is to draw each row by drawing a label, and then one of its rows (Shen et al., arXiv:1512.05830,
+    section 3.2). Having no label counts as one more label: such rows would never be drawn."""
+    count = np.bincount(targets.values, minlength=num_labels)
+    lengths = np.diff(targets.offsets)
+    weights = np.zeros(len(targets))
+    np.add.at(weights, np.repeat(np.arange(len(targets)), lengths), 1 / count[targets.values])
+    weights[lengths == 0] = 1 / max(1, (lengths == 0).sum())
+    return weights / weights.sum()

@@ -101,6 +101,10 @@ class TextTask(Task):
         """Inputs that the model needs besides ids and mask."""
         return {}
 
+    def sampling_weights(self, targets: Any) -> np.ndarray | None:
+        """(rows,) how likely each training row is drawn; None: every row once an epoch."""
+        return None
+
     def load(self, launch: Launch, modes: Modes) -> Data:
         """Reads and checks the files, tokenizes texts. Raises `InputError`."""
         arguments, notes = self.arguments, []
@@ -182,6 +186,7 @@ class TextTask(Task):
             tokens=tokens,
             mixture=mixture_of(table, arguments.mixing_weights, notes) if name == "train" else None,
             targets=targets,
+            weights=self.sampling_weights(targets) if name == "train" else None,
             texts=texts,
             titles=self.titles_of(table),
             where=table.where if table.sources else None,

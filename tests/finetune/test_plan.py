@@ -94,8 +94,8 @@ def test_plan_of_a_run(arguments):
 def test_steps_asked_for_win_over_epochs(arguments):
     plan = plan_of(arguments(max_steps=7, eval_strategy="steps", eval_steps=3, save_steps=4, warmup_steps=7), 1000, 1)
     assert (plan.total_steps, plan.warmup_steps, plan.eval_steps, plan.save_steps) == (7, 7, 3, 4)
-    assert plan_of(arguments(eval_strategy="no"), 5, 1).eval_steps is None
-    at_the_end = plan_of(arguments(eval_strategy="no", do_eval=True, max_steps=7), 5, 1)
+    assert plan_of(arguments(eval_strategy="no", do_eval=False), 5, 1).eval_steps is None
+    at_the_end = plan_of(arguments(eval_strategy="no", max_steps=7), 5, 1)
     assert [step for step in range(1, 8) if at_the_end.due(step, at_the_end.eval_steps)] == [7]
     assert plan_of(arguments(num_train_epochs=0.01), 40, 1).total_steps == 1
     assert plan_of(arguments(), 100, 1).save_steps == 4  # an epoch
@@ -132,7 +132,7 @@ def test_batch_arithmetic_in_words(arguments):
     lines = describe(plan_of(arguments(global_batch_size=9), 90, 8))
     assert lines[0] == "global batch   9 rows = 8 process(es) x at most 2 rows x 1 micro-batch(es)"
     assert lines[-1].endswith("9 rows do not share out evenly over 8 processes; --global_batch_size 8 or 16 would")
-    assert len(describe(plan_of(arguments(global_batch_size=16), 90, 8))) == 3
+    assert len(describe(plan_of(arguments(global_batch_size=16), 90, 8))) == 4
     assert describe(plan_of(arguments(global_batch_size=3), 90, 8))[-1].endswith("--global_batch_size 8 would")
     first, *_, last = describe(plan_of(arguments(per_device_train_batch_size=4), 90, 8))
     assert first == "global batch   32 rows = 8 process(es) x at most 4 rows x 1 micro-batch(es)"

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from linear_task import LinearTask, linear_layer, make_plan
+from linear_task import LinearTask, linear_layer, make_plan, points
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from finetune import opened_run, training_setup
@@ -23,6 +24,18 @@ from finetune.training import loop
 
 FINGERPRINT = {"task": "linear", "rows": 22}
 HUGE = 2.0**19  # a scale of losses at which fp16 gradients overflow
+# --optim, --optim_args, and what a checkpoint holds of each weight
+OPTIMIZERS = [
+    ("adamw_torch_fused", None, ["exp_avg", "exp_avg_sq"]),
+    ("adafactor", None, ["col_var", "row_var", "variance"]),
+    ("sgd", None, []),
+    ("sgd", "momentum=0.9,nesterov=true", ["momentum_buffer"]),
+    ("adagrad", "lr_decay=0.1", ["sum"]),
+    ("rmsprop", "alpha=0.5,momentum=0.5,centered=true", ["grad_avg", "momentum_buffer", "square_avg"]),
+    ("muon", None, ["exp_avg", "exp_avg_sq", "momentum_buffer"]),
+    ("adamw_bnb_8bit", None, ["state1", "state2"]),
+    ("lion_32bit", None, ["state1"]),
+]
 FRESH = OpenedRun(FINGERPRINT, resume=None, replace=None)
 
 
@@ -56,7 +69,7 @@ def fit(run, started):
 def test_the_fingerprint_is_the_tasks_and_the_order_of_rows(arguments):
     plan = make_plan(22)
     found = opened_run.make_fingerprint(arguments(seed=7, length_grouping=False), plan, {"labels": 3})
-    assert found == {"labels": 3, "global_batch_size": 8, "length_grouping": False, "seed": 7}
+    assert found == {"labels": 3, "global_batch_size": 8, "length_grouping": False, "seed": 7, "optim": "adamw_torch_fused"}
     assert opened_run.make_fingerprint(arguments(), None, {"labels": 3}) == {"labels": 3}
 
 
@@ -172,10 +185,23 @@ def test_what_a_crash_left_of_a_save_is_tidied_up(opened, tmp_path):
 # Stop and go on
 
 
-def test_a_resumed_run_ends_with_the_same_bytes(opened, start_run, arguments, tmp_path):
-    asked = arguments(output_dir=str(tmp_path))
+def two_layers():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+
+
+def mean_error(model):
+    x, y = points(22)
+    return (model(x) - y).square().mean().item()
+
+
+@pytest.mark.parametrize(("optim", "optim_args", "kept"), OPTIMIZERS)
+def test_a_resumed_run_ends_with_the_same_bytes(opened, start_run, arguments, tmp_path, optim, optim_args, kept):
+    if optim in ("adamw_bnb_8bit", "lion_32bit"):
+        pytest.importorskip("bitsandbytes")
+    asked = arguments(output_dir=str(tmp_path), optim=optim, optim_args=optim_args)
     run = start_run(make_plan(22).batch)
-    whole = training(run, asked)
+    whole = training(run, asked, model=two_layers())
     fit(run, whole)
     whole.made.tracker.close()
     history = (tmp_path / "history.jsonl").read_bytes()
@@ -185,7 +211,7 @@ def test_a_resumed_run_ends_with_the_same_bytes(opened, start_run, arguments, tm
     assert opening.resume.name == "step_3"
     run = start_run(make_plan(22).batch)
     torch.manual_seed(99)
-    again = training(run, asked, opening, model=torch.nn.Linear(3, 2))
+    again = training(run, asked, opening, model=torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2)))
     assert (again.state.step, again.state.updates) == (3, 3)
     fit(run, again)
     again.made.tracker.close()
@@ -193,6 +219,9 @@ def test_a_resumed_run_ends_with_the_same_bytes(opened, start_run, arguments, tm
     assert (tmp_path / "history.jsonl").read_bytes() == history
     assert (tmp_path / "checkpoints" / "step_6" / "optimizer.safetensors").read_bytes() == saved
     assert len(history.splitlines()) == 8
+    assert mean_error(whole.made.model) < mean_error(two_layers())
+    with safe_open(tmp_path / "checkpoints" / "step_6" / "optimizer.safetensors", "pt") as file:
+        assert sorted({name.partition("/")[0] for name in file.keys()}) == kept  # noqa: SIM118
 
 
 def test_a_loss_scale_goes_on_where_it_was(opened, start_run, arguments, tmp_path):

@@ -139,6 +139,17 @@ def test_every_launch_trains_the_same_model(place):
 
 
 @pytest.mark.slow
+def test_sgd_with_momentum_trains_the_same_model_under_zero(place):
+    sgd = ["--optim", "sgd", "--optim_args", "momentum=0.9", "--adam_epsilon", "1e-8", "--learning_rate", "0.1"]
+    cells = ["--cells", "zero2", "--steps", "6", "--output_dir", "sgd"]
+    run([*python(), str(SCRIPTS / "parity.py"), *cells, *job(place / "never", *sgd)], place).check()
+    table = json.loads((place / "sgd" / "parity.json").read_text(encoding="utf-8"))
+    (zero,) = [cell for cell in table["cells"] if cell["name"] == "zero2"]
+    assert zero["verdict"] == "the same"
+    assert zero["difference"]["weights"] <= 1e-5
+
+
+@pytest.mark.slow
 def test_the_exported_model_gives_the_predictions(one_process):
     assert {"run.json", "history.jsonl", "metrics.json", "README.md", "best"} <= {path.name for path in one_process.iterdir()}
     model = vector_task.build_model("cnn").eval()

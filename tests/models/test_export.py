@@ -13,6 +13,7 @@ from transformers import (
 )
 
 from models.export import export_model
+from models.multilabel_loss import MultiLabelLoss
 from models.pretrained import drop_pooler
 from text.classifier import plain_model
 
@@ -45,6 +46,6 @@ def test_a_pooler_that_was_removed_is_not_missing(tmp_path):
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8, "vocab_size": 9}
     model = BigBirdForSequenceClassification(BigBirdConfig(**sizes))
     drop_pooler(model.bert)
-    export_model(tmp_path / "best", plain_model(model, np.zeros(2)), model.state_dict(), lambda folder: None)
+    export_model(tmp_path / "best", plain_model(model, np.zeros(2), MultiLabelLoss()), model.state_dict(), lambda folder: None)
     _, loading = BigBirdForSequenceClassification.from_pretrained(tmp_path / "best", output_loading_info=True)
     assert (loading["missing_keys"], loading["unexpected_keys"]) == (set(), set())

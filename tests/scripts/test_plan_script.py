@@ -71,13 +71,25 @@ def test_the_plan_of_a_run(run):
         "learning rate  0.002 at its peak (--learning_rate times 2, --lr_scaling), 0.001 in the first step, 0.0005 in the last"
         "; 2 warm-up step(s), linear",
     ]
-    assert lines[6] == "idle           25.0% of the processes' time, counted in rows"
+    assert lines[5] == "optimizer      adamw_torch_fused; its state: 8 bytes per trained element"
+    assert lines[7] == "idle           25.0% of the processes' time, counted in rows"
     table = {line.split()[0]: line.split()[1:] for line in lines if line.split()[:1] and line.split()[0].endswith(".yaml")}
     assert set(table) == {
         "ddp_bf16.yaml", "zero1.yaml", "zero2.yaml", "zero3.yaml", "zero2_offload.yaml", "zero3_offload.yaml"
     }  # fmt: skip
     assert next(iter(table)) == "ddp_bf16.yaml"
     assert lines[-2:] == ["this launch fits 24 GiB", "the cheapest that fits is accelerate_configs/ddp_bf16.yaml"]
+
+
+def test_the_plan_of_an_optimizer_that_needs_whole_weights(run):
+    code, out, problems = run(("--num_processes", "8"), "--optim", "muon", "--mixed_precision", "bf16")
+    assert (code, problems) == (0, [])
+    assert "optimizer      muon; its state: 4 bytes per element of hidden matrices, 8 per other" in out
+    assert "ddp_bf16.yaml" in out
+    assert "zero" not in out
+    code, _, (problem,) = run(("--launch", "accelerate_configs/zero2.yaml"), "--optim", "muon")
+    assert code == 2
+    assert problem.startswith("--optim muon does not work under ZeRO")
 
 
 def test_a_launch_that_does_not_fit(run):

@@ -16,13 +16,13 @@ from transformers import (
 from finetune.errors import InputError, TrainingError
 from metrics.multilabel import sigmoid
 from models.export import export_model
+from models.multilabel_loss import MultiLabelLoss, from_config
 from text.classifier import (
     _output_layer,
     check_export,
     configure,
     label_table,
     labels_of,
-    loss_settings_of,
     match_rows,
     own_labels,
     plain_model,
@@ -129,11 +129,13 @@ def test_labels_that_are_not_numbered_from_0_are_refused():
 
 
 def test_the_loss_travels_in_the_configuration(model):
-    assert loss_settings_of(plain_model(model, np.zeros(3)).config) == (None, None)
-    weighted = plain_model(model, np.zeros(3), np.array([1.0, 2.5, 20.0]), 0.1)
-    assert loss_settings_of(weighted.config)[0].tolist() == [1.0, 2.5, 20.0]
-    assert loss_settings_of(weighted.config)[1] == 0.1
-    assert loss_settings_of(plain_model(weighted, np.zeros(3)).config) == (None, None)  # trained on without weights
+    assert from_config(plain_model(model, np.zeros(3), MultiLabelLoss()).config) is None
+    weighted = plain_model(model, np.zeros(3), MultiLabelLoss("bce", 0.1, np.array([1.0, 2.5, 20.0])))
+    assert from_config(weighted.config).pos_weight.tolist() == [1.0, 2.5, 20.0]
+    assert from_config(weighted.config).label_smoothing == 0.1
+    focal = plain_model(weighted, np.zeros(3), MultiLabelLoss("focal", settings={"focal_gamma": 2.0, "focal_alpha": None}))
+    assert from_config(focal.config).settings == {"focal_gamma": 2.0, "focal_alpha": None}
+    assert from_config(plain_model(focal, np.zeros(3), MultiLabelLoss()).config) is None  # trained on without
 
 
 def test_thresholds_are_one_half_until_there_are_any():
@@ -151,7 +153,7 @@ def test_rows_from_the_shortest_to_the_longest_are_checked():
 
 
 def export(path, model, weights, tokenizer, found, precision="no"):
-    plain = plain_model(model, np.array([0.5, 0.25, 0.125]))
+    plain = plain_model(model, np.array([0.5, 0.25, 0.125]), MultiLabelLoss())
     export_model(path, plain, weights, lambda place: check_export(place, found, precision), tokenizer, 16)
 
 

@@ -11,7 +11,7 @@ from finetune.reading.columns import SHOWN
 from finetune.reading.ragged import Ragged
 from finetune.reading.stored_rows import Column
 from finetune.reading.tables import Table
-from text.labels import label_ids, label_names, note_labels, read_label_file
+from text.labels import class_balanced, label_ids, label_names, note_labels, read_label_file
 
 
 def table(cells, name="labels"):
@@ -166,3 +166,9 @@ def test_a_class_is_one_label_and_all_names_of_its_column_are_labels():
         found = label_names(replace(table(cells), classes=classes), asked, notes)
         assert (written(found), found.names) == (expected, ["b|c", "never", "a"])
     assert notes == []
+
+
+def test_rows_of_each_label_are_equally_likely():
+    targets = Ragged.of([[0], [0], [0, 1], [], [], [0]])
+    weights = class_balanced(targets, 3)  # nobody has the third; having none is one more
+    np.testing.assert_allclose(weights, np.array([1 / 4, 1 / 4, 1 / 4 + 1, 1 / 2, 1 / 2, 1 / 4]) / 3)

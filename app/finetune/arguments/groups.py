@@ -6,10 +6,10 @@ the field; `problems` of a group lists what its values contradict each other in.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
-from finetune import schedules
+from finetune import optimizers, schedules
 from finetune.arguments.parsing import option
 from finetune.plan import Modes
 
@@ -160,9 +160,15 @@ class OptimizationArguments:
     """Optimization"""
 
     learning_rate: float = option(5e-5, above=0, help="peak learning rate")
-    weight_decay: float = option(0.01, at_least=0, help="AdamW weight decay; never on biases and norms")
-    adam_beta1: float = option(0.9, at_least=0, below=1, help="AdamW beta1")
-    adam_beta2: float = option(0.999, at_least=0, below=1, help="AdamW beta2")
+    optim: str = option(
+        optimizers.DEFAULT,
+        choices=tuple(optimizers.OPTIMIZERS),
+        help="optimizer; muon: for the matrices of hidden layers, AdamW for the rest; 8bit and lion need bitsandbytes",
+    )
+    optim_args: str | None = option(help="settings of the optimizer, as in momentum=0.9,nesterov=true")
+    weight_decay: float = option(0.01, at_least=0, help="weight decay; never on biases and norms")
+    adam_beta1: float = option(0.9, at_least=0, below=1, help="beta1 of AdamW and Lion")
+    adam_beta2: float = option(0.999, at_least=0, below=1, help="beta2 of AdamW and Lion")
     adam_epsilon: float = option(1e-8, above=0, help="AdamW epsilon")
     max_grad_norm: float = option(1.0, at_least=0, help="clip the global gradient norm to this; 0: never")
     lr_scheduler_type: str = option(
@@ -189,7 +195,7 @@ class OptimizationArguments:
     seed: int = option(42, at_least=0, at_most=2**31 - 1, help="decides initial weights, order and dropout")
 
     def problems(self) -> list[str]:
-        found = []
+        found = optimizers.problems(self, {field.name: field.default for field in fields(self)})
         if self.warmup_steps is not None and self.warmup_ratio is not None:
             found.append("--warmup_steps and --warmup_ratio are both given; keep one")
         if self.lr_scheduler_type == "constant" and (self.warmup_steps or self.warmup_ratio):
@@ -214,7 +220,7 @@ class RunArguments:
     eval_strategy: str = option(
         "epoch",
         choices=("epoch", "steps", "no"),
-        help="when to evaluate during training; no: never, with --do_eval true at its end alone",
+        help="when to evaluate during training; always at its end; no: there alone",
     )
     eval_steps: int | float | None = option(
         above=0, help="optimizer steps between evaluations with --eval_strategy steps, or a share of all steps"
@@ -228,7 +234,9 @@ class RunArguments:
     max_train_time: float | None = option(
         above=0, help="seconds from the start after which training saves a checkpoint and stops"
     )
-    save_total_limit: int = option(2, at_least=1, help="how many checkpoints to keep")
+    save_total_limit: int = option(
+        2, at_least=1, help="how many checkpoints to keep, the newest; that of the best model is kept besides"
+    )
     checkpoint_format: str = option(
         "full",
         choices=("full", "sharded"),

@@ -68,14 +68,9 @@ TRAINER_NAMES: dict[str, TrainerName] = {
     # Arguments of ours, with values that only transformers knows.
     "local_rank": same_as("local_rank", **{"-1": None}),
     "max_steps": same_as("max_steps", **{"-1": None}),
+    "optim": same_as("optim", adamw_torch="adamw_torch_fused", adamw_8bit="adamw_bnb_8bit"),
     "resume_from_checkpoint": same_as("resume_from_checkpoint", true="auto", false=None),
     # TrainingArguments: batch and optimization
-    "optim": TrainerName(
-        None,
-        {"adamw_torch": None, "adamw_torch_fused": None},
-        "the optimizer is torch's fused AdamW; --adam_beta1, --adam_beta2, --adam_epsilon and --weight_decay are its settings",
-    ),
-    "optim_args": refused("the optimizer's settings are --adam_beta1, --adam_beta2, --adam_epsilon and --weight_decay"),
     "optim_target_modules": OPTIMIZER_OF_MEMORY,
     "average_tokens_across_devices": only("true", "the loss is the mean over the whole global batch, whatever the processes"),
     "bf16": means(
@@ -125,7 +120,9 @@ TRAINER_NAMES: dict[str, TrainerName] = {
     "trackio_static_space_id": TRACKIO,
     # TrainingArguments: evaluation
     "eval_delay": only("0", "evaluations begin with the first that --eval_strategy makes due"),
-    "prediction_loss_only": only("false", "every evaluation computes all metrics; --eval_strategy no leaves evaluations out"),
+    "prediction_loss_only": only(
+        "false", "every evaluation computes all metrics; --eval_strategy no evaluates at the end alone"
+    ),
     "eval_on_start": only("false", "--do_eval alone evaluates the model that --model_name_or_path names"),
     "eval_do_concat_batches": only("true", "metrics see all validation rows at once"),
     "eval_use_gather_object": only("false", "predictions are gathered as arrays"),
@@ -179,7 +176,7 @@ TRAINER_NAMES: dict[str, TrainerName] = {
     "generation_num_beams": same_as("num_beams"),
     "generation_config": refused("--num_beams, --length_penalty, --no_repeat_ngram_size and --min_title_length set the search"),
     # TrainingArguments of transformers 4
-    "adafactor": only("false", "the optimizer is AdamW"),
+    "adafactor": means("optim", {"true": "adafactor", "false": None}, "expected true or false; --optim adafactor is the same"),
     "evaluation_strategy": same_as("eval_strategy"),
     "group_by_length": same_as("length_grouping"),
     "half_precision_backend": only("auto", "torch's autocast is the only backend of --mixed_precision"),

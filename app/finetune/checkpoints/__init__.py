@@ -2,5 +2,5 @@
 
 A checkpoint is complete or absent, and a run that resumes from one ends with the bytes of the run that never stopped.
 
-May import: finetune.errors, finetune.launching, finetune.output.
+May import: finetune.errors, finetune.launching, finetune.optimizers, finetune.output.
 """

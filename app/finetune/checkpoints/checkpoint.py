@@ -1,8 +1,8 @@
 """The format of a checkpoint: finding, checking and reading one. `saving` writes it.
 
-Full checkpoints hold fp32 weights and Adam moments by parameter name, so that every launch can read them. Where gathering
-these is too costly, the processes of ZeRO write shards (see `shards`). Neither holds random-number states or the data order:
-both are functions of (seed, step).
+Full checkpoints hold fp32 weights and the optimizer's moments by parameter name, so that every launch can read them. Where
+gathering these is too costly, the processes of ZeRO write shards (see `shards`). Neither holds random-number states or the
+data order: both are functions of (seed, step).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, load_model
 
+from finetune import optimizers
 from finetune.checkpoints import shards
 from finetune.errors import InputError
 from finetune.launching import zero
@@ -35,14 +36,17 @@ HASH = re.compile("[0-9a-f]{16,}")
 # Parts of a run's fingerprint as messages name them; others are named as they are.
 IN_WORDS = {
     "global_batch_size": "the global batch (--global_batch_size)",
+    "optim": "the optimizer (--optim, --optim_args)",
     "model": "the model's files",
     "decoder": "the decoder's files",
     "label_list": "the label list",
+    "sampling": "how rows are drawn (--sampling)",
     "tokenizer": "the tokenizer",
     "mixing": "how the training files are mixed (--mixing_weights)",
     "train_content": "the content of the training rows (--train_file)",
     "validation_content": "the content of the validation rows (--validation_file)",
 }
+OLDER = {"optim": optimizers.DEFAULT, "sampling": "random"}  # what checkpoints without these parts were trained by
 WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 FULL_FILES = (WEIGHTS, OPTIMIZER, STATE, RUN_FINGERPRINT)
 SHARDED_FILES = (shards.LAYOUT, STATE, RUN_FINGERPRINT)  # and the shards
@@ -176,7 +180,7 @@ def load_weights(path: Path, model: torch.nn.Module) -> None:
 
 def load_state(path: Path, run_fingerprint: dict[str, Any]) -> TrainState:
     """A checkpoint's state. Raises `InputError` with every difference to `run_fingerprint`, in words."""
-    saved = json.loads((path / RUN_FINGERPRINT).read_text(encoding="utf-8"))
+    saved = {**OLDER, **json.loads((path / RUN_FINGERPRINT).read_text(encoding="utf-8"))}
     differences = [
         f"checkpoint {path} is of another run: {_difference(key, saved.get(key), value)}"
         for key, value in run_fingerprint.items()
@@ -214,7 +218,7 @@ def restore_optimizer(
         if run.launch.precision != "no":
             zero.restore_weights(model, load_file(path / WEIGHTS))
     else:
-        _restore_adamw(run.unwrapped(model), optimizer.optimizer, _load_moments(path), state.updates)
+        _restore_moments(run.unwrapped(model), optimizer.optimizer, _load_moments(path), state.updates)
     if state.loss_scale and with_deepspeed:
         zero.restore_loss_scale(model, state.loss_scale)
     elif state.loss_scale and run.accelerator.scaler is not None:
@@ -222,20 +226,31 @@ def restore_optimizer(
 
 
 def _load_moments(path: Path) -> dict[str, dict[str, torch.Tensor]]:
-    """{"exp_avg": {parameter name: tensor}, "exp_avg_sq": {...}}"""
-    moments: dict[str, dict[str, torch.Tensor]] = {"exp_avg": {}, "exp_avg_sq": {}}
+    """Of Adam {"exp_avg": {parameter name: tensor}, "exp_avg_sq": {...}}; others have other names."""
+    moments: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in load_file(path / OPTIMIZER).items():
         key, _, parameter = name.partition("/")
-        moments[key][parameter] = tensor
+        moments.setdefault(key, {})[parameter] = tensor
     return moments
 
 
-def _restore_adamw(model: torch.nn.Module, optimizer: Any, moments: dict[str, dict[str, torch.Tensor]], updates: int) -> None:
-    for name, parameter in model.named_parameters():
-        if name in moments["exp_avg"]:
-            restored = {key: tensors[name].to(parameter.device) for key, tensors in moments.items()}
-            step = torch.tensor(float(updates), device=parameter.device)
-            optimizer.state[parameter] = {"step": step, **restored}
+def _restore_moments(model: torch.nn.Module, optimizer: Any, moments: dict[str, dict[str, torch.Tensor]], updates: int) -> None:
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            name = names[parameter]
+            restored = {key: tensors[name].to(parameter.device) for key, tensors in moments.items() if name in tensors}
+            if restored:
+                optimizer.state[parameter] = {**_count(optimizer, group, parameter, updates), **restored}
+
+
+def _count(optimizer: Any, group: dict[str, Any], parameter: torch.Tensor, updates: int) -> dict[str, Any]:
+    """The number of updates as an optimizer keeps it for a parameter, if it does."""
+    if isinstance(optimizer, torch.optim.SGD) or group.get("hidden"):  # the latter are Muon's
+        return {}
+    if type(optimizer).__module__.startswith("bitsandbytes"):
+        return {"step": updates}
+    return {"step": torch.tensor(float(updates), device=parameter.device if group.get("fused") else "cpu")}
 
 
 def _difference(key: str, then: Any, now: Any) -> str:

@@ -38,7 +38,7 @@ class CheckpointTarget:
 
     folder: Path
     run_fingerprint: dict[str, Any]
-    limit: int  # checkpoints to keep
+    limit: int  # checkpoints to keep beside that of the best model
     writer: Background
     before_write: Callable[[], None]  # called by rank 0's writer before a checkpoint takes its place
     sharded: bool = False
@@ -53,6 +53,7 @@ class _Pending:
 
     target: CheckpointTarget
     step: int
+    best_step: int | None
     texts: dict[str, str]
     size: int
 
@@ -123,7 +124,7 @@ def _save_full(run: Run, target: CheckpointTarget, model: Any, optimizer: Any, s
     flat = {f"{key}/{name}": tensor for key, tensors in moments.items() for name, tensor in tensors.items()}
     files = {checkpoint.WEIGHTS: _without_duplicates(weights), checkpoint.OPTIMIZER: flat}
     size = sum(tensor.nbytes for tensors in files.values() for tensor in tensors.values())
-    target.writer.start(partial(_write_full, _Pending(target, state.step, _texts(target, state), size), files))
+    target.writer.start(partial(_write_full, _Pending(target, state.step, state.best_step, _texts(target, state), size), files))
 
 
 def _write_full(pending: _Pending, files: dict[str, dict[str, torch.Tensor]]) -> None:
@@ -146,7 +147,7 @@ def _save_sharded(run: Run, target: CheckpointTarget, model: Any, state: TrainSt
     state.loss_scale = _loss_scale(run, model)
     texts = {shards.LAYOUT: as_json(shards.layout(model, run.launch)), **_texts(target, state)} if run.is_main else {}
     size = run.launch.world_size * sum(tensor.nbytes for tensor in shard.values())
-    pending = _Pending(target, state.step, texts, size)
+    pending = _Pending(target, state.step, state.best_step, texts, size)
     place = run.on_main(partial(_begin_sharded, pending))
     target.writer.start(partial(_write_sharded, pending, run.launch, place, shard))
 
@@ -222,7 +223,8 @@ def _set_later_aside(pending: _Pending) -> None:
 def _rotate(pending: _Pending) -> None:
     target = pending.target
     passed = [path for path in list_checkpoints(target.folder, LEFT_BEHIND) if step_of(path) <= pending.step]
-    for path in [*list_checkpoints(target.folder)[: -target.limit], *passed]:
+    old = [path for path in list_checkpoints(target.folder)[: -target.limit] if step_of(path) != pending.best_step]
+    for path in [*old, *passed]:
         written.remove_folder(path)
 
 
@@ -255,9 +257,12 @@ def _moments(run: Run, model: Any, optimizer: Any) -> dict[str, dict[str, torch.
         return zero.full_moments(model, run.is_main)
     if not run.is_main:
         return {}
-    states = optimizer.optimizer.state
-    named = list(run.unwrapped(model).named_parameters())
-    return {key: {n: _to_host(states[p][key]) for n, p in named if p in states} for key in ("exp_avg", "exp_avg_sq")}
+    moments: dict[str, dict[str, torch.Tensor]] = {}
+    for name, parameter in run.unwrapped(model).named_parameters():
+        for key, value in optimizer.optimizer.state.get(parameter, {}).items():
+            if key != "step":  # follows from the state of the run
+                moments.setdefault(key, {})[name] = _to_host(value)
+    return moments
 
 
 def _loss_scale(run: Run, model: Any) -> dict[str, Any] | None:

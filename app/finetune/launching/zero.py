@@ -26,9 +26,8 @@ BUCKETS = {
     "stage3_prefetch_bucket_size": 50_000_000,
     "stage3_param_persistence_threshold": 100_000,
 }
-MOMENTS = ("exp_avg", "exp_avg_sq")
 OWNED_BY_ARGUMENTS = {
-    "optimizer": "--learning_rate, --weight_decay and --adam_* own it",
+    "optimizer": "--optim, --learning_rate, --weight_decay and --adam_* own it",
     "scheduler": "--lr_scheduler_type and --warmup_steps own it",
 }
 OURS = "--learning_rate, --lr_scheduler_type and the like decide"
@@ -168,6 +167,7 @@ def complete_config(config: dict[str, Any], source: str, batch: Any, max_grad_no
     zero.update({key: value for key, value in BUCKETS.items() if zero.get(key) == "auto"})
     # Without it a torch optimizer beside an offload section would be exchanged for one that must be compiled.
     full.setdefault("zero_force_ds_cpu_optimizer", False)
+    full["zero_allow_untested_optimizer"] = True  # `finetune.optimizers` says which ones work
     messages += [f'{source}: {path} is "auto", which nothing fills in; write a value' for path in _autos(full)]
     if messages:
         raise InputError(*messages)
@@ -253,16 +253,17 @@ def full_parameters(engine: Any, wanted: bool) -> dict[str, Any]:
 
 
 def full_moments(engine: Any, wanted: bool) -> dict[str, dict[str, Any]]:
-    """Adam's moments, {"exp_avg": {name: tensor}, "exp_avg_sq": {...}}, full, fp32, on the CPU, of weights that are trained; as
-    `full_parameters`."""
+    """The optimizer's moments, for Adam {"exp_avg": {name: tensor}, "exp_avg_sq": {...}}, full, fp32, on the CPU, of weights
+    that are trained; as `full_parameters`."""
     from deepspeed.utils import safe_get_full_optimizer_state
 
     _link_moments(engine)
-    return {key: {n: _cpu(safe_get_full_optimizer_state(p, key), None, wanted) for n, p in _trained(engine)} for key in MOMENTS}
+    keys = _moments(engine)
+    return {key: {n: _cpu(safe_get_full_optimizer_state(p, key), None, wanted) for n, p in _trained(engine)} for key in keys}
 
 
 def restore_moments(engine: Any, moments: dict[str, dict[str, Any]], updates: int) -> None:
-    """Puts Adam's moments and its number of updates back into an engine that has not stepped since it was built.
+    """Puts the optimizer's moments and its number of updates back into an engine that has not stepped since it was built.
 
     DeepSpeed's optimizers create their state in the first step, so one step with zero gradients and learning rate 0 is done
     before the moments are written over; weights do not move in it.
@@ -323,14 +324,15 @@ def layout(engine: Any) -> list[dict[str, Any]]:
 
 
 def partition(engine: Any, updates: int) -> dict[str, Any]:
-    """This process's part of the state, copied to the CPU: weights/N, exp_avg/N and exp_avg_sq/N of each group, flat, in the
-    optimizer's precision (before the first of the `updates` there are no moments); buffer/NAME, the persistent buffers;
-    frozen/NAME, what this process has of the weights that are not trained: a part under ZeRO-3, else rank 0 has them."""
+    """This process's part of the state, copied to the CPU: weights/N, and of Adam exp_avg/N and exp_avg_sq/N, of each group,
+    flat, in the optimizer's precision (before the first of the `updates` there are no moments); buffer/NAME, the persistent
+    buffers; frozen/NAME, what this process has of the weights that are not trained: a part under ZeRO-3, else rank 0 has
+    them."""
     states, tensors = engine.optimizer.optimizer.state, {}
     for number, flat in enumerate(_groups(engine.optimizer)[1]):
         tensors[f"weights/{number}"] = _copied(flat)
         if updates:
-            tensors |= {f"{key}/{number}": _copied(states[flat][key]) for key in MOMENTS}
+            tensors |= {f"{key}/{number}": _copied(states[flat][key]) for key in _moments(engine)}
     parameters = dict(engine.module.named_parameters(remove_duplicate=False))
     state = engine.module.state_dict()
     tensors |= {f"buffer/{name}": _copied(tensor) for name, tensor in state.items() if name not in parameters}
@@ -354,11 +356,24 @@ def restore_partition(engine: Any, read: Callable[[str], Any], updates: int) -> 
             buffer.data.copy_(read(f"buffer/{name}"))
     for number, part in enumerate(_groups(engine.optimizer)[1]):
         part.data.copy_(read(f"weights/{number}"))
-        for key in MOMENTS:
+        for key in _moments(engine):
             kept = states[part][key]
             kept.copy_(read(f"{key}/{number}")) if updates else kept.zero_()
     _set_updates(engine, updates)
     _copy_to_module(engine)
+
+
+def _moments(engine: Any) -> tuple[str, ...]:
+    """What the optimizer keeps of each weight beside its number of updates."""
+    optimizer = engine.optimizer.optimizer
+    kind = type(optimizer).__name__
+    if kind == "SGD":
+        return ("momentum_buffer",) if optimizer.param_groups[0]["momentum"] else ()
+    if kind == "RMSprop":
+        group = optimizer.param_groups[0]
+        optional = {"momentum_buffer": group["momentum"], "grad_avg": group["centered"]}
+        return "square_avg", *(name for name, is_kept in optional.items() if is_kept)
+    return ("state1",) if kind == "Lion" else ("exp_avg", "exp_avg_sq")
 
 
 def _groups(optimizer: Any) -> tuple[list, list, list | None]:

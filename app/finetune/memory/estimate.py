@@ -33,16 +33,17 @@ def estimate(dry_run: DryRun, layout: Layout) -> Estimate:
     Per trained parameter, mixed precision with Adam takes K = 12 bytes of optimizer state (fp32 weight and two moments) beside
     a weight and a gradient in half precision; ZeRO-1 divides the state by the number of processes, ZeRO-2 the gradients too,
     ZeRO-3 the weights too (Rajbhandari et al., arXiv:1910.02054, sections 3.1 and 5). Under autocast, and in fp32 without
-    ZeRO, the weight itself is fp32, so that K is 8. What the paper leaves out is read from DeepSpeed 0.19 and measured
-    (tests/finetune/memory/test_memory_estimate.py, docs/memory.md): the reduction buckets, the copies of the gradients
-    that an update works on, and that ZeRO-3 keeps `stage3_max_live_parameters` gathered weights (1e9 unless the file says
-    otherwise), so that a smaller model is whole on every GPU while it computes.
+    ZeRO, the weight itself is fp32, so that K is 8. Other optimizers keep `Layout.moments` in place of two moments. What the
+    paper leaves out is read from DeepSpeed 0.19 and measured (tests/finetune/memory/test_memory_estimate.py, docs/memory.md):
+    the reduction buckets, the copies of the gradients that an update works on, and that ZeRO-3 keeps
+    `stage3_max_live_parameters` gathered weights (1e9 unless the file says otherwise), so that a smaller model is whole on
+    every GPU while it computes.
     """
     return _replicated(dry_run, layout) if layout.stage == 0 else _partitioned(dry_run, layout)
 
 
 def _replicated(run: DryRun, layout: Layout) -> Estimate:
-    weights, gradients, optimizer = 4 * run.parameters + run.buffers, 4 * run.trainable, 8 * run.trainable
+    weights, gradients, optimizer = 4 * run.parameters + run.buffers, 4 * run.trainable, round(layout.moments * run.trainable)
     # DDP's buckets are the gradients; micro-batches without synchronisation gather them outside the buckets first.
     exchange = gradients if layout.wrapped and layout.accumulation > 1 else 0
     # In the first micro-batch of an unwrapped model, gradients are allocated while activations are freed.
@@ -57,7 +58,7 @@ def _partitioned(run: DryRun, layout: Layout) -> Estimate:
     own = -(-run.trainable // processes)  # parameters that one process updates
     gathered = size * min(run.parameters, layout.live_parameters) if layout.stage == 3 and processes > 1 else 0
     weights = (size * -(-run.parameters // processes) if layout.stage == 3 else size * run.parameters) + run.buffers
-    optimizer = 12 * own
+    optimizer = round((4 + layout.moments) * own)
     buckets = layout.bucket * layout.buckets * size
     all_gradients, own_gradients, fp32_copy = size * run.trainable, size * own, 4 * own
     if layout.stage == 3:

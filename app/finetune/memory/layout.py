@@ -30,6 +30,7 @@ class Layout:
     buckets: int = 1  # number of such buffers
     live_parameters: int = 0  # gathered parameters that ZeRO-3 keeps
     kernels: str = "auto"  # --kernels
+    moments: float = 8.0  # bytes that the optimizer keeps of a trained parameter, on average
 
     @property
     def keeps_embeddings(self) -> bool:
@@ -47,11 +48,11 @@ class Layout:
         return None if self.stage else HALF.get(self.precision)
 
 
-def layout_of(launch: Any, batch: BatchShape, kernels: str = "auto") -> Layout:
-    """The layout of a `launch.Launch`. `kernels`: --kernels."""
+def layout_of(launch: Any, batch: BatchShape, kernels: str = "auto", moments: float = 8.0) -> Layout:
+    """The layout of a `launch.Launch`. `kernels`: --kernels; `moments`: as `Layout` has it."""
     wrapped = launch.world_size > 1 or launch.launcher in ("torchrun", "deepspeed")
     on_gpu = not launch.use_cpu
-    plain = Layout(launch.world_size, launch.precision, on_gpu, batch.accumulation, wrapped, kernels=kernels)
+    plain = Layout(launch.world_size, launch.precision, on_gpu, batch.accumulation, wrapped, kernels=kernels, moments=moments)
     return plain if launch.deepspeed_config is None else with_zero(plain, launch.deepspeed_config)
 
 

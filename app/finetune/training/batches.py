@@ -38,11 +38,12 @@ class TrainSteps(Dataset):
         self._order = lru_cache(maxsize=2)(partial(self._make_order, seed, length_grouping and self.has_tokens))
 
     def _make_order(self, seed: int, length_grouping: bool, epoch: int) -> np.ndarray:
-        size, mixture = self.plan.batch.global_batch_size, self.split.mixture
+        size, mixture, weights = self.plan.batch.global_batch_size, self.split.mixture, self.split.weights
         if mixture is None:
-            return epoch_order(seed, epoch, self.lengths, size, length_grouping)
+            return epoch_order(seed, epoch, self.lengths, size, length_grouping, weights)
         rows = mixed_rows(seed, epoch, mixture.source, mixture.counts)
-        return rows[epoch_order(seed, epoch, self.lengths[rows], size, length_grouping)]
+        theirs = None if weights is None else weights[rows]
+        return rows[epoch_order(seed, epoch, self.lengths[rows], size, length_grouping, theirs)]
 
     def rows(self, step: int) -> np.ndarray:
         """The rows of the whole global batch of optimizer step `step` (0-based)."""

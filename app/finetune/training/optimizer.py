@@ -1,4 +1,4 @@
-"""AdamW, its parameter groups, and the learning rate of a step."""
+"""The optimizer that --optim names, its parameter groups, its state by parameter name, and the learning rate of a step."""
 
 from __future__ import annotations
 
@@ -8,38 +8,118 @@ from typing import Any
 import torch
 from torch import nn
 
+from finetune import optimizers
+
+
+class MuonWithAdamW(torch.optim.Optimizer):
+    """Muon (Jordan et al., kellerjordan.github.io/posts/muon) for groups with `hidden`, AdamW for the others, as one optimizer.
+
+    Muon orthogonalises the update of a matrix that maps one hidden layer to the next. Embeddings, outputs, biases and norms get
+    AdamW, as its authors have it.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], muon: dict[str, Any], adamw: dict[str, Any]) -> None:
+        super().__init__(groups, {})
+        self._parts = [
+            (hidden, make([group for group in self.param_groups if group["hidden"] is hidden], **settings))
+            for hidden, make, settings in ((True, torch.optim.Muon, muon), (False, torch.optim.AdamW, adamw))
+            if any(group["hidden"] is hidden for group in self.param_groups)
+        ]
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        """One step of both. State and groups are this optimizer's, which loading a state replaces."""
+        for hidden, part in self._parts:
+            part.state = self.state
+            part.param_groups = [group for group in self.param_groups if group["hidden"] is hidden]
+            part.step()
+
 
 def build_optimizer(
-    arguments: Any, model: nn.Module, learning_rate: float, scale_of: Callable[[nn.Module, str], float]
-) -> torch.optim.AdamW:
-    """AdamW (Loshchilov and Hutter, arXiv:1711.05101) without weight decay on biases and norms.
+    arguments: Any,
+    model: nn.Module,
+    learning_rate: float,
+    scale_of: Callable[[nn.Module, str], float],
+    *,
+    device_type: str = "cpu",
+) -> torch.optim.Optimizer:
+    """The optimizer of --optim, without weight decay on biases and norms; by default AdamW (Loshchilov and Hutter,
+    arXiv:1711.05101).
 
     `learning_rate` is the peak, which `set_learning_rate` moves; `scale_of(model, name)` multiplies it for a parameter.
+    `device_type`: where it will step.
     """
     decays = _parameters_with_decay(model)
-    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    hidden = hidden_matrices(model) if arguments.optim == "muon" else set()
+    groups: dict[tuple[float, float, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             scale = scale_of(model, name)
             decay = arguments.weight_decay if name in decays else 0.0
-            groups.setdefault((scale, decay), []).append(parameter)
+            groups.setdefault((scale, decay, name in hidden), []).append(parameter)
     peaks = [
         {"params": parameters, "weight_decay": decay, "lr": learning_rate * scale, "peak_lr": learning_rate * scale}
-        for (scale, decay), parameters in groups.items()
+        | ({"hidden": is_hidden} if arguments.optim == "muon" else {})
+        for (scale, decay, is_hidden), parameters in groups.items()
     ]
-    return torch.optim.AdamW(
-        peaks,
-        lr=learning_rate,
-        betas=(arguments.adam_beta1, arguments.adam_beta2),
-        eps=arguments.adam_epsilon,
-        fused=True,  # one kernel per group; on CPU it steps a small encoder ten times faster than the default
-    )
+    return _make(arguments, peaks, learning_rate, device_type)
+
+
+def _make(arguments: Any, groups: list[dict[str, Any]], learning_rate: float, device_type: str) -> torch.optim.Optimizer:
+    optim, settings, rate = arguments.optim, optimizers.settings_of(arguments), {"lr": learning_rate}
+    adam = {"betas": (arguments.adam_beta1, arguments.adam_beta2), "eps": arguments.adam_epsilon}
+    # One kernel per group; on a CPU it steps a small encoder ten times faster than torch's default, which is fast on a GPU.
+    # There, fused SGD's momentum is undefined if fp16 skips its first step.
+    fused = {"fused": device_type == "cpu"}
+    if optim == "muon":
+        return MuonWithAdamW(groups, rate | settings, rate | adam | {"fused": True})
+    if optim == "adafactor":
+        return torch.optim.Adafactor(groups, **rate, **settings)
+    if optim == "sgd":
+        return torch.optim.SGD(groups, **rate, **settings, **fused)
+    if optim == "adagrad":
+        return torch.optim.Adagrad(groups, **rate, **settings, **fused)
+    if optim == "rmsprop":
+        return torch.optim.RMSprop(groups, **rate, **settings)
+    if optim in ("adamw_bnb_8bit", "lion_32bit"):
+        import bitsandbytes
+
+        if optim == "lion_32bit":
+            return bitsandbytes.optim.Lion(groups, **rate, betas=adam["betas"], optim_bits=32)
+        return bitsandbytes.optim.AdamW(groups, **rate, **adam, optim_bits=8, min_8bit_size=optimizers.SMALL_8BIT)
+    return torch.optim.AdamW(groups, **rate, **adam, fused=True)
 
 
 def set_learning_rate(optimizer: Any, multiplier: float) -> None:
     """Sets every group to `multiplier` times its peak."""
     for group in optimizer.param_groups:
         group["lr"] = group["peak_lr"] * multiplier
+
+
+def hidden_matrices(model: nn.Module) -> set[str]:
+    """Names of the weights of linear layers but the last, which gives the output; weights tied to embeddings are none."""
+    embedded = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    linear = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
+    names = [name for name, weight in model.named_parameters() if id(weight) in linear - embedded]
+    return set(names[:-1])
+
+
+def state_bytes(arguments: Any, model: nn.Module) -> float:
+    """Bytes that the optimizer will keep of a trained parameter's element, on average."""
+    optim, total, elements = arguments.optim, 0, 0
+    hidden = hidden_matrices(model) if optim == "muon" else set()
+    for name, parameter in model.named_parameters():
+        size = parameter.numel() if parameter.requires_grad else 0
+        elements += size
+        if optim == "adafactor" and parameter.ndim > 1:
+            total += 4 * (size // parameter.shape[-1] + size // parameter.shape[-2])
+        elif optim == "adafactor" or name in hidden:
+            total += 4 * size
+        elif optim == "adamw_bnb_8bit" and size >= optimizers.SMALL_8BIT:
+            total += 2 * size + 2 * 4 * -(-size // 256)  # two moments of a byte, and the scale of each block of 256
+        else:
+            total += 4 * size * optimizers.moments(optim, optimizers.settings_of(arguments))
+    return total / max(1, elements)
 
 
 def _parameters_with_decay(model: nn.Module) -> set[str]:

@@ -10,9 +10,17 @@ import numpy as np
 MEGABATCHES = 50  # rows are sorted by length within runs of this many global batches, and shuffled beyond
 
 
-def epoch_order(seed: int, epoch: int, lengths: np.ndarray, global_batch_size: int, length_grouping: bool) -> np.ndarray:
+def epoch_order(
+    seed: int,
+    epoch: int,
+    lengths: np.ndarray,
+    global_batch_size: int,
+    length_grouping: bool,
+    weights: np.ndarray | None = None,
+) -> np.ndarray:
     """(rows,) int64: every row once; each run of `global_batch_size` entries is one optimizer step's batch.
 
+    With `weights`, (rows,), which sum to 1, a row is there n times its weight, rounded up or down at random, of n rows in all.
     With `length_grouping` a shuffled order is cut into runs of 50 global batches, each sorted by length, and the resulting
     batches are shuffled again: rows of a batch have similar lengths, and which rows meet still changes from epoch to epoch.
     The incomplete batch comes last. The very first batch of a run holds the longest row, so that a job that is too large for
@@ -20,6 +28,8 @@ def epoch_order(seed: int, epoch: int, lengths: np.ndarray, global_batch_size: i
     """
     generator = np.random.default_rng([seed, epoch])
     order = generator.permutation(len(lengths))
+    if weights is not None:
+        order = generator.permutation(_drawn(generator, order, weights))
     if not length_grouping or len(lengths) <= global_batch_size:
         return order
     # Small files get shorter runs: at least four, or whole epochs would be one sorted run with the same batches every time.
@@ -58,6 +68,13 @@ def mixed_rows(seed: int, epoch: int, source: np.ndarray, counts: np.ndarray) ->
         begin = first - passes.start * len(rows)
         parts.append(np.concatenate(shuffled)[begin : begin + count])
     return np.concatenate(parts)
+
+
+def _drawn(generator: np.random.Generator, order: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """As many rows as `order` has, by systematic sampling along it: of all ways to draw that varies least."""
+    ends = np.cumsum(weights[order])
+    points = (np.arange(len(order)) + generator.random()) / len(order) * ends[-1]
+    return order[np.searchsorted(ends[:-1], points, side="right")]
 
 
 def share_out(rows: np.ndarray, lengths: np.ndarray, world_size: int, accumulation: int) -> list[list[np.ndarray]]:

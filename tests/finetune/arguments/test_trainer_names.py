@@ -81,6 +81,8 @@ def test_every_name_of_the_installed_trainer_is_accepted_or_refused_with_advice(
         (["--activation_checkpointing"], "gradient_checkpointing", True),
         (["--torch_compile_backend", "inductor"], "torch_compile", True),
         (["--no_cuda"], "use_cpu", True),
+        (["--adafactor"], "optim", "adafactor"),
+        (["--optim", "adamw_8bit"], "optim", "adamw_bnb_8bit"),
         (["--warmup_steps", "0.1"], "warmup_steps", 0.1),
         (["--warmup_steps", "10.0"], "warmup_steps", 10),
     ],

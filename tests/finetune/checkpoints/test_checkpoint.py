@@ -96,6 +96,15 @@ def test_another_runs_checkpoint_is_refused_field_by_field(trained):
     ]
 
 
+def test_a_checkpoint_of_another_optimizer_is_refused(trained):
+    *_, save_step = trained
+    path = save_step(4)  # as older versions wrote it, which had AdamW alone
+    load_state(path, {**RUN_FINGERPRINT, "optim": "adamw_torch_fused"})
+    said = r'the optimizer \(--optim, --optim_args\) was "adamw_torch_fused", is now "sgd momentum=0.9"'
+    with pytest.raises(InputError, match=said):
+        load_state(path, {**RUN_FINGERPRINT, "optim": "sgd momentum=0.9"})
+
+
 @pytest.mark.parametrize(
     ("key", "then", "now", "told"),
     [
@@ -131,6 +140,14 @@ def test_checkpoints_are_in_the_order_of_their_steps(tmp_path):
     os.utime(tmp_path / "step_100", (0, 0))  # a clock that was set back
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step_9", "step_10", "step_100"]
     assert list_checkpoints(tmp_path / "none") == []
+
+
+def test_the_checkpoint_of_the_best_model_is_kept(trained, tmp_path):
+    *_, save_step = trained
+    for step, best in ((1, None), (2, 2), (3, 2), (4, 2), (5, 5), (6, 5), (7, 5)):
+        save_step(step, limit=1, best_step=best)
+        expected = {1: [1], 2: [2], 3: [2, 3], 4: [2, 4], 5: [5], 6: [5, 6], 7: [5, 7]}[step]
+        assert [path.name for path in list_checkpoints(tmp_path)] == [f"step_{number}" for number in expected]
 
 
 def test_the_oldest_beyond_the_limit_are_removed(trained, tmp_path):

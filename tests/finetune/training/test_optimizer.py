@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from finetune.training.optimizer import build_optimizer, set_learning_rate
+from finetune.training.optimizer import build_optimizer, hidden_matrices, set_learning_rate, state_bytes
 
 
 class RMSNorm(nn.Module):
@@ -101,3 +101,67 @@ def test_no_decay_means_none(arguments):
     torch.testing.assert_close(model.weight, before["weight"] * (1 - 0.1 * 0.5))
     with pytest.raises(AssertionError):
         torch.testing.assert_close(model.weight, before["weight"])
+
+
+def test_settings_reach_the_optimizer(arguments):
+    def group(optim, optim_args):
+        built = build_optimizer(arguments(optim=optim, optim_args=optim_args), nn.Linear(3, 2, bias=False), 1e-3, one)
+        return built.param_groups[0]
+
+    sgd = group("sgd", "momentum=0.9, nesterov=True")
+    assert (sgd["momentum"], sgd["dampening"], sgd["nesterov"], sgd["fused"], sgd["peak_lr"]) == (0.9, 0, True, True, 1e-3)
+    assert (group("rmsprop", "alpha=0.9,centered=1")["alpha"], group("adagrad", "eps=1e-6")["eps"]) == (0.9, 1e-6)
+    assert (group("adafactor", "d=2")["d"], group("adafactor", None)["beta2_decay"]) == (2, -0.8)
+    on_gpu = build_optimizer(arguments(optim="sgd"), nn.Linear(3, 2), 1e-3, one, device_type="cuda")
+    assert not on_gpu.param_groups[0]["fused"]
+
+
+def test_muon_is_torchs_for_hidden_matrices_and_adamw_for_the_rest(arguments):
+    def model():
+        torch.manual_seed(0)
+        made = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 6), nn.Linear(6, 2))
+        for parameter in made.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        return made
+
+    ours, theirs = model(), model()
+    assert hidden_matrices(ours) == {"1.weight", "3.weight"}
+    asked = arguments(optim="muon", optim_args="momentum=0.8", weight_decay=0.1, adam_beta2=0.9)
+    own = build_optimizer(asked, ours, 1e-2, one)
+    own.load_state_dict(own.state_dict())  # as Accelerate does
+    hidden = [theirs[1].weight, theirs[3].weight]
+    decays = [theirs[0].weight, theirs[4].weight]
+    others = [p for p in theirs.parameters() if not any(p is other for other in (*hidden, *decays))]
+    muon = torch.optim.Muon(hidden, lr=5e-3, momentum=0.8, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    groups = [{"params": decays, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    adamw = torch.optim.AdamW(groups, lr=5e-3, betas=(0.9, 0.9), fused=True)
+    for _ in range(2):
+        set_learning_rate(own, 0.5)
+        for optimizer in (own, muon, adamw):
+            optimizer.step()
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=0, atol=0)
+    assert hidden_matrices(Classifier()) == {"bert.dense.weight", "classifier.weight"}  # its last layer is frozen
+
+
+@pytest.mark.parametrize(
+    ("optim", "optim_args"),
+    [
+        ("adamw_torch_fused", None), ("adafactor", None), ("sgd", None), ("sgd", "momentum=0.9"), ("adagrad", None),
+        ("rmsprop", "momentum=0.9,centered=true"), ("muon", None), ("adamw_bnb_8bit", None), ("lion_32bit", None),
+    ],
+)  # fmt: skip
+def test_what_an_optimizer_will_keep(arguments, optim, optim_args):
+    if optim in ("adamw_bnb_8bit", "lion_32bit"):
+        pytest.importorskip("bitsandbytes")
+    model = nn.Sequential(nn.Linear(80, 70), nn.Conv2d(3, 5, 2), nn.Linear(70, 4))
+    model[2].bias.requires_grad_(False)
+    asked = arguments(optim=optim, optim_args=optim_args)
+    optimizer = build_optimizer(asked, model, 1e-3, one)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    counted = ("step", "qmap1", "qmap2")  # as large for any weight
+    states = [(key, value) for state in optimizer.state.values() for key, value in state.items()]
+    kept = sum(value.nbytes for key, value in states if key not in counted and value is not None)
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    assert state_bytes(asked, model) * trained == pytest.approx(kept)

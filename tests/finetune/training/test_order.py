@@ -17,6 +17,27 @@ def test_every_row_once_in_an_epoch(lengths, size, seed, epoch, grouping):
     np.testing.assert_array_equal(order, epoch_order(seed, epoch, lengths, size, grouping))
 
 
+@given(st.lists(st.floats(0.01, 1), min_size=1, max_size=100), SIZES, st.integers(0, 5), st.booleans())
+def test_weighted_rows_are_there_as_often_as_their_weights_say(weights, size, seed, grouping):
+    weights = np.array(weights) / np.sum(weights)
+    lengths = np.arange(len(weights)) + 1
+    order = epoch_order(seed, 1, lengths, size, grouping, weights)
+    times, expected = np.bincount(order, minlength=len(weights)), len(weights) * weights
+    assert times.sum() == len(weights)
+    assert (times >= np.floor(expected - 1e-6)).all()
+    assert (times <= np.ceil(expected + 1e-6)).all()
+    np.testing.assert_array_equal(order, epoch_order(seed, 1, lengths, size, grouping, weights))
+
+
+def test_weighted_rows_change_from_epoch_to_epoch():
+    weights = np.array([0.5, *[0.005] * 100])
+    epochs = [epoch_order(0, epoch, np.ones(101), 8, False, weights) for epoch in range(200)]
+    assert len({tuple(order) for order in epochs}) == 200
+    rare = np.bincount(np.concatenate(epochs), minlength=101)[1:] / 200
+    assert rare.mean() == pytest.approx(0.5, abs=0.01)
+    assert 0.3 < rare.min() < rare.max() < 0.7
+
+
 @given(LENGTHS, SIZES, st.integers(0, 5))
 def test_the_first_batch_of_a_run_has_the_longest_row(lengths, size, seed):
     first = epoch_order(seed, 0, lengths, size, True)[:size]

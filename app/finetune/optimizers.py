@@ -1,0 +1,177 @@
+"""Optimizers by transformers' names (--optim) and their settings (--optim_args). torch, which builds them, is not needed here:
+wrong arguments are reported before it is imported.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+ADAM = ("adam_beta1", "adam_beta2", "adam_epsilon")
+DEFAULT = "adamw_torch_fused"
+SMALL_8BIT = 4096  # weights of fewer elements have 32-bit state (bitsandbytes' min_8bit_size)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One of --optim_args: its default, whose type it has, and what it may be."""
+
+    default: Any
+    at_least: float = 0
+    below: float = math.inf
+    choices: tuple[str, ...] = ()
+
+    def read(self, text: str) -> Any:
+        """Raises `ValueError` or `KeyError` for a text that is no value of it."""
+        if isinstance(self.default, bool):
+            return BOOLEANS[text.lower()]
+        value = type(self.default)(text)
+        if value not in self.choices if self.choices else not self.at_least <= value < self.below:
+            raise ValueError
+        return value
+
+    @property
+    def expected(self) -> str:
+        if isinstance(self.default, bool):
+            return "true or false"
+        if self.choices:
+            return " or ".join(self.choices)
+        kind = "a whole number" if isinstance(self.default, int) else "a number"
+        return f"{kind} at least {self.at_least:g}" + (f" and below {self.below:g}" if self.below < math.inf else "")
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """`adam`: which of --adam_* are its settings. `whole`: why processes cannot each have a part of a weight, if so. `package`:
+    what it needs installed."""
+
+    settings: dict[str, Setting] = field(default_factory=dict)
+    adam: tuple[str, ...] = ()
+    whole: str | None = None
+    package: str | None = None
+
+
+MOMENTUM, EPSILON = Setting(0.0, below=1), Setting(1e-8)
+# Names and settings are transformers', besides muon, and torch's settings of adafactor; defaults are those of torch, but that
+# Muon's step has the size of AdamW's (Liu et al., arXiv:2502.16982), which trains the other weights at the same rate.
+OPTIMIZERS = {
+    DEFAULT: Optimizer(adam=ADAM),
+    "adafactor": Optimizer(
+        {"beta2_decay": Setting(-0.8, at_least=-math.inf, below=0), "d": Setting(1.0, at_least=1)},
+        whole="it averages over the rows and columns of whole matrices",
+    ),
+    "sgd": Optimizer({"momentum": MOMENTUM, "dampening": Setting(0.0, below=1), "nesterov": Setting(False)}),
+    "adagrad": Optimizer(
+        {"lr_decay": Setting(0.0), "initial_accumulator_value": Setting(0.0), "eps": Setting(1e-10)},
+        whole="DeepSpeed builds it anew with one weight decay for all weights, biases and norms among them",
+    ),
+    "rmsprop": Optimizer({"alpha": Setting(0.99, below=1), "eps": EPSILON, "momentum": MOMENTUM, "centered": Setting(False)}),
+    "muon": Optimizer(
+        {
+            "momentum": Setting(0.95, below=1),
+            "nesterov": Setting(True),
+            "ns_steps": Setting(5, at_least=1, below=100),
+            "adjust_lr_fn": Setting("match_rms_adamw", choices=("match_rms_adamw", "original")),
+        },
+        adam=ADAM,
+        whole="it orthogonalises whole matrices",
+    ),
+    "adamw_bnb_8bit": Optimizer(
+        adam=ADAM, whole="it scales its 8-bit state by blocks of whole weights", package="bitsandbytes"
+    ),
+    "lion_32bit": Optimizer(adam=ADAM[:2], package="bitsandbytes"),
+}
+
+
+def needs_whole_matrices(optim: str) -> bool:
+    """Whether an optimizer cannot work where processes share out a weight (ZeRO, FSDP)."""
+    return OPTIMIZERS[optim].whole is not None
+
+
+def settings_of(arguments: Any) -> dict[str, Any]:
+    """All settings of --optim: those of --optim_args, and defaults."""
+    defaults = {name: setting.default for name, setting in OPTIMIZERS[arguments.optim].settings.items()}
+    return defaults | _given(arguments.optim, arguments.optim_args, [])
+
+
+def problems(arguments: Any, defaults: dict[str, Any]) -> list[str]:
+    """What contradicts itself in --optim, --optim_args and --adam_*. `defaults`: of the arguments."""
+    optim, found = arguments.optim, []
+    given = _given(optim, arguments.optim_args, found)
+    if given.get("nesterov") and not found:
+        values = settings_of(arguments)
+        if not values["momentum"] or values.get("dampening"):
+            found.append("--optim_args: nesterov=true needs a momentum above 0, and no dampening")
+    others = [name for name in ADAM if name not in OPTIMIZERS[optim].adam]
+    has = ", ".join(OPTIMIZERS[optim].settings)
+    found += [
+        f"--{name} is given but --optim {optim} has no such setting" + (f"; it has --optim_args {has}" if has else "")
+        for name in others
+        if getattr(arguments, name) != defaults[name]
+    ]
+    return found
+
+
+def refusals(optim: str, deepspeed_config: dict[str, Any] | None, deepspeed_file: str | None) -> list[str]:
+    """Why a launch cannot train by an optimizer. `deepspeed_config`: DeepSpeed's file, if the launch has one."""
+    chosen, found = OPTIMIZERS[optim], []
+    if chosen.package is not None and importlib.util.find_spec(chosen.package) is None:
+        found.append(f"--optim {optim}: {chosen.package} is not installed (pip install -r requirements-8bit.txt)")
+    if deepspeed_config is not None and chosen.whole is not None:
+        found.append(
+            f"--optim {optim} does not work under ZeRO: {chosen.whole}. Launch without DeepSpeed "
+            "(accelerate_configs/ddp.yaml), or choose "
+            + ", ".join(name for name, other in OPTIMIZERS.items() if other.whole is None)
+        )
+    elif deepspeed_config is not None and "optimizer" in deepspeed_config and optim != DEFAULT:
+        found.append(f"{deepspeed_file}: its section 'optimizer' asks for AdamW but --optim is {optim}; remove the section")
+    return found
+
+
+def moments(optim: str, settings: dict[str, Any]) -> int:
+    """How many numbers of 4 bytes an optimizer keeps of each element of a weight, where that is a fixed number."""
+    if optim == "sgd":
+        return int(settings["momentum"] > 0)
+    if optim == "rmsprop":
+        return 1 + (settings["momentum"] > 0) + settings["centered"]
+    return {"adafactor": 0, "adagrad": 1, "lion_32bit": 1}.get(optim, 2)
+
+
+def in_words(arguments: Any) -> str:
+    """The optimizer with the settings that are not its defaults: "sgd momentum=0.9"."""
+    known, values = OPTIMIZERS[arguments.optim].settings, settings_of(arguments)
+    changed = [f"{name}={value}" for name, value in values.items() if value != known[name].default]
+    return " ".join([arguments.optim, *changed])
+
+
+def describe(arguments: Any) -> str:
+    """The optimizer and what it keeps, for the reader of the plan."""
+    special = {
+        "adafactor": "a number per row and column; --learning_rate is relative to the size of each weight",
+        "muon": "4 bytes per element of hidden matrices, 8 per other",
+        "adamw_bnb_8bit": f"2 bytes per element, 8 in weights of fewer than {SMALL_8BIT}",
+    }
+    regular = f"{4 * moments(arguments.optim, settings_of(arguments))} bytes per trained element"
+    return f"{in_words(arguments)}; its state: {special.get(arguments.optim, regular)}"
+
+
+def _given(optim: str, text: str | None, found: list[str]) -> dict[str, Any]:
+    """--optim_args, "name=value,name=value", as values; adds to `found` what is wrong in it."""
+    known, values = OPTIMIZERS[optim].settings, {}
+    for part in [part.strip() for part in (text or "").split(",") if part.strip()]:
+        name, _, value = (piece.strip() for piece in part.partition("="))
+        if name not in known:
+            elsewhere = {"weight_decay": "--weight_decay", "lr": "--learning_rate", "betas": "--adam_beta1 and --adam_beta2"}
+            has = f"it has {', '.join(known)}" if known else "it has none"
+            found.append(f"--optim_args: {optim} has no {name}; " + (f"give {elsewhere[name]}" if name in elsewhere else has))
+        elif name in values:
+            found.append(f"--optim_args: {name} stands twice; keep one")
+        else:
+            try:
+                values[name] = known[name].read(value)
+            except (ValueError, KeyError):
+                found.append(f"--optim_args: {name} is {value!r}, expected {known[name].expected}")
+    return values
