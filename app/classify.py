@@ -60,12 +60,13 @@ from finetune.application import run
 from finetune.errors import InputError
 from finetune.reading.ragged import Ragged
 from finetune.reading.tables import Table
-from finetune.task import Batch, Card, Predictions
+from finetune.task import Batch, Card, Judgement, Predictions
 from metrics.multilabel import per_label_table, sigmoid
 from metrics.thresholds import decide, tune_thresholds
 from models.adapters import limit_training
 from models.multilabel_loss import MultiLabelLoss, from_config
 from models.pretrained import check_kind, check_weights, drop_pooler, load_config, load_model_and_new_names, take_vocabulary
+from plots import labels as label_plots
 from text import classifier
 from text.labels import Labelled, choose_labels, class_balanced, label_ids, label_names, label_source, note_labels, one_hot
 from text.text_task import TextSplit, TextTask, check_finite
@@ -233,6 +234,10 @@ class MultiLabelClassification(TextTask):
                 "labels": [label for label, on in zip(self.labels, chosen, strict=True) if on],
                 "probabilities": {label: round(float(p), 6) for label, p in zip(self.labels, chances, strict=True)},
             }
+
+    def judge(self, best: Predictions, split: TextSplit) -> Judgement:
+        chances, labels = sigmoid(best["logits"]), best["labels"]
+        return label_plots.judge(chances, labels, tune_thresholds(chances, labels), self.labels, split.texts)
 
     def card(self, folder: Path) -> Card:
         sections = [classifier.CARD_NOTE, *classifier.label_table(folder)]

@@ -54,7 +54,7 @@ from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, AutoModelForIma
 from finetune.application import run
 from finetune.errors import InputError
 from finetune.output.run_folder import replace_folder
-from finetune.task import Batch, Card, Predictions
+from finetune.task import Batch, Card, Judgement, Predictions
 from images import classifier
 from images.examples import Examples
 from images.image_task import ImageSplit, ImageTask, Targets, check_finite
@@ -66,6 +66,7 @@ from models.export import export_model
 from models.pretrained import check_kind, check_weights, load_config, load_model_and_new_names, on_meta
 from models.processors import load_processor
 from models.small_cnn import SmallCNN, SmallCNNConfig, load_small_cnn, read_config, save_small_cnn
+from plots import classes as class_plots
 
 
 class ImageClassification(ImageTask):
@@ -187,6 +188,10 @@ class ImageClassification(ImageTask):
     def prediction_lines(self, predictions: Predictions, split: ImageSplit) -> Iterator[dict[str, Any]]:
         check_finite(predictions["logits"], "logits", split)
         return classifier.prediction_lines(predictions["logits"], self.labels)
+
+    def judge(self, best: Predictions, split: ImageSplit) -> Judgement:
+        confusion = confusion_matrix(best["logits"].argmax(axis=1), best["labels"], len(self.labels))
+        return class_plots.judge(confusion, self.labels)
 
     def card(self, folder: Path) -> Card:
         sections = classifier.card_sections(folder, self.labels)

@@ -66,19 +66,18 @@ import torch
 from transformers import AutoModelForSeq2SeqLM
 
 from finetune.application import run
-from finetune.errors import InputError
 from finetune.kernels.transfer import widest_float
 from finetune.reading.columns import note_cut
 from finetune.reading.ragged import RaggedChunks
 from finetune.reading.stored_rows import Column
 from finetune.reading.tables import Table
 from finetune.reading.tokens import encode_cached
-from finetune.reports.card import markdown_table
-from finetune.task import Batch, Card, Predictions
+from finetune.task import Batch, Card, Judgement, Predictions
 from metrics.rouge import lead_scores
 from models import encoder_decoder
 from models.adapters import limit_training
 from models.pretrained import check_weights, model_content
+from plots import titles as title_plots
 from text import titles
 from text.languages import set_languages
 from text.text_task import TextSplit, TextTask, check_finite, pad_rows
@@ -127,8 +126,7 @@ class TitleGeneration(TextTask):
         ids = encoder_decoder.special_ids(self.config, self.tokenizer)
         in_step = self.modes.train and self.launch.zero_stage == 3 and self.launch.world_size > 1
         self.generation = Generation.of(arguments, ids[0], self.tokenizer.pad_token_id, in_step)
-        settings, found = f"{tokenizer_fingerprint(self.tokenizer)} title {ids} {most}", {}
-        settings += f" {self.title_language}" if self.title_language else ""
+        settings, found = f"{tokenizer_fingerprint(self.tokenizer)} title {ids} {most} {self.title_language or ''}".rstrip(), {}
         encode = TitleEncoder(self.tokenizer, *ids, most)
         for split, column in targets.items():
             if column is not None:
@@ -149,8 +147,7 @@ class TitleGeneration(TextTask):
     def task_fingerprint(self) -> dict[str, Any]:
         arguments, name = self.arguments, self.arguments.decoder_model_name_or_path
         decoder = model_content(name, name) or arguments.decoder_layers
-        told = {"source_prefix": self.source_prefix, "title_language": self.start}
-        told = {name: value for name, value in told.items() if value}
+        told = titles.told(self.source_prefix, self.start)
         return {"decoder": decoder, "max_title_length": arguments.max_title_length, **told}
 
     # Training
@@ -222,15 +219,14 @@ class TitleGeneration(TextTask):
         return [{"reference": self.splits["validation"].titles[row], "generated": title} for row, title in enumerate(found)]
 
     def samples(self, best: Predictions) -> dict[str, str]:
-        rows = [list(example.values()) for example in self.examples(best)]
-        return {"titles": "\n".join(markdown_table(["reference", "generated"], rows))}
+        return {"titles": titles.example_table(self.examples(best))}
 
     def load_exported(self, path: str | Path) -> torch.nn.Module:
-        arguments = self.arguments
-        if str(path) == arguments.model_name_or_path and not self.config.is_encoder_decoder:
-            raise InputError(f"{path}: has no decoder, so it cannot write titles before it is trained to")
+        if str(path) == self.arguments.model_name_or_path:
+            encoder_decoder.check_is_encoder_decoder(self.config, path)
         # It is whole on every process, so nobody needs to wait for the longest title.
-        self.generation = replace(self.generation, in_step=False, num_return_sequences=arguments.num_return_sequences)
+        candidates = self.arguments.num_return_sequences
+        self.generation = replace(self.generation, in_step=False, num_return_sequences=candidates)
         model = self.load_for_prediction(AutoModelForSeq2SeqLM, path)[0]
         encoder_decoder.keep_settings(model, self.start, self.source_prefix)
         return self.with_kernels(model)
@@ -240,6 +236,10 @@ class TitleGeneration(TextTask):
 
     def remarks(self, metrics: dict[str, Any]) -> list[str]:
         return titles.lead_remark(metrics)
+
+    def judge(self, best: Predictions, split: TextSplit) -> Judgement:
+        lengths = self.generation.lengths(best["ids"][:, 0]), best["targets"] - 1, split.lengths
+        return title_plots.judge(lengths, self.as_references(best, split), split.texts, self.counted(split))
 
     def card(self, folder: Path) -> Card:
         metrics, sections = titles.CARD_METRICS, titles.card_sections(folder)

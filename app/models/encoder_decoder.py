@@ -7,6 +7,7 @@ layers start from the encoder's: a deep encoder reads the document once, a shall
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,12 @@ def check_decoder(arguments: Any, config: Any) -> None:
         decoder = replace(arguments, **named)
         check_title_length(load_config(decoder), arguments.max_title_length)
         check_weights(decoder)
+
+
+def check_is_encoder_decoder(config: Any, path: str | Path) -> None:
+    """Raises `InputError` for a model that is to write titles and has no decoder."""
+    if not config.is_encoder_decoder:
+        raise InputError(f"{path}: has no decoder, so it cannot write titles before it is trained to")
 
 
 def encoder_config(config: Any) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from sklearn.metrics import precision_recall_curve
 
 from finetune.reports.figures import BLUE, COLORS, GREY, new_figure
 from finetune.task import Judgement, Section
@@ -71,6 +70,8 @@ def _f1(chances: np.ndarray, labels: np.ndarray, thresholds: np.ndarray, names: 
 def _precision_recall(
     chances: np.ndarray, labels: np.ndarray, thresholds: np.ndarray, names: list[str], shown: np.ndarray
 ) -> Figure:
+    from sklearn.metrics import precision_recall_curve  # half a second, at the end of a run
+
     figure, axes = new_figure("Precision and recall; dots: the tuned thresholds", "recall", "precision", height=4.4)
     for color, label in zip(COLORS, shown, strict=False):
         precision, recall, at = precision_recall_curve(labels[:, label], chances[:, label])

@@ -35,9 +35,7 @@ def figures(found: np.ndarray, references: np.ndarray, scores: np.ndarray, docum
     axes.legend(fontsize=8, frameon=False)
     by_length, axes = new_figure("ROUGE-L by document length", "tokens of the document (median of an eighth)", "mean ROUGE-L")
     parts = [part for part in np.array_split(np.argsort(documents, kind="stable"), BINS) if len(part)]
-    middle, mean = (
-        [function(values[part]) for part in parts] for function, values in ((np.median, documents), (np.mean, scores))
-    )
+    middle, mean = [np.median(documents[part]) for part in parts], [scores[part].mean() for part in parts]
     spread = [scores[part].std() / np.sqrt(len(part)) for part in parts]
     axes.errorbar(middle, mean, yerr=spread, color=ORANGE, marker="o", linewidth=1.4, capsize=3)
     axes.set_ylim(bottom=0)

@@ -43,6 +43,17 @@ def usage(prefix: str) -> str:
     return USAGE.replace('"a long document"', f'{prefix!r} + "a long document"') if prefix else USAGE
 
 
+def told(source_prefix: str, language: int | None) -> dict[str, Any]:
+    """What an encoder-decoder is told besides the text, for the fingerprint of a run; nothing for most models."""
+    found = {"source_prefix": source_prefix, "title_language": language}
+    return {name: value for name, value in found.items() if value}
+
+
+def example_table(examples: list[dict[str, str]]) -> str:
+    """References and generated titles as a Markdown table."""
+    return "\n".join(markdown_table(["reference", "generated"], [list(example.values()) for example in examples]))
+
+
 def lead_remark(metrics: dict[str, Any]) -> list[str]:
     """A line that compares the model with the document's first sentence as its title."""
     ours, lead = metrics.get("rougeL"), metrics.get("lead_rougeL")

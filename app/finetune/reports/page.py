@@ -8,30 +8,32 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from finetune.output import written
 from finetune.output.files import write_text
 from finetune.output.run_folder import PICTURES, REPORT, check_present
 from finetune.reports.results import by_split
 from finetune.task import Section
 
+FIRST = ("curve_loss", "curve_metrics", "curve_learning_rate", "curve_grad_norm")
 MOST_PICTURES = 40  # overlays may be many; the rest stays in the folder
 
 
-def write_page(folder: Path, title: str, metrics: Sequence[str], sections: Sequence[Section]) -> None:
-    """Writes report.html of the run in `folder` from its run.json, metrics.json and pictures. `metrics`: names without eval_ or
-    test_, in the order in which they are shown."""
+def write_page(folder: Path, title: str, shown: Sequence[str], others: Sequence[str], sections: Sequence[Section]) -> None:
+    """Writes report.html of the run in `folder` from its run.json, metrics.json and pictures. `shown`: names of metrics without
+    eval_ or test_; `others`: of those that a reader may unfold."""
     run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     values = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
     pictures = sorted((folder / PICTURES).glob("*.png"), key=_curves_first)[:MOST_PICTURES]
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # at the end of a run, not at its start
+
     # Texts of users stand in the page: everything is escaped.
     templates = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined)
     page = templates.get_template("page.html.j2").render(
         title=title,
-        summary=summary(run, values, metrics),
+        summary=summary(run, values, shown),
         splits=by_split(values),
-        metrics=metrics,
+        shown=shown,
+        others=[name for name in others if name not in shown],
         pictures=[(path.stem.replace("_", " "), base64.b64encode(path.read_bytes()).decode()) for path in pictures],
         sections=sections,
         facts=_facts(run, values),
@@ -45,10 +47,9 @@ def write_page(folder: Path, title: str, metrics: Sequence[str], sections: Seque
 def summary(run: dict[str, Any], values: dict[str, Any], metrics: Sequence[str]) -> list[str]:
     """The run in three sentences."""
     plan, minutes = run["plan"], (values.get("train_runtime") or 0) / 60
-    said = [
-        f"{plan['num_rows']:,} rows were trained on for {values.get('train_steps')} steps of "
-        f"{plan['batch']['global_batch_size']} rows, in {minutes:.1f} minutes on {run['world_size']} process(es) ({run['device']})."
-    ]
+    steps = f"{values.get('train_steps')} steps of {plan['batch']['global_batch_size']} rows"
+    where = f"{run['world_size']} process(es) ({run['device']})"
+    said = [f"{plan['num_rows']:,} rows were trained on for {steps}, in {minutes:.1f} minutes on {where}."]
     if values.get("best_metric") is not None:
         best, last = values["best_step"], values.get("train_steps")
         when = "the last one" if best == last else f"step {best} of {last}"
@@ -61,21 +62,19 @@ def summary(run: dict[str, Any], values: dict[str, Any], metrics: Sequence[str])
 
 
 def _best_name(run: dict[str, Any], values: dict[str, Any]) -> str:
-    named = run["arguments"].get("metric_for_best_model")
-    found = named or next(
-        (key for key, value in values.items() if key.startswith("eval_") and value == values["best_metric"]), ""
-    )
-    return f"{found.removeprefix('eval_')} ({values['best_metric']:.4f})"
+    best, named = values["best_metric"], run["arguments"].get("metric_for_best_model")
+    found = named or next((key for key, value in values.items() if key.startswith("eval_") and value == best), "")
+    return f"{found.removeprefix('eval_')} ({best:.4f})"
 
 
-def _curves_first(path: Path) -> tuple[bool, str]:
-    return not path.stem.startswith("curve_"), path.stem
+def _curves_first(path: Path) -> tuple[int, str]:
+    return FIRST.index(path.stem) if path.stem in FIRST else len(FIRST), path.stem
 
 
 def _facts(run: dict[str, Any], values: dict[str, Any]) -> dict[str, str]:
     rate, peak = values.get("train_samples_per_second"), values.get("peak_memory_mb")
     return {
-        "launch": f"{run['launcher']}, {run['world_size']} process(es), {run['backend']}, mixed precision {run['mixed_precision']}",
+        "launch": f"{run['launcher']}, {run['world_size']} process(es), mixed precision {run['mixed_precision']}",
         "speed": f"{rate:,.1f} samples/s" if rate else "-",
         "peak memory": f"{peak:,.0f} MiB per process" if peak else "-",
         "versions": ", ".join(f"{name} {version}" for name, version in run["versions"].items() if version),

@@ -1,0 +1,101 @@
+import json
+import shutil
+import subprocess
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from linear_task import LinearTask
+
+from finetune.output import written
+from finetune.reports import figures, judging
+from finetune.task import Judgement, Section
+
+HISTORY = [{"step": step, "epoch": step / 4, "loss": 1 / step, "learning_rate": 0.1, "grad_norm": 1.0} for step in (1, 2, 3)]
+HISTORY += [{"step": 2, "epoch": 0.5, "eval_loss": 0.7}, {"step": 3, "epoch": 0.75, "eval_loss": 0.6}]
+RUN = {
+    "arguments": {"metric_for_best_model": None, "weight_decay": 0.0, "max_grad_norm": 1.0, "seed": 1, "note": "<b>bold</b>"},
+    "plan": {"num_rows": 12, "batch": {"global_batch_size": 4}, "learning_rate": 0.1, "lr_scheduler_type": "linear",
+             "warmup_steps": 0},
+    "world_size": 1, "device": "cpu", "launcher": "python", "zero_stage": 0, "mixed_precision": "no",
+    "versions": {"torch": "1"},
+}  # fmt: skip
+METRICS = {"best_step": 3, "best_metric": 0.6, "eval_loss": 0.6, "test_loss": 0.5, "train_steps": 3, "train_runtime": 60.0}
+
+
+class Judged(LinearTask):
+    def judge(self, best, split):
+        figure, axes = figures.new_figure("errors")
+        axes.plot(best["error"])
+        return Judgement({"errors": figure}, [Section("Worst rows", "By error.", ["text"], [["<script>alert(1)</script>"]])])
+
+
+@pytest.fixture
+def finished(tmp_path):
+    """A run's folder, before its reports are written."""
+    written.add(tmp_path)
+    (tmp_path / "run.json").write_text(json.dumps(RUN), encoding="utf-8")
+    (tmp_path / "metrics.json").write_text(json.dumps(METRICS), encoding="utf-8")
+    (tmp_path / "history.jsonl").write_text("".join(json.dumps(event) + "\n" for event in HISTORY), encoding="utf-8")
+    judging.keep(tmp_path, {"error": np.arange(3.0)})
+    return tmp_path
+
+
+def write(folder, task, report_to=("html",)):
+    run = SimpleNamespace(accelerator=SimpleNamespace(trackers=[]))
+    judging.write_reports(run, SimpleNamespace(output_dir=str(folder), report_to=report_to), task, range(3))
+
+
+def test_the_page_has_figures_tables_and_no_text_that_is_run(finished):
+    write(finished, Judged())
+    page = (finished / "report.html").read_text(encoding="utf-8")
+    names = {path.stem for path in (finished / "pictures").iterdir()}
+    assert names == {"curve_loss", "curve_learning_rate", "curve_grad_norm", "errors"}
+    assert page.count("data:image/png;base64,") == 4
+    assert "12 rows were trained on for 3 steps of 4 rows, in 1.0 minutes" in page
+    assert "The best model is that of the last one, judged by loss (0.6000)" in page
+    assert "&lt;script&gt;alert(1)" in page
+    assert "<script" not in page
+    assert "<b>bold" not in page
+    assert "http" not in page  # nothing is loaded
+    assert written.foreign(finished, ["report.html", "pictures", "validation_predictions.npz"]) == []
+    before = page, {path.name: path.read_bytes() for path in (finished / "pictures").iterdir()}
+    write(finished, Judged())
+    assert before == (
+        (finished / "report.html").read_text(encoding="utf-8"),
+        {path.name: path.read_bytes() for path in (finished / "pictures").iterdir()},
+    )
+
+
+def test_a_figure_that_cannot_be_drawn_does_not_fail_a_run_that_is_done(finished, capsys):
+    class Broken(LinearTask):
+        def judge(self, best, split):
+            raise ZeroDivisionError("no rows")
+
+    write(finished, Broken())
+    assert "note           no figures for" in capsys.readouterr().out
+    assert (finished / "report.html").exists()
+    assert (finished / "README.md").exists()
+
+
+def test_without_html_there_is_a_card_alone(finished):
+    write(finished, Judged(), ("none",))
+    assert not (finished / "report.html").exists()
+    assert (finished / "README.md").exists()
+
+
+def test_predictions_that_are_too_large_are_not_kept(finished, monkeypatch):
+    monkeypatch.setattr(judging, "MOST_BYTES", 8)
+    judging.keep(finished, {"error": np.arange(3.0)})
+    assert not (finished / "validation_predictions.npz").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+def test_a_browser_has_nothing_to_complain_about(finished):
+    write(finished, Judged())
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom", "--window-size=375,800"]
+    command = ["chromium", *options, f"file://{finished / 'report.html'}"]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert "CONSOLE" not in shown.stderr
+    assert "Worst rows" in shown.stdout
