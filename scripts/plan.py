@@ -37,7 +37,7 @@ from moving.task_script import load_task_script  # noqa: E402
 from finetune import preflight  # noqa: E402
 from finetune.arguments.parsing import parse, validate  # noqa: E402
 from finetune.errors import EXIT_BAD_INPUT, InputError  # noqa: E402
-from finetune.launching import zero  # noqa: E402
+from finetune.launching import deepspeed_config  # noqa: E402
 from finetune.launching.launch import Launch, Machine  # noqa: E402
 from finetune.plan import Plan, batch_of, describe, make_plan  # noqa: E402
 
@@ -165,7 +165,11 @@ def read_launch_file(name: str) -> LaunchFile:
         deepspeed=content.get("distributed_type") == "DEEPSPEED",
         device=DEVICES.get(content.get("distributed_type"), "cuda"),
         variables={
-            **{variable: str(section[name]).lower() for name, variable in zero.INLINE_SETTINGS.items() if name in section},
+            **{
+                variable: str(section[name]).lower()
+                for name, variable in deepspeed_config.INLINE_SETTINGS.items()
+                if name in section
+            },
             **{f"ACCELERATE_{name.upper()}": str(value) for name, value in (content.get("dynamo_config") or {}).items()},
         },
     )
@@ -249,7 +253,7 @@ def load(task: Any, arguments: Any, launch: Launch, problems: list[str]) -> tupl
     batch = collect(problems, lambda: batch_of(arguments, launch.world_size))
     if batch is not None and launch.deepspeed_config is not None:
         file = (launch.deepspeed_config, launch.deepspeed_file)
-        collect(problems, lambda: zero.complete_config(*file, batch, launch.max_grad_norm, launch.precision))
+        collect(problems, lambda: deepspeed_config.complete_config(*file, batch, launch.max_grad_norm, launch.precision))
     data = None if task is None else collect(problems, lambda: task.load(launch, arguments.modes))
     if data is None:
         return None, None
@@ -357,7 +361,7 @@ def shipped_layouts(planned: Any, several_machines: bool) -> list[tuple[str, Any
         states_precision = file.precision == planned.precision
         name = file.name if states_precision else f"{file.name} --mixed_precision {planned.precision}"
         if file.deepspeed:
-            plain = with_zero(plain, zero.read_config(file.deepspeed_file, search=(REPOSITORY,)))
+            plain = with_zero(plain, deepspeed_config.read_config(file.deepspeed_file, search=(REPOSITORY,)))
         elif not states_precision and several and not several_machines:
             continue  # another of the shipped files states it
         found.append((name, plain))

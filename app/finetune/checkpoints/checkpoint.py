@@ -21,7 +21,7 @@ from safetensors.torch import load_file, load_model
 
 from finetune.checkpoints import shards
 from finetune.errors import InputError
-from finetune.launching import zero
+from finetune.launching import deepspeed_state
 from finetune.launching.processes import Run
 from finetune.output.files import file_record
 from finetune.output.run_folder import CHECKPOINTS, recover_folder
@@ -208,13 +208,13 @@ def restore_optimizer(
     if is_sharded(path):
         shards.restore(path, run.launch, model, state.updates)
     elif with_deepspeed:
-        zero.restore_moments(model, _load_moments(path), state.updates)
+        deepspeed_state.restore_moments(model, _load_moments(path), state.updates)
         if run.launch.precision != "no":
-            zero.restore_weights(model, load_file(path / WEIGHTS))
+            deepspeed_state.restore_weights(model, load_file(path / WEIGHTS))
     else:
         _restore_adamw(run.unwrapped(model), optimizer.optimizer, _load_moments(path), state.updates)
     if state.loss_scale and with_deepspeed:
-        zero.restore_loss_scale(model, state.loss_scale)
+        deepspeed_state.restore_loss_scale(model, state.loss_scale)
     elif state.loss_scale and run.accelerator.scaler is not None:
         run.accelerator.scaler.load_state_dict(state.loss_scale)
 

@@ -16,7 +16,7 @@ from accelerate.utils import is_bf16_available
 from torch.distributed import Backend
 
 from finetune.errors import InputError
-from finetune.launching import zero
+from finetune.launching import deepspeed_config
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 LEFT_OVER = "Variables of a launcher are set; if they are left over in this shell: unset {}. Else start by torchrun"
@@ -70,7 +70,7 @@ class Launch:
 
     @property
     def zero_stage(self) -> int:
-        return zero.stage_of(self.deepspeed_config) if self.deepspeed_config else 0
+        return deepspeed_config.stage_of(self.deepspeed_config) if self.deepspeed_config else 0
 
 
 def this_machine() -> Machine:
@@ -98,7 +98,7 @@ def describe_launch(arguments: Any, machine: Machine | None = None) -> Launch:
     file, config = _deepspeed_config(arguments, problems)
     precision = _precision(arguments, config, problems)
     if config is not None:
-        problems += zero.problems(config, file, arguments.max_grad_norm, arguments.mixed_precision)
+        problems += deepspeed_config.problems(config, file, arguments.max_grad_norm, arguments.mixed_precision)
     if precision == "fp16" and (use_cpu or machine.kind == "mps"):
         problems.append(f"fp16 is not available on {'a CPU' if use_cpu else 'MPS'}; use bf16 or no mixed precision")
     if precision == "bf16" and not use_cpu and not machine.bf16:
@@ -215,10 +215,10 @@ def _deepspeed_config(arguments: Any, problems: list[str]) -> tuple[str | None, 
     uses = _is_on("ACCELERATE_USE_DEEPSPEED")
     file = requested or (by_launcher if uses else None)
     if uses and file is None:
-        return INLINE, zero.inline_config(os.environ, REPOSITORY, INLINE, problems)
+        return INLINE, deepspeed_config.inline_config(os.environ, REPOSITORY, INLINE, problems)
     try:
-        config = zero.read_config(file, search=(REPOSITORY,)) if file else None
-        if requested and by_launcher and zero.read_config(by_launcher, search=(REPOSITORY,)) != config:
+        config = deepspeed_config.read_config(file, search=(REPOSITORY,)) if file else None
+        if requested and by_launcher and deepspeed_config.read_config(by_launcher, search=(REPOSITORY,)) != config:
             problems.append(f"--deepspeed {requested} but the accelerate config names {by_launcher}, which differs; keep one")
         if file:
             return file, config
@@ -236,5 +236,5 @@ def _precision(arguments: Any, config: dict[str, Any] | None, problems: list[str
         problems.append(f"the accelerate config asks for mixed_precision {by_launcher}; no, fp16 and bf16 are supported")
     if requested is not None and by_launcher not in ("no", requested):
         problems.append(f"--mixed_precision {requested} but the accelerate config says {by_launcher}; keep one")
-    declared = zero.declared_precision(config) if config is not None else None
+    declared = deepspeed_config.declared_precision(config) if config is not None else None
     return declared or requested or by_launcher

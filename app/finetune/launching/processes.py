@@ -26,7 +26,7 @@ from accelerate.utils import (
 from torch.nn.parallel import DistributedDataParallel
 
 from finetune.errors import InputError, where
-from finetune.launching import heartbeat, rendezvous, signals, zero
+from finetune.launching import deepspeed_config, heartbeat, rendezvous, signals
 from finetune.launching.launch import Launch
 from finetune.plan import BatchShape
 
@@ -148,14 +148,14 @@ def start(launch: Launch, batch: BatchShape | None, report_to: tuple[str, ...] =
             cpu=launch.use_cpu and config is None,
             mixed_precision=launch.precision,
             gradient_accumulation_steps=batch.accumulation if batch else 1,
-            deepspeed_plugin=zero.plugin(config) if config else None,
+            deepspeed_plugin=deepspeed_config.plugin(config) if config else None,
             kwargs_handlers=handlers,
             log_with=[name for name in report_to if name != "none"] or None,
             project_config=ProjectConfiguration(project_dir=output_dir, logging_dir=output_dir),
         )
     if config is not None:
-        zero.build_models_whole(accelerator)
-        zero.bound_waits(timeout)
+        deepspeed_config.build_models_whole(accelerator)
+        deepspeed_config.bound_waits(timeout)
     if accelerator.num_processes != launch.world_size:
         raise InputError(
             f"the launcher started {launch.world_size} processes but {accelerator.num_processes} found each other; "
@@ -175,8 +175,8 @@ def in_force(run: Run) -> list[str]:
     stage = f"ZeRO-{launch.zero_stage} ({launch.deepspeed_file})" if run.deepspeed_config else "no ZeRO"
     tf32 = ", matrix products in TF32" if launch.tf32 else ""
     backend = launch.backend if launch.world_size > 1 or run.deepspeed_config else "no communication"
-    owned = [key for key in zero.OWNED_BY_ARGUMENTS if key in (launch.deepspeed_config or {})]
-    notes = [f"note           {' and '.join(owned)} of {launch.deepspeed_file}: {zero.OURS}"] if owned else []
+    owned = [key for key in deepspeed_config.OWNED_BY_ARGUMENTS if key in (launch.deepspeed_config or {})]
+    notes = [f"note           {' and '.join(owned)} of {launch.deepspeed_file}: {deepspeed_config.OURS}"] if owned else []
     return [
         f"launch         {launch.launcher}: {launch.world_size} process(es) on {run.device.type}, {backend}, {stage}",
         f"precision      {launch.precision if launch.precision != 'no' else 'fp32'}{tf32}",
@@ -186,7 +186,7 @@ def in_force(run: Run) -> list[str]:
 
 def _forget_settings_of_the_launcher() -> None:
     """Removes what the run does itself, or has put into its complete DeepSpeed configuration: Accelerate would do it again."""
-    for name in ("ACCELERATE_DYNAMO_BACKEND", "ACCELERATE_CONFIG_DS_FIELDS", *zero.INLINE_SETTINGS.values()):
+    for name in ("ACCELERATE_DYNAMO_BACKEND", "ACCELERATE_CONFIG_DS_FIELDS", *deepspeed_config.INLINE_SETTINGS.values()):
         os.environ.pop(name, None)
 
 
@@ -197,9 +197,11 @@ def _deepspeed_config(launch: Launch, batch: BatchShape | None) -> dict[str, Any
         os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)
         return None
     _single_process_group(launch)
-    config = zero.complete_config(launch.deepspeed_config, launch.deepspeed_file, batch, launch.max_grad_norm, launch.precision)
-    zero.check_by_deepspeed(config, launch.deepspeed_file)
-    zero.skip_shared_memory_operator()
+    config = deepspeed_config.complete_config(
+        launch.deepspeed_config, launch.deepspeed_file, batch, launch.max_grad_norm, launch.precision
+    )
+    deepspeed_config.check_by_deepspeed(config, launch.deepspeed_file)
+    deepspeed_config.skip_shared_memory_operator()
     return config
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from finetune.kernels.embeddings import keeps_gradients
-from finetune.launching import zero
+from finetune.launching import deepspeed_config
 from finetune.plan import BatchShape
 
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -58,7 +58,7 @@ def layout_of(launch: Any, batch: BatchShape, kernels: str = "auto") -> Layout:
 def with_zero(layout: Layout, config: dict[str, Any]) -> Layout:
     """The layout under a DeepSpeed configuration; missing values are DeepSpeed 0.19's defaults."""
     section = config["zero_optimization"]
-    stage = zero.stage_of(config)
+    stage = deepspeed_config.stage_of(config)
     bucket = section.get("reduce_bucket_size", 500_000_000)
     overlaps = section.get("overlap_comm", stage == 3)
     return replace(
@@ -66,7 +66,7 @@ def with_zero(layout: Layout, config: dict[str, Any]) -> Layout:
         stage=stage,
         offload_optimizer=_leaves_the_gpu(section, "offload_optimizer"),
         offload_parameters=stage == 3 and _leaves_the_gpu(section, "offload_param"),
-        bucket=zero.BUCKETS["reduce_bucket_size"] if bucket == "auto" else int(bucket),
+        bucket=deepspeed_config.BUCKETS["reduce_bucket_size"] if bucket == "auto" else int(bucket),
         buckets=2 if overlaps and stage < 3 else 1,
         live_parameters=int(section.get("stage3_max_live_parameters", 1_000_000_000)),
     )

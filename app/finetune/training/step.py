@@ -17,7 +17,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from finetune.kernels.row_lengths import row_lengths
-from finetune.launching import heartbeat, zero
+from finetune.launching import deepspeed_state, heartbeat
 from finetune.launching.processes import Run
 from finetune.reports.profiling import part
 from finetune.task import Batch, Task
@@ -60,7 +60,11 @@ def train_step(
         reseed()
     heartbeat.progress()
     with part("optimizer"):
-        norm = zero.grad_norm(model) if run.deepspeed_config is not None else _clip(run, model, max_grad_norm or math.inf)
+        norm = (
+            deepspeed_state.grad_norm(model)
+            if run.deepspeed_config is not None
+            else _clip(run, model, max_grad_norm or math.inf)
+        )
         optimizer.step()
         optimizer.zero_grad()
     return loss / targets, norm

@@ -11,7 +11,7 @@ from accelerate.utils.launch import (
 )
 
 from finetune.errors import InputError
-from finetune.launching import launch, zero
+from finetune.launching import deepspeed_config, launch
 from finetune.launching.launch import Machine, describe_launch
 from finetune.plan import BatchShape
 
@@ -269,14 +269,14 @@ def test_what_the_wizard_writes_is_refused_with_a_reason(machine, arguments, nam
 def test_settings_of_deepspeed_in_the_accelerate_config_are_those_of_a_file(machine, arguments):
     machine(variables_of("zero3_offload"), 2)
     found = describe_launch(arguments())
-    shipped = zero.read_config("ds_configs/zero3_offload.json", search=(launch.REPOSITORY,))
+    shipped = deepspeed_config.read_config("ds_configs/zero3_offload.json", search=(launch.REPOSITORY,))
     for part in ("offload_optimizer", "offload_param"):
         assert found.deepspeed_config["zero_optimization"][part]["device"] == "cpu"
         assert shipped["zero_optimization"][part]["device"] == "cpu"
     given = (found.deepspeed_config, found.deepspeed_file)
-    assert zero.complete_config(*given, BatchShape(32, 4, 2, 4), 1.0, "no")["gradient_accumulation_steps"] == 4
+    assert deepspeed_config.complete_config(*given, BatchShape(32, 4, 2, 4), 1.0, "no")["gradient_accumulation_steps"] == 4
     with pytest.raises(InputError, match="gradient_accumulation_steps is 4 but the run's is 2"):
-        zero.complete_config(*given, BatchShape(32, 4, 4, 2), 1.0, "no")
+        deepspeed_config.complete_config(*given, BatchShape(32, 4, 4, 2), 1.0, "no")
     machine(variables_of("zero2") | {"ACCELERATE_GRADIENT_CLIPPING": "0.5", "ACCELERATE_MIXED_PRECISION": "fp16"}, 2)
     assert [problem.partition(":")[0] for problem in problems(arguments(mixed_precision="bf16"))] == [
         "--mixed_precision bf16 but the accelerate config says fp16; keep one", launch.INLINE,
@@ -309,7 +309,7 @@ COMMON = {
 def test_sections_of_a_deepspeed_file_that_leave_everything_to_the_run(machine, arguments, ds_file):
     machine(TORCHRUN)
     found = describe_launch(arguments(deepspeed=ds_file(**COMMON)))
-    full = zero.complete_config(found.deepspeed_config, "ds.json", BatchShape(8, 4, 2, 1), 1.0, "no")
+    full = deepspeed_config.complete_config(found.deepspeed_config, "ds.json", BatchShape(8, 4, 2, 1), 1.0, "no")
     assert not full.keys() & COMMON.keys()
     lamb = {"optimizer": {"type": "Lamb", "params": {"lr": "auto"}}}
     fixed = {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 5}}}
