@@ -47,8 +47,8 @@ def prepare_training(
             _compare_by(run, folder, task.best_metric, state)
     steps = train_steps(arguments, data, plan, run.launch.rank)
     prepare_model(run, arguments, task, plan, model, steps)
-    optimizer = build_optimizer(arguments, model, plan.learning_rate, task.learning_rate_scale)
-    prepared, optimizer = run.accelerator.prepare(model, optimizer)
+    build = partial(build_optimizer, arguments, learning_rate=plan.learning_rate, scale_of=task.learning_rate_scale)
+    prepared, optimizer = run.prepare(model, build)
     if opened.replace is not None:
         run.on_main(opened.replace)
     tracker = Tracker(run.accelerator, folder, plan.total_steps, state.step, resume is not None)
@@ -76,7 +76,7 @@ def prepare_training(
 
 def prepare_model(run: Run, arguments: Any, task: Task, plan: Plan, model: torch.nn.Module, steps: TrainSteps) -> None:
     """What is done to a model before Accelerate gets it; prints the memory that training it will need."""
-    if arguments.gradient_checkpointing:
+    if arguments.gradient_checkpointing or run.launch.recomputes_activations:
         checkpoint_activations(model)
     layout = layout_of(run.launch, plan.batch, arguments.kernels)
     if run.is_main:

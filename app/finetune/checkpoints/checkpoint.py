@@ -21,7 +21,7 @@ from safetensors.torch import load_file, load_model
 
 from finetune.checkpoints import shards
 from finetune.errors import InputError
-from finetune.launching import deepspeed_state
+from finetune.launching import deepspeed_state, fsdp_state
 from finetune.launching.processes import Run
 from finetune.output.files import file_record
 from finetune.output.run_folder import CHECKPOINTS, recover_folder
@@ -231,7 +231,7 @@ def _load_moments(path: Path) -> dict[str, dict[str, torch.Tensor]]:
 def _restore_adamw(model: torch.nn.Module, optimizer: Any, moments: dict[str, dict[str, torch.Tensor]], updates: int) -> None:
     for name, parameter in model.named_parameters():
         if name in moments["exp_avg"]:
-            restored = {key: tensors[name].to(parameter.device) for key, tensors in moments.items()}
+            restored = {key: fsdp_state.part_of(tensors[name], parameter) for key, tensors in moments.items()}
             step = torch.tensor(float(updates), device=parameter.device)
             optimizer.state[parameter] = {"step": step, **restored}
 

@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from finetune.checkpoints import checkpoint, shards
 from finetune.checkpoints.checkpoint import LEFT_BEHIND, TrainState, list_checkpoints, step_of
 from finetune.errors import TrainingError, where
-from finetune.launching import deepspeed_state
+from finetune.launching import deepspeed_state, fsdp_state
 from finetune.launching.launch import Launch
 from finetune.launching.processes import Run
 from finetune.output import status, written
@@ -63,6 +63,8 @@ class _Pending:
 def full_weights(run: Run, model: Any) -> dict[str, torch.Tensor]:
     """The model's weights and persistent buffers by name, fp32, in rank 0's host memory; empty on the other ranks. All
     processes must call it."""
+    if run.fsdp is not None:
+        return fsdp_state.full_weights(model, run.is_main)
     if run.deepspeed_config is None:
         if not run.is_main:
             return {}
@@ -252,6 +254,8 @@ def _explained_failures(pending: _Pending) -> Iterator[None]:
 def _moments(run: Run, model: Any, optimizer: Any) -> dict[str, dict[str, torch.Tensor]]:
     if run.deepspeed_config is not None:
         return deepspeed_state.full_moments(model, run.is_main)
+    if run.fsdp is not None:
+        return fsdp_state.full_moments(model, optimizer.optimizer, run.is_main)
     if not run.is_main:
         return {}
     states = optimizer.optimizer.state
