@@ -35,7 +35,9 @@ def files(world_size: int) -> list[str]:
 
 def refusals(launch: Launch, shared_output_dir: bool) -> list[str]:
     """Why a launch cannot write sharded checkpoints, if it cannot."""
-    if launch.world_size == 1 or launch.zero_stage == 0:
+    if launch.fsdp is not None:
+        why = "shards are DeepSpeed's, not FSDP's; use DeepSpeed (accelerate_configs/zero3.yaml)"
+    elif launch.world_size == 1 or launch.zero_stage == 0:
         why = "one process, or DDP, shares out nothing; use DeepSpeed on several processes (ds_configs/zero*.json)"
     elif launch.world_size > launch.local_world_size and not shared_output_dir:
         why = "each machine would keep its own part; add --shared_output_dir if all machines see --output_dir"

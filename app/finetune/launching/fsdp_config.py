@@ -22,7 +22,7 @@ class FsdpSettings:
     offload_params: bool = False
     auto_wrap_policy: str = TRANSFORMER
     transformer_layer_cls_to_wrap: tuple[str, ...] = ()  # none: the model's repeated layers
-    min_num_params: int = 0
+    min_num_params: int = 100_000_000
     activation_checkpointing: bool = False
     cpu_ram_efficient_loading: bool = False  # noted only: every process builds the whole model, as under every launch
 
@@ -43,14 +43,14 @@ def read_settings(environment: Mapping[str, str], problems: list[str]) -> FsdpSe
     policy = given.get("auto_wrap_policy", NO_WRAP).upper()  # Accelerate's default
     if policy not in (TRANSFORMER, BY_SIZE, NO_WRAP):
         found.append(f"fsdp_auto_wrap_policy is {policy}, expected {TRANSFORMER}, {BY_SIZE} or {NO_WRAP}")
-    least = given.get("min_num_params", "0")
+    least = given.get("min_num_params", "100000000")
     if not least.isdecimal():
         found.append(f"fsdp_min_num_params is {least!r}, expected a whole number")
     for name in ("ignored_modules", "activation_checkpointing_offload"):
         if given.get(name, "false").lower() not in ("false", "none", ""):
             found.append(f"fsdp_{name} is not supported; leave it out")
     problems += [f"{SOURCE}: {problem}" for problem in found]
-    layers = given.get("transformer_layer_cls_to_wrap", "")
+    layers = given.get("transformer_cls_to_wrap", "")
     return FsdpSettings(
         reshard_after_forward=bool(reshards),
         offload_params=_is_on(given, "offload_params"),

@@ -9,6 +9,7 @@ import torch
 
 from finetune.kernels.embeddings import keeps_gradients
 from finetune.launching import deepspeed_config
+from finetune.launching.fsdp_config import FsdpSettings
 from finetune.plan import BatchShape
 
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -30,16 +31,18 @@ class Layout:
     buckets: int = 1  # number of such buffers
     live_parameters: int = 0  # gathered parameters that ZeRO-3 keeps
     kernels: str = "auto"  # --kernels
+    fsdp: FsdpSettings | None = None
 
     @property
     def keeps_embeddings(self) -> bool:
         """Whether gradients of large embeddings are kept from step to step (`finetune.kernels.embeddings`)."""
-        return keeps_gradients(kernels=self.kernels, on_gpu=self.on_gpu, wrapped=self.wrapped, zero_stage=self.stage)
+        wrapped = self.wrapped or self.fsdp is not None
+        return keeps_gradients(kernels=self.kernels, on_gpu=self.on_gpu, wrapped=wrapped, zero_stage=self.stage)
 
     @property
     def own_precision(self) -> torch.dtype | None:
-        """The half precision that DeepSpeed keeps weights and gradients in; None where they are fp32."""
-        return HALF.get(self.precision) if self.stage else None
+        """The half precision in which DeepSpeed keeps weights and gradients, and FSDP gathers weights; None for fp32."""
+        return HALF.get(self.precision) if self.stage or self.fsdp is not None else None
 
     @property
     def autocast(self) -> torch.dtype | None:
@@ -52,7 +55,15 @@ def layout_of(launch: Any, batch: BatchShape, kernels: str = "auto") -> Layout:
     wrapped = launch.world_size > 1 or launch.launcher in ("torchrun", "deepspeed")
     on_gpu = not launch.use_cpu
     plain = Layout(launch.world_size, launch.precision, on_gpu, batch.accumulation, wrapped, kernels=kernels)
+    if launch.fsdp is not None:
+        return with_fsdp(plain, launch.fsdp)
     return plain if launch.deepspeed_config is None else with_zero(plain, launch.deepspeed_config)
+
+
+def with_fsdp(layout: Layout, settings: FsdpSettings) -> Layout:
+    """The layout under FSDP2."""
+    offloads = settings.offload_params
+    return replace(layout, fsdp=settings, offload_optimizer=offloads, offload_parameters=offloads)
 
 
 def with_zero(layout: Layout, config: dict[str, Any]) -> Layout:
