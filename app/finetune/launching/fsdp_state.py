@@ -72,8 +72,10 @@ def layers_to_shard(model: nn.Module, settings: FsdpSettings) -> list[nn.Module]
 def _repeated_layers(module: nn.Module) -> Iterator[nn.Module]:
     """The members of the outermost lists of modules."""
     for child in module.children():
-        members = [member for member in child if _has_forward(member)] if isinstance(child, nn.ModuleList) else []
-        yield from members or _repeated_layers(child)
+        if isinstance(module, nn.ModuleList) and _has_forward(child):
+            yield child
+        else:
+            yield from _repeated_layers(child)
 
 
 def _can_be_a_unit(module: nn.Module, owners: dict[nn.Parameter, list[nn.Module]]) -> bool:
