@@ -1,4 +1,4 @@
-"""Which layers are sharded, and a sharded model's state. Two and three processes: the jobs of `launchers` and the parity table."""
+"""Which layers are sharded, and a sharded model's state. Several processes: the jobs of `launchers` and the parity table."""
 
 import copy
 
