@@ -173,7 +173,7 @@ class Segmentation(ImageTask):
         pixels, sizes = batch.inputs["pixel_values"], batch.inputs["size"].tolist()
         if not self.windows:
             return segmenter.whole_logits(model, pixels, sizes)
-        alike = self.launch.zero_stage == 3 and not alone
+        alike = self.launch.gathers_weights and not alone
         window, overlap = self.processing.size, self.arguments.overlap
         return segmenter.window_logits(model, pixels, sizes, window=window, overlap=overlap, all_alike=alike)
 

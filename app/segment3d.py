@@ -181,7 +181,7 @@ class VolumeSegmentation(Task):
             patch_size=self.settings.patch_size,
             overlap=self.settings.overlap,
             window_batch_size=a.window_batch_size,
-            all_alike=self.launch.zero_stage == 3,
+            all_alike=self.launch.gathers_weights,
         )
         predicted = network.classes_of(logits)
         mask, found = predicted.cpu().numpy(), {}

@@ -124,7 +124,7 @@ class TitleGeneration(TextTask):
     def encode_targets(self, tables: dict[str, Table], targets: dict[str, Any], notes: list[str]) -> dict[str, RaggedChunks]:
         arguments, most = self.arguments, self.arguments.max_title_length
         ids = encoder_decoder.special_ids(self.config, self.tokenizer)
-        in_step = self.modes.train and self.launch.zero_stage == 3 and self.launch.world_size > 1
+        in_step = self.modes.train and self.launch.gathers_weights and self.launch.world_size > 1
         self.generation = Generation.of(arguments, ids[0], self.tokenizer.pad_token_id, in_step)
         settings, found = f"{tokenizer_fingerprint(self.tokenizer)} title {ids} {most} {self.title_language or ''}".rstrip(), {}
         encode = TitleEncoder(self.tokenizer, *ids, most)
@@ -174,7 +174,7 @@ class TitleGeneration(TextTask):
     def predict(self, model: torch.nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
         found, encoder_output = {}, None
         if batch.labels is not None:
-            # Through the wrapper, which may autocast; the gathering of ZeRO-3 hangs on the inner modules.
+            # Through the wrapper, which may autocast; the gathering of ZeRO-3 and FSDP hangs on modules.
             out = model(**batch.inputs, **teacher_forcing(batch.labels, self.generation))
             found["loss"] = token_losses(out.logits, batch, 0.0).sum(dim=1).to(widest_float(out.logits.device))
             found["targets"] = (batch.labels != IGNORED).sum(dim=1)

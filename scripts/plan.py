@@ -37,7 +37,7 @@ from moving.task_script import load_task_script  # noqa: E402
 from finetune import optimizers, preflight  # noqa: E402
 from finetune.arguments.parsing import parse, validate  # noqa: E402
 from finetune.errors import EXIT_BAD_INPUT, InputError  # noqa: E402
-from finetune.launching import zero  # noqa: E402
+from finetune.launching import deepspeed_config, fsdp_config  # noqa: E402
 from finetune.launching.launch import Launch, Machine  # noqa: E402
 from finetune.plan import Plan, batch_of, describe, make_plan  # noqa: E402
 
@@ -49,7 +49,7 @@ STATED_TWICE = (
     *("offload_param_nvme_path", "offload_optimizer_nvme_path", "zero3_save_16bit_model", "mixed_precision"),
 )
 PLANNED = "this launch"
-KINDS = ("NO", "MULTI_GPU", "MULTI_XPU", "MULTI_NPU", "DEEPSPEED")
+KINDS = ("NO", "MULTI_GPU", "MULTI_XPU", "MULTI_NPU", "DEEPSPEED", "FSDP")
 DEVICES = {"MULTI_XPU": "xpu", "MULTI_NPU": "npu"}
 
 
@@ -65,7 +65,8 @@ class LaunchFile:
     deepspeed_file: str | None
     deepspeed: bool
     device: str  # as torch names the GPUs
-    variables: dict[str, str]  # what `accelerate launch` makes of its settings for DeepSpeed and torch.compile
+    fsdp: bool
+    variables: dict[str, str]  # what `accelerate launch` makes of its settings for DeepSpeed, FSDP and torch.compile
 
 
 def main(argv: list[str]) -> int:
@@ -163,12 +164,26 @@ def read_launch_file(name: str) -> LaunchFile:
         precision=str(content.get("mixed_precision") or "no").lower(),
         deepspeed_file=section.get("deepspeed_config_file"),
         deepspeed=content.get("distributed_type") == "DEEPSPEED",
+        fsdp=content.get("distributed_type") == "FSDP",
         device=DEVICES.get(content.get("distributed_type"), "cuda"),
         variables={
-            **{variable: str(section[name]).lower() for name, variable in zero.INLINE_SETTINGS.items() if name in section},
+            **{
+                variable: str(section[name]).lower()
+                for name, variable in deepspeed_config.INLINE_SETTINGS.items()
+                if name in section
+            },
             **{f"ACCELERATE_{name.upper()}": str(value) for name, value in (content.get("dynamo_config") or {}).items()},
+            **({fsdp_config.SWITCH: "true"} if content.get("distributed_type") == "FSDP" else {}),
+            **{
+                variable_of(name): str(value) for name, value in (content.get("fsdp_config") or {}).items() if value is not None
+            },
         },
     )
+
+
+def variable_of(name: str) -> str:
+    """The variable that `accelerate launch` makes of a setting for FSDP."""
+    return f"FSDP_{name.removeprefix('fsdp_').replace('transformer_layer_cls', 'transformer_cls').upper()}"
 
 
 def file_problems(name: str, content: dict[str, Any]) -> list[str]:
@@ -183,6 +198,8 @@ def file_problems(name: str, content: dict[str, Any]) -> list[str]:
     elif kind not in KINDS:
         found.append(f"{name}: distributed_type {kind} is not supported; {', '.join(KINDS)} are")
     section = content.get("deepspeed_config") or {}
+    if kind != "FSDP" and content.get("fsdp_config"):
+        found.append(f"{name}: has an fsdp_config but distributed_type is {kind}; keep one")
     if kind != "DEEPSPEED" and section:
         found.append(f"{name}: has a deepspeed_config but distributed_type is {kind}; keep one")
     if section.get("deepspeed_config_file"):
@@ -249,7 +266,7 @@ def load(task: Any, arguments: Any, launch: Launch, problems: list[str]) -> tupl
     batch = collect(problems, lambda: batch_of(arguments, launch.world_size))
     if batch is not None and launch.deepspeed_config is not None:
         file = (launch.deepspeed_config, launch.deepspeed_file)
-        collect(problems, lambda: zero.complete_config(*file, batch, launch.max_grad_norm, launch.precision))
+        collect(problems, lambda: deepspeed_config.complete_config(*file, batch, launch.max_grad_norm, launch.precision))
     data = None if task is None else collect(problems, lambda: task.load(launch, arguments.modes))
     if data is None:
         return None, None
@@ -261,6 +278,8 @@ def describe_run(launch: Launch, data: Any, plan: Plan, file: LaunchFile | None)
     where = f"{launch.world_size} process(es) on {'CPU' if launch.use_cpu else 'GPUs'}"
     machines = f" of {file.machines} machines" if file and file.machines > 1 else ""
     stage = f"ZeRO-{launch.zero_stage} ({launch.deepspeed_file})" if launch.deepspeed_config else "no ZeRO"
+    if launch.fsdp is not None:
+        stage = "FSDP2"
     lines = describe(plan)
     by_tokens = plan.batch.max_tokens is not None
     idle = [] if by_tokens else [f"idle           {plan.batch.idle_share:.1%} of the processes' time, counted in rows"]
@@ -298,7 +317,8 @@ class Row:
     @property
     def cost(self) -> tuple:
         """What makes a launch slow, worst first: host memory in the way, then more to exchange."""
-        return self.layout.offload_parameters, self.layout.offload_optimizer, self.layout.stage
+        sharded = 3 if self.layout.fsdp is not None else self.layout.stage
+        return self.layout.offload_parameters, self.layout.offload_optimizer, sharded
 
 
 def memory_report(task: Any, data: Any, plan: Any, launch: Any, several_machines: bool, gpu_memory: float | None) -> int:
@@ -314,20 +334,22 @@ def memory_report(task: Any, data: Any, plan: Any, launch: Any, several_machines
 
     with torch.device("meta"):
         model = task.build()
-    if task.arguments.gradient_checkpointing:
+    if task.arguments.gradient_checkpointing or launch.recomputes_activations:
         checkpoint_activations(model)
     batch = train_steps(task.arguments, data, plan, 0).largest_micro_batch()
     layout = layout_of(launch, plan.batch, task.arguments.kernels, state_bytes(task.arguments, model))
     dry_runs: dict[tuple, Any] = {}
 
     def row(name: str, layout: Any) -> Row:
-        kernels = (layout.own_precision, layout.autocast)
+        kernels = (layout.own_precision, layout.autocast, layout.fsdp)
         if kernels not in dry_runs:
             dry_runs[kernels] = dry_run(model, task, batch, layout)
         return Row(name, layout, estimate(dry_runs[kernels], layout))
 
     try:
         planned = row(PLANNED, layout)
+    except InputError:  # FSDP settings that do not fit the model
+        raise
     except Exception as error:  # a model that looks at values in its forward pass
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
         print(f"memory         not known in advance: a dry run of the model fails ({reason})")
@@ -345,7 +367,7 @@ def memory_report(task: Any, data: Any, plan: Any, launch: Any, several_machines
 
 def shipped_layouts(planned: Any, several_machines: bool) -> list[tuple[str, Any]]:
     """The shipped launch files that could run this job on GPUs in the planned precision and number of processes."""
-    from finetune.memory.layout import Layout, with_zero
+    from finetune.memory.layout import Layout, with_fsdp, with_zero
 
     found = []
     for path in sorted(LAUNCH_FILES.glob("*.yaml")):
@@ -353,13 +375,18 @@ def shipped_layouts(planned: Any, several_machines: bool) -> list[tuple[str, Any
         several = planned.world_size > 1
         if file.use_cpu or (file.machines > 1) != several_machines:
             continue
-        if not file.deepspeed and ((file.processes > 1) != several or file.precision not in ("no", planned.precision)):
+        if file.fsdp and planned.precision == "fp16":
+            continue
+        shards, of_precision = file.deepspeed or file.fsdp, file.precision in ("no", planned.precision)
+        if not shards and ((file.processes > 1) != several or not of_precision):
             continue
         plain = Layout(planned.world_size, planned.precision, True, planned.accumulation, several, moments=planned.moments)
         states_precision = file.precision == planned.precision
         name = file.name if states_precision else f"{file.name} --mixed_precision {planned.precision}"
         if file.deepspeed:
-            plain = with_zero(plain, zero.read_config(file.deepspeed_file, search=(REPOSITORY,)))
+            plain = with_zero(plain, deepspeed_config.read_config(file.deepspeed_file, search=(REPOSITORY,)))
+        elif file.fsdp:
+            plain = with_fsdp(plain, fsdp_config.read_settings(file.variables, []))
         elif not states_precision and several and not several_machines:
             continue  # another of the shipped files states it
         found.append((name, plain))

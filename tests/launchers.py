@@ -294,7 +294,9 @@ JOBS = {
     "multi_node_ddp": Job(
         lambda: machines("multi_node_ddp.yaml", 2, 2), 2, UNEVEN, micro_batch_size=4, resumes=("python", 2)
     ),
-    "torchrun": Job(one(torchrun, 3), 3, UNEVEN, resumes=("multi_node_ddp", 4)),
+    "fsdp": Job(one(accelerate, "fsdp.yaml", 2), 2, UNEVEN, micro_batch_size=4, resumes=("ddp", 2)),
+    "fsdp_offload": Job(one(accelerate, "fsdp_offload.yaml", 2), 2, EVEN, resumes=("zero3_offload", 2)),
+    "torchrun": Job(one(torchrun, 3), 3, UNEVEN, resumes=("fsdp", 4)),
     "zero1": Job(one(accelerate, "zero1.yaml", 2), 2, UNEVEN, zero_stage=1),
     "zero2": Job(one(accelerate, "zero2.yaml", 2), 2, EVEN, max_tokens=MICRO_BATCH_TOKENS, zero_stage=2),
     "zero3": Job(one(accelerate, "zero3.yaml", 2), 2, UNEVEN, micro_batch_size=4, zero_stage=3),

@@ -127,6 +127,7 @@ def _description(run: Run, arguments: Any, plan: Plan, fingerprint: dict[str, An
         "backend": launch.backend,
         "mixed_precision": launch.precision,
         "zero_stage": launch.zero_stage,
+        "fsdp": asdict(run.fsdp) if run.fsdp is not None else None,
         "deepspeed_file": launch.deepspeed_file,
         "deepspeed_config": _as_json_values(run.deepspeed_config),
         "plan": asdict(plan),

@@ -12,6 +12,7 @@ from typing import Any
 BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 ADAM = ("adam_beta1", "adam_beta2", "adam_epsilon")
 DEFAULT = "adamw_torch_fused"
+UNDER_FSDP = (DEFAULT, "sgd", "rmsprop")  # torch's own whose state has the shape of the weight
 SMALL_8BIT = 4096  # weights of fewer elements have 32-bit state (bitsandbytes' min_8bit_size)
 
 
@@ -86,11 +87,6 @@ OPTIMIZERS = {
 }
 
 
-def needs_whole_matrices(optim: str) -> bool:
-    """Whether an optimizer cannot work where processes share out a weight (ZeRO, FSDP)."""
-    return OPTIMIZERS[optim].whole is not None
-
-
 def settings_of(arguments: Any) -> dict[str, Any]:
     """All settings of --optim: those of --optim_args, and defaults."""
     defaults = {name: setting.default for name, setting in OPTIMIZERS[arguments.optim].settings.items()}
@@ -115,11 +111,16 @@ def problems(arguments: Any, defaults: dict[str, Any]) -> list[str]:
     return found
 
 
-def refusals(optim: str, deepspeed_config: dict[str, Any] | None, deepspeed_file: str | None) -> list[str]:
+def refusals(
+    optim: str, deepspeed_config: dict[str, Any] | None, deepspeed_file: str | None, with_fsdp: bool = False
+) -> list[str]:
     """Why a launch cannot train by an optimizer. `deepspeed_config`: DeepSpeed's file, if the launch has one."""
     chosen, found = OPTIMIZERS[optim], []
     if chosen.package is not None and importlib.util.find_spec(chosen.package) is None:
         found.append(f"--optim {optim}: {chosen.package} is not installed (pip install -r requirements-8bit.txt)")
+    if with_fsdp and optim not in UNDER_FSDP:
+        why = f": {chosen.whole}" if chosen.whole and optim != "adagrad" else ""
+        found.append(f"--optim {optim} does not work under FSDP{why}. Choose {', '.join(UNDER_FSDP)}, or launch without FSDP")
     if deepspeed_config is not None and chosen.whole is not None:
         found.append(
             f"--optim {optim} does not work under ZeRO: {chosen.whole}. Launch without DeepSpeed "

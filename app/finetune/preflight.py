@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,9 @@ def check(arguments: Any, machine: Machine | None = None) -> Launch:
     if launch is not None and train and arguments.checkpoint_format == "sharded":
         problems += shards.refusals(launch, arguments.shared_output_dir)
     if launch is not None and train:
-        problems += optimizers.refusals(arguments.optim, launch.deepspeed_config, launch.deepspeed_file)
+        problems += optimizers.refusals(
+            arguments.optim, launch.deepspeed_config, launch.deepspeed_file, launch.fsdp is not None
+        )
     problems += _missing_services(arguments)
     if problems:
         raise InputError(*problems)
@@ -93,7 +96,8 @@ def _compared(arguments: Any, launch: Launch) -> dict[str, Any]:
     process of each machine."""
     given = {f"--{name}": getattr(arguments, name) for name in names_of(arguments, per_machine=False)}
     of_launch = {"--mixed_precision": launch.precision, "the number of processes": launch.world_size}
-    alike = {"arguments": given | of_launch, "DeepSpeed file": launch.deepspeed_config or {}}
+    fsdp = {f"fsdp_{name}": str(value) for name, value in (asdict(launch.fsdp) if launch.fsdp else {}).items()}
+    alike = {"arguments": given | of_launch, "DeepSpeed file": launch.deepspeed_config or {}, "fsdp_config": fsdp}
     if launch.local_rank == 0:
         files = _paths(arguments, names_of(arguments, reads=True, per_machine=True))
         contents = {f"--{name} ({Path(path).name})": _content(path) for name, path in files}

@@ -50,8 +50,8 @@ def prepare_training(
     steps = train_steps(arguments, data, plan, run.launch.rank)
     prepare_model(run, arguments, task, plan, model, steps)
     rate, scale_of = plan.learning_rate, task.learning_rate_scale
-    optimizer = build_optimizer(arguments, model, rate, scale_of, device_type=run.device.type)
-    prepared, optimizer = run.accelerator.prepare(model, optimizer)
+    build = partial(build_optimizer, arguments, learning_rate=rate, scale_of=scale_of, device_type=run.device.type)
+    prepared, optimizer = run.prepare(model, build)
     if opened.replace is not None:
         run.on_main(opened.replace)
     tracker = Tracker(run.accelerator, folder, plan.total_steps, state.step, resume is not None)
@@ -79,7 +79,7 @@ def prepare_training(
 
 def prepare_model(run: Run, arguments: Any, task: Task, plan: Plan, model: torch.nn.Module, steps: TrainSteps) -> None:
     """What is done to a model before Accelerate gets it; prints the memory that training it will need."""
-    if arguments.gradient_checkpointing:
+    if arguments.gradient_checkpointing or run.launch.recomputes_activations:
         checkpoint_activations(model)
     layout = layout_of(run.launch, plan.batch, arguments.kernels, state_bytes(arguments, model))
     if run.is_main:

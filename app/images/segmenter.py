@@ -154,8 +154,8 @@ def window_logits(
     all_alike: bool,
 ) -> Iterator[torch.Tensor]:
     """As `whole_logits`, of pictures in their own size, filled up to the largest: the mean over windows that overlap by this
-    share or more. `all_alike`: every process does as many forward passes as the one with most, which ZeRO-3 needs, as its
-    weights are gathered by all together."""
+    share or more. `all_alike`: every process does as many forward passes as the one with most, which ZeRO-3 and FSDP need, as
+    their weights are gathered by all together."""
     places = [window_places(size, window, overlap) for size in sizes]
     for row, (size, corners) in enumerate(zip(sizes, places, strict=True)):
         picture = pixels[row : row + 1, :, : size[0], : size[1]]

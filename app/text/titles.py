@@ -79,7 +79,7 @@ def check_titles(table: Table, column: str, split: str) -> Column | None:
 class Generation:
     """How titles are searched for. Lengths are in tokens and leave out start and end.
 
-    `in_step`: under ZeRO-3 weights are gathered together, so all processes must generate equally long.
+    `in_step`: under ZeRO-3 and FSDP weights are gathered together, so all processes must generate equally long.
     """
 
     num_beams: int

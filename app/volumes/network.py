@@ -59,7 +59,7 @@ def volume_logits(
     """(channels, *size) float32: logits of a volume, (x, y, z), brought to the grid of its file.
 
     Windows overlap, weighted by a Gaussian; what is smaller than one is padded. `all_alike`: every process does as many forward
-    passes as the one with most, which ZeRO-3 needs: its weights are gathered by all together.
+    passes as the one with most, which ZeRO-3 and FSDP need: their weights are gathered by all together.
     """
     windows = _Windows(model, image.dtype)
     logits = sliding_window_inference(

@@ -14,7 +14,7 @@ OBSERVED = Path(__file__).resolve().with_name("observed.py")
 
 @dataclass(frozen=True)
 class Cell:
-    """One launch. `several`: of several processes; `memory`: a file of ds_configs/."""
+    """One launch. `several`: of several processes; `memory`: a file of ds_configs/, or of accelerate_configs/ for FSDP."""
 
     name: str
     launcher: str  # python, torchrun, accelerate, deepspeed
@@ -34,11 +34,14 @@ CELLS = (
     Cell("zero1", "accelerate", several=True, memory="zero1"),
     Cell("zero2", "deepspeed", several=True, memory="zero2"),
     Cell("zero3", "deepspeed", several=True, memory="zero3"),
+    Cell("fsdp", "accelerate", several=True, memory="fsdp"),
+    Cell("fsdp_offload", "accelerate", several=True, memory="fsdp_offload", usual=False),
     Cell("zero2_offload", "torchrun", several=True, memory="zero2_offload", usual=False),
     Cell("zero3_offload", "accelerate", several=True, memory="zero3_offload", usual=False),
     Cell("bf16", "python", precision="bf16"),
     Cell("bf16_ddp", "accelerate", several=True, precision="bf16", usual=False),
     Cell("bf16_zero2", "deepspeed", several=True, memory="zero2", precision="bf16"),
+    Cell("bf16_fsdp", "accelerate", several=True, memory="fsdp", precision="bf16", usual=False),
     Cell("fp16", "python", precision="fp16"),
     Cell("fp16_zero2", "deepspeed", several=True, memory="zero2", precision="fp16"),
 )

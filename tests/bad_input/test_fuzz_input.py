@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from finetune.arguments.groups import ModelArguments
 from finetune.arguments.parsing import parse, validate
 from finetune.errors import InputError
-from finetune.launching import zero
+from finetune.launching import deepspeed_config
 from finetune.plan import BatchShape
 from finetune.reading.stored_rows import Column
 from finetune.reading.tables import Table, read_table
@@ -239,10 +239,10 @@ DEEPSPEED = st.dictionaries(KEYS, ZERO_VALUES, max_size=5).map(lambda found: {"z
 @settings(quick, max_examples=300)
 @given(st.one_of(DEEPSPEED.map(lambda content: json.dumps(content).encode()), st.binary(max_size=40)))
 def test_any_deepspeed_file_is_completed_or_refused(data):
-    config = result_or_words(lambda: zero.read_config(write("ds.json", data)))
-    if config is None or zero.problems(config, "ds.json", 1.0, None):
+    config = result_or_words(lambda: deepspeed_config.read_config(write("ds.json", data)))
+    if config is None or deepspeed_config.problems(config, "ds.json", 1.0, None):
         return
-    full = result_or_words(lambda: zero.complete_config(config, "ds.json", BatchShape(8, 2, 2, 2), 1.0, "no"))
+    full = result_or_words(lambda: deepspeed_config.complete_config(config, "ds.json", BatchShape(8, 2, 2, 2), 1.0, "no"))
     if full is not None:
         assert (full["train_batch_size"], full["gradient_clipping"]) == (8, 1.0)
         assert full["fp16"]["enabled"] is full["bf16"]["enabled"] is False

@@ -14,7 +14,7 @@ def test_what_works_on_whole_weights_is_refused_under_zero(monkeypatch):
         "--optim muon does not work under ZeRO: it orthogonalises whole matrices. Launch without DeepSpeed "
         f"(accelerate_configs/ddp.yaml), or choose {', '.join(working)}"
     ]
-    assert [name for name in optimizers.OPTIMIZERS if not optimizers.needs_whole_matrices(name)] == working
+    assert [name for name in optimizers.OPTIMIZERS if optimizers.OPTIMIZERS[name].whole is None] == working
     assert not any(optimizers.refusals(name, None, None) for name in optimizers.OPTIMIZERS)
 
 
@@ -38,3 +38,10 @@ def test_an_optimizer_in_words(arguments):
     assert optimizers.describe(asked) == "rmsprop momentum=0.9 centered=True; its state: 12 bytes per trained element"
     assert optimizers.describe(arguments(optim="sgd")) == "sgd; its state: 0 bytes per trained element"
     assert optimizers.describe(arguments(optim="muon")).endswith("4 bytes per element of hidden matrices, 8 per other")
+
+
+def test_under_fsdp_only_optimizers_whose_state_has_the_shape_of_the_weight_work():
+    refused = {
+        name for name in optimizers.OPTIMIZERS if any("FSDP" in line for line in optimizers.refusals(name, None, None, True))
+    }
+    assert refused == optimizers.OPTIMIZERS.keys() - {"adamw_torch_fused", "sgd", "rmsprop"}

@@ -34,7 +34,7 @@ def read_yaml(name):
 def test_the_files_are_the_ones_that_are_documented_and_started_here():
     assert set(DS_FILES) == set(STAGES)
     assert {f"{name}.yaml" for name in JOBS} >= set(CONFIGS) - NOT_STARTED
-    assert len(CONFIGS) == 13
+    assert len(CONFIGS) == 15
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -75,8 +75,10 @@ def test_an_accelerate_config_starts_what_it_promises(name, launched):
     assert run_file["mixed_precision"] == config.get("mixed_precision", "no")
     assert run_file["deepspeed_file"] == config.get("deepspeed_config", {}).get("deepspeed_config_file")
     assert (run_file["device"], run_file["backend"]) == ("cpu", "gloo")
-    memory = (run_file["deepspeed_config"] or {}).get("zero_optimization", {})
-    assert memory.get("offload_optimizer", {}).get("device") == ("cpu" if "offload" in name else None)
+    memory, fsdp = (run_file["deepspeed_config"] or {}).get("zero_optimization", {}), run_file["fsdp"] or {}
+    assert ("fsdp" in name) == bool(fsdp)
+    offloads = fsdp.get("offload_params") or memory.get("offload_optimizer", {}).get("device") == "cpu"
+    assert bool(offloads) == ("offload" in name)
 
 
 @pytest.mark.slow

@@ -23,12 +23,12 @@ from moving.outcome import METRICS_WITHIN, WITHIN, Difference, compare, read_out
 
 CLASSIFY = [name for name, job in JOBS.items() if name not in REFERENCES.values() and job.precision == "no"]
 # DDP and ZeRO-2 are among the cells with micro-batches of so many tokens, these and ZeRO-3 in test_elastic.py.
-TITLES = ["accumulate2", "zero1"]
-# What the classifier's jobs cover: processes, whether a step has several micro-batches, the ZeRO stage, whether the optimizer
-# is in host memory.
+TITLES = ["accumulate2", "fsdp", "zero1"]
+# What the classifier's jobs cover: processes, whether a step has several micro-batches, the ZeRO stage or FSDP, whether the
+# optimizer is in host memory.
 REQUIRED = {
     (1, True, 0, False), (2, False, 0, False), (2, True, 0, False), (2, False, 1, False), (2, False, 2, False),
-    (2, False, 3, False), (2, False, 2, True), (2, False, 3, True),
+    (2, False, 3, False), (2, False, 2, True), (2, False, 3, True), (2, True, "fsdp", False), (2, False, "fsdp", True),
 }  # fmt: skip
 
 
@@ -69,7 +69,8 @@ def launch_of(run):
     batch = run["plan"]["batch"]
     # Micro-batches by tokens have room for all rows here.
     accumulates = batch["max_tokens"] is None and batch["accumulation"] > 1
-    return run["world_size"], accumulates, run["zero_stage"], offload
+    fsdp = run["fsdp"]
+    return run["world_size"], accumulates, "fsdp" if fsdp else run["zero_stage"], fsdp["offload_params"] if fsdp else offload
 
 
 @pytest.mark.slow

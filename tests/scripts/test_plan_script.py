@@ -75,7 +75,8 @@ def test_the_plan_of_a_run(run):
     assert lines[7] == "idle           25.0% of the processes' time, counted in rows"
     table = {line.split()[0]: line.split()[1:] for line in lines if line.split()[:1] and line.split()[0].endswith(".yaml")}
     assert set(table) == {
-        "ddp_bf16.yaml", "zero1.yaml", "zero2.yaml", "zero3.yaml", "zero2_offload.yaml", "zero3_offload.yaml"
+        "ddp_bf16.yaml", "zero1.yaml", "zero2.yaml", "zero3.yaml", "zero2_offload.yaml", "zero3_offload.yaml", "fsdp.yaml",
+        "fsdp_offload.yaml",
     }  # fmt: skip
     assert next(iter(table)) == "ddp_bf16.yaml"
     assert lines[-2:] == ["this launch fits 24 GiB", "the cheapest that fits is accelerate_configs/ddp_bf16.yaml"]
@@ -157,10 +158,11 @@ def test_batch_sizes_of_a_deepspeed_file_that_differ(run, tmp_path):
     [
         ({"distributed_type": "MULTI_CPU", "num_processes": 2}, "MULTI_CPU starts one process unless MPI does"),
         (
-            {"distributed_type": "FSDP"},
-            "distributed_type FSDP is not supported; NO, MULTI_GPU, MULTI_XPU, MULTI_NPU, DEEPSPEED",
+            {"distributed_type": "MEGATRON_LM"},
+            "distributed_type MEGATRON_LM is not supported; NO, MULTI_GPU, MULTI_XPU, MULTI_NPU, DEEPSPEED, FSDP",
         ),
         ({"distributed_type": "MULTI_GPU", "deepspeed_config": {"deepspeed_config_file": "a.json"}}, "keep one"),
+        ({"distributed_type": "MULTI_GPU", "fsdp_config": {"fsdp_version": 2}}, "has an fsdp_config but distributed_type is"),
         ({"distributed_type": "NO", "num_process": 2}, "unknown key num_process"),
         ({"distributed_type": "NO", "num_processes": 0}, "num_processes is 0, expected a whole number from 1"),
         (

@@ -53,7 +53,7 @@ def refused(advice: str) -> TrainerName:
 
 
 FIXED_PRECISION = only("false", "evaluation computes in --mixed_precision, as training does")
-FSDP = only("false", "FSDP is not supported; share out memory by a DeepSpeed file (--deepspeed ds_configs/zero3.json)")
+FSDP = only("false", "FSDP is asked for by the launcher: accelerate launch --config_file accelerate_configs/fsdp.yaml")
 OPTIMIZER_OF_MEMORY = refused(
     "GaLore and APOLLO are not supported; --gradient_checkpointing and ds_configs/zero*.json save memory"
 )

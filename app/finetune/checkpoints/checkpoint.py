@@ -22,7 +22,7 @@ from safetensors.torch import load_file, load_model
 from finetune import optimizers
 from finetune.checkpoints import shards
 from finetune.errors import InputError
-from finetune.launching import zero
+from finetune.launching import deepspeed_state, fsdp_state
 from finetune.launching.processes import Run
 from finetune.output.console import say
 from finetune.output.files import file_record
@@ -214,13 +214,13 @@ def restore_optimizer(
     if is_sharded(path):
         shards.restore(path, run.launch, model, state.updates)
     elif with_deepspeed:
-        zero.restore_moments(model, _load_moments(path), state.updates)
+        deepspeed_state.restore_moments(model, _load_moments(path), state.updates)
         if run.launch.precision != "no":
-            zero.restore_weights(model, load_file(path / WEIGHTS))
+            deepspeed_state.restore_weights(model, load_file(path / WEIGHTS))
     else:
         _restore_moments(run.unwrapped(model), optimizer.optimizer, _load_moments(path), state.updates)
     if state.loss_scale and with_deepspeed:
-        zero.restore_loss_scale(model, state.loss_scale)
+        deepspeed_state.restore_loss_scale(model, state.loss_scale)
     elif state.loss_scale and run.accelerator.scaler is not None:
         run.accelerator.scaler.load_state_dict(state.loss_scale)
 
@@ -239,7 +239,8 @@ def _restore_moments(model: torch.nn.Module, optimizer: Any, moments: dict[str, 
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             name = names[parameter]
-            restored = {key: tensors[name].to(parameter.device) for key, tensors in moments.items() if name in tensors}
+            theirs = {key: tensors[name] for key, tensors in moments.items() if name in tensors}
+            restored = {key: fsdp_state.part_of(tensor, parameter) for key, tensor in theirs.items()}
             if restored:
                 optimizer.state[parameter] = {**_count(optimizer, group, parameter, updates), **restored}
 

@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from finetune.checkpoints import checkpoint, shards
 from finetune.checkpoints.checkpoint import LEFT_BEHIND, TrainState, list_checkpoints, step_of
 from finetune.errors import TrainingError, where
-from finetune.launching import zero
+from finetune.launching import deepspeed_state, fsdp_state
 from finetune.launching.launch import Launch
 from finetune.launching.processes import Run
 from finetune.output import status, written
@@ -65,13 +65,15 @@ class _Pending:
 def full_weights(run: Run, model: Any) -> dict[str, torch.Tensor]:
     """The model's weights and persistent buffers by name, fp32, in rank 0's host memory; empty on the other ranks. All
     processes must call it."""
+    if run.fsdp is not None:
+        return fsdp_state.full_weights(model, run.is_main)
     if run.deepspeed_config is None:
         if not run.is_main:
             return {}
         copies: dict[Any, torch.Tensor] = {}  # one copy per storage, so that tied weights stay tied
         state = run.unwrapped(model).state_dict()
         return {name: copies.setdefault((t.data_ptr(), t.shape), _to_host(t)) for name, t in state.items()}
-    parameters = zero.full_parameters(model, run.is_main)
+    parameters = deepspeed_state.full_parameters(model, run.is_main)
     if not run.is_main:
         return {}
     module = model.module
@@ -143,7 +145,7 @@ def _fill(pending: _Pending, files: dict[str, dict[str, torch.Tensor]], place: P
 
 
 def _save_sharded(run: Run, target: CheckpointTarget, model: Any, state: TrainState) -> None:
-    shard = zero.partition(model, state.updates)
+    shard = deepspeed_state.partition(model, state.updates)
     state.loss_scale = _loss_scale(run, model)
     texts = {shards.LAYOUT: as_json(shards.layout(model, run.launch)), **_texts(target, state)} if run.is_main else {}
     size = run.launch.world_size * sum(tensor.nbytes for tensor in shard.values())
@@ -254,7 +256,9 @@ def _explained_failures(pending: _Pending) -> Iterator[None]:
 
 def _moments(run: Run, model: Any, optimizer: Any) -> dict[str, dict[str, torch.Tensor]]:
     if run.deepspeed_config is not None:
-        return zero.full_moments(model, run.is_main)
+        return deepspeed_state.full_moments(model, run.is_main)
+    if run.fsdp is not None:
+        return fsdp_state.full_moments(model, optimizer.optimizer, run.is_main)
     if not run.is_main:
         return {}
     moments: dict[str, dict[str, torch.Tensor]] = {}
@@ -267,7 +271,7 @@ def _moments(run: Run, model: Any, optimizer: Any) -> dict[str, dict[str, torch.
 
 def _loss_scale(run: Run, model: Any) -> dict[str, Any] | None:
     if run.deepspeed_config is not None:
-        return zero.loss_scale(model)
+        return deepspeed_state.loss_scale(model)
     return run.accelerator.scaler.state_dict() if run.accelerator.scaler is not None else None
 
 

@@ -19,7 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from finetune.errors import InputError
-from finetune.launching import zero
+from finetune.launching import deepspeed_config, deepspeed_state
 from finetune.launching.launch import Launch
 from finetune.output.files import file_record, write_json
 
@@ -35,11 +35,13 @@ def files(world_size: int) -> list[str]:
 
 def refusals(launch: Launch, shared_output_dir: bool) -> list[str]:
     """Why a launch cannot write sharded checkpoints, if it cannot."""
-    if launch.world_size == 1 or launch.zero_stage == 0:
+    if launch.fsdp is not None:
+        why = "shards are DeepSpeed's, not FSDP's; use DeepSpeed (accelerate_configs/zero3.yaml)"
+    elif launch.world_size == 1 or launch.zero_stage == 0:
         why = "one process, or DDP, shares out nothing; use DeepSpeed on several processes (ds_configs/zero*.json)"
     elif launch.world_size > launch.local_world_size and not shared_output_dir:
         why = "each machine would keep its own part; add --shared_output_dir if all machines see --output_dir"
-    elif zero.swaps_to_disk(launch.deepspeed_config):
+    elif deepspeed_config.swaps_to_disk(launch.deepspeed_config):
         why = f"{launch.deepspeed_file} keeps the optimizer or the weights on a disk (nvme)"
     else:
         return []
@@ -105,7 +107,7 @@ def clear(place: Path, seconds: float, is_hurried: Callable[[], bool]) -> None:
 
 def layout(engine: Any, launch: Launch) -> dict[str, Any]:
     """Content of layout.json: what must be equal when the shards are read."""
-    return {"world_size": launch.world_size, "stage": launch.zero_stage, "groups": zero.layout(engine)}
+    return {"world_size": launch.world_size, "stage": launch.zero_stage, "groups": deepspeed_state.layout(engine)}
 
 
 def restore(path: Path, launch: Launch, engine: Any, updates: int) -> None:
@@ -114,14 +116,14 @@ def restore(path: Path, launch: Launch, engine: Any, updates: int) -> None:
 
     Raises `InputError` for shards in another layout.
     """
-    if _read_layout(path)["groups"] != zero.layout(engine):
+    if _read_layout(path)["groups"] != deepspeed_state.layout(engine):
         raise InputError(
             f"checkpoint {path} is in shards of another layout than this run's. Resume with the arguments, the DeepSpeed file "
             "and the libraries of the run that wrote it; --checkpoint_format full then writes it anew for every launch"
         )
     with safe_open(path / _name(0), "pt") as first, safe_open(path / _name(launch.rank), "pt") as mine:
         own = set(mine.keys())
-        zero.restore_partition(engine, lambda name: (mine if name in own else first).get_tensor(name), updates)
+        deepspeed_state.restore_partition(engine, lambda name: (mine if name in own else first).get_tensor(name), updates)
 
 
 def _name(rank: int) -> str:

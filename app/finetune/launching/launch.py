@@ -16,12 +16,12 @@ from accelerate.utils import is_bf16_available
 from torch.distributed import Backend
 
 from finetune.errors import InputError
-from finetune.launching import zero
+from finetune.launching import deepspeed_config, fsdp_config
+from finetune.launching.fsdp_config import FsdpSettings
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 LEFT_OVER = "Variables of a launcher are set; if they are left over in this shell: unset {}. Else start by torchrun"
 PLUGINS = {
-    "ACCELERATE_USE_FSDP": "FSDP",
     "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
     "ACCELERATE_USE_PARALLELISM_CONFIG": "a parallelism_config",
 }
@@ -58,6 +58,7 @@ class Launch:
     tf32: bool = False
     gpu: str = "cuda"  # torch's name of the devices, if it is not the CPU
     torch_compile: bool = False  # requested by the accelerate config
+    fsdp: FsdpSettings | None = None
 
     @property
     def device_type(self) -> str:
@@ -69,8 +70,18 @@ class Launch:
         return self.use_cpu and self.deepspeed_config is None
 
     @property
+    def gathers_weights(self) -> bool:
+        """Whether weights are gathered while the model computes, so that all processes must make the same forward passes."""
+        return self.zero_stage == 3 or self.fsdp is not None
+
+    @property
+    def recomputes_activations(self) -> bool:
+        """Whether the accelerate config asks for what --gradient_checkpointing does."""
+        return self.fsdp is not None and self.fsdp.activation_checkpointing
+
+    @property
     def zero_stage(self) -> int:
-        return zero.stage_of(self.deepspeed_config) if self.deepspeed_config else 0
+        return deepspeed_config.stage_of(self.deepspeed_config) if self.deepspeed_config else 0
 
 
 def this_machine() -> Machine:
@@ -96,9 +107,12 @@ def describe_launch(arguments: Any, machine: Machine | None = None) -> Launch:
     if is_here:
         problems += _meeting_problems(world_size)
     file, config = _deepspeed_config(arguments, problems)
+    settings = fsdp_config.read_settings(os.environ, problems)
     precision = _precision(arguments, config, problems)
     if config is not None:
-        problems += zero.problems(config, file, arguments.max_grad_norm, arguments.mixed_precision)
+        problems += deepspeed_config.problems(config, file, arguments.max_grad_norm, arguments.mixed_precision)
+    if settings is not None:
+        problems += _fsdp_problems(settings, file, precision, "cpu" if use_cpu else machine.kind)
     if precision == "fp16" and (use_cpu or machine.kind == "mps"):
         problems.append(f"fp16 is not available on {'a CPU' if use_cpu else 'MPS'}; use bf16 or no mixed precision")
     if precision == "bf16" and not use_cpu and not machine.bf16:
@@ -127,6 +141,7 @@ def describe_launch(arguments: Any, machine: Machine | None = None) -> Launch:
         tf32=arguments.tf32 and not use_cpu,
         gpu=machine.kind,
         torch_compile=compiles,
+        fsdp=settings,
     )
 
 
@@ -215,10 +230,10 @@ def _deepspeed_config(arguments: Any, problems: list[str]) -> tuple[str | None, 
     uses = _is_on("ACCELERATE_USE_DEEPSPEED")
     file = requested or (by_launcher if uses else None)
     if uses and file is None:
-        return INLINE, zero.inline_config(os.environ, REPOSITORY, INLINE, problems)
+        return INLINE, deepspeed_config.inline_config(os.environ, REPOSITORY, INLINE, problems)
     try:
-        config = zero.read_config(file, search=(REPOSITORY,)) if file else None
-        if requested and by_launcher and zero.read_config(by_launcher, search=(REPOSITORY,)) != config:
+        config = deepspeed_config.read_config(file, search=(REPOSITORY,)) if file else None
+        if requested and by_launcher and deepspeed_config.read_config(by_launcher, search=(REPOSITORY,)) != config:
             problems.append(f"--deepspeed {requested} but the accelerate config names {by_launcher}, which differs; keep one")
         if file:
             return file, config
@@ -226,6 +241,18 @@ def _deepspeed_config(arguments: Any, problems: list[str]) -> tuple[str | None, 
         problems += error.problems
         return file, None
     return None, None
+
+
+def _fsdp_problems(settings: FsdpSettings, deepspeed_file: str | None, precision: str, device_type: str) -> list[str]:
+    """What FSDP cannot be combined with."""
+    found = []
+    if deepspeed_file is not None:
+        found.append(f"--deepspeed {deepspeed_file} but the accelerate config asks for FSDP; keep one")
+    if precision == "fp16":
+        found.append("fp16 is not supported under FSDP; use bf16, or ZeRO (accelerate_configs/zero3.yaml) in fp16")
+    if settings.offload_params and device_type not in ("cpu", "cuda"):
+        found.append(f"{fsdp_config.SOURCE}: fsdp_offload_params is not supported on {device_type}; leave it out")
+    return found
 
 
 def _precision(arguments: Any, config: dict[str, Any] | None, problems: list[str]) -> str:
@@ -236,5 +263,5 @@ def _precision(arguments: Any, config: dict[str, Any] | None, problems: list[str
         problems.append(f"the accelerate config asks for mixed_precision {by_launcher}; no, fp16 and bf16 are supported")
     if requested is not None and by_launcher not in ("no", requested):
         problems.append(f"--mixed_precision {requested} but the accelerate config says {by_launcher}; keep one")
-    declared = zero.declared_precision(config) if config is not None else None
+    declared = deepspeed_config.declared_precision(config) if config is not None else None
     return declared or requested or by_launcher

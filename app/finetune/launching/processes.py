@@ -26,7 +26,8 @@ from accelerate.utils import (
 from torch.nn.parallel import DistributedDataParallel
 
 from finetune.errors import InputError, where
-from finetune.launching import heartbeat, rendezvous, signals, zero
+from finetune.launching import deepspeed_config, fsdp_config, fsdp_state, heartbeat, rendezvous, signals
+from finetune.launching.fsdp_config import FsdpSettings
 from finetune.launching.launch import Launch
 from finetune.output.console import say
 from finetune.plan import BatchShape
@@ -41,6 +42,7 @@ class Run:
     launch: Launch
     accelerator: Accelerator
     deepspeed_config: dict[str, Any] | None  # complete, as DeepSpeed gets it
+    fsdp: FsdpSettings | None = None  # None if the run does not train
 
     @property
     def is_main(self) -> bool:
@@ -51,11 +53,23 @@ class Run:
         return self.accelerator.device
 
     def unwrapped(self, model: Any) -> Any:
-        """The model without DDP or DeepSpeed around it."""
+        """The model without DDP or DeepSpeed around it; FSDP puts nothing around a model."""
         if self.deepspeed_config is not None:
             return self.accelerator.unwrap_model(model)
         # Accelerate's own way imports DeepSpeed, for half a second, wherever it is installed.
         return model.module if isinstance(model, DistributedDataParallel) else model
+
+    def prepare(
+        self, model: torch.nn.Module, build_optimizer: Callable[[torch.nn.Module], torch.optim.Optimizer]
+    ) -> tuple[Any, Any]:
+        """Hands a model that is whole on every process, and its optimizer, to Accelerate; under FSDP the model is sharded
+        before. Raises `InputError` for FSDP settings that do not fit the model."""
+        if self.fsdp is None:
+            return self.accelerator.prepare(model, build_optimizer(model))
+        fsdp_state.shard(model, self.fsdp, self.device, torch.bfloat16 if self.launch.precision == "bf16" else None)
+        # Autocast, and no DDP around it.
+        model = self.accelerator.prepare_model(model, device_placement=False, evaluation_mode=True)
+        return model, self.accelerator.prepare_optimizer(build_optimizer(model))
 
     def print(self, *lines: str) -> None:
         """Prints on rank 0 only."""
@@ -120,8 +134,8 @@ class Run:
 
 
 def start(launch: Launch, batch: BatchShape | None, report_to: tuple[str, ...] = (), output_dir: str | None = None) -> Run:
-    """Creates the process group and the Accelerator. `batch` is None for a run that does not train: then no DeepSpeed either,
-    as evaluation has no optimizer state to share out and runs on full copies.
+    """Creates the process group and the Accelerator. `batch` is None for a run that does not train: then no DeepSpeed and no
+    FSDP either, as evaluation has no optimizer state to share out and runs on full copies.
 
     Raises `InputError` for a DeepSpeed file that contradicts the run, and for machines that cannot reach each other.
     """
@@ -136,27 +150,31 @@ def start(launch: Launch, batch: BatchShape | None, report_to: tuple[str, ...] =
     if launch.tf32:
         torch.set_float32_matmul_precision("high")
     config = _deepspeed_config(launch, batch)
+    fsdp = launch.fsdp if batch is not None else None
+    if config is not None or fsdp is not None:
+        _single_process_group(launch)
     _forget_settings_of_the_launcher()
     timeout = timedelta(seconds=launch.timeout_seconds)
     # Buffers are constants in encoders; without their broadcast processes may evaluate at their own pace.
     handlers: list[Any] = [DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)]
-    if launch.world_size > 1 or config is not None:
-        handlers.append(InitProcessGroupKwargs(backend=launch.backend, timeout=timeout))
-    _start_group_after_restart(launch, timeout)
+    backend = _backend(launch, fsdp)
+    if launch.world_size > 1 or config is not None or fsdp is not None:
+        handlers.append(InitProcessGroupKwargs(backend=backend, timeout=timeout))
+    _start_group_after_restart(launch, backend, timeout)
     # DeepSpeed prints on every process while it starts; what is printed is rank 0's.
     with contextlib.redirect_stdout(sys.stderr), _connection_errors_explained(launch):
         accelerator = Accelerator(
             cpu=launch.use_cpu and config is None,
             mixed_precision=launch.precision,
             gradient_accumulation_steps=batch.accumulation if batch else 1,
-            deepspeed_plugin=zero.plugin(config) if config else None,
+            deepspeed_plugin=deepspeed_config.plugin(config) if config else None,
             kwargs_handlers=handlers,
             log_with=[name for name in report_to if name not in ("none", "html")] or None,
             project_config=ProjectConfiguration(project_dir=output_dir, logging_dir=output_dir),
         )
     if config is not None:
-        zero.build_models_whole(accelerator)
-        zero.bound_waits(timeout)
+        deepspeed_config.build_models_whole(accelerator)
+        deepspeed_config.bound_waits(timeout)
     if accelerator.num_processes != launch.world_size:
         raise InputError(
             f"the launcher started {launch.world_size} processes but {accelerator.num_processes} found each other; "
@@ -167,17 +185,21 @@ def start(launch: Launch, batch: BatchShape | None, report_to: tuple[str, ...] =
         store = dist.PrefixStore("heartbeat", dist.distributed_c10d._get_default_store().clone())
         heartbeat.start(store, launch.rank, launch.world_size, launch.timeout_seconds)
         signals.on_end(heartbeat.send_shutdown_notice)
-    return Run(launch, accelerator, config)
+    return Run(launch, accelerator, config, fsdp)
 
 
 def in_force(run: Run) -> list[str]:
     """What the launch came to, in words; printed before the first step."""
     launch = run.launch
     stage = f"ZeRO-{launch.zero_stage} ({launch.deepspeed_file})" if run.deepspeed_config else "no ZeRO"
+    if run.fsdp is not None:
+        stage = f"FSDP2{', weights and optimizer in host memory' if run.fsdp.offload_params else ''}"
     tf32 = ", matrix products in TF32" if launch.tf32 else ""
     backend = launch.backend if launch.world_size > 1 or run.deepspeed_config else "no communication"
-    owned = [key for key in zero.OWNED_BY_ARGUMENTS if key in (launch.deepspeed_config or {})]
-    notes = [f"note           {' and '.join(owned)} of {launch.deepspeed_file}: {zero.OURS}"] if owned else []
+    owned = [key for key in deepspeed_config.OWNED_BY_ARGUMENTS if key in (launch.deepspeed_config or {})]
+    notes = [f"note           {' and '.join(owned)} of {launch.deepspeed_file}: {deepspeed_config.OURS}"] if owned else []
+    if run.fsdp is not None and run.fsdp.cpu_ram_efficient_loading:
+        notes.append("note           fsdp_cpu_ram_efficient_loading: every process builds the whole model, then shards it")
     return [
         f"launch         {launch.launcher}: {launch.world_size} process(es) on {run.device.type}, {backend}, {stage}",
         f"precision      {launch.precision if launch.precision != 'no' else 'fp32'}{tf32}",
@@ -187,8 +209,15 @@ def in_force(run: Run) -> list[str]:
 
 def _forget_settings_of_the_launcher() -> None:
     """Removes what the run does itself, or has put into its complete DeepSpeed configuration: Accelerate would do it again."""
-    for name in ("ACCELERATE_DYNAMO_BACKEND", "ACCELERATE_CONFIG_DS_FIELDS", *zero.INLINE_SETTINGS.values()):
+    own = ("ACCELERATE_DYNAMO_BACKEND", fsdp_config.SWITCH, fsdp_config.BUILDS_ON_ONE_PROCESS, "ACCELERATE_CONFIG_DS_FIELDS")
+    for name in (*own, *deepspeed_config.INLINE_SETTINGS.values()):
         os.environ.pop(name, None)
+
+
+def _backend(launch: Launch, fsdp: FsdpSettings | None) -> str:
+    """The backend of the process group: FSDP adds up the norm of gradients where they are, which may be host memory."""
+    in_host_memory = fsdp is not None and fsdp.offload_params and launch.backend == "nccl"
+    return "cuda:nccl,cpu:gloo" if in_host_memory else launch.backend
 
 
 def _deepspeed_config(launch: Launch, batch: BatchShape | None) -> dict[str, Any] | None:
@@ -197,10 +226,11 @@ def _deepspeed_config(launch: Launch, batch: BatchShape | None) -> dict[str, Any
         # Accelerate would read the launcher's file again and start DeepSpeed from it.
         os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)
         return None
-    _single_process_group(launch)
-    config = zero.complete_config(launch.deepspeed_config, launch.deepspeed_file, batch, launch.max_grad_norm, launch.precision)
-    zero.check_by_deepspeed(config, launch.deepspeed_file)
-    zero.skip_shared_memory_operator()
+    config = deepspeed_config.complete_config(
+        launch.deepspeed_config, launch.deepspeed_file, batch, launch.max_grad_norm, launch.precision
+    )
+    deepspeed_config.check_by_deepspeed(config, launch.deepspeed_file)
+    deepspeed_config.skip_shared_memory_operator()
     return config
 
 
@@ -228,7 +258,7 @@ def _share_cores(launch: Launch) -> None:
 
 
 def _single_process_group(launch: Launch) -> None:
-    """DeepSpeed needs a process group even for one process; `python` and a one-process launcher do not provide for one."""
+    """DeepSpeed and FSDP need a process group even for one process; `python` and a one-process launcher provide for none."""
     if launch.world_size > 1:
         return
     with socket.socket() as probe:
@@ -239,7 +269,7 @@ def _single_process_group(launch: Launch) -> None:
     os.environ.update(defaults if launch.launcher == "python" else {**defaults, **os.environ})
 
 
-def _start_group_after_restart(launch: Launch, timeout: timedelta) -> None:
+def _start_group_after_restart(launch: Launch, backend: str, timeout: timedelta) -> None:
     """Opens the process group of a job that torchrun has restarted, under a prefix of its own.
 
     With a static rendezvous (`--master_port`, `accelerate launch`) the launcher keeps its store over restarts (torch 2.13), and
@@ -251,7 +281,7 @@ def _start_group_after_restart(launch: Launch, timeout: timedelta) -> None:
     address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     store = dist.TCPStore(*address, launch.world_size, is_master=False, timeout=timeout)
     dist.init_process_group(
-        launch.backend,
+        backend,
         store=dist.PrefixStore(f"restart {restarts}", store),
         rank=launch.rank,
         world_size=launch.world_size,

@@ -27,6 +27,7 @@ from torch.utils._pytree import tree_iter
 
 from finetune.kernels.embeddings import keep_gradients
 from finetune.kernels.row_lengths import row_lengths
+from finetune.launching.fsdp_state import layers_to_shard
 from finetune.memory.layout import Layout
 from finetune.task import Batch, Task
 
@@ -42,6 +43,8 @@ class DryRun:
     activations: int  # bytes at the worst moment, without finished gradients of parameters
     with_gradients: int  # bytes at the worst moment, gradients of parameters counted as they come
     input_shape: tuple[int, ...]  # of the largest input
+    largest_layer: int = 0  # elements of the layer with most, of those that FSDP gathers one by one
+    outside_layers: int = 0  # elements that FSDP gathers for the whole pass
 
     @property
     def input_size(self) -> str:
@@ -74,6 +77,8 @@ def dry_run(model: nn.Module, task: Task, batch: Batch, layout: Layout) -> DryRu
     finally:
         torch.set_rng_state(rng_state)
         _empty_caches(model)
+    layers = [] if layout.fsdp is None else layers_to_shard(model, layout.fsdp)
+    in_layers = {parameter: parameter.numel() for layer in layers for parameter in layer.parameters()}
     trained = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
     return DryRun(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -83,6 +88,8 @@ def dry_run(model: nn.Module, task: Task, batch: Batch, layout: Layout) -> DryRu
         activations=counter.most_activations,
         with_gradients=counter.most + sum(4 * parameter.numel() for parameter in kept),
         input_shape=max((tuple(x.shape) for x in batch.inputs.values()), key=lambda shape: (np.prod(shape), shape)),
+        largest_layer=max((sum(p.numel() for p in layer.parameters()) for layer in layers), default=0),
+        outside_layers=sum(parameter.numel() for parameter in model.parameters()) - sum(in_layers.values()),
     )
 
 

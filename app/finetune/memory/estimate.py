@@ -22,7 +22,7 @@ class Estimate:
     gradients: int
     optimizer: int
     activations: int
-    exchange: int  # communication buffers, copies for the update, weights gathered by ZeRO-3
+    exchange: int  # communication buffers, copies for the update, weights gathered by ZeRO-3 and FSDP
     peak: int
     host: int  # host memory that offload needs; 0 without
 
@@ -39,6 +39,8 @@ def estimate(dry_run: DryRun, layout: Layout) -> Estimate:
     `stage3_max_live_parameters` gathered weights (1e9 unless the file says otherwise), so that a smaller model is whole on
     every GPU while it computes.
     """
+    if layout.fsdp is not None:
+        return _sharded(dry_run, layout)
     return _replicated(dry_run, layout) if layout.stage == 0 else _partitioned(dry_run, layout)
 
 
@@ -51,6 +53,26 @@ def _replicated(run: DryRun, layout: Layout) -> Estimate:
     backward = run.with_gradients if together else run.activations + gradients + exchange
     peak = weights + optimizer + max(backward, gradients + exchange)
     return Estimate(weights, gradients, optimizer, run.activations, exchange, peak, 0)
+
+
+def _sharded(run: DryRun, layout: Layout) -> Estimate:
+    """FSDP2: fp32 shards; the gathered weights of what lies outside of layers and of two layers, the second one being fetched
+    into a buffer first; and a layer's gradients, in the precision of the gathered weights and copied to fp32 to be summed."""
+    size, alone = 2 if layout.autocast else 4, layout.world_size == 1
+    own = -(-run.trainable // layout.world_size)
+    weights = 4 * -(-run.parameters // layout.world_size) + run.buffers
+    gradients, optimizer = 4 * own, 8 * own
+    live = run.outside_layers + 3 * run.largest_layer if layout.fsdp.reshard_after_forward else run.parameters
+    gathered = 0 if alone and size == 4 else size * min(run.parameters, live)
+    largest = max(run.largest_layer, run.outside_layers)
+    exchange = gathered + (size + 4) * min(largest, run.trainable)
+    host = 0
+    if layout.offload_parameters:
+        host, weights, gradients, optimizer = weights - run.buffers + gradients + optimizer, run.buffers, 0, 0
+    # In the first micro-batch, gradients come while activations go.
+    backward = max(run.activations, gradients) if layout.accumulation == 1 else run.activations + gradients
+    peak = weights + optimizer + backward + exchange
+    return Estimate(weights, gradients, optimizer, run.activations, exchange, peak, host)
 
 
 def _partitioned(run: DryRun, layout: Layout) -> Estimate:

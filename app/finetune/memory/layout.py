@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from finetune.kernels.embeddings import keeps_gradients
-from finetune.launching import zero
+from finetune.launching import deepspeed_config
+from finetune.launching.fsdp_config import FsdpSettings
 from finetune.plan import BatchShape
 
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -31,16 +32,18 @@ class Layout:
     live_parameters: int = 0  # gathered parameters that ZeRO-3 keeps
     kernels: str = "auto"  # --kernels
     moments: float = 8.0  # bytes that the optimizer keeps of a trained parameter, on average
+    fsdp: FsdpSettings | None = None
 
     @property
     def keeps_embeddings(self) -> bool:
         """Whether gradients of large embeddings are kept from step to step (`finetune.kernels.embeddings`)."""
-        return keeps_gradients(kernels=self.kernels, on_gpu=self.on_gpu, wrapped=self.wrapped, zero_stage=self.stage)
+        wrapped = self.wrapped or self.fsdp is not None
+        return keeps_gradients(kernels=self.kernels, on_gpu=self.on_gpu, wrapped=wrapped, zero_stage=self.stage)
 
     @property
     def own_precision(self) -> torch.dtype | None:
-        """The half precision that DeepSpeed keeps weights and gradients in; None where they are fp32."""
-        return HALF.get(self.precision) if self.stage else None
+        """The half precision in which DeepSpeed keeps weights and gradients, and FSDP gathers weights; None for fp32."""
+        return HALF.get(self.precision) if self.stage or self.fsdp is not None else None
 
     @property
     def autocast(self) -> torch.dtype | None:
@@ -53,13 +56,21 @@ def layout_of(launch: Any, batch: BatchShape, kernels: str = "auto", moments: fl
     wrapped = launch.world_size > 1 or launch.launcher in ("torchrun", "deepspeed")
     on_gpu = not launch.use_cpu
     plain = Layout(launch.world_size, launch.precision, on_gpu, batch.accumulation, wrapped, kernels=kernels, moments=moments)
+    if launch.fsdp is not None:
+        return with_fsdp(plain, launch.fsdp)
     return plain if launch.deepspeed_config is None else with_zero(plain, launch.deepspeed_config)
+
+
+def with_fsdp(layout: Layout, settings: FsdpSettings) -> Layout:
+    """The layout under FSDP2."""
+    offloads = settings.offload_params
+    return replace(layout, fsdp=settings, offload_optimizer=offloads, offload_parameters=offloads)
 
 
 def with_zero(layout: Layout, config: dict[str, Any]) -> Layout:
     """The layout under a DeepSpeed configuration; missing values are DeepSpeed 0.19's defaults."""
     section = config["zero_optimization"]
-    stage = zero.stage_of(config)
+    stage = deepspeed_config.stage_of(config)
     bucket = section.get("reduce_bucket_size", 500_000_000)
     overlaps = section.get("overlap_comm", stage == 3)
     return replace(
@@ -67,7 +78,7 @@ def with_zero(layout: Layout, config: dict[str, Any]) -> Layout:
         stage=stage,
         offload_optimizer=_leaves_the_gpu(section, "offload_optimizer"),
         offload_parameters=stage == 3 and _leaves_the_gpu(section, "offload_param"),
-        bucket=zero.BUCKETS["reduce_bucket_size"] if bucket == "auto" else int(bucket),
+        bucket=deepspeed_config.BUCKETS["reduce_bucket_size"] if bucket == "auto" else int(bucket),
         buckets=2 if overlaps and stage < 3 else 1,
         live_parameters=int(section.get("stage3_max_live_parameters", 1_000_000_000)),
     )

@@ -117,13 +117,13 @@ def _pictures(folder: Path) -> list[str]:
 
 def _facts(run: dict[str, Any], values: dict[str, Any]) -> list[str]:
     plan, arguments = run["plan"], run["arguments"]
-    zero = f", ZeRO-{run['zero_stage']}" if run["zero_stage"] else ""
+    sharded = f", ZeRO-{run['zero_stage']}" if run["zero_stage"] else ", FSDP2" if run.get("fsdp") else ""
     return [
         f"- {plan['num_rows']} training rows, {values.get('train_steps')} optimizer steps of "
         f"{plan['batch']['global_batch_size']} rows, best at step {values.get('best_step')}",
         f"- learning rate {plan['learning_rate']:g} ({plan['lr_scheduler_type']}, {plan['warmup_steps']} warm-up steps), "
         f"weight decay {arguments['weight_decay']:g}, clipping {arguments['max_grad_norm']:g}, seed {arguments['seed']}",
-        f"- {run['world_size']} process(es) on {run['device']}, {run['launcher']}{zero}, "
+        f"- {run['world_size']} process(es) on {run['device']}, {run['launcher']}{sharded}, "
         f"mixed precision {run['mixed_precision']}",
         "- " + ", ".join(f"{name} {version}" for name, version in run["versions"].items() if version),
     ]

@@ -4,8 +4,8 @@ The loss is a sum and its mean is taken over the global batch, so that a step in
 dropout draws another sample, as it does on another number of processes. The step begins again with an empty gradient.
 
 It does so where the other processes need not know of it: in one process, and under DDP up to the backward pass that exchanges
-gradients. It does not in that pass, under DeepSpeed, which exchanges in every pass, with batch norm, whose statistics are those
-of a micro-batch, and for a single row.
+gradients. It does not in that pass, under DeepSpeed and FSDP, which exchange in every pass, with batch norm, whose statistics
+are those of a micro-batch, and for a single row.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Splitting:
     def cut_further(self, run: Run, model: Any, batches: list[Batch], error: Exception) -> bool:
         """Halves the parts after `error`, if it is one of memory and the step can begin again; else returns False."""
         most_rows = max(math.ceil(len(batch.rows) / 2**self.halvings) for batch in batches)
-        alone = run.launch.world_size == 1 and run.deepspeed_config is None
+        alone = run.launch.world_size == 1 and run.deepspeed_config is None and run.fsdp is None
         local = (alone or isinstance(model, DistributedDataParallel)) and not self.exchanges
         divisible = most_rows > 1 and self.halvings < MOST_HALVINGS and not any(map(has_statistics, model.modules()))
         if not (is_out_of_memory(error) and local and divisible):

@@ -1,8 +1,8 @@
 """One optimizer step, the same under every launch.
 
 The loss summed over a micro-batch is multiplied by (accumulation x processes / targets in the whole global batch). Accelerate
-or DeepSpeed divides by the accumulation, DDP or ZeRO by the processes, and what is left is the gradient of the mean over the
-global batch, the incomplete last batch of an epoch included.
+or DeepSpeed divides by the accumulation, DDP, ZeRO or FSDP by the processes, and what is left is the gradient of the mean over
+the global batch, the incomplete last batch of an epoch included.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from finetune.kernels.row_lengths import row_lengths
-from finetune.launching import heartbeat, zero
+from finetune.launching import deepspeed_state, fsdp_state, heartbeat
 from finetune.launching.processes import Run
 from finetune.reports.profiling import part
 from finetune.task import Batch, Task
@@ -60,7 +60,11 @@ def train_step(
         reseed()
     heartbeat.progress()
     with part("optimizer"):
-        norm = zero.grad_norm(model) if run.deepspeed_config is not None else _clip(run, model, max_grad_norm or math.inf)
+        norm = (
+            deepspeed_state.grad_norm(model)
+            if run.deepspeed_config is not None
+            else _clip(run, model, max_grad_norm or math.inf)
+        )
         optimizer.step()
         optimizer.zero_grad()
     return loss / targets, norm
@@ -93,9 +97,9 @@ def _clip(run: Run, model: Any, max_norm: float) -> torch.Tensor:
     """`Accelerator.clip_grad_norm_`, which multiplies every gradient by 1 where the norm is not above `max_norm`: a GPU is not
     asked for it. On a CPU nothing waits for the answer, and another pass over the gradients can be spared."""
     if run.device.type not in READY:
-        return run.accelerator.clip_grad_norm_(model.parameters(), max_norm)
+        return fsdp_state.full(run.accelerator.clip_grad_norm_(model.parameters(), max_norm))
     parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
-    norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters])
+    norm = fsdp_state.full(torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters]))
     if not norm <= max_norm:  # nor where it is no number
         torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
     return norm

@@ -18,7 +18,7 @@ from finetune.checkpoints import shards
 from finetune.checkpoints.checkpoint import TrainState, damage, find, is_sharded, list_checkpoints, load_state, tidy
 from finetune.checkpoints.saving import CheckpointTarget, save, wait
 from finetune.errors import InputError, TrainingError
-from finetune.launching import zero
+from finetune.launching import deepspeed_state
 from finetune.launching.launch import Machine
 from finetune.output import run_folder, writer_thread
 from finetune.output.writer_thread import Background
@@ -335,9 +335,9 @@ def test_they_are_refused_before_anything_is_read(world_size, local, given, expe
 
 @pytest.mark.slow
 def test_deepspeed_itself_gets_everything_back(tmp_path):
-    """ZeRO-1, 2, 3 and 3 with weights left whole, in fp32 and bf16, and other optimizers, on two processes: see zero_job.py."""
+    """ZeRO-1, 2, 3 and 3 with weights left whole, fp32 and bf16, other optimizers, on two processes: see deepspeed_job.py."""
     launchers.hide_gpus(tmp_path)
-    script = Path(__file__).parents[2] / "zero_job.py"
+    script = Path(__file__).parents[2] / "deepspeed_job.py"
     finished = launchers.run([*launchers.torchrun(2), str(script), str(tmp_path)], tmp_path).check()
     assert finished.out.count("restored") == 13, finished.out
 
@@ -354,5 +354,5 @@ def test_a_folder_that_others_have_filled_takes_its_place(tmp_path):
 
 def test_the_stand_in_is_like_deepspeeds():
     """Or the tests above show nothing."""
-    (group,) = zero.layout(engine_of(1))
+    (group,) = deepspeed_state.layout(engine_of(1))
     assert group == {"numel": 4, "parameters": [["0.weight", [2, 3], 0], ["0.bias", [2], 6]]}

@@ -11,7 +11,8 @@ from accelerate.utils.launch import (
 )
 
 from finetune.errors import InputError
-from finetune.launching import launch, zero
+from finetune.launching import deepspeed_config, launch
+from finetune.launching.fsdp_config import FsdpSettings
 from finetune.launching.launch import Machine, describe_launch
 from finetune.plan import BatchShape
 
@@ -19,6 +20,7 @@ MEETING = {"MASTER_ADDR": "alpha", "MASTER_PORT": "1234"}
 RANKS = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", **MEETING}
 TORCHRUN = {**RANKS, "TORCHELASTIC_RUN_ID": "none"}
 ACCELERATE = {**TORCHRUN, "ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_USE_CPU": "true"}
+FSDP = {**TORCHRUN, "ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
 DEEPSPEED = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_SIZE": "2", "CROSS_RANK": "1", **MEETING}
 
 
@@ -138,7 +140,13 @@ def test_precision_beside_a_deepspeed_file(machine, arguments, ds_file, sections
         ({**ACCELERATE, "ACCELERATE_MIXED_PRECISION": "fp8"}, 0, {}, "mixed_precision fp8; no, fp16 and bf16"),
         ({**ACCELERATE, "ACCELERATE_MIXED_PRECISION": "bf16"}, 0, {"mixed_precision": "no"}, "keep one"),
         ({**ACCELERATE, "ACCELERATE_DYNAMO_BACKEND": "eager"}, 2, {}, "leave dynamo_config out and give --torch_compile"),
-        ({**ACCELERATE, "ACCELERATE_USE_FSDP": "true"}, 2, {}, "asks for FSDP (ACCELERATE_USE_FSDP), which is not supported"),
+        ({**ACCELERATE, "ACCELERATE_USE_FSDP": "true"}, 2, {}, "fsdp_version is 1; write fsdp_version: 2 (see accelerate_c"),
+        ({**FSDP, "ACCELERATE_MIXED_PRECISION": "fp16"}, 2, {}, "fp16 is not supported under FSDP; use bf16, or ZeRO"),
+        ({**FSDP, "FSDP_RESHARD_AFTER_FORWARD": "no_shard"}, 2, {}, "fsdp_reshard_after_forward is no_shard, expected true or"),
+        ({**FSDP, "FSDP_AUTO_WRAP_POLICY": "x"}, 2, {}, "fsdp_auto_wrap_policy is X, expected TRANSFORMER_BASED_WRAP, SIZE"),
+        ({**FSDP, "FSDP_MIN_NUM_PARAMS": "1e8"}, 2, {}, "fsdp_min_num_params is '1e8', expected a whole number"),
+        ({**FSDP, "FSDP_IGNORED_MODULES": "a.*"}, 2, {}, "fsdp_ignored_modules is not supported; leave it out"),
+        (FSDP, 2, {"deepspeed": "ds_configs/zero3.json"}, "zero3.json but the accelerate config asks for FSDP; keep one"),
         ({**ACCELERATE, "ACCELERATE_USE_MEGATRON_LM": "true"}, 2, {}, "asks for Megatron-LM"),
         ({}, 0, {"ddp_backend": "nccl"}, "--ddp_backend nccl needs GPUs"),
         (TORCHRUN, 1, {}, "2 processes on this machine but 1 GPU(s)"),
@@ -217,7 +225,7 @@ def variables_of(name):
         made = prepare_multi_gpu_env(given)
     else:
         made = prepare_simple_launcher_cmd_env(given)[1]
-    return {key: value for key, value in made.items() if key.startswith(("ACCELERATE_", "MASTER_"))} | (
+    return {key: value for key, value in made.items() if key.startswith(("ACCELERATE_", "FSDP_", "MASTER_"))} | (
         {} if given.num_processes == 1 or given.use_cpu else TORCHRUN
     )
 
@@ -234,6 +242,7 @@ def variables_of(name):
         ("zero_file", "cuda", {"zero_stage": 2, "deepspeed_file": "ds_configs/zero2.json"}),
         ("zero2", "cuda", {"zero_stage": 2, "precision": "bf16", "deepspeed_file": launch.INLINE}),
         ("zero3_offload", "cuda", {"zero_stage": 3, "precision": "no"}),
+        ("fsdp2", "cuda", {"fsdp": FsdpSettings(cpu_ram_efficient_loading=True), "gathers_weights": True, "zero_stage": 0}),
     ],
 )
 def test_what_the_wizard_writes_is_honoured(machine, arguments, name, kind, expected):
@@ -254,7 +263,7 @@ def test_what_the_wizard_writes_is_honoured(machine, arguments, name, kind, expe
             "gpus_dynamo_modes",
             "dynamo_backend inductor, dynamo_mode max-autotune, dynamo_use_fullgraph false; only inductor in",
         ),
-        ("fsdp", "asks for FSDP (ACCELERATE_USE_FSDP), which is not supported"),
+        ("fsdp1", "fsdp_config of the accelerate config: fsdp_version is 1; write fsdp_version: 2 (see accelerate_configs/"),
         ("megatron", "asks for Megatron-LM"),
         ("zero0", "deepspeed_config of the accelerate config: zero_stage is 0, expected 1, 2 or 3"),
         ("zero3_nvme", "offloading to nvme needs a file"),
@@ -266,17 +275,35 @@ def test_what_the_wizard_writes_is_refused_with_a_reason(machine, arguments, nam
     assert message in problem
 
 
+def test_every_setting_of_fsdp_is_in_force(machine, arguments):
+    changed = {
+        "FSDP_RESHARD_AFTER_FORWARD": "false",
+        "FSDP_OFFLOAD_PARAMS": "true",
+        "FSDP_AUTO_WRAP_POLICY": "SIZE_BASED_WRAP",
+        "FSDP_MIN_NUM_PARAMS": "2000",
+        "FSDP_TRANSFORMER_CLS_TO_WRAP": "BertLayer, BertEmbeddings",
+        "FSDP_ACTIVATION_CHECKPOINTING": "true",
+    }
+    machine(variables_of("fsdp2") | changed, 2)
+    found = describe_launch(arguments())
+    layers = ("BertLayer", "BertEmbeddings")
+    assert found.fsdp == FsdpSettings(False, True, "SIZE_BASED_WRAP", layers, 2000, True, True)
+    assert found.recomputes_activations
+    machine(variables_of("fsdp2") | changed, 2, kind="xpu")
+    assert "fsdp_offload_params is not supported on xpu" in problems(arguments())[0]
+
+
 def test_settings_of_deepspeed_in_the_accelerate_config_are_those_of_a_file(machine, arguments):
     machine(variables_of("zero3_offload"), 2)
     found = describe_launch(arguments())
-    shipped = zero.read_config("ds_configs/zero3_offload.json", search=(launch.REPOSITORY,))
+    shipped = deepspeed_config.read_config("ds_configs/zero3_offload.json", search=(launch.REPOSITORY,))
     for part in ("offload_optimizer", "offload_param"):
         assert found.deepspeed_config["zero_optimization"][part]["device"] == "cpu"
         assert shipped["zero_optimization"][part]["device"] == "cpu"
     given = (found.deepspeed_config, found.deepspeed_file)
-    assert zero.complete_config(*given, BatchShape(32, 4, 2, 4), 1.0, "no")["gradient_accumulation_steps"] == 4
+    assert deepspeed_config.complete_config(*given, BatchShape(32, 4, 2, 4), 1.0, "no")["gradient_accumulation_steps"] == 4
     with pytest.raises(InputError, match="gradient_accumulation_steps is 4 but the run's is 2"):
-        zero.complete_config(*given, BatchShape(32, 4, 4, 2), 1.0, "no")
+        deepspeed_config.complete_config(*given, BatchShape(32, 4, 4, 2), 1.0, "no")
     machine(variables_of("zero2") | {"ACCELERATE_GRADIENT_CLIPPING": "0.5", "ACCELERATE_MIXED_PRECISION": "fp16"}, 2)
     assert [problem.partition(":")[0] for problem in problems(arguments(mixed_precision="bf16"))] == [
         "--mixed_precision bf16 but the accelerate config says fp16; keep one", launch.INLINE,
@@ -309,7 +336,7 @@ COMMON = {
 def test_sections_of_a_deepspeed_file_that_leave_everything_to_the_run(machine, arguments, ds_file):
     machine(TORCHRUN)
     found = describe_launch(arguments(deepspeed=ds_file(**COMMON)))
-    full = zero.complete_config(found.deepspeed_config, "ds.json", BatchShape(8, 4, 2, 1), 1.0, "no")
+    full = deepspeed_config.complete_config(found.deepspeed_config, "ds.json", BatchShape(8, 4, 2, 1), 1.0, "no")
     assert not full.keys() & COMMON.keys()
     lamb = {"optimizer": {"type": "Lamb", "params": {"lr": "auto"}}}
     fixed = {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 5}}}

@@ -9,9 +9,10 @@ from text_tasks import classification
 
 import finetune.kernels.dropout.attention
 from finetune.kernels import embeddings
+from finetune.launching.fsdp_config import FsdpSettings
 from finetune.memory.dry_run import DryRun, dry_run
 from finetune.memory.estimate import GIB, OUTSIDE_TENSORS, estimate, memory_lines, needed
-from finetune.memory.layout import Layout, layout_of, with_zero
+from finetune.memory.layout import Layout, layout_of, with_fsdp, with_zero
 from finetune.plan import BatchShape
 from finetune.training.optimizer import build_optimizer
 from finetune.training.step import train_step
@@ -94,6 +95,15 @@ MEASURED = {
     ("zero3_offload", "no", 1): 20.35,
     ("zero3_offload", "bf16", 1): 13.51,
 }
+# FSDP2, torch 2.13, two processes and the same model: with weights gathered again in the backward pass, and kept.
+MEASURED_FSDP = {
+    ("no", 1, True): 12.98,
+    ("bf16", 1, True): 11.63,
+    ("no", 2, True): 14.47,
+    ("bf16", 2, True): 13.14,
+    ("no", 1, False): 13.37,
+    ("bf16", 1, False): 11.39,
+}
 # Four processes, 1 x 47 tokens a pass.
 MEASURED_ON_4 = {
     ("ddp", "no"): 17.32, ("zero1", "no"): 12.11, ("zero1", "bf16"): 7.56, ("zero2", "no"): 11.62, ("zero2", "bf16"): 7.54,
@@ -104,7 +114,9 @@ MEASURED_ON_4 = {
 def bytes_per_parameter(root, name, precision, processes, accumulation, rows):
     numbers = 3_329_542
     layout = Layout(processes, precision, False, accumulation, True)
-    if name != "ddp":
+    if name.startswith("fsdp"):
+        layout = with_fsdp(layout, FsdpSettings(reshard_after_forward=name == "fsdp"))
+    elif name != "ddp":
         config = json.loads((root / "ds_configs" / f"{name}.json").read_text())
         config["zero_optimization"]["reduce_bucket_size"] = 200_000
         layout = with_zero(layout, config)
@@ -122,6 +134,13 @@ def bytes_per_parameter(root, name, precision, processes, accumulation, rows):
 def test_launches_measured_on_two_processes(request, name, precision, accumulation):
     found = bytes_per_parameter(request.config.rootpath, name, precision, 2, accumulation, 2 // accumulation)
     assert found == pytest.approx(MEASURED[name, precision, accumulation], rel=0.1)
+
+
+@pytest.mark.parametrize(("precision", "accumulation", "reshards"), MEASURED_FSDP)
+def test_fsdp_measured_on_two_processes(request, precision, accumulation, reshards):
+    name = "fsdp" if reshards else "fsdp_keeps"
+    found = bytes_per_parameter(request.config.rootpath, name, precision, 2, accumulation, 2 // accumulation)
+    assert found == pytest.approx(MEASURED_FSDP[precision, accumulation, reshards], rel=0.13)
 
 
 @pytest.mark.parametrize(("name", "precision"), MEASURED_ON_4)

@@ -3,6 +3,7 @@ from types import SimpleNamespace
 
 import torch
 
+from finetune.launching.fsdp_config import FsdpSettings
 from finetune.memory.layout import Layout, layout_of, with_zero
 from finetune.plan import BatchShape
 
@@ -22,7 +23,11 @@ def test_what_a_deepspeed_file_says(request):
 
 
 def test_the_layout_of_a_launch():
-    launch = SimpleNamespace(world_size=1, precision="no", use_cpu=True, launcher="torchrun", deepspeed_config=None)
+    launch = SimpleNamespace(world_size=1, precision="no", use_cpu=True, launcher="torchrun", deepspeed_config=None, fsdp=None)
     assert layout_of(launch, BatchShape(8, 1, 4, 2)) == Layout(1, "no", False, 2, wrapped=True)
     launch.launcher = "python"
     assert not layout_of(launch, BatchShape(8, 1, 4, 2)).wrapped
+    launch.fsdp, launch.precision = FsdpSettings(offload_params=True), "bf16"
+    found = layout_of(launch, BatchShape(8, 1, 4, 2))
+    assert (found.offload_parameters, found.offload_optimizer, found.keeps_embeddings) == (True, True, False)
+    assert found.own_precision == found.autocast == torch.bfloat16  # gathered in it, and computed as under DDP

@@ -1,12 +1,10 @@
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import torch
 
 from finetune.errors import InputError
-from finetune.launching import zero
+from finetune.launching import deepspeed_config
 from finetune.plan import derive_batch
 
 SHIPPED = sorted((Path(__file__).parents[3] / "ds_configs").glob("*.json"))
@@ -22,15 +20,15 @@ def autos(value):
 
 
 def complete(config, batch=BATCH, norm=1.0, precision="no"):
-    return zero.complete_config(config, "ds.json", batch, norm, precision)
+    return deepspeed_config.complete_config(config, "ds.json", batch, norm, precision)
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 @pytest.mark.parametrize("precision", ["no", "fp16", "bf16"])
 def test_shipped_files_can_be_run(path, precision):
-    config = zero.read_config(str(path))
-    assert zero.problems(config, path.name, 0.3, precision) == []
-    assert zero.declared_precision(config) is None
+    config = deepspeed_config.read_config(str(path))
+    assert deepspeed_config.problems(config, path.name, 0.3, precision) == []
+    assert deepspeed_config.declared_precision(config) is None
     full = complete(config, norm=0.3, precision=precision)
     assert autos(config) > 5
     assert autos(full) == 0
@@ -39,12 +37,12 @@ def test_shipped_files_can_be_run(path, precision):
         "bf16": precision == "bf16",
     }
     assert full["gradient_clipping"] == 0.3
-    assert full["zero_optimization"]["stage"] == zero.stage_of(config) == int(path.stem[4])
+    assert full["zero_optimization"]["stage"] == deepspeed_config.stage_of(config) == int(path.stem[4])
 
 
 def test_shipped_files_are_all_there():
     assert [path.stem for path in SHIPPED] == ["zero1", "zero2", "zero2_offload", "zero3", "zero3_offload"]
-    assert all(json.loads(path.read_text()).keys().isdisjoint(zero.OWNED_BY_ARGUMENTS) for path in SHIPPED)
+    assert all(json.loads(path.read_text()).keys().isdisjoint(deepspeed_config.OWNED_BY_ARGUMENTS) for path in SHIPPED)
 
 
 def test_batch_numbers_are_filled_in():
@@ -95,7 +93,7 @@ def test_every_contradiction_and_every_auto_is_named():
     ],
 )
 def test_what_cannot_be_run(changes, message):
-    found = zero.problems({**PLAIN, **changes}, "ds.json", 1.0, "bf16")
+    found = deepspeed_config.problems({**PLAIN, **changes}, "ds.json", 1.0, "bf16")
     assert any(message in problem for problem in found)
     assert all(problem.startswith("ds.json: ") for problem in found)
 
@@ -106,7 +104,7 @@ def test_what_cannot_be_run(changes, message):
 )
 def test_precision_that_a_file_declares(fp16, bf16, precision):
     sections = {kind: {"enabled": value} for kind, value in (("fp16", fp16), ("bf16", bf16)) if value is not None}
-    assert zero.declared_precision({**PLAIN, **sections}) == precision
+    assert deepspeed_config.declared_precision({**PLAIN, **sections}) == precision
 
 
 def test_a_relative_path_is_looked_for_in_both_places(tmp_path, monkeypatch):
@@ -114,11 +112,11 @@ def test_a_relative_path_is_looked_for_in_both_places(tmp_path, monkeypatch):
     (tmp_path / "there").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     (tmp_path / "there" / "a.json").write_text('{"a": 1}')
-    assert zero.read_config("a.json", (tmp_path / "there",)) == {"a": 1}
+    assert deepspeed_config.read_config("a.json", (tmp_path / "there",)) == {"a": 1}
     (tmp_path / "here" / "a.json").write_text('{"a": 2}')
-    assert zero.read_config("a.json", (tmp_path / "there",)) == {"a": 2}
+    assert deepspeed_config.read_config("a.json", (tmp_path / "there",)) == {"a": 2}
     with pytest.raises(InputError, match=r"b\.json does not exist .*ds_configs/"):
-        zero.read_config("b.json", (tmp_path / "there",))
+        deepspeed_config.read_config("b.json", (tmp_path / "there",))
 
 
 @pytest.mark.parametrize(
@@ -135,16 +133,6 @@ def test_a_file_that_cannot_be_read(tmp_path, content, message):
     path = tmp_path / "ds.json"
     path.write_bytes(content)
     with pytest.raises(InputError) as caught:
-        zero.read_config(str(path))
+        deepspeed_config.read_config(str(path))
     assert message in str(caught.value)
     assert str(path) in str(caught.value)
-
-
-def test_numbers_of_a_loss_scaler_go_out_and_back():
-    scaler = SimpleNamespace(dynamic=True, cur_scale=4.0, cur_iter=3, dtype=torch.float16)
-    engine = SimpleNamespace(optimizer=SimpleNamespace(loss_scaler=scaler))
-    numbers = json.loads(json.dumps(zero.loss_scale(engine)))
-    scaler.cur_scale, scaler.cur_iter = 65536.0, 0
-    zero.restore_loss_scale(engine, numbers)
-    assert (scaler.cur_scale, scaler.cur_iter, scaler.dtype) == (4.0, 3, torch.float16)
-    assert zero.loss_scale(SimpleNamespace(optimizer=SimpleNamespace())) is None

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from finetune.checkpoints import shards
-from finetune.launching import zero
+from finetune.launching import deepspeed_config, deepspeed_state
 from finetune.output.files import write_json
 from finetune.plan import derive_batch
 
@@ -70,7 +70,7 @@ def begin(
     matrices, vectors = [p for p in trained if p.ndim > 1], [p for p in trained if p.ndim == 1]
     groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0}]
     config = {"zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": whole}}
-    full = zero.complete_config(config, "ds.json", derive_batch(2, 8), 1.0, precision)
+    full = deepspeed_config.complete_config(config, "ds.json", derive_batch(2, 8), 1.0, precision)
     engine, *_ = deepspeed.initialize(model=model, optimizer=OPTIMIZERS[optimizer](groups, lr=1e-2), config=full)
     return engine
 
@@ -103,8 +103,8 @@ def check(folder: Path, stage: int, whole: int, precision: str, optimizer: str) 
     engine = begin(0, stage, whole, precision, optimizer)
     for number in range(updates):
         step(engine, number)
-    parts, module = zero.partition(engine, updates), computed_with(engine)
-    weights, moments = zero.full_parameters(engine, True), zero.full_moments(engine, True)
+    parts, module = deepspeed_state.partition(engine, updates), computed_with(engine)
+    weights, moments = deepspeed_state.full_parameters(engine, True), deepspeed_state.full_moments(engine, True)
     same({name: tensor.to(module[name].dtype) for name, tensor in weights.items()}, {n: module[n] for n in weights}, "full")
     if rank == 0:
         folder.mkdir()
@@ -116,29 +116,29 @@ def check(folder: Path, stage: int, whole: int, precision: str, optimizer: str) 
     torch.distributed.barrier()
     for number in (7, 8):
         step(engine, number)
-    end = zero.partition(engine, updates + 2)
+    end = deepspeed_state.partition(engine, updates + 2)
     engine.destroy()
 
     other = begin(1, stage, whole, precision, optimizer)
     step(other, 0, rate=0.0)
     shards.restore(folder, launch, other, updates)
-    same(zero.partition(other, updates), parts, "state from shards")
+    same(deepspeed_state.partition(other, updates), parts, "state from shards")
     same(computed_with(other), module, "weights from shards")
     for number in (7, 8):
         step(other, number)
-    same(zero.partition(other, updates + 2), end, "steps from shards")
+    same(deepspeed_state.partition(other, updates + 2), end, "steps from shards")
     other.destroy()
 
     # As from a full checkpoint: the weights before the model is handed over, moments and master weights behind it.
     other = begin(1, stage, whole, precision, optimizer, {**module, **weights})
     step(other, 0, rate=0.0)
-    zero.restore_moments(other, moments, updates)
-    zero.restore_weights(other, weights)
+    deepspeed_state.restore_moments(other, moments, updates)
+    deepspeed_state.restore_weights(other, weights)
     for name, buffer in other.module.named_buffers():
         buffer.copy_(module[name])  # each process has its own, and the first step has moved them
     # Not the parts: what fills them up where the elements do not divide by two is of no account.
-    same(zero.full_parameters(other, True), weights, "whole state")
-    for key, tensors in zero.full_moments(other, True).items():
+    same(deepspeed_state.full_parameters(other, True), weights, "whole state")
+    for key, tensors in deepspeed_state.full_moments(other, True).items():
         same(tensors, moments[key], key)
     same(computed_with(other), module, "whole weights")
     other.destroy()
@@ -148,7 +148,7 @@ def check(folder: Path, stage: int, whole: int, precision: str, optimizer: str) 
 
 
 if __name__ == "__main__":
-    zero.skip_shared_memory_operator()
+    deepspeed_config.skip_shared_memory_operator()
     deepspeed.init_distributed("gloo")
     for number, cell in enumerate(CELLS):
         check(Path(sys.argv[1]) / f"cell_{number}", *cell)
