@@ -24,6 +24,7 @@ class Process:
     """As far as checkpoints need it, a `Run` under ZeRO."""
 
     deepspeed_config = {"zero_optimization": {"stage": 2}}  # noqa: RUF012 - of a stand-in
+    fsdp = None
 
     def __init__(self, launch, together):
         self.launch, self.together, self.is_main = launch, together, launch.rank == 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import launchers
 import numpy as np
@@ -93,7 +94,7 @@ def test_a_model_without_layers_to_compute_again(model):
 def test_inputs_take_the_precision_of_the_weights_and_labels_keep_theirs():
     """ZeRO keeps weights in half precision and casts nothing."""
     task, batch, model = make_task("cnn")
-    cast = batch.to(torch.device("cpu"), input_dtype(model.bfloat16()))
+    cast = batch.to(torch.device("cpu"), input_dtype(SimpleNamespace(fsdp=None), model.bfloat16()))
     assert (cast.inputs["x"].dtype, cast.labels.dtype, cast.rows.dtype) == (torch.bfloat16, torch.float32, torch.int64)
     loss = task.loss_sum(model, cast)
     assert loss.dtype == torch.float32

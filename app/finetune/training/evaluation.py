@@ -38,7 +38,7 @@ def predict(
     row is missing or came twice.
     """
     started = time.perf_counter()
-    was_training, dtype = model.training, input_dtype(model)
+    was_training, dtype = model.training, input_dtype(run, model)
     model.eval()
     numbers: list[torch.Tensor] = []
     arrays: list[dict[str, torch.Tensor]] = []

@@ -45,7 +45,7 @@ def train_step(
     that do not fit into memory; `reseed` is called before the step begins again.
     """
     accelerator, splitting = run.accelerator, splitting or Splitting()
-    dtype = input_dtype(model)
+    dtype = input_dtype(run, model)
     batches = [batch.to(run.device, dtype) for batch in micro_batches]
     targets = run.sum(torch.stack([task.num_targets(batch) for batch in batches]).sum()).clamp(min=1)
     scale = weight * accelerator.gradient_accumulation_steps * run.launch.world_size / targets
@@ -105,8 +105,11 @@ def _clip(run: Run, model: Any, max_norm: float) -> torch.Tensor:
     return norm
 
 
-def input_dtype(model: torch.nn.Module) -> torch.dtype | None:
-    """The precision in which a model takes inputs: that of its weights, which DeepSpeed keeps in half precision."""
+def input_dtype(run: Run, model: torch.nn.Module) -> torch.dtype | None:
+    """The precision in which a model takes inputs: that of its weights, which DeepSpeed keeps in half precision. FSDP's are in
+    it only while they are gathered."""
+    if run.fsdp is not None:
+        return torch.float32
     return next((parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()), None)
 
 

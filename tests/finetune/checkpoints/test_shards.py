@@ -19,6 +19,7 @@ from finetune.checkpoints.checkpoint import TrainState, damage, find, is_sharded
 from finetune.checkpoints.saving import CheckpointTarget, save, wait
 from finetune.errors import InputError, TrainingError
 from finetune.launching import deepspeed_state
+from finetune.launching.fsdp_config import FsdpSettings
 from finetune.launching.launch import Machine
 from finetune.output import run_folder, writer_thread
 from finetune.output.writer_thread import Background
@@ -32,7 +33,7 @@ def target(folder, writer, limit=9):
     return CheckpointTarget(folder, RUN_FINGERPRINT, limit, writer, before_write=lambda: None, sharded=True)
 
 
-def launch_of(rank=0, world_size=2, local=None, stage=2, config=None):
+def launch_of(rank=0, world_size=2, local=None, stage=2, config=None, fsdp=None):
     return SimpleNamespace(
         rank=rank,
         world_size=world_size,
@@ -41,6 +42,7 @@ def launch_of(rank=0, world_size=2, local=None, stage=2, config=None):
         timeout_seconds=60,
         deepspeed_file="ds.json",
         deepspeed_config=config or {"zero_optimization": {"stage": stage}},
+        fsdp=fsdp,
     )
 
 
@@ -304,6 +306,7 @@ SWAPPED = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nv
         (launch_of(world_size=4, local=2), True, []),
         (launch_of(world_size=1), False, ["one process, or DDP, shares out nothing"]),
         (launch_of(stage=0), False, ["DDP, shares out nothing"]),
+        (launch_of(stage=0, fsdp=FsdpSettings()), False, ["shards are DeepSpeed's, not FSDP's; use DeepSpeed"]),
         (launch_of(world_size=4, local=2), False, ["add --shared_output_dir"]),
         (launch_of(stage=3, config=SWAPPED), False, ["ds.json keeps the optimizer or the weights on a disk (nvme)"]),
     ],
