@@ -123,9 +123,9 @@ class MultiLabelClassification(TextTask):
             if (weights := self.loss.pos_weight) is not None:
                 notes.append(f"positive targets weigh from {weights.min():.2f} to {weights.max():.2f} (--pos_weight)")
             note_labels({name: (tables[name].path, found) for name, found in ids.items() if name != "test"}, self.labels, notes)
+            if "validation" in ids and not len(ids["validation"].values):
+                self.default_metric = "loss"  # precision is undefined without a label
             if "validation" in ids and not arguments.metrics:
-                if not len(ids["validation"].values):
-                    self.default_metric = "loss"  # the others are undefined without a label
                 classifier.check_best_metric(self.best_metric, ids["validation"], len(self.labels))
         return ids
 

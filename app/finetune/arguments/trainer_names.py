@@ -120,9 +120,7 @@ TRAINER_NAMES: dict[str, TrainerName] = {
     "trackio_static_space_id": TRACKIO,
     # TrainingArguments: evaluation
     "eval_delay": only("0", "evaluations begin with the first that --eval_strategy makes due"),
-    "prediction_loss_only": only(
-        "false", "every evaluation computes all metrics; --eval_strategy no evaluates at the end alone"
-    ),
+    "prediction_loss_only": only("false", "evaluations compute all metrics; --eval_strategy no evaluates at the end alone"),
     "eval_on_start": only("false", "--do_eval alone evaluates the model that --model_name_or_path names"),
     "eval_do_concat_batches": only("true", "metrics see all validation rows at once"),
     "eval_use_gather_object": only("false", "predictions are gathered as arrays"),
