@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -287,18 +288,21 @@ def describe_run(launch: Launch, data: Any, plan: Plan, file: LaunchFile | None)
         f"launch         {file.name if file else launch.launcher}: {where}{machines}, {launch.backend}, {stage}",
         f"precision      {launch.precision if launch.precision != 'no' else 'fp32'}",
         *(line for line in lines if not line.startswith("note")),
-        *describe_tokens(data.splits["train"].lengths, plan),
+        *describe_tokens(data.splits["train"], plan),
         *idle,
         *(line for line in lines if line.startswith("note")),
         *(f"note           {note}" for note in data.notes),
     ]
 
 
-def describe_tokens(lengths: Any, plan: Plan) -> list[str]:
-    """`lengths`: tokens of each training row; None where rows have none."""
-    if lengths is None:
+def describe_tokens(train: Any, plan: Plan) -> list[str]:
+    """`train`: the split of that name."""
+    if train.lengths is None:
         return []
-    tokens, longest = int(lengths.sum()), int(lengths.max())
+    tokens, longest, mixture = int(train.lengths.sum()), int(train.lengths.max()), train.mixture
+    if mixture is not None:  # a source's share has about the mean length of its rows
+        means = np.bincount(mixture.source, train.lengths) / np.bincount(mixture.source)
+        tokens = round(float(means @ mixture.counts))
     total = plan.total_steps / plan.steps_per_epoch * tokens
     return [f"tokens         {tokens:,} per epoch without padding, about {total:,.0f} in the run; {longest} in the longest row"]
 

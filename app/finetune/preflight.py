@@ -100,7 +100,12 @@ def _compared(arguments: Any, launch: Launch) -> dict[str, Any]:
     alike = {"arguments": given | of_launch, "DeepSpeed file": launch.deepspeed_config or {}, "fsdp_config": fsdp}
     if launch.local_rank == 0:
         files = _paths(arguments, names_of(arguments, reads=True, per_machine=True))
-        contents = {f"--{name} ({Path(path).name})": _content(path) for name, path in files}
+        contents: dict[str, str] = {}
+        for name, path in files:
+            shown = f"--{name} ({Path(path).name})"
+            contents[shown] = "; ".join(
+                filter(None, [contents.get(shown), _content(path)])
+            )  # names may be equal in two folders
         alike |= {"files": contents, "code": code_version(), "libraries": library_versions()}
     return alike
 

@@ -131,6 +131,7 @@ def test_tables(tmp_path, kind, token_cache):
     order = np.concatenate([np.arange(0, 24, 2), np.arange(1, 24, 2)])
     np.testing.assert_array_equal(arrays(found), pixels()[0][order])
     assert list(found.classes) == ["dark"] * 12 + ["light"] * 12
+    assert found.declared == (tuple(CLASSES) if kind == "parquet" else ())
     some = found.take(np.array([20, 3]))
     np.testing.assert_array_equal(arrays(some), pixels()[0][order][[20, 3]])
     assert some.where(0) == found.where(20)

@@ -1,8 +1,13 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
+from classify import Arguments, MultiLabelClassification
 
+from finetune.arguments.parsing import Each
 from finetune.errors import InputError
+from finetune.plan import Modes
 from finetune.reading.columns import take
 from finetune.reading.stored_rows import Column
 from finetune.reading.tables import Source, Table
@@ -56,3 +61,24 @@ def test_a_file_that_gives_no_row_is_refused(mixed):
         mixture_of(mixed, (0.01, 1), [])
     with pytest.raises(InputError, match=r"b-1\.csv, with a weight of 1, .* \(0 of its rows are left"):
         mixture_of(take(mixed, np.arange(6)), (1, 1), [])
+
+
+def test_the_fingerprint_knows_the_rows_and_how_they_are_mixed_but_not_the_files(bert_folder, tmp_path):
+    rows = ["sort the values,x", "cut the text,y", "a b c,x|y", "return it,y"]
+    for name, part in {"whole": rows, "first": rows[:1], "rest-1": rows[1:3], "rest-2": rows[3:]}.items():
+        (tmp_path / f"{name}.csv").write_text("\n".join(["text,labels", *part]) + "\n")
+
+    def load(*names, **given):
+        files = Each(str(tmp_path / name) for name in names)
+        task = MultiLabelClassification(
+            Arguments(output_dir="a", model_name_or_path=str(bert_folder), train_file=files, **given)
+        )
+        return task.load(SimpleNamespace(device_type="cpu"), Modes(True, False, False))
+
+    whole, parts = load("whole.csv"), load("first.csv", "rest-*.csv")
+    assert whole.fingerprint == parts.fingerprint
+    mixed = [load("first.csv", "rest-*.csv", mixing_weights=weights) for weights in ((1, 1), (2, 2), (1, 3))]
+    assert [data.splits["train"].mixture.counts.tolist() for data in mixed] == [[2, 2], [2, 2], [1, 3]]
+    fingerprints = [data.fingerprint for data in (whole, *mixed)]
+    assert fingerprints[1] == fingerprints[2]
+    assert fingerprints[0] != fingerprints[1] != fingerprints[3]
