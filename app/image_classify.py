@@ -93,6 +93,9 @@ class ImageClassification(ImageTask):
             check_kind(arguments, self.config, MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, "classify pictures")
             check_weights(arguments)
             self.processor = load_processor(arguments, self.config, arguments.image_size)
+        self.smoothing = arguments.label_smoothing_factor
+        if not self.modes.train:  # scored as in its training
+            self.smoothing = getattr(self.config, "label_smoothing_factor", self.smoothing)
         self.own_labels = None if arguments.from_scratch else classifier.own_labels(self.config)
         self.labels = classifier.choose_labels(self.own_labels, found, self.config)
         if isinstance(self.config, SmallCNNConfig):
@@ -121,7 +124,7 @@ class ImageClassification(ImageTask):
             trained = arguments.model_name_or_path is not None and not arguments.from_scratch and not on_meta()
             model = load_small_cnn(arguments.model_name_or_path, config) if trained else SmallCNN(config)
         else:
-            classifier.configure(config, self.labels)
+            classifier.configure(config, self.labels, self.smoothing)
             model, _ = load_model_and_new_names(AutoModelForImageClassification, arguments, config)
             if self.own_labels is not None and self.own_labels != self.labels:
                 classifier.renew_head(model)
@@ -150,7 +153,7 @@ class ImageClassification(ImageTask):
         return SingleLabelMetric().compute(
             predictions=predictions["logits"],
             references=predictions["labels"],
-            label_smoothing=self.arguments.label_smoothing_factor,
+            label_smoothing=self.smoothing,
         )
 
     def as_references(self, predictions: Predictions, split: ImageSplit) -> tuple[Any, Any]:

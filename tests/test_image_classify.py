@@ -62,7 +62,8 @@ def test_the_small_cnn_from_mnist_files_to_predictions_and_a_card_that_runs(tmp_
     mnist = write_idx(tmp_path / "mnist", rows=64)
     write_idx(mnist, "t10k", rows=10, seed=1)
     data = {f"{split}_file": mnist for split in ("train", "validation", "test")}
-    ended = script("image_classify", arguments(tmp_path, do_train="true", do_predict="true", **data))
+    trained = {"do_train": "true", "do_predict": "true", "label_smoothing_factor": 0.1}
+    ended = script("image_classify", arguments(tmp_path, **trained, **data))
     assert (ended.code, ended.err) == (0, "")
     assert "64 training pictures, read as 16x16 grey levels" in ended.out
     run = tmp_path / "run"
@@ -91,6 +92,10 @@ def test_the_small_cnn_from_mnist_files_to_predictions_and_a_card_that_runs(tmp_
     assert (ended.code, ended.err) == (0, "")
     lines = [json.loads(line) for line in (tmp_path / "again" / "predictions.jsonl").read_text().splitlines()]
     assert [(line["id"], line["label"]) for line in lines] == [("001.png", "1"), ("003.png", "1")]
+    ended = script("image_classify", arguments(tmp_path, do_eval="true", validation_file=mnist, **given))
+    assert (ended.code, ended.err) == (0, "")
+    evaluated = json.loads((tmp_path / "again" / "metrics.json").read_text())
+    assert evaluated["eval_loss"] == pytest.approx(metrics["eval_loss"], rel=1e-5)  # label smoothing goes with the model
     ended = script(
         "image_classify", arguments(tmp_path, train_file=tmp_path / "files", model_name_or_path=run / "best", output_dir="x")
     )
@@ -104,12 +109,14 @@ def test_a_model_of_transformers_loads_in_a_pipeline(tmp_path, script):  # noqa:
     ConvNextImageProcessorPil(size={"shortest_edge": 32}, crop_pct=1.0).save_pretrained(new)
     data = write_folder(tmp_path / "data", rows=32, size=24, channels=3)
     given = {"train_file": data, "validation_file": data, "config_name": new, "from_scratch": "true", "random_flip": "true"}
+    given |= {"label_smoothing_factor": 0.1}
     ended = script("image_classify", arguments(tmp_path, dataloader_num_workers=1, **given))
     assert (ended.code, ended.err) == (0, "")
     assert "read as 32x32 RGB" in ended.out
     run = tmp_path / "run"
     assert json.loads((run / "metrics.json").read_text())["eval_accuracy"] == 1.0
     classify = pipeline("image-classification", model=str(run / "best"), device="cpu")
+    assert classify.model.config.label_smoothing_factor == 0.1
     for number, name in enumerate(CLASSES):
         found = classify(str(next((data / name).iterdir())))
         assert found[0]["label"] == name

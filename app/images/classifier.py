@@ -123,7 +123,8 @@ def with_labels(config: SmallCNNConfig, labels: list[str], arguments: Any) -> Sm
             f"{arguments.model_name_or_path}: tells the classes {listed(labels_of(config))} apart, but the training pictures "
             f"have {listed(labels)}; add --from_scratch to start anew"
         )
-    return replace(config, id2label=dict(enumerate(labels)))
+    smoothing = arguments.label_smoothing_factor if arguments.modes.train else config.label_smoothing_factor
+    return replace(config, id2label=dict(enumerate(labels)), label_smoothing_factor=smoothing)
 
 
 def new_small_cnn(arguments: Any, examples: Examples, inspected: Inspected, labels: list[str]) -> SmallCNNConfig:
@@ -165,8 +166,9 @@ def own_labels(config: Any) -> list[str] | None:
     return labels if any(label != f"LABEL_{number}" for number, label in enumerate(labels)) else None
 
 
-def configure(config: Any, labels: list[str]) -> None:
-    """Makes a configuration that of a classifier with these classes."""
+def configure(config: Any, labels: list[str], label_smoothing_factor: float) -> None:
+    """Makes a configuration that of a classifier with these classes, which has the same loss wherever it is evaluated."""
+    config.label_smoothing_factor = label_smoothing_factor
     config.id2label = dict(enumerate(labels))
     config.label2id = {label: number for number, label in enumerate(labels)}
     config.problem_type = "single_label_classification"

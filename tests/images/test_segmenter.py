@@ -25,7 +25,8 @@ def test_windows_cover_a_picture_once_each_place_counted(size):
         covered[top : top + 16, left : left + 16] += 1
     assert covered.min() == 1
     pixels = torch.rand(1, 3, 60, 60)
-    (logits,) = segmenter.window_logits(pixelwise, pixels, [list(size)], window=(16, 16), overlap=0.25, all_alike=False)
+    windows = {"window": (16, 16), "overlap": 0.25, "window_batch_size": 4, "all_alike": False}
+    (logits,) = segmenter.window_logits(pixelwise, pixels, [list(size)], **windows)
     torch.testing.assert_close(logits, pixels[..., : size[0], : size[1]])
 
 
