@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import multiprocessing
 import os
 import sys
 import warnings
@@ -94,6 +95,8 @@ def script(monkeypatch, environment, token_cache, capfd) -> Callable[[str, list[
                     run_task(getattr(module, TASKS[task])(arguments), arguments)
             except Left as left:
                 code = left.args[0]
+        for worker in multiprocessing.active_children():  # of a loader that failed; a process that ends takes them along
+            worker.kill()
         out, err = capfd.readouterr()
         AcceleratorState._reset_state(reset_partial_state=True)
         GradientState._reset_state()

@@ -44,6 +44,7 @@ def test_loss_is_cross_entropy_without_the_placeholder(smoothing):
     log_p = [[x - math.log(sum(map(math.exp, row))) for x in row] for row in LOGITS.tolist()]
     expected = -sum((1 - smoothing) * row[c] + smoothing * sum(row) / 3 for row, c in zip(log_p[:2], (0, 2), strict=True))
     made = task(label_smoothing_factor=smoothing)
+    made.smoothing = smoothing  # as `choose_model` decides
     assert float(made.loss_sum(model, batch())) == pytest.approx(expected, rel=1e-6)
     assert int(made.num_targets(batch())) == 2
     parts = [Batch(batch().rows[i : i + 1], {"pixel_values": LOGITS[i : i + 1]}, batch().labels[i : i + 1]) for i in range(3)]
@@ -92,9 +93,10 @@ def test_the_small_cnn_from_mnist_files_to_predictions_and_a_card_that_runs(tmp_
     assert (ended.code, ended.err) == (0, "")
     lines = [json.loads(line) for line in (tmp_path / "again" / "predictions.jsonl").read_text().splitlines()]
     assert [(line["id"], line["label"]) for line in lines] == [("001.png", "1"), ("003.png", "1")]
-    ended = script("image_classify", arguments(tmp_path, do_eval="true", validation_file=mnist, **given))
+    judged = given | {"output_dir": tmp_path / "judged"}
+    ended = script("image_classify", arguments(tmp_path, do_eval="true", validation_file=mnist, **judged))
     assert (ended.code, ended.err) == (0, "")
-    evaluated = json.loads((tmp_path / "again" / "metrics.json").read_text())
+    evaluated = json.loads((tmp_path / "judged" / "metrics.json").read_text())
     assert evaluated["eval_loss"] == pytest.approx(metrics["eval_loss"], rel=1e-5)  # label smoothing goes with the model
     ended = script(
         "image_classify", arguments(tmp_path, train_file=tmp_path / "files", model_name_or_path=run / "best", output_dir="x")
