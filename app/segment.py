@@ -92,7 +92,7 @@ class Segmentation(ImageTask):
         self.own_labels = None if a.from_scratch else own_labels(self.config)
         self.windows = segmenter.by_windows(a, processor, exported=self.own_labels is not None)
         self.overlap = getattr(self.config, "overlap", segmenter.OVERLAP) if a.overlap is None else a.overlap
-        segmenter.check_size(self.config, channels, size)
+        self.unused = segmenter.unused_parameters(self.config, channels, size)
         self.processor = segmenter.processor_for(processor, size, self.windows)
         return segmenter.processing_for(self.processor, size, channels, a.config_name or a.model_name_or_path)
 
@@ -154,7 +154,8 @@ class Segmentation(ImageTask):
         model, _ = load_model_and_new_names(AutoModelForSemanticSegmentation, self.arguments, self.config)
         if self.own_labels is not None and self.own_labels != self.classes.names:
             segmenter.renew_head(model)
-        segmenter.freeze_unused(model)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(parameter.requires_grad and name not in self.unused)
         return self.with_batch_norm(model)
 
     def num_targets(self, batch: Batch) -> torch.Tensor:

@@ -24,8 +24,6 @@ from images.folders import picture_extensions
 from images.masks import IGNORED
 from images.processing import Processing, processing_of
 
-# Layers that no logits depend on, by kind of model: they would have no gradient, which DDP takes for an error.
-UNUSED = {"mobilenet_v2": ("mobilenet_v2.conv_1x1.",)}
 # The exported model computes in fp32; a run in half precision reported what half precision gave it.
 TOLERANCE = {"no": 1e-3, "bf16": 2e-1, "fp16": 5e-2}
 OVERLAP = 0.25  # of windows
@@ -91,17 +89,22 @@ def processing_for(processor: Any, size: tuple[int, int], channels: int, name: s
     return found
 
 
-def check_size(config: Any, channels: int, size: tuple[int, int]) -> None:
-    """Raises `InputError` for a size that the model cannot work on; tried without values."""
-    with torch.device("meta"), torch.no_grad():
+def unused_parameters(config: Any, channels: int, size: tuple[int, int]) -> set[str]:
+    """The parameters that no logits depend on, such as the last layer of a BEiT whose features are taken before it: they would
+    have no gradient, which DDP takes for an error. Raises `InputError` for a size that the model cannot work on. Both are found
+    by a pass without values."""
+    with torch.device("meta"):
         model = AutoModelForSemanticSegmentation.from_config(config).eval()
         try:
-            model(pixel_values=torch.zeros(1, channels, *size))
+            logits = model(pixel_values=torch.zeros(1, channels, *size)).logits
         except (ValueError, RuntimeError) as error:
             raise InputError(
                 f"--image_size {size[0]},{size[1]}: this {config.model_type} model cannot work on such pictures "
                 f"({in_short(error)})"
             ) from None
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    gradients = torch.autograd.grad(logits.sum(), parameters, allow_unused=True)
+    return {name for name, gradient in zip(names, gradients, strict=True) if gradient is None}
 
 
 def filled(tensors: Sequence[torch.Tensor], size: Sequence[int], value: int) -> torch.Tensor:
@@ -128,13 +131,6 @@ def renew_head(model: Any) -> None:
         of_body = name.startswith(f"{model.base_model_prefix}.")
         if isinstance(module, nn.Conv2d) and module.out_channels == model.config.num_labels and not of_body:
             model._init_weights(module)
-
-
-def freeze_unused(model: Any) -> None:
-    unused = UNUSED.get(model.config.model_type, ())
-    for name, parameter in model.named_parameters():
-        if name.startswith(unused or "\0"):
-            parameter.requires_grad_(False)
 
 
 # Logits
