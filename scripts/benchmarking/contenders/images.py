@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,8 @@ class Images(TrainingContender):
             model.train()
             self.watch.mark()
             volumes = self.prepared.steps.split.collate.__self__.volumes
-            for batch in monai_batches(self.settings, self.task.settings, [volume.file for volume in volumes]):
+            batches = monai_batches(self.settings, self.task.settings, [volume.file for volume in volumes])
+            for batch in islice(batches, self.settings["max_steps"]):
                 image, label = batch["image"].to(self.device), batch["label"].to(self.device)
                 optimizer.zero_grad()
                 with self.autocast():
