@@ -47,6 +47,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, AutoModelForImageClassification
@@ -94,6 +95,9 @@ class ImageClassification(ImageTask):
             check_kind(arguments, self.config, MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, "classify pictures")
             check_weights(arguments)
             self.processor = load_processor(arguments, self.config, arguments.image_size)
+        self.smoothing = arguments.label_smoothing_factor
+        if not self.modes.train:  # scored as in its training
+            self.smoothing = getattr(self.config, "label_smoothing_factor", self.smoothing)
         self.own_labels = None if arguments.from_scratch else classifier.own_labels(self.config)
         self.labels = classifier.choose_labels(self.own_labels, found, self.config)
         if isinstance(self.config, SmallCNNConfig):
@@ -122,7 +126,7 @@ class ImageClassification(ImageTask):
             trained = arguments.model_name_or_path is not None and not arguments.from_scratch and not on_meta()
             model = load_small_cnn(arguments.model_name_or_path, config) if trained else SmallCNN(config)
         else:
-            classifier.configure(config, self.labels)
+            classifier.configure(config, self.labels, self.smoothing)
             model, _ = load_model_and_new_names(AutoModelForImageClassification, arguments, config)
             if self.own_labels is not None and self.own_labels != self.labels:
                 classifier.renew_head(model)
@@ -151,7 +155,7 @@ class ImageClassification(ImageTask):
         return SingleLabelMetric().compute(
             predictions=predictions["logits"],
             references=predictions["labels"],
-            label_smoothing=self.arguments.label_smoothing_factor,
+            label_smoothing=self.smoothing,
         )
 
     def as_references(self, predictions: Predictions, split: ImageSplit) -> tuple[Any, Any]:
@@ -178,6 +182,10 @@ class ImageClassification(ImageTask):
     def samples(self, best: Predictions) -> dict[str, str]:
         confusion = confusion_matrix(best["logits"].argmax(axis=1), best["labels"], len(self.labels))
         return {"confusion matrix": "\n".join(classifier.confusion_table(confusion.tolist(), self.labels))}
+
+    def pictures(self, best: Predictions) -> dict[str, np.ndarray]:
+        confusion = confusion_matrix(best["logits"].argmax(axis=1), best["labels"], len(self.labels))
+        return {"confusion_matrix": classifier.confusion_picture(confusion, self.labels)}
 
     def load_exported(self, path: str | Path) -> torch.nn.Module:
         small = read_config(path)

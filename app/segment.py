@@ -91,7 +91,8 @@ class Segmentation(ImageTask):
         size = (a.image_size * 2)[:2] if a.image_size else segmenter.own_size(processor)
         self.own_labels = None if a.from_scratch else own_labels(self.config)
         self.windows = segmenter.by_windows(a, processor, exported=self.own_labels is not None)
-        segmenter.check_size(self.config, channels, size)
+        self.overlap = getattr(self.config, "overlap", segmenter.OVERLAP) if a.overlap is None else a.overlap
+        self.unused = segmenter.unused_parameters(self.config, channels, size)
         self.processor = segmenter.processor_for(processor, size, self.windows)
         return segmenter.processing_for(self.processor, size, channels, a.config_name or a.model_name_or_path)
 
@@ -112,7 +113,8 @@ class Segmentation(ImageTask):
                 names = [f"{kind}_{name}" for kind in ("iou", "dice") for name in self.classes.names]
                 check_metric(self.best_metric, ["loss", *MEANS, *names])
         parts = a.cross_entropy_weight, a.dice_weight, weights
-        self.loss = SegmentationLoss(*parts, masks.IGNORED, label_smoothing=a.label_smoothing_factor)
+        loss = SegmentationLoss(*parts, masks.IGNORED, label_smoothing=a.label_smoothing_factor)
+        self.loss = loss if self.modes.train else loss.with_settings(getattr(self.config, "loss_settings", None))
         self.sizes = {split: [(header.height, header.width) for header in inspected[split].headers] for split in inspected}
         return {split: Targets(each.masks, each.content) for split, each in found.items()}
 
@@ -148,11 +150,12 @@ class Segmentation(ImageTask):
     # Training
 
     def build(self) -> torch.nn.Module:
-        segmenter.configure(self.config, self.classes.names)
+        segmenter.configure(self.config, self.classes.names, overlap=self.overlap, loss_settings=self.loss.settings())
         model, _ = load_model_and_new_names(AutoModelForSemanticSegmentation, self.arguments, self.config)
         if self.own_labels is not None and self.own_labels != self.classes.names:
             segmenter.renew_head(model)
-        segmenter.freeze_unused(model)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(parameter.requires_grad and name not in self.unused)
         return self.with_batch_norm(model)
 
     def num_targets(self, batch: Batch) -> torch.Tensor:
@@ -174,8 +177,9 @@ class Segmentation(ImageTask):
         if not self.windows:
             return segmenter.whole_logits(model, pixels, sizes)
         alike = self.launch.gathers_weights and not alone
-        window, overlap = self.processing.size, self.arguments.overlap
-        return segmenter.window_logits(model, pixels, sizes, window=window, overlap=overlap, all_alike=alike)
+        window, at_once = self.processing.size, self.arguments.window_batch_size
+        windows = {"window": window, "overlap": self.overlap, "window_batch_size": at_once, "all_alike": alike}
+        return segmenter.window_logits(model, pixels, sizes, **windows)
 
     def predict_row(self, logits: torch.Tensor, batch: Batch, row: int) -> dict[str, torch.Tensor]:
         """A labelled row's loss and counts; a test row's mask, packed."""

@@ -37,6 +37,7 @@ if __name__ == "__main__":
     arguments = read_arguments(Arguments, __doc__)  # before torch and MONAI are imported, which takes seconds
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,7 @@ from finetune.task import Batch, Card, Data, Predictions, Split, Task, check_met
 from metrics.segmentation import count_classes, dice, iou, mean_of_defined
 from models.segmentation_loss import SegmentationLoss
 from volumes import network
+from volumes.augmentation import Augmentation
 from volumes.files import Volumes, find_splits
 from volumes.nifti import IGNORED
 from volumes.patches import Patches
@@ -92,14 +94,7 @@ class VolumeSegmentation(Task):
         check_headers(files, notes)
         prepared = self.prepare(files, notes)
         labelled = {name: volumes.labelled for name, volumes in files.items()}
-        self.loss = SegmentationLoss(
-            arguments.cross_entropy_weight,
-            arguments.dice_weight,
-            arguments.class_weights,
-            IGNORED,
-            include_background=False,
-            label_smoothing=arguments.label_smoothing_factor,
-        )
+        self.loss = self.choose_loss()
         classes = self.settings.classes
         self.whole = {
             name: WholeVolumes(volumes, labelled[name], name == "test", len(classes))
@@ -130,9 +125,21 @@ class VolumeSegmentation(Task):
         self.settings = known or Settings.choose(a, classes, spacing, prepared["train"])
         return prepared
 
+    def choose_loss(self) -> SegmentationLoss:
+        """What the arguments say; of a model that is not trained further, the loss of its training."""
+        a = self.arguments
+        parts, smoothing = (a.cross_entropy_weight, a.dice_weight, a.class_weights), a.label_smoothing_factor
+        loss = SegmentationLoss(*parts, IGNORED, include_background=False, label_smoothing=smoothing)
+        if not a.modes.train:
+            return loss.with_settings(self.settings.loss)
+        self.settings = replace(self.settings, loss=loss.settings())
+        return loss
+
     def patch_split(self, volumes: list[Prepared], path: str) -> Split:
-        a, size = self.arguments, self.settings.patch_size
-        patches = Patches(volumes, size, a.patches_per_volume, a.foreground_share, a.flip_axes, a.seed)
+        a, known = self.arguments, self.settings
+        augmentation = Augmentation(a.random_rotation, a.random_scale, a.random_intensity, a.random_noise, known.spacing)
+        drawn = a.patches_per_volume, a.foreground_share, a.flip_axes, a.seed
+        patches = Patches(volumes, known.patch_size, *drawn, augmentation)
         return Split(path, patches.batch, len(patches), augment=patches.batch)
 
     def whole_split(self, whole: WholeVolumes, path: str) -> Split:
@@ -146,6 +153,7 @@ class VolumeSegmentation(Task):
             "model": self.settings.as_dict(),
             "weights": content_of(a.model_name_or_path),
             "patches": [a.patches_per_volume, a.foreground_share, *a.flip_axes],
+            "augmentation": [a.random_rotation, list(a.random_scale or ()), a.random_intensity, a.random_noise],
             **{f"{name}_volumes": len(volumes) for name, volumes in trained.items()},
             **{f"{name}_content": fingerprint(volume.content for volume in volumes)[:16] for name, volumes in trained.items()},
         }

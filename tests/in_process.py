@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
+import multiprocessing
 import os
 import sys
 import warnings
@@ -11,23 +13,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NoReturn
 
-import classify
-import image_classify
 import pytest
-import segment
-import titlegen
 
 from finetune.application import run_task
 from finetune.arguments.parsing import parse, validate
 from finetune.launching import signals
 from finetune.launching.shutdown import failures_end_the_job
 
-SCRIPTS = {"classify": classify, "titlegen": titlegen, "image_classify": image_classify, "segment": segment}
+# Script of app/ -> its task. Imported when one is run: MONAI alone takes seconds.
 TASKS = {
-    "classify": classify.MultiLabelClassification,
-    "titlegen": titlegen.TitleGeneration,
-    "image_classify": image_classify.ImageClassification,
-    "segment": segment.Segmentation,
+    "classify": "MultiLabelClassification",
+    "titlegen": "TitleGeneration",
+    "image_classify": "ImageClassification",
+    "segment": "Segmentation",
+    "segment3d": "VolumeSegmentation",
 }
 QUIET = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)  # as in Python itself
 
@@ -87,15 +86,17 @@ def script(monkeypatch, environment, token_cache, capfd) -> Callable[[str, list[
         AcceleratorState._reset_state(reset_partial_state=True)
         GradientState._reset_state()
         capfd.readouterr()
-        module, code = SCRIPTS[task], 0
+        module, code = importlib.import_module(task), 0
         with heard_like_a_process() as told:
             try:
                 with failures_end_the_job(debug="--debug" in argv):
                     arguments = parse(module.Arguments, argv)
                     validate(arguments)
-                    run_task(TASKS[task](arguments), arguments)
+                    run_task(getattr(module, TASKS[task])(arguments), arguments)
             except Left as left:
                 code = left.args[0]
+        for worker in multiprocessing.active_children():  # of a loader that failed; a process that ends takes them along
+            worker.kill()
         out, err = capfd.readouterr()
         AcceleratorState._reset_state(reset_partial_state=True)
         GradientState._reset_state()

@@ -44,6 +44,7 @@ def test_loss_is_cross_entropy_without_the_placeholder(smoothing):
     log_p = [[x - math.log(sum(map(math.exp, row))) for x in row] for row in LOGITS.tolist()]
     expected = -sum((1 - smoothing) * row[c] + smoothing * sum(row) / 3 for row, c in zip(log_p[:2], (0, 2), strict=True))
     made = task(label_smoothing_factor=smoothing)
+    made.smoothing = smoothing  # as `choose_model` decides
     assert float(made.loss_sum(model, batch())) == pytest.approx(expected, rel=1e-6)
     assert int(made.num_targets(batch())) == 2
     parts = [Batch(batch().rows[i : i + 1], {"pixel_values": LOGITS[i : i + 1]}, batch().labels[i : i + 1]) for i in range(3)]
@@ -62,7 +63,8 @@ def test_the_small_cnn_from_mnist_files_to_predictions_and_a_card_that_runs(tmp_
     mnist = write_idx(tmp_path / "mnist", rows=64)
     write_idx(mnist, "t10k", rows=10, seed=1)
     data = {f"{split}_file": mnist for split in ("train", "validation", "test")}
-    ended = script("image_classify", arguments(tmp_path, do_train="true", do_predict="true", **data))
+    trained = {"do_train": "true", "do_predict": "true", "label_smoothing_factor": 0.1}
+    ended = script("image_classify", arguments(tmp_path, **trained, **data))
     assert (ended.code, ended.err) == (0, "")
     assert "64 training pictures, read as 16x16 grey levels" in ended.out
     run = tmp_path / "run"
@@ -70,6 +72,10 @@ def test_the_small_cnn_from_mnist_files_to_predictions_and_a_card_that_runs(tmp_
     assert metrics["test_accuracy"] == metrics["eval_accuracy"] == 1.0  # the same file
     assert metrics["eval_confusion_matrix"] == [[5, 0], [0, 5]]
     assert [row["label"] for row in metrics["eval_per_class"]] == ["0", "1"]
+    drawn = np.asarray(Image.open(run / "pictures" / "confusion_matrix.png").convert("L")).astype(int)
+    middle = drawn.shape[1] - 32  # between the cells of the two classes
+    assert drawn[:32, middle - 32 : middle].mean() < 180 < 250 < drawn[:32, middle:].mean()
+    assert drawn[32:, middle:].mean() < 180
     lines = [json.loads(line) for line in (run / "predictions.jsonl").read_text().splitlines()]
     assert [line["label"] for line in lines] == ["0", "1"] * 5
     assert all(sum(line["probabilities"].values()) == pytest.approx(1, abs=1e-5) for line in lines)
@@ -91,6 +97,11 @@ def test_the_small_cnn_from_mnist_files_to_predictions_and_a_card_that_runs(tmp_
     assert (ended.code, ended.err) == (0, "")
     lines = [json.loads(line) for line in (tmp_path / "again" / "predictions.jsonl").read_text().splitlines()]
     assert [(line["id"], line["label"]) for line in lines] == [("001.png", "1"), ("003.png", "1")]
+    judged = given | {"output_dir": tmp_path / "judged"}
+    ended = script("image_classify", arguments(tmp_path, do_eval="true", validation_file=mnist, **judged))
+    assert (ended.code, ended.err) == (0, "")
+    evaluated = json.loads((tmp_path / "judged" / "metrics.json").read_text())
+    assert evaluated["eval_loss"] == pytest.approx(metrics["eval_loss"], rel=1e-5)  # label smoothing goes with the model
     ended = script(
         "image_classify", arguments(tmp_path, train_file=tmp_path / "files", model_name_or_path=run / "best", output_dir="x")
     )
@@ -104,12 +115,14 @@ def test_a_model_of_transformers_loads_in_a_pipeline(tmp_path, script):  # noqa:
     ConvNextImageProcessorPil(size={"shortest_edge": 32}, crop_pct=1.0).save_pretrained(new)
     data = write_folder(tmp_path / "data", rows=32, size=24, channels=3)
     given = {"train_file": data, "validation_file": data, "config_name": new, "from_scratch": "true", "random_flip": "true"}
+    given |= {"label_smoothing_factor": 0.1}
     ended = script("image_classify", arguments(tmp_path, dataloader_num_workers=1, **given))
     assert (ended.code, ended.err) == (0, "")
     assert "read as 32x32 RGB" in ended.out
     run = tmp_path / "run"
     assert json.loads((run / "metrics.json").read_text())["eval_accuracy"] == 1.0
     classify = pipeline("image-classification", model=str(run / "best"), device="cpu")
+    assert classify.model.config.label_smoothing_factor == 0.1
     for number, name in enumerate(CLASSES):
         found = classify(str(next((data / name).iterdir())))
         assert found[0]["label"] == name

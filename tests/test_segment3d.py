@@ -27,6 +27,7 @@ JOB = {
     "global_batch_size": 4, "max_steps": 4, "eval_strategy": "steps", "eval_steps": 2, "save_steps": 2, "logging_steps": 1,
     "learning_rate": "1e-2", "overlap": 0.1, "report_to": "tensorboard", "lr_scheduler_type": "multistep", "dropout": 0.1,
     "max_train_samples": 3, "max_eval_samples": 2, "max_predict_samples": 2,
+    "random_rotation": 20, "random_scale": "0.8,1.2", "random_intensity": 0.1, "random_noise": 0.1,
 }  # fmt: skip
 
 
@@ -122,7 +123,7 @@ def trained(place) -> Path:
 
 @pytest.mark.slow
 def test_a_resumed_run_ends_with_the_same_bytes(trained, place):
-    """Patches and dropout are functions of the step, whoever prepares them."""
+    """Patches, their augmentation and dropout are functions of the step, whoever prepares them."""
     folder = shutil.copytree(trained, place / "resumed")
     shutil.rmtree(folder / "checkpoints" / "step_4")
     more = ["--resume_from_checkpoint", "auto", "--dataloader_num_workers", "1"]

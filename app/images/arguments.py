@@ -102,7 +102,10 @@ class MaskArguments(ImageArguments):
         help="what is predicted: whole pictures, resized to --image_size; or windows of that size, in the picture's own "
         "resolution, of which training sees crops (default: whole, or what an exported model was trained for)",
     )
-    overlap: float = option(0.25, at_least=0, below=1, help="share by which neighbouring windows overlap")
+    overlap: float | None = option(
+        at_least=0, below=1, help="share by which neighbouring windows overlap (default: 0.25, or the exported model's)"
+    )
+    window_batch_size: int = option(4, at_least=1, help="windows in one forward pass of a prediction")
     random_scale: tuple[float, ...] | None = option(
         above=0, help="LOW,HIGH: train on crops of --image_size from pictures enlarged by a random factor between the two"
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image, ImageDraw
 
 from finetune.errors import InputError, TrainingError
 from finetune.reading.columns import SHOWN, more
@@ -125,7 +126,8 @@ def with_labels(config: SmallCNNConfig, labels: list[str], arguments: Any) -> Sm
             f"{arguments.model_name_or_path}: tells the classes {listed(labels_of(config))} apart, but the training pictures "
             f"have {listed(labels)}; add --from_scratch to start anew"
         )
-    return replace(config, id2label=dict(enumerate(labels)))
+    smoothing = arguments.label_smoothing_factor if arguments.modes.train else config.label_smoothing_factor
+    return replace(config, id2label=dict(enumerate(labels)), label_smoothing_factor=smoothing)
 
 
 def new_small_cnn(arguments: Any, examples: Examples, inspected: Inspected, labels: list[str]) -> SmallCNNConfig:
@@ -167,8 +169,9 @@ def own_labels(config: Any) -> list[str] | None:
     return labels if any(label != f"LABEL_{number}" for number, label in enumerate(labels)) else None
 
 
-def configure(config: Any, labels: list[str]) -> None:
-    """Makes a configuration that of a classifier with these classes."""
+def configure(config: Any, labels: list[str], label_smoothing_factor: float) -> None:
+    """Makes a configuration that of a classifier with these classes, which has the same loss wherever it is evaluated."""
+    config.label_smoothing_factor = label_smoothing_factor
     config.id2label = dict(enumerate(labels))
     config.label2id = {label: number for number, label in enumerate(labels)}
     config.problem_type = "single_label_classification"
@@ -220,6 +223,25 @@ def prediction_lines(logits: np.ndarray, labels: list[str]) -> Iterator[dict[str
     chances = torch.as_tensor(logits).double().softmax(-1).numpy()
     for row, order in zip(chances, np.argsort(-chances, axis=1, kind="stable")[:, :SHOWN_CLASSES], strict=True):
         yield {"label": labels[order[0]], "probabilities": {labels[place]: round(float(row[place]), 6) for place in order}}
+
+
+def confusion_picture(confusion: np.ndarray, labels: list[str]) -> np.ndarray:
+    """(height, width, 3) uint8: a confusion matrix, (classes, classes), a row a true class; the darker a cell, the larger its
+    share of the row. Few classes have their names at the left and counts in the cells."""
+    few = len(labels) <= MOST_CLASSES
+    cell, margin = (32, 110) if few else (max(1, 640 // len(labels)), 0)
+    shares = confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
+    shades = np.stack([255 * (1 - part * shares) for part in (0.9, 0.6, 0.3)], axis=2).astype(np.uint8)
+    grid = shades.repeat(cell, axis=0).repeat(cell, axis=1)
+    image = Image.fromarray(np.pad(grid, ((0, 0), (margin, 0), (0, 0)), constant_values=255))
+    if few:
+        draw = ImageDraw.Draw(image)
+        for row, label in enumerate(labels):
+            draw.text((4, row * cell + 10), label.encode("ascii", "replace").decode()[:16], fill="black")
+            for column, count in enumerate(confusion[row].tolist()):
+                colour = "white" if shares[row, column] > 0.5 else "black"
+                draw.text((margin + column * cell + cell // 2, row * cell + cell // 2), str(count), colour, anchor="mm")
+    return np.asarray(image)
 
 
 def confusion_table(confusion: list[list[int]], labels: list[str]) -> list[str]:

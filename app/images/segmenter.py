@@ -24,10 +24,9 @@ from images.folders import picture_extensions
 from images.masks import IGNORED
 from images.processing import Processing, processing_of
 
-# Layers that no logits depend on, by kind of model: they would have no gradient, which DDP takes for an error.
-UNUSED = {"mobilenet_v2": ("mobilenet_v2.conv_1x1.",)}
 # The exported model computes in fp32; a run in half precision reported what half precision gave it.
 TOLERANCE = {"no": 1e-3, "bf16": 2e-1, "fp16": 5e-2}
+OVERLAP = 0.25  # of windows
 SHOWN_HEIGHT, LEGEND = 180, 14  # pixels of a picture and of a line of the legend in overlays
 USAGE = """from transformers import pipeline
 segment = pipeline("image-segmentation", model="best")
@@ -80,22 +79,32 @@ def processing_for(processor: Any, size: tuple[int, int], channels: int, name: s
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)).convert(found.mode)
     theirs = torch.as_tensor(np.asarray(resizes(picture.convert("RGB"))["pixel_values"][0]))
     ours = found.normalize(np.stack([found.fit(picture)]))[0]
+    if len(theirs) != channels:
+        raise InputError(
+            f"{name}: the model sees {channels} channel(s), but its {type(processor).__name__} gives {len(theirs)}; set "
+            f"num_channels to {len(theirs)} in its config.json, or name another model"
+        )
     if theirs.shape != ours.shape or not torch.allclose(theirs.float(), ours, atol=1e-3):
         raise InputError(f"{name}: its {type(processor).__name__} does more than resize and normalise; name another model")
     return found
 
 
-def check_size(config: Any, channels: int, size: tuple[int, int]) -> None:
-    """Raises `InputError` for a size that the model cannot work on; tried without values."""
-    with torch.device("meta"), torch.no_grad():
+def unused_parameters(config: Any, channels: int, size: tuple[int, int]) -> set[str]:
+    """The parameters that no logits depend on, such as the last layer of a BEiT whose features are taken before it: they would
+    have no gradient, which DDP takes for an error. Raises `InputError` for a size that the model cannot work on. Both are found
+    by a pass without values."""
+    with torch.device("meta"):
         model = AutoModelForSemanticSegmentation.from_config(config).eval()
         try:
-            model(pixel_values=torch.zeros(1, channels, *size))
+            logits = model(pixel_values=torch.zeros(1, channels, *size)).logits
         except (ValueError, RuntimeError) as error:
             raise InputError(
                 f"--image_size {size[0]},{size[1]}: this {config.model_type} model cannot work on such pictures "
                 f"({in_short(error)})"
             ) from None
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    gradients = torch.autograd.grad(logits.sum(), parameters, allow_unused=True)
+    return {name for name, gradient in zip(names, gradients, strict=True) if gradient is None}
 
 
 def filled(tensors: Sequence[torch.Tensor], size: Sequence[int], value: int) -> torch.Tensor:
@@ -106,8 +115,10 @@ def filled(tensors: Sequence[torch.Tensor], size: Sequence[int], value: int) -> 
 # Model
 
 
-def configure(config: Any, labels: list[str]) -> None:
-    """Makes a configuration that of a model of these classes, with one head."""
+def configure(config: Any, labels: list[str], overlap: float, loss_settings: dict[str, Any]) -> None:
+    """Makes a configuration that of a model of these classes, with one head. It keeps by which share windows overlap and the
+    settings of the loss, so that an exported model is predicted with and scored as its run did."""
+    config.overlap, config.loss_settings = overlap, loss_settings
     config.id2label = dict(enumerate(labels))
     config.label2id = {label: number for number, label in enumerate(labels)}
     if hasattr(config, "use_auxiliary_head"):
@@ -120,13 +131,6 @@ def renew_head(model: Any) -> None:
         of_body = name.startswith(f"{model.base_model_prefix}.")
         if isinstance(module, nn.Conv2d) and module.out_channels == model.config.num_labels and not of_body:
             model._init_weights(module)
-
-
-def freeze_unused(model: Any) -> None:
-    unused = UNUSED.get(model.config.model_type, ())
-    for name, parameter in model.named_parameters():
-        if name.startswith(unused or "\0"):
-            parameter.requires_grad_(False)
 
 
 # Logits
@@ -151,28 +155,31 @@ def window_logits(
     *,
     window: tuple[int, int],
     overlap: float,
+    window_batch_size: int,
     all_alike: bool,
 ) -> Iterator[torch.Tensor]:
     """As `whole_logits`, of pictures in their own size, filled up to the largest: the mean over windows that overlap by this
-    share or more. `all_alike`: every process does as many forward passes as the one with most, which ZeRO-3 and FSDP need, as
-    their weights are gathered by all together."""
+    share or more, so many of one picture in a forward pass. `all_alike`: every process does as many forward passes as the one
+    with most, which ZeRO-3 and FSDP need, as their weights are gathered by all together."""
     places = [window_places(size, window, overlap) for size in sizes]
-    for row, (size, corners) in enumerate(zip(sizes, places, strict=True)):
+    passes = [[each[at : at + window_batch_size] for at in range(0, len(each), window_batch_size)] for each in places]
+    for row, (size, groups) in enumerate(zip(sizes, passes, strict=True)):
         picture = pixels[row : row + 1, :, : size[0], : size[1]]
         margins = [max(0, length - there) for length, there in zip(window, size, strict=True)]
         picture = pad(picture, (0, margins[1], 0, margins[0]))
         total = count = None
-        for top, left in corners:
-            part = (..., slice(top, top + window[0]), slice(left, left + window[1]))
-            logits = upsampled(model(pixel_values=picture[part]).logits, window)
+        for corners in groups:
+            parts = [(..., slice(top, top + window[0]), slice(left, left + window[1])) for top, left in corners]
+            logits = upsampled(model(pixel_values=torch.cat([picture[part] for part in parts])).logits, window)
             if total is None:
                 total = logits.new_zeros(1, logits.shape[1], *picture.shape[2:])
                 count = logits.new_zeros(1, 1, *picture.shape[2:])
-            total[part] += logits
-            count[part] += 1
+            for part, found in zip(parts, logits, strict=True):
+                total[part] += found
+                count[part] += 1
         yield (total / count)[..., : size[0], : size[1]]
     if all_alike and dist.is_initialized():
-        own = sum(map(len, places))
+        own = sum(map(len, passes))
         most = torch.tensor(own, device=pixels.device)
         dist.all_reduce(most, op=dist.ReduceOp.MAX)
         for _ in range(int(most) - own):

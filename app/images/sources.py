@@ -12,16 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 from PIL import Image
+from pyarrow import parquet
 
 from finetune.errors import InputError
 from finetune.output.progress import Phase
+from finetune.reading.cache import kept
 from finetune.reading.columns import SHOWN, more
-from finetune.reading.fingerprint import fingerprint
+from finetune.reading.fingerprint import file_state, fingerprint
 from finetune.reading.problems import described
 from images.decoding import Encoded, Header, decode, decode_mask, read_header
 
-THREADS = 8  # that read headers: they wait for the disk
+THREADS, GROUP = 8, 1024  # that look at files, as they wait for the disk; files in a piece of their work
+FORM, FOUND = "1", "pictures.parquet"  # of what is kept
 
 
 @dataclass(frozen=True)
@@ -139,6 +143,21 @@ class EncodedImages(Images):
         return EncodedImages(cells, self.folder, Renumbered(self.where, rows))
 
     def inspect(self) -> Inspected:
+        """What is found in files is kept until the size or the time of change of one differs, so that a start does not read
+        them all again."""
+        with ThreadPoolExecutor(THREADS) as pool:
+            groups = (range(start, min(len(self), start + GROUP)) for start in range(0, len(self), GROUP))
+            states = [state for group in pool.map(self._states, groups) for state in group]
+        if None in states:
+            return self._inspect()
+        place = kept("pictures", fingerprint([FORM, *states])[:40], lambda folder: _store(self._inspect(), folder / FOUND))
+        return _stored(place / FOUND)
+
+    def _states(self, rows: range) -> list[str | None]:
+        """`file_state` of pictures, None of one that is no file."""
+        return [file_state(self.folder / cell) if isinstance(cell := self.cells[row], str) else None for row in rows]
+
+    def _inspect(self) -> Inspected:
         found, problems = [], []
         # Threads, since the disk is what takes time; a file is read whole for its hash, and its header from memory.
         with ThreadPoolExecutor(THREADS) as pool, Phase("looking at pictures", "pictures", len(self)) as bar:
@@ -157,6 +176,17 @@ class EncodedImages(Images):
             return read_header(content, name), hashlib.sha256(content).hexdigest()
         except InputError as error:
             return "; ".join(error.problems)
+
+
+def _store(found: Inspected, path: Path) -> None:
+    widths, heights, modes = zip(*found.headers, strict=True) if found.headers else ((), (), ())
+    columns = {"width": widths, "height": heights, "mode": modes, "digest": found.digests}
+    parquet.write_table(pyarrow.table({name: list(values) for name, values in columns.items()}), path)
+
+
+def _stored(path: Path) -> Inspected:
+    columns = parquet.read_table(path).to_pydict()
+    return Inspected(list(map(Header, columns["width"], columns["height"], columns["mode"])), columns["digest"])
 
 
 @dataclass(frozen=True)

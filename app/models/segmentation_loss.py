@@ -14,13 +14,15 @@ smoothing constant, then (Milletari et al., arXiv:1606.04797, with sums in place
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch.nn import functional
 
 IGNORE = -100  # what ignored elements become; torch's own default
+SETTINGS = ("cross_entropy_weight", "dice_weight", "class_weights", "label_smoothing")
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,14 @@ class SegmentationLoss:
     ignore_index: int | None = None
     include_background: bool = True
     label_smoothing: float = 0.0  # of the cross-entropy, as torch's
+
+    def settings(self) -> dict[str, Any]:
+        """What the configuration of an exported model keeps, so that it has the same loss wherever it is evaluated."""
+        return {name: value for name, value in asdict(self).items() if name in SETTINGS}
+
+    def with_settings(self, kept: dict[str, Any] | None) -> SegmentationLoss:
+        """This loss with what a configuration kept, if it did."""
+        return self if kept is None else replace(self, **kept)
 
     def __call__(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         logits, labels = logits.float().flatten(2), labels.long().flatten(1)

@@ -34,6 +34,7 @@ class SmallCNNConfig:
     id2label: dict[int, str]
     image_mean: float = 0.5
     image_std: float = 0.5
+    label_smoothing_factor: float = 0.0  # of the loss it was trained with
     model_type: str = MODEL_TYPE
 
     @property
@@ -88,13 +89,14 @@ def read_config(folder: str | Path | None) -> SmallCNNConfig | None:
         if sorted(labels) != list(range(len(labels))) or len(labels) < 2:
             raise ValueError("id2label does not number two or more classes from 0")
         channels, mean, std = stated["num_channels"], float(stated["image_mean"]), float(stated["image_std"])
+        smoothing = float(stated.get("label_smoothing_factor", 0.0))
         if channels not in (1, 3) or min(height, width) < LEAST_SIZE or not std > 0:
             raise ValueError(f"num_channels is 1 or 3, image_size at least {LEAST_SIZE}, image_std above 0")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(
             f"{file}: damaged configuration of a {MODEL_TYPE} ({in_one_line(error)}); export the model again"
         ) from None
-    return SmallCNNConfig(channels, (height, width), labels, mean, std)
+    return SmallCNNConfig(channels, (height, width), labels, mean, std, smoothing)
 
 
 def load_small_cnn(folder: str | Path, config: SmallCNNConfig) -> SmallCNN:

@@ -91,6 +91,18 @@ class VolumeArguments(
         choices=("x", "y", "z", "none"),
         help="axes along which half of the patches are flipped: x left-right, y back-front, z bottom-top",
     )
+    random_rotation: float = option(
+        0.0, at_least=0, at_most=180, help="turn patches by so many degrees at most about each axis"
+    )
+    random_scale: tuple[float, ...] | None = option(
+        above=0, help="LOW,HIGH: enlarge patches by a random factor between the two"
+    )
+    random_intensity: float = option(
+        0.0, at_least=0, below=1, help="change contrast by this share at most, brightness by this many standard deviations"
+    )
+    random_noise: float = option(
+        0.0, at_least=0, help="add Gaussian noise to patches, of this standard deviation at most (a volume's own is 1)"
+    )
     cross_entropy_weight: float = option(1.0, at_least=0, help="weight of the cross-entropy in the loss")
     dice_weight: float = option(1.0, at_least=0, help="weight of the Dice loss, which is computed per patch")
     class_weights: tuple[float, ...] | None = option(
@@ -119,6 +131,9 @@ class VolumeArguments(
             found.append(f"--patch_size {sizes}: each must be a multiple of {stride}, the product of --strides")
         if self.cross_entropy_weight == self.dice_weight == 0:
             found.append("--cross_entropy_weight and --dice_weight are both 0; there is nothing to learn")
+        scale = self.random_scale
+        if scale is not None and (len(scale) != 2 or scale[0] > scale[1]):
+            found.append(f"--random_scale {','.join(map(str, scale))}: expected two numbers, the lower one first")
         if "none" in self.flip_axes and len(self.flip_axes) > 1:
             found.append("--flip_axes none stands beside axes; keep one")
         if self.metrics:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from finetune.task import Batch
+from volumes.augmentation import Augmentation, cut, cut_turned
 from volumes.nifti import IGNORED
 from volumes.prepared import Prepared
 
@@ -30,6 +31,7 @@ class Patches:
     foreground_share: float
     flip_axes: tuple[str, ...]
     seed: int
+    augmentation: Augmentation
 
     def __len__(self) -> int:
         return len(self.volumes) * self.per_volume
@@ -45,8 +47,13 @@ class Patches:
         volume = self.volumes[row // self.per_volume]
         start = self._start(volume, generator)
         flipped = [axis for axis, name in enumerate(AXES) if generator.random() < 0.5 and name in self.flip_axes]
-        image, label = cut(volume.image, start, self.size, 0), cut(volume.patch_label, start, self.size, IGNORED)
-        return np.ascontiguousarray(np.flip(image, flipped)), np.ascontiguousarray(np.flip(label, flipped))
+        matrix = self.augmentation.matrix(generator)
+        if matrix is None:
+            image, label = cut(volume.image, start, self.size, 0), cut(volume.patch_label, start, self.size, IGNORED)
+        else:
+            image, label = cut_turned(volume.image, volume.patch_label, start, self.size, matrix)
+        image = self.augmentation.colour(np.flip(image, flipped), generator)
+        return np.ascontiguousarray(image), np.ascontiguousarray(np.flip(label, flipped))
 
     def _start(self, volume: Prepared, generator: np.random.Generator) -> list[int]:
         """Where the patch begins; below 0 where the volume is padded."""
@@ -59,11 +66,3 @@ class Patches:
             middle = generator.choice(positions[positions[:, 0] == chosen, 1:])
             start = np.clip(middle - np.array(self.size) // 2, 0, np.maximum(room, 0))
         return [int(begin) if space >= 0 else -int(-space // 2) for begin, space in zip(start, room, strict=True)]
-
-
-def cut(values: np.ndarray, start: Sequence[int], size: Sequence[int], fill: int) -> np.ndarray:
-    """The part of an array that begins at `start`, filled up where it reaches beyond the array's borders."""
-    ends = [begin + length for begin, length in zip(start, size, strict=True)]
-    inside = tuple(slice(max(0, begin), end) for begin, end in zip(start, ends, strict=True))
-    margins = [(max(0, -begin), max(0, end - there)) for begin, end, there in zip(start, ends, values.shape, strict=True)]
-    return np.pad(values[inside], margins, constant_values=fill)

@@ -15,14 +15,14 @@ import numpy as np
 import torch
 
 from finetune.errors import InputError
-from finetune.output.files import file_record
+from finetune.output.files import file_record, write_json
 from finetune.output.progress import Phase
 from finetune.reading.cache import kept
-from finetune.reading.fingerprint import fingerprint
+from finetune.reading.fingerprint import file_state, fingerprint
 from volumes.files import VolumeFile, Volumes
 from volumes.nifti import IGNORED, check_pair, read_header, read_image, read_label, resample, resampled_shape
 
-FORM = "1"  # of what is kept
+FORM, RECORD = "1", "record.json"  # of what is kept
 MOST_POSITIONS = 10_000  # of a class in a volume, evenly spaced; patches are drawn around them
 
 
@@ -77,9 +77,18 @@ def prepare(volumes: Volumes, spacing: tuple[float, ...], ignore_index: int | No
 
 def _prepare(file: VolumeFile, spacing: tuple[float, ...], ignore_index: int | None) -> Prepared:
     paths = [file.image, *([file.label] if file.label is not None else [])]
-    contents = [file_record(path)["sha256"] for path in paths]
+    contents = [_content(path) for path in paths]
     key = fingerprint([FORM, *contents, *map(repr, spacing), repr(ignore_index)])[:40]
     return Prepared(kept("volumes", key, partial(_store, file, spacing, ignore_index)), file, fingerprint(contents))
+
+
+def _content(path: Path) -> str:
+    """A hash of a file, kept until its size or its time of change differs."""
+    state = file_state(path)
+    if state is None:
+        return file_record(path)["sha256"]
+    place = kept("hashes", fingerprint([state])[:40], lambda folder: write_json(folder / RECORD, file_record(path)))
+    return json.loads((place / RECORD).read_text(encoding="utf-8"))["sha256"]
 
 
 def _store(file: VolumeFile, spacing: tuple[float, ...], ignore_index: int | None, folder: Path) -> None:

@@ -49,13 +49,15 @@ classes = logits.argmax(0) if len(logits) > 1 else (logits[0] > 0).long()  # in 
 @dataclass(frozen=True)
 class Settings:
     """`classes`: names, the background first; `spacing`: voxel size in mm along right, anterior, superior; `patch_size`: voxels
-    of a patch and a window; `unet`: arguments of MONAI's UNet; `overlap`: of windows."""
+    of a patch and a window; `unet`: arguments of MONAI's UNet; `overlap`: of windows; `loss`: what `SegmentationLoss.settings`
+    gave in training."""
 
     classes: list[str]
     spacing: tuple[float, ...]
     patch_size: tuple[int, ...]
     unet: dict[str, Any]
     overlap: float
+    loss: dict[str, Any] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         return json.loads(json.dumps(asdict(self)))  # tuples as lists, as a checkpoint gives them back
@@ -88,7 +90,7 @@ class Settings:
             raise InputError(NOTHING.format(path, f"{CONFIG} has no {error.args[0]}")) from None
         except (OSError, ValueError, TypeError) as error:
             raise InputError(NOTHING.format(path, getattr(error, "strerror", None) or f"{CONFIG} cannot be read")) from None
-        return Settings(classes, tuple(spacing), tuple(patch), unet, overlap)
+        return Settings(classes, tuple(spacing), tuple(patch), unet, overlap, config.get("loss"))
 
     def given(self, arguments: Any) -> Settings:
         """The settings of an exported model, with what the arguments may change. Raises `InputError` for what they may not."""

@@ -16,7 +16,11 @@ from typing import Any, NoReturn
 import numpy as np
 
 Options = dict[str, Any]  # command-line arguments by name
-TASKS = {"classify": "MultiLabelClassification", "titlegen": "TitleGeneration"}  # script of app/ -> its task
+# Script of app/ -> its task.
+TASKS = {
+    "classify": "MultiLabelClassification", "titlegen": "TitleGeneration", "image_classify": "ImageClassification",
+    "segment": "Segmentation", "segment3d": "VolumeSegmentation",
+}  # fmt: skip
 
 
 class Finished(Exception):  # noqa: N818 - no error

@@ -21,6 +21,7 @@ CPU: Sizes = {
     "metrics": {"repeats": 5, "score_sizes": [[1000, 1000], [10_000, 10], [10_000, 100], [10_000, 1000]]},
     "communication": {"rows": 320, "steps": 12},
     "startup": {"rows": 1_000_000, "batch_size": 16, "max_length": 64, "rounds": 3, "helps": 5},
+    "images": {"seconds": 60, "max_steps": 400, "warm_up": 4, "turns": 16, "epochs": 2, "scale": 4, "batch_size": 16},
 }  # fmt: skip
 
 CUDA: Sizes = CPU | {
@@ -33,6 +34,7 @@ CUDA: Sizes = CPU | {
     "attention": CPU["attention"] | {"rows": 8, "repeats": 20},
     "communication": {"rows": 4096, "steps": 50},
     "startup": CPU["startup"] | {"batch_size": 64},
+    "images": CPU["images"] | {"warm_up": 1, "turns": 4, "scale": 16, "batch_size": 64},
 }
 
 QUICK: Sizes = {
@@ -46,4 +48,5 @@ QUICK: Sizes = {
     "metrics": {"repeats": 2, "score_sizes": [[50, 4], [100, 8]]},
     "communication": {"rows": 32, "steps": 2},
     "startup": {"rows": 2000, "batch_size": 8, "max_length": 32, "rounds": 1, "helps": 2},
+    "images": {"seconds": 0, "max_steps": 4, "warm_up": 1, "turns": 3, "epochs": 1, "scale": 1, "batch_size": 4},
 }  # fmt: skip

@@ -128,3 +128,14 @@ def contents(folder: Path) -> dict[str, str]:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and not path.is_symlink()
     }
+
+
+def check_one_message(ended) -> None:
+    """One problem on one line, or a count and a line for each problem."""
+    first, *others = ended.err.splitlines()
+    if others:
+        assert first == f"{len(others)} errors:", ended.err
+        assert all(line.startswith("  - ") for line in others), ended.err
+    else:
+        assert first.startswith("error: "), ended.err
+    assert "Traceback" not in ended.err

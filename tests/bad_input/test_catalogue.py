@@ -12,12 +12,15 @@ import refused_arguments
 import refused_files
 import refused_models
 import refused_targets
+import segment
+import segment3d
 import titlegen
-from catalogue_case import TARGETS, Case, command_line, contents, lay_out
+from catalogue_case import TARGETS, Case, check_one_message, command_line, contents, lay_out
 
 from finetune.arguments.parsing import _kind
 
 SCRIPTS = {"classify": classify, "titlegen": titlegen, "image_classify": image_classify}
+SCRIPTS |= {"segment": segment, "segment3d": segment3d}
 
 REFUSED = [*refused_files.CASES, *refused_targets.CASES, *refused_arguments.CASES, *refused_models.CASES]
 TRIED = [pytest.param(case, task, id=f"{case.name}-{task}") for case in REFUSED for task in case.tasks]
@@ -39,17 +42,6 @@ def test_bad_input_is_explained_and_harms_nothing(case: Case, task: str, workpla
         name: digest for name, digest in contents(workplace).items() if not name.startswith("cache/") and name != "run/.lock"
     }
     assert kept == before
-
-
-def check_one_message(ended) -> None:
-    """One problem on one line, or a count and a line for each problem."""
-    first, *others = ended.err.splitlines()
-    if others:
-        assert first == f"{len(others)} errors:", ended.err
-        assert all(line.startswith("  - ") for line in others), ended.err
-    else:
-        assert first.startswith("error: "), ended.err
-    assert "Traceback" not in ended.err
 
 
 def test_the_catalogue_is_large_and_tries_both_tasks():

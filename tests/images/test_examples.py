@@ -1,3 +1,5 @@
+import os
+import time
 from pathlib import Path
 
 import datasets
@@ -8,6 +10,8 @@ from pictures import CLASSES, idx, pixels, write_folder, write_idx
 from PIL import Image
 
 from finetune.errors import InputError
+from images import sources
+from images.decoding import read_header
 from images.examples import read_examples
 
 
@@ -155,6 +159,34 @@ def test_inspecting_names_everything_that_is_wrong(tmp_path):
         f"{tmp_path}/rows.csv: is no picture that Pillow can read (it begins with b'image,label\\ndark'); "
         "copy it again or leave it out",
     ]
+
+
+def test_unchanged_files_are_not_read_again(tmp_path, monkeypatch, token_cache):
+    found = read(write_folder(tmp_path)).images
+    files, opened = [found.folder / cell for cell in found.cells], []
+    monkeypatch.setattr(sources, "read_header", lambda content, name: (opened.append(name), read_header(content, name))[1])
+
+    def look(age):
+        """Looks at files that were changed so many seconds ago."""
+        opened.clear()
+        for file in files:
+            os.utime(file, (time.time() - age,) * 2)
+        return found.inspect()
+
+    first = found.inspect()  # files of this moment may change again within the resolution of the clock
+    assert found.inspect() == first
+    assert len(opened) == 2 * len(files)
+    look(60)
+    assert len(opened) == len(files)
+    opened.clear()
+    assert found.inspect() == first
+    assert opened == []
+    files[0].write_bytes(files[2].read_bytes())
+    changed = look(30)
+    assert (changed.digests[0], changed.digests[1:]) == (first.digests[2], first.digests[1:])
+    files[1].unlink()
+    with pytest.raises(InputError, match="does not exist"):
+        found.inspect()
 
 
 def test_the_same_pictures_have_the_same_content_wherever_they_lie(tmp_path):

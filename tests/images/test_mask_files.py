@@ -12,7 +12,6 @@ from images.arguments import MaskArguments
 from images.image_task import inspect_all
 from images.masks import (
     IGNORED,
-    Classes,
     check_values,
     choose_classes,
     find_classes_file,
@@ -87,51 +86,6 @@ def test_a_table_names_pictures_and_masks(tmp_path):
     (tmp_path / "rows.csv").write_text("image,label\nimages/a.jpg,masks/a.png\n")
     found, _ = read(tmp_path / "rows.csv")
     assert inspect_masks({"validation": found}, inspect_all({"validation": found}, []))["validation"].totals == {0: 24}
-
-
-def delete(folder):
-    (folder / "masks" / "002.png").unlink()
-
-
-def deepen(folder):
-    save(folder / "masks" / "002.png", np.full(masks_job.SIZE, 40000, dtype=np.uint16))
-
-
-def truncate(folder):
-    file = folder / "masks" / "002.png"
-    file.write_bytes(file.read_bytes()[:-30])
-
-
-REFUSED = {
-    "missing mask": (delete, r"images/002\.png: no mask in .*masks; expected 002\.png"),
-    "other size": (lambda f: save(f / "masks" / "002.png"),
-                   r"masks/002\.png: 6x4 pixels, but its picture .*002\.png has 48x32"),
-    "unknown value": (lambda f: save(f / "masks" / "002.png", np.full(masks_job.SIZE, 7, np.uint8)),
-                      r"masks/002\.png: 1536 pixels of unknown class 7"),
-    "unknown value of 16 bits": (deepen, r"masks/002\.png: 1536 pixels of unknown class 40000"),
-    "colours": (lambda f: save(f / "masks" / "002.png", np.zeros((*masks_job.SIZE, 3), np.uint8)),
-                r"masks/002\.png: a mask of mode RGB; expected one channel of class numbers"),
-    "truncated": (truncate, r"masks/002\.png: broken or truncated picture"),
-    "empty": (lambda f: [file.unlink() for file in (f / "images").iterdir()], r"images: holds no pictures"),
-    "no folder": (lambda f: shutil.rmtree(f / "masks"), r"holds no pictures with masks; expected images/ and masks/"),
-    "one name twice": (lambda f: save(f / "images" / "002.bmp"), r"002\.png: 002\.bmp has the same name"),
-}  # fmt: skip
-
-
-def load(folder):
-    found = {"train": read(folder, "train")[0]}
-    masks = inspect_masks(found, inspect_all(found, []))["train"]
-    check_values(masks, Classes(list(masks_job.CLASSES), frozenset([255])))
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_is_wrong_with_masks_is_said_with_the_file(name, tmp_path, token_cache):
-    masks_job.write(tmp_path, rows=4)
-    spoil, said = REFUSED[name]
-    spoil(tmp_path)
-    with pytest.raises(InputError) as caught:
-        load(tmp_path)
-    assert re.search(said, caught.value.problems[0]), caught.value.problems
 
 
 def test_masks_of_16_bits_and_palettes_hold_class_numbers(tmp_path, token_cache):

@@ -4,7 +4,16 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from transformers import MobileNetV2ImageProcessorPil, SegformerConfig
+from transformers import (
+    AutoModelForSemanticSegmentation,
+    BeitConfig,
+    ConvNextConfig,
+    DPTConfig,
+    MobileNetV2Config,
+    MobileNetV2ImageProcessorPil,
+    SegformerConfig,
+    UperNetConfig,
+)
 
 from finetune.errors import InputError
 from images import segmenter
@@ -25,7 +34,8 @@ def test_windows_cover_a_picture_once_each_place_counted(size):
         covered[top : top + 16, left : left + 16] += 1
     assert covered.min() == 1
     pixels = torch.rand(1, 3, 60, 60)
-    (logits,) = segmenter.window_logits(pixelwise, pixels, [list(size)], window=(16, 16), overlap=0.25, all_alike=False)
+    windows = {"window": (16, 16), "overlap": 0.25, "window_batch_size": 4, "all_alike": False}
+    (logits,) = segmenter.window_logits(pixelwise, pixels, [list(size)], **windows)
     torch.testing.assert_close(logits, pixels[..., : size[0], : size[1]])
 
 
@@ -98,3 +108,30 @@ def test_a_new_head_changes_nothing_but_the_last_layer():
     segmenter.renew_head(model)
     changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
     assert changed == {"decode_head.classifier.weight"}
+
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 16, "image_size": 32}
+STAGES = {"hidden_sizes": [8, 8, 16, 16], "depths": [1] * 4, "out_features": [f"stage{number}" for number in range(1, 5)]}
+WITH_AUXILIARY_HEADS = {
+    "beit": lambda: BeitConfig(**SMALL, patch_size=8, out_indices=[1, 2, 3, 4], pool_scales=[1, 2]),
+    "dpt": lambda: DPTConfig(**SMALL, patch_size=8, backbone_out_indices=[0, 1, 2, 3], neck_hidden_sizes=[8, 8, 16, 16],
+                             fusion_hidden_size=8),
+    "upernet": lambda: UperNetConfig(backbone_config=ConvNextConfig(**STAGES), hidden_size=16, pool_scales=[1, 2],
+                                     auxiliary_in_channels=16),
+    "mobilenet_v2": lambda: MobileNetV2Config(depth_multiplier=0.1, min_depth=8),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", WITH_AUXILIARY_HEADS)
+def test_what_has_no_gradient_is_found_and_auxiliary_heads_are_off(kind):
+    """DDP ends with an error where a parameter that it waits for gets no gradient."""
+    config = WITH_AUXILIARY_HEADS[kind]()
+    unused = segmenter.unused_parameters(config, 3, (32, 32))
+    assert config.use_auxiliary_head if hasattr(config, "use_auxiliary_head") else kind == "mobilenet_v2"
+    segmenter.configure(config, ["a", "b"], overlap=0.25, loss_settings={})
+    model = AutoModelForSemanticSegmentation.from_config(config).train()
+    assert not any("auxiliary" in name for name, _ in model.named_parameters())
+    model(pixel_values=torch.rand(2, 3, 32, 32)).logits.sum().backward()
+    without = {name for name, parameter in model.named_parameters() if parameter.grad is None}
+    assert without == {name for name in unused if "auxiliary" not in name}
+    assert bool(without) == (kind != "upernet")

@@ -163,6 +163,24 @@ def test_a_ratio_at_worse_quality_does_not_count(of_classification, load):
     assert goal.judge({"goals": {}, "quick": False})[2:] == goal.judge(None)[2:] == ("not measured", "")
 
 
+def test_image_tasks_have_a_goal_for_each_loop(load):
+    section = load("benchmarking.sections.images")
+    run = {"step_seconds": [9.0, 2.0, 4.0, 2.0], "memory_mb": 1.0, "peak_memory_mb": 2.0}
+    assert section.contender_row([run], batch_size=4, warm_up=1, per_turn=1) == {
+        "turns": 3, "samples/s": 2.0, "at best": 2.0, "memory, MiB": 1.0, "of the process, MiB": 2.0,
+    }  # fmt: skip
+    speeds = {"bare": 0.98, "trainer": 1.1, "monai": 1.2}
+    compared = [
+        {"task": task, "": name, "speed (quartiles)": {"median": speeds[name]}, "CPU time": 1.01}
+        for task, (_, other) in section.TASKS.items()
+        for name in ("bare", other)
+    ]
+    found = section.goal_values(compared)
+    assert set(found) == {goal.name for goal in section.GOALS}
+    assert found[section.cost("segment")][0] == pytest.approx(100 * (1 / 0.98 - 1))
+    assert found["segment3d: times the speed of MONAI"] == (1.2, None)
+
+
 def test_numbers_are_shown_with_four_digits(load):
     show = load("benchmarking.report").show
     spread = {"low": 1.0, "median": 2.34567, "high": 12345.6}

@@ -3,9 +3,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from volumes.augmentation import Augmentation, cut
 from volumes.files import VolumeFile, Volumes
 from volumes.nifti import IGNORED
-from volumes.patches import Patches, cut
+from volumes.patches import Patches
 from volumes.prepared import prepare
 
 SIZE = (4, 4, 4)
@@ -25,10 +26,12 @@ def patches(tmp_path, write, token_cache):
             write(path, voxels)
         files.append(VolumeFile(str(number), *paths))
     volumes = prepare(Volumes("data", files), (1.0, 1.0, 1.0), None)
-    return Patches(volumes, SIZE, 3, foreground_share=0.5, flip_axes=("x", "y", "z"), seed=1)
+    return Patches(volumes, SIZE, 3, foreground_share=0.5, flip_axes=("x", "y", "z"), seed=1, augmentation=Augmentation())
 
 
-def test_a_patch_is_a_function_of_seed_epoch_and_row(patches):
+@pytest.mark.parametrize("augmentation", [Augmentation(), Augmentation(30, (0.8, 1.2), 0.1, 0.1)])
+def test_a_patch_is_a_function_of_seed_epoch_and_row(patches, augmentation):
+    patches = replace(patches, augmentation=augmentation)
     together = patches.batch(np.arange(6), epoch=2)
     assert together.inputs["image"].shape == (6, 1, *SIZE)
     for row in (4, 0, 3):  # in any order and company
