@@ -47,7 +47,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, AutoModelForImageClassification
@@ -182,10 +181,6 @@ class ImageClassification(ImageTask):
     def samples(self, best: Predictions) -> dict[str, str]:
         confusion = confusion_matrix(best["logits"].argmax(axis=1), best["labels"], len(self.labels))
         return {"confusion matrix": "\n".join(classifier.confusion_table(confusion.tolist(), self.labels))}
-
-    def pictures(self, best: Predictions) -> dict[str, np.ndarray]:
-        confusion = confusion_matrix(best["logits"].argmax(axis=1), best["labels"], len(self.labels))
-        return {"confusion_matrix": classifier.confusion_picture(confusion, self.labels)}
 
     def load_exported(self, path: str | Path) -> torch.nn.Module:
         small = read_config(path)

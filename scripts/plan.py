@@ -358,8 +358,12 @@ def memory_report(task: Any, data: Any, plan: Any, launch: Any, several_machines
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
         print(f"memory         not known in advance: a dry run of the model fails ({reason})")
         return 0
-    whole = optimizers.needs_whole_matrices(task.arguments.optim)
-    shipped = [row(name, other) for name, other in shipped_layouts(layout, several_machines) if not (whole and other.stage)]
+    optim = task.arguments.optim
+    shipped = [
+        row(name, other)
+        for name, other in shipped_layouts(layout, several_machines)
+        if not optimizers.refusals(optim, {} if other.stage else None, None, other.fsdp is not None)
+    ]
     first = next(iter(dry_runs.values()))
     print(f"model          {first.parameters:,} weights, {first.trainable:,} of them trained")
     print(f"\nGiB per {'GPU' if layout.on_gpu else 'process'}, for micro-batches of {first.input_size}\n")

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw
 
 from finetune.errors import InputError, TrainingError
 from finetune.reading.columns import SHOWN, more
@@ -223,25 +222,6 @@ def prediction_lines(logits: np.ndarray, labels: list[str]) -> Iterator[dict[str
     chances = torch.as_tensor(logits).double().softmax(-1).numpy()
     for row, order in zip(chances, np.argsort(-chances, axis=1, kind="stable")[:, :SHOWN_CLASSES], strict=True):
         yield {"label": labels[order[0]], "probabilities": {labels[place]: round(float(row[place]), 6) for place in order}}
-
-
-def confusion_picture(confusion: np.ndarray, labels: list[str]) -> np.ndarray:
-    """(height, width, 3) uint8: a confusion matrix, (classes, classes), a row a true class; the darker a cell, the larger its
-    share of the row. Few classes have their names at the left and counts in the cells."""
-    few = len(labels) <= MOST_CLASSES
-    cell, margin = (32, 110) if few else (max(1, 640 // len(labels)), 0)
-    shares = confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
-    shades = np.stack([255 * (1 - part * shares) for part in (0.9, 0.6, 0.3)], axis=2).astype(np.uint8)
-    grid = shades.repeat(cell, axis=0).repeat(cell, axis=1)
-    image = Image.fromarray(np.pad(grid, ((0, 0), (margin, 0), (0, 0)), constant_values=255))
-    if few:
-        draw = ImageDraw.Draw(image)
-        for row, label in enumerate(labels):
-            draw.text((4, row * cell + 10), label.encode("ascii", "replace").decode()[:16], fill="black")
-            for column, count in enumerate(confusion[row].tolist()):
-                colour = "white" if shares[row, column] > 0.5 else "black"
-                draw.text((margin + column * cell + cell // 2, row * cell + cell // 2), str(count), colour, anchor="mm")
-    return np.asarray(image)
 
 
 def confusion_table(confusion: list[list[int]], labels: list[str]) -> list[str]:

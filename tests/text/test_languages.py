@@ -99,7 +99,7 @@ def test_the_prefix_of_an_exported_model_is_used_without_being_named(tmp_path):
             output_dir="runs/a", model_name_or_path=str(tmp_path / name), max_length=32, max_title_length=8, **files, **given
         )
         task = titlegen.TitleGeneration(arguments)
-        launch = SimpleNamespace(device_type="cpu", zero_stage=0, world_size=1, precision="no")
+        launch = SimpleNamespace(device_type="cpu", gathers_weights=False, world_size=1, precision="no")
         return task, task.load(launch, modes)
 
     languages = {"source_lang": "eng_Latn", "target_lang": "fra_Latn"}

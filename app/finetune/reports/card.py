@@ -1,4 +1,4 @@
-"""README.md of a run: a model card with metadata for the hub, metrics and curves."""
+"""README.md of a run: a model card with metadata for the hub, metrics and figures."""
 
 from __future__ import annotations
 
@@ -15,11 +15,8 @@ from finetune.output import written
 from finetune.output.console import say
 from finetune.output.files import write_text
 from finetune.output.run_folder import CARD, PICTURES, check_present
-from finetune.reports.tracker import read_history
 
 SPLITS = {"eval": "validation", "test": "test"}  # prefix of metrics -> name of the split
-CURVES = {"loss": "Training loss", "eval_loss": "Validation loss", "learning_rate": "Learning rate"}
-MOST_POINTS = 60  # of a curve; more cannot be told apart at the size it is drawn in
 
 
 def write_card(
@@ -30,14 +27,13 @@ def write_card(
     metrics: Sequence[str],
     sections: Sequence[str],
 ) -> None:
-    """Writes the card of the run in `folder` from its run.json, metrics.json and history.jsonl.
+    """Writes the card of the run in `folder` from its run.json, metrics.json and pictures/.
 
     `pipeline_tag`: the hub's name of the task, None for a model that the hub does not know; `usage`: Python code that loads
     best/; `metrics`: names without eval_ or test_, one table row each; `sections`: further Markdown lines of the task.
     """
     run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     values = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
-    history = read_history(folder)
     arguments = run["arguments"]
     base = None if arguments.get("from_scratch") else _hub_id(arguments.get("model_name_or_path"))
     dataset = _hub_id(arguments.get("dataset_name"))
@@ -55,8 +51,6 @@ def write_card(
     body = [*metadata, f"# {title}", "", *code, "## Metrics", ""]
     body += _table(values, metrics)
     body += ["", *_pictures(folder), *sections, "", "## Training", "", *_facts(run, values), ""]
-    for key, name in CURVES.items():
-        body += _curve(name, [(event["step"], event[key]) for event in history if event.get(key) is not None])
     check_present(folder / CARD)
     if written.foreign(folder, [CARD]):
         say(f"note           {folder / CARD} is not a run's and stays; there is no model card")
@@ -126,24 +120,4 @@ def _facts(run: dict[str, Any], values: dict[str, Any]) -> list[str]:
         f"- {run['world_size']} process(es) on {run['device']}, {run['launcher']}{sharded}, "
         f"mixed precision {run['mixed_precision']}",
         "- " + ", ".join(f"{name} {version}" for name, version in run["versions"].items() if version),
-    ]
-
-
-def _curve(name: str, points: list[tuple[int, float]]) -> list[str]:
-    """A Mermaid chart, which Markdown viewers draw without an image file."""
-    if len(points) < 2:
-        return []
-    stride = -(-len(points) // MOST_POINTS)
-    points = points[::stride]
-    steps, values = [step for step, _ in points], [value for _, value in points]
-    low, high = min(values), max(values)
-    return [
-        "```mermaid",
-        "xychart-beta",
-        f'    title "{name}"',
-        f'    x-axis "step" {steps[0]} --> {steps[-1]}',
-        f"    y-axis {low:.3g} --> {max(high, low + 1e-9):.3g}",
-        f"    line [{', '.join(f'{value:.4g}' for value in values)}]",
-        "```",
-        "",
     ]

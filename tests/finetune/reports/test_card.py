@@ -3,7 +3,7 @@ import json
 import pytest
 import yaml
 
-from finetune.reports.card import MOST_POINTS, markdown_table, write_card
+from finetune.reports.card import markdown_table, write_card
 
 RUN = {
     "arguments": {"model_name_or_path": "org/base", "weight_decay": 0.01, "max_grad_norm": 1.0, "seed": 42},
@@ -115,18 +115,3 @@ def test_facts_of_the_run(folder):
     assert "- learning rate 0.001 (linear, 2 warm-up steps), weight decay 0.01, clipping 1, seed 42" in text
     assert "- 4 process(es) on cuda, torchrun, ZeRO-2, mixed precision bf16" in text
     assert "- torch 2.13\n" in text
-
-
-def test_curves_are_drawn_of_two_points_or_more(folder):
-    history = [{"step": step, "loss": 1 / step, "learning_rate": 0.1} for step in (1, 2, 4)] + [{"step": 4, "eval_loss": 0.3}]
-    text = card(folder(history=history))
-    assert text.count("```mermaid") == 2
-    assert 'title "Training loss"\n    x-axis "step" 1 --> 4\n    y-axis 0.25 --> 1\n    line [1, 0.5, 0.25]' in text
-    assert 'title "Learning rate"\n    x-axis "step" 1 --> 4\n    y-axis 0.1 --> 0.1\n    line [0.1, 0.1, 0.1]' in text
-    assert "Validation loss" not in text
-
-
-def test_long_curves_are_thinned(folder):
-    history = [{"step": step, "loss": float(step)} for step in range(1, 1001)]
-    line = next(line for line in card(folder(history=history)).splitlines() if line.startswith("    line"))
-    assert MOST_POINTS / 2 < line.count(",") + 1 <= MOST_POINTS
