@@ -28,6 +28,7 @@ IMPORTED_LATER = {
     "matplotlib": "half a second; figures are drawn once, at the end",
     "jinja2": "as matplotlib",
     "sklearn": "as matplotlib",
+    "rich": "only a terminal shows bars",
     "peft": "optional (requirements-lora.txt)",
     "rouge_score": "imports nltk, a second; only titles are scored by it",
     "rjieba": "its dictionary takes a third of a second; only Chinese words need it",

@@ -25,7 +25,7 @@ from finetune.output.progress import Phase
 from finetune.output.run_folder import BEST, merge_metrics
 from finetune.plan import Plan, evaluation_batch
 from finetune.reports import judging
-from finetune.reports.tracker import Tracker, read_history
+from finetune.reports.tracker import Tracker, project_of, read_history
 from finetune.task import Data, Predictions, Split, Task
 from finetune.training import loop
 from finetune.training.batches import EvalRows, TrainSteps
@@ -55,7 +55,7 @@ def prepare_training(
     if opened.replace is not None:
         run.on_main(opened.replace)
     tracker = Tracker(run.accelerator, folder, plan.total_steps, state.step, resume is not None)
-    tracker.start_trackers(arguments.run_name, as_dict(arguments))
+    tracker.start_trackers(project_of(arguments, task.name), arguments.run_name, as_dict(arguments))
     training = Training(
         model=prepared,
         optimizer=optimizer,

@@ -13,6 +13,9 @@ from finetune import optimizers, schedules
 from finetune.arguments.parsing import option
 from finetune.plan import Modes
 
+# Those that Accelerate supports.
+TRACKERS = ("tensorboard", "wandb", "mlflow", "comet_ml", "aim", "clearml", "dvclive", "swanlab", "trackio")
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelArguments:
@@ -258,11 +261,16 @@ class RunArguments:
     report_to: tuple[str, ...] = option(
         ("tensorboard", "html"),
         per_machine=True,
-        choices=("tensorboard", "wandb", "mlflow", "html", "none"),
+        choices=(*TRACKERS, "html", "none"),
         help="trackers, separated by commas; html: report.html in the run's folder",
     )
     profile: int | None = option(at_least=1, help="write a trace of N steps by torch's profiler, and say what costs most")
     run_name: str | None = option(per_machine=True, help="name of the run for trackers")
+    project_name: str | None = option(
+        per_machine=True,
+        help="wandb's project, MLflow's experiment (default: WANDB_PROJECT, MLFLOW_EXPERIMENT_NAME or COMET_PROJECT_NAME, or "
+        "the task's name)",
+    )
     push_to_hub: bool = option(False, help="upload the best model to the hub when the run is done")
     hub_model_id: str | None = option(help="hub repository for --push_to_hub")
     hub_private_repo: bool = option(False, help="create that repository as a private one")

@@ -61,7 +61,7 @@ RECOMPUTED = only(
     '{"use_reentrant":false}', "layers are recomputed without re-entering autograd, every one of them; leave it out"
 )
 TOKEN = refused("a token on a command line is seen by everybody on the machine; set HF_TOKEN, or log in (hf auth login)")
-TRACKIO = refused("Trackio is not supported; use --report_to tensorboard, wandb or mlflow, and --run_name")
+TRACKIO = refused("spaces of Trackio are not made; --report_to trackio, --project_name and --run_name are what it gets")
 UPLOADED_ONCE = "the best model is uploaded once, when the run is done"
 
 TRAINER_NAMES: dict[str, TrainerName] = {
@@ -114,7 +114,7 @@ TRAINER_NAMES: dict[str, TrainerName] = {
     "log_level": only("passive", "rank 0 reports what matters; --debug shows the stack trace of an error"),
     "log_level_replica": only("passive", "rank 0 reports what matters; --debug shows the stack trace of an error"),
     "disable_tqdm": refused("there is a progress bar on a terminal only; --quiet prints none"),
-    "project": TRACKIO,
+    "project": same_as("project_name"),
     "trackio_space_id": TRACKIO,
     "trackio_bucket_id": TRACKIO,
     "trackio_static_space_id": TRACKIO,

@@ -10,13 +10,12 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
-from rich.table import Column
+from typing import TYPE_CHECKING, Any
 
 from finetune.output.console import is_quiet, say
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 DELAY = 1.0  # seconds that a phase must last to be shown on a terminal
 BETWEEN_REFRESHES = 0.1  # seconds
@@ -110,6 +109,10 @@ class Phase:
             return
         self.refreshed = now
         if _display is None:
+            from rich.console import Console  # only a terminal shows bars
+            from rich.progress import BarColumn, Progress, TextColumn
+            from rich.table import Column
+
             # Not refreshed by a thread of its own: it would be copied into worker processes by a fork.
             _display = Progress(
                 TextColumn("{task.description}", table_column=Column(no_wrap=True)),

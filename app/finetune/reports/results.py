@@ -15,6 +15,8 @@ from finetune.output import predictions as output
 from finetune.output.run_folder import BEST, CARD, PICTURES
 from finetune.task import Predictions, Split, Task
 
+FINAL = ("test_", "best_")  # beginnings of names
+
 
 def write_predictions(run: Run, arguments: Any, task: Task, split: Split, predictions: Predictions | None) -> None:
     """Writes the predictions, one line per row, in the input's order. `predictions`: on rank 0."""
@@ -51,6 +53,13 @@ def table(scores: dict[str, dict[str, Any]], names: tuple[str, ...]) -> list[str
         cells = "".join(f"{'-' if value is None else f'{value:.4f}':>12}" for value in values)
         lines.append(f"{'':<15}{name:<{width}}{cells}")
     return lines
+
+
+def track(run: Run, metrics: dict[str, Any]) -> None:
+    """Gives trackers the run's final numbers: those of the test rows and of the best model."""
+    final = {name: value for name, value in metrics.items() if isinstance(value, int | float) and name.startswith(FINAL)}
+    if run.accelerator.trackers and final:
+        run.accelerator.log(final, step=metrics.get("train_steps"))
 
 
 def check_upload(arguments: Any) -> None:

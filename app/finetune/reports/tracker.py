@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from accelerate.tracking import TensorBoardTracker
 from PIL import Image
 
 from finetune.output import written
@@ -24,11 +25,16 @@ from finetune.output.run_folder import PICTURES, check_present
 HISTORY, TENSORBOARD = "history.jsonl", "tensorboard"
 
 
+# Where services look for it themselves.
+PROJECT_VARIABLES = ("WANDB_PROJECT", "MLFLOW_EXPERIMENT_NAME", "COMET_PROJECT_NAME")
+
+
 class Tracker:
     """Writes on rank 0, does nothing elsewhere."""
 
     def __init__(self, accelerator: Any, output_dir: Path, total_steps: int, first_step: int, resuming: bool) -> None:
         self.accelerator, self.is_main = accelerator, accelerator.is_main_process
+        self.output_dir = output_dir
         self.progress = Phase("training", "steps", total_steps, first_step, self.is_main)
         if not self.is_main:
             return
@@ -38,15 +44,19 @@ class Tracker:
             _keep_until(self.path, first_step if resuming else 0)
             self.history = self.path.open("a", encoding="utf-8")
 
-    def start_trackers(self, run_name: str | None, arguments: dict[str, Any]) -> None:
-        """Opens the trackers that the Accelerator was made with. TensorBoard writes to tensorboard/ in the run's folder."""
+    def start_trackers(self, project: str, run_name: str | None, arguments: dict[str, Any]) -> None:
+        """Opens the trackers that the Accelerator was made with. TensorBoard writes to tensorboard/ in the run's folder, for
+        others `project` names where runs are collected."""
         plain = {key: value if isinstance(value, int | float | str | bool) else str(value) for key, value in arguments.items()}
         kwargs = {"wandb": {"name": run_name}, "mlflow": {"run_name": run_name}} if run_name else {}
         if self.accelerator.log_with:
             if self.is_main:
                 events = f"{TENSORBOARD}/*events.out.tfevents.*.{glob.escape(socket.gethostname())}.{os.getpid()}.*"
                 written.add_patterns(self.folder, events, f"{TENSORBOARD}/[0-9]*/hparams.yml")
-            self.accelerator.init_trackers(TENSORBOARD, config=plain, init_kwargs=kwargs)
+            # By its name alone Accelerate would make the project TensorBoard's folder.
+            board = TensorBoardTracker(TENSORBOARD, self.output_dir)
+            self.accelerator.log_with = [board if each == TENSORBOARD else each for each in self.accelerator.log_with]
+            self.accelerator.init_trackers(project, config=plain, init_kwargs=kwargs)
 
     def log(self, event: dict[str, Any], shown: tuple[str, ...] = (), speed: dict[str, float] | None = None) -> None:
         """Records one event, which has "step"; the keys `shown` go to the console too. `speed` is for trackers only."""
@@ -98,6 +108,12 @@ class Tracker:
         self.progress.stop()
         if self.is_main:
             self.history.close()
+
+
+def project_of(arguments: Any, task: str) -> str:
+    """What --project_name says, or else the environment, or else the name of the task."""
+    given = (os.environ[name] for name in PROJECT_VARIABLES if os.environ.get(name))
+    return arguments.project_name or next(given, task)
 
 
 def show_picture(accelerator: Any, folder: Path, name: str, picture: np.ndarray) -> None:

@@ -3,10 +3,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from accelerate.utils import LoggerType
 from PIL import Image
 
+from finetune.arguments.groups import TRACKERS
 from finetune.output import written
-from finetune.reports.tracker import HISTORY, Tracker, read_history
+from finetune.reports.tracker import HISTORY, Tracker, project_of, read_history
 
 
 class Accelerator(SimpleNamespace):
@@ -126,12 +128,27 @@ def test_other_processes_are_silent(tmp_path, capsys):
 def test_trackers_get_the_arguments_as_plain_values(tmp_path):
     accelerator = Accelerator(log_with=["tensorboard"])
     tracker = Tracker(accelerator, tmp_path, 10, 0, False)
-    tracker.start_trackers("first", {"seed": 1, "columns": ("a", "b"), "name": None})
+    tracker.start_trackers("reviews", "first", {"seed": 1, "columns": ("a", "b"), "name": None})
     tracker.close()
-    ((folder, config, kwargs),) = accelerator.started
-    assert folder == "tensorboard"
+    ((project, config, kwargs),) = accelerator.started
+    assert project == "reviews"
+    (board,) = accelerator.log_with
+    assert (board.run_name, board.logging_dir_param) == ("tensorboard", tmp_path)  # not a folder "reviews"
     assert config == {"seed": 1, "columns": "('a', 'b')", "name": "None"}
     assert kwargs["wandb"] == {"name": "first"}
     silent = Accelerator()
-    Tracker(silent, tmp_path, 10, 0, False).start_trackers(None, {})
+    Tracker(silent, tmp_path, 10, 0, False).start_trackers("reviews", None, {})
     assert silent.started == []
+
+
+def test_trackers_are_those_of_accelerate():
+    assert set(TRACKERS) == {str(kind) for kind in LoggerType} - {"all"}
+
+
+def test_a_project_is_what_is_given_or_set_or_the_task(monkeypatch):
+    for name in ("WANDB_PROJECT", "MLFLOW_EXPERIMENT_NAME", "COMET_PROJECT_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    assert project_of(SimpleNamespace(project_name=None), "classify") == "classify"
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "reviews")
+    assert project_of(SimpleNamespace(project_name=None), "classify") == "reviews"
+    assert project_of(SimpleNamespace(project_name="mine"), "classify") == "mine"
