@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 APP = ROOT / "app"
 SOURCES = sorted(APP.rglob("*.py"))
-TASKS = {path.stem for path in APP.glob("*.py")}
+TASKS = {path.stem for path in APP.glob("*.py")} - {"predict"}  # which starts one of them
 MOST_MODULES = 12
 TASK_LINES = 250
 # Everything that is imported inside a function, and why. What is not here stands at the top of its file.

@@ -1,0 +1,79 @@
+import json
+
+import predict
+import pytest
+from launchers import REPOSITORY, TEST_ROWS, python, run
+
+from finetune.errors import InputError
+
+
+@pytest.fixture
+def folder(tmp_path):
+    def make(config, name="config.json"):
+        (tmp_path / name).write_text(config if isinstance(config, str) else json.dumps(config), encoding="utf-8")
+        return tmp_path
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("config", "task"),
+    [
+        ({"architectures": ["BigBirdForSequenceClassification"]}, "classify"),
+        ({"architectures": ["EncoderDecoderModel"]}, "titlegen"),
+        ({"architectures": ["BartForConditionalGeneration"]}, "titlegen"),
+        ({"architectures": ["ViTForImageClassification"]}, "image_classify"),
+        ({"model_type": "small_cnn"}, "image_classify"),
+        ({"architectures": ["SegformerForSemanticSegmentation"]}, "segment"),
+        ({"model_type": "monai_unet"}, "segment3d"),
+    ],
+)
+def test_the_folder_says_which_task_it_is_of(config, task, folder):
+    place = folder(config)
+    assert predict.task_of(place) == task
+    script, *parts = predict.command_line([str(place), "rows.csv", "--output_dir", "out", "--seed", "1"])
+    assert script == str(REPOSITORY / "app" / f"{task}.py")
+    assert parts == [
+        *("--do_predict", "--model_name_or_path", str(place), "--test_file", "rows.csv"),
+        *("--output_dir", "out", "--report_to", "none", "--seed", "1"),
+    ]
+
+
+def test_an_adapter_says_so_before_its_base_does(folder):
+    folder({"task_type": "SEQ_CLS"}, "adapter_config.json")
+    assert predict.task_of(folder({"architectures": ["BertModel"]})) == "classify"
+
+
+@pytest.mark.parametrize(
+    ("config", "argv", "message"),
+    [
+        (None, ["rows.csv"], "is no exported model: it has no config.json"),
+        ("{", ["rows.csv"], r"config\.json: cannot be read"),
+        ({"architectures": ["BertForMaskedLM"]}, ["rows.csv"], r"is of no task here \(\['BertForMaskedLM'\]\)"),
+        ({"model_type": "small_cnn"}, [], "give either a FILE"),
+        ({"model_type": "small_cnn"}, ["rows.csv", "--text", "a"], "give either a FILE"),
+        ({"model_type": "small_cnn"}, ["--text", "a"], "is a model of image_classify, which takes files"),
+        ({"model_type": "monai_unet"}, ["volumes"], "--output_dir is missing: masks go to a folder"),
+    ],
+)
+def test_what_cannot_be_predicted_is_explained(config, argv, message, folder, tmp_path):
+    place = tmp_path if config is None else folder(config)
+    with pytest.raises(InputError, match=message):
+        predict.command_line([str(place), *argv])
+
+
+def test_several_processes_need_a_folder(folder, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match="several processes share a folder"):
+        predict.command_line([str(folder({"model_type": "small_cnn"})), "rows.csv"])
+
+
+@pytest.mark.slow
+def test_texts_and_files_give_lines_and_nothing_else(launched, home):
+    model = launched("python").folder / "best"
+    command = [*python(), str(REPOSITORY / "app" / "predict.py"), str(model)]
+    said = run([*command, "--text", "red apples", "--text", "blue sky"], home).check()
+    lines = [json.loads(line) for line in said.out.splitlines()]
+    assert [line.keys() for line in lines] == [{"id", "labels", "probabilities"}] * 2
+    run([*command, "test.csv", "--output", "predicted.csv"], home).check()
+    assert len((home / "predicted.csv").read_text(encoding="utf-8").splitlines()) == TEST_ROWS + 1
