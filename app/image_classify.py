@@ -193,8 +193,9 @@ class ImageClassification(ImageTask):
         return classifier.prediction_lines(predictions["logits"], self.labels)
 
     def judge(self, best: Predictions, split: ImageSplit) -> Judgement:
-        confusion = confusion_matrix(best["logits"].argmax(axis=1), best["labels"], len(self.labels))
-        return class_plots.judge(confusion, self.labels)
+        found = best["logits"].argmax(axis=1)
+        confusion = confusion_matrix(found, best["labels"], len(self.labels))
+        return class_plots.judge(confusion, self.labels, found == best["labels"])
 
     def card(self, folder: Path) -> Card:
         sections = classifier.card_sections(folder, self.labels)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from finetune.output.predictions import metrics_name
 from finetune.output.run_folder import merge_metrics
 from finetune.plan import make_plan
 from finetune.reports import results
-from finetune.reports.judging import write_reports
+from finetune.reports.judging import keep_test_scores, write_reports
 from finetune.task import Task
 from finetune.training import loop
 from finetune.training.evaluation import evaluate, predict
@@ -90,6 +91,8 @@ def predict_test(started: Run, arguments: Any, task: Task, model: Any, split: An
     results.write_predictions(started, arguments, task, split, predictions)
     metrics = {"test_rows": len(split), "test_samples_per_second": len(split) / seconds}
     if split.labelled:
+        if "html" in arguments.report_to:
+            started.on_main(partial(keep_test_scores, Path(arguments.output_dir), task, predictions, split))
         scores = started.on_main(lambda: task.all_scores(predictions, split))
         metrics |= {f"test_{name}": value for name, value in scores.items()}
         metrics |= baseline(started, task, split, "test")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -141,10 +142,12 @@ class Section(NamedTuple):
 
 
 class Judgement(NamedTuple):
-    """What report.html shows of a model: figures by a name that can be a file's, and tables."""
+    """What report.html shows of a model: figures by a name that can be a file's, and tables. `row_scores`: (rows,) by the name
+    of the metric that their mean is, for confidence intervals and scripts/compare.py."""
 
     figures: dict[str, Figure]
     sections: list[Section]
+    row_scores: Mapping[str, np.ndarray] = MappingProxyType({})
 
 
 class Task(ABC):
@@ -249,7 +252,8 @@ class Task(ABC):
         return []
 
     def judge(self, best: Predictions, split: Split) -> Judgement:
-        """Figures and tables for report.html from the best model's predictions of the validation rows; once, at the end."""
+        """Figures and tables for report.html, and scores of rows, from the best model's predictions of a labelled file; once,
+        at the end."""
         return Judgement({}, [])
 
     def card(self, folder: Path) -> Card:

@@ -10,8 +10,8 @@ from finetune.task import Judgement
 MOST_CLASSES = 30  # those with most errors are shown
 
 
-def judge(confusion: np.ndarray, names: list[str]) -> Judgement:
-    """`confusion`: (classes, classes) rows by class, a row of it per true class."""
+def judge(confusion: np.ndarray, names: list[str], right: np.ndarray) -> Judgement:
+    """`confusion`: (classes, classes) rows by class, a row of it per true class; `right`: (rows,) whether each is."""
     wrong = confusion.sum(axis=0) + confusion.sum(axis=1) - 2 * confusion.diagonal()
     shown = np.sort(np.argsort(-wrong, kind="stable")[:MOST_CLASSES])
     counts = confusion[np.ix_(shown, shown)]
@@ -25,4 +25,4 @@ def judge(confusion: np.ndarray, names: list[str]) -> Judgement:
     for row, column in zip(*np.nonzero(counts), strict=True):
         color = "white" if shares[row, column] > 0.5 else "black"
         axes.text(column, row, str(counts[row, column]), ha="center", va="center", fontsize=6, color=color)
-    return Judgement({"confusion_matrix": figure}, [])
+    return Judgement({"confusion_matrix": figure}, [], {"accuracy": right.astype(float)})

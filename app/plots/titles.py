@@ -22,9 +22,9 @@ def judge(
 ) -> Judgement:
     """`lengths`: (rows,) tokens of generated titles, of references and of documents; `titles`: generated ones and references;
     `texts`: by row; `tokenizer`: the name of ROUGE's."""
-    scores = np.array(row_scores(*titles, tokenizer))[:, ROUGE_METRICS.index("rougeL")]
-    found, references, documents = lengths
-    return Judgement(figures(found, references, scores, documents), [examples(*titles, scores, texts)])
+    by_metric = dict(zip(ROUGE_METRICS, np.array(row_scores(*titles, tokenizer)).T, strict=True))
+    scores, (found, references, documents) = by_metric["rougeL"], lengths
+    return Judgement(figures(found, references, scores, documents), [examples(*titles, scores, texts)], by_metric)
 
 
 def figures(found: np.ndarray, references: np.ndarray, scores: np.ndarray, documents: np.ndarray) -> dict[str, Figure]:

@@ -13,8 +13,9 @@ pytestmark = pytest.mark.slow
 
 HEADINGS = (
     "launch  ", "precision  ", "global batch  ", "steps  ", "learning rate  ", "note  ", "resume  ", "step ", "predictions  ",
-    "eval  ", "test  ", "done  ", "memory  ",
+    "optimizer  ", "results  ", "done  ", "memory  ", "training  ",
     "               (weights ", "               and ",
+    *(f"               {metric}" for metric in ("loss  ", "f1_", "tuned_f1_", "average_precision_macro  ")),
 )  # fmt: skip
 ONCE = (
     "launch  ",
@@ -24,8 +25,8 @@ ONCE = (
     "learning rate  ",
     "memory  ",
     "predictions  ",
-    "eval  ",
-    "test  ",
+    "optimizer  ",
+    "results  ",
     "done  ",
 )
 OF_DEEPSPEED = re.compile(r"^\[\d{4}-\d\d-\d\d [\d:,]+\] \[(INFO|WARNING)\] ")  # its launcher logs to the standard output

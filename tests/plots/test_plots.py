@@ -1,8 +1,17 @@
 import numpy as np
 import pytest
+from sklearn.metrics import accuracy_score, f1_score
 
 from finetune.reports.figures import as_picture
 from plots import classes, labels, titles
+
+
+def rowwise(decided, targets):
+    """scikit-learn's."""
+    return {
+        "f1_samples": f1_score(targets, decided, average="samples", zero_division=0),
+        "subset_accuracy": accuracy_score(targets, decided),
+    }
 
 
 def test_labels_have_figures_and_their_worst_rows():
@@ -16,6 +25,9 @@ def test_labels_have_figures_and_their_worst_rows():
     for figure in found.figures.values():
         assert as_picture(figure).ndim == 3
     assert found.figures["label_f1"].axes[0].get_yticklabels()[0].get_text().endswith(f"({targets.sum(axis=0).max()})")
+    scores = rowwise(chances > 0.5, targets)
+    assert found.row_scores["f1_samples"].mean() == pytest.approx(scores["f1_samples"])
+    assert found.row_scores["subset_accuracy"].mean() == pytest.approx(scores["subset_accuracy"])
     (section,) = found.sections
     assert len(section.rows) == labels.MOST_ROWS
     assert section.rows[0][3] == "text 7"
@@ -44,7 +56,9 @@ def test_titles_have_figures_and_examples():
 def test_a_confusion_matrix_shows_the_classes_with_most_errors(number):
     confusion = np.eye(number, dtype=int) * 9
     confusion[0, number - 1] = 4
-    figure = classes.judge(confusion, [f"c{label}" for label in range(number)]).figures["confusion_matrix"]
+    found = classes.judge(confusion, [f"c{label}" for label in range(number)], np.array([True, False]))
+    figure = found.figures["confusion_matrix"]
+    assert found.row_scores["accuracy"].tolist() == [1, 0]
     shown = [tick.get_text() for tick in figure.axes[0].get_yticklabels()]
     assert len(shown) == min(number, classes.MOST_CLASSES)
     assert {"c0", f"c{number - 1}"} <= set(shown)

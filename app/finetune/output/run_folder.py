@@ -22,6 +22,7 @@ RUN_FILE = "run.json"
 STATUS = "status.json"
 CARD = "README.md"
 REPORT = "report.html"
+ROW_SCORES = "row_scores_{}.npz"  # of the validation and of the test rows
 BEST_PREDICTIONS = "validation_predictions.npz"  # the best model's
 BEST = "best"
 CHECKPOINTS = "checkpoints"
@@ -37,6 +38,8 @@ OURS = (
     CARD,
     REPORT,
     BEST_PREDICTIONS,
+    ROW_SCORES.format("validation"),
+    ROW_SCORES.format("test"),
     BEST,
     CHECKPOINTS,
     PICTURES,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +14,40 @@ from finetune.launching.processes import Run
 from finetune.output import written
 from finetune.output.console import say
 from finetune.output.files import naming
-from finetune.output.run_folder import BEST_PREDICTIONS, REPORT
+from finetune.output.run_folder import BEST_PREDICTIONS, REPORT, ROW_SCORES
 from finetune.reports import figures
 from finetune.reports.card import write_card
 from finetune.reports.page import write_page
 from finetune.reports.tracker import read_history, show_picture
-from finetune.task import Judgement, Predictions, Split, Task
+from finetune.task import Judgement, Predictions, Section, Split, Task
+from metrics.rouge import bootstrap_interval
 
+RESAMPLES = 1000
 MOST_BYTES = 2**28  # of predictions that are kept: a report is not worth a full disk
 
 
 def keep(folder: Path, best: Predictions) -> None:
     """Keeps the best model's predictions of the validation rows for the report; rank 0 only."""
-    path = folder / BEST_PREDICTIONS
-    written.add(folder, path)
-    if sum(array.nbytes for array in best.values()) > MOST_BYTES:
-        path.unlink(missing_ok=True)
-        return
+    if sum(array.nbytes for array in best.values()) <= MOST_BYTES:
+        _save(folder / BEST_PREDICTIONS, best)
+    else:
+        (folder / BEST_PREDICTIONS).unlink(missing_ok=True)
+
+
+def keep_test_scores(folder: Path, task: Task, predictions: Predictions, split: Split) -> None:
+    """Keeps the scores of each test row for scripts/compare.py; rank 0 only. A run that is done stays done."""
+    try:
+        if scores := task.judge(predictions, split).row_scores:
+            _save(folder / ROW_SCORES.format("test"), scores)
+    except Exception as error:
+        say(f"note           no scores of single test rows: {in_short(error)}")
+
+
+def _save(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     unfinished = path.with_suffix(".unfinished.npz")
-    written.add(folder, unfinished)
+    written.add(path.parent, path, unfinished)
     with naming(path):
-        np.savez(unfinished, **best)
+        np.savez(unfinished, **arrays)
         os.replace(unfinished, path)
 
 
@@ -64,7 +78,21 @@ def _judge(run: Run, folder: Path, task: Task, split: Split | None) -> Judgement
     if split is not None and path.exists():
         with np.load(path) as best:
             judgement = task.judge(dict(best), split)
+        if judgement.row_scores:
+            _save(folder / ROW_SCORES.format("validation"), judgement.row_scores)
+            judgement.sections.insert(0, _intervals(judgement.row_scores))
     shown = {**figures.curves(read_history(folder), task.shown_metrics), **judgement.figures}
     for name, figure in shown.items():
         show_picture(run.accelerator, folder, name, figures.as_picture(figure))
     return judgement
+
+
+def _intervals(row_scores: Mapping[str, np.ndarray]) -> Section:
+    """How far a mean over the validation rows would move with other rows of the same kind."""
+    bounds = bootstrap_interval(np.stack([*row_scores.values()], axis=1), RESAMPLES, seed=0)
+    rows = [
+        [name, f"{scores.mean():.4f}", f"{low:.4f} to {high:.4f}"]
+        for (name, scores), low, high in zip(row_scores.items(), *bounds, strict=True)
+    ]
+    text = f"95 % bootstrap intervals over the validation rows ({RESAMPLES} resamples)."
+    return Section("Confidence", text, ["metric", "mean", "interval"], rows)

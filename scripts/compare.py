@@ -1,0 +1,140 @@
+#!/usr/bin/env python3
+"""Compares finished runs: metrics, differing arguments, and whether a difference is more than chance.
+
+    python scripts/compare.py runs/a runs/b [runs/c ...] [--plot curves.png]
+
+The first run is what the others are compared with. Where two runs scored the same rows (`row_scores_test.npz`, else
+`row_scores_validation.npz`, which `--report_to html` writes), the difference of the means is given with its 95 % interval and a
+two-sided p value from a paired bootstrap over rows (Efron and Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 16;
+Koehn, "Statistical Significance Tests for Machine Translation Evaluation", EMNLP 2004). On validation rows, by which the best
+model was chosen, a difference looks larger than it is.
+
+    --plot FILE      the curves of all runs in one picture
+    --resamples N    of the bootstrap (default 2000)
+
+Exit codes: 0; 2 for a folder that holds no finished run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+APP = Path(__file__).resolve().parents[1] / "app"
+sys.path.insert(0, str(APP))
+
+from finetune.errors import InputError  # noqa: E402
+from finetune.output.run_folder import METRICS, ROW_SCORES, RUN_FILE  # noqa: E402
+from finetune.reports.figures import COLORS, DPI, new_figure  # noqa: E402
+from finetune.reports.tracker import read_history  # noqa: E402
+
+PLACES = ("output_dir", "config", "run_name", "predictions_file")  # arguments that differ in any two runs
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """A finished run: its arguments, metrics, history and scores of rows. Raises `InputError`."""
+    try:
+        run = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
+        metrics = json.loads((folder / METRICS).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{folder} holds no finished run ({error}); name the --output_dir of one") from None
+    scores = {}
+    for split in ("test", "validation"):
+        if (folder / ROW_SCORES.format(split)).exists():
+            with np.load(folder / ROW_SCORES.format(split)) as arrays:
+                scores[split] = dict(arrays)
+    return {"name": str(folder), **run, "metrics": metrics, "history": read_history(folder), "scores": scores}
+
+
+def differing_arguments(runs: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """The arguments that are not the same in all runs, with each run's value."""
+    names = sorted({name for run in runs for name in run["arguments"]} - set(PLACES))
+    values = {name: [run["arguments"].get(name) for run in runs] for name in names}
+    return {name: each for name, each in values.items() if any(value != each[0] for value in each)}
+
+
+def paired_bootstrap(ours: np.ndarray, theirs: np.ndarray, resamples: int) -> tuple[float, float, float, float]:
+    """(difference of the means, its 2.5th and 97.5th percentile, two-sided p value). Both: (rows,) scores of the same rows."""
+    difference, rng = np.asarray(ours, float) - theirs, np.random.default_rng(0)
+    means = np.array([difference[rng.integers(len(difference), size=len(difference))].mean() for _ in range(resamples)])
+    # The smallest p that so many resamples can tell is not 0.
+    below, above = ((means <= 0).sum() + 1) / (resamples + 1), ((means >= 0).sum() + 1) / (resamples + 1)
+    return float(difference.mean()), *np.percentile(means, [2.5, 97.5]).tolist(), float(min(1.0, 2 * min(below, above)))
+
+
+def same_rows(one: dict[str, Any], other: dict[str, Any]) -> str | None:
+    """The split whose rows both runs have scored: test rather than validation; None if there is none."""
+    for split in ("test", "validation"):
+        sizes = [{len(scores) for scores in run["scores"].get(split, {}).values()} for run in (one, other)]
+        content = f"{split}_content"
+        known = [run["fingerprint"].get(content, run["arguments"].get(f"{split}_file")) for run in (one, other)]
+        if sizes[0] and sizes[0] == sizes[1] and known[0] == known[1]:
+            return split
+    return None
+
+
+def report(runs: list[dict[str, Any]], resamples: int) -> list[str]:
+    """Lines of text: metrics, arguments, differences."""
+    names = [f"[{number}]" for number in range(len(runs))]
+    lines = [f"{name} {run['name']}" for name, run in zip(names, runs, strict=True)]
+    metrics = [
+        name
+        for name in dict.fromkeys(name for run in runs for name in run["metrics"])
+        if name.startswith(("eval_", "test_", "best_", "train_loss", "train_runtime", "peak_memory"))
+        and all(isinstance(run["metrics"].get(name), int | float) for run in runs)
+    ]
+    lines += ["", f"{'metric':<36}{''.join(f'{name:>14}' for name in names)}"]
+    for name in metrics:
+        lines.append(f"{name:<36}" + "".join(f"{run['metrics'][name]:>14.4f}" for run in runs))
+    lines += ["", "arguments that differ"]
+    changed = differing_arguments(runs)
+    lines += [f"  --{name}: {', '.join(map(str, values))}" for name, values in changed.items()] or ["  none"]
+    for name, run in zip(names[1:], runs[1:], strict=True):
+        split = same_rows(run, runs[0])
+        if split is None:
+            lines += ["", f"{name} and [0] have no rows in common that both scored (--report_to html keeps the scores)"]
+            continue
+        lines += ["", f"{name} minus [0], {split} rows, paired bootstrap"]
+        for metric in run["scores"][split].keys() & runs[0]["scores"][split].keys():
+            mean, low, high, p = paired_bootstrap(run["scores"][split][metric], runs[0]["scores"][split][metric], resamples)
+            lines.append(f"  {metric:<34}{mean:>+10.4f}   95 % {low:+.4f} to {high:+.4f}   p {p:.4f}")
+    return lines
+
+
+def plot(runs: list[dict[str, Any]], path: Path) -> None:
+    """Draws training and validation losses of all runs."""
+    figure, axes = new_figure("Loss: training (thin) and validation (dots)", "optimizer step", height=4.2)
+    for color, run in zip(COLORS * (len(runs) // len(COLORS) + 1), runs, strict=False):
+        for key, style in (("loss", "-"), ("eval_loss", "o--")):
+            points = [(event["step"], event[key]) for event in run["history"] if event.get(key) is not None]
+            if points:
+                label = run["name"] if key == "loss" else None
+                axes.plot(*zip(*points, strict=True), style, color=color, linewidth=1, markersize=4, label=label)
+    axes.legend(fontsize=8, frameon=False)
+    figure.savefig(path, dpi=DPI)
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
+    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--resamples", type=int, default=2000)
+    given = parser.parse_args(argv)
+    try:
+        runs = [read_run(folder) for folder in given.runs]
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(*report(runs, given.resamples), sep="\n")
+    if given.plot is not None:
+        plot(runs, given.plot)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

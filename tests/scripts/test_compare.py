@@ -1,0 +1,68 @@
+import importlib.util
+import json
+
+import numpy as np
+import pytest
+from launchers import SCRIPTS
+
+from finetune.errors import InputError
+
+spec = importlib.util.spec_from_file_location("compare_script", SCRIPTS / "compare.py")
+compare = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(compare)
+
+
+def finished(folder, seed=1, test=None, train_file="a.csv", loss=1.0):
+    folder.mkdir()
+    arguments = {"seed": seed, "output_dir": str(folder), "test_file": "test.csv", "train_file": train_file}
+    run = {"arguments": arguments, "fingerprint": {"validation_content": "abc"}}
+    metrics = {"eval_loss": loss, "test_accuracy": 0.5, "train_steps": 3, "eval_per_class": []}
+    (folder / "run.json").write_text(json.dumps(run), encoding="utf-8")
+    (folder / "metrics.json").write_text(json.dumps(metrics), encoding="utf-8")
+    events = [{"step": step, "epoch": 1.0, "loss": loss / step, "eval_loss": loss} for step in (1, 2)]
+    (folder / "history.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events), encoding="utf-8")
+    if test is not None:
+        np.savez(folder / "row_scores_test.npz", accuracy=test)
+    return str(folder)
+
+
+def test_runs_are_compared_by_metrics_arguments_and_rows(tmp_path, capsys):
+    rng = np.random.default_rng(1)
+    scores = (rng.random(400) < 0.6).astype(float)
+    better = np.maximum(scores, rng.random(400) < 0.3)
+    runs = [finished(tmp_path / "a", test=scores), finished(tmp_path / "b", seed=2, test=better, loss=0.5)]
+    assert compare.main([*runs, "--plot", str(tmp_path / "curves.png")]) == 0
+    said = capsys.readouterr().out
+    assert "eval_loss                                   1.0000        0.5000" in said
+    assert "  --seed: 1, 2" in said
+    assert "--output_dir:" not in said
+    assert "[1] minus [0], test rows, paired bootstrap" in said
+    assert f"{better.mean() - scores.mean():+.4f}" in said
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
+
+
+def test_runs_that_scored_other_rows_are_not_compared_row_by_row(tmp_path, capsys):
+    runs = [finished(tmp_path / "a", test=np.ones(3)), finished(tmp_path / "b", test=np.ones(4))]
+    assert compare.main(runs) == 0
+    assert "have no rows in common" in capsys.readouterr().out
+
+
+def test_a_difference_that_may_be_chance_has_a_large_p_and_an_interval_with_zero():
+    rng = np.random.default_rng(0)
+    ours, theirs = rng.random(500), rng.random(500)
+    mean, low, high, p = compare.paired_bootstrap(ours, theirs, 1000)
+    assert mean == pytest.approx(ours.mean() - theirs.mean())
+    assert low < 0 < high
+    assert p > 0.05
+    # The mean of differences of a normal distribution: its interval is known.
+    apart = rng.normal(0.5, 1, 400)
+    mean, low, high, p = compare.paired_bootstrap(apart, np.zeros(400), 4000)
+    assert (high - low) / 2 == pytest.approx(1.96 * apart.std() / 20, rel=0.1)
+    assert p < 0.001
+
+
+def test_a_folder_without_a_run_is_named(tmp_path, capsys):
+    with pytest.raises(InputError, match="holds no finished run"):
+        compare.read_run(tmp_path)
+    assert compare.main([str(tmp_path)]) == 2
+    assert "error:" in capsys.readouterr().err
