@@ -55,7 +55,7 @@ class Tracker:
                 written.add_patterns(self.folder, events, f"{TENSORBOARD}/[0-9]*/hparams.yml")
             # By its name alone Accelerate would make the project TensorBoard's folder.
             board = TensorBoardTracker(TENSORBOARD, self.output_dir)
-            self.accelerator.log_with = [board if each == TENSORBOARD else each for each in self.accelerator.log_with]
+            self.accelerator.log_with = [board if str(each) == TENSORBOARD else each for each in self.accelerator.log_with]
             self.accelerator.init_trackers(project, config=plain, init_kwargs=kwargs)
 
     def log(self, event: dict[str, Any], shown: tuple[str, ...] = (), speed: dict[str, float] | None = None) -> None:

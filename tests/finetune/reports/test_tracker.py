@@ -126,7 +126,7 @@ def test_other_processes_are_silent(tmp_path, capsys):
 
 
 def test_trackers_get_the_arguments_as_plain_values(tmp_path):
-    accelerator = Accelerator(log_with=["tensorboard"])
+    accelerator = Accelerator(log_with=[LoggerType.TENSORBOARD])
     tracker = Tracker(accelerator, tmp_path, 10, 0, False)
     tracker.start_trackers("reviews", "first", {"seed": 1, "columns": ("a", "b"), "name": None})
     tracker.close()
