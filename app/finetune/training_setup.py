@@ -143,8 +143,8 @@ def export_best(
     with Phase("exporting", shown=run.is_main):
         weights = saving.full_weights(run, model)
         run.on_main(partial(_export, folder, task, run.unwrapped(model), weights, tracker, best))
-        if keeps_predictions and best is not None:
-            run.on_main(partial(judging.keep, folder, best))
+        if keeps_predictions:
+            run.on_main(partial(_keep_predictions, folder, best))
 
 
 def _export(
@@ -155,6 +155,12 @@ def _export(
         tracker.text(tag, markdown)
     for name, picture in (task.pictures(best) if best is not None else {}).items():
         tracker.picture(name, picture)
+
+
+def _keep_predictions(folder: Path, best: Predictions | None) -> None:
+    """`best`: of a model that was evaluated."""
+    if best is not None:
+        judging.keep(folder, best)
 
 
 def load_best(run: Run, arguments: Any, load: Callable[[Path], Any]) -> Any:

@@ -13,7 +13,8 @@ pytestmark = pytest.mark.slow
 
 # Each leg goes on from a checkpoint of the one before; the first is from the beginning. With it: processes and stage.
 CHAINS = {
-    "classify: 1, 2, 3 processes": ("classify", {"python": (1, 0), "multi_node_ddp": (2, 0), "torchrun": (3, 0)}),
+    "classify: 1 process, 2 machines": ("classify", {"python": (1, 0), "multi_node_ddp": (2, 0)}),
+    "classify: DDP, FSDP, 3 processes": ("classify", {"ddp": (2, 0), "fsdp": (2, 0), "torchrun": (3, 0)}),
     "classify: DDP, ZeRO-2, ZeRO-3": ("classify", {"ddp": (2, 0), "deepspeed_zero2": (2, 2), "deepspeed_zero3": (2, 3)}),
     "titles: DDP, ZeRO-2, ZeRO-3, 1 process": (
         "titles",

@@ -187,4 +187,5 @@ def test_a_run_that_reaches_its_time_limit_goes_on_when_it_is_started_again(clus
     again = finish(cluster("one_node.sbatch", *arguments, submitted=home, nodes=1, tasks=2, **environment))
     assert again.returncode == 0, again.err
     assert f"checkpoints/step_{step}" in again.out
-    assert [json.loads(line)["step"] for line in history.read_text().splitlines()] == list(range(1, 101))
+    events = map(json.loads, history.read_text().splitlines())
+    assert [event["step"] for event in events if "loss" in event] == list(range(1, 101))

@@ -43,7 +43,7 @@ METAVARS = {
     **{tuple[str, ...]: "A,B", tuple[int, ...]: "N,N", tuple[float, ...]: "X,X", Each[float]: "X"},
 }
 LIMITS = {"at_least": operator.ge, "above": operator.gt, "at_most": operator.le, "below": operator.lt}
-# What --help shows; `--help all` shows everything.
+# What --help shows beside a task's own arguments; `--help all` shows everything.
 MOST_USED = (
     "model_name_or_path",
     "train_file",
@@ -283,10 +283,9 @@ def _parser(
     usage = "%(prog)s [--config FILE.yaml] [--name value ...]"
     parser = _Parser(usage=usage, description=description, allow_abbrev=False, formatter_class=layout)
     parser.add_argument("--config", metavar="FILE.yaml", help="any of these arguments from a file; the command line wins")
-    more = "" if everything else "These are the most used arguments; --help all lists every one by group. "
+    more = "" if everything else "These are the task's own and the most used arguments; --help all lists every one by group. "
     parser.epilog = f"{more}Other names of transformers' TrainingArguments are translated, or refused with the name to use."
     shown: set[str] = set()
-    most_used = set(MOST_USED) & fields.keys()
     for owner in reversed(cls.__mro__):
         # What a task changes stands where its group has it.
         names = [name for name in vars(owner).get("__annotations__", {}) if name in fields and name not in shown]
@@ -295,7 +294,7 @@ def _parser(
             continue
         group = parser.add_argument_group((owner.__doc__ or owner.__name__).strip().splitlines()[0])
         for name in names:
-            _add_argument(group, cls, fields[name], shown=everything or not most_used or name in most_used)
+            _add_argument(group, cls, fields[name], shown=everything or owner is cls or name in MOST_USED)
     for name in (name for name in TRAINER_NAMES if name not in fields):
         parser.add_argument(f"--{name}", help=argparse.SUPPRESS, nargs="?", const="true")
     return parser

@@ -157,12 +157,20 @@ def test_help_names_every_argument_but_the_hidden(capsys):
     assert "a text, 100% optional" in text
 
 
-def test_help_shows_the_most_used_arguments_and_help_all_the_rest(capsys):
+@dataclass(frozen=True, kw_only=True)
+class OfATask(RunArguments):
+    """Its own"""
+
+    colour: str = option("red", help="of all")
+
+
+def test_help_shows_a_tasks_own_and_the_most_used_arguments_and_help_all_the_rest(capsys):
     for more in ([], ["all"]):
         with pytest.raises(SystemExit):
-            parse(RunArguments, ["--help", *more])
+            parse(OfATask, ["--help", *more])
         text = capsys.readouterr().out
         assert "--output_dir" in text
+        assert "--colour" in text
         assert ("--early_stopping_patience" in text) == bool(more)
         assert ("--help all" in text) != bool(more)
 
