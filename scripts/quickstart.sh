@@ -113,7 +113,8 @@ esac
 cat <<EOF
 
 $run/metrics.json       all metrics
-$run/README.md          the same as a model card with curves
+$run/report.html        the run on one page: curves, figures, the worst rows
+$run/README.md          the same as a model card
 $run/best/              the model: ${loads/BEST/$run/best}
 $run/predictions.jsonl  $predicted of the test rows
 tensorboard --logdir $run/tensorboard
