@@ -45,7 +45,9 @@ def curves(history: list[dict[str, Any]], shown_metrics: tuple[str, ...]) -> dic
     Leaves out what has fewer than two points."""
     found = {}
     losses = {"training": "loss", "validation": "eval_loss"}
-    metrics = {name: f"eval_{name}" for name in shown_metrics if name != "loss"}
+    # Shares share an axis; lengths and distances would hide them.
+    shares = [name for name in shown_metrics if all(value <= 1 for _, value in _points(history, f"eval_{name}"))]
+    metrics = {name: f"eval_{name}" for name in shares if name != "loss"}
     for name, title, lines in [
         ("curve_loss", "Loss", losses),
         ("curve_metrics", "Validation metrics", metrics),

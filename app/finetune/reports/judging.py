@@ -66,7 +66,7 @@ def write_reports(run: Run, arguments: Any, task: Task, split: Split | None) -> 
     write_card(folder, *card)
     try:
         if with_page:
-            write_page(folder, card.title, task.shown_metrics, card.metrics, judgement.sections)
+            write_page(folder, card.title, task.shown_metrics, card.metrics, judgement.sections, task.best_metric)
             say(f"report         {folder / REPORT}")
     except Exception as error:
         say(f"note           no {folder / REPORT}: {in_short(error)}")

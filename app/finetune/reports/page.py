@@ -18,9 +18,11 @@ FIRST = ("curve_loss", "curve_metrics", "curve_learning_rate", "curve_grad_norm"
 MOST_PICTURES = 40  # overlays may be many; the rest stays in the folder
 
 
-def write_page(folder: Path, title: str, shown: Sequence[str], others: Sequence[str], sections: Sequence[Section]) -> None:
+def write_page(
+    folder: Path, title: str, shown: Sequence[str], others: Sequence[str], sections: Sequence[Section], best_by: str
+) -> None:
     """Writes report.html of the run in `folder` from its run.json, metrics.json and pictures. `shown`: names of metrics without
-    eval_ or test_; `others`: of those that a reader may unfold."""
+    eval_ or test_; `others`: of those that a reader may unfold; `best_by`: as in `summary`."""
     run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     values = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
     pictures = sorted((folder / PICTURES).glob("*.png"), key=_curves_first)[:MOST_PICTURES]
@@ -30,8 +32,8 @@ def write_page(folder: Path, title: str, shown: Sequence[str], others: Sequence[
     templates = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined)
     page = templates.get_template("page.html.j2").render(
         title=title,
-        summary=summary(run, values, shown),
-        splits=by_split(values),
+        summary=summary(run, values, shown, best_by),
+        splits={split: scores for split, scores in by_split(values).items() if any(name in scores for name in shown)},
         shown=shown,
         others=[name for name in others if name not in shown],
         pictures=[(path.stem.replace("_", " "), base64.b64encode(path.read_bytes()).decode()) for path in pictures],
@@ -44,8 +46,8 @@ def write_page(folder: Path, title: str, shown: Sequence[str], others: Sequence[
     write_text(folder / REPORT, page)
 
 
-def summary(run: dict[str, Any], values: dict[str, Any], metrics: Sequence[str]) -> list[str]:
-    """The run in three sentences."""
+def summary(run: dict[str, Any], values: dict[str, Any], metrics: Sequence[str], best_by: str) -> list[str]:
+    """The run in three sentences. `best_by`: the metric that decided which model is best."""
     plan, minutes = run["plan"], (values.get("train_runtime") or 0) / 60
     steps = f"{values.get('train_steps')} steps of {plan['batch']['global_batch_size']} rows"
     where = f"{run['world_size']} process(es) ({run['device']})"
@@ -53,18 +55,14 @@ def summary(run: dict[str, Any], values: dict[str, Any], metrics: Sequence[str])
     if values.get("best_metric") is not None:
         best, last = values["best_step"], values.get("train_steps")
         when = "the last one" if best == last else f"step {best} of {last}"
-        said.append(f"The best model is that of {when}, judged by {_best_name(run, values)} on the validation rows.")
+        said.append(
+            f"The best model is that of {when}, judged by {best_by} ({values['best_metric']:.4f}) on the validation rows."
+        )
     for split, scores in by_split(values).items():
         known = [f"{name} {scores[name]:.4f}" for name in metrics if isinstance(scores.get(name), float)]
         if split == "test" and known:
             said.append(f"On the test rows: {', '.join(known[:4])}.")
     return said
-
-
-def _best_name(run: dict[str, Any], values: dict[str, Any]) -> str:
-    best, named = values["best_metric"], run["arguments"].get("metric_for_best_model")
-    found = named or next((key for key, value in values.items() if key.startswith("eval_") and value == best), "")
-    return f"{found.removeprefix('eval_')} ({best:.4f})"
 
 
 def _curves_first(path: Path) -> tuple[int, str]:
