@@ -99,3 +99,9 @@ def test_a_browser_has_nothing_to_complain_about(finished):
     shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert "CONSOLE" not in shown.stderr
     assert "Worst rows" in shown.stdout
+
+
+def test_curves_of_metrics_are_those_of_shares():
+    history = [{"step": step, "eval_rougeL": 0.1 * step, "eval_gen_len": 9.0} for step in (1, 2)]
+    (figure,) = figures.curves(history, ("loss", "rougeL", "gen_len")).values()
+    assert [line.get_label() for line in figure.axes[0].get_lines()] == ["rougeL"]
