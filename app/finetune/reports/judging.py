@@ -23,6 +23,7 @@ from finetune.task import Judgement, Predictions, Section, Split, Task
 from metrics.rouge import bootstrap_interval
 
 RESAMPLES = 1000
+MOST_ROWS = 20_000  # of a test file whose rows' scores are kept
 MOST_BYTES = 2**28  # of predictions that are kept: a report is not worth a full disk
 
 
@@ -35,7 +36,12 @@ def keep(folder: Path, best: Predictions) -> None:
 
 
 def keep_test_scores(folder: Path, task: Task, predictions: Predictions, split: Split) -> None:
-    """Keeps the scores of each test row for scripts/compare.py; rank 0 only. A run that is done stays done."""
+    """Keeps the scores of each test row for scripts/compare.py; rank 0 only. A run that is done stays done.
+
+    Not of very many rows: a task judges them beside its metrics, and ROUGE takes minutes for as many.
+    """
+    if len(split) > MOST_ROWS:
+        return
     try:
         if scores := task.judge(predictions, split).row_scores:
             _save(folder / ROW_SCORES.format("test"), scores)

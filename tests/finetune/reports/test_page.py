@@ -105,3 +105,16 @@ def test_curves_of_metrics_are_those_of_shares():
     history = [{"step": step, "eval_rougeL": 0.1 * step, "eval_gen_len": 9.0} for step in (1, 2)]
     (figure,) = figures.curves(history, ("loss", "rougeL", "gen_len")).values()
     assert [line.get_label() for line in figure.axes[0].get_lines()] == ["rougeL"]
+
+
+def test_scores_of_test_rows_are_kept_unless_there_are_very_many(finished, monkeypatch):
+    class Scored(LinearTask):
+        def judge(self, best, split):
+            return Judgement({}, [], {"error": best["error"]})
+
+    kept = finished / "row_scores_test.npz"
+    monkeypatch.setattr(judging, "MOST_ROWS", 2)
+    judging.keep_test_scores(finished, Scored(), {"error": np.ones(3)}, range(3))
+    assert not kept.exists()
+    judging.keep_test_scores(finished, Scored(), {"error": np.ones(2)}, range(2))
+    assert np.load(kept)["error"].tolist() == [1, 1]
