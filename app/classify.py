@@ -22,7 +22,7 @@ sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unle
 
 from finetune.arguments.parsing import option
 from finetune.command_line import read_arguments
-from text.arguments import LossArguments, TextArguments
+from finetune.text.arguments import LossArguments, TextArguments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +38,7 @@ class Arguments(LossArguments, TextArguments):
     unknown_labels: str = option(
         "error", choices=("error", "ignore"), help="labels in validation or test data that training does not have"
     )
-    head_bias: str = option(
-        "prior", choices=("prior", "zero"), help="bias of a new head: the labels' log-odds in the training rows, or zero"
-    )
+    head_bias: str = option("prior", choices=("prior", "zero"), help="bias of a new head: the labels' log-odds, or zero")
     head_learning_rate: float | None = option(above=0, help="peak learning rate of the new head (default: --learning_rate)")
 
 
@@ -58,18 +56,18 @@ from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoModelFor
 
 from finetune.application import run
 from finetune.errors import InputError
+from finetune.metrics.multilabel import per_label_table, sigmoid
+from finetune.metrics.thresholds import decide, tune_thresholds
+from finetune.models import pretrained
+from finetune.models.adapters import limit_training
+from finetune.models.multilabel_loss import MultiLabelLoss, from_config
+from finetune.plots import labels as label_plots
 from finetune.reading.ragged import Ragged
 from finetune.reading.tables import Table
 from finetune.task import Batch, Card, Judgement, Predictions
-from metrics.multilabel import per_label_table, sigmoid
-from metrics.thresholds import decide, tune_thresholds
-from models.adapters import limit_training
-from models.multilabel_loss import MultiLabelLoss, from_config
-from models.pretrained import check_kind, check_weights, drop_pooler, load_config, load_model_and_new_names, take_vocabulary
-from plots import labels as label_plots
-from text import classifier
-from text.labels import Labelled, choose_labels, class_balanced, label_ids, label_names, label_source, note_labels, one_hot
-from text.text_task import TextSplit, TextTask, check_finite
+from finetune.text import classifier
+from finetune.text.labels import Labelled, choose_labels, label_ids, label_names, label_source, note_labels, one_hot
+from finetune.text.text_task import TextSplit, TextTask, check_finite
 
 
 class MultiLabelClassification(TextTask):
@@ -96,9 +94,9 @@ class MultiLabelClassification(TextTask):
 
     def load_model_config(self, targets: dict[str, Labelled | None], notes: list[str]) -> Any:
         arguments = self.arguments
-        config = load_config(arguments)
-        check_kind(arguments, config, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, "classify texts")
-        check_weights(arguments)
+        config = pretrained.load_config(arguments)
+        pretrained.check_kind(arguments, config, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, "classify texts")
+        pretrained.check_weights(arguments)
         if "train" in targets:
             own, found = classifier.own_labels(config), targets["train"].names
             path = " ".join(arguments.train_file or [arguments.dataset_name])
@@ -136,7 +134,7 @@ class MultiLabelClassification(TextTask):
         return {"label_list": list(self.labels), "sampling": self.arguments.sampling}
 
     def sampling_weights(self, targets: Ragged) -> np.ndarray | None:
-        return class_balanced(targets, len(self.labels)) if self.arguments.sampling == "class_balanced" else None
+        return classifier.class_balanced(targets, len(self.labels)) if self.arguments.sampling == "class_balanced" else None
 
     # Training
 
@@ -147,9 +145,9 @@ class MultiLabelClassification(TextTask):
         if not renamed:
             classifier.configure(config, self.labels)
         if arguments.from_scratch:
-            take_vocabulary(config, self.tokenizer)
+            pretrained.take_vocabulary(config, self.tokenizer)
         config.pad_token_id = self.tokenizer.pad_token_id
-        model, new_names = load_model_and_new_names(AutoModelForSequenceClassification, arguments, config)
+        model, new_names = pretrained.load_model_and_new_names(AutoModelForSequenceClassification, arguments, config)
         if renamed:
             new_rows = classifier.match_rows(model, own, self.labels)
             classifier.configure(config, self.labels)
@@ -158,7 +156,7 @@ class MultiLabelClassification(TextTask):
             bias = classifier.prior_bias(self.positive, self.num_train_rows, self.loss.pos_weight, smoothing)
             classifier.set_head_bias(model, new_names, bias, new_rows)
         if config.model_type == "big_bird":
-            drop_pooler(model.bert)  # its classifier reads the first token itself
+            pretrained.drop_pooler(model.bert)  # its classifier reads the first token itself
         return self.with_kernels(limit_training(model, arguments, new_names))
 
     def learning_rate_scale(self, model: torch.nn.Module, parameter: str) -> float:
@@ -184,7 +182,9 @@ class MultiLabelClassification(TextTask):
         return found if batch.labels is None else {**found, "labels": batch.labels.to(torch.uint8)}
 
     def score(self, predictions: Predictions, split: TextSplit) -> dict[str, float | None]:
-        from metrics.multilabel_metric import MultiLabelMetric  # imports evaluate: at the first score, not at the start
+        from finetune.metrics.multilabel_metric import (
+            MultiLabelMetric,  # imports evaluate: at the first score, not at the start
+        )
 
         check_finite(predictions["logits"], "logits", split)
         scores = MultiLabelMetric().compute(

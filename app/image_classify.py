@@ -26,7 +26,7 @@ sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unle
 from finetune.arguments import groups
 from finetune.arguments.parsing import option
 from finetune.command_line import read_arguments
-from images.arguments import ImageArguments
+from finetune.images.arguments import ImageArguments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,20 +53,20 @@ from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, AutoModelForIma
 
 from finetune.application import run
 from finetune.errors import InputError
+from finetune.images import classifier
+from finetune.images.examples import Examples
+from finetune.images.image_task import ImageSplit, ImageTask, Targets, check_finite
+from finetune.images.processing import Processing, processing_of
+from finetune.images.sources import Inspected
+from finetune.metrics.single_label import confusion_matrix, per_class_table
+from finetune.models.adapters import fingerprint, limit_training, to_export
+from finetune.models.export import export_model
+from finetune.models.pretrained import check_kind, check_weights, load_config, load_model_and_new_names, on_meta
+from finetune.models.processors import load_processor
+from finetune.models.small_cnn import SmallCNN, SmallCNNConfig, load_small_cnn, read_config, save_small_cnn
 from finetune.output.run_folder import replace_folder
+from finetune.plots import classes as class_plots
 from finetune.task import Batch, Card, Judgement, Predictions
-from images import classifier
-from images.examples import Examples
-from images.image_task import ImageSplit, ImageTask, Targets, check_finite
-from images.processing import Processing, processing_of
-from images.sources import Inspected
-from metrics.single_label import confusion_matrix, per_class_table
-from models.adapters import fingerprint, limit_training, to_export
-from models.export import export_model
-from models.pretrained import check_kind, check_weights, load_config, load_model_and_new_names, on_meta
-from models.processors import load_processor
-from models.small_cnn import SmallCNN, SmallCNNConfig, load_small_cnn, read_config, save_small_cnn
-from plots import classes as class_plots
 
 
 class ImageClassification(ImageTask):
@@ -148,7 +148,9 @@ class ImageClassification(ImageTask):
         return found if batch.labels is None else {**found, "labels": batch.labels}
 
     def score(self, predictions: Predictions, split: ImageSplit) -> dict[str, float | None]:
-        from metrics.single_label_metric import SingleLabelMetric  # imports evaluate: at the first score, not at the start
+        from finetune.metrics.single_label_metric import (
+            SingleLabelMetric,  # imports evaluate: at the first score, not at the start
+        )
 
         check_finite(predictions["logits"], "logits", split)
         return SingleLabelMetric().compute(

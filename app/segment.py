@@ -24,7 +24,7 @@ from dataclasses import dataclass
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
 from finetune.command_line import read_arguments
-from images.arguments import MaskArguments
+from finetune.images.arguments import MaskArguments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,23 +46,23 @@ import torch
 from transformers import MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING, AutoModelForSemanticSegmentation
 
 from finetune.application import run
+from finetune.images import masks, segmenter
+from finetune.images.augmentation import Augmentation
+from finetune.images.classifier import labels_of, own_labels, plain_model, rows_to_check
+from finetune.images.examples import Examples
+from finetune.images.image_task import ImageSplit, ImageTask, Targets, check_finite
+from finetune.images.processing import Processing
+from finetune.images.sources import Images, Inspected
+from finetune.metrics.segmentation import count_classes, iou, mean_of_defined, segmentation_scores
+from finetune.models.export import export_model
+from finetune.models.mask_bits import pack, packed_bytes, unpack
+from finetune.models.pretrained import check_kind, check_weights, load_config, load_model_and_new_names
+from finetune.models.processors import load_processor
+from finetune.models.segmentation_loss import SegmentationLoss, balanced_class_weights
 from finetune.output import predictions as output
 from finetune.output import written
 from finetune.output.run_folder import read_metrics
 from finetune.task import Batch, Card, Predictions, check_metric
-from images import masks, segmenter
-from images.augmentation import Augmentation
-from images.classifier import labels_of, own_labels, plain_model, rows_to_check
-from images.examples import Examples
-from images.image_task import ImageSplit, ImageTask, Targets, check_finite
-from images.processing import Processing
-from images.sources import Images, Inspected
-from metrics.segmentation import count_classes, iou, mean_of_defined, segmentation_scores
-from models.export import export_model
-from models.mask_bits import pack, packed_bytes, unpack
-from models.pretrained import check_kind, check_weights, load_config, load_model_and_new_names
-from models.processors import load_processor
-from models.segmentation_loss import SegmentationLoss, balanced_class_weights
 
 MEANS = ("mean_iou", "mean_dice", "pixel_accuracy")
 

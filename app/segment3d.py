@@ -25,7 +25,7 @@ from dataclasses import dataclass
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
 from finetune.command_line import read_arguments
-from volumes.arguments import VolumeArguments
+from finetune.volumes.arguments import VolumeArguments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,22 +47,22 @@ import torch
 
 from finetune.application import run
 from finetune.launching.launch import Launch
+from finetune.metrics.segmentation import count_classes, dice, iou, mean_of_defined
+from finetune.models.segmentation_loss import SegmentationLoss
 from finetune.output import predictions as output
 from finetune.output import written
 from finetune.output.run_folder import read_metrics, replace_folder
 from finetune.plan import Modes
 from finetune.reading.fingerprint import fingerprint
 from finetune.task import Batch, Card, Data, Predictions, Split, Task, check_metric
-from metrics.segmentation import count_classes, dice, iou, mean_of_defined
-from models.segmentation_loss import SegmentationLoss
-from volumes import network
-from volumes.augmentation import Augmentation
-from volumes.files import Volumes, find_splits
-from volumes.nifti import IGNORED
-from volumes.patches import Patches
-from volumes.predictions import WholeVolumes, picture, volume_facts, write_masks
-from volumes.prepared import Prepared, check_headers, check_values, choose_classes, prepare
-from volumes.settings import (
+from finetune.volumes import network
+from finetune.volumes.augmentation import Augmentation
+from finetune.volumes.files import Volumes, find_splits
+from finetune.volumes.nifti import IGNORED
+from finetune.volumes.patches import Patches
+from finetune.volumes.predictions import WholeVolumes, picture, volume_facts, write_masks
+from finetune.volumes.prepared import Prepared, check_headers, check_values, choose_classes, prepare
+from finetune.volumes.settings import (
     USAGE,
     Settings,
     check_weights,

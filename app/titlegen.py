@@ -21,7 +21,7 @@ sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unle
 
 from finetune.arguments.parsing import option
 from finetune.command_line import read_arguments
-from text.arguments import SourceArguments, TextArguments
+from finetune.text.arguments import SourceArguments, TextArguments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,22 +67,22 @@ from transformers import AutoModelForSeq2SeqLM
 
 from finetune.application import run
 from finetune.kernels.transfer import widest_float
+from finetune.metrics.rouge import lead_scores
+from finetune.models import encoder_decoder
+from finetune.models.adapters import limit_training
+from finetune.models.pretrained import check_weights, model_content
+from finetune.plots import titles as title_plots
 from finetune.reading.columns import note_cut
 from finetune.reading.ragged import RaggedChunks
 from finetune.reading.stored_rows import Column
 from finetune.reading.tables import Table
 from finetune.reading.tokens import encode_cached
 from finetune.task import Batch, Card, Judgement, Predictions
-from metrics.rouge import lead_scores
-from models import encoder_decoder
-from models.adapters import limit_training
-from models.pretrained import check_weights, model_content
-from plots import titles as title_plots
-from text import titles
-from text.languages import set_languages
-from text.text_task import TextSplit, TextTask, check_finite, pad_rows
-from text.titles import IGNORED, Generation, teacher_forcing, token_losses
-from text.tokenizer import TitleEncoder, tokenizer_fingerprint
+from finetune.text import titles
+from finetune.text.languages import set_languages
+from finetune.text.text_task import TextSplit, TextTask, check_finite, pad_rows
+from finetune.text.titles import IGNORED, Generation, teacher_forcing, token_losses
+from finetune.text.tokenizer import TitleEncoder, tokenizer_fingerprint
 
 
 class TitleGeneration(TextTask):
@@ -183,7 +183,7 @@ class TitleGeneration(TextTask):
         return {**found, "ids": ids, "scores": scores}
 
     def score(self, predictions: Predictions, split: TextSplit) -> dict[str, float | None]:
-        from metrics.rouge_metric import RougeMetric  # imports evaluate: at the first score, not at the start
+        from finetune.metrics.rouge_metric import RougeMetric  # imports evaluate: at the first score, not at the start
 
         metrics: dict[str, float | None] = {}
         if "loss" in predictions:

@@ -141,7 +141,7 @@ def count_parameters(arguments: Any) -> int | None:
     import torch
     from transformers import AutoModel
 
-    from models.pretrained import load_config
+    from finetune.models.pretrained import load_config
 
     config = load_config(arguments)
     try:

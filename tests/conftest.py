@@ -20,7 +20,7 @@ import pytest
 import title_job
 from launchers import JOBS, Launched
 
-from text.arguments import TextArguments
+from finetune.text.arguments import TextArguments
 
 # The first example of a test may import for half a second, and a machine may be busy: no test looks at the clock.
 hypothesis.settings.register_profile("without a clock", hypothesis.settings(), deadline=None)
@@ -124,7 +124,7 @@ def bert_folder(tmp_path_factory):
     import torch
     from transformers import BertConfig, BertForSequenceClassification
 
-    from text.vocabulary import train_tokenizer
+    from finetune.text.vocabulary import train_tokenizer
 
     folder = tmp_path_factory.mktemp("bert")
     tokenizer = train_tokenizer(TEXTS, 100)

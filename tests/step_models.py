@@ -21,9 +21,9 @@ from transformers import (
 from finetune.kernels.bigbird.layers import use_bigbird_attention
 from finetune.kernels.padding_free.encoders import use_padding_free
 from finetune.task import Batch, Split
+from finetune.text.text_task import lengths_of, pad_rows
+from finetune.text.titles import IGNORED
 from finetune.training.batches import TrainSteps
-from text.text_task import lengths_of, pad_rows
-from text.titles import IGNORED
 
 SIZES = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 256, "vocab_size": 90}
 CLASSIFY = classification(5, np.ones(5), label_smoothing_factor=0.1)

@@ -12,7 +12,7 @@ from finetune.arguments.parsing import validate
 from finetune.errors import InputError, TrainingError
 from finetune.reading.ragged import Ragged
 from finetune.task import Batch
-from text.classifier import (
+from finetune.text.classifier import (
     check_best_metric,
     make_loss,
     positive_weights,

@@ -21,8 +21,8 @@ from transformers import (
     pipeline,
 )
 
+from finetune.images.classifier import SMALL_CNN_USAGE
 from finetune.task import Batch
-from images.classifier import SMALL_CNN_USAGE
 
 LOGITS = torch.tensor([[2.0, -1.0, 0.5], [-3.0, 0.0, 1.0], [1.0, 1.0, 1.0]])
 

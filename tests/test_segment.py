@@ -21,8 +21,8 @@ from transformers import AutoImageProcessor, AutoModelForSemanticSegmentation, p
 from finetune.arguments.parsing import parse, validate
 from finetune.errors import InputError
 from finetune.launching.launch import Launch
+from finetune.models.mask_bits import unpack
 from finetune.plan import Modes
-from models.mask_bits import unpack
 
 LAUNCH = Launch(
     launcher="python", rank=0, local_rank=0, world_size=1, local_world_size=1, use_cpu=True, backend="gloo", precision="no",

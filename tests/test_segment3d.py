@@ -19,7 +19,7 @@ from launchers import SCRIPTS, python, run
 from finetune.arguments.parsing import parse, validate
 from finetune.errors import InputError
 from finetune.plan import evaluation_batch
-from volumes.settings import Settings
+from finetune.volumes.settings import Settings
 
 SCRIPT = segment3d.__file__
 JOB = {

@@ -14,9 +14,9 @@ from transformers import BertConfig, EncoderDecoderConfig, EncoderDecoderModel
 
 from finetune.errors import TrainingError
 from finetune.task import Batch
-from text.titles import IGNORED, teacher_forcing
-from text.tokenizer import TitleEncoder
-from text.vocabulary import train_tokenizer
+from finetune.text.titles import IGNORED, teacher_forcing
+from finetune.text.tokenizer import TitleEncoder
+from finetune.text.vocabulary import train_tokenizer
 
 
 class Table(torch.nn.Module):

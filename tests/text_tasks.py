@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import classify
 import titlegen
 
-from models.multilabel_loss import MultiLabelLoss
-from text.titles import Generation
+from finetune.models.multilabel_loss import MultiLabelLoss
+from finetune.text.titles import Generation
 
 SEARCH = Generation(
     num_beams=1, length_penalty=1.0, no_repeat_ngram_size=0, min_length=0, max_length=4, start_id=2, pad_id=0, in_step=False

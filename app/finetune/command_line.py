@@ -6,10 +6,10 @@ import contextlib
 import sys
 from typing import TypeVar
 
-from finetune import garbage_collection, host_settings
+from finetune import garbage_collection
 from finetune.arguments.parsing import names_of, parse, validate
 from finetune.arguments.standard_input import with_standard_input
-from finetune.launching import signals
+from finetune.launching import host_settings, signals
 from finetune.launching.shutdown import failures_end_the_job
 from finetune.output.console import be_quiet, survive_a_lost_console
 

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from finetune.errors import InputError
+from finetune.metrics.additional import compute_additional, load_metrics
 from finetune.plan import Modes
 from finetune.reading.problems import nearest
-from metrics.additional import compute_additional, load_metrics
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

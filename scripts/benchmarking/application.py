@@ -162,7 +162,7 @@ class EngineStep:
 
 def multilabel_metrics(logits: np.ndarray, labels: np.ndarray) -> Callable[[], dict[str, Any]]:
     """Work that computes all metrics of an evaluation."""
-    from metrics.multilabel_metric import MultiLabelMetric
+    from finetune.metrics.multilabel_metric import MultiLabelMetric
 
     compute = MultiLabelMetric().compute
     return partial(compute, predictions=logits, references=labels, from_logits=True, tuned_thresholds="tune")

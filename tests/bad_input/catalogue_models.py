@@ -35,7 +35,7 @@ def make_models(folder: Path) -> Path:
         GPT2Config,
     )
 
-    from text.vocabulary import train_tokenizer
+    from finetune.text.vocabulary import train_tokenizer
 
     torch.manual_seed(0)
     tokenizer = train_tokenizer(TEXTS, 128)

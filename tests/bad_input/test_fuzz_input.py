@@ -25,12 +25,12 @@ from finetune.arguments.groups import ModelArguments
 from finetune.arguments.parsing import parse, validate
 from finetune.errors import InputError
 from finetune.launching import deepspeed_config
+from finetune.models.pretrained import load_config
 from finetune.plan import BatchShape
 from finetune.reading.stored_rows import Column
 from finetune.reading.tables import Table, read_table
-from models.pretrained import load_config
-from text.classifier import positive_weights
-from text.labels import label_ids, label_names, read_label_file
+from finetune.text.classifier import positive_weights
+from finetune.text.labels import label_ids, label_names, read_label_file
 
 quick = settings(
     max_examples=150,

@@ -152,7 +152,7 @@ class BatchArguments:
     )
 
     evaluation_rows = 32  # of an evaluation batch, if --per_device_eval_batch_size does not say
-    # Only rows of tokens can be counted in tokens (text/arguments.py).
+    # Only rows of tokens can be counted in tokens (finetune/text/arguments.py).
     length_grouping = False
     max_tokens_per_micro_batch = None
     max_tokens_per_eval_batch = None

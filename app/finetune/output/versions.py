@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 LIBRARIES = ("torch", "transformers", "accelerate", "deepspeed", "datasets", "tokenizers", "numpy")
-APP = Path(__file__).resolve().parents[2]
+PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def library_versions() -> dict[str, str | None]:
@@ -18,10 +18,12 @@ def library_versions() -> dict[str, str | None]:
 
 
 def code_version() -> dict[str, str]:
-    """A short hash of each source file that a run is made of: the packages in app/ and the script that was started."""
+    """A short hash of each source file that a run is made of: the package `finetune` and the script that was started."""
     script = Path(sys.argv[0]).resolve()
-    files = [*APP.glob("*/**/*.py"), *([script] if script.parent == APP and script.suffix == ".py" else [])]
-    return {f"app/{f.relative_to(APP).as_posix()}": hashlib.sha256(f.read_bytes()).hexdigest()[:12] for f in sorted(files)}
+    files = {f"app/finetune/{path.relative_to(PACKAGE).as_posix()}": path for path in PACKAGE.rglob("*.py")}
+    if script.suffix == ".py" and script.is_file() and script not in files.values():
+        files[f"app/{script.name}" if script.parent == PACKAGE.parent else script.name] = script
+    return {name: hashlib.sha256(path.read_bytes()).hexdigest()[:12] for name, path in sorted(files.items())}
 
 
 def _version(name: str) -> str | None:

@@ -2,5 +2,5 @@
 
 Everything is written by rank 0 from what the run has computed; nothing here changes the training.
 
-May import: finetune.errors, finetune.launching, finetune.output, finetune.task, metrics.
+May import: finetune.errors, finetune.launching, finetune.metrics, finetune.output, finetune.task.
 """

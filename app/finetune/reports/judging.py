@@ -11,6 +11,7 @@ import numpy as np
 
 from finetune.errors import in_short
 from finetune.launching.processes import Run
+from finetune.metrics.rouge import bootstrap_interval
 from finetune.output import written
 from finetune.output.console import say
 from finetune.output.files import naming
@@ -20,7 +21,6 @@ from finetune.reports.card import write_card
 from finetune.reports.page import write_page
 from finetune.reports.tracker import read_history, show_picture
 from finetune.task import Judgement, Predictions, Section, Split, Task
-from metrics.rouge import bootstrap_interval
 
 RESAMPLES = 1000
 MOST_ROWS = 20_000  # of a test file whose rows' scores are kept

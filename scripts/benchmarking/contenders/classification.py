@@ -128,7 +128,7 @@ def make_model(settings: dict[str, Any]) -> dict[str, Any]:
     """A BERT with random weights and a vocabulary of the training texts, for a benchmark without downloads."""
     from transformers import BertModel
 
-    from text.vocabulary import train_tokenizer
+    from finetune.text.vocabulary import train_tokenizer
 
     texts = [row["text"] for row in read_rows(settings["train_file"], settings["rows"])]
     tokenizer = train_tokenizer(texts, VOCABULARY)

@@ -61,7 +61,7 @@ def make_model(settings: dict[str, Any], rows: list[dict[str, str]], inputs: Pat
     """The tokenizer; saves it with the configuration of a BigBird below inputs/model."""
     from transformers import BigBirdConfig
 
-    from text.vocabulary import train_tokenizer
+    from finetune.text.vocabulary import train_tokenizer
 
     block, longest = settings["block_size"], max([*settings["train_lengths"], settings["generate_length"] or 0, 4096])
     tokenizer = train_tokenizer([text for row in rows for text in (row["text"], row["title"])], VOCABULARY)

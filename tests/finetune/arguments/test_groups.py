@@ -4,7 +4,7 @@ import pytest
 
 from finetune.arguments.parsing import parse, validate
 from finetune.errors import InputError
-from text.arguments import TextArguments
+from finetune.text.arguments import TextArguments
 
 
 def contradictions(arguments):

@@ -15,7 +15,7 @@ from finetune.kernels.row_lengths import row_lengths
 from finetune.memory.dry_run import dry_run
 from finetune.memory.layout import Layout
 from finetune.task import Batch
-from text.titles import teacher_forcing
+from finetune.text.titles import teacher_forcing
 
 
 def forward_and_backward(model, task, batch, autocast):

@@ -1,12 +1,11 @@
 import platform
 import sys
-from pathlib import Path
 
 import torch
 
 from finetune.output import versions
 
-APP = Path(versions.__file__).parents[2]
+APP = versions.PACKAGE.parent
 
 
 def test_library_versions():
@@ -20,17 +19,19 @@ def test_a_library_that_is_not_installed_has_no_version(monkeypatch):
     assert versions.library_versions()["no-such-library"] is None
 
 
-def test_code_version_is_of_the_packages_and_the_script(monkeypatch, tmp_path):
+def test_code_version_is_of_the_package_and_the_script(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", [str(APP / "classify.py")])
     found = versions.code_version()
-    assert {"app/classify.py", "app/finetune/errors.py", "app/metrics/multilabel.py"} <= set(found)
+    assert {"app/classify.py", "app/finetune/errors.py", "app/finetune/metrics/multilabel.py"} <= set(found)
     assert "app/titlegen.py" not in found
 
-    copy = tmp_path / "app"
-    (copy / "finetune").mkdir(parents=True)
-    (copy / "finetune" / "errors.py").write_text("1")
-    monkeypatch.setattr(versions, "APP", copy)
+    copy, script = tmp_path / "finetune", tmp_path / "tasks" / "my_task.py"
+    for file in (copy / "errors.py", script):
+        file.parent.mkdir()
+        file.write_text("1")
+    monkeypatch.setattr(versions, "PACKAGE", copy)
+    monkeypatch.setattr(sys, "argv", [str(script)])  # a task of the user's own, outside of the application
     before = versions.code_version()
-    (copy / "finetune" / "errors.py").write_text("2")
-    assert list(before) == ["app/finetune/errors.py"]
+    assert list(before) == ["app/finetune/errors.py", "my_task.py"]
+    script.write_text("2")
     assert versions.code_version() != before

@@ -12,11 +12,11 @@ from text_tasks import classification
 
 from finetune.kernels.padding_free.encoders import use_padding_free
 from finetune.task import Batch, Split
+from finetune.text.text_task import lengths_of, pad_rows
 from finetune.training.batches import TrainSteps
 from finetune.training.evaluation import predict
 from finetune.training.optimizer import build_optimizer
 from finetune.training.step import seed_step, train_step
-from text.text_task import lengths_of, pad_rows
 
 TASK = classification(3)
 ROWS = np.array([*LENGTHS, 3, 18, 30, 2])

@@ -1,0 +1,277 @@
+"""What all image tasks share: pictures found, checked, decoded when a batch needs them, varied by (seed, epoch, row)."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from finetune.errors import InputError, TrainingError
+from finetune.images.augmentation import Augmentation, generator_of
+from finetune.images.decoding import ALPHA, DEEP, too_deep
+from finetune.images.examples import Examples, read_examples
+from finetune.images.processing import Processing
+from finetune.images.sources import ArrayImages, Images, Inspected
+from finetune.launching.launch import Launch
+from finetune.models.pretrained import load_config, load_model_and_new_names, model_content
+from finetune.models.sync_batch_norm import has_batch_norm, synchronise_batch_norm
+from finetune.plan import Modes
+from finetune.reading.columns import SHOWN, more, split_off
+from finetune.reading.fingerprint import fingerprint
+from finetune.task import Batch, Data, Split, Task
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What the rows of a split are trained or scored on: (rows,) int64 class numbers, or masks as pictures. `content`: a hash
+    of them."""
+
+    values: np.ndarray | Images
+    content: str
+
+    @classmethod
+    def of_numbers(cls, numbers: np.ndarray) -> Targets:
+        return cls(numbers, fingerprint([numbers.tobytes()]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageSplit(Split):
+    """A split of pictures. `targets`: None without; `where`: what messages call a row."""
+
+    images: Images
+    targets: Targets | None
+    where: Callable[[int], str]
+
+
+class ImageTask(Task):
+    """Loading for tasks whose rows are pictures. A task says what its targets are and which model sees the pictures.
+
+    After `load` there are `launch`, `modes`, `splits`, `processing` and what `choose_model` keeps.
+    """
+
+    memory_advice = "a smaller --per_device_train_batch_size, "
+    mask_fill = 0  # class number of what lies outside of a picture that is rotated
+
+    @abstractmethod
+    def choose_model(self, examples: dict[str, Examples], inspected: dict[str, Inspected], notes: list[str]) -> Processing:
+        """Decides on the model's configuration, checked; how pictures become its input. By split; "train" first."""
+
+    @abstractmethod
+    def encode_targets(
+        self, examples: dict[str, Examples], inspected: dict[str, Inspected], notes: list[str]
+    ) -> dict[str, Targets]:
+        """The targets of the splits that have some. Raises `InputError` for what is wrong with them."""
+
+    def mask_labels(self, mask: np.ndarray) -> np.ndarray:
+        """(height, width) int64 targets of a mask's values."""
+        return mask.astype(np.int64)
+
+    def load(self, launch: Launch, modes: Modes) -> Data:
+        """Finds the pictures, reads their headers, chooses the model. Raises `InputError`."""
+        arguments, notes = self.arguments, []
+        self.launch, self.modes, self.notes = launch, modes, notes
+        examples = self.read(notes)
+        inspected = inspect_all(examples, notes)
+        self.processing = self.choose_model(examples, inspected, notes)
+        if arguments.image_mode not in ("auto", self.processing.mode):
+            raise InputError(f"--image_mode {arguments.image_mode}: the model sees {self.input_words()}; leave it out")
+        if self.processing.mode == "L" and arguments.image_mode == "auto":
+            check_grey(examples, inspected)
+        targets = self.encode_targets(examples, inspected, notes)
+        self.augmentation = self.make_augmentation()
+        self.splits = {name: self._split(name, found, targets.get(name)) for name, found in examples.items()}
+        if modes.train:
+            notes.insert(0, f"{len(self.splits['train'])} training pictures, read as {self.input_words()}")
+        if arguments.test_file is not None and not modes.predict:
+            notes.append(f"--test_file {arguments.test_file} is not read: --do_predict is not given")
+        return Data(self.splits, self._fingerprint(inspected, targets), notes)
+
+    def read(self, notes: list[str]) -> dict[str, Examples]:
+        """The pictures of the splits that the run needs. Raises `InputError` for all that is missing or wrong, in one list."""
+        wanted = [name for name, needed in zip(("train", "validation", "test"), self.modes, strict=True) if needed]
+        found, problems = {}, []
+        for split in wanted:
+            try:
+                examples = self.read_split(split, notes)
+            except InputError as error:
+                problems += error.problems
+                continue
+            if examples is not None:
+                found[split] = examples
+            elif split != "validation" or not self.modes.train:
+                problems.append(f"no {split} pictures: give --{split}_file or --dataset_name")
+        if problems:
+            raise InputError(*problems)
+        if self.modes.train and self.modes.evaluate and "validation" not in found:
+            train = found["train"]
+            parts = split_off(train, self.arguments.validation_split, self.arguments.seed)
+            found |= {name: train.take(rows) for name, rows in zip(("train", "validation"), parts, strict=True)}
+            notes.append(f"{len(parts[1])} training pictures are kept for validation (--validation_split)")
+        return found
+
+    def read_split(self, split: str, notes: list[str]) -> Examples | None:
+        """The pictures of a split; None where the arguments name none."""
+        return read_examples(self.arguments, split, notes)
+
+    def make_augmentation(self) -> Augmentation:
+        a = self.arguments
+        size, fill = self.processing.size, self.mask_fill
+        return Augmentation(size, a.random_crop, a.random_flip, a.random_rotation, a.color_jitter, fill)
+
+    def input_words(self) -> str:
+        """What the model sees, in words."""
+        height, width = self.processing.size
+        return f"{width}x{height} {'grey levels' if self.processing.mode == 'L' else 'RGB'}"
+
+    def fit(self, image: Image.Image, mask: Image.Image | None) -> tuple[np.ndarray, np.ndarray | None]:
+        """A picture, and its mask, in the size of the model's input."""
+        return self.processing.fit(image), None if mask is None else np.asarray(self.processing.resize_mask(mask))
+
+    def _split(self, name: str, examples: Examples, targets: Targets | None) -> ImageSplit:
+        collate = partial(self._collate, examples.images, targets)
+        if name != "train":
+            collate = partial(self.collate_to_evaluate, name, examples.images, targets)
+        varied = name == "train" and not self.augmentation.is_off
+        return ImageSplit(
+            path=examples.path,
+            collate=collate,
+            num_rows=len(examples),
+            augment=collate if varied else None,
+            labelled=targets is not None,
+            ids=examples.ids,
+            images=examples.images,
+            targets=targets,
+            where=examples.where,
+        )
+
+    def collate_to_evaluate(self, split: str, images: Images, targets: Targets | None, rows: np.ndarray) -> Batch:
+        """Rows of "validation" or "test"."""
+        return self._collate(images, targets, rows)
+
+    def _collate(self, images: Images, targets: Targets | None, rows: np.ndarray, epoch: int | None = None) -> Batch:
+        """Pictures as the model's input; varied, where an epoch is given."""
+        values = None if targets is None else targets.values
+        labels = torch.from_numpy(values[rows]) if isinstance(values, np.ndarray) else None
+        if epoch is None and self._fits(images) and not isinstance(values, Images):
+            pixels = images.pixels[rows]  # no picture is handled by itself
+        else:
+            pairs = [self._pair(images, values, int(row), epoch) for row in rows]
+            pixels = np.stack([picture for picture, _ in pairs])
+            if isinstance(values, Images):
+                labels = torch.from_numpy(np.stack([self.mask_labels(mask) for _, mask in pairs]))
+        return Batch(torch.as_tensor(rows, dtype=torch.int64), {"pixel_values": self.processing.normalize(pixels)}, labels)
+
+    def _fits(self, images: Images) -> bool:
+        """Whether an array of pictures is the model's input but for its scale."""
+        if not isinstance(images, ArrayImages) or self.processing.processor is not None:
+            return False
+        same_mode = (images.pixels.ndim == 3) == (self.processing.mode == "L")
+        return same_mode and images.pixels.shape[1:3] == self.processing.size
+
+    def _pair(self, images: Images, masks: Any, row: int, epoch: int | None) -> tuple[np.ndarray, np.ndarray | None]:
+        """A picture and its mask, if it has one, as arrays of the input's size."""
+        image = images.load(row, self.processing.mode)
+        mask = masks.load_mask(row) if isinstance(masks, Images) else None
+        if epoch is not None:
+            image, mask = self.augmentation(image, mask, generator_of(self.arguments.seed, epoch, row))
+            if self.augmentation.gives_size:
+                return np.asarray(image), None if mask is None else np.asarray(mask)
+        return self.fit(image, mask)
+
+    def load_trained(self, auto_class: Any, path: str | Path) -> torch.nn.Module:
+        """The model of transformers in a folder or on the hub. Raises `InputError` for one without a trained head."""
+        arguments = replace(self.arguments, model_name_or_path=str(path), config_name=None, from_scratch=False)
+        model, new_names = load_model_and_new_names(auto_class, arguments, load_config(arguments))
+        if new_names:
+            raise InputError(f"{path}: has no trained classifier ({min(new_names)} is missing); train first")
+        return model
+
+    def with_batch_norm(self, model: torch.nn.Module) -> torch.nn.Module:
+        """A model whose batch norm is what --sync_batch_norm says. Raises `InputError` where it has none."""
+        there, several = has_batch_norm(model), self.launch.world_size > 1
+        if self.arguments.sync_batch_norm and not there:
+            raise InputError("--sync_batch_norm: this model has no batch norm; leave it out")
+        if self.arguments.sync_batch_norm and several:
+            return synchronise_batch_norm(model, on_gpu=self.launch.device_type == "cuda")
+        if there and several:
+            self.notes.append("batch norm: each process normalises its own rows (--sync_batch_norm: those of all together)")
+        return model
+
+    def _fingerprint(self, inspected: dict[str, Inspected], targets: dict[str, Targets]) -> dict[str, Any]:
+        """What must be equal on every machine, and for a checkpoint to be this run's."""
+        arguments, found = self.arguments, {}
+        for name in (name for name in self.splits if name != "test"):
+            found[f"{name}_rows"] = len(self.splits[name])
+            found[f"{name}_content"] = fingerprint([inspected[name].content, targets[name].content])[:16]
+        weights = None if arguments.from_scratch else arguments.model_name_or_path
+        varied = [arguments.random_crop, arguments.random_flip, arguments.random_rotation, arguments.color_jitter]
+        return {
+            "task": self.name,
+            "model": model_content(arguments.config_name or arguments.model_name_or_path, weights),
+            **self.task_fingerprint(),
+            "input": self.input_words(),
+            "augmentation": varied,
+            "sync_batch_norm": arguments.sync_batch_norm,
+            **found,
+        }
+
+    def task_fingerprint(self) -> dict[str, Any]:
+        """What the task adds to the run's fingerprint."""
+        return {}
+
+
+def inspect_all(examples: dict[str, Examples], notes: list[str]) -> dict[str, Inspected]:
+    """Headers and hashes of all the pictures; notes what is read otherwise than it may be meant, and pictures that stand twice.
+    Raises `InputError` for files that are missing, no pictures, or have more than 8 bits a pixel."""
+    inspected, problems = {}, []
+    for split, found in examples.items():
+        try:
+            inspected[split] = found.images.inspect()
+        except InputError as error:
+            problems += error.problems
+            continue
+        headers = inspected[split].headers
+        deep = [row for row, header in enumerate(headers) if header.mode in DEEP]
+        problems += [f"{found.images.name(row)}: {too_deep(headers[row].mode)}" for row in deep[:SHOWN]] + more(len(deep))
+        if clear := sum(header.mode in ALPHA for header in headers):
+            notes.append(f"{found.path}: {clear} of {len(found)} pictures have an alpha channel, which is dropped")
+    if problems:
+        raise InputError(*problems)
+    if "train" in inspected:
+        seen = set(inspected["train"].digests)
+        for split in ("validation", "test"):
+            if split in inspected and (shared := sum(digest in seen for digest in inspected[split].digests)):
+                notes.append(f"{shared} of {len(examples[split])} {split} pictures are in the training data too")
+    return inspected
+
+
+def check_grey(examples: dict[str, Examples], inspected: dict[str, Inspected]) -> None:
+    """Raises `InputError` for colour pictures that a model of one channel would get."""
+    problems = []
+    for split, found in examples.items():
+        colour = [row for row, header in enumerate(inspected[split].headers) if not header.is_grey]
+        problems += [
+            f"{found.images.name(row)}: a colour picture ({inspected[split].headers[row].mode}), but the model sees grey "
+            "levels only; give --image_mode L to have colours turned into grey, or train a model of colours (--image_mode RGB)"
+            for row in colour[:SHOWN]
+        ] + more(len(colour))
+    if problems:
+        raise InputError(*problems)
+
+
+def check_finite(values: np.ndarray, what: str, split: ImageSplit) -> None:
+    """Raises `TrainingError` naming the first picture of a split whose values, (rows, ...), are NaN or infinite."""
+    wrong = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
+    if len(wrong):
+        advice = "leave them out, or compute with --mixed_precision no" if len(wrong) < len(values) else "the model diverged"
+        raise TrainingError(
+            f"{split.path}: the model's {what} are not finite for {len(wrong)} of {len(values)} pictures, first for "
+            f"{split.images.name(int(wrong[0]))}; {advice}. Or try a smaller --learning_rate"
+        )

@@ -1,0 +1,226 @@
+"""Multi-label classification metrics. An undefined metric is None: never NaN, never a warning.
+
+Conventions, scikit-learn's with `zero_division=0`:
+- precision without a predicted row, recall without a positive row, and F1 where there is neither, are 0. They count in
+  averages: a label that never occurs and is never predicted is a 0 in f1_macro, a row without labels and without
+  predictions is a 0 in f1_samples;
+- ROC AUC is defined for labels with both classes, average precision for labels with a positive row. Their macro
+  averages are over these labels only; `roc_auc_macro_labels` and `average_precision_macro_labels` say how many;
+- lrap (label ranking average precision) is 1 for rows with no label or with every label: no ranking can be wrong there;
+- without rows or labels every metric is None.
+
+scikit-learn defines these metrics and the tests compare with it. The code is numpy because scikit-learn loops in Python
+over labels for AUC and average precision and over rows for lrap (100,000 rows of 20 labels: 10 s, here 0.3 s).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from finetune.metrics.thresholds import CELLS_PER_BLOCK, checked_matrices, decide, tune_thresholds
+
+DECISION_METRICS = (
+    "f1_micro",
+    "f1_macro",
+    "f1_samples",
+    "precision_micro",
+    "recall_micro",
+    "precision_macro",
+    "recall_macro",
+    "hamming_loss",
+    "subset_accuracy",
+)
+RANKING_METRICS = (
+    "roc_auc_macro",
+    "roc_auc_macro_labels",
+    "average_precision_macro",
+    "average_precision_macro_labels",
+    "lrap",
+)
+
+
+def multilabel_scores(
+    predictions: np.ndarray,
+    targets: np.ndarray,
+    thresholds: float | np.ndarray = 0.5,
+    *,
+    from_logits: bool = False,
+    pos_weight: float | np.ndarray | None = None,
+    label_smoothing: float = 0.0,
+    tuned_thresholds: np.ndarray | str | None = None,
+) -> dict[str, float | None]:
+    """DECISION_METRICS at `thresholds` and RANKING_METRICS; on request also `loss` and `tuned_*`.
+
+    `predictions` (rows, labels): probabilities, or with `from_logits` logits; `targets` (rows, labels) of 0 and 1;
+    `thresholds` one number or (labels,).
+
+    `loss`, with `from_logits` only: `binary_cross_entropy` with `pos_weight`, of targets moved from 0 and 1 to s/2 and
+    1 - s/2 for a `label_smoothing` of s.
+    `tuned_*`, with `tuned_thresholds` only: DECISION_METRICS at these thresholds (labels,), or for "tune" at those of
+    `tune_thresholds` on these very rows, which is optimistic.
+
+    Raises ValueError for matrices of different shapes, probabilities outside [0, 1], logits that are not finite and targets
+    other than 0 and 1.
+    """
+    scores: dict[str, float | None] = {}
+    if from_logits:
+        soft = np.asarray(targets, dtype=np.float64) * (1 - label_smoothing) + label_smoothing / 2
+        scores["loss"] = binary_cross_entropy(predictions, soft, pos_weight)
+        predictions = sigmoid(predictions)
+    scores |= decision_scores(predictions, targets, thresholds) | ranking_scores(predictions, targets)
+    if tuned_thresholds is not None:
+        if isinstance(tuned_thresholds, str):
+            tuned_thresholds = tune_thresholds(predictions, targets)
+        tuned = decision_scores(predictions, targets, tuned_thresholds)
+        scores |= {f"tuned_{name}": score for name, score in tuned.items()}
+    return scores
+
+
+def decision_scores(
+    probabilities: np.ndarray, targets: np.ndarray, thresholds: float | np.ndarray = 0.5
+) -> dict[str, float | None]:
+    """DECISION_METRICS of probabilities: those that depend on the thresholds. Shapes and errors as in `multilabel_scores`."""
+    probabilities, targets = checked_matrices(probabilities, targets)
+    if not targets.size:
+        return dict.fromkeys(DECISION_METRICS)
+    predicted = decide(probabilities, thresholds)
+    precision, recall, f1 = _precision_recall_f1(predicted, targets, axis=0)
+    precision_micro, recall_micro, f1_micro = _precision_recall_f1(predicted, targets, axis=None)
+    wrong = predicted != targets
+    scores = {
+        "f1_micro": f1_micro,
+        "f1_macro": f1.mean(),
+        "f1_samples": _precision_recall_f1(predicted, targets, axis=1)[2].mean(),
+        "precision_micro": precision_micro,
+        "recall_micro": recall_micro,
+        "precision_macro": precision.mean(),
+        "recall_macro": recall.mean(),
+        "hamming_loss": wrong.mean(),
+        "subset_accuracy": 1 - wrong.any(axis=1).mean(),
+    }
+    return {name: float(score) for name, score in scores.items()}
+
+
+def ranking_scores(probabilities: np.ndarray, targets: np.ndarray) -> dict[str, float | None]:
+    """RANKING_METRICS of probabilities: those that no threshold changes. Shapes and errors as in `multilabel_scores`."""
+    probabilities, targets = checked_matrices(probabilities, targets)
+    if not targets.size:
+        return dict.fromkeys(RANKING_METRICS)
+    roc_auc, average_precision = _rank_statistics(probabilities.T, targets.T)
+    _, row_precision = _rank_statistics(probabilities, targets)
+    return {
+        **_mean_of_defined("roc_auc_macro", roc_auc),
+        **_mean_of_defined("average_precision_macro", average_precision),
+        # A row's ranking precision is average precision along its labels; 1 by convention where there is no label.
+        "lrap": float(np.where(np.isnan(row_precision), 1, row_precision).mean()),
+    }
+
+
+def per_label_table(
+    probabilities: np.ndarray, targets: np.ndarray, thresholds: float | np.ndarray, names: Sequence[str]
+) -> list[dict[str, str | int | float | None]]:
+    """One row per label: label, support (positive rows), threshold, precision, recall, f1, roc_auc, average_precision.
+
+    The conventions are those of the averages, so the mean of a column over its defined entries is the macro metric.
+    Without rows every metric is None. Raises ValueError as `multilabel_scores` does, and when `names` is not one per
+    label.
+    """
+    probabilities, targets = checked_matrices(probabilities, targets)
+    if len(names) != targets.shape[1]:
+        raise ValueError(f"{len(names)} label names for {targets.shape[1]} labels")
+    columns = {
+        "label": list(names),
+        "support": targets.sum(axis=0).tolist(),
+        "threshold": np.broadcast_to(np.asarray(thresholds, dtype=np.float64), len(names)).tolist(),
+    }
+    metrics = _precision_recall_f1(decide(probabilities, thresholds), targets, axis=0)
+    metrics += _rank_statistics(probabilities.T, targets.T)
+    for name, scores in zip(("precision", "recall", "f1", "roc_auc", "average_precision"), metrics, strict=True):
+        columns[name] = [None if np.isnan(score) or not len(targets) else score for score in scores.tolist()]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def binary_cross_entropy(logits: np.ndarray, targets: np.ndarray, pos_weight: float | np.ndarray | None = None) -> float | None:
+    """Mean binary cross-entropy over all rows and labels, in nats, computed in float64; None without elements.
+
+    `logits` and `targets` (rows, labels), targets in [0, 1] (soft targets are legal), `pos_weight` one number or
+    (labels,). Per element `pos_weight * y * softplus(-x) + (1 - y) * softplus(x)`, as in torch's BCEWithLogitsLoss;
+    softplus is log(exp(0) + exp(x)), which `logaddexp` evaluates without overflow. Raises ValueError for different
+    shapes and for logits that are not finite.
+    """
+    logits, targets = np.asarray(logits, dtype=np.float64), np.asarray(targets, dtype=np.float64)
+    if logits.shape != targets.shape:
+        raise ValueError(f"logits {logits.shape} and targets {targets.shape} must have one shape (rows, labels)")
+    if not np.isfinite(logits).all():
+        raise ValueError("logits hold NaN or infinity: the model diverged")
+    if not logits.size:
+        return None
+    weight = 1.0 if pos_weight is None else np.asarray(pos_weight, dtype=np.float64)
+    return float(np.mean(weight * targets * np.logaddexp(0, -logits) + (1 - targets) * np.logaddexp(0, logits)))
+
+
+def sigmoid(logits: np.ndarray) -> np.ndarray:
+    """The logistic function, in float64, without overflow."""
+    return np.exp(-np.logaddexp(0, -np.asarray(logits, dtype=np.float64)))
+
+
+def _precision_recall_f1(
+    predicted: np.ndarray, targets: np.ndarray, axis: int | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Precision, recall and F1 of bool matrices, counted along `axis` (None: over all cells); 0 where undefined."""
+    true_positive = (predicted & targets).sum(axis=axis)
+    n_predicted, n_positive = predicted.sum(axis=axis), targets.sum(axis=axis)
+    # The numerator is 0 wherever the denominator is, so a denominator of 1 gives the conventional 0.
+    return (
+        true_positive / np.maximum(n_predicted, 1),
+        true_positive / np.maximum(n_positive, 1),
+        2 * true_positive / np.maximum(n_predicted + n_positive, 1),
+    )
+
+
+def _rank_statistics(scores: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """ROC AUC and average precision (m,) of each row of `scores` (m, k) against `truth` (m, k); NaN where undefined."""
+    rows = max(1, CELLS_PER_BLOCK // max(1, scores.shape[1]))
+    blocks = [
+        _rank_statistics_of_block(np.ascontiguousarray(scores[start : start + rows]), truth[start : start + rows])
+        for start in range(0, len(scores), rows)
+    ]
+    roc_auc, average_precision = zip(*blocks, strict=True) if blocks else ([np.empty(0)], [np.empty(0)])
+    return np.concatenate(roc_auc), np.concatenate(average_precision)
+
+
+def _rank_statistics_of_block(scores: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """As `_rank_statistics`. Equal scores share the outcome, so the order that the sort leaves them in does not matter.
+
+    AUC is Mann and Whitney's U from the mean rank of tied scores. Average precision is the mean over the positives of
+    the precision at the last rank that has the positive's score (scikit-learn's sum of recall steps times precision).
+    """
+    width = scores.shape[1]
+    positive = truth.sum(axis=1)
+    pairs = positive * (width - positive)
+    order = np.argsort(-scores, axis=1)
+    truth, scores = np.take_along_axis(truth, order, axis=1), np.take_along_axis(scores, order, axis=1)
+
+    differs = scores[:, 1:] != scores[:, :-1]
+    place = np.arange(width, dtype=np.int32)
+    first = np.zeros(scores.shape, dtype=np.int32)
+    first[:, 1:] = np.where(differs, place[1:], 0)
+    np.maximum.accumulate(first, axis=1, out=first)
+    last = np.full(scores.shape, width - 1, dtype=np.int32)
+    last[:, :-1] = np.where(differs, place[:-1], width - 1)
+    last = np.minimum.accumulate(last[:, ::-1], axis=1)[:, ::-1]
+
+    hits = np.cumsum(truth, axis=1, dtype=np.int32)
+    precision = np.take_along_axis(hits, last, axis=1) / (last + 1)
+    twice_ranks = np.where(truth, first + last + 2, 0).sum(axis=1)
+    twice_u = 2 * pairs - (twice_ranks - positive * (positive + 1))
+    undefined = np.full(len(scores), np.nan)
+    return (
+        np.divide(twice_u, 2 * pairs, out=undefined.copy(), where=pairs > 0),
+        np.divide(np.where(truth, precision, 0).sum(axis=1), positive, out=undefined, where=positive > 0),
+    )
+
+
+def _mean_of_defined(name: str, scores: np.ndarray) -> dict[str, float | None]:
+    defined = scores[~np.isnan(scores)]
+    return {name: float(defined.mean()) if len(defined) else None, f"{name}_labels": len(defined)}

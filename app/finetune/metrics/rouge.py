@@ -1,0 +1,130 @@
+"""ROUGE for titles in any language, by rouge-score, with bootstrap intervals; and the baseline of a document's lead.
+
+ROUGE-N, ROUGE-L and ROUGE-Lsum are those of Lin, "ROUGE: A Package for Automatic Evaluation of Summaries", 2004. Scores
+are means of the rows' F1, between 0 and 1, without stemming. The tokenizer decides what is counted: report its name with
+the score.
+"""
+
+import re
+from collections.abc import Sequence
+from itertools import islice
+
+import numpy as np
+
+from finetune.metrics.rouge_tokenizers import CJK_TOKENIZERS, UNIT, rouge_tokenizer
+
+ROUGE_METRICS = ("rouge1", "rouge2", "rougeL", "rougeLsum")
+CHINESE_STOP = re.compile("[。！？]")
+INTERVAL = (2.5, 97.5)  # percentiles
+CELLS_PER_BLOCK = 1 << 22  # of the bootstrap, to bound its memory
+
+# The end of a paragraph, a Chinese stop, or a western one after a word of three letters, a number or a bracket (so not
+# after "e.g." or an initial) and before a space and the next sentence's first letter.
+SENTENCE_END = re.compile(
+    r"\n[^\S\n]*\n|(?<=[。！？])(?![”’」』）》])|(?<=[。！？][”’」』）》])"
+    r"|(?:(?<=[^\W_]{3}[.!?])|(?<=[\d)\]][.!?])|(?<=[.!?][\"”)]))\s+(?=[^\Wa-z_]|[\"“(\[])"
+)
+SENTENCE_OPENING = re.compile(r"[\"“‘'(\[（《「『【]*$")  # what opens together with the first word
+
+
+def rouge_scores(
+    predictions: Sequence[str], references: Sequence[str], tokenizer: str, bootstrap: int = 1000, seed: int = 0
+) -> dict[str, float | None]:
+    """Mean F1 of ROUGE_METRICS over the rows, `exact_match`, and the bounds of their 95% intervals (`rouge1_low`, ...).
+
+    `tokenizer` is a name in `rouge_tokenizers.TOKENIZERS`. The bounds are percentiles of the means of `bootstrap`
+    resamples of the rows, drawn by `seed`; with 0 resamples they are left out. ROUGE-Lsum splits a text into sentences:
+    its lines, and for the tokenizers that read Chinese also at 。！？. Without rows every score is None.
+
+    Raises ValueError for sequences of different lengths and for an unknown tokenizer.
+    """
+    if len(predictions) != len(references):
+        raise ValueError(f"{len(predictions)} predictions for {len(references)} references: one of each per row")
+    names = (*ROUGE_METRICS, "exact_match")
+    rouge, exact = row_scores(predictions, references, tokenizer), exact_matches(predictions, references)
+    rows = np.array([[*scores, match] for scores, match in zip(rouge, exact, strict=True)])
+    scores = dict(zip(names, rows.mean(axis=0).tolist() if len(rows) else [None] * len(names), strict=True))
+    if bootstrap:
+        low, high = bootstrap_interval(rows, bootstrap, seed) if len(rows) else [[None] * len(names)] * 2
+        scores |= {f"{name}_low": bound for name, bound in zip(names, low, strict=True)}
+        scores |= {f"{name}_high": bound for name, bound in zip(names, high, strict=True)}
+    return scores
+
+
+def row_scores(predictions: Sequence[str], references: Sequence[str], tokenizer: str) -> list[list[float]]:
+    """The F1 of ROUGE_METRICS of each row."""
+    from rouge_score.rouge_scorer import RougeScorer  # imports nltk, which takes a second or two
+
+    units = rouge_tokenizer(tokenizer)
+    scorer = RougeScorer(["rouge1", "rouge2", "rougeL"], tokenizer=units)
+    summary_scorer = RougeScorer(["rougeLsum"], tokenizer=units)
+    rows = []
+    for prediction, reference in zip(predictions, references, strict=True):
+        lines = [sentence_lines(text, tokenizer) for text in (reference, prediction)]
+        scores = scorer.score(*lines)
+        # of one sentence each, ROUGE-Lsum is ROUGE-L
+        scores["rougeLsum"] = (
+            summary_scorer.score(*lines)["rougeLsum"] if any("\n" in text for text in lines) else scores["rougeL"]
+        )
+        rows.append([scores[name].fmeasure for name in ROUGE_METRICS])
+    return rows
+
+
+def sentence_lines(text: str, tokenizer: str) -> str:
+    """`text` with one sentence per line, which is how rouge-score takes sentences. No tokenizer counts the stops."""
+    return (CHINESE_STOP.sub("\n", text) if tokenizer in CJK_TOKENIZERS else text).strip()
+
+
+def exact_matches(predictions: Sequence[str], references: Sequence[str]) -> list[bool]:
+    """Whether each prediction is its reference, case and spaces apart: an uncased tokenizer can return neither."""
+    return [_bare(prediction) == _bare(reference) for prediction, reference in zip(predictions, references, strict=True)]
+
+
+def _bare(text: str) -> str:
+    return "".join(text.casefold().split())
+
+
+def bootstrap_interval(rows: np.ndarray, resamples: int, seed: int) -> list[list[float]]:
+    """The 2.5th and 97.5th percentiles, per column of `rows` (rows, columns), of the means of resampled rows.
+
+    The percentile bootstrap of Efron and Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 13."""
+    rng = np.random.default_rng(seed)
+    n_rows, n_columns = rows.shape
+    means = np.empty((resamples, n_columns))
+    block = max(1, CELLS_PER_BLOCK // n_rows)
+    for start in range(0, resamples, block):
+        drawn = rng.integers(n_rows, size=(min(block, resamples - start), n_rows))
+        for column in range(n_columns):
+            means[start : start + len(drawn), column] = rows[:, column].take(drawn).mean(axis=1)
+    return np.percentile(means, INTERVAL, axis=0).tolist()
+
+
+def lead_baseline(text: str, max_units: int) -> str:
+    """The first sentence of a document that says anything, cut after `max_units` CJK characters or other words.
+
+    The title a reader gets without any model, to be scored beside the model's. A sentence ends at 。！？, at . ! ?
+    before the next sentence, or with its paragraph; a single line break is a space, since documents may be wrapped.
+    Marks that open a heading or a list item are dropped. Empty when the text holds no word.
+
+    Raises ValueError unless `max_units` is positive.
+    """
+    if max_units < 1:
+        raise ValueError(f"max_units is {max_units}: a lead has at least one word")
+    first = UNIT.search(text)
+    if first is None:
+        return ""
+    stop = SENTENCE_END.search(text, first.end())
+    ends = [unit.end() for unit in islice(UNIT.finditer(text, first.start()), max_units + 1)]
+    end = stop.start() if stop else len(text)
+    if len(ends) > max_units:
+        end = min(end, ends[max_units - 1])
+    opening = SENTENCE_OPENING.search(text, 0, first.start()).start()
+    return " ".join(text[opening:end].split())
+
+
+def lead_scores(texts: Sequence[str], references: Sequence[str], tokenizer: str) -> dict[str, float | None]:
+    """ROUGE_METRICS of the baseline: each document's lead, cut to the median length of the references in UNITs."""
+    lengths = [sum(1 for _ in UNIT.finditer(reference)) for reference in references]
+    most = max(1, int(np.median(lengths))) if lengths else 1
+    scores = rouge_scores([lead_baseline(text, most) for text in texts], references, tokenizer, bootstrap=0)
+    return {name: scores[name] for name in ROUGE_METRICS}

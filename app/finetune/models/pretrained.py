@@ -1,0 +1,313 @@
+"""Configurations and models of transformers, with messages that say what to do."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+import transformers.modeling_utils  # what every model needs; here, so that it is there when garbage collection settles
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig
+from transformers.utils import logging
+
+from finetune.errors import InputError, is_out_of_memory
+from finetune.models.adapters import WEIGHTS as ADAPTER_WEIGHTS
+from finetune.models.adapters import base_of, merge_adapter
+from finetune.reading.fingerprint import sample_of
+
+# Their position ids start behind the padding id, so the table has that many entries more than a text may have tokens.
+OFFSET_POSITIONS = {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "mpnet", "ibert", "data2vec-text"}
+LAYER_NUMBER = re.compile(r"\.\d+\.")
+# What transformers looks for in a folder, in its order.
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+
+
+def load_config(arguments: Any, **overrides: Any) -> Any:
+    """The model's configuration. Raises `InputError` when it cannot be found or read."""
+    # Every process would draw a bar of its own, terminal or not, each time weights are read.
+    logging.disable_progress_bar()
+    name = arguments.config_name or arguments.model_name_or_path
+    if name is None:
+        raise InputError("no model: give --model_name_or_path, or --from_scratch with --config_name")
+    if not (Path(name) / "config.json").is_file():
+        name = base_of(name) or name
+    _check_config_file(Path(name))
+    try:
+        attention = {} if arguments.attn_implementation is None else {"attn_implementation": arguments.attn_implementation}
+        config = AutoConfig.from_pretrained(name, **arguments.hub_options(name), **attention, **overrides)
+    except Exception as error:
+        raise InputError(explain_failed_load("configuration", name, error)) from error
+    for size in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
+        value = getattr(config, size, None)
+        if isinstance(value, int) and value < 1:
+            raise InputError(f"configuration {name}: {size} is {value}, expected at least 1")
+    return config
+
+
+def _check_config_file(path: Path) -> None:
+    """Raises `InputError` with file and line for a local configuration that is missing, no JSON, or of an unknown model."""
+    if not path.exists():
+        return
+    file = path / "config.json" if path.is_dir() else path
+    if not file.is_file():
+        raise InputError(f"model {path}: the folder holds no config.json (it holds: {files_in(path)})")
+    try:
+        stated = dict(json.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InputError(f"{file}: is no model's configuration ({in_one_line(error)})") from None
+    kind, known = stated.get("model_type"), list(transformers.CONFIG_MAPPING.keys())
+    if isinstance(kind, str) and kind not in known and "auto_map" not in stated:
+        near = difflib.get_close_matches(kind, known, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise InputError(f"{file}: model_type {kind!r} is unknown to transformers {transformers.__version__}{hint}")
+
+
+def check_kind(arguments: Any, config: Any, mapping: Any, can: str) -> None:
+    """Raises `InputError` unless transformers has a model of this configuration in `mapping`, a class of models that `can` do
+    what the task needs. Code that comes with a model is believed."""
+    if type(config) not in mapping and not arguments.trust_remote_code:
+        name = arguments.config_name or arguments.model_name_or_path
+        raise InputError(f"{name}: a {config.model_type} model cannot {can}; name another")
+
+
+def load_model(auto_class: Any, arguments: Any, config: Any) -> Any:
+    """The model in fp32: pretrained weights, or random ones with --from_scratch. The caller seeds torch first.
+
+    Raises `InputError` when the weights cannot be found or read.
+    """
+    return load_model_and_new_names(auto_class, arguments, config)[0]
+
+
+def load_model_and_new_names(auto_class: Any, arguments: Any, config: Any) -> tuple[Any, set[str]]:
+    """`load_model`'s model, and the names of the parameters that no checkpoint gave a value. Under `torch.device("meta")` no
+    weights are read: the model has a shape and nothing else."""
+    if arguments.from_scratch or on_meta():
+        try:
+            model = auto_class.from_config(config, trust_remote_code=arguments.trust_remote_code).float()
+        except (ImportError, ValueError) as error:
+            if arguments.attn_implementation is None:
+                raise
+            raise InputError(f"--attn_implementation {arguments.attn_implementation}: {in_one_line(error)}") from error
+        body = "" if arguments.from_scratch else f"{model.base_model_prefix}."
+        return model, {name for name, _ in model.named_parameters() if not body or not name.startswith(body)}
+    check_weights(arguments)
+    base, adapter = base_of(arguments.model_name_or_path), arguments.model_name_or_path
+    try:
+        # Without a dtype transformers would load a half-precision checkpoint in half precision.
+        model, loading = auto_class.from_pretrained(
+            base or arguments.model_name_or_path,
+            config=config,
+            dtype=torch.float32,
+            **arguments.hub_options(arguments.model_name_or_path),
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+        model, given = merge_adapter(model, adapter) if base else (model, set())
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        raise InputError(explain_failed_load("model", arguments.model_name_or_path, error)) from error
+    _check_fit(arguments.model_name_or_path, model, loading)
+    return model, {*loading["missing_keys"], *(name for name, *_ in loading["mismatched_keys"])} - given
+
+
+def check_all_layers_used(name: str, model: Any, loading: dict[str, Any]) -> None:
+    """Raises `InputError` if the configuration has fewer layers than the weights: the others would be dropped without a word.
+
+    `loading`: transformers' loading info. Weights of other heads are left out often; those of a layer only have another number.
+    """
+    prefix = f"{model.base_model_prefix}."
+    known = {LAYER_NUMBER.sub(".#.", key).removeprefix(prefix) for key, _ in model.named_parameters()}
+    dropped = [key for key in loading["unexpected_keys"] if LAYER_NUMBER.search(key)]
+    dropped = sorted(key for key in dropped if LAYER_NUMBER.sub(".#.", key).removeprefix(prefix) in known)
+    if dropped:
+        raise InputError(
+            f"model {name}: the weights have more layers than its config.json: {len(dropped)} weights, such as {dropped[0]}, "
+            "would be left out; give config.json as many layers as the weights have"
+        )
+
+
+def _check_fit(name: str, model: Any, loading: dict[str, Any]) -> None:
+    """Raises `InputError` if weights of the model's body were missing or had another shape, and so were left random, if the
+    configuration leaves layers out, or if any weight is not finite. A new head is usual, and so is a checkpoint without a
+    pooler."""
+    check_all_layers_used(name, model, loading)
+    body = "" if model.base_model is model else f"{model.base_model_prefix}."
+    own = {key for key, _ in model.named_parameters() if key.startswith(body) and "pooler" not in key}
+    for key, theirs, ours in loading["mismatched_keys"]:
+        if key in own:
+            raise InputError(
+                f"model {name}: the weights are not those of its config.json: {key} is {tuple(theirs)} in the file, "
+                f"{tuple(ours)} by the configuration"
+            )
+    missing = sorted(own & set(loading["missing_keys"]))
+    if missing:
+        raise InputError(
+            f"model {name}: the weights are not those of its config.json: {len(missing)} of {len(own)} are missing, such as "
+            f"{missing[0]}"
+        )
+    wrong = next((key for key, weight in model.named_parameters() if not torch.isfinite(weight).all()), None)
+    if wrong is not None:
+        raise InputError(f"model {name}: its weight {wrong} holds NaN or infinity: the model diverged or its file is damaged")
+
+
+def on_meta() -> bool:
+    """Whether tensors that are made now have no values."""
+    return torch.get_default_device().type == "meta"
+
+
+def check_weights(arguments: Any) -> None:
+    """Raises `InputError` if no weights are named, or for a local folder that has none or only a part of them.
+
+    Loading would find that too, but only after the run has taken, and perhaps cleared, its own folder.
+    """
+    name = arguments.model_name_or_path
+    if arguments.from_scratch:
+        return
+    if name is None:
+        raise InputError("no weights: give --model_name_or_path, or --from_scratch to start from random ones")
+    folder = Path(name)
+    if not folder.is_dir():
+        return
+    base = base_of(folder)
+    if base is not None:
+        if not (folder / ADAPTER_WEIGHTS).is_file():
+            raise InputError(f"model {name}: the folder holds no {ADAPTER_WEIGHTS} (it holds: {files_in(folder)})")
+        _check_weight_file(folder / ADAPTER_WEIGHTS)
+        folder, name = Path(base), f"{name}, base model {base}"
+        if not folder.is_dir():
+            return
+    found = next((folder / file for file in WEIGHTS if (folder / file).is_file()), None)
+    if found is None:
+        raise InputError(
+            f"model {name}: the folder holds no weights, such as {WEIGHTS[0]} (it holds: {files_in(folder)}); name another, or "
+            "start from random weights with --from_scratch"
+        )
+    for file in sorted(_weight_files(found)):
+        _check_weight_file(file)
+
+
+def model_content(configuration: str | None, weights: str | None) -> dict[str, Any]:
+    """What two models have alike if their files are, wherever these lie and however that is spelt: by name of the file its size
+    and a hash of samples of it, since weights may have gigabytes. A model of the hub is its name."""
+    found: dict[str, Any] = {}
+    if configuration is not None:
+        path = Path(configuration)
+        file = path / "config.json" if path.is_dir() else path
+        found["config.json"] = sample_of(file) if file.is_file() else configuration
+    base = None if weights is None else base_of(weights)
+    if base is not None:
+        file = Path(weights) / ADAPTER_WEIGHTS
+        found |= {file.name: sample_of(file)} | model_content(None, base)
+    elif weights is not None and Path(weights).is_dir():
+        first = next(Path(weights) / file for file in WEIGHTS if (Path(weights) / file).is_file())
+        found |= {file.name: sample_of(file) for file in sorted(_weight_files(first))}
+    elif weights is not None:
+        found["weights"] = weights
+    return found
+
+
+def _weight_files(found: Path) -> set[Path]:
+    if found.suffix != ".json":
+        return {found}
+    try:
+        return {found.parent / file for file in json.loads(found.read_text(encoding="utf-8"))["weight_map"].values()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{found}: cannot be read as an index of weights ({type(error).__name__}); copy it again") from None
+
+
+def _check_weight_file(file: Path) -> None:
+    if not file.is_file():
+        raise InputError(f"{file}: is missing; the folder's index of weights names it")
+    if file.suffix == ".safetensors":
+        try:
+            with safe_open(file, "pt"):  # reads the header and compares it with the file's length
+                pass
+        except (SafetensorError, OSError) as error:
+            raise InputError(f"{file}: is no whole safetensors file ({in_one_line(error)}); copy it again") from None
+
+
+def choose_max_length(requested: int | None, config: Any, tokenizer: Any, default: int = 512) -> int:
+    """--max_length, or the default within the limit of the position table and the tokenizer. Raises `InputError` for a length
+    beyond that."""
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is not None and config.model_type in OFFSET_POSITIONS:
+        positions -= (config.pad_token_id or 0) + 1
+    # Relative positions are -1; tokenizers that know no limit say so with a number of 30 digits.
+    limit = min((n for n in (positions, tokenizer.model_max_length) if n is not None and 0 < n < 10**6), default=None)
+    if requested is not None and limit is not None and requested > limit:
+        raise InputError(f"--max_length {requested} is more than the model can read ({limit} tokens); give at most {limit}")
+    return requested or min(default, limit or default)
+
+
+def take_vocabulary(config: Any, tokenizer: Any) -> None:
+    """Gives a configuration without weights the tokenizer's size and special ids; its own belong to another vocabulary."""
+    config.vocab_size = len(tokenizer)
+    for name in ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"):
+        if getattr(config, name, None) is not None:
+            setattr(config, name, getattr(tokenizer, name))
+
+
+def drop_pooler(encoder: Any) -> None:
+    """Removes a pooler that nothing reads: it would have no gradient, which DDP takes for an error."""
+    if getattr(encoder, "pooler", None) is not None:
+        encoder.pooler = None
+        if hasattr(encoder, "activation"):  # BigBird keeps the pooler's activation beside it
+            encoder.activation = None
+
+
+def check_vocabulary(model: Any, tokenizer: Any, what: str = "model") -> None:
+    """Raises `InputError` if a token id has no embedding: on a GPU that would be an assertion without a name."""
+    rows = model.get_input_embeddings().weight.shape[0]
+    highest = max(tokenizer.get_vocab().values())
+    if highest >= rows:
+        raise InputError(
+            f"the tokenizer has token ids up to {highest}, the {what} only {rows} embeddings; they do not belong together "
+            "(check --tokenizer_name)"
+        )
+
+
+def explain_failed_load(what: str, name: str, error: Exception) -> str:
+    """One message for whatever transformers raised on loading."""
+    path = Path(name).expanduser()
+    near, reason = _nearest(path), in_one_line(error)
+    if not path.exists():
+        if name.startswith((".", "/", "~")) or name.count("/") > 1:
+            return (
+                f"{what} {name}: this folder does not exist{near}; a model of the hub is named like google/bigbird-roberta-base"
+            )
+        return (
+            f"{what} {name}: is no folder here{near}, and could not be had from the hub either ({reason}); check the "
+            "spelling, or give the path of a local folder"
+        )
+    if type(error).__name__ == "UnpicklingError":
+        reason = (
+            "its weights are a pickle that is damaged or holds more than tensors, which is not read; convert them to "
+            "safetensors, or copy them again"
+        )
+    elif "trust_remote_code" in str(error):
+        reason = "it comes with Python code of its own, which runs with --trust_remote_code only; read the code first"
+    return f"{what} {name}: {reason}{f' (the folder holds: {files_in(path)})' if path.is_dir() else ''}"
+
+
+def _nearest(path: Path) -> str:
+    """A folder that was probably meant, in words."""
+    if path.exists() or not path.parent.is_dir() or not path.name:
+        return ""
+    near = difflib.get_close_matches(path.name, [p.name for p in path.parent.iterdir() if p.is_dir()], 1)
+    return f" (did you mean {str(path.parent / near[0])!r}?)" if near else ""
+
+
+def files_in(folder: Path) -> str:
+    return ", ".join(sorted(p.name for p in folder.iterdir())[:12]) or "nothing"
+
+
+def in_one_line(error: Exception) -> str:
+    """An exception in one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__

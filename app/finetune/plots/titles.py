@@ -1,0 +1,53 @@
+"""Figures and tables for titles."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from finetune.metrics.rouge import ROUGE_METRICS, row_scores
+from finetune.reports.figures import BLUE, GREY, ORANGE, new_figure
+from finetune.task import Judgement, Section
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+BINS = 8  # of document lengths
+MOST_ROWS, CHARACTERS = 20, 300
+
+
+def judge(
+    lengths: tuple[np.ndarray, np.ndarray, np.ndarray], titles: tuple[list[str], list[str]], texts: Any, tokenizer: str
+) -> Judgement:
+    """`lengths`: (rows,) tokens of generated titles, of references and of documents; `titles`: generated ones and references;
+    `texts`: by row; `tokenizer`: the name of ROUGE's."""
+    by_metric = dict(zip(ROUGE_METRICS, np.array(row_scores(*titles, tokenizer)).T, strict=True))
+    scores, (found, references, documents) = by_metric["rougeL"], lengths
+    return Judgement(figures(found, references, scores, documents), [examples(*titles, scores, texts)], by_metric)
+
+
+def figures(found: np.ndarray, references: np.ndarray, scores: np.ndarray, documents: np.ndarray) -> dict[str, Figure]:
+    """Figures by name. All are (rows,): tokens of generated titles, of references, each row's ROUGE-L, tokens of documents."""
+    figure, axes = new_figure("Length of titles", "tokens", "titles")
+    edges = np.arange(0, max(int(found.max()), int(references.max())) + 2) - 0.5
+    axes.hist([references, found], edges, color=[GREY, BLUE], label=["references", "generated"])
+    axes.legend(fontsize=8, frameon=False)
+    by_length, axes = new_figure("ROUGE-L by document length", "tokens of the document (median of an eighth)", "mean ROUGE-L")
+    parts = [part for part in np.array_split(np.argsort(documents, kind="stable"), BINS) if len(part)]
+    middle, mean = [np.median(documents[part]) for part in parts], [scores[part].mean() for part in parts]
+    spread = [scores[part].std() / np.sqrt(len(part)) for part in parts]
+    axes.errorbar(middle, mean, yerr=spread, color=ORANGE, marker="o", linewidth=1.4, capsize=3)
+    axes.set_ylim(bottom=0)
+    return {"title_lengths": figure, "title_rouge_by_length": by_length}
+
+
+def examples(found: list[str], references: list[str], scores: np.ndarray, texts: Any) -> Section:
+    """Titles beside references and the documents' beginnings: the worst, the median and the best, by ROUGE-L."""
+    order = np.argsort(scores, kind="stable")
+    third = MOST_ROWS // 3
+    middle = max(0, len(order) // 2 - third // 2)
+    chosen = dict.fromkeys([*order[:third], *order[middle : middle + third], *order[-third:]])
+    rows = [[f"{scores[row]:.3f}", found[row], references[row], texts[int(row)][:CHARACTERS]] for row in chosen]
+    header = ["ROUGE-L", "generated", "reference", "document"]
+    return Section("Examples", "The worst, the middle and the best validation rows by ROUGE-L.", header, rows)

@@ -1,0 +1,244 @@
+"""Label columns -> the label list and each row's label numbers."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, compress
+from typing import Any
+
+import numpy as np
+import torch
+
+from finetune.errors import InputError
+from finetune.reading.columns import SHOWN, more
+from finetune.reading.problems import described, nearest
+from finetune.reading.ragged import Ragged
+from finetune.reading.tables import Table
+from finetune.reading.text_files import read_text
+
+LIST_AS_TEXT = re.compile(r"\[\s*(([\"']).*\2\s*)?\]", re.DOTALL)  # ['a', 'b'], as spreadsheets and pandas write a list
+BITS = dict.fromkeys(("1", "true", "True", "TRUE", "1.0"), True) | dict.fromkeys(("0", "false", "False", "FALSE", "0.0"), False)
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Rows' labels as written, without repetition. `declared`: those of --label_columns, or of a column of classes, whether a
+    row has them or not."""
+
+    rows: list[tuple[str, ...]]
+    declared: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @cached_property
+    def names(self) -> list[str]:
+        """As they are declared, or in the order of their first appearance."""
+        return list(self.declared or dict.fromkeys(chain.from_iterable(self.rows)))
+
+    def take(self, rows: np.ndarray) -> Labelled:
+        return Labelled([self.rows[row] for row in rows.tolist()], self.declared)
+
+
+def label_names(table: Table, arguments: Any, notes: list[str]) -> Labelled:
+    """Each row's labels.
+
+    A cell is a list of texts or of whole numbers, or one text split at --label_separator (empty: no label), or with
+    --label_columns the names of the columns that hold 1. Whole numbers become their digits. A class (ClassLabel) is one label,
+    and all the names of its column are labels. Raises `InputError` for cells of another type and for files that mix types, each
+    with its line.
+    """
+    if arguments.label_columns:
+        return _from_columns(table, arguments.label_columns)
+    column, separator, problems = arguments.label_column, arguments.label_separator, []
+    declared = tuple(table.classes.get(column, ()))
+    if declared:
+        separator = None  # a class is one label, whatever its name
+    kinds: dict[str, int] = {}  # and the first row of each
+    shared: dict[tuple[str, ...], tuple[str, ...]] = {}  # the same few come again and again
+    rows, repeated = [], 0
+    for row, cell in enumerate(table.columns[column]):
+        try:
+            names, kind = _names(cell, separator)
+        except ValueError as error:
+            problems.append(f"{table.where(row)}: {column} {error}")
+            continue
+        if kind:
+            kinds.setdefault(kind, row)
+        distinct = tuple(dict.fromkeys(names))
+        repeated += len(distinct) < len(names)
+        rows.append(shared.setdefault(distinct, distinct))
+    if len(kinds) > 1:
+        (first, first_row), (second, second_row) = list(kinds.items())[:2]
+        problems.append(
+            f"{table.where(second_row)}: {column} is {second}, but {first} at {table.where(first_row)}; use one form in the "
+            "whole file"
+        )
+    if problems:
+        raise InputError(*problems[:SHOWN], *more(len(problems)))
+    if repeated:
+        notes.append(f"{table.path}: {repeated} row(s) name a label twice; it counts once")
+    if set(kinds) == {"a text"} and max(map(len, rows)) == 1 and not declared:
+        single = [names[0] for names in rows if names]
+        for mark in set(",;") - {separator}:
+            if 4 * sum(mark in name for name in single) > len(single):
+                notes.append(
+                    f"{table.path}: no row has two labels, but many labels hold {mark!r}; is --label_separator {mark!r} meant?"
+                )
+    return Labelled(rows, declared)
+
+
+def read_label_file(path: str) -> list[str]:
+    """The labels of --label_file, one a line, in its order. Raises `InputError`."""
+    names = [line.strip() for line in read_text(path).splitlines() if line.strip()]
+    if any("\0" in name or LIST_AS_TEXT.fullmatch(name) for name in names):
+        raise InputError(f"--label_file {path}: holds a list or a NUL character; write one label a line, in UTF-8")
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise InputError(f"--label_file {path}: {', '.join(map(repr, twice[:SHOWN]))} stands twice")
+    if not names:
+        raise InputError(f"--label_file {path}: holds no label")
+    return names
+
+
+def choose_labels(
+    own: list[str] | None, found: list[str], label_file: str | None, notes: list[str], path: str = "training data"
+) -> list[str]:
+    """The labels to be trained, in their order: those of `label_file`, or those that the training rows have (`found`), in the
+    order of the model's `own` where these are the same. Notes what becomes of the model's head. Raises `InputError` for a bad
+    file, and if no row of `path` has a label."""
+    labels = read_label_file(label_file) if label_file else found
+    if not labels:
+        raise InputError(f"{path}: no row has a label; name the labels with --label_file if that is meant")
+    if not label_file and own is not None and set(own) == set(found):
+        labels = own
+    if own is not None and own != labels:
+        notes.append(_note_head(own, labels))
+    return labels
+
+
+def _note_head(own: list[str], labels: list[str]) -> str:
+    kept = set(own) & set(labels)
+    if not kept:
+        return f"the model's head for {len(own)} label(s) is replaced by a new one for {len(labels)}"
+    new, dropped = len(set(labels) - kept), len(set(own) - kept)
+    return f"the model's head keeps the rows of {len(kept)} label(s), by name; {new} label(s) are new, {dropped} are dropped"
+
+
+def label_source(arguments: Any, trains: bool) -> str:
+    """Where a run's label list comes from, in words."""
+    if not trains:
+        return f"labels of {arguments.model_name_or_path}"
+    return "training data" if arguments.label_file is None else f"--label_file {arguments.label_file}"
+
+
+def one_hot(labels: Ragged, rows: np.ndarray, num_labels: int) -> torch.Tensor:
+    """(b, labels) float32: 1 where a row has the label."""
+    dense = torch.zeros(len(rows), num_labels)
+    counts = labels.offsets[rows + 1] - labels.offsets[rows]
+    if counts.sum():
+        dense[np.repeat(np.arange(len(rows)), counts), np.concatenate([labels[row] for row in rows])] = 1
+    return dense
+
+
+def label_ids(
+    table: Table,
+    found: Labelled,
+    labels: list[str],
+    ignore_unknown: bool,
+    notes: list[str],
+    source: str = "training data",
+) -> Ragged:
+    """Each row's label numbers, ascending. Raises `InputError` listing the labels that the label list lacks, with their lines,
+    unless `ignore_unknown`: then they are left out and counted in a note. `source`: where the label list is from."""
+    number = {name: i for i, name in enumerate(labels)}
+    ids = {names: sorted(number[name] for name in names if name in number) for names in set(found.rows)}
+    unknown: dict[str, list[int]] = {}  # and the rows of each
+    for row, names in enumerate(found.rows):
+        if len(ids[names]) < len(names):
+            for name in names:
+                if name not in number:
+                    unknown.setdefault(name, []).append(row)
+    if unknown and ignore_unknown:
+        count = sum(map(len, unknown.values()))
+        notes.append(f"{table.path}: {count} label(s) of {len(unknown)} kind(s) that the {source} does not have are ignored")
+    elif unknown:
+        advice = "correct it, name it in --label_file, or leave such labels out with --unknown_labels ignore"
+        shown = []
+        for name, there in list(unknown.items())[:SHOWN]:
+            near = nearest(name, labels)
+            meant = f"; did you mean {near!r}?" if near else ""
+            where = f"{table.where(there[0])}: label {name!r:.80}"
+            shown.append(f"{where} is not in the {source} ({len(there)} row(s)){meant}; {advice}")
+        raise InputError(*shown, *more(len(unknown)))
+    return Ragged.of([ids[names] for names in found.rows])
+
+
+def note_labels(splits: dict[str, tuple[str, Ragged]], labels: list[str], notes: list[str]) -> None:
+    """Notes what a reader of the metrics should know: rows without labels, and labels without rows. `splits`: (path, label
+    numbers of each row) of "train" and, if there is one, "validation"."""
+    rows = splits["train"][1]
+    notes.append(f"{len(labels)} labels, {len(rows.values) / len(rows):.2f} per training row")
+    counts = {name: np.bincount(rows.values, minlength=len(labels)) for name, (_, rows) in splits.items()}
+    for name, (path, rows) in splits.items():
+        if bare := int((rows.lengths == 0).sum()):
+            notes.append(f"{path}: {bare} row(s) have no label")
+        if name == "train" and (never := [labels[label] for label in np.flatnonzero(counts[name] == 0)]):
+            notes.append(f"no training row has {_listed(never)}")
+    if "validation" in splits:
+        size = len(splits["validation"][1])
+        undefined = [label for label, count in zip(labels, counts["validation"], strict=True) if count in (0, size)]
+        if undefined:
+            notes.append(
+                f"ROC AUC is undefined for {len(undefined)} label(s) that no or every validation row has, and left out of its "
+                f"average: {_listed(undefined)}"
+            )
+
+
+def _listed(names: list[str]) -> str:
+    return f"{', '.join(names[:SHOWN])}{', ...' if len(names) > SHOWN else ''}"
+
+
+def _names(cell: Any, separator: str | None) -> tuple[list[str], str]:
+    """(labels, the cell's form). A row without labels has no form. `separator`: None for texts that are one label each. Raises
+    ValueError that says what is wrong with the cell."""
+    if isinstance(cell, str) and separator is None:
+        return [cell], "a text"
+    if isinstance(cell, str):
+        if not cell.strip():
+            return [], ""
+        if cell.lstrip()[0] == "[" and LIST_AS_TEXT.fullmatch(cell.strip()):
+            raise ValueError(f"{cell!r:.60} is a list written as a text; write a{separator}b, or use a jsonl file")
+        parts = [part.strip() for part in cell.split(separator)]
+        if not all(parts):
+            raise ValueError(f"{cell!r:.60} has an empty label between separators {separator!r}")
+        return parts, "a text"
+    if isinstance(cell, list):
+        types = set(map(type, cell))
+        if types <= {str}:
+            names = list(map(str.strip, cell))
+            if not all(names):
+                raise ValueError("holds an empty label")
+            return names, "a list of texts" if cell else ""
+        if types == {int}:
+            return [str(item) for item in cell], "a list of numbers"
+        raise ValueError(f"{cell!r:.80} mixes types; expected a list of texts or a list of whole numbers")
+    if type(cell) is int:
+        return [str(cell)], "a number"
+    hint = "; a data set of csv files loses empty texts: name the files by --train_file" if cell is None else ""
+    raise ValueError(f"is {described(cell)}, expected a list or a text (empty for a row without labels{hint})")
+
+
+def _from_columns(table: Table, columns: tuple[str, ...]) -> Labelled:
+    rows, problems = [], []
+    for row, cells in enumerate(zip(*(table.columns[name] for name in columns), strict=True)):
+        bits = [BITS.get(str(cell).strip()) for cell in cells]
+        if None in bits:
+            name, cell = next((name, cell) for name, cell, bit in zip(columns, cells, bits, strict=True) if bit is None)
+            problems.append(f"{table.where(row)}: {name} is {cell!r:.60}, expected 0 or 1")
+        rows.append(tuple(compress(columns, bits)))
+    if problems:
+        raise InputError(*problems[:SHOWN], *more(len(problems)))
+    return Labelled(rows, columns)

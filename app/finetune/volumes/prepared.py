@@ -1,0 +1,168 @@
+"""Volumes prepared once and kept in the cache of `datasets`: oriented, normalised, resampled; mapped into memory when used.
+
+Reading and resampling a NIfTI file takes a thousand times as long as cutting a patch out of an array that is mapped.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from finetune.errors import InputError
+from finetune.output.files import file_record, write_json
+from finetune.output.progress import Phase
+from finetune.reading.cache import kept
+from finetune.reading.fingerprint import file_state, fingerprint
+from finetune.volumes.files import VolumeFile, Volumes
+from finetune.volumes.nifti import IGNORED, check_pair, read_header, read_image, read_label, resample, resampled_shape
+
+FORM, RECORD = "1", "record.json"  # of what is kept
+MOST_POSITIONS = 10_000  # of a class in a volume, evenly spaced; patches are drawn around them
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A volume as arrays on disk, mapped while they are used: a mapping is an open file. Its grid is canonical (RAS).
+
+    `folder` holds image.npy, (x, y, z) float32 in the run's spacing; label.npy, (x, y, z) uint8 in the file's own spacing;
+    patch_label.npy, the label in the run's spacing; positions.npy, (n, 4) int32: a class and the place of a voxel of it there.
+    """
+
+    folder: Path
+    file: VolumeFile
+    content: str  # a hash of the files
+
+    @cached_property
+    def facts(self) -> dict:
+        """`shape`: of the image in the run's spacing; `size`, `spacing`: of the file; `values`: label -> number of voxels."""
+        return json.loads((self.folder / "facts.json").read_text(encoding="utf-8"))
+
+    @property
+    def image(self) -> np.ndarray:
+        return np.load(self.folder / "image.npy", mmap_mode="r")
+
+    @property
+    def label(self) -> np.ndarray:
+        return np.load(self.folder / "label.npy", mmap_mode="r")
+
+    @property
+    def patch_label(self) -> np.ndarray:
+        return np.load(self.folder / "patch_label.npy", mmap_mode="r")
+
+    @cached_property
+    def positions(self) -> np.ndarray:
+        return np.load(self.folder / "positions.npy")
+
+
+def prepare(volumes: Volumes, spacing: tuple[float, ...], ignore_index: int | None) -> list[Prepared]:
+    """Prepares each volume, unless that was done before. Raises `InputError` with what is wrong in the first 20 files."""
+    found, problems = [], []
+    with Phase(f"preparing {volumes.path}", "volumes") as bar:
+        for file in volumes.files:
+            try:
+                found.append(_prepare(file, spacing, ignore_index))
+            except InputError as error:
+                problems += error.problems
+            bar.update()
+    if problems:
+        raise InputError(*problems[:20])
+    return found
+
+
+def _prepare(file: VolumeFile, spacing: tuple[float, ...], ignore_index: int | None) -> Prepared:
+    paths = [file.image, *([file.label] if file.label is not None else [])]
+    contents = [_content(path) for path in paths]
+    key = fingerprint([FORM, *contents, *map(repr, spacing), repr(ignore_index)])[:40]
+    return Prepared(kept("volumes", key, partial(_store, file, spacing, ignore_index)), file, fingerprint(contents))
+
+
+def _content(path: Path) -> str:
+    """A hash of a file, kept until its size or its time of change differs."""
+    state = file_state(path)
+    if state is None:
+        return file_record(path)["sha256"]
+    place = kept("hashes", fingerprint([state])[:40], lambda folder: write_json(folder / RECORD, file_record(path)))
+    return json.loads((place / RECORD).read_text(encoding="utf-8"))["sha256"]
+
+
+def _store(file: VolumeFile, spacing: tuple[float, ...], ignore_index: int | None, folder: Path) -> None:
+    header = read_header(file.image)
+    shape = resampled_shape(header.shape, header.spacing, spacing)
+    image = resample(torch.from_numpy(read_image(file.image))[None], shape)[0]
+    np.save(folder / "image.npy", np.ascontiguousarray(image.numpy()))
+    values: dict[int, int] = {}
+    if file.label is not None:
+        label = np.ascontiguousarray(read_label(file.label, ignore_index))
+        np.save(folder / "label.npy", label)
+        values = {int(value): int(count) for value, count in zip(*np.unique(label, return_counts=True), strict=True)}
+        label = resample(torch.from_numpy(label)[None], shape, "nearest-exact")[0].numpy()
+        np.save(folder / "patch_label.npy", label)
+        np.save(folder / "positions.npy", _positions(label))
+    facts = {"shape": shape, "size": header.shape, "spacing": header.spacing, "values": values}
+    (folder / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
+
+
+def _positions(label: np.ndarray) -> np.ndarray:
+    """(n, 4) int32: a class that is not the background, and a voxel of it; at most so many of each class."""
+    rows = [np.empty((0, 4), dtype=np.int32)]
+    for value in np.unique(label):
+        if value not in (0, IGNORED):
+            places = np.flatnonzero(label == value)
+            places = places[np.linspace(0, len(places) - 1, min(len(places), MOST_POSITIONS)).astype(np.int64)]
+            rows.append(np.column_stack([np.full(len(places), value), *np.unravel_index(places, label.shape)]))
+    return np.concatenate(rows).astype(np.int32)
+
+
+def check_headers(splits: dict[str, Volumes], notes: list[str]) -> None:
+    """Reads every header. Raises `InputError` for files that are no volumes, and labels that do not fit their image."""
+    problems: list[str] = []
+    for file in (file for volumes in splits.values() for file in volumes.files):
+        check: Callable[[], object] = partial(read_header, file.image)
+        if file.label is not None:
+            check = partial(check_pair, file.image, file.label, notes)
+        try:
+            check()
+        except InputError as error:
+            problems += error.problems
+    if problems:
+        raise InputError(*problems[:20])
+
+
+def choose_classes(train: list[Prepared], named: tuple[str, ...] | None) -> list[str]:
+    """The classes with the background first: those named, or numbers up to the largest training label. Raises `InputError`."""
+    values = sorted({int(value) for volume in train for value in volume.facts["values"]} - {0, IGNORED})
+    if not values:
+        raise InputError("no training label has a voxel of a class: all are background")
+    if named is not None:
+        return ["background", *named]
+    if values != list(range(1, len(values) + 1)):
+        raise InputError(
+            f"the training labels have classes {', '.join(map(str, values))}; classes must be numbered from 1 without a gap. "
+            "Name them all by --class_names, or say which label does not count by --ignore_index"
+        )
+    return ["background", *map(str, values)]
+
+
+def check_values(volumes: list[Prepared], classes: list[str], notes: list[str]) -> None:
+    """Raises `InputError` for labels with unknown classes; notes those without any voxel of a class."""
+    problems, empty = [], []
+    for volume in volumes:
+        values = {int(value): count for value, count in volume.facts["values"].items()}
+        for value in sorted(set(values) - {IGNORED, *range(len(classes))}):
+            known = ", ".join(f"{number} {name}" for number, name in enumerate(classes))
+            problems.append(f"{volume.file.label}: {values[value]} voxels of unknown class {value}; the classes are {known}")
+        if volume.file.label is not None and not set(values) - {0, IGNORED}:
+            empty.append(volume.file.label.name)
+    if problems:
+        raise InputError(*problems[:20])
+    if empty:
+        more = f" and {len(empty) - 3} more" if len(empty) > 3 else ""
+        notes.append(
+            f"{', '.join(empty[:3])}{more}: no voxel of any class; Dice and distance are undefined where none is predicted"
+        )

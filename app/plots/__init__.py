@@ -1,5 +1,0 @@
-"""How good a model is, as figures and tables for the report page and the model card: labels, titles, classes of pictures.
-Tasks call it once, at the end of a run.
-
-May import: finetune.reports, finetune.task, metrics.
-"""

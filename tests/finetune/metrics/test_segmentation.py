@@ -1,0 +1,88 @@
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import accuracy_score, f1_score, jaccard_score
+
+from finetune.metrics.segmentation import count_classes, dice, iou, mean_of_defined, pixel_accuracy, segmentation_scores
+from finetune.metrics.segmentation_metric import SegmentationMetric
+
+NAMES = ["background", "road", "sky", "bus"]
+
+
+@pytest.fixture(autouse=True)
+def _no_warning_is_tolerated():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        yield
+
+
+def masks(space=(5, 6), count=4):
+    generator = np.random.default_rng(len(space))
+    return generator.integers(0, 3, (count, *space)), generator.integers(0, 3, (count, *space))  # no bus
+
+
+@pytest.mark.parametrize("space", [(20,), (5, 6), (3, 4, 5)])
+def test_scores_equal_scikit_learns_over_all_elements(space):
+    predicted, truth = masks(space)
+    truth[0, 0] = 255
+    counts = count_classes(torch.as_tensor(predicted), torch.as_tensor(truth), 4, ignore_index=255)
+    assert counts.shape == (4, 4, 3)
+    scores = segmentation_scores(counts.sum(0).numpy(), NAMES)
+    flat = predicted[truth != 255], truth[truth != 255]
+    for metric, function in (("iou", jaccard_score), ("dice", f1_score)):
+        expected = function(flat[1], flat[0], average=None, labels=[0, 1, 2])
+        assert [scores[f"{metric}_{name}"] for name in NAMES] == pytest.approx([*expected, None])
+        assert scores[f"mean_{metric}"] == pytest.approx(expected.mean())
+    assert scores["pixel_accuracy"] == pytest.approx(accuracy_score(*flat))
+
+
+def test_each_image_has_its_own_counts():
+    predicted, truth = masks()
+    counts = count_classes(torch.as_tensor(predicted), torch.as_tensor(truth, dtype=torch.uint8), 4).numpy()
+    for row in range(4):
+        alone = count_classes(torch.as_tensor(predicted[row : row + 1]), torch.as_tensor(truth[row : row + 1]), 4)
+        assert np.array_equal(counts[row], alone[0].numpy())
+    assert iou(counts).shape == dice(counts).shape == (4, 4)
+    assert np.isnan(iou(counts)[:, 3]).all()
+    assert pixel_accuracy(counts) == pytest.approx([(p == t).mean() for p, t in zip(predicted, truth, strict=True)])
+
+
+def test_background_can_be_left_out_of_classes_and_means():
+    counts = np.array([[80, 90, 85], [5, 10, 15]])
+    scores = segmentation_scores(counts, ["background", "tumour"], include_background=False)
+    assert set(scores) == {"mean_iou", "mean_dice", "pixel_accuracy", "iou_tumour", "dice_tumour"}
+    assert scores["mean_iou"] == scores["iou_tumour"] == 5 / 20
+    assert scores["dice_tumour"] == 10 / 25
+    assert scores["pixel_accuracy"] == 85 / 100
+
+
+def test_nothing_counted_is_undefined():
+    assert set(segmentation_scores(np.zeros((2, 3), dtype=np.int64), ["a", "b"]).values()) == {None}
+    assert mean_of_defined(np.array([np.nan, 0.5])) == 0.5
+
+
+def test_the_metric_equals_the_function_whatever_the_sizes():
+    predicted, truth = masks()
+    counts = count_classes(torch.as_tensor(predicted), torch.as_tensor(truth), 4).sum(0).numpy()
+    expected = segmentation_scores(counts, NAMES)
+    assert SegmentationMetric().compute(predictions=predicted, references=truth, names=NAMES) == expected
+    metric = SegmentationMetric()
+    metric.add_batch(predictions=[mask.ravel() for mask in predicted], references=[mask.ravel() for mask in truth])
+    assert metric.compute(names=NAMES) == expected
+    halves = [[*predicted[:3], predicted[3, :2], predicted[3, 2:]], [*truth[:3], truth[3, :2], truth[3, 2:]]]
+    assert SegmentationMetric().compute(predictions=halves[0], references=halves[1], names=NAMES) == expected
+
+
+@pytest.mark.parametrize(
+    ("predicted", "truth", "message"),
+    [
+        ([[0, 1]], [[0, 1, 1]], r"a prediction of shape \(2,\) for a mask of \(3,\)"),
+        ([[0, 1]], [[0, 7]], "a mask has classes 0 to 7, expected 0 to 3"),
+        ([[0, 255]], [[0, 1]], "a prediction has classes 0 to 255"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused(predicted, truth, message):
+    with pytest.raises(ValueError, match=message):
+        SegmentationMetric().compute(predictions=predicted, references=truth, names=NAMES)
