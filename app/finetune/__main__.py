@@ -38,8 +38,9 @@ def scripts() -> dict[str, Path]:
 
 if __name__ == "__main__":
     names = scripts()
-    if len(sys.argv) < 2 or sys.argv[1] not in names:
-        sys.exit(
-            f"usage: python -m finetune {{{','.join(names)}}} ...\n\nthe arguments of one: python -m finetune classify --help"
-        )
-    run_script(sys.argv.pop(1))
+    # deepspeed puts --local_rank in front of it
+    asked = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), None)
+    if asked not in names:
+        sys.exit(f"usage: python -m finetune {{{','.join(names)}}} ...\n\narguments: python -m finetune classify --help")
+    sys.argv.remove(asked)
+    run_script(asked)

@@ -7,10 +7,13 @@ import dataclasses
 import importlib
 import importlib.util
 import json
+import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import yaml
@@ -18,6 +21,7 @@ from launchers import REPOSITORY
 from pages import PAGES, blocks, name_of, prose, source_of
 
 from finetune.arguments.parsing import parse, validate
+from finetune.launching.launch import Machine, describe_launch
 
 OWN_TASK = "docs/write-your-own-task.md"
 FOLDERS = "app|scripts|accelerate_configs|ds_configs|tests|benchmarks|docs"
@@ -72,28 +76,37 @@ def check_command(words: list[str]) -> None:
         return
     assert words[0] in LAUNCHERS, f"unknown command {words[0]}"
     words = ["0" if word == "N" else word for word in words]  # a machine's number
+    file, processes = None, 1
     if words[0] == "accelerate":
         from accelerate.commands.launch import launch_command_parser
 
         given = launch_command_parser().parse_args(words[2:])
+        file, processes = given.config_file, given.num_processes
         words = [given.training_script, *given.training_script_args]
     elif words[0] == "torchrun":
         from torch.distributed.run import parse_args
 
         given = parse_args(words[1:])
+        processes = int(given.nnodes.rpartition(":")[2]) * int(given.nproc_per_node)
         words = [given.training_script, *given.training_script_args]
     elif words[0] == "deepspeed":
         from deepspeed.launcher.runner import parse_args
 
         given = parse_args(words[1:])
+        processes = given.num_gpus if given.num_gpus > 0 else 8
         words = [given.user_script, *given.user_args]
+    elif words[:3] == ["python", "-m", "finetune"]:
+        words = words[2:]
     elif "-m" not in words:
         words = words[next(number for number, word in enumerate(words) if word.endswith((".py", ".sh", ".sbatch"))) :]
-    check_script(words)
+    if words[0] == "finetune":  # the installed package
+        words = [f"app/{words[1]}.py", *words[2:]]
+    check_script(words, file, processes)
 
 
-def check_script(words: list[str]) -> None:
-    """A script and its arguments; of a task's, also those that another script is given for it."""
+def check_script(words: list[str], file: str | None = None, processes: int = 1) -> None:
+    """A script and its arguments; of a task's, also those that another script is given for it, and whether its launch, by an
+    accelerate file or otherwise, contradicts its arguments on a machine with GPUs."""
     task = next((number for number, word in enumerate(words) if is_task(word)), None)
     for option in [word for word in words[1:task] if word.startswith("--")]:
         if task != 0 and words[0] != "python":
@@ -103,7 +116,16 @@ def check_script(words: list[str]) -> None:
     if task is None or "--help" in words:
         return
     given = [part for word in words[task + 1 :] for part in (COMPLETE if word == "ARGS" else [word])]
-    validate(parse(arguments_of(Path(words[task])), given))
+    arguments = parse(arguments_of(Path(words[task])), given)
+    validate(arguments)
+    if task == 0:
+        plan = runpy.run_path("scripts/plan.py")
+        launch = plan["read_launch_file"](file) if file else None
+        processes = processes or launch.processes
+        use_cpu = launch is not None and launch.use_cpu
+        with mock.patch.dict(os.environ):
+            plan["pretend"](launch, processes, use_cpu)
+            describe_launch(arguments, Machine(0 if use_cpu else processes, bf16=True))
 
 
 @per_page
@@ -124,6 +146,10 @@ def test_a_wrong_command_is_noticed(in_folder):
         "torchrun --processes 2 app/classify.py ARGS",
         "accelerate launch --config_file accelerate_configs/ddp16.yaml app/classify.py ARGS",
         "deepspeed --num_gpus 2 app/classify.py --deepspeed ds_configs/zero2.json --deepsped x ARGS",
+        "accelerate launch --config_file accelerate_configs/zero2.yaml app/classify.py --fsdp full_shard ARGS",
+        "accelerate launch --config_file accelerate_configs/cpu_ddp.yaml app/classify.py --mixed_precision fp16 ARGS",
+        "deepspeed --num_gpus 2 app/classify.py --deepspeed ds_configs/zero2.json --ddp_backend mpi ARGS",
+        "torchrun --nproc_per_node 2 -m finetune clasify ARGS",
         "python scripts/plan.py --gpu_memry 24 app/classify.py ARGS",
         "pithon app/classify.py ARGS",
     ]:

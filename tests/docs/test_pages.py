@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -28,15 +29,27 @@ def work_through(lines: list[str], home: Path) -> str:
     return launchers.run(script, home).check().out
 
 
+def install(home: Path) -> str:
+    """Builds the package and unpacks it, as pip does without dependencies. Returns the folder for PYTHONPATH."""
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", home]
+    subprocess.run(build, cwd=REPOSITORY, check=True, capture_output=True)
+    (wheel,) = home.glob("*.whl")
+    shutil.unpack_archive(wheel, home / "installed", "zip")
+    return str(home / "installed")
+
+
 def test_write_your_own_task(tmp_path):
+    """Its file is outside of the repository, and the package installed."""
     launchers.hide_gpus(tmp_path)
-    for name in ("app", "ds_configs"):
-        (tmp_path / name).symlink_to(REPOSITORY / name)
+    (tmp_path / "ds_configs").symlink_to(REPOSITORY / "ds_configs")
+    path = f"export PYTHONPATH={install(tmp_path)}:$PWD/no_gpu"
+    commands = work_through([path, "python -m finetune classify --help", "python -m finetune predict --help"], tmp_path)
+    assert "usage: classify.py" in commands
     page = "docs/write-your-own-task.md"
     (tmp_path / "digits.py").write_text(source_of(page, "digits.py"), encoding="utf-8")
     lines = run_by(page, THIS)
     assert sum("digits.py --" in line for line in lines) == 5
-    out = work_through([line.replace("$PWD/app", "$PWD/app:$PWD/no_gpu") for line in lines], tmp_path)
+    out = work_through([path, *lines], tmp_path)
     assert "pictures to train on" in out
     weights = {}
     for name in ("digits", "digits_2", "digits_zero2"):

@@ -1,0 +1,49 @@
+"""What pyproject.toml installs, beside what the repository has."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+import finetune
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+EXTRAS = {"": PROJECT["project"]["dependencies"], **PROJECT["project"]["optional-dependencies"]}
+
+
+def requirements(lines):
+    found = [Requirement(line.partition("#")[0]) for line in lines if line.partition("#")[0].strip()]
+    return {requirement.name: requirement.specifier for requirement in found}
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_pinned_versions_are_within_the_ranges(extra):
+    file = ROOT / f"requirements{extra and '-'}{extra}.txt"
+    pins, ranges = requirements(file.read_text(encoding="utf-8").splitlines()), requirements(EXTRAS[extra])
+    assert pins.keys() == ranges.keys()
+    for name, (pin,) in pins.items():
+        assert ranges[name].contains(pin.version), name
+
+
+def test_every_requirements_file_is_an_extra():
+    assert {file.stem.removeprefix("requirements").removeprefix("-") for file in ROOT.glob("requirements*.txt")} == set(EXTRAS)
+
+
+def test_every_script_is_installed_as_a_command():
+    scripts = {path.stem for path in (ROOT / "app").glob("*.py")}
+    assert {name.removeprefix("finetune-") for name in PROJECT["project"]["scripts"]} == scripts
+    installed = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    assert {path: f"finetune/tasks/{Path(path).name}" for path in installed} == installed
+    assert set(installed) == {"app/recipes", *(f"app/{name}.py" for name in scripts)}
+
+
+@pytest.mark.parametrize("name", finetune.__all__)
+def test_the_short_names_of_the_package_exist(name):
+    assert callable(getattr(finetune, name))
+
+
+def test_another_name_does_not():
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = finetune.no_such_name
