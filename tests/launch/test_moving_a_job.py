@@ -10,7 +10,6 @@ import subprocess
 
 import launchers
 import pytest
-import title_job
 import yaml
 from launchers import REPOSITORY, run, run_together, training
 from namespaces import machines, missing_for_machines
@@ -33,12 +32,12 @@ def commands():
     return run_by("docs/moving.md", "tests/launch/test_moving_a_job.py")
 
 
-def ready(line, config, script="classify"):
+def ready(line, config):
     """A command as it is run here, in the repository."""
     assert "--config job.yaml" in line
     for theirs, ours in IN_PLACE.items():
         line = line.replace(theirs, ours)
-    line = line.replace("job.yaml", str(config)).replace("app/classify.py", f"app/{script}.py")
+    line = line.replace("job.yaml", str(config))
     if line.startswith("accelerate launch") and "--main_process_port" not in line:
         line = line.replace("--num_processes", f"--main_process_port {launchers.free_port()} --num_processes")
     tool, rest = line.split(" ", 1)
@@ -49,10 +48,10 @@ def ready(line, config, script="classify"):
     ]
 
 
-def write_job(place, folder, name, script="classify"):
-    """`place`/`name`.yaml: the common job of a task, with its files in `folder`."""
+def write_job(place, folder, name):
+    """`place`/`name`.yaml: the common job, with its files in `folder`."""
     changed = {"max_steps": STEPS, "save_steps": EVERY, "save_total_limit": 9, "eval_steps": 4}
-    job = title_job.arguments(**changed) if script == "titlegen" else training("", global_batch_size=14, **changed)[3:]
+    job = training("", global_batch_size=14, **changed)[3:]
     job = job[job.index("--config_name") :]
     settings = {key.removeprefix("--"): value for key, value in zip(job[::2], job[1::2], strict=True)}
     settings |= {key: str(folder / settings[key]) for key in ("config_name", "train_file", "validation_file", "test_file")}
@@ -94,7 +93,7 @@ def pair(tmp_path):
     return make
 
 
-def on_two_machines(homes, lines, script="classify"):
+def on_two_machines(homes, lines):
     """The job of alpha/runs/job, in a folder that both machines see at the same place, each its own."""
     site = homes[0].parent / "site"
     site.unlink()
@@ -102,9 +101,9 @@ def on_two_machines(homes, lines, script="classify"):
     with machines(homes) as pair:
         both = []
         for machine, line in zip(pair, lines, strict=True):
-            write_job(machine.home, site, "job", script)
+            write_job(machine.home, site, "job")
             subprocess.run(machine.inside(["mount", "--bind", str(machine.home), str(site)]), check=True)
-            both.append(machine.inside(ready(line, site / "job.yaml", script)))
+            both.append(machine.inside(ready(line, site / "job.yaml")))
         for finished in run_together(both, homes[0]):
             finished.check()
 
@@ -126,11 +125,3 @@ def test_one_job_from_a_laptop_to_two_machines(home, pair):
     on_two_machines(homes, two_machines)
     check_same(alpha / "runs" / "never_moved", alpha / "runs" / "job")
     assert not (homes[1] / "runs" / "job").exists()  # machine 0 writes
-
-
-def test_titles_on_two_machines(title_home, pair):
-    homes, (laptop, *_, first, second) = pair(title_home), commands()
-    write_job(homes[0], homes[0], "never_moved", "titlegen")
-    run(ready(laptop, homes[0] / "never_moved.yaml", "titlegen"), homes[0]).check()
-    on_two_machines(homes, [first, second], "titlegen")
-    check_same(homes[0] / "runs" / "never_moved", homes[0] / "runs" / "job")

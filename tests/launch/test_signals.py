@@ -6,7 +6,6 @@ import json
 import os
 import signal
 
-import psutil
 import pytest
 from launchers import accelerate, deepspeed, python, run, torchrun, training
 from running import running
@@ -41,11 +40,6 @@ def rank(place, number):
     return lambda job: job.worker(place).send_signal(number)
 
 
-def inner(number):
-    """The process below DeepSpeed's command, which has the workers."""
-    return lambda job: psutil.Process(job.worker(0).ppid()).send_signal(number)
-
-
 def everyone(number):
     """What a terminal does with Ctrl-C."""
     return lambda job: os.killpg(job.process.pid, number)
@@ -62,7 +56,6 @@ ASKED = {
     "torchrun rank 1 USR1": (lambda: torchrun(2), {}, rank(1, USR1), 1, "SIGUSR1"),
     "deepspeed TERM": (lambda: deepspeed(2), DS_FILE, launcher(TERM), -TERM, "the launcher is gone"),
     "deepspeed Ctrl-C": (lambda: deepspeed(2), DS_FILE, everyone(INT), None, "SIGINT"),
-    "deepspeed inner TERM": (lambda: deepspeed(2), DS_FILE, inner(TERM), None, "SIGTERM"),
 }  # fmt: skip
 
 

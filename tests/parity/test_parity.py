@@ -23,7 +23,7 @@ from moving.outcome import METRICS_WITHIN, WITHIN, Difference, compare, read_out
 
 CLASSIFY = [name for name, job in JOBS.items() if name not in REFERENCES.values() and job.precision == "no"]
 # DDP and ZeRO-2 are among the cells with micro-batches of so many tokens, these and ZeRO-3 in test_elastic.py.
-TITLES = ["accumulate2", "fsdp", "zero1"]
+TITLES = ["fsdp"]
 # What the classifier's jobs cover: processes, whether a step has several micro-batches, the ZeRO stage or FSDP, whether the
 # optimizer is in host memory.
 REQUIRED = {
