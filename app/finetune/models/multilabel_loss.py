@@ -93,7 +93,8 @@ def asymmetric(logits: Tensor, targets: Tensor, asl_gamma_neg: float, asl_gamma_
 def distribution_balanced(
     logits: Tensor, targets: Tensor, prior: Tensor, db_mu: float, db_lambda: float, db_kappa: float
 ) -> Tensor:
-    """The loss of Wu et al. (arXiv:2007.09654, equations 3 to 9), without the focal factor that its code adds.
+    """The loss of Wu et al. (arXiv:2007.09654, equations 3 to 9). Their code, github.com/wutong16/DistributionBalancedLoss,
+    also has a focal factor and divides kappa by lambda; the defaults of the arguments are its settings for COCO.
 
     A label's share in how often a row would be drawn by drawing labels, r = (1 / prior) / (sum of 1 / prior over the row's
     labels), gives its weight alpha + sigmoid(beta (r - mu)). Logits are shifted by nu = kappa log(1 / prior - 1), and those of
