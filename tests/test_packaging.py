@@ -44,6 +44,13 @@ def test_the_short_names_of_the_package_exist(name):
     assert callable(getattr(finetune, name))
 
 
+def test_there_is_one_version_number():
+    assert PROJECT["project"]["dynamic"] == ["version"]
+    stated = {"CITATION.cff": f"version: {finetune.__version__}", "CHANGELOG.md": f"## [{finetune.__version__}]"}
+    for file, line in stated.items():
+        assert line in (ROOT / file).read_text(encoding="utf-8")
+
+
 def test_another_name_does_not():
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = finetune.no_such_name
