@@ -148,7 +148,7 @@ class ImageClassification(ImageTask):
         return found if batch.labels is None else {**found, "labels": batch.labels}
 
     def score(self, predictions: Predictions, split: ImageSplit) -> dict[str, float | None]:
-        from finetune.metrics.single_label_metric import (
+        from finetune.metrics.image_metrics import (
             SingleLabelMetric,  # imports evaluate: at the first score, not at the start
         )
 
@@ -195,9 +195,7 @@ class ImageClassification(ImageTask):
         return classifier.prediction_lines(predictions["logits"], self.labels)
 
     def judge(self, best: Predictions, split: ImageSplit) -> Judgement:
-        found = best["logits"].argmax(axis=1)
-        confusion = confusion_matrix(found, best["labels"], len(self.labels))
-        return class_plots.judge(confusion, self.labels, found == best["labels"])
+        return class_plots.judge(best["logits"].argmax(axis=1), best["labels"], self.labels)
 
     def card(self, folder: Path) -> Card:
         sections = classifier.card_sections(folder, self.labels)

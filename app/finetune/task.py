@@ -141,13 +141,19 @@ class Section(NamedTuple):
     rows: list[list[str]]
 
 
-class Judgement(NamedTuple):
-    """What report.html shows of a model: figures by a name that can be a file's, and tables. `row_scores`: (rows,) by the name
-    of the metric that their mean is, for confidence intervals and scripts/compare.py."""
+class Shown(NamedTuple):
+    """What report.html shows of a model: figures by a name that can be a file's, and tables."""
 
     figures: dict[str, Figure]
     sections: list[Section]
+
+
+class Judgement(NamedTuple):
+    """What a labelled file says of a model. `row_scores`: (rows,) by the name of the metric that their mean is, for confidence
+    intervals and scripts/compare.py. `show`: draws, which takes seconds and is for the report alone."""
+
     row_scores: Mapping[str, np.ndarray] = MappingProxyType({})
+    show: Callable[[], Shown] = lambda: Shown({}, [])
 
 
 class Task(ABC):
@@ -252,9 +258,8 @@ class Task(ABC):
         return []
 
     def judge(self, best: Predictions, split: Split) -> Judgement:
-        """Figures and tables for report.html, and scores of rows, from the best model's predictions of a labelled file; once,
-        at the end."""
-        return Judgement({}, [])
+        """Scores of rows, figures and tables from the best model's predictions of a labelled file; at the end of a run."""
+        return Judgement()
 
     def card(self, folder: Path) -> Card:
         """The model card of the run in `folder`, which holds metrics.json."""

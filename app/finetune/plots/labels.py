@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from finetune.metrics.thresholds import decide
+from finetune.metrics.thresholds import decide, tune_thresholds
 from finetune.reports.figures import BLUE, COLORS, GREY, new_figure
-from finetune.task import Judgement, Section
+from finetune.task import Judgement, Section, Shown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -17,10 +18,15 @@ MOST_BARS, MOST_CURVES, MOST_CONFUSED, MOST_ROWS = 30, 9, 15, 20
 CHARACTERS = 300  # of a text
 
 
-def judge(chances: np.ndarray, labels: np.ndarray, thresholds: np.ndarray, names: list[str], texts: Any) -> Judgement:
-    """`chances` and `labels`: (rows, labels), probabilities and 0 or 1; `thresholds`: (labels,); `texts`: by row."""
-    shown = figures(chances, labels, thresholds, names)
-    return Judgement(shown, [worst_rows(chances, labels, thresholds, names, texts)], row_scores(chances, labels))
+def judge(chances: np.ndarray, labels: np.ndarray, names: list[str], texts: Any) -> Judgement:
+    """`chances` and `labels`: (rows, labels), probabilities and 0 or 1; `texts`: by row."""
+    return Judgement(row_scores(chances, labels), partial(show, chances, labels, names, texts))
+
+
+def show(chances: np.ndarray, labels: np.ndarray, names: list[str], texts: Any) -> Shown:
+    """Figures and the worst rows, at thresholds tuned on these rows."""
+    thresholds = tune_thresholds(chances, labels)
+    return Shown(figures(chances, labels, thresholds, names), [worst_rows(chances, labels, thresholds, names, texts)])
 
 
 def row_scores(chances: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
