@@ -41,8 +41,8 @@ def as_picture(figure: Figure) -> np.ndarray:
 
 
 def curves(history: list[dict[str, Any]], shown_metrics: tuple[str, ...]) -> dict[str, Figure]:
-    """Figures by name from the events of history.jsonl: losses, learning rate, gradient norm, metrics of the validation rows.
-    Leaves out what has fewer than two points."""
+    """Figures by name from the events of history.jsonl and speed.jsonl: losses, learning rate, gradient norm, metrics of the
+    validation rows, speed, memory. Leaves out what has fewer than two points."""
     found = {}
     losses = {"training": "loss", "validation": "eval_loss"}
     # Shares share an axis; lengths and distances would hide them.
@@ -53,6 +53,8 @@ def curves(history: list[dict[str, Any]], shown_metrics: tuple[str, ...]) -> dic
         ("curve_metrics", "Validation metrics", metrics),
         ("curve_learning_rate", "Learning rate", {"": "learning_rate"}),
         ("curve_grad_norm", "Gradient norm before clipping", {"": "grad_norm"}),
+        ("curve_speed", "Samples per second since the last point", {"": "samples_per_second"}),
+        ("curve_memory", "Memory of the first process, MiB", {"": "memory_mb"}),
     ]:
         points = {label: _points(history, key) for label, key in lines.items()}
         points = {label: each for label, each in points.items() if each}
@@ -64,6 +66,8 @@ def curves(history: list[dict[str, Any]], shown_metrics: tuple[str, ...]) -> dic
             axes.plot(*zip(*each, strict=True), color=color, label=label, linewidth=1.4, marker=marker, markersize=3)
         if any(points):
             axes.legend(fontsize=8, frameon=False)
+        if name in ("curve_speed", "curve_memory"):
+            axes.set_ylim(bottom=0)
         found[name] = figure
     return found
 

@@ -19,7 +19,7 @@ from finetune.output.run_folder import BEST_PREDICTIONS, REPORT, ROW_SCORES
 from finetune.reports import figures
 from finetune.reports.card import write_card
 from finetune.reports.page import write_page
-from finetune.reports.tracker import read_history, show_picture
+from finetune.reports.tracker import SPEED, read_history, show_picture
 from finetune.task import Judgement, Predictions, Section, Split, Task
 
 RESAMPLES = 1000
@@ -82,7 +82,8 @@ def _judge(run: Run, folder: Path, task: Task, split: Split | None) -> list[Sect
     if judgement.row_scores:
         _save(folder / ROW_SCORES.format("validation"), judgement.row_scores)
         sections = [_intervals(judgement.row_scores), *sections]
-    for name, figure in {**figures.curves(read_history(folder), task.shown_metrics), **drawn}.items():
+    events = [*read_history(folder), *read_history(folder, SPEED)]
+    for name, figure in {**figures.curves(events, task.shown_metrics), **drawn}.items():
         show_picture(run.accelerator, folder, name, figures.as_picture(figure))
     return sections
 

@@ -14,7 +14,7 @@ from finetune.output.run_folder import PICTURES, REPORT, check_present
 from finetune.reports.results import by_split
 from finetune.task import Section
 
-FIRST = ("curve_loss", "curve_metrics", "curve_learning_rate", "curve_grad_norm")
+FIRST = tuple(f"curve_{name}" for name in ("loss", "metrics", "learning_rate", "grad_norm", "speed", "memory"))
 MOST_PICTURES = 40  # overlays may be many; the rest stays in the folder
 
 
