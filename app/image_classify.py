@@ -66,7 +66,7 @@ from finetune.models.processors import load_processor
 from finetune.models.small_cnn import SmallCNN, SmallCNNConfig, load_small_cnn, read_config, save_small_cnn
 from finetune.output.run_folder import replace_folder
 from finetune.plots import classes as class_plots
-from finetune.task import Batch, Card, Judgement, Predictions
+from finetune.task import Batch, Card, Described, Judgement, Predictions
 
 
 class ImageClassification(ImageTask):
@@ -111,6 +111,11 @@ class ImageClassification(ImageTask):
         if "train" in numbers:
             classifier.note_classes(numbers["train"], self.labels, notes)
         return {split: Targets.of_numbers(found) for split, found in numbers.items()}
+
+    def describe(self, name: str) -> Described:
+        targets, rows = self.splits[name].targets, super().describe(name)
+        labels = None if targets is None else [(self.labels[number],) for number in targets.values]
+        return rows._replace(labels=labels, answers=labels)
 
     def task_fingerprint(self) -> dict[str, Any]:
         return {"labels": self.labels, **fingerprint(self.arguments)}

@@ -8,8 +8,9 @@ import json
 import shlex
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from finetune.arguments.parsing import parse, validate
 from finetune.errors import EXIT_BAD_INPUT, EXIT_STOPPED, InputError, StopRequested, TrainingError
 from finetune.output.files import write_json
 from finetune.output.run_folder import METRICS, STATUS, read_metrics
+from finetune.reports.results import plain_table
 
 LOG_LINES = 5  # of a run that was refused, in the message
 
@@ -112,13 +114,24 @@ def _take(folder: Path, lock: Any, command: Command) -> None:
 
 def run_all(jobs: list[Callable[[], Any]], processes: int) -> list[Any]:
     """The results of the jobs, `processes` at a time. Begins no other after one that raises; raises that when the rest ends."""
+    ending = threading.Event()
     with ThreadPoolExecutor(processes) as pool:
-        futures = [pool.submit(job) for job in jobs]
+        futures = [pool.submit(_run_unless, ending, job) for job in jobs]
         try:
-            wait(futures, return_when=FIRST_EXCEPTION)
+            wait(futures)
         finally:
-            pool.shutdown(cancel_futures=True)
-    return [future.result() for future in futures if not future.cancelled()]
+            ending.set()  # also where Ctrl-C ends the wait
+    return [future.result() for future in futures]
+
+
+def _run_unless(ending: threading.Event, job: Callable[[], Any]) -> Any:
+    if ending.is_set():
+        return None
+    try:
+        return job()
+    except BaseException:
+        ending.set()
+        raise
 
 
 def _is_done(folder: Path) -> bool:
@@ -129,9 +142,6 @@ def _is_done(folder: Path) -> bool:
 
 
 def print_table(header: list[str], rows: list[list[Any]]) -> None:
-    """Columns as wide as they need; numbers with four decimals."""
+    """Numbers have four decimals."""
     cells = [[f"{cell:.4f}" if isinstance(cell, float) else "-" if cell is None else str(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
-    print()
-    for row in [header, *cells]:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print("", *plain_table(header, cells), sep="\n")

@@ -16,11 +16,11 @@ from finetune.output import written
 from finetune.output.console import say
 from finetune.output.files import naming
 from finetune.output.run_folder import BEST_PREDICTIONS, REPORT, ROW_SCORES
-from finetune.reports import figures
+from finetune.reports import data, figures
 from finetune.reports.card import write_card
 from finetune.reports.page import write_page
 from finetune.reports.tracker import SPEED, read_history, show_picture
-from finetune.task import Judgement, Predictions, Section, Split, Task
+from finetune.task import Judgement, Predictions, Section, Shown, Split, Task
 
 RESAMPLES = 1000
 MOST_BYTES = 2**28  # of predictions that are kept: a report is not worth a full disk
@@ -51,8 +51,8 @@ def _save(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
         os.replace(unfinished, path)
 
 
-def write_reports(run: Run, arguments: Any, task: Task, split: Split | None) -> None:
-    """Writes the model card and, if --report_to asks for it, report.html; rank 0 only. `split`: the validation rows.
+def write_reports(run: Run, arguments: Any, task: Task, splits: Mapping[str, Split]) -> None:
+    """Writes the model card and, if --report_to asks for it, report.html; rank 0 only.
 
     A run that is done stays done: what goes wrong with the page is a note.
     """
@@ -60,7 +60,7 @@ def write_reports(run: Run, arguments: Any, task: Task, split: Split | None) -> 
     card = task.card(folder)
     try:
         if with_page:
-            sections = _judge(run, folder, task, split)
+            sections = _judge(run, folder, task, splits)
     except Exception as error:
         say(f"note           no figures for {folder / REPORT}: {in_short(error)}")
     write_card(folder, *card)
@@ -72,20 +72,31 @@ def write_reports(run: Run, arguments: Any, task: Task, split: Split | None) -> 
         say(f"note           no {folder / REPORT}: {in_short(error)}")
 
 
-def _judge(run: Run, folder: Path, task: Task, split: Split | None) -> list[Section]:
+def _judge(run: Run, folder: Path, task: Task, splits: Mapping[str, Split]) -> list[Section]:
     """Draws figures into pictures/ and to TensorBoard; returns the tables for the page."""
     path, judgement = folder / BEST_PREDICTIONS, Judgement()
-    if split is not None and path.exists():
+    if "validation" in splits and path.exists():
         with np.load(path) as best:
-            judgement = task.judge(dict(best), split)
+            judgement = task.judge(dict(best), splits["validation"])
     drawn, sections = judgement.show()
     if judgement.row_scores:
         _save(folder / ROW_SCORES.format("validation"), judgement.row_scores)
         sections = [_intervals(judgement.row_scores), *sections]
+    of_data = _data(task, splits)
     events = [*read_history(folder), *read_history(folder, SPEED)]
-    for name, figure in {**figures.curves(events, task.shown_metrics), **drawn}.items():
+    for name, figure in {**figures.curves(events, task.shown_metrics), **drawn, **of_data.figures}.items():
         show_picture(run.accelerator, folder, name, figures.as_picture(figure))
-    return sections
+    return [*sections, *of_data.sections]
+
+
+def _data(task: Task, splits: Mapping[str, Split]) -> Shown:
+    """The data report of what the run has read, as scripts/data_report.py makes it."""
+    described = {name: task.describe(name) for name in splits} if sum(map(len, splits.values())) <= data.MOST_ROWS else {}
+    if None in described.values() or not described:
+        return Shown({}, [])
+    report = data.examine(described)
+    tables = [table._replace(title=f"Data: {table.title.lower()}") for table in report.shown.sections]
+    return Shown(report.shown.figures, [data.as_section(report.findings)._replace(title="Data: findings"), *tables])
 
 
 def _intervals(row_scores: Mapping[str, np.ndarray]) -> Section:

@@ -44,7 +44,7 @@ def finished(tmp_path):
 
 def write(folder, task, report_to=("html",)):
     run = SimpleNamespace(accelerator=SimpleNamespace(trackers=[]))
-    judging.write_reports(run, SimpleNamespace(output_dir=str(folder), report_to=report_to), task, range(3))
+    judging.write_reports(run, SimpleNamespace(output_dir=str(folder), report_to=report_to), task, {"validation": range(3)})
 
 
 def test_the_page_has_figures_tables_and_no_text_that_is_run(finished):
