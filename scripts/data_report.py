@@ -35,6 +35,7 @@ from finetune.reports.data import DataReport, as_section, examine  # noqa: E402
 from finetune.reports.figures import as_picture  # noqa: E402
 from finetune.reports.page import render  # noqa: E402
 from finetune.reports.results import plain_table  # noqa: E402
+from finetune.task import Section  # noqa: E402
 
 NOWHERE = "no_output"  # what the arguments call a folder that nobody makes
 WIDTH = 100  # of a cell that is printed
@@ -64,8 +65,10 @@ def write_page(path: Path, report: DataReport, notes: list[str]) -> None:
         file = io.BytesIO()
         Image.fromarray(as_picture(figure)).save(file, "PNG")
         pictures[name] = file.getvalue()
-    sections = [as_section(report.findings), *report.shown.sections]
-    write_text(path, render("layout.html.j2", title="Data", summary=notes, pictures=pictures, sections=sections))
+    said = [Section("Notes of the readers", "", ["note"], [[note] for note in notes])] if notes else []
+    sections = [as_section(report.findings), *said, *report.shown.sections]
+    summary = [f"{len(report.findings)} finding(s), each with advice, are below the figures."]
+    write_text(path, render("layout.html.j2", title="Data report", summary=summary, pictures=pictures, sections=sections))
 
 
 def main(argv: list[str]) -> int:

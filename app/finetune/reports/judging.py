@@ -82,8 +82,7 @@ def _judge(run: Run, folder: Path, task: Task, splits: Mapping[str, Split]) -> l
     if judgement.row_scores:
         _save(folder / ROW_SCORES.format("validation"), judgement.row_scores)
         sections = [_intervals(judgement.row_scores), *sections]
-    of_data = _data(task, splits)
-    events = [*read_history(folder), *read_history(folder, SPEED)]
+    events, of_data = [*read_history(folder), *read_history(folder, SPEED)], _data(task, splits)
     for name, figure in {**figures.curves(events, task.shown_metrics), **drawn, **of_data.figures}.items():
         show_picture(run.accelerator, folder, name, figures.as_picture(figure))
     return [*sections, *of_data.sections]
