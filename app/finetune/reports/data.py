@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from finetune.reports.figures import BLUE, COLORS, new_figure
+from finetune.reports.figures import BLUE, COLORS, matrix, new_figure
 from finetune.task import Described, Section, Shown
 
 if TYPE_CHECKING:
@@ -218,10 +218,5 @@ def _label_figures(counts: dict[str, Counter[str]], pairs: Counter[tuple[str, st
     if not pairs:
         return {"data_labels": figure}
     names = often[:MOST_PAIRS]
-    both = [[pairs[tuple(sorted((row, column)))] if row != column else 0 for column in names] for row in names]
-    together, axes = new_figure("Training rows with both labels", height=5.4)
-    axes.grid(False)
-    axes.imshow(both, cmap="Blues", aspect="auto")
-    axes.set_xticks(range(len(names)), [label[:24] for label in names], rotation=60, ha="right")
-    axes.set_yticks(range(len(names)), [label[:24] for label in names])
-    return {"data_labels": figure, "data_label_pairs": together}
+    both = np.array([[pairs[tuple(sorted((row, column)))] if row != column else 0 for column in names] for row in names])
+    return {"data_labels": figure, "data_label_pairs": matrix("Training rows with both labels", both, names)}

@@ -30,6 +30,24 @@ def new_figure(title: str, x: str = "", y: str = "", *, height: float = 3.6) -> 
     return figure, axes
 
 
+def matrix(
+    title: str, counts: np.ndarray, names: list[str], *, x: str = "", y: str = "", shares: np.ndarray | None = None
+) -> Figure:
+    """Cells with `counts`, (names, names), whose colour is that of `shares` from 0 to 1, by default of the largest count."""
+    shares = counts / max(1, counts.max(initial=0)) if shares is None else shares
+    figure, axes = new_figure(title, x, y, height=2.4 + 0.2 * len(names))
+    axes.grid(False)
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    ticks = [name[:24] for name in names]
+    axes.set_xticks(range(len(names)), ticks, rotation=60, ha="right")
+    axes.set_yticks(range(len(names)), ticks)
+    for row, column in zip(*np.nonzero(counts), strict=True):
+        color = "white" if shares[row, column] > 0.5 else "black"
+        size = 7 if len(names) <= 15 else 6
+        axes.text(column, row, str(counts[row, column]), ha="center", va="center", fontsize=size, color=color)
+    return figure
+
+
 def as_picture(figure: Figure) -> np.ndarray:
     """The figure as (height, width, 3) uint8."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -25,7 +25,7 @@ def write_page(
     eval_ or test_; `others`: of those that a reader may unfold; `best_by`: as in `summary`."""
     run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     values = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
-    pictures = sorted((folder / PICTURES).glob("*.png"), key=_curves_first)[:MOST_PICTURES]
+    pictures = sorted((folder / PICTURES).glob("*.png"), key=_in_order)[:MOST_PICTURES]
     page = render(
         "page.html.j2",
         title=title,
@@ -72,8 +72,10 @@ def summary(run: dict[str, Any], values: dict[str, Any], metrics: Sequence[str],
     return said
 
 
-def _curves_first(path: Path) -> tuple[int, str]:
-    return FIRST.index(path.stem) if path.stem in FIRST else len(FIRST), path.stem
+def _in_order(path: Path) -> tuple[int, str]:
+    """Curves first, figures of the data last."""
+    place = FIRST.index(path.stem) if path.stem in FIRST else len(FIRST)
+    return place + path.stem.startswith("data_"), path.stem
 
 
 def _facts(run: dict[str, Any], values: dict[str, Any]) -> dict[str, str]:
