@@ -41,22 +41,28 @@ from finetune.output.files import write_json, write_text  # noqa: E402
 from finetune.output.run_folder import PREDICTIONS  # noqa: E402
 from finetune.reading.splits import read_splits  # noqa: E402
 
-SHOWN = ("test_samples_per_second", "test_rows")  # left out of the table
+# Arguments in whose place the folds' own files stand.
+REPLACED = (
+    *(f"dataset_{name}" for name in ("name", "config_name", "revision", "split", "validation_split", "test_split")),
+    *("max_train_samples", "max_eval_samples", "max_predict_samples", "predictions_file"),
+)
+NO_SCORES = ("test_samples_per_second", "test_rows")
 
 
-def read_rows(task: Any) -> tuple[list[dict[str, Any]], list[tuple[str, ...]], list[str]]:
-    """(the training rows, each with an id; each row's labels, none for tasks without; the label list). Raises `InputError`."""
+def read_rows(task: Any) -> tuple[dict[str, list[dict[str, Any]]], list[tuple[str, ...]], list[str]]:
+    """(rows by split, each with an id: those to train on, and for validation if the arguments name some; labels of each
+    training row, none for tasks without; the label list). Raises `InputError`."""
     arguments = task.arguments
     columns = (arguments.text_column, *task.target_columns())
-    table = read_splits(arguments, {"train": columns}, True, optional=(arguments.id_column,))["train"]
-    cells = dict(table.columns)
-    cells.setdefault(arguments.id_column, range(len(table)))
-    for name in cells.keys() & table.classes.keys():
-        cells[name] = [[cell] if isinstance(cell, str) else cell for cell in cells[name]]  # a class is one label
-    rows = [dict(zip(cells, row, strict=True)) for row in zip(*cells.values(), strict=True)]
-    targets = task.read_targets(table, "train", [])
-    labels = getattr(targets, "rows", [()] * len(rows))
-    return rows, labels, getattr(targets, "names", [])
+    required = {"train": columns, "validation": columns}
+    tables, rows = read_splits(arguments, required, True, optional=(arguments.id_column,)), {}
+    for split, table in tables.items():
+        cells = {arguments.id_column: range(len(table)), **table.columns}
+        for name in cells.keys() & table.classes.keys():
+            cells[name] = [[cell] if isinstance(cell, str) else cell for cell in cells[name]]  # a class is one label
+        rows[split] = [dict(zip(cells, row, strict=True)) for row in zip(*cells.values(), strict=True)]
+    targets = task.read_targets(tables["train"], "train", [])
+    return rows, getattr(targets, "rows", [()] * len(rows["train"])), getattr(targets, "names", [])
 
 
 def deal(labels: list[tuple[str, ...]], folds: int, seed: int) -> np.ndarray:
@@ -75,9 +81,9 @@ def run_fold(command: Command, folder: Path, rows: list[dict[str, Any]], fold: n
     files = {"train_file": folder / f"fold_{number}_train.jsonl", "test_file": folder / f"fold_{number}_test.jsonl"}
     for path, chosen in zip(files.values(), (fold != number, fold == number), strict=True):
         write_lines(path, [rows[row] for row in np.flatnonzero(chosen)])
-    labels = {"label_file": folder / "labels.txt"} if (folder / "labels.txt").exists() else {}
-    changes = {**files, **labels, "dataset_name": "none", "do_train": "true", "do_predict": "true"}
-    changes |= {"max_train_samples": "none", "max_predict_samples": "none", "predictions_file": "none"}
+    others = {"label_file": folder / "labels.txt", "validation_file": folder / "validation.jsonl"}
+    files |= {name: path for name, path in others.items() if path.exists()}
+    changes = dict.fromkeys(REPLACED, "none") | files | {"encoding": "utf-8", "do_train": "true", "do_predict": "true"}
     metrics = command.run(folder / f"fold_{number}", changes)
     if metrics is None:
         raise TrainingError(f"fold {number} failed: {folder / f'fold_{number}.log'}")
@@ -99,7 +105,7 @@ def summarise(metrics: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     numbers = {
         name: [each.get(name) for each in metrics]
         for name in metrics[0]
-        if name.startswith("test_") and name not in SHOWN and all(isinstance(each.get(name), float) for each in metrics)
+        if name.startswith("test_") and name not in NO_SCORES and all(isinstance(each.get(name), float) for each in metrics)
     }
     return {name: {"mean": statistics.mean(each), "std": statistics.stdev(each)} for name, each in numbers.items()}
 
@@ -117,11 +123,14 @@ def cross_validate(given: argparse.Namespace, command: Command, folder: Path) ->
     if arguments.mixing_weights:
         raise InputError("--mixing_weights: the folds are dealt from all files together; leave it out")
     task = command.task_class(arguments)
-    rows, labels, names = read_rows(task)
+    splits, labels, names = read_rows(task)
+    rows = splits["train"]
     if not 2 <= given.folds <= len(rows) // 2:
         raise InputError(f"--folds {given.folds}: expected from 2 to {len(rows) // 2}, half of the {len(rows)} rows")
     if names and not arguments.label_file and not arguments.label_columns:
         write_text(folder / "labels.txt", "".join(f"{name}\n" for name in names))  # a fold may lack one
+    if "validation" in splits:
+        write_lines(folder / "validation.jsonl", splits["validation"])
     fold = deal(labels, given.folds, given.seed)
     jobs = [partial(run_fold, command, folder, rows, fold, number) for number in range(given.folds)]
     metrics = run_all(jobs, given.processes)

@@ -30,6 +30,7 @@ if words.get("--run_name") == "stopped" and not (folder / "begun").exists():
 (folder / "runs").open("a").write("x")
 metrics = {"best_metric": 1 - rate, "eval_average_precision_macro": 1 - rate}
 if "--test_file" in words:
+    assert words["--validation_file"].endswith("validation.jsonl") and words["--encoding"] == "utf-8"
     rows = [json.loads(line) for line in open(words["--test_file"])]
     assert not {row["id"] for row in rows} & {json.loads(line)["id"] for line in open(words["--train_file"])}
     with (folder / "predictions.jsonl").open("w") as file:
@@ -106,6 +107,7 @@ def test_a_search_that_makes_no_sense_is_refused(search, said, command, capsys):
 
 
 def test_folds_hold_every_row_once_and_their_predictions_are_in_its_order(command, tmp_path, capsys):
+    command += ["--validation_file", str(tmp_path / "train.jsonl"), "--max_eval_samples", "3", "--encoding", "latin-1"]
     assert cross_validate.main(["--folds", "3", "--processes", "2", *command]) == 0
     folder = tmp_path / "runs"
     found = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
@@ -115,6 +117,7 @@ def test_folds_hold_every_row_once_and_their_predictions_are_in_its_order(comman
     report = json.loads((folder / "cross_validation.json").read_text())
     assert report["metrics"] == {"test_loss": {"mean": 10.0, "std": 0.0}}
     assert (folder / "labels.txt").read_text() == "often\nrare\n"
+    assert len((folder / "validation.jsonl").read_text().splitlines()) == 3
     assert "test_loss  10.0000  0.0000" in capsys.readouterr().out
     assert cross_validate.main(["--folds", "20", *command]) == 2
     assert "expected from 2 to 15" in capsys.readouterr().err
