@@ -237,7 +237,7 @@ class MultiLabelClassification(TextTask):
 
     def judge(self, best: Predictions, split: TextSplit) -> Judgement:
         chances, labels = sigmoid(best["logits"]), best["labels"]
-        return label_plots.judge(chances, labels, tune_thresholds(chances, labels), self.labels, split.texts)
+        return label_plots.judge(chances, labels, self.labels, split.texts)
 
     def card(self, folder: Path) -> Card:
         sections = [classifier.CARD_NOTE, *classifier.label_table(folder)]

@@ -66,7 +66,7 @@ from finetune.models.processors import load_processor
 from finetune.models.small_cnn import SmallCNN, SmallCNNConfig, load_small_cnn, read_config, save_small_cnn
 from finetune.output.run_folder import replace_folder
 from finetune.plots import classes as class_plots
-from finetune.task import Batch, Card, Judgement, Predictions
+from finetune.task import Batch, Card, Described, Judgement, Predictions
 
 
 class ImageClassification(ImageTask):
@@ -112,6 +112,11 @@ class ImageClassification(ImageTask):
             classifier.note_classes(numbers["train"], self.labels, notes)
         return {split: Targets.of_numbers(found) for split, found in numbers.items()}
 
+    def describe(self, name: str) -> Described:
+        targets, rows = self.splits[name].targets, super().describe(name)
+        labels = None if targets is None else [(self.labels[number],) for number in targets.values]
+        return rows._replace(labels=labels, answers=labels)
+
     def task_fingerprint(self) -> dict[str, Any]:
         return {"labels": self.labels, **fingerprint(self.arguments)}
 
@@ -148,7 +153,7 @@ class ImageClassification(ImageTask):
         return found if batch.labels is None else {**found, "labels": batch.labels}
 
     def score(self, predictions: Predictions, split: ImageSplit) -> dict[str, float | None]:
-        from finetune.metrics.single_label_metric import (
+        from finetune.metrics.image_metrics import (
             SingleLabelMetric,  # imports evaluate: at the first score, not at the start
         )
 
@@ -195,9 +200,7 @@ class ImageClassification(ImageTask):
         return classifier.prediction_lines(predictions["logits"], self.labels)
 
     def judge(self, best: Predictions, split: ImageSplit) -> Judgement:
-        found = best["logits"].argmax(axis=1)
-        confusion = confusion_matrix(found, best["labels"], len(self.labels))
-        return class_plots.judge(confusion, self.labels, found == best["labels"])
+        return class_plots.judge(best["logits"].argmax(axis=1), best["labels"], self.labels)
 
     def card(self, folder: Path) -> Card:
         sections = classifier.card_sections(folder, self.labels)

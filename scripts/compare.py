@@ -29,6 +29,7 @@ APP = Path(__file__).resolve().parents[1] / "app"
 sys.path.insert(0, str(APP))
 
 from finetune.errors import InputError  # noqa: E402
+from finetune.metrics.bootstrap import paired_bootstrap  # noqa: E402
 from finetune.output.run_folder import METRICS, ROW_SCORES, RUN_FILE  # noqa: E402
 from finetune.reports.figures import COLORS, DPI, new_figure  # noqa: E402
 from finetune.reports.tracker import read_history  # noqa: E402
@@ -56,15 +57,6 @@ def differing_arguments(runs: list[dict[str, Any]]) -> dict[str, list[Any]]:
     names = sorted({name for run in runs for name in run["arguments"]} - set(PLACES))
     values = {name: [run["arguments"].get(name) for run in runs] for name in names}
     return {name: each for name, each in values.items() if any(value != each[0] for value in each)}
-
-
-def paired_bootstrap(ours: np.ndarray, theirs: np.ndarray, resamples: int) -> tuple[float, float, float, float]:
-    """(difference of the means, its 2.5th and 97.5th percentile, two-sided p value). Both: (rows,) scores of the same rows."""
-    difference, rng = np.asarray(ours, float) - theirs, np.random.default_rng(0)
-    means = np.array([difference[rng.integers(len(difference), size=len(difference))].mean() for _ in range(resamples)])
-    # The smallest p that so many resamples can tell is not 0.
-    below, above = ((means <= 0).sum() + 1) / (resamples + 1), ((means >= 0).sum() + 1) / (resamples + 1)
-    return float(difference.mean()), *np.percentile(means, [2.5, 97.5]).tolist(), float(min(1.0, 2 * min(below, above)))
 
 
 def same_rows(one: dict[str, Any], other: dict[str, Any]) -> str | None:

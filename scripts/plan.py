@@ -33,7 +33,7 @@ import yaml
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPOSITORY / "scripts"), str(REPOSITORY / "app")]
 
-from moving.task_script import load_task_script  # noqa: E402
+from moving.task_script import load_task_script, plain_launch  # noqa: E402
 
 from finetune import optimizers, preflight  # noqa: E402
 from finetune.arguments.parsing import parse, validate  # noqa: E402
@@ -237,24 +237,6 @@ def pretend(file: LaunchFile | None, processes: int, use_cpu: bool) -> None:
         os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
     if file.deepspeed_file is not None:
         os.environ["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = file.deepspeed_file
-
-
-def plain_launch(processes: int, use_cpu: bool) -> Launch:
-    """A launch to load data for where the requested one contradicts itself: what is wrong with the data is reported as well."""
-    return Launch(
-        launcher="python",
-        rank=0,
-        local_rank=0,
-        world_size=processes,
-        local_world_size=processes,
-        use_cpu=use_cpu,
-        backend="gloo",
-        precision="no",
-        timeout_seconds=0,
-        deepspeed_file=None,
-        deepspeed_config=None,
-        max_grad_norm=0.0,
-    )
 
 
 # The run ---------------------------------------------------------------------------------------------------------------

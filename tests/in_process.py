@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import logging
 import multiprocessing
 import os
@@ -11,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -103,3 +105,11 @@ def script(monkeypatch, environment, token_cache, capfd) -> Callable[[str, list[
         return Ended(code, out, err + "".join(f"{text}\n" for text in told))
 
     return run
+
+
+def check_evaluated_alike(trained: Path, alone: Path) -> None:
+    """The folder of an evaluation without training has the numbers that the training has for its best model."""
+    ours, theirs = (json.loads((folder / "metrics.json").read_text(encoding="utf-8")) for folder in (trained, alone))
+    numbers = {key: value for key, value in theirs.items() if key.startswith("eval_")}
+    assert {"eval_loss"} < numbers.keys() <= ours.keys()
+    assert numbers == pytest.approx({key: ours[key] for key in numbers}, rel=0, abs=1e-6)

@@ -60,7 +60,7 @@ def run_task(task: Task, arguments: Any) -> None:
         metrics |= predict_test(started, arguments, task, model, data.splits["test"])
     started.on_main(lambda: merge_metrics(Path(arguments.output_dir), metrics, metrics_name(arguments)))
     if modes.train:
-        started.on_main(lambda: write_reports(started, arguments, task, data.splits.get("validation")))
+        started.on_main(lambda: write_reports(started, arguments, task, data.splits))
     results.track(started, metrics)
     results.push_to_hub(started, arguments)
     report(started, arguments, task, metrics)

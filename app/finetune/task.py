@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -141,13 +141,34 @@ class Section(NamedTuple):
     rows: list[list[str]]
 
 
-class Judgement(NamedTuple):
-    """What report.html shows of a model: figures by a name that can be a file's, and tables. `row_scores`: (rows,) by the name
-    of the metric that their mean is, for confidence intervals and scripts/compare.py."""
+class Shown(NamedTuple):
+    """What report.html shows of a model: figures by a name that can be a file's, and tables."""
 
     figures: dict[str, Figure]
     sections: list[Section]
+
+
+class Judgement(NamedTuple):
+    """What a labelled file says of a model. `row_scores`: (rows,) by the name of the metric that their mean is, for confidence
+    intervals and scripts/compare.py. `show`: draws, which takes seconds and is for the report alone."""
+
     row_scores: Mapping[str, np.ndarray] = MappingProxyType({})
+    show: Callable[[], Shown] = lambda: Shown({}, [])
+
+
+class Described(NamedTuple):
+    """What a data report looks at in the rows of a split, in their order. `contents`: equal for rows of equal content;
+    `similar`: for rows that nearly are; `answers`: what rows of equal content should agree on; `labels`: names by row; `blank`:
+    (rows,) bool; `lengths`: (rows,) in `unit`, of which a model reads `limit`."""
+
+    contents: Sequence[Hashable]
+    similar: Sequence[Hashable]
+    answers: Sequence[Hashable] | None
+    labels: Sequence[tuple[str, ...]] | None
+    blank: np.ndarray
+    lengths: np.ndarray | None = None
+    unit: str = ""
+    limit: int | None = None
 
 
 class Task(ABC):
@@ -176,6 +197,16 @@ class Task(ABC):
     @abstractmethod
     def load(self, launch: Launch, modes: Modes) -> Data:
         """Reads and checks the run's files. No process group exists yet. Raises `InputError` with what is wrong."""
+
+    def describe(self, name: str) -> Described | None:
+        """What a data report looks at in a split that was loaded; None for a task that cannot say."""
+        return None
+
+    def describe_files(self, launch: Launch, modes: Modes) -> tuple[dict[str, Described], list[str]]:
+        """(`describe` of every split, notes for the reader) in place of a run; a task may need less for it than for one."""
+        data = self.load(launch, modes)
+        found = {name: self.describe(name) for name in data.splits}
+        return {name: rows for name, rows in found.items() if rows is not None}, data.notes
 
     @abstractmethod
     def build(self) -> torch.nn.Module:
@@ -252,9 +283,8 @@ class Task(ABC):
         return []
 
     def judge(self, best: Predictions, split: Split) -> Judgement:
-        """Figures and tables for report.html, and scores of rows, from the best model's predictions of a labelled file; once,
-        at the end."""
-        return Judgement({}, [])
+        """Scores of rows, figures and tables from the best model's predictions of a labelled file; at the end of a run."""
+        return Judgement()
 
     def card(self, folder: Path) -> Card:
         """The model card of the run in `folder`, which holds metrics.json."""

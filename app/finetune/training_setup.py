@@ -203,7 +203,7 @@ def release(run: Run, training: Training) -> None:
 def _convert(run: Run, training: Training, state: TrainState) -> None:
     """Writes a checkpoint in shards anew for every launch, before another step: the training may be complete."""
     loop.save(run, training, state, in_shards=False)
-    saving.wait(run, training.writer)
+    loop.wait_for_checkpoint(run, training)
     run.print(f"note           checkpoint step_{state.step}, which was in shards, is one for every launch now")
 
 

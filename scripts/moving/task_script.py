@@ -1,4 +1,4 @@
-"""A task's script as a module: what plan.py and parity.py need of it."""
+"""A task's script as a module: what other scripts need of it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from finetune.errors import InputError
+from finetune.launching.launch import Launch
 
 
 def load_task_script(script: Path) -> tuple[type, type]:
@@ -24,3 +25,21 @@ def load_task_script(script: Path) -> tuple[type, type]:
 
 def _is_defined_in(module: Any, value: Any) -> bool:
     return isinstance(value, type) and value.__module__ == module.__name__
+
+
+def plain_launch(processes: int, use_cpu: bool) -> Launch:
+    """A launch to load data for where there is none, or where the requested one contradicts itself."""
+    return Launch(
+        launcher="python",
+        rank=0,
+        local_rank=0,
+        world_size=processes,
+        local_world_size=processes,
+        use_cpu=use_cpu,
+        backend="gloo",
+        precision="no",
+        timeout_seconds=0,
+        deepspeed_file=None,
+        deepspeed_config=None,
+        max_grad_norm=0.0,
+    )

@@ -10,6 +10,7 @@ from typing import NoReturn
 import accepted
 import pytest
 from catalogue_case import GOOD, TARGETS, Case, command_line, contents, lay_out, lines
+from in_process import check_evaluated_alike
 
 from finetune import opened_run
 
@@ -78,7 +79,7 @@ def test_every_character_comes_back_as_it_was(task, workplace, script):
 @pytest.mark.parametrize("task", TARGETS)
 def test_predicting_in_a_finished_runs_folder_keeps_what_the_run_found(task, workplace, script):
     files = {"one.csv": "text\nred wine\n"}
-    training = {"do_train": "true", "do_predict": "true", "test_file": "valid.csv", "output_dir": "done"}
+    training = {"do_train": "true", "do_predict": "true", "test_file": "valid.csv", "output_dir": "done", "learning_rate": 1e-3}
     case = Case("", [], (task,), training, files)
     lay_out(case, task, workplace)
     assert script(task, command_line(case, task)).code == 0
@@ -99,6 +100,14 @@ def test_predicting_in_a_finished_runs_folder_keeps_what_the_run_found(task, wor
     now = contents(Path("done"))
     assert {name for name in now if now[name] != kept.get(name)} <= {*added, ".lock", ".written.json"}
     assert oct(Path("done/best/model.safetensors").stat().st_mode)[-3:] == oct(Path("done/run.json").stat().st_mode)[-3:]
+
+    # The exported model gives the metrics of its training.
+    search = ["--num_beams", "1", "--max_title_length", "8"] if task == "titlegen" else []
+    judge = ["--do_eval", "--model_name_or_path", "done/best", "--validation_file", "valid.csv", "--output_dir", "judged"]
+    ended = script(task, [*judge, *search])
+    opened_run._lock.close()
+    assert (ended.code, ended.err) == (0, "")
+    check_evaluated_alike(Path("done"), Path("judged"))
 
 
 def test_figures_that_are_undefined_are_null(workplace, script):

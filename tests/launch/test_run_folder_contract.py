@@ -73,6 +73,7 @@ def test_the_folder_holds_what_the_contract_says(finished_run):
         "run.json",
         "status.json",
         "history.jsonl",
+        "speed.jsonl",
         "metrics.json",
         "best",
         "checkpoints",

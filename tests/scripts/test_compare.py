@@ -47,20 +47,6 @@ def test_runs_that_scored_other_rows_are_not_compared_row_by_row(tmp_path, capsy
     assert "have no rows in common" in capsys.readouterr().out
 
 
-def test_a_difference_that_may_be_chance_has_a_large_p_and_an_interval_with_zero():
-    rng = np.random.default_rng(0)
-    ours, theirs = rng.random(500), rng.random(500)
-    mean, low, high, p = compare.paired_bootstrap(ours, theirs, 1000)
-    assert mean == pytest.approx(ours.mean() - theirs.mean())
-    assert low < 0 < high
-    assert p > 0.05
-    # The mean of differences of a normal distribution: its interval is known.
-    apart = rng.normal(0.5, 1, 400)
-    mean, low, high, p = compare.paired_bootstrap(apart, np.zeros(400), 4000)
-    assert (high - low) / 2 == pytest.approx(1.96 * apart.std() / 20, rel=0.1)
-    assert p < 0.001
-
-
 def test_a_folder_without_a_run_is_named(tmp_path, capsys):
     with pytest.raises(InputError, match="holds no finished run"):
         compare.read_run(tmp_path)

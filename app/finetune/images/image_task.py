@@ -25,7 +25,7 @@ from finetune.models.sync_batch_norm import has_batch_norm, synchronise_batch_no
 from finetune.plan import Modes
 from finetune.reading.columns import SHOWN, more, split_off
 from finetune.reading.fingerprint import fingerprint
-from finetune.task import Batch, Data, Split, Task
+from finetune.task import Batch, Data, Described, Split, Task
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,7 @@ class ImageTask(Task):
         self.launch, self.modes, self.notes = launch, modes, notes
         examples = self.read(notes)
         inspected = inspect_all(examples, notes)
+        self.digests = {name: found.digests for name, found in inspected.items()}
         self.processing = self.choose_model(examples, inspected, notes)
         if arguments.image_mode not in ("auto", self.processing.mode):
             raise InputError(f"--image_mode {arguments.image_mode}: the model sees {self.input_words()}; leave it out")
@@ -92,6 +93,10 @@ class ImageTask(Task):
         if arguments.test_file is not None and not modes.predict:
             notes.append(f"--test_file {arguments.test_file} is not read: --do_predict is not given")
         return Data(self.splits, self._fingerprint(inspected, targets), notes)
+
+    def describe(self, name: str) -> Described:
+        digests = self.digests[name]
+        return Described(digests, digests, None, None, np.zeros(len(digests), dtype=bool))
 
     def read(self, notes: list[str]) -> dict[str, Examples]:
         """The pictures of the splits that the run needs. Raises `InputError` for all that is missing or wrong, in one list."""

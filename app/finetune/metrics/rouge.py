@@ -7,16 +7,16 @@ the score.
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import islice
 
 import numpy as np
 
+from finetune.metrics.bootstrap import bootstrap_interval
 from finetune.metrics.rouge_tokenizers import CJK_TOKENIZERS, UNIT, rouge_tokenizer
 
 ROUGE_METRICS = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 CHINESE_STOP = re.compile("[。！？]")
-INTERVAL = (2.5, 97.5)  # percentiles
-CELLS_PER_BLOCK = 1 << 22  # of the bootstrap, to bound its memory
 
 # The end of a paragraph, a Chinese stop, or a western one after a word of three letters, a number or a bracket (so not
 # after "e.g." or an initial) and before a space and the next sentence's first letter.
@@ -53,6 +53,11 @@ def rouge_scores(
 
 def row_scores(predictions: Sequence[str], references: Sequence[str], tokenizer: str) -> list[list[float]]:
     """The F1 of ROUGE_METRICS of each row."""
+    return _row_scores(tuple(predictions), tuple(references), tokenizer)
+
+
+@lru_cache(maxsize=2)  # the report asks for what the metrics have just computed; another split may have come between
+def _row_scores(predictions: tuple[str, ...], references: tuple[str, ...], tokenizer: str) -> list[list[float]]:
     from rouge_score.rouge_scorer import RougeScorer  # imports nltk, which takes a second or two
 
     units = rouge_tokenizer(tokenizer)
@@ -82,21 +87,6 @@ def exact_matches(predictions: Sequence[str], references: Sequence[str]) -> list
 
 def _bare(text: str) -> str:
     return "".join(text.casefold().split())
-
-
-def bootstrap_interval(rows: np.ndarray, resamples: int, seed: int) -> list[list[float]]:
-    """The 2.5th and 97.5th percentiles, per column of `rows` (rows, columns), of the means of resampled rows.
-
-    The percentile bootstrap of Efron and Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 13."""
-    rng = np.random.default_rng(seed)
-    n_rows, n_columns = rows.shape
-    means = np.empty((resamples, n_columns))
-    block = max(1, CELLS_PER_BLOCK // n_rows)
-    for start in range(0, resamples, block):
-        drawn = rng.integers(n_rows, size=(min(block, resamples - start), n_rows))
-        for column in range(n_columns):
-            means[start : start + len(drawn), column] = rows[:, column].take(drawn).mean(axis=1)
-    return np.percentile(means, INTERVAL, axis=0).tolist()
 
 
 def lead_baseline(text: str, max_units: int) -> str:

@@ -29,9 +29,12 @@ CHECKPOINTS = "checkpoints"
 METRICS = "metrics.json"
 PREDICTIONS = "predictions.jsonl"
 PICTURES = "pictures"
+TRACKERS = "trackers.json"  # which runs of tracking services this one is
 OURS = (
     RUN_FILE,
     "history.jsonl",
+    "speed.jsonl",
+    TRACKERS,
     METRICS,
     PREDICTIONS,
     "predictions",  # files that it names
@@ -93,7 +96,7 @@ def was_restarted(folder: Path) -> bool:
 def holds_a_run(folder: Path) -> bool:
     """Whether a new run would destroy anything in a folder; what a failed start leaves does not count."""
     history = folder / "history.jsonl"
-    of_a_start = (RUN_FILE, STATUS, "tensorboard", history.name)
+    of_a_start = (RUN_FILE, STATUS, "tensorboard", TRACKERS, history.name, "speed.jsonl")
     results = [name for name in OURS if name not in of_a_start and (folder / name).exists()]
     return bool(results) or (history.exists() and history.stat().st_size > 0)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from finetune.metrics.thresholds import decide
-from finetune.reports.figures import BLUE, COLORS, GREY, new_figure
-from finetune.task import Judgement, Section
+from finetune.metrics.thresholds import decide, tune_thresholds
+from finetune.reports.figures import BLUE, COLORS, GREY, matrix, new_figure
+from finetune.task import Judgement, Section, Shown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -17,10 +18,15 @@ MOST_BARS, MOST_CURVES, MOST_CONFUSED, MOST_ROWS = 30, 9, 15, 20
 CHARACTERS = 300  # of a text
 
 
-def judge(chances: np.ndarray, labels: np.ndarray, thresholds: np.ndarray, names: list[str], texts: Any) -> Judgement:
-    """`chances` and `labels`: (rows, labels), probabilities and 0 or 1; `thresholds`: (labels,); `texts`: by row."""
-    shown = figures(chances, labels, thresholds, names)
-    return Judgement(shown, [worst_rows(chances, labels, thresholds, names, texts)], row_scores(chances, labels))
+def judge(chances: np.ndarray, labels: np.ndarray, names: list[str], texts: Any) -> Judgement:
+    """`chances` and `labels`: (rows, labels), probabilities and 0 or 1; `texts`: by row."""
+    return Judgement(row_scores(chances, labels), partial(show, chances, labels, names, texts))
+
+
+def show(chances: np.ndarray, labels: np.ndarray, names: list[str], texts: Any) -> Shown:
+    """Figures and the worst rows, at thresholds tuned on these rows."""
+    thresholds = tune_thresholds(chances, labels)
+    return Shown(figures(chances, labels, thresholds, names), [worst_rows(chances, labels, thresholds, names, texts)])
 
 
 def row_scores(chances: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
@@ -113,13 +119,5 @@ def _confusion(decided: np.ndarray, labels: np.ndarray, names: list[str], shown:
     """How often a label is predicted wrongly where another one is missed."""
     missed, wrong = (labels > 0) & ~decided, decided & (labels == 0)
     counts = missed[:, shown].T.astype(int) @ wrong[:, shown].astype(int)
-    figure, axes = new_figure("Label missed (rows) while another was predicted wrongly (columns)", height=5.4)
-    axes.grid(False)
-    axes.imshow(counts, cmap="Blues", aspect="auto")
-    ticks = [names[label][:24] for label in shown]
-    axes.set_xticks(range(len(shown)), ticks, rotation=60, ha="right")
-    axes.set_yticks(range(len(shown)), ticks)
-    for row, column in zip(*np.nonzero(counts), strict=True):
-        color = "white" if counts[row, column] > counts.max() / 2 else "black"
-        axes.text(column, row, str(counts[row, column]), ha="center", va="center", fontsize=7, color=color)
-    return figure
+    title = "Label missed (rows) while another was predicted wrongly (columns)"
+    return matrix(title, counts, [names[label] for label in shown])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from finetune.metrics.rouge import ROUGE_METRICS, row_scores
 from finetune.reports.figures import BLUE, GREY, ORANGE, new_figure
-from finetune.task import Judgement, Section
+from finetune.task import Judgement, Section, Shown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,8 +24,15 @@ def judge(
     """`lengths`: (rows,) tokens of generated titles, of references and of documents; `titles`: generated ones and references;
     `texts`: by row; `tokenizer`: the name of ROUGE's."""
     by_metric = dict(zip(ROUGE_METRICS, np.array(row_scores(*titles, tokenizer)).T, strict=True))
-    scores, (found, references, documents) = by_metric["rougeL"], lengths
-    return Judgement(figures(found, references, scores, documents), [examples(*titles, scores, texts)], by_metric)
+    return Judgement(by_metric, partial(show, by_metric["rougeL"], lengths, titles, texts))
+
+
+def show(
+    scores: np.ndarray, lengths: tuple[np.ndarray, np.ndarray, np.ndarray], titles: tuple[list[str], list[str]], texts: Any
+) -> Shown:
+    """`scores`: (rows,) ROUGE-L; the rest as in `judge`."""
+    found, references, documents = lengths
+    return Shown(figures(found, references, scores, documents), [examples(*titles, scores, texts)])
 
 
 def figures(found: np.ndarray, references: np.ndarray, scores: np.ndarray, documents: np.ndarray) -> dict[str, Figure]:

@@ -30,6 +30,24 @@ def new_figure(title: str, x: str = "", y: str = "", *, height: float = 3.6) -> 
     return figure, axes
 
 
+def matrix(
+    title: str, counts: np.ndarray, names: list[str], *, x: str = "", y: str = "", shares: np.ndarray | None = None
+) -> Figure:
+    """Cells with `counts`, (names, names), whose colour is that of `shares` from 0 to 1, by default of the largest count."""
+    shares = counts / max(1, counts.max(initial=0)) if shares is None else shares
+    figure, axes = new_figure(title, x, y, height=2.4 + 0.2 * len(names))
+    axes.grid(False)
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    ticks = [name[:24] for name in names]
+    axes.set_xticks(range(len(names)), ticks, rotation=60, ha="right")
+    axes.set_yticks(range(len(names)), ticks)
+    for row, column in zip(*np.nonzero(counts), strict=True):
+        color = "white" if shares[row, column] > 0.5 else "black"
+        size = 7 if len(names) <= 15 else 6
+        axes.text(column, row, str(counts[row, column]), ha="center", va="center", fontsize=size, color=color)
+    return figure
+
+
 def as_picture(figure: Figure) -> np.ndarray:
     """The figure as (height, width, 3) uint8."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -41,8 +59,8 @@ def as_picture(figure: Figure) -> np.ndarray:
 
 
 def curves(history: list[dict[str, Any]], shown_metrics: tuple[str, ...]) -> dict[str, Figure]:
-    """Figures by name from the events of history.jsonl: losses, learning rate, gradient norm, metrics of the validation rows.
-    Leaves out what has fewer than two points."""
+    """Figures by name from the events of history.jsonl and speed.jsonl: losses, learning rate, gradient norm, metrics of the
+    validation rows, speed, memory. Leaves out what has fewer than two points."""
     found = {}
     losses = {"training": "loss", "validation": "eval_loss"}
     # Shares share an axis; lengths and distances would hide them.
@@ -53,6 +71,8 @@ def curves(history: list[dict[str, Any]], shown_metrics: tuple[str, ...]) -> dic
         ("curve_metrics", "Validation metrics", metrics),
         ("curve_learning_rate", "Learning rate", {"": "learning_rate"}),
         ("curve_grad_norm", "Gradient norm before clipping", {"": "grad_norm"}),
+        ("curve_speed", "Samples per second since the last point", {"": "samples_per_second"}),
+        ("curve_memory", "Memory of the first process, MiB", {"": "memory_mb"}),
     ]:
         points = {label: _points(history, key) for label, key in lines.items()}
         points = {label: each for label, each in points.items() if each}
@@ -64,6 +84,8 @@ def curves(history: list[dict[str, Any]], shown_metrics: tuple[str, ...]) -> dic
             axes.plot(*zip(*each, strict=True), color=color, label=label, linewidth=1.4, marker=marker, markersize=3)
         if any(points):
             axes.legend(fontsize=8, frameon=False)
+        if name in ("curve_speed", "curve_memory"):
+            axes.set_ylim(bottom=0)
         found[name] = figure
     return found
 

@@ -11,19 +11,18 @@ import numpy as np
 
 from finetune.errors import in_short
 from finetune.launching.processes import Run
-from finetune.metrics.rouge import bootstrap_interval
+from finetune.metrics.bootstrap import bootstrap_interval
 from finetune.output import written
 from finetune.output.console import say
 from finetune.output.files import naming
 from finetune.output.run_folder import BEST_PREDICTIONS, REPORT, ROW_SCORES
-from finetune.reports import figures
+from finetune.reports import data, figures
 from finetune.reports.card import write_card
 from finetune.reports.page import write_page
-from finetune.reports.tracker import read_history, show_picture
-from finetune.task import Judgement, Predictions, Section, Split, Task
+from finetune.reports.tracker import SPEED, read_history, show_picture
+from finetune.task import Judgement, Predictions, Section, Shown, Split, Task
 
 RESAMPLES = 1000
-MOST_ROWS = 20_000  # of a test file whose rows' scores are kept
 MOST_BYTES = 2**28  # of predictions that are kept: a report is not worth a full disk
 
 
@@ -36,12 +35,7 @@ def keep(folder: Path, best: Predictions) -> None:
 
 
 def keep_test_scores(folder: Path, task: Task, predictions: Predictions, split: Split) -> None:
-    """Keeps the scores of each test row for scripts/compare.py; rank 0 only. A run that is done stays done.
-
-    Not of very many rows: a task judges them beside its metrics, and ROUGE takes minutes for as many.
-    """
-    if len(split) > MOST_ROWS:
-        return
+    """Keeps the scores of each test row for scripts/compare.py; rank 0 only. A run that is done stays done."""
     try:
         if scores := task.judge(predictions, split).row_scores:
             _save(folder / ROW_SCORES.format("test"), scores)
@@ -57,40 +51,51 @@ def _save(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
         os.replace(unfinished, path)
 
 
-def write_reports(run: Run, arguments: Any, task: Task, split: Split | None) -> None:
-    """Writes the model card and, if --report_to asks for it, report.html; rank 0 only. `split`: the validation rows.
+def write_reports(run: Run, arguments: Any, task: Task, splits: Mapping[str, Split]) -> None:
+    """Writes the model card and, if --report_to asks for it, report.html; rank 0 only.
 
     A run that is done stays done: what goes wrong with the page is a note.
     """
-    folder, judgement, with_page = Path(arguments.output_dir), Judgement({}, []), "html" in arguments.report_to
+    folder, sections, with_page = Path(arguments.output_dir), [], "html" in arguments.report_to
     card = task.card(folder)
     try:
         if with_page:
-            judgement = _judge(run, folder, task, split)
+            sections = _judge(run, folder, task, splits)
     except Exception as error:
         say(f"note           no figures for {folder / REPORT}: {in_short(error)}")
     write_card(folder, *card)
     try:
         if with_page:
-            write_page(folder, card.title, task.shown_metrics, card.metrics, judgement.sections, task.best_metric)
+            write_page(folder, card.title, task.shown_metrics, card.metrics, sections, task.best_metric)
             say(f"report         {folder / REPORT}")
     except Exception as error:
         say(f"note           no {folder / REPORT}: {in_short(error)}")
 
 
-def _judge(run: Run, folder: Path, task: Task, split: Split | None) -> Judgement:
-    """Draws figures into pictures/ and to TensorBoard; returns the rest for the page."""
-    path, judgement = folder / BEST_PREDICTIONS, Judgement({}, [])
-    if split is not None and path.exists():
+def _judge(run: Run, folder: Path, task: Task, splits: Mapping[str, Split]) -> list[Section]:
+    """Draws figures into pictures/ and to TensorBoard; returns the tables for the page."""
+    path, judgement = folder / BEST_PREDICTIONS, Judgement()
+    if "validation" in splits and path.exists():
         with np.load(path) as best:
-            judgement = task.judge(dict(best), split)
-        if judgement.row_scores:
-            _save(folder / ROW_SCORES.format("validation"), judgement.row_scores)
-            judgement.sections.insert(0, _intervals(judgement.row_scores))
-    shown = {**figures.curves(read_history(folder), task.shown_metrics), **judgement.figures}
-    for name, figure in shown.items():
+            judgement = task.judge(dict(best), splits["validation"])
+    drawn, sections = judgement.show()
+    if judgement.row_scores:
+        _save(folder / ROW_SCORES.format("validation"), judgement.row_scores)
+        sections = [_intervals(judgement.row_scores), *sections]
+    events, of_data = [*read_history(folder), *read_history(folder, SPEED)], _data(task, splits)
+    for name, figure in {**figures.curves(events, task.shown_metrics), **drawn, **of_data.figures}.items():
         show_picture(run.accelerator, folder, name, figures.as_picture(figure))
-    return judgement
+    return [*sections, *of_data.sections]
+
+
+def _data(task: Task, splits: Mapping[str, Split]) -> Shown:
+    """The data report of what the run has read, as scripts/data_report.py makes it."""
+    described = {name: task.describe(name) for name in splits} if sum(map(len, splits.values())) <= data.MOST_ROWS else {}
+    if None in described.values() or not described:
+        return Shown({}, [])
+    report = data.examine(described)
+    tables = [table._replace(title=f"Data: {table.title.lower()}") for table in report.shown.sections]
+    return Shown(report.shown.figures, [data.as_section(report.findings)._replace(title="Data: findings"), *tables])
 
 
 def _intervals(row_scores: Mapping[str, np.ndarray]) -> Section:

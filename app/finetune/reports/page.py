@@ -14,7 +14,7 @@ from finetune.output.run_folder import PICTURES, REPORT, check_present
 from finetune.reports.results import by_split
 from finetune.task import Section
 
-FIRST = ("curve_loss", "curve_metrics", "curve_learning_rate", "curve_grad_norm")
+FIRST = tuple(f"curve_{name}" for name in ("loss", "metrics", "learning_rate", "grad_norm", "speed", "memory"))
 MOST_PICTURES = 40  # overlays may be many; the rest stays in the folder
 
 
@@ -25,18 +25,15 @@ def write_page(
     eval_ or test_; `others`: of those that a reader may unfold; `best_by`: as in `summary`."""
     run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     values = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
-    pictures = sorted((folder / PICTURES).glob("*.png"), key=_curves_first)[:MOST_PICTURES]
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # at the end of a run, not at its start
-
-    # Texts of users stand in the page: everything is escaped.
-    templates = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined)
-    page = templates.get_template("page.html.j2").render(
+    pictures = sorted((folder / PICTURES).glob("*.png"), key=_in_order)[:MOST_PICTURES]
+    page = render(
+        "page.html.j2",
         title=title,
         summary=summary(run, values, shown, best_by),
         splits={split: scores for split, scores in by_split(values).items() if any(name in scores for name in shown)},
         shown=shown,
         others=[name for name in others if name not in shown],
-        pictures=[(path.stem.replace("_", " "), base64.b64encode(path.read_bytes()).decode()) for path in pictures],
+        pictures={path.stem: path.read_bytes() for path in pictures},
         sections=sections,
         facts=_facts(run, values),
         arguments={name: value for name, value in run["arguments"].items() if value is not None},
@@ -44,6 +41,16 @@ def write_page(
     check_present(folder / REPORT)
     written.add(folder, folder / REPORT)
     write_text(folder / REPORT, page)
+
+
+def render(template: str, *, pictures: dict[str, bytes], **values: Any) -> str:
+    """A page from one of the templates beside this file. `pictures`: PNG files by name."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # at the end of a run, not at its start
+
+    # Texts of users stand in the page: everything is escaped.
+    templates = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined)
+    encoded = [(name.replace("_", " "), base64.b64encode(picture).decode()) for name, picture in pictures.items()]
+    return templates.get_template(template).render(pictures=encoded, **values)
 
 
 def summary(run: dict[str, Any], values: dict[str, Any], metrics: Sequence[str], best_by: str) -> list[str]:
@@ -65,8 +72,10 @@ def summary(run: dict[str, Any], values: dict[str, Any], metrics: Sequence[str],
     return said
 
 
-def _curves_first(path: Path) -> tuple[int, str]:
-    return FIRST.index(path.stem) if path.stem in FIRST else len(FIRST), path.stem
+def _in_order(path: Path) -> tuple[int, str]:
+    """Curves first, figures of the data last."""
+    place = FIRST.index(path.stem) if path.stem in FIRST else len(FIRST)
+    return place + path.stem.startswith("data_"), path.stem
 
 
 def _facts(run: dict[str, Any], values: dict[str, Any]) -> dict[str, str]:

@@ -55,6 +55,12 @@ def table(scores: dict[str, dict[str, Any]], names: tuple[str, ...]) -> list[str
     return lines
 
 
+def plain_table(header: list[str], rows: list[list[str]]) -> list[str]:
+    """Lines of a table whose columns are as wide as they need."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in [header, *rows]]
+
+
 def track(run: Run, metrics: dict[str, Any]) -> None:
     """Gives trackers the run's final numbers: those of the test rows and of the best model."""
     final = {name: value for name, value in metrics.items() if isinstance(value, int | float) and name.startswith(FINAL)}

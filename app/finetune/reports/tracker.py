@@ -1,14 +1,17 @@
-"""What a run says while it runs: history.jsonl, the console, the progress bar, TensorBoard and other trackers.
+"""What a run says while it runs: history.jsonl, speed.jsonl, the console, the progress bar, TensorBoard and other trackers.
 
-history.jsonl holds only what the run computes, no clock, so that two equal runs write equal bytes.
+history.jsonl holds only what the run computes, no clock, so that two equal runs write equal bytes. What the machine makes of it
+is in speed.jsonl.
 """
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import json
 import os
 import socket
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +21,24 @@ from PIL import Image
 
 from finetune.output import written
 from finetune.output.console import say
-from finetune.output.files import naming
+from finetune.output.files import naming, write_json
 from finetune.output.progress import Phase
-from finetune.output.run_folder import PICTURES, check_present
+from finetune.output.run_folder import PICTURES, TRACKERS, check_present, read_metrics
 
-HISTORY, TENSORBOARD = "history.jsonl", "tensorboard"
-
-
+HISTORY, SPEED, TENSORBOARD = "history.jsonl", "speed.jsonl", "tensorboard"
 # Where services look for it themselves.
 PROJECT_VARIABLES = ("WANDB_PROJECT", "MLFLOW_EXPERIMENT_NAME", "COMET_PROJECT_NAME")
+# How Accelerate's trackers go on with a run: where its id is in theirs, the setting that takes it, and further settings.
+CONTINUED: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "wandb": ("id", "id", {"resume": "allow"}),
+    "mlflow": ("info.run_id", "run_id", {}),
+    "comet_ml": ("id", "experiment_key", {}),
+    "aim": ("hash", "run_hash", {}),
+    "clearml": ("id", "reuse_last_task_id", {"continue_last_task": 0}),
+    "swanlab": ("id", "id", {"resume": "allow"}),
+    "trackio": ("name", "name", {"resume": "allow"}),
+}
+NAMED = {"wandb": "name", "mlflow": "run_name"}  # the setting for --run_name
 
 
 class Tracker:
@@ -34,38 +46,55 @@ class Tracker:
 
     def __init__(self, accelerator: Any, output_dir: Path, total_steps: int, first_step: int, resuming: bool) -> None:
         self.accelerator, self.is_main = accelerator, accelerator.is_main_process
-        self.output_dir = output_dir
+        self.folder, self.first_step = output_dir, first_step if resuming else 0
         self.progress = Phase("training", "steps", total_steps, first_step, self.is_main)
         if not self.is_main:
             return
-        self.path, self.folder = output_dir / HISTORY, output_dir
-        written.add(output_dir, self.path)
+        self.path, self.speed_path = output_dir / HISTORY, output_dir / SPEED
+        written.add(output_dir, self.path, self.speed_path)
         with naming(self.path):
-            _keep_until(self.path, first_step if resuming else 0)
+            _keep_until(self.path, self.first_step)
             self.history = self.path.open("a", encoding="utf-8")
+        with naming(self.speed_path):
+            _keep_until(self.speed_path, self.first_step)
+            self.speed = self.speed_path.open("a", encoding="utf-8")
 
     def start_trackers(self, project: str, run_name: str | None, arguments: dict[str, Any]) -> None:
-        """Opens the trackers that the Accelerator was made with. TensorBoard writes to tensorboard/ in the run's folder, for
-        others `project` names where runs are collected."""
+        """Opens the trackers that the Accelerator was made with; a resumed run goes on with those it had. TensorBoard writes to
+        tensorboard/ in the run's folder, for others `project` names where runs are collected."""
+        if not self.accelerator.log_with:
+            return
         plain = {key: value if isinstance(value, int | float | str | bool) else str(value) for key, value in arguments.items()}
-        kwargs = {"wandb": {"name": run_name}, "mlflow": {"run_name": run_name}} if run_name else {}
-        if self.accelerator.log_with:
-            if self.is_main:
-                events = f"{TENSORBOARD}/*events.out.tfevents.*.{glob.escape(socket.gethostname())}.{os.getpid()}.*"
-                written.add_patterns(self.folder, events, f"{TENSORBOARD}/[0-9]*/hparams.yml")
-            # By its name alone Accelerate would make the project TensorBoard's folder.
-            board = TensorBoardTracker(TENSORBOARD, self.output_dir)
-            self.accelerator.log_with = [board if str(each) == TENSORBOARD else each for each in self.accelerator.log_with]
-            self.accelerator.init_trackers(project, config=plain, init_kwargs=kwargs)
+        kwargs = {tracker: {name: run_name} for tracker, name in NAMED.items() if run_name}
+        board: dict[str, Any] = {}
+        if self.is_main:
+            if self.first_step:
+                board["purge_step"] = self.first_step + 1  # what was logged later comes again
+                kwargs = _continued(kwargs, read_metrics(self.folder / TRACKERS))
+                if any((self.folder / name).exists() for name in (TRACKERS, TENSORBOARD)):
+                    plain = None  # they have the arguments, and some refuse those that have changed
+            events = f"{TENSORBOARD}/*events.out.tfevents.*.{glob.escape(socket.gethostname())}.{os.getpid()}.*"
+            written.add_patterns(self.folder, events, f"{TENSORBOARD}/[0-9]*/hparams.yml")
+        # By its name alone Accelerate would make the project TensorBoard's folder.
+        tensorboard = TensorBoardTracker(TENSORBOARD, self.folder, **board)
+        self.accelerator.log_with = [tensorboard if str(each) == TENSORBOARD else each for each in self.accelerator.log_with]
+        self.accelerator.init_trackers(project, config=plain, init_kwargs=kwargs)
+        if self.is_main and (ids := _ids(self.accelerator.trackers)):
+            written.add(self.folder, self.folder / TRACKERS)
+            write_json(self.folder / TRACKERS, ids)
 
     def log(self, event: dict[str, Any], shown: tuple[str, ...] = (), speed: dict[str, float] | None = None) -> None:
-        """Records one event, which has "step"; the keys `shown` go to the console too. `speed` is for trackers only."""
+        """Records one event, which has "step"; the keys `shown` go to the console too. `speed`: what goes to speed.jsonl."""
         if not self.is_main:
             return
         check_present(self.folder)
         with naming(self.path):
             self.history.write(json.dumps(event, ensure_ascii=False, allow_nan=False) + "\n")
             self.history.flush()
+        if speed:
+            with naming(self.speed_path):
+                self.speed.write(json.dumps({"step": event["step"], **speed}) + "\n")
+                self.speed.flush()
         metrics = {key: value for key, value in event.items() if isinstance(value, int | float) and key != "step"}
         with naming(self.folder / TENSORBOARD):
             self.accelerator.log({**metrics, **(speed or {})}, step=event["step"])
@@ -75,12 +104,11 @@ class Tracker:
             at = f"step {event['step']}"
             self.say(f"{at:<15}epoch {event['epoch']:.2f}, {shown_metrics}")
 
-    def advance(self, loss: float | None, batch_size: int) -> float:
-        """Counts a step in the progress that is shown. Returns samples per second, evaluations not counted."""
-        before = self.progress.rate
-        speed = f", {batch_size * before:,.1f} samples/s" if before else ""
+    def advance(self, loss: float | None, batch_size: int) -> None:
+        """Counts a step in the progress that is shown."""
+        rate = self.progress.rate
+        speed = f", {batch_size * rate:,.1f} samples/s" if rate else ""
         self.progress.update(note=None if loss is None else f"loss {loss:.4f}{speed}")
-        return batch_size * self.progress.rate
 
     def say(self, line: str) -> None:
         """Prints a line on rank 0."""
@@ -108,12 +136,28 @@ class Tracker:
         self.progress.stop()
         if self.is_main:
             self.history.close()
+            self.speed.close()
 
 
 def project_of(arguments: Any, task: str) -> str:
     """What --project_name says, or else the environment, or else the name of the task."""
     given = (os.environ[name] for name in PROJECT_VARIABLES if os.environ.get(name))
     return arguments.project_name or next(given, task)
+
+
+def _continued(kwargs: dict[str, Any], ids: dict[str, str]) -> dict[str, Any]:
+    """Settings of trackers that go on with the runs of these ids."""
+    known = {name: {CONTINUED[name][1]: ids[name], **CONTINUED[name][2]} for name in CONTINUED if name in ids}
+    return {name: {**kwargs.get(name, {}), **known.get(name, {})} for name in {*kwargs, *known}}
+
+
+def _ids(trackers: list[Any]) -> dict[str, str]:
+    """The ids that services gave the run, by tracker."""
+    found = {}
+    for each in trackers:
+        with contextlib.suppress(AttributeError, KeyError):  # one that has none begins a new run when the training is resumed
+            found[each.name] = str(attrgetter(CONTINUED[each.name][0])(each.tracker))
+    return found
 
 
 def show_picture(accelerator: Any, folder: Path, name: str, picture: np.ndarray) -> None:
@@ -129,9 +173,9 @@ def show_picture(accelerator: Any, folder: Path, name: str, picture: np.ndarray)
             tracker.writer.add_image(name, picture, dataformats="HWC")
 
 
-def read_history(output_dir: Path) -> list[dict[str, Any]]:
-    """The events of history.jsonl so far."""
-    path = output_dir / HISTORY
+def read_history(output_dir: Path, name: str = HISTORY) -> list[dict[str, Any]]:
+    """The events of history.jsonl so far, or of SPEED."""
+    path = output_dir / name
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [json.loads(line) for line in lines]
 

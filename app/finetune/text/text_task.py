@@ -38,7 +38,8 @@ from finetune.reading.splits import read_splits
 from finetune.reading.stored_rows import Column
 from finetune.reading.tables import Table
 from finetune.reading.tokens import encode_cached
-from finetune.task import Batch, Data, Mixture, Split, Task
+from finetune.reports.data import describe_texts
+from finetune.task import Batch, Data, Described, Mixture, Split, Task
 from finetune.text.tokenizer import TextEncoder, load_tokenizer, note_unknown, tokenizer_fingerprint
 
 PADDING_FREE_NOTE = "the encoder computes without padding (--padding_free); its dropout is another sample than with padding"
@@ -65,6 +66,7 @@ class TextTask(Task):
     default_max_length = 512
     memory_advice = "a smaller --max_tokens_per_micro_batch or --max_length, "
     source_prefix = ""  # stands before each text
+    labels: Sequence[str] = ()  # of a task whose targets are numbers of labels
 
     @abstractmethod
     def target_columns(self) -> tuple[str, ...]:
@@ -139,6 +141,24 @@ class TextTask(Task):
         if arguments.test_file is not None and not modes.predict:
             notes.append(f"--test_file {' '.join(arguments.test_file)} is not read: --do_predict is not given")
         return Data(self.splits, self._fingerprint(tokenizer), notes, self.padding_free)
+
+    def describe(self, name: str) -> Described:
+        split, labels = self.splits[name], None
+        if isinstance(split.targets, Ragged):
+            labels = [tuple(self.labels[number] for number in split.targets[row]) for row in range(len(split))]
+        titles = None if split.titles is None else list(split.titles)
+        return describe_texts(split.texts, titles, labels, (split.lengths, self.max_length))
+
+    def describe_files(self, launch: Launch, modes: Modes) -> tuple[dict[str, Described], list[str]]:
+        """Without a model or tokenizer lengths are in words."""
+        arguments, notes, found = self.arguments, [], {}
+        if arguments.model_name_or_path or arguments.tokenizer_name or arguments.tokenizer_type == "train":
+            return super().describe_files(launch, modes)
+        tables, targets = self._read(modes, notes)
+        for name, table in tables.items():
+            labels, titles = getattr(targets[name], "rows", None), self.titles_of(table)
+            found[name] = describe_texts(table.columns[arguments.text_column], titles and list(titles), labels)
+        return found, notes
 
     def _read(self, modes: Modes, notes: list[str]) -> tuple[dict[str, Table], dict[str, Any]]:
         arguments = self.arguments

@@ -1,4 +1,4 @@
-"""How long steps take, measured without making the device wait.."""
+"""How long steps take, measured without making the device wait."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import resource
 import sys
 import time
 
+import psutil
 import torch
 
 
@@ -40,6 +41,11 @@ class StepClock:
         """Forgets the last mark, so that what comes before the next one is not counted as a step."""
         self._marks = []
 
+    def recent(self, steps: int) -> float | None:
+        """The mean step time of the last steps, in seconds; None before the first one."""
+        seconds = self.seconds[-steps:]
+        return sum(seconds) / len(seconds) if seconds else None
+
     def percentile(self, share: float) -> float | None:
         """The step time that `share` of the steps stay below, in seconds; None before the first step."""
         ordered = sorted(self.seconds)
@@ -52,3 +58,11 @@ def peak_memory_mb(device: torch.device) -> float:
         return torch.cuda.max_memory_allocated(device) / 2**20
     unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in bytes there, in KiB on Linux
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
+
+
+def memory_mb(device: torch.device) -> float:
+    """Memory of this process now, in MiB: what the allocator holds on a GPU (it does not wait for it), resident memory on a
+    CPU."""
+    if device.type == "cuda":
+        return torch.cuda.memory_reserved(device) / 2**20
+    return psutil.Process().memory_info().rss / 2**20

@@ -22,13 +22,14 @@ from finetune.launching import signals
 from finetune.launching.processes import Run
 from finetune.launching.shutdown import stop_requested, stop_run
 from finetune.output import status
+from finetune.output.progress import Phase
 from finetune.output.writer_thread import Background
 from finetune.plan import Plan
 from finetune.reports.profiling import profiled
 from finetune.reports.tracker import Tracker
 from finetune.task import Batch, Predictions, Task
 from finetune.training.batches import EvalRows, TrainSteps, train_loader
-from finetune.training.clock import StepClock, peak_memory_mb
+from finetune.training.clock import StepClock, memory_mb, peak_memory_mb
 from finetune.training.evaluation import evaluate
 from finetune.training.optimizer import set_learning_rate
 from finetune.training.splitting import MOST_HALVINGS, Splitting
@@ -138,9 +139,11 @@ def fit(run: Run, training: Training, state: TrainState) -> dict[str, float | No
             state.train_seconds += seconds
             pace = seconds / len(norms)
             look = state.step + (int(LOOK_SECONDS / agreed_pace) if agreed_pace else 0)
-        rate = tracker.advance(state.losses[-1] if state.losses else None, plan.batch.global_batch_size)
+        tracker.advance(state.losses[-1] if state.losses else None, plan.batch.global_batch_size)
         if log_due:
-            _log_step(training, state, multiplier, norms[-1], rate)
+            seconds = clock.recent(len(state.losses))
+            speed = {"samples_per_second": plan.batch.global_batch_size / seconds} if seconds else {}
+            _log_step(training, state, multiplier, norms[-1], {**speed, "memory_mb": memory_mb(run.device)})
         if requested:
             _save_and_stop(run, training, state, eval_due)
         if (eval_due or save_due) and _finish_step(run, training, state, eval_due):
@@ -150,7 +153,7 @@ def fit(run: Run, training: Training, state: TrainState) -> dict[str, float | No
             clock.mark()
     if stop_requested(run):
         _save_and_stop(run, training, state, False)
-    saving.wait(run, training.writer)
+    wait_for_checkpoint(run, training)
     synchronise_buffers(run, training.model)
     signals.exit_with(EXIT_STOPPED)  # everything is on disk
     return _train_metrics(run, training, state, clock)
@@ -237,14 +240,21 @@ def save(run: Run, training: Training, state: TrainState, in_shards: bool | None
         training.tracker.flush,  # a checkpoint that survives a power cut must not be ahead of the history
         options.in_shards if in_shards is None else in_shards,
     )
-    saving.save(run, target, training.model, training.optimizer, state)
+    with Phase("saving", shown=run.is_main):
+        saving.save(run, target, training.model, training.optimizer, state)
     training.save_stalls.append(time.perf_counter() - started)
+
+
+def wait_for_checkpoint(run: Run, training: Training) -> None:
+    """Waits until the checkpoint in flight, if there is one, is on disk. All processes must call it."""
+    with Phase("saving", shown=run.is_main):
+        saving.wait(run, training.writer)
 
 
 def _save_and_stop(run: Run, training: Training, state: TrainState, unevaluated: bool) -> NoReturn:
     state.unevaluated = unevaluated
     save(run, training, state)
-    saving.wait(run, training.writer)
+    wait_for_checkpoint(run, training)
     path = training.output_dir / checkpoint.FOLDER / f"step_{state.step}"
     done = f"step {state.step} of {training.plan.total_steps} is saved in {path}"
     stop_run(run, f"{done}; the same command with --resume_from_checkpoint auto goes on")
@@ -304,7 +314,7 @@ def _count_skipped(run: Run, state: TrainState, scale_fell: bool) -> None:
         )
 
 
-def _log_step(training: Training, state: TrainState, multiplier: float, norm: float, rate: float) -> None:
+def _log_step(training: Training, state: TrainState, multiplier: float, norm: float, speed: dict[str, float]) -> None:
     event = {
         "step": state.step,
         "epoch": round(state.step / training.plan.steps_per_epoch, 6),
@@ -313,7 +323,7 @@ def _log_step(training: Training, state: TrainState, multiplier: float, norm: fl
         "grad_norm": norm if math.isfinite(norm) else None,
     }
     state.losses.clear()
-    training.tracker.log(event, speed={"samples_per_second": rate})
+    training.tracker.log(event, speed=speed)
 
 
 def _evaluate_and_keep_best(run: Run, training: Training, state: TrainState) -> bool:

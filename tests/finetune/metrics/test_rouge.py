@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from rouge_score.rouge_scorer import RougeScorer
 
-from finetune.metrics import rouge
-from finetune.metrics.rouge import ROUGE_METRICS, bootstrap_interval, exact_matches, lead_baseline, rouge_scores, row_scores
+from finetune.metrics.rouge import ROUGE_METRICS, exact_matches, lead_baseline, rouge_scores, row_scores
 from finetune.metrics.rouge_metric import RougeMetric
 from finetune.metrics.rouge_tokenizers import choose_tokenizer, rouge_tokenizer
 
@@ -133,22 +132,6 @@ def test_intervals_are_seeded_and_hold_the_mean():
     assert set(scores) == {f"{name}{end}" for name in (*ROUGE_METRICS, "exact_match") for end in ("", "_low", "_high")}
     for name in ROUGE_METRICS:
         assert scores[f"{name}_low"] < scores[name] < scores[f"{name}_high"]
-
-
-def test_interval_has_the_width_that_theory_gives():
-    """For many rows the bootstrap's interval is mean -+ 1.96 standard errors."""
-    rows = np.random.default_rng(0).random((400, 2))
-    low, high = np.array(bootstrap_interval(rows, 4000, seed=0))
-    error = rows.std(axis=0) / np.sqrt(400)
-    assert low == pytest.approx(rows.mean(axis=0) - 1.96 * error, abs=0.1 * error.max())
-    assert high == pytest.approx(rows.mean(axis=0) + 1.96 * error, abs=0.1 * error.max())
-
-
-def test_interval_does_not_depend_on_how_resamples_are_blocked(monkeypatch):
-    rows = np.random.default_rng(0).random((7, 3))
-    whole = bootstrap_interval(rows, 50, seed=3)
-    monkeypatch.setattr(rouge, "CELLS_PER_BLOCK", 21)
-    assert bootstrap_interval(rows, 50, seed=3) == whole
 
 
 def test_different_lengths_are_refused():

@@ -5,8 +5,8 @@ import pytest
 import torch
 from sklearn.metrics import accuracy_score, f1_score, jaccard_score
 
+from finetune.metrics.image_metrics import SegmentationMetric
 from finetune.metrics.segmentation import count_classes, dice, iou, mean_of_defined, pixel_accuracy, segmentation_scores
-from finetune.metrics.segmentation_metric import SegmentationMetric
 
 NAMES = ["background", "road", "sky", "bus"]
 

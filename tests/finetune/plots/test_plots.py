@@ -20,21 +20,22 @@ def test_labels_have_figures_and_their_worst_rows():
     targets[:, 4] = 0  # nobody has it
     chances = np.clip(targets * 0.6 + rng.random((40, 5)) * 0.4, 0, 1)
     chances[7] = 1 - targets[7]  # all wrong
-    found = labels.judge(chances, targets, np.full(5, 0.5), list("abcde"), [f"text {row}" for row in range(40)])
+    judgement = labels.judge(chances, targets, list("abcde"), [f"text {row}" for row in range(40)])
+    found = judgement.show()
     assert set(found.figures) == {"label_f1", "label_precision_recall", "label_calibration", "label_confusion"}
     for figure in found.figures.values():
         assert as_picture(figure).ndim == 3
     assert found.figures["label_f1"].axes[0].get_yticklabels()[0].get_text().endswith(f"({targets.sum(axis=0).max()})")
     scores = rowwise(chances > 0.5, targets)
-    assert found.row_scores["f1_samples"].mean() == pytest.approx(scores["f1_samples"])
-    assert found.row_scores["subset_accuracy"].mean() == pytest.approx(scores["subset_accuracy"])
+    assert judgement.row_scores["f1_samples"].mean() == pytest.approx(scores["f1_samples"])
+    assert judgement.row_scores["subset_accuracy"].mean() == pytest.approx(scores["subset_accuracy"])
     (section,) = found.sections
     assert len(section.rows) == labels.MOST_ROWS
     assert section.rows[0][3] == "text 7"
 
 
 def test_rows_without_labels_have_no_figures():
-    found = labels.judge(np.full((3, 2), 0.5), np.zeros((3, 2)), np.full(2, 0.5), ["a", "b"], ["x", "y", "z"])
+    found = labels.show(np.full((3, 2), 0.5), np.zeros((3, 2)), ["a", "b"], ["x", "y", "z"])
     assert found.figures == {}
 
 
@@ -46,7 +47,7 @@ def test_the_calibration_error_is_the_weighted_distance_from_the_diagonal():
 
 def test_titles_have_figures_and_examples():
     lengths = np.array([3, 4, 5]), np.array([3, 3, 6]), np.array([10, 50, 90])
-    found = titles.judge(lengths, (["a b", "c", "x y"], ["a b", "d", "x z"]), ["one", "two", "three"], "default")
+    found = titles.judge(lengths, (["a b", "c", "x y"], ["a b", "d", "x z"]), ["one", "two", "three"], "default").show()
     assert [as_picture(figure).shape[2] for figure in found.figures.values()] == [3, 3]
     assert found.sections[0].rows[0] == ["0.000", "c", "d", "two"]
     assert found.sections[0].rows[-1] == ["1.000", "a b", "a b", "one"]
@@ -54,11 +55,11 @@ def test_titles_have_figures_and_examples():
 
 @pytest.mark.parametrize("number", [3, 50])
 def test_a_confusion_matrix_shows_the_classes_with_most_errors(number):
-    confusion = np.eye(number, dtype=int) * 9
-    confusion[0, number - 1] = 4
-    found = classes.judge(confusion, [f"c{label}" for label in range(number)], np.array([True, False]))
-    figure = found.figures["confusion_matrix"]
-    assert found.row_scores["accuracy"].tolist() == [1, 0]
+    truth = np.repeat(np.arange(number), 9)
+    found = np.append(truth, [number - 1] * 4)
+    judgement = classes.judge(found, np.append(truth, [0] * 4), [f"c{label}" for label in range(number)])
+    assert judgement.row_scores["accuracy"].tolist() == [1] * len(truth) + [0] * 4
+    figure = judgement.show().figures["confusion_matrix"]
     shown = [tick.get_text() for tick in figure.axes[0].get_yticklabels()]
     assert len(shown) == min(number, classes.MOST_CLASSES)
     assert {"c0", f"c{number - 1}"} <= set(shown)

@@ -9,7 +9,7 @@ from linear_task import LinearTask
 
 from finetune.output import written
 from finetune.reports import figures, judging
-from finetune.task import Judgement, Section
+from finetune.task import Judgement, Section, Shown
 
 HISTORY = [{"step": step, "epoch": step / 4, "loss": 1 / step, "learning_rate": 0.1, "grad_norm": 1.0} for step in (1, 2, 3)]
 HISTORY += [{"step": 2, "epoch": 0.5, "eval_loss": 0.7}, {"step": 3, "epoch": 0.75, "eval_loss": 0.6}]
@@ -27,7 +27,8 @@ class Judged(LinearTask):
     def judge(self, best, split):
         figure, axes = figures.new_figure("errors")
         axes.plot(best["error"])
-        return Judgement({"errors": figure}, [Section("Worst rows", "By error.", ["text"], [["<script>alert(1)</script>"]])])
+        section = Section("Worst rows", "By error.", ["text"], [["<script>alert(1)</script>"]])
+        return Judgement(show=lambda: Shown({"errors": figure}, [section]))
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def finished(tmp_path):
 
 def write(folder, task, report_to=("html",)):
     run = SimpleNamespace(accelerator=SimpleNamespace(trackers=[]))
-    judging.write_reports(run, SimpleNamespace(output_dir=str(folder), report_to=report_to), task, range(3))
+    judging.write_reports(run, SimpleNamespace(output_dir=str(folder), report_to=report_to), task, {"validation": range(3)})
 
 
 def test_the_page_has_figures_tables_and_no_text_that_is_run(finished):
@@ -107,14 +108,10 @@ def test_curves_of_metrics_are_those_of_shares():
     assert [line.get_label() for line in figure.axes[0].get_lines()] == ["rougeL"]
 
 
-def test_scores_of_test_rows_are_kept_unless_there_are_very_many(finished, monkeypatch):
+def test_scores_of_test_rows_are_kept_and_nothing_is_drawn(finished):
     class Scored(LinearTask):
         def judge(self, best, split):
-            return Judgement({}, [], {"error": best["error"]})
+            return Judgement({"error": best["error"]}, lambda: pytest.fail("drawn"))
 
-    kept = finished / "row_scores_test.npz"
-    monkeypatch.setattr(judging, "MOST_ROWS", 2)
-    judging.keep_test_scores(finished, Scored(), {"error": np.ones(3)}, range(3))
-    assert not kept.exists()
     judging.keep_test_scores(finished, Scored(), {"error": np.ones(2)}, range(2))
-    assert np.load(kept)["error"].tolist() == [1, 1]
+    assert np.load(finished / "row_scores_test.npz")["error"].tolist() == [1, 1]

@@ -1,21 +1,23 @@
 from pathlib import Path
 from types import SimpleNamespace
 
+import accelerate
 import numpy as np
 import pytest
 from accelerate.utils import LoggerType
 from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from finetune.arguments.groups import TRACKERS
 from finetune.output import written
-from finetune.reports.tracker import HISTORY, Tracker, project_of, read_history
+from finetune.reports.tracker import CONTINUED, HISTORY, SPEED, Tracker, project_of, read_history
 
 
 class Accelerator(SimpleNamespace):
     """As much of it as the tracker uses; remembers what trackers get."""
 
     def __init__(self, is_main=True, log_with=()):
-        super().__init__(is_main_process=is_main, log_with=list(log_with), logged=[], started=[])
+        super().__init__(is_main_process=is_main, log_with=list(log_with), logged=[], started=[], trackers=[])
 
     def log(self, figures, step):
         self.logged.append((step, figures))
@@ -47,6 +49,7 @@ def test_events_are_one_line_each(tmp_path):
     tracker = Tracker(accelerator, tmp_path, 10, 0, False)
     tracker.log(event(1, grad_norm=None), speed={"samples_per_second": 3.0})
     tracker.log(event(2))
+    assert read_history(tmp_path, SPEED) == [{"step": 1, "samples_per_second": 3.0}]
     assert read_history(tmp_path) == [event(1, grad_norm=None), event(2)]  # before it is closed: a crash loses nothing
     tracker.close()
     assert accelerator.logged == [
@@ -139,6 +142,41 @@ def test_trackers_get_the_arguments_as_plain_values(tmp_path):
     silent = Accelerator()
     Tracker(silent, tmp_path, 10, 0, False).start_trackers("reviews", None, {})
     assert silent.started == []
+
+
+class Started(Accelerator):
+    """Opens one service, whose run it gives the id that it is told, or a new one."""
+
+    def init_trackers(self, name, config, init_kwargs):
+        super().init_trackers(name, config, init_kwargs)
+        run_id = init_kwargs.get("mlflow", {}).get("run_id", f"new {len(self.log_with)}")
+        self.trackers = [SimpleNamespace(name="mlflow", tracker=SimpleNamespace(info=SimpleNamespace(run_id=run_id)))]
+
+
+def test_a_resumed_run_goes_on_with_the_same_run_of_a_service(tmp_path):
+    first, resumed, again = (Started(log_with=[None] * number) for number in (1, 2, 3))
+    for accelerator, resuming in ((first, False), (resumed, True), (again, False)):
+        tracker = Tracker(accelerator, tmp_path, 10, 3 if resuming else 0, resuming)
+        tracker.start_trackers("reviews", "mine", {"seed": 1})
+        tracker.close()
+    ids = [accelerator.trackers[0].tracker.info.run_id for accelerator in (first, resumed, again)]
+    assert ids == ["new 1", "new 1", "new 3"]
+    assert [accelerator.started[0][1] for accelerator in (first, resumed, again)] == [{"seed": 1}, None, {"seed": 1}]
+    assert resumed.started[0][2] == {"wandb": {"name": "mine"}, "mlflow": {"run_name": "mine", "run_id": "new 1"}}
+    assert set(CONTINUED) <= set(TRACKERS)
+
+
+def test_tensorboard_shows_no_step_twice_after_an_earlier_checkpoint(tmp_path):
+    for steps, first_step in (((2, 4, 6), 0), ((4, 6), 2)):
+        accelerator = accelerate.Accelerator(cpu=True, log_with="tensorboard", project_dir=tmp_path)
+        tracker = Tracker(accelerator, tmp_path, 10, first_step, first_step > 0)
+        tracker.start_trackers("reviews", None, {"seed": 1})
+        for step in steps:
+            tracker.log({"step": step, "epoch": 0.1, "loss": first_step + step})
+        tracker.close()
+        accelerator.end_training()
+    shown = EventAccumulator(str(tmp_path / "tensorboard")).Reload().Scalars("loss")
+    assert [(event.step, event.value) for event in shown] == [(2, 2.0), (4, 6.0), (6, 8.0)]
 
 
 def test_trackers_are_those_of_accelerate():

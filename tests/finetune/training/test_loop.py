@@ -14,7 +14,7 @@ from finetune.errors import StopRequested, TrainingError
 from finetune.launching import signals
 from finetune.output import status
 from finetune.output.writer_thread import finish_all
-from finetune.reports.tracker import Tracker, read_history
+from finetune.reports.tracker import SPEED, Tracker, read_history
 from finetune.training import loop
 from finetune.training.loop import SKIPPED_LIMIT, FitOptions, Training, fit
 
@@ -90,6 +90,9 @@ def test_training_is_that_of_plain_torch(begin):
     history = read_history(session.training.output_dir)
     assert [event["loss"] for event in history] == pytest.approx(losses, rel=1e-6)
     assert [event["step"] for event in history] == [1, 2, 3, 4, 5, 6]
+    speed = read_history(session.training.output_dir, SPEED)
+    assert [event["step"] for event in speed] == [1, 2, 3, 4, 5, 6]
+    assert all(event["samples_per_second"] > 0 and event["memory_mb"] > 10 for event in speed)
     assert history[-1]["learning_rate"] == pytest.approx(rate, rel=1e-9)
     assert figures["train_loss"] == pytest.approx(sum(losses) / 6, rel=1e-6)
     assert (figures["train_steps"], figures["train_skipped_steps"]) == (6, 0)

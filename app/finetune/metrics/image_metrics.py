@@ -1,4 +1,4 @@
-"""Segmentation metrics as an `evaluate.Metric`."""
+"""Metrics of pictures as classes of `evaluate.Metric`: of classification into one of several classes, and of segmentation."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +10,26 @@ import torch
 
 from finetune.metrics.in_memory import InMemoryMetric
 from finetune.metrics.segmentation import count_classes, segmentation_scores
+from finetune.metrics.single_label import single_label_scores
+
+
+class SingleLabelMetric(InMemoryMetric):
+    """`compute(predictions=logits, references=class numbers, label_smoothing=0.0)` -> the dict of `single_label_scores`."""
+
+    def _info(self) -> evaluate.MetricInfo:
+        return evaluate.MetricInfo(
+            description="Accuracy, top-5 accuracy, macro-F1 and cross-entropy of single-label classification.",
+            citation="",
+            inputs_description="predictions: logits (rows, classes). references: class numbers (rows,).",
+            features=datasets.Features(
+                predictions=datasets.List(datasets.Value("float64")), references=datasets.Value("int64")
+            ),
+        )
+
+    def _compute(self, predictions: Any, references: Any, **settings: Any) -> dict[str, float | None]:
+        if not len(predictions):  # without rows nothing says how many classes there are
+            predictions = np.empty((0, 0))
+        return single_label_scores(np.asarray(predictions), np.asarray(references, dtype=np.int64), **settings)
 
 
 class SegmentationMetric(InMemoryMetric):

@@ -1,0 +1,152 @@
+#!/usr/bin/env python3
+"""K-fold cross-validation of a text task: metrics with their spread, and a prediction for every row by a model that has not
+seen it.
+
+    python scripts/cross_validate.py --folds 5 app/classify.py --train_file train.csv --output_dir runs/folds ARGS
+
+ARGS are the training command's own. Its training rows are dealt to the folds by --seed, rows with the same rarest label evenly.
+Each fold is one run, in --output_dir/fold_0 and so on: it trains on the other folds' rows and is tested on its own. The best
+model is chosen on rows of the training part (--validation_split) or on --validation_file, never on the fold. Left in
+--output_dir: predictions.jsonl, in the order of the training rows, and cross_validation.json. A stopped command goes on.
+
+    --folds N        how many (default 5)
+    --seed N         of the folds (default 0)
+    --processes N    runs at a time (default 1)
+    --launch "..."   a launcher with its options, such as "torchrun --nproc_per_node 2" (default: this Python)
+
+Exit codes: 0 done; 2 bad input; 3 a run failed; 75 stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(REPOSITORY / "scripts"), str(REPOSITORY / "app")]
+
+from trials.command import Command, print_table, run_all, run_script  # noqa: E402
+
+from finetune.errors import InputError, TrainingError  # noqa: E402
+from finetune.output.files import write_json, write_text  # noqa: E402
+from finetune.output.run_folder import PREDICTIONS  # noqa: E402
+from finetune.reading.splits import read_splits  # noqa: E402
+
+# Arguments in whose place the folds' own files stand.
+REPLACED = (
+    *(f"dataset_{name}" for name in ("name", "config_name", "revision", "split", "validation_split", "test_split")),
+    *("max_train_samples", "max_eval_samples", "max_predict_samples", "predictions_file"),
+)
+NO_SCORES = ("test_samples_per_second", "test_rows")
+
+
+def read_rows(task: Any) -> tuple[dict[str, list[dict[str, Any]]], list[tuple[str, ...]], list[str]]:
+    """(rows by split, each with an id: those to train on, and for validation if the arguments name some; labels of each
+    training row, none for tasks without; the label list). Raises `InputError`."""
+    arguments = task.arguments
+    columns = (arguments.text_column, *task.target_columns())
+    required = {"train": columns, "validation": columns}
+    tables, rows = read_splits(arguments, required, True, optional=(arguments.id_column,)), {}
+    for split, table in tables.items():
+        cells = {arguments.id_column: range(len(table)), **table.columns}
+        for name in cells.keys() & table.classes.keys():
+            cells[name] = [[cell] if isinstance(cell, str) else cell for cell in cells[name]]  # a class is one label
+        rows[split] = [dict(zip(cells, row, strict=True)) for row in zip(*cells.values(), strict=True)]
+    targets = task.read_targets(tables["train"], "train", [])
+    return rows, getattr(targets, "rows", [()] * len(rows["train"])), getattr(targets, "names", [])
+
+
+def deal(labels: list[tuple[str, ...]], folds: int, seed: int) -> np.ndarray:
+    """(rows,) each row's fold. Rows with the same rarest label are dealt one after the other, in an order by `seed`."""
+    count = Counter(label for row in labels for label in row)
+    rarest = [min(row, key=lambda label: (count[label], label), default="") for row in labels]
+    number = {label: place for place, label in enumerate(sorted(set(rarest)))}
+    order = np.lexsort([np.random.default_rng(seed).random(len(labels)), [number[label] for label in rarest]])
+    fold = np.empty(len(labels), dtype=np.int64)
+    fold[order] = np.arange(len(labels)) % folds
+    return fold
+
+
+def run_fold(command: Command, folder: Path, rows: list[dict[str, Any]], fold: np.ndarray, number: int) -> dict[str, Any]:
+    """Writes a fold's files and runs it. Returns its metrics. Raises `TrainingError` if it fails."""
+    files = {"train_file": folder / f"fold_{number}_train.jsonl", "test_file": folder / f"fold_{number}_test.jsonl"}
+    for path, chosen in zip(files.values(), (fold != number, fold == number), strict=True):
+        write_lines(path, [rows[row] for row in np.flatnonzero(chosen)])
+    others = {"label_file": folder / "labels.txt", "validation_file": folder / "validation.jsonl"}
+    files |= {name: path for name, path in others.items() if path.exists()}
+    changes = dict.fromkeys(REPLACED, "none") | files | {"encoding": "utf-8", "do_train": "true", "do_predict": "true"}
+    metrics = command.run(folder / f"fold_{number}", changes)
+    if metrics is None:
+        raise TrainingError(f"fold {number} failed: {folder / f'fold_{number}.log'}")
+    print(f"fold {number} is done: {folder / f'fold_{number}'}", flush=True)
+    return metrics
+
+
+def joined(folder: Path, fold: np.ndarray) -> list[dict[str, Any]]:
+    """The folds' predictions in the order of the rows."""
+    parts = [
+        map(json.loads, (folder / f"fold_{number}" / PREDICTIONS).read_text(encoding="utf-8").splitlines())
+        for number in range(fold.max() + 1)
+    ]
+    return [{**next(parts[number]), "fold": int(number)} for number in fold]
+
+
+def summarise(metrics: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Mean and standard deviation of every test metric that all folds have."""
+    numbers = {
+        name: [each.get(name) for each in metrics]
+        for name in metrics[0]
+        if name.startswith("test_") and name not in NO_SCORES and all(isinstance(each.get(name), float) for each in metrics)
+    }
+    return {name: {"mean": statistics.mean(each), "std": statistics.stdev(each)} for name, each in numbers.items()}
+
+
+def write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Writes a jsonl file."""
+    write_text(path, (json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+def cross_validate(given: argparse.Namespace, command: Command, folder: Path) -> None:
+    """Raises `InputError`, `TrainingError`, `StopRequested`."""
+    arguments = command.arguments({})
+    if not hasattr(arguments, "text_column"):
+        raise InputError(f"{given.script}: cross-validation is for tasks on texts, whose rows stand in tables")
+    if arguments.mixing_weights:
+        raise InputError("--mixing_weights: the folds are dealt from all files together; leave it out")
+    task = command.task_class(arguments)
+    splits, labels, names = read_rows(task)
+    rows = splits["train"]
+    if not 2 <= given.folds <= len(rows) // 2:
+        raise InputError(f"--folds {given.folds}: expected from 2 to {len(rows) // 2}, half of the {len(rows)} rows")
+    if names and not arguments.label_file and not arguments.label_columns:
+        write_text(folder / "labels.txt", "".join(f"{name}\n" for name in names))  # a fold may lack one
+    if "validation" in splits:
+        write_lines(folder / "validation.jsonl", splits["validation"])
+    fold = deal(labels, given.folds, given.seed)
+    jobs = [partial(run_fold, command, folder, rows, fold, number) for number in range(given.folds)]
+    metrics = run_all(jobs, given.processes)
+    summary = summarise(metrics)
+    write_lines(folder / PREDICTIONS, joined(folder, fold))
+    write_json(folder / "cross_validation.json", {"metrics": summary, "folds": metrics})
+    shown = [name for name in (f"test_{metric}" for metric in task.shown_metrics) if name in summary]
+    print_table(["metric", "mean", "std"], [[name, *summary[name].values()] for name in shown])
+    print(f"\nall metrics: {folder / 'cross_validation.json'}; predictions: {folder / PREDICTIONS}")
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folds", type=int, default=5)
+    return run_script(parser, argv, cross_validate)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

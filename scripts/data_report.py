@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+"""Looks at data before anything is trained on them: repeated rows, rows of a test file that training has too, equal rows with
+other labels, labels with few rows, lengths; each finding with advice.
+
+    python scripts/data_report.py [--output report.html] app/classify.py --train_file train.csv --test_file test.csv
+
+ARGS are those of a training command, as far as they name files, columns and a model: --output_dir is not needed and nothing is
+written there. Without --model_name_or_path lengths of texts are in words, not in tokens. What the readers refuse ends the
+report with their message.
+
+    --output FILE   a page (.html) or numbers (.json) as well
+
+Exit codes: 0 done, whatever was found; 2 bad input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(REPOSITORY / "scripts"), str(REPOSITORY / "app")]
+
+from moving.task_script import load_task_script, plain_launch  # noqa: E402
+from PIL import Image  # noqa: E402
+
+from finetune.arguments.parsing import parse, validate  # noqa: E402
+from finetune.errors import EXIT_BAD_INPUT, InputError  # noqa: E402
+from finetune.output.files import write_json, write_text  # noqa: E402
+from finetune.plan import Modes  # noqa: E402
+from finetune.reports.data import DataReport, as_section, examine  # noqa: E402
+from finetune.reports.figures import as_picture  # noqa: E402
+from finetune.reports.page import render  # noqa: E402
+from finetune.reports.results import plain_table  # noqa: E402
+from finetune.task import Section  # noqa: E402
+
+NOWHERE = "no_output"  # what the arguments call a folder that nobody makes
+WIDTH = 100  # of a cell that is printed
+
+
+def report_of(script: Path, words: list[str]) -> tuple[DataReport, list[str]]:
+    """(the report, the readers' notes) for a command. Raises `InputError`."""
+    arguments_class, task_class = load_task_script(script)
+    arguments = parse(arguments_class, ["--output_dir", NOWHERE, *words])
+    validate(arguments)
+    tested = arguments.test_file is not None or arguments.dataset_test_split is not None
+    modes = Modes(train=True, evaluate=True, predict=tested)
+    described, notes = task_class(arguments).describe_files(plain_launch(1, True), modes)
+    return examine(described), notes
+
+
+def as_numbers(report: DataReport, notes: list[str]) -> dict[str, Any]:
+    """The report for other programs."""
+    tables = {table.title: [dict(zip(table.header, row, strict=True)) for row in table.rows] for table in report.shown.sections}
+    return {"findings": [finding._asdict() for finding in report.findings], "notes": notes, **tables}
+
+
+def write_page(path: Path, report: DataReport, notes: list[str]) -> None:
+    """The report as one page that needs no network."""
+    pictures = {}
+    for name, figure in report.shown.figures.items():
+        file = io.BytesIO()
+        Image.fromarray(as_picture(figure)).save(file, "PNG")
+        pictures[name] = file.getvalue()
+    said = [Section("Notes of the readers", "", ["note"], [[note] for note in notes])] if notes else []
+    sections = [as_section(report.findings), *said, *report.shown.sections]
+    summary = [f"{len(report.findings)} finding(s), each with advice, are below the figures."]
+    write_text(path, render("layout.html.j2", title="Data report", summary=summary, pictures=pictures, sections=sections))
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, metavar="FILE")
+    parser.add_argument("script", type=Path, metavar="app/TASK.py")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS")
+    given = parser.parse_args(argv)
+    if given.output is not None and given.output.suffix not in (".html", ".json"):
+        parser.error(f"--output {given.output}: expected a name that ends in .html or .json")
+    if not given.script.is_file():
+        parser.error(f"{given.script}: is no file; name a task's script, such as app/classify.py")
+    try:
+        report, notes = report_of(given.script, given.arguments)
+    except InputError as error:
+        print(*(f"error: {problem}" for problem in error.problems), sep="\n", file=sys.stderr)
+        return EXIT_BAD_INPUT
+    for table in report.shown.sections:
+        rows = [[str(cell)[:WIDTH] for cell in row] for row in table.rows]
+        print(table.title, *plain_table(table.header, rows), "", sep="\n")
+    print(*(f"note           {note}" for note in notes), sep="\n")
+    for finding in report.findings or [("nothing unusual", "")]:
+        print(f"found          {finding[0]}. {finding[1]}".rstrip(". "))
+    if given.output is not None and given.output.suffix == ".html":
+        write_page(given.output, report, notes)
+    elif given.output is not None:
+        write_json(given.output, as_numbers(report, notes))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

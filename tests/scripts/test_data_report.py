@@ -1,0 +1,96 @@
+"""scripts/data_report.py, and what it counts."""
+
+import importlib.util
+import json
+import re
+
+import numpy as np
+import pytest
+from launchers import SCRIPTS
+from pictures import write_folder
+
+from finetune.reports.data import describe_texts, examine
+
+TASKS = SCRIPTS.parent / "app"
+spec = importlib.util.spec_from_file_location("data_report_script", SCRIPTS / "data_report.py")
+script = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(script)
+
+
+def tables(report):
+    return {table.title: [dict(zip(table.header, row, strict=True)) for row in table.rows] for table in report.shown.sections}
+
+
+def test_repetitions_leaks_and_contradictions_are_counted():
+    train = describe_texts(
+        ["Red apple", "Red apple", "red  APPLE!", "green tea", "green tea", "!!", "??"],
+        None,
+        [("a", "b"), ("b", "a"), ("a",), ("a",), ("c",), ("a",), ("a",)],
+    )
+    test = describe_texts(["green tea", "Green tea.", "", "new"], None, None)
+    report = examine({"test": test, "train": train})
+    rows = {row.pop("split"): row for row in tables(report)["Rows"]}
+    assert list(rows) == ["train", "test"]
+    assert rows["train"] == {"rows": "7", "repeated": "2", "nearly repeated": "1", "contradicting": "1", "in training": "0",
+                             "nearly in training": "0", "empty": "0"}  # fmt: skip
+    assert (rows["test"]["in training"], rows["test"]["nearly in training"], rows["test"]["empty"]) == ("1", "1", "1")
+    found = [finding.found for finding in report.findings]
+    assert "1 train row(s) contradict an equal one (rows 3 and 4 of those read, from 0)" in found
+    assert "1 test row(s) are in the training rows too, 1 more nearly are" in found
+    assert all(finding.advice.endswith(".") for finding in report.findings)
+
+
+def test_labels_are_counted_with_those_that_come_together():
+    labels = [("a", "b")] * 12 + [("c",)] * 20 + [("c", "d")] * 3 + [()]
+    train = describe_texts([f"text {row}" for row in range(len(labels))], None, labels)
+    validation = describe_texts(["other"], None, [("c",)])
+    report = examine({"train": train, "validation": validation})
+    found = tables(report)
+    assert found["Labels"][0] == {"label": "c", "train": "23 (63.9%)", "validation": "1 (100.0%)"}
+    assert found["Labels that come together"][0] == {
+        "label": "a", "with": "b", "training rows": "12", "of the rarer one's": "100.0%"
+    }  # fmt: skip
+    said = " ".join(finding.found for finding in report.findings)
+    assert "1 of 4 labels have fewer than 10 training rows: d" in said
+    assert "3 labels of the training rows have no validation row: a, b, d" in said
+    assert "1 pairs of labels always come together: a and b" in said
+    assert set(report.shown.figures) == {"data_lengths", "data_labels", "data_label_pairs"}
+
+
+def test_rows_at_the_limit_are_lost_ones():
+    rows = describe_texts(["a"] * 4, ["x", "x", "y", "z"], None, (np.array([5, 8, 8, 8]), 8))
+    report = examine({"train": rows})
+    assert tables(report)["Lengths"][0]["at the limit"] == "75.0%"
+    assert "75.0% of the train rows reach the limit of 8 tokens" in " ".join(finding.found for finding in report.findings)
+    assert tables(report)["Rows"][0]["contradicting"] == "2"  # titles of equal texts
+
+
+@pytest.mark.parametrize("ending", ["html", "json"])
+def test_a_command_without_a_model_is_enough(ending, tmp_path, token_cache, capsys):
+    rows = [{"text": f"<b>text</b> {number % 20}", "labels": ["a"]} for number in range(30)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    output = tmp_path / f"report.{ending}"
+    task = str(TASKS / "classify.py")
+    assert script.main(["--output", str(output), task, "--train_file", str(tmp_path / "train.jsonl")]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^train +27 ", said, re.MULTILINE)
+    assert "3 training rows are kept for validation" in said
+    assert "Leave repetitions out" in said
+    content = output.read_text(encoding="utf-8")
+    if ending == "json":
+        assert json.loads(content)["Rows"][0]["split"] == "train"
+    else:
+        assert content.count("data:image/png;base64,") == 2
+        assert "<b>" not in content
+    assert script.main([task, "--train_file", str(tmp_path / "missing.csv")]) == 2
+    assert "missing.csv" in capsys.readouterr().err
+
+
+def test_pictures_are_compared_by_their_bytes(tmp_path, token_cache, capsys):
+    write_folder(tmp_path / "train", rows=8)
+    write_folder(tmp_path / "valid", rows=4)
+    files = ["--train_file", str(tmp_path / "train"), "--validation_file", str(tmp_path / "valid")]
+    assert script.main([str(TASKS / "image_classify.py"), *files]) == 0
+    said = capsys.readouterr().out
+    assert "4 validation row(s) are in the training rows too" in said
+    assert re.search(r"^light +4 \(50.0%\)", said, re.MULTILINE)

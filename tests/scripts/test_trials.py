@@ -1,0 +1,140 @@
+"""scripts/sweep.py and scripts/cross_validate.py, over a command that trains nothing."""
+
+import importlib.util
+import json
+import re
+import shlex
+import sys
+
+import numpy as np
+import pytest
+from launchers import SCRIPTS
+
+from finetune.errors import InputError
+
+optuna = pytest.importorskip("optuna")  # requirements-sweep.txt
+
+# Takes the place of a launcher: "trains" without starting anything. A learning rate of 1 diverges, the first run of `stopped`
+# is asked to stop.
+COMMAND = """
+import json, pathlib, sys
+words = dict(zip(sys.argv[2::2], sys.argv[3::2]))
+folder = pathlib.Path(words["--output_dir"])
+folder.mkdir(parents=True, exist_ok=True)
+rate = float(words["--learning_rate"])
+if rate == 1:
+    sys.exit(3)
+if words.get("--run_name") == "stopped" and not (folder / "begun").exists():
+    (folder / "begun").touch()
+    sys.exit(75)
+(folder / "runs").open("a").write("x")
+metrics = {"best_metric": 1 - rate, "eval_average_precision_macro": 1 - rate}
+if "--test_file" in words:
+    assert words["--validation_file"].endswith("validation.jsonl") and words["--encoding"] == "utf-8"
+    rows = [json.loads(line) for line in open(words["--test_file"])]
+    assert not {row["id"] for row in rows} & {json.loads(line)["id"] for line in open(words["--train_file"])}
+    with (folder / "predictions.jsonl").open("w") as file:
+        file.writelines(json.dumps({"id": row["id"], "labels": row["labels"]}) + chr(10) for row in rows)
+    metrics |= {"test_loss": float(len(rows)), "test_rows": len(rows)}
+(folder / "metrics.json").write_text(json.dumps(metrics))
+(folder / "status.json").write_text(json.dumps({"state": "done"}))
+"""
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(f"{name}_script", SCRIPTS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+sweep, cross_validate = load("sweep"), load("cross_validate")
+
+
+@pytest.fixture
+def command(tmp_path, token_cache):
+    """Words of a command behind the options of a script."""
+    (tmp_path / "command.py").write_text(COMMAND, encoding="utf-8")
+    rows = [{"id": f"r{row}", "text": f"text {row}", "labels": ["often", "rare"] if row % 10 == 0 else ["often"]}
+            for row in range(30)]  # fmt: skip
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    launch = shlex.join([sys.executable, str(tmp_path / "command.py")])
+    task = str(SCRIPTS.parent / "app" / "classify.py")
+    files = ["--train_file", str(tmp_path / "train.jsonl"), "--output_dir", str(tmp_path / "runs")]
+    return ["--launch", launch, task, *files, "--model_name_or_path", "m", "--learning_rate", "0.5"]
+
+
+def test_a_sweep_goes_on_and_names_the_best_command(command, tmp_path, capsys):
+    search = ["--search", "learning_rate=1e-3,0.25,1", "--search", "weight_decay=log:1e-3:1e-1", "--processes", "2"]
+    assert sweep.main(["--trials", "3", *search, *command]) == 0
+    assert sweep.main(["--trials", "9", *search, *command]) == 0
+    said = capsys.readouterr().out
+    best = min((tmp_path / "runs").glob("trial_*/metrics.json"), key=lambda path: -json.loads(path.read_text())["best_metric"])
+    assert json.loads(best.read_text())["best_metric"] == 1 - 1e-3
+    assert "--learning_rate 1e-3 --weight_decay " in said.splitlines()[-1]
+    runs = list((tmp_path / "runs").glob("trial_*"))
+    assert sum(path.is_dir() for path in runs) == 9
+    assert {path.read_text() for path in (tmp_path / "runs").glob("trial_*/runs")} == {"x"}  # each once
+    failed = [path for path in runs if path.is_dir() and not (path / "metrics.json").exists()]
+    assert said.count("failed:") == len(failed) > 0
+    assert sweep.main(["--trials", "9", *search, *command, "--seed", "7"]) == 2
+    assert "has the runs of another command" in capsys.readouterr().err
+
+
+def test_a_stopped_trial_goes_on_first(command, tmp_path, capsys):
+    words = ["--trials", "2", "--search", "weight_decay=0:1", *command, "--run_name", "stopped"]
+    assert sweep.main(words) == 75
+    assert sweep.main(words) == 75  # the second trial stops, too
+    assert sweep.main(words) == 0
+    assert [path.read_text() for path in sorted((tmp_path / "runs").glob("trial_*/runs"))] == ["x", "x"]
+
+
+@pytest.mark.parametrize(
+    ("search", "said"),
+    [
+        ("learning_rate", "has nothing to choose from"),
+        ("learning_rate=3", "has nothing to choose from"),
+        ("learning_rate=lag:1:2", "has nothing to choose from"),
+        ("learning_rate=a:b", "could not convert"),
+        ("learning_rate=2:1", "low.*high"),
+        ("lerning_rate=1,2", "did you mean --learning_rate"),
+        ("learning_rate=-1:1", "learning_rate"),
+    ],
+)
+def test_a_search_that_makes_no_sense_is_refused(search, said, command, capsys):
+    assert sweep.main(["--search", search, *command]) == 2
+    assert re.search(said, capsys.readouterr().err)
+
+
+def test_folds_hold_every_row_once_and_their_predictions_are_in_its_order(command, tmp_path, capsys):
+    command += ["--validation_file", str(tmp_path / "train.jsonl"), "--max_eval_samples", "3", "--encoding", "latin-1"]
+    assert cross_validate.main(["--folds", "3", "--processes", "2", *command]) == 0
+    folder = tmp_path / "runs"
+    found = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
+    assert [line["id"] for line in found] == [f"r{row}" for row in range(30)]
+    assert sorted(line["fold"] for line in found if "rare" in line["labels"]) == [0, 1, 2]  # one for each
+    assert np.bincount([line["fold"] for line in found]).tolist() == [10, 10, 10]
+    report = json.loads((folder / "cross_validation.json").read_text())
+    assert report["metrics"] == {"test_loss": {"mean": 10.0, "std": 0.0}}
+    assert (folder / "labels.txt").read_text() == "often\nrare\n"
+    assert len((folder / "validation.jsonl").read_text().splitlines()) == 3
+    assert "test_loss  10.0000  0.0000" in capsys.readouterr().out
+    assert cross_validate.main(["--folds", "20", *command]) == 2
+    assert "expected from 2 to 15" in capsys.readouterr().err
+
+
+def test_the_same_seed_deals_the_same_folds():
+    labels = [("a",)] * 7 + [("a", "b")] * 4 + [()] * 5
+    fold = cross_validate.deal(labels, 4, 1)
+    assert np.array_equal(fold, cross_validate.deal(labels, 4, 1))
+    assert not np.array_equal(fold, cross_validate.deal(labels, 4, 2))
+    assert sorted(fold[7:11]) == [0, 1, 2, 3]
+
+
+def test_a_space_has_the_kinds_that_are_written():
+    space = sweep.read_space(["a=1,2", "b=1:8", "c=0.1:0.5", "d=log:1e-5:1e-3"])
+    assert space["a"].choices == ("1", "2")
+    assert (type(space["b"]).__name__, type(space["c"]).__name__) == ("IntDistribution", "FloatDistribution")
+    assert (space["d"].log, space["d"].high) == (True, 1e-3)
+    with pytest.raises(InputError, match="stands twice"):
+        sweep.read_space(["a=1,2", "a=1,2"])
