@@ -20,7 +20,8 @@ def test_labels_have_figures_and_their_worst_rows():
     targets[:, 4] = 0  # nobody has it
     chances = np.clip(targets * 0.6 + rng.random((40, 5)) * 0.4, 0, 1)
     chances[7] = 1 - targets[7]  # all wrong
-    found = labels.judge(chances, targets, np.full(5, 0.5), list("abcde"), [f"text {row}" for row in range(40)])
+    texts = [f"text {row}" for row in range(40)]
+    found = labels.judge(chances, targets, np.full(5, 0.5), chances > 0.5, list("abcde"), texts)
     assert set(found.figures) == {"label_f1", "label_precision_recall", "label_calibration", "label_confusion"}
     for figure in found.figures.values():
         assert as_picture(figure).ndim == 3
@@ -34,7 +35,8 @@ def test_labels_have_figures_and_their_worst_rows():
 
 
 def test_rows_without_labels_have_no_figures():
-    found = labels.judge(np.full((3, 2), 0.5), np.zeros((3, 2)), np.full(2, 0.5), ["a", "b"], ["x", "y", "z"])
+    decided, texts = np.full((3, 2), False), ["x", "y", "z"]
+    found = labels.judge(np.full((3, 2), 0.5), np.zeros((3, 2)), np.full(2, 0.5), decided, ["a", "b"], texts)
     assert found.figures == {}
 
 
