@@ -84,7 +84,7 @@ class Decider:
         logits, labels = best["logits"], best["labels"]
         fitted, (calibrated, decided) = self.fit(logits, labels), self.held_out(logits, labels)
         metrics = {
-            "eval_per_label": per_label_table(sigmoid(calibrated), labels, fitted.thresholds, names, decided),
+            "eval_per_label": per_label_table(sigmoid(logits), labels, fitted.thresholds, names, decided),
             "eval_ece": expected_calibration_error(sigmoid(logits), labels),
         }
         if self.given is None:
@@ -116,7 +116,7 @@ def given_thresholds(parts: Sequence[str] | None, labels: Sequence[str]) -> np.n
         elif name and _number(number) is not None:
             given = {name: number}
         elif Path(part).suffix == ".json" or Path(part).is_file():
-            given = read_object(part)
+            given = _read(part)
         else:
             problems.append(f"--threshold {part}: expected a number, LABEL=NUMBER, or a json file of labels and numbers")
             continue
@@ -135,6 +135,13 @@ def given_thresholds(parts: Sequence[str] | None, labels: Sequence[str]) -> np.n
     if problems:
         raise InputError(*problems)
     return np.array([found[label] for label in labels])
+
+
+def _read(path: str) -> dict[str, Any]:
+    try:
+        return read_object(path)
+    except InputError as error:
+        raise InputError(*(f"--threshold {problem}" for problem in error.problems)) from None
 
 
 def _number(value: Any) -> float | None:

@@ -39,7 +39,7 @@ def test_on_rows_that_tuned_them_thresholds_look_better_than_they_are():
     """Scores that mean nothing: no decision is better than giving each label at random, F1 of about 0.18 at best."""
     held_out, same_rows, new_rows = [], [], []
     for seed in range(20):
-        found, new = noise(100, seed=seed), noise(5000, seed=100 + seed)
+        found, new = noise(100, seed=seed), noise(2000, seed=100 + seed)
         fitted = Decider().fit(**found)
         same_rows.append(decision_scores(sigmoid(found["logits"]), found["labels"], fitted.thresholds)["f1_micro"])
         new_rows.append(decision_scores(sigmoid(new["logits"]), new["labels"], fitted.thresholds)["f1_micro"])
@@ -88,7 +88,7 @@ def test_thresholds_by_hand(tmp_path):
         (["30"], "--threshold 30: '30' for 'a', expected a number from 0 to 1"),
         (["nan"], "--threshold nan: 'nan' for 'a', expected a number from 0 to 1"),
         (["a=0.1"], "--threshold gives none for 2 label(s): b=c, 标签; put a number for all others first"),
-        (["missing.json"], "missing.json: "),
+        (["missing.json"], "--threshold missing.json: "),
     ],
 )
 def test_thresholds_that_are_wrong(parts, said):
