@@ -22,11 +22,11 @@ sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unle
 
 from finetune.arguments.parsing import option
 from finetune.command_line import read_arguments
-from finetune.text.arguments import LossArguments, TextArguments
+from finetune.text.arguments import DecisionArguments, LossArguments, TextArguments
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments(LossArguments, TextArguments):
+class Arguments(DecisionArguments, LossArguments, TextArguments):
     """Labels"""
 
     label_column: str = option("labels", help="column of the labels: a list, or one text split at --label_separator")
@@ -56,8 +56,8 @@ from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoModelFor
 
 from finetune.application import run
 from finetune.errors import InputError
-from finetune.metrics.multilabel import per_label_table, sigmoid
-from finetune.metrics.thresholds import decide, tune_thresholds
+from finetune.metrics.multilabel import sigmoid
+from finetune.metrics.thresholds import decide
 from finetune.models import pretrained
 from finetune.models.adapters import limit_training
 from finetune.models.multilabel_loss import MultiLabelLoss, from_config
@@ -66,6 +66,7 @@ from finetune.reading.ragged import Ragged
 from finetune.reading.tables import Table
 from finetune.task import Batch, Card, Judgement, Predictions
 from finetune.text import classifier
+from finetune.text.decisions import Decider, decider_of
 from finetune.text.labels import Labelled, choose_labels, label_ids, label_names, label_source, note_labels, one_hot
 from finetune.text.text_task import TextSplit, TextTask, check_finite
 
@@ -77,7 +78,8 @@ class MultiLabelClassification(TextTask):
     default_metric = "average_precision_macro"  # needs no threshold: F1 of rare labels may stay 0 for epochs
     shown_metrics = ("loss", "f1_micro", "f1_macro", "tuned_f1_micro", "tuned_f1_macro", "average_precision_macro")
     evaluates_by_tokens = True
-    thresholds: np.ndarray | None = None  # those of the exported model; until there is one they are tuned on the scored rows
+    thresholds: np.ndarray | None = None  # those of the exported model; until there is one, rows of other folds tune them
+    decider = Decider()
 
     @property
     def list_separator(self) -> str:
@@ -103,6 +105,7 @@ class MultiLabelClassification(TextTask):
             self.labels = choose_labels(own, found, arguments.label_file, [] if arguments.from_scratch else notes, path)
         else:
             self.labels = classifier.labels_of(config)
+        self.decider = decider_of(arguments, self.labels)
         return config
 
     def encode_targets(self, tables: dict[str, Table], targets: dict[str, Any], notes: list[str]) -> dict[str, Ragged]:
@@ -157,6 +160,7 @@ class MultiLabelClassification(TextTask):
             classifier.set_head_bias(model, new_names, bias, new_rows)
         if config.model_type == "big_bird":
             pretrained.drop_pooler(model.bert)  # its classifier reads the first token itself
+        classifier.check_calibration(arguments, model, len(self.labels))
         return self.with_kernels(limit_training(model, arguments, new_names))
 
     def learning_rate_scale(self, model: torch.nn.Module, parameter: str) -> float:
@@ -182,9 +186,7 @@ class MultiLabelClassification(TextTask):
         return found if batch.labels is None else {**found, "labels": batch.labels.to(torch.uint8)}
 
     def score(self, predictions: Predictions, split: TextSplit) -> dict[str, float | None]:
-        from finetune.metrics.multilabel_metric import (
-            MultiLabelMetric,  # imports evaluate: at the first score, not at the start
-        )
+        from finetune.metrics.multilabel_metric import MultiLabelMetric  # imports evaluate: not at the start
 
         check_finite(predictions["logits"], "logits", split)
         scores = MultiLabelMetric().compute(
@@ -193,35 +195,33 @@ class MultiLabelClassification(TextTask):
             from_logits=True,
             pos_weight=self.loss.pos_weight,
             label_smoothing=self.loss.label_smoothing,
-            tuned_thresholds="tune" if self.thresholds is None else self.thresholds,
+            tuned_decisions=self.decider.decisions(predictions, self.thresholds),
         )
         own = {} if self.loss.kind == "bce" else {"loss": self.loss.mean(predictions["logits"], predictions["labels"])}
         return {**scores, **own}
 
     def as_references(self, predictions: Predictions, split: TextSplit) -> tuple[Any, Any]:
-        chances, labels = sigmoid(predictions["logits"]), predictions["labels"]
-        thresholds = tune_thresholds(chances, labels) if self.thresholds is None else self.thresholds
-        return decide(chances, thresholds).astype(int), labels.astype(int)
+        return self.decider.decisions(predictions, self.thresholds).astype(int), predictions["labels"].astype(int)
 
     def export(
         self, path: Path, model: torch.nn.Module, weights: dict[str, torch.Tensor], best: Predictions | None
     ) -> dict[str, Any]:
-        thresholds, table, checked = np.full(len(self.labels), 0.5), [], {}
+        fitted, metrics, checked = self.decider.fit(*np.zeros((2, 0, len(self.labels)))), {"eval_per_label": []}, {}
         if best is not None:
-            chances = sigmoid(best["logits"])
-            thresholds = tune_thresholds(chances, best["labels"])
-            table = per_label_table(chances, best["labels"], thresholds, self.labels)
+            fitted, metrics = self.decider.report(best, self.labels)
             split = self.splits["validation"]
-            checked = {split.texts[row]: chances[row] for row in classifier.rows_to_check(split.lengths)}
+            rows = classifier.rows_to_check(split.lengths)
+            checked = {split.texts[row]: fitted.chances(best["logits"][row]) for row in rows}
         check = partial(classifier.check_export, expected=checked, precision=self.launch.precision)
-        self.save_best(path, model, classifier.plain_model(model, thresholds, self.loss), weights, check)
-        return {"eval_per_label": table}
+        plain = classifier.plain_model(model, fitted, self.loss)
+        self.save_best(path, model, plain, weights, check, change=partial(classifier.calibrated, plain, fitted))
+        return metrics
 
     def load_exported(self, path: str | Path) -> torch.nn.Module:
         model, new_names = self.load_for_prediction(AutoModelForSequenceClassification, path)
         if new_names:
             raise InputError(f"{path}: has no trained classifier ({min(new_names)} is missing); train first")
-        self.thresholds = classifier.thresholds_of(model.config)
+        self.thresholds = classifier.thresholds_of(model.config) if self.decider.given is None else self.decider.given
         self.loss = from_config(model.config) or self.loss
         return self.with_kernels(model)
 
@@ -236,8 +236,8 @@ class MultiLabelClassification(TextTask):
             }
 
     def judge(self, best: Predictions, split: TextSplit) -> Judgement:
-        chances, labels = sigmoid(best["logits"]), best["labels"]
-        return label_plots.judge(chances, labels, self.labels, split.texts)
+        row_scores = label_plots.row_scores(sigmoid(best["logits"]), best["labels"])
+        return Judgement(row_scores, partial(label_plots.show, partial(self.decider.judged, best), self.labels, split.texts))
 
     def card(self, folder: Path) -> Card:
         sections = [classifier.CARD_NOTE, *classifier.label_table(folder)]

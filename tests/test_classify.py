@@ -78,9 +78,10 @@ def scores(task, logits, labels):
     return task.score({"logits": logits, "labels": labels}, None)
 
 
-def test_tuned_metrics_use_given_thresholds_or_tune_them():
+def test_tuned_metrics_use_given_thresholds_or_those_of_other_rows():
     found = np.array([[-1.0], [-2.0], [-3.0]]), np.array([[1], [1], [0]])
-    tuned = scores(classification(1), *found)
+    many = (np.repeat(part, 20, axis=0) for part in found)
+    tuned = scores(classification(1), *many)
     assert (tuned["f1_micro"], tuned["tuned_f1_micro"]) == (0, 1)
     given = scores(classification(1, thresholds=np.array([0.2])), *found)
     assert given["tuned_f1_micro"] == pytest.approx(2 / 3)

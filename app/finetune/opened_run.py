@@ -42,11 +42,12 @@ class OpenedRun:
 
 def make_fingerprint(arguments: Any, plan: Plan | None, of_task: dict[str, Any]) -> dict[str, Any]:
     """What must be equal on every machine, and for a checkpoint to be this run's: the task's part, the order of rows, and
-    the optimizer, on which it depends what a checkpoint holds."""
+    the optimizer and the average of weights, on which it depends what a checkpoint holds."""
     if plan is None:
         return of_task
     order = {"global_batch_size": plan.batch.global_batch_size, "length_grouping": arguments.length_grouping}
-    return {**of_task, **order, "seed": arguments.seed, "optim": optimizers.in_words(arguments)}
+    of_state = {"optim": optimizers.in_words(arguments), "ema_decay": arguments.ema_decay}
+    return {**of_task, **order, "seed": arguments.seed, **of_state}
 
 
 def open_run(

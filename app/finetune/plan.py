@@ -102,6 +102,7 @@ class Plan:
     lr_factor: float = 1.0  # what --lr_scaling multiplied --learning_rate by
     lr_scheduler_kwargs: dict[str, Any] | None = None
     optimizer: str = optimizers.DEFAULT  # in words
+    ema_decay: float | None = None
 
     def epoch_of(self, step: int) -> tuple[int, int]:
         """(epoch, position in it) of the global batch that optimizer step `step` (0-based) trains on."""
@@ -168,6 +169,7 @@ def make_plan(arguments: Any, split: Split, launch: Launch) -> Plan:
         save_steps=saved,
         logging_steps=_steps(a.logging_steps, total_steps),
         optimizer=optimizers.describe(a),
+        ema_decay=a.ema_decay,
     )
 
 
@@ -194,6 +196,11 @@ def describe(plan: Plan) -> list[str]:
         f"{plan.warmup_steps} warm-up step(s), {plan.lr_scheduler_type}",
         f"optimizer      {plan.optimizer}",
     ]
+    if plan.ema_decay is not None:
+        lines.append(
+            f"note           an average of the weights, of decay {plan.ema_decay:g}, is evaluated and exported (--ema_decay); "
+            "it takes 4 bytes per trained element"
+        )
     if b.follows_processes:
         lines.append(
             f"note           another number of processes makes another global batch; --global_batch_size {b.global_batch_size} "

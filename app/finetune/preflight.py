@@ -14,7 +14,7 @@ from finetune import optimizers
 from finetune.arguments.parsing import Each, names_of
 from finetune.checkpoints import shards
 from finetune.errors import InputError
-from finetune.launching import rendezvous
+from finetune.launching import deepspeed_config, rendezvous
 from finetune.launching.launch import Launch, Machine, describe_launch
 from finetune.output import predictions, run_folder, written
 from finetune.output.files import file_record
@@ -47,6 +47,7 @@ def check(arguments: Any, machine: Machine | None = None) -> Launch:
         problems += optimizers.refusals(
             arguments.optim, launch.deepspeed_config, launch.deepspeed_file, launch.fsdp is not None
         )
+        problems += _no_average(arguments, launch)
     problems += _missing_services(arguments)
     if problems:
         raise InputError(*problems)
@@ -55,6 +56,15 @@ def check(arguments: Any, machine: Machine | None = None) -> Launch:
     if launch.world_size > launch.local_world_size:
         rendezvous.wait_for_all_ranks(_compared(arguments, launch), arguments.start_timeout)
     return launch
+
+
+def _no_average(arguments: Any, launch: Launch) -> list[str]:
+    if arguments.ema_decay is None or not deepspeed_config.swaps_to_disk(launch.deepspeed_config or {}):
+        return []
+    return [
+        f"--ema_decay: {launch.deepspeed_file} keeps the optimizer or the weights on a disk (nvme), where no average of them "
+        "is kept; offload to cpu, or leave --ema_decay out"
+    ]
 
 
 def _places(arguments: Any, folder: Path, train: bool) -> list[str]:

@@ -28,6 +28,7 @@ from finetune.reports import judging
 from finetune.reports.tracker import Tracker, project_of, read_history
 from finetune.task import Data, Predictions, Split, Task
 from finetune.training import loop
+from finetune.training.average import WeightAverage, averaged
 from finetune.training.batches import EvalRows, TrainSteps
 from finetune.training.gradient_checkpointing import checkpoint_activations
 from finetune.training.loop import FitOptions, Training
@@ -68,6 +69,7 @@ def prepare_training(
         output_dir=folder,
         fingerprint=opened.fingerprint,
         export=partial(export_best, run, folder, task, prepared, tracker, keeps_predictions="html" in arguments.report_to),
+        average=WeightAverage(run, prepared, arguments.ema_decay) if arguments.ema_decay else None,
     )
     if resume is not None:
         loop.restore(run, place, training, state)
@@ -177,7 +179,8 @@ def finish_training(run: Run, training: Training, state: TrainState) -> dict[str
     """Exports the last model if no evaluation chose one; returns best_* and the best model's eval_* metrics."""
     if state.best_step is None:
         state.best_step = state.step
-        training.export(None)
+        with averaged(training.average):
+            training.export(None)
     training.tracker.close()
     run.wait()
     return run.on_main(partial(_best_metrics, training.output_dir, state))
@@ -193,7 +196,7 @@ def _best_metrics(folder: Path, state: TrainState) -> dict[str, Any]:
 def release(run: Run, training: Training) -> None:
     """Lets go of the training model, so that the exported one has room on the device."""
     wrapped = training.model
-    training.model = training.optimizer = training.export = None
+    training.model = training.optimizer = training.export = training.average = None
     if run.deepspeed_config is not None:
         wrapped.destroy()
     del wrapped

@@ -1,9 +1,9 @@
 """A run that lost all but its first checkpoint goes on from there and ends with the bytes of the run that lost nothing.
 
-Dropout, accumulation, an evaluation and a best model before and behind the checkpoint, which lies in the midst of an epoch.
-Titles under ZeRO-3, where most could be lost. One and two processes of classification are what test_kills.py does this with,
-from the first step on; ZeRO-2 and 3 of classification what test_sharded_resume.py does. Noise is a function of (seed, step,
-rank): the same launch repeats itself.
+Dropout, accumulation, averaged weights, an evaluation and a best model before and behind the checkpoint, which lies in the
+midst of an epoch. Titles under ZeRO-3, where most could be lost. One and two processes of classification are what
+test_kills.py does this with, from the first step on; ZeRO-2 and 3 of classification what test_sharded_resume.py does. Noise is
+a function of (seed, step, rank): the same launch repeats itself.
 """
 
 import shutil
@@ -15,7 +15,14 @@ from soaking.comparison import differences
 
 pytestmark = pytest.mark.slow
 
-STEPS = {"max_steps": 7, "save_steps": 2, "eval_steps": 2, "save_total_limit": 9, "early_stopping_patience": 5}
+STEPS = {
+    "max_steps": 7,
+    "save_steps": 2,
+    "eval_steps": 2,
+    "save_total_limit": 9,
+    "early_stopping_patience": 5,
+    "ema_decay": 0.5,
+}
 
 
 def command(folder):

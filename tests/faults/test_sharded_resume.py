@@ -18,7 +18,14 @@ pytestmark = pytest.mark.slow
 
 FULL_FILES = ["manifest.json", "model.safetensors", "optimizer.safetensors", "run_fingerprint.json", "state.json"]
 SHARDS = ["shard_00000.safetensors", "shard_00001.safetensors"]
-STEPS = {"max_steps": 6, "save_steps": 2, "eval_steps": 3, "save_total_limit": 9, "early_stopping_patience": 5}
+STEPS = {
+    "max_steps": 6,
+    "save_steps": 2,
+    "eval_steps": 3,
+    "save_total_limit": 9,
+    "early_stopping_patience": 5,
+    "ema_decay": 0.5,
+}
 
 
 def command(folder: Path, file: str, **changed: object) -> list[str]:

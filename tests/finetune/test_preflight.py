@@ -1,8 +1,11 @@
+import json
+
 import pytest
 import torch
 
 from finetune import preflight
 from finetune.errors import InputError
+from finetune.launching.launch import Machine
 from finetune.output import written
 
 
@@ -26,6 +29,16 @@ def test_everything_that_can_be_refused_is_refused_at_once(arguments, environmen
 def test_a_good_command_gives_its_launch(arguments, environment, tmp_path):
     assert preflight.check(arguments(output_dir=str(tmp_path / "new"))).world_size == 1
     assert (tmp_path / "new").is_dir()
+
+
+def test_no_average_of_weights_on_a_disk(arguments, environment, tmp_path):
+    environment.update(WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", RANK="0", LOCAL_RANK="0")
+    file = tmp_path / "nvme.json"
+    swapped = {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": str(tmp_path)}}
+    file.write_text(json.dumps({"zero_optimization": swapped}))
+    asked = arguments(output_dir=str(tmp_path / "run"), deepspeed=str(file), ema_decay=0.99)
+    with pytest.raises(InputError, match=r"--ema_decay: .*nvme\.json keeps the optimizer or the weights on a disk"):
+        preflight.check(asked, Machine(0, True))
 
 
 def test_pushing_without_a_token_is_known_before_training(arguments, environment, tmp_path, monkeypatch):

@@ -69,7 +69,8 @@ def fit(run, started):
 def test_the_fingerprint_is_the_tasks_and_the_order_of_rows(arguments):
     plan = make_plan(22)
     found = opened_run.make_fingerprint(arguments(seed=7, length_grouping=False), plan, {"labels": 3})
-    assert found == {"labels": 3, "global_batch_size": 8, "length_grouping": False, "seed": 7, "optim": "adamw_torch_fused"}
+    order = {"global_batch_size": 8, "length_grouping": False, "seed": 7}
+    assert found == {"labels": 3, **order, "optim": "adamw_torch_fused", "ema_decay": None}
     assert opened_run.make_fingerprint(arguments(), None, {"labels": 3}) == {"labels": 3}
 
 

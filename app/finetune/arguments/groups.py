@@ -195,6 +195,12 @@ class OptimizationArguments:
     label_smoothing_factor: float = option(0.0, at_least=0, below=1, help="move targets this far towards uniform")
     gradient_checkpointing: bool = option(False, help="recompute activations in the backward pass: less memory, slower")
     torch_compile: bool = option(False, help="compile the model's layers (left out under ZeRO-3)")
+    ema_decay: float | None = option(
+        above=0,
+        below=1,
+        help="evaluate and export an exponential moving average of the weights instead of the last ones: its decay, such as "
+        "0.999; (1 + t) / (10 + t) after t updates while that is less",
+    )
     seed: int = option(42, at_least=0, at_most=2**31 - 1, help="decides initial weights, order and dropout")
 
     def problems(self) -> list[str]:

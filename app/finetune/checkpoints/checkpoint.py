@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, load_model
 
 from finetune import optimizers
@@ -37,6 +38,7 @@ HASH = re.compile("[0-9a-f]{16,}")
 IN_WORDS = {
     "global_batch_size": "the global batch (--global_batch_size)",
     "optim": "the optimizer (--optim, --optim_args)",
+    "ema_decay": "the average of the weights (--ema_decay)",
     "model": "the model's files",
     "decoder": "the decoder's files",
     "label_list": "the label list",
@@ -46,8 +48,10 @@ IN_WORDS = {
     "train_content": "the content of the training rows (--train_file)",
     "validation_content": "the content of the validation rows (--validation_file)",
 }
-OLDER = {"optim": optimizers.DEFAULT, "sampling": "random"}  # what checkpoints without these parts were trained by
+# What checkpoints without these parts were trained by.
+OLDER = {"optim": optimizers.DEFAULT, "sampling": "random", "ema_decay": None}
 WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
+AVERAGE = "average/"  # before the names of averaged weights, beside the optimizer's state
 FULL_FILES = (WEIGHTS, OPTIMIZER, STATE, RUN_FINGERPRINT)
 SHARDED_FILES = (shards.LAYOUT, STATE, RUN_FINGERPRINT)  # and the shards
 LEFT_BEHIND = ".left_behind"  # suffix of checkpoints that are set aside (see `saving`)
@@ -225,12 +229,19 @@ def restore_optimizer(
         run.accelerator.scaler.load_state_dict(state.loss_scale)
 
 
+def load_average(path: Path, rank: int) -> dict[str, torch.Tensor]:
+    """The averaged weights of a checkpoint by parameter name, or of a sharded one this process's parts by number."""
+    with safe_open(path / (shards.name_of(rank) if is_sharded(path) else OPTIMIZER), "pt") as file:
+        return {name.removeprefix(AVERAGE): file.get_tensor(name) for name in file.keys() if name.startswith(AVERAGE)}  # noqa: SIM118
+
+
 def _load_moments(path: Path) -> dict[str, dict[str, torch.Tensor]]:
     """Of Adam {"exp_avg": {parameter name: tensor}, "exp_avg_sq": {...}}; others have other names."""
     moments: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in load_file(path / OPTIMIZER).items():
         key, _, parameter = name.partition("/")
-        moments.setdefault(key, {})[parameter] = tensor
+        if not name.startswith(AVERAGE):
+            moments.setdefault(key, {})[parameter] = tensor
     return moments
 
 

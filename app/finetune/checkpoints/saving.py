@@ -82,17 +82,25 @@ def full_weights(run: Run, model: Any) -> dict[str, torch.Tensor]:
     return weights | {name: _to_host(tensor) for name, tensor in module.state_dict().items() if name not in weights}
 
 
-def save(run: Run, target: CheckpointTarget, model: Any, optimizer: Any, state: TrainState) -> None:
+def save(
+    run: Run,
+    target: CheckpointTarget,
+    model: Any,
+    optimizer: Any,
+    state: TrainState,
+    average: dict[str, torch.Tensor] | None = None,
+) -> None:
     """Copies the state to host memory and has the target's writer save it as step_N, then remove the oldest checkpoints beyond
-    the limit. All processes must call it.
+    the limit. All processes must call it. `average`: that of the weights, if the run keeps one (see `checkpoint.load_average`).
 
     Waits for the previous checkpoint if that is still being written; raises what `wait` raises.
     """
     wait(run, target.writer)
+    average = {f"{checkpoint.AVERAGE}{name}": tensor for name, tensor in (average or {}).items()}
     if target.sharded:
-        _save_sharded(run, target, model, state)
+        _save_sharded(run, target, model, state, average)
     else:
-        _save_full(run, target, model, optimizer, state)
+        _save_full(run, target, model, optimizer, state, average)
 
 
 def wait(run: Run, writer: Background) -> None:
@@ -116,14 +124,16 @@ def wait(run: Run, writer: Background) -> None:
 # Full checkpoints
 
 
-def _save_full(run: Run, target: CheckpointTarget, model: Any, optimizer: Any, state: TrainState) -> None:
+def _save_full(
+    run: Run, target: CheckpointTarget, model: Any, optimizer: Any, state: TrainState, average: dict[str, torch.Tensor]
+) -> None:
     frozen = checkpoint.frozen_names(run.unwrapped(model))
     weights = {name: tensor for name, tensor in full_weights(run, model).items() if name not in frozen}
     moments = _moments(run, model, optimizer)
     state.loss_scale = _loss_scale(run, model)
     if not run.is_main:
         return
-    flat = {f"{key}/{name}": tensor for key, tensors in moments.items() for name, tensor in tensors.items()}
+    flat = {f"{key}/{name}": tensor for key, tensors in moments.items() for name, tensor in tensors.items()} | average
     files = {checkpoint.WEIGHTS: _without_duplicates(weights), checkpoint.OPTIMIZER: flat}
     size = sum(tensor.nbytes for tensors in files.values() for tensor in tensors.values())
     target.writer.start(partial(_write_full, _Pending(target, state.step, state.best_step, _texts(target, state), size), files))
@@ -144,8 +154,8 @@ def _fill(pending: _Pending, files: dict[str, dict[str, torch.Tensor]], place: P
 # Sharded checkpoints
 
 
-def _save_sharded(run: Run, target: CheckpointTarget, model: Any, state: TrainState) -> None:
-    shard = deepspeed_state.partition(model, state.updates)
+def _save_sharded(run: Run, target: CheckpointTarget, model: Any, state: TrainState, average: dict[str, torch.Tensor]) -> None:
+    shard = deepspeed_state.partition(model, state.updates) | average
     state.loss_scale = _loss_scale(run, model)
     texts = {shards.LAYOUT: as_json(shards.layout(model, run.launch)), **_texts(target, state)} if run.is_main else {}
     size = run.launch.world_size * sum(tensor.nbytes for tensor in shard.values())

@@ -30,7 +30,12 @@ HURRIED_SECONDS = 10  # how long rank 0 still looks for records when all other p
 
 def files(world_size: int) -> list[str]:
     """The shards' file names, in the order of ranks."""
-    return [_name(rank) for rank in range(world_size)]
+    return [name_of(rank) for rank in range(world_size)]
+
+
+def name_of(rank: int) -> str:
+    """The file name of a process's shard."""
+    return f"shard_{rank:05d}.safetensors"
 
 
 def refusals(launch: Launch, shared_output_dir: bool) -> list[str]:
@@ -63,7 +68,7 @@ def write(place: Path, rank: int, tensors: dict[str, Any]) -> None:
     """Writes a process's shard into an unfinished checkpoint, flushes it, and then writes its record. Raises `OSError` and what
     safetensors raises."""
     place.mkdir(exist_ok=True)  # rank 0 has made it, but a network file system may not show it yet
-    path = place / _name(rank)
+    path = place / name_of(rank)
     save_file(tensors, path)
     with path.open("rb") as file:
         os.fsync(file.fileno())
@@ -82,9 +87,9 @@ def collect(place: Path, world_size: int, seconds: float, is_hurried: Callable[[
             deadline, hurried = min(deadline, time.monotonic() + HURRIED_SECONDS), True
         overdue = time.monotonic() > deadline  # before the look, so that the last look is after the deadline
         for rank in range(world_size):
-            if _name(rank) not in records and _record(place, rank).exists():
-                records[_name(rank)] = json.loads(_record(place, rank).read_text(encoding="utf-8"))
-        missing = [rank for rank in range(world_size) if _name(rank) not in records]
+            if name_of(rank) not in records and _record(place, rank).exists():
+                records[name_of(rank)] = json.loads(_record(place, rank).read_text(encoding="utf-8"))
+        missing = [rank for rank in range(world_size) if name_of(rank) not in records]
         if not missing:
             break
         if overdue:
@@ -121,13 +126,9 @@ def restore(path: Path, launch: Launch, engine: Any, updates: int) -> None:
             f"checkpoint {path} is in shards of another layout than this run's. Resume with the arguments, the DeepSpeed file "
             "and the libraries of the run that wrote it; --checkpoint_format full then writes it anew for every launch"
         )
-    with safe_open(path / _name(0), "pt") as first, safe_open(path / _name(launch.rank), "pt") as mine:
+    with safe_open(path / name_of(0), "pt") as first, safe_open(path / name_of(launch.rank), "pt") as mine:
         own = set(mine.keys())
         deepspeed_state.restore_partition(engine, lambda name: (mine if name in own else first).get_tensor(name), updates)
-
-
-def _name(rank: int) -> str:
-    return f"shard_{rank:05d}.safetensors"
 
 
 def _record(place: Path, rank: int) -> Path:

@@ -72,7 +72,25 @@ def restore_weights(engine: Any, weights: dict[str, Any]) -> None:
             safe_set_local_fp32_param(parameter, _own_part(parameter, weight))
         else:
             safe_set_full_fp32_param(parameter, weight)
-    _copy_to_module(engine)
+    copy_to_module(engine)
+
+
+def own_weights(engine: Any) -> list[Any]:
+    """This process's flat fp32 part of each group's weights, which updates change; not of weights on a disk."""
+    return [part.detach() for part in _groups(engine.optimizer)[1]]
+
+
+def copy_to_module(engine: Any) -> None:
+    """Makes what the module computes with of the master weights, as an update does. All processes must call it."""
+    optimizer = engine.optimizer
+    _, flat, whole = _groups(optimizer)
+    if whole is not None:
+        optimizer.update_lp_params()
+        return
+    optimizer.checkpoint_event_prologue()  # lets go of the weights that are gathered
+    for number in range(len(flat)):
+        optimizer._reassign_or_swap_out_partitioned_parameters(number)
+    optimizer.checkpoint_event_epilogue()  # gathers those again that are too small to be shared out
 
 
 def _own_part(parameter: Any, value: Any) -> Any:
@@ -137,7 +155,7 @@ def restore_partition(engine: Any, read: Callable[[str], Any], updates: int) -> 
             kept = states[part][key]
             kept.copy_(read(f"{key}/{number}")) if updates else kept.zero_()
     _set_updates(engine, updates)
-    _copy_to_module(engine)
+    copy_to_module(engine)
 
 
 def _moments(engine: Any) -> tuple[str, ...]:
@@ -161,19 +179,6 @@ def _groups(optimizer: Any) -> tuple[list, list, list | None]:
     if hasattr(optimizer, "fp32_groups_flat_partition"):  # ZeRO-1 in bf16 with gradients summed in fp32
         return optimizer.bf16_groups, optimizer.fp32_groups_flat_partition, optimizer.bf16_groups_flat
     return optimizer.bit16_groups, optimizer.single_partition_of_fp32_groups, optimizer.bit16_groups_flat
-
-
-def _copy_to_module(engine: Any) -> None:
-    """Makes what the module computes with of the master weights, as an update does."""
-    optimizer = engine.optimizer
-    _, flat, whole = _groups(optimizer)
-    if whole is not None:
-        optimizer.update_lp_params()
-        return
-    optimizer.checkpoint_event_prologue()  # lets go of the weights that are gathered
-    for number in range(len(flat)):
-        optimizer._reassign_or_swap_out_partitioned_parameters(number)
-    optimizer.checkpoint_event_epilogue()  # gathers those again that are too small to be shared out
 
 
 def _trained(engine: Any) -> list[tuple[str, Any]]:

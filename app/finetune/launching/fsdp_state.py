@@ -109,6 +109,20 @@ def part_of(tensor: torch.Tensor, parameter: Any) -> torch.Tensor:
     return tensor.to(parameter.device)
 
 
+def own_part(tensor: torch.Tensor) -> torch.Tensor:
+    """What this process has of a sharded tensor, sharing its memory; another tensor whole."""
+    return tensor.detach().to_local() if _is_sharded(tensor) else tensor.detach()
+
+
+def reshard(model: nn.Module) -> None:
+    """Frees gathered weights, so that the next pass gathers those that the shards hold then."""
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
 def full_weights(model: nn.Module, wanted: bool) -> dict[str, torch.Tensor]:
     """Full fp32 weights and persistent buffers by name, on the CPU, tied ones as one tensor; empty where they are not `wanted`.
     All processes must call it."""
@@ -124,11 +138,7 @@ def full_weights(model: nn.Module, wanted: bool) -> dict[str, torch.Tensor]:
 def full_moments(model: nn.Module, optimizer: torch.optim.Optimizer, wanted: bool) -> dict[str, dict[str, torch.Tensor]]:
     """The optimizer's state, {"exp_avg": {parameter name: tensor}, ...}, full, on the CPU, without its number of updates; as
     `full_weights`."""
-    from torch.distributed.fsdp import FSDPModule
-
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()  # the optimizer knows the sharded parameters; an evaluation leaves gathered ones
+    reshard(model)  # the optimizer knows the sharded parameters; an evaluation leaves gathered ones
     moments: dict[str, dict[str, torch.Tensor]] = {}
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():

@@ -61,7 +61,7 @@ def _sharded(run: DryRun, layout: Layout) -> Estimate:
     size, alone = 2 if layout.autocast else 4, layout.world_size == 1
     own = -(-run.trainable // layout.world_size)
     weights = 4 * -(-run.parameters // layout.world_size) + run.buffers
-    gradients, optimizer = 4 * own, 8 * own
+    gradients, optimizer = 4 * own, round(layout.moments * own)
     live = run.outside_layers + 3 * run.largest_layer if layout.fsdp.reshard_after_forward else run.parameters
     gathered = 0 if alone and size == 4 else size * min(run.parameters, live)
     largest = max(run.largest_layer, run.outside_layers)

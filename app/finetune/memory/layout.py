@@ -31,7 +31,7 @@ class Layout:
     buckets: int = 1  # number of such buffers
     live_parameters: int = 0  # gathered parameters that ZeRO-3 keeps
     kernels: str = "auto"  # --kernels
-    moments: float = 8.0  # bytes that the optimizer keeps of a trained parameter, on average
+    moments: float = 8.0  # bytes that the optimizer, and --ema_decay, keep of a trained parameter, on average
     fsdp: FsdpSettings | None = None
 
     @property

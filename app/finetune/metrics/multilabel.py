@@ -19,6 +19,8 @@ import numpy as np
 
 from finetune.metrics.thresholds import CELLS_PER_BLOCK, checked_matrices, decide, tune_thresholds
 
+CALIBRATION_BINS = 15  # as in Guo et al., arXiv:1706.04599, section 4
+
 DECISION_METRICS = (
     "f1_micro",
     "f1_macro",
@@ -48,6 +50,7 @@ def multilabel_scores(
     pos_weight: float | np.ndarray | None = None,
     label_smoothing: float = 0.0,
     tuned_thresholds: np.ndarray | str | None = None,
+    tuned_decisions: np.ndarray | None = None,
 ) -> dict[str, float | None]:
     """DECISION_METRICS at `thresholds` and RANKING_METRICS; on request also `loss` and `tuned_*`.
 
@@ -57,7 +60,7 @@ def multilabel_scores(
     `loss`, with `from_logits` only: `binary_cross_entropy` with `pos_weight`, of targets moved from 0 and 1 to s/2 and
     1 - s/2 for a `label_smoothing` of s.
     `tuned_*`, with `tuned_thresholds` only: DECISION_METRICS at these thresholds (labels,), or for "tune" at those of
-    `tune_thresholds` on these very rows, which is optimistic.
+    `tune_thresholds` on these very rows, which is optimistic; or, with `tuned_decisions` (rows, labels) of bool, of these.
 
     Raises ValueError for matrices of different shapes, probabilities outside [0, 1], logits that are not finite and targets
     other than 0 and 1.
@@ -71,7 +74,9 @@ def multilabel_scores(
     if tuned_thresholds is not None:
         if isinstance(tuned_thresholds, str):
             tuned_thresholds = tune_thresholds(predictions, targets)
-        tuned = decision_scores(predictions, targets, tuned_thresholds)
+        tuned_decisions = decide(predictions, tuned_thresholds)
+    if tuned_decisions is not None:
+        tuned = _scores_of(tuned_decisions, np.asarray(targets).astype(bool))
         scores |= {f"tuned_{name}": score for name, score in tuned.items()}
     return scores
 
@@ -81,9 +86,12 @@ def decision_scores(
 ) -> dict[str, float | None]:
     """DECISION_METRICS of probabilities: those that depend on the thresholds. Shapes and errors as in `multilabel_scores`."""
     probabilities, targets = checked_matrices(probabilities, targets)
+    return _scores_of(decide(probabilities, thresholds), targets)
+
+
+def _scores_of(predicted: np.ndarray, targets: np.ndarray) -> dict[str, float | None]:
     if not targets.size:
         return dict.fromkeys(DECISION_METRICS)
-    predicted = decide(probabilities, thresholds)
     precision, recall, f1 = _precision_recall_f1(predicted, targets, axis=0)
     precision_micro, recall_micro, f1_micro = _precision_recall_f1(predicted, targets, axis=None)
     wrong = predicted != targets
@@ -117,9 +125,14 @@ def ranking_scores(probabilities: np.ndarray, targets: np.ndarray) -> dict[str, 
 
 
 def per_label_table(
-    probabilities: np.ndarray, targets: np.ndarray, thresholds: float | np.ndarray, names: Sequence[str]
+    probabilities: np.ndarray,
+    targets: np.ndarray,
+    thresholds: float | np.ndarray,
+    names: Sequence[str],
+    decided: np.ndarray | None = None,
 ) -> list[dict[str, str | int | float | None]]:
     """One row per label: label, support (positive rows), threshold, precision, recall, f1, roc_auc, average_precision.
+    `decided` (rows, labels) of bool: the decisions that are scored, if not those at the thresholds.
 
     The conventions are those of the averages, so the mean of a column over its defined entries is the macro metric.
     Without rows every metric is None. Raises ValueError as `multilabel_scores` does, and when `names` is not one per
@@ -133,11 +146,29 @@ def per_label_table(
         "support": targets.sum(axis=0).tolist(),
         "threshold": np.broadcast_to(np.asarray(thresholds, dtype=np.float64), len(names)).tolist(),
     }
-    metrics = _precision_recall_f1(decide(probabilities, thresholds), targets, axis=0)
+    decided = decide(probabilities, thresholds) if decided is None else decided
+    metrics = _precision_recall_f1(decided, targets, axis=0)
     metrics += _rank_statistics(probabilities.T, targets.T)
     for name, scores in zip(("precision", "recall", "f1", "roc_auc", "average_precision"), metrics, strict=True):
         columns[name] = [None if np.isnan(score) or not len(targets) else score for score in scores.tolist()]
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def calibration_bins(probabilities: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(number of cells, their mean probability, their share of positives) in bins of equal width over all rows and labels,
+    (CALIBRATION_BINS,) each; 0 in empty ones. Shapes and errors as in `multilabel_scores`."""
+    probabilities, targets = (matrix.ravel() for matrix in checked_matrices(probabilities, targets))
+    bins = np.minimum((probabilities * CALIBRATION_BINS).astype(int), CALIBRATION_BINS - 1)
+    sizes = np.bincount(bins, minlength=CALIBRATION_BINS)
+    sums = (np.bincount(bins, weights, minlength=CALIBRATION_BINS) for weights in (probabilities, targets))
+    return sizes, *(total / np.maximum(sizes, 1) for total in sums)
+
+
+def expected_calibration_error(probabilities: np.ndarray, targets: np.ndarray) -> float | None:
+    """The mean distance between probability and share of positives over `calibration_bins`, weighted by their size (Guo et al.,
+    arXiv:1706.04599, equation 3, of single labels instead of the top one); None without cells."""
+    sizes, mean, share = calibration_bins(probabilities, targets)
+    return float((np.abs(mean - share) * sizes).sum() / sizes.sum()) if sizes.sum() else None
 
 
 def binary_cross_entropy(logits: np.ndarray, targets: np.ndarray, pos_weight: float | np.ndarray | None = None) -> float | None:

@@ -1,9 +1,48 @@
-"""From probabilities to decisions: the one prediction rule, and per-label thresholds tuned for F1."""
+"""From probabilities to decisions: the one prediction rule, and per-label thresholds tuned for F1 or another objective."""
+
+from dataclasses import dataclass
 
 import numpy as np
 
 FALLBACK_BOUNDS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+FOLDS = 5  # of rows, for thresholds that have not seen the rows which they decide
 CELLS_PER_BLOCK = 1 << 18  # scores worked on at once: fits the processor's cache and bounds the memory
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What thresholds are chosen for: "f1"; "precision_at_recall", the highest precision with a recall of at least `target`;
+    "recall_at_precision", the reverse; "cost", the least number of labels wrongly given plus `miss_cost` times that of labels
+    missed."""
+
+    name: str = "f1"
+    target: float = 0.0
+    miss_cost: float = 1.0
+
+    def values(
+        self, hits: np.ndarray, predicted: np.ndarray, positive: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | float]:
+        """(m, k) how good cuts are, minus infinity for those that are ruled out; (m, k) what decides between equals; (m, 1) the
+        value of predicting nothing. `hits` (m, k) of `predicted` (k,), out of `positive` (m, 1)."""
+        if self.name == "f1":
+            # One rounded division of exact integers: equal fractions are equal floats, so ties are seen as ties.
+            return 2 * hits / (predicted + positive), np.zeros(hits.shape), -1.0
+        if self.name == "cost":
+            return -(predicted - hits + self.miss_cost * (positive - hits)), np.zeros(hits.shape), -self.miss_cost * positive
+        precision, recall = hits / predicted, hits / positive
+        if self.name == "precision_at_recall":
+            return np.where(recall >= self.target, precision, -np.inf), recall, -1.0
+        return np.where(precision >= self.target, recall, -np.inf), precision, 0.0
+
+
+F1 = Objective()
+
+
+def folds_of(rows: int, seed: int) -> list[np.ndarray]:
+    """Masks (rows,) of at most `FOLDS` parts of the rows, drawn by `seed`, each row in one."""
+    fold = np.empty(rows, dtype=int)
+    fold[np.random.default_rng(seed).permutation(rows)] = np.arange(rows) % FOLDS
+    return [fold == number for number in range(min(FOLDS, rows))]
 
 
 def checked_matrices(probabilities: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -38,8 +77,8 @@ def decide(probabilities: np.ndarray, thresholds: float | np.ndarray) -> np.ndar
     return probabilities >= thresholds
 
 
-def tune_thresholds(probabilities: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Per label, a threshold for F1 that does not trust labels whose scores say little.
+def tune_thresholds(probabilities: np.ndarray, targets: np.ndarray, objective: Objective = F1) -> np.ndarray:
+    """Per label, a threshold for the objective; for F1 one that does not trust labels whose scores say little.
 
     `probabilities` (rows, labels) in [0, 1], `targets` (rows, labels) of 0 and 1 -> float64 (labels,).
 
@@ -51,13 +90,13 @@ def tune_thresholds(probabilities: np.ndarray, targets: np.ndarray) -> np.ndarra
     F1, keep their thresholds. Labels without positives fall back too; where no row has any label all stay at 0.5.
 
     F1 on the very rows that chose the thresholds is optimistic: it also rewards how these rows happened to fall, the more the
-    fewer positives a label has. Judge the thresholds on rows that they have not seen.
+    fewer positives a label has. Judge the thresholds on rows that they have not seen (`folds_of`).
 
     Raises ValueError for matrices of different shapes, probabilities outside [0, 1] and targets other than 0 and 1.
     """
     probabilities, targets = checked_matrices(probabilities, targets)
-    tuned = best_f1_thresholds(probabilities, targets)
-    if not targets.any():
+    tuned = best_thresholds(probabilities, targets, objective)
+    if objective.name != "f1" or not targets.any():
         return tuned
     careful = _top_cuts(probabilities)
     support = targets.sum(axis=0)
@@ -76,12 +115,13 @@ def tune_thresholds(probabilities: np.ndarray, targets: np.ndarray) -> np.ndarra
     return chosen
 
 
-def best_f1_thresholds(probabilities: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Per label, the threshold whose decisions have the highest F1 on these rows; shapes and errors as `tune_thresholds`.
+def best_thresholds(probabilities: np.ndarray, targets: np.ndarray, objective: Objective = F1) -> np.ndarray:
+    """Per label, the threshold whose decisions are best on these rows; shapes and errors as `tune_thresholds`.
 
     A threshold lies midway between two adjacent distinct scores (below the lowest score: midway to 0), so that the
-    decisions survive round-off in the scores. Of several thresholds with the same F1 the one nearest 0.5 is taken, of
-    two equally near the higher one. A label without positives or without negatives says nothing about its threshold and
+    decisions survive round-off in the scores. Of several thresholds as good the one nearest 0.5 is taken, of two equally
+    near the higher one. Where predicting nothing is best, or no threshold has the precision that is asked for, it lies midway
+    between the highest score and 1. A label without positives or without negatives says nothing about its threshold and
     keeps 0.5.
     """
     probabilities, targets = checked_matrices(probabilities, targets)
@@ -92,7 +132,7 @@ def best_f1_thresholds(probabilities: np.ndarray, targets: np.ndarray) -> np.nda
     for start in range(0, len(informative), labels_per_block):
         block = informative[start : start + labels_per_block]
         # One label per row, because sorting contiguous memory is several times faster.
-        tuned[block] = _best_cuts(np.ascontiguousarray(probabilities[:, block].T), targets[:, block].T)
+        tuned[block] = _best_cuts(np.ascontiguousarray(probabilities[:, block].T), targets[:, block].T, objective)
     return tuned
 
 
@@ -115,19 +155,23 @@ def _f1(hits: np.ndarray, predicted: np.ndarray, positive: np.ndarray) -> np.nda
     return 2 * hits / np.maximum(predicted + positive, 1)
 
 
-def _best_cuts(scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
+def _best_cuts(scores: np.ndarray, truth: np.ndarray, objective: Objective) -> np.ndarray:
     """The best threshold (m,) of each row of `scores` (m, k) against `truth` (m, k), which holds both classes."""
     positive = truth.sum(axis=1, keepdims=True)
     order = np.argsort(-scores, axis=1)
     scores = np.take_along_axis(scores, order, axis=1)
     hits = np.cumsum(np.take_along_axis(truth, order, axis=1), axis=1)
-    # F1 = 2 TP / (predicted + positive), when the best 1, 2, ... are predicted. One rounded division of exact integers:
-    # equal fractions are equal floats, so ties are seen as ties.
-    f1 = 2 * hits / (np.arange(1, scores.shape[1] + 1) + positive)
-    f1[:, :-1][scores[:, :-1] == scores[:, 1:]] = -1  # no threshold separates equal scores
+    # When the best 1, 2, ... are predicted.
+    values, seconds, of_nothing = objective.values(hits, np.arange(1, scores.shape[1] + 1), positive)
+    values[:, :-1][scores[:, :-1] == scores[:, 1:]] = -np.inf  # no threshold separates equal scores
 
     below = np.concatenate([scores[:, 1:], np.zeros((len(scores), 1))], axis=1)
     cuts = (scores + below) / 2
     cuts = np.where(cuts > below, cuts, scores)  # neighbouring floats have nothing between them
-    distance = np.where(f1 == f1.max(axis=1, keepdims=True), np.abs(cuts - 0.5), np.inf)
-    return cuts[np.arange(len(cuts)), distance.argmin(axis=1)]
+    highest = values.max(axis=1, keepdims=True)
+    seconds = np.where(values == highest, seconds, -np.inf)
+    distance = np.where(seconds == seconds.max(axis=1, keepdims=True), np.abs(cuts - 0.5), np.inf)
+    chosen = cuts[np.arange(len(cuts)), distance.argmin(axis=1)]
+    top = scores[:, 0]
+    nothing = np.maximum((1 + top) / 2, np.nextafter(top, 2))
+    return np.where((of_nothing > highest)[:, 0], nothing, chosen)

@@ -125,6 +125,53 @@ class LossArguments:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DecisionArguments:
+    """Thresholds and calibration"""
+
+    threshold: Each[str] | None = option(
+        path=True,
+        help="thresholds by hand instead of tuned ones: 0.3, LABEL=0.3 or a json file, or several of these; later ones win",
+    )
+    threshold_objective: str = option(
+        "f1",
+        choices=("f1", "precision_at_recall", "recall_at_precision", "cost"),
+        help="what each label's threshold is tuned for on the validation rows; cost: fewest wrong decisions (--miss_cost)",
+    )
+    threshold_target: float | None = option(
+        above=0, at_most=1, help="the recall of precision_at_recall, or the precision of recall_at_precision, to be reached"
+    )
+    miss_cost: float = option(1.0, above=0, help="cost: what a missed label costs if one that is wrongly given costs 1")
+    calibration: str = option(
+        "none",
+        choices=("none", "temperature", "temperature_per_label"),
+        help="divide logits by a number chosen on the validation rows, so that probabilities are right as often as they say",
+    )
+
+    def problems(self) -> list[str]:
+        found, objective, with_target = (
+            [],
+            self.threshold_objective,
+            self.threshold_objective.endswith(("_recall", "_precision")),
+        )
+        if with_target and self.threshold_target is None:
+            found.append(f"--threshold_objective {objective} needs --threshold_target, a number above 0 and at most 1")
+        if self.threshold_target is not None and not with_target:
+            found.append("--threshold_target is for precision_at_recall and recall_at_precision of --threshold_objective")
+        if self.miss_cost != 1.0 and objective != "cost":
+            found.append("--miss_cost is for --threshold_objective cost")
+        if self.threshold is not None and objective != "f1":
+            found.append("--threshold and --threshold_objective are both given; keep one")
+        for name, default in (("threshold_objective", "f1"), ("calibration", "none")):
+            if getattr(self, name) != default and not (self.modes.train and self.modes.evaluate):
+                found.append(f"--{name} is chosen on validation rows at the end of a training, which is not requested")
+        if self.calibration != "none" and self.export == "adapter":
+            found.append(
+                "--calibration changes the weights of the head; --export adapter leaves them to the base model; keep one"
+            )
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
 class TextArguments(
     groups.LaunchArguments,
     groups.RunArguments,

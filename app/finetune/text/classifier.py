@@ -13,19 +13,31 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipe
 from finetune.errors import InputError, TrainingError
 from finetune.metrics.multilabel import DECISION_METRICS, RANKING_METRICS, multilabel_scores
 from finetune.models.adapters import loadable
+from finetune.models.calibration import divide_outputs
 from finetune.models.multilabel_loss import MultiLabelLoss
 from finetune.reading.json_files import read_object
 from finetune.reading.ragged import Ragged
 from finetune.reports.card import markdown_table
 from finetune.task import check_metric
+from finetune.text.decisions import Fitted
 
 MOST_WEIGHT = 1e6  # of a positive target: beyond it fp32 losses would soon be infinite
 MOST_LABELS = 100  # rows of the card's per-label table; metrics.json has them all
 CHECKED_ROWS = 4
 # The pipeline computes in fp32; a run in half precision reported what half precision gave it.
 TOLERANCE = {"no": 1e-5, "bf16": 5e-2, "fp16": 1e-2}
-CARD_METRICS = ["loss", *DECISION_METRICS, *RANKING_METRICS, *(f"tuned_{name}" for name in DECISION_METRICS)]
-CARD_NOTE = "\n`tuned_*` use per-label thresholds chosen on the validation rows; on those rows they are optimistic.\n"
+CARD_METRICS = [
+    "loss",
+    *DECISION_METRICS,
+    *RANKING_METRICS,
+    *(f"tuned_{name}" for name in DECISION_METRICS),
+    "ece",
+    "calibrated_ece",
+]
+CARD_NOTE = (
+    "\n`tuned_*` use the model's thresholds, one per label. On validation rows, which tuned them, each row is decided by "
+    "thresholds tuned on the other folds; ECE is the expected calibration error over all labels.\n"
+)
 USAGE = """from transformers import pipeline
 classify = pipeline("text-classification", model="best", top_k=None)
 classify("a text", truncation=True)  # a probability for every label; thresholds: classify.model.config.thresholds"""
@@ -72,6 +84,15 @@ def _output_layer(model: Any, num_labels: int) -> tuple[str, torch.nn.Linear] | 
     return outputs[-1] if outputs else None
 
 
+def check_calibration(arguments: Any, model: Any, num_labels: int) -> None:
+    """Raises `InputError` if --calibration is asked for and the head has no linear layer that gives the logits."""
+    if arguments.calibration != "none" and _output_layer(model, num_labels) is None:
+        raise InputError(
+            f"--calibration: the head of {model.name_or_path or type(model).__name__} has no linear layer for its {num_labels} "
+            "labels, whose weights would be divided by the temperatures; leave --calibration out"
+        )
+
+
 def match_rows(model: Any, own: list[str], labels: list[str]) -> np.ndarray:
     """Replaces the output layer of a head for the labels `own` by one for `labels`: rows of the same name move, others are new.
 
@@ -113,22 +134,32 @@ def set_head_bias(model: Any, new_names: set[str], bias: np.ndarray, new_rows: n
     return bool(new.any())
 
 
-def plain_model(model: Any, thresholds: np.ndarray, loss: MultiLabelLoss) -> Any:
+def plain_model(model: Any, fitted: Fitted, loss: MultiLabelLoss) -> Any:
     """An fp32 model without weights, to save others' weights with; the trained one may be partitioned or in half precision.
 
-    The settings of the loss travel in the configuration, so that the model has the same loss wherever it is evaluated.
+    The settings of the loss travel in the configuration, so that the model has the same loss wherever it is evaluated; and the
+    temperatures, for the reader, since the weights hold them (`calibrated`).
     """
     config = type(model.config).from_dict(model.config.to_dict())
-    config.thresholds = [float(threshold) for threshold in thresholds]
+    config.thresholds = [float(threshold) for threshold in fitted.thresholds]
+    config.temperatures = [float(temperature) for temperature in fitted.temperatures] if fitted.calibrates else None
     config.pos_weight = None if loss.pos_weight is None else [float(weight) for weight in loss.pos_weight]
     config.label_smoothing_factor = loss.label_smoothing or None
     config.multilabel_loss = loss.as_config()
-    for name in ("pos_weight", "label_smoothing_factor", "multilabel_loss"):
+    for name in ("temperatures", "pos_weight", "label_smoothing_factor", "multilabel_loss"):
         if getattr(config, name) is None:
             delattr(config, name)
     config.dtype = torch.float32
     with torch.device("meta"):
         return type(model)(config)
+
+
+def calibrated(plain: Any, fitted: Fitted, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A model's weights with the temperatures in its output layer, so that any pipeline gives calibrated probabilities."""
+    if not fitted.calibrates:
+        return weights
+    name, _ = _output_layer(plain, len(fitted.temperatures))
+    return divide_outputs(weights, name, fitted.temperatures)
 
 
 def rows_to_check(lengths: np.ndarray) -> list[int]:
@@ -165,7 +196,7 @@ def label_table(folder: Path) -> list[str]:
         return []
     columns = list(rows[0])
     shown = sorted(rows, key=lambda row: -(row["support"] or 0))[:MOST_LABELS]
-    title = ["## Labels (validation, tuned thresholds)", ""]
+    title = ["## Labels (validation)", ""]
     return title + markdown_table(columns, [[row[column] for column in columns] for row in shown])
 
 

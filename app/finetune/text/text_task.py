@@ -260,9 +260,20 @@ class TextTask(Task):
             return 1.0
         return adapters.layerwise_scale(parameter, self.encoder_config().num_hidden_layers, decay)
 
-    def save_best(self, path: Path, model: Any, plain: Any, weights: dict[str, torch.Tensor], check: Callable) -> None:
-        """Writes best/. `plain`: a model of the trained `model`'s class and configuration, without weights."""
+    def save_best(
+        self,
+        path: Path,
+        model: Any,
+        plain: Any,
+        weights: dict[str, torch.Tensor],
+        check: Callable,
+        *,
+        change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]] | None = None,
+    ) -> None:
+        """Writes best/. `plain`: a model of the trained `model`'s class and configuration, without weights; `change`: what is
+        done to the weights that it is saved with."""
         saved, weights = adapters.to_export(model, plain, weights, self.arguments)
+        weights = weights if change is None else change(weights)
         export_model(path, saved, weights, check, self.tokenizer, self.max_length)
 
     def with_kernels(self, model: torch.nn.Module) -> torch.nn.Module:

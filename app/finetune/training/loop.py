@@ -28,6 +28,7 @@ from finetune.plan import Plan
 from finetune.reports.profiling import profiled
 from finetune.reports.tracker import Tracker
 from finetune.task import Batch, Predictions, Task
+from finetune.training.average import WeightAverage, averaged
 from finetune.training.batches import EvalRows, TrainSteps, train_loader
 from finetune.training.clock import StepClock, memory_mb, peak_memory_mb
 from finetune.training.evaluation import evaluate
@@ -69,6 +70,7 @@ class Training:
     output_dir: Path
     fingerprint: dict[str, Any]
     export: Callable[[Predictions | None], None]
+    average: WeightAverage | None = None
     writer: Background = field(default_factory=Background)  # of checkpoints
     splitting: Splitting = field(default_factory=Splitting)
     save_stalls: list[float] = field(default_factory=list)  # seconds for which checkpoints held the training
@@ -124,8 +126,10 @@ def fit(run: Run, training: Training, state: TrainState) -> dict[str, float | No
                 raise
             raise TrainingError(_out_of_memory(training, step, micro_batches, error)) from error
         state.step += 1
-        before, scale = scale, _loss_scale(run)
+        before, scale, updates = scale, _loss_scale(run), state.updates
         _count_skipped(run, state, scale < before)
+        if training.average is not None and state.updates > updates:
+            training.average.update(state.updates)
         pending.append((loss, norm))
         clock.mark()
         log_due = plan.due(state.step, plan.logging_steps)
@@ -160,9 +164,11 @@ def fit(run: Run, training: Training, state: TrainState) -> dict[str, float | No
 
 
 def restore(run: Run, path: Path, training: Training, state: TrainState) -> None:
-    """Puts the optimizer's moments back from a checkpoint whose weights the model already has."""
+    """Puts the optimizer's moments and averaged weights back from a checkpoint whose weights the model already has."""
     idle_step = partial(_idle_step, run, training)
     checkpoint.restore_optimizer(run, path, training.model, training.optimizer, state, idle_step)
+    if training.average is not None:
+        training.average.restore(checkpoint.load_average(path, run.launch.rank), checkpoint.is_sharded(path))
 
 
 def _idle_step(run: Run, training: Training) -> None:
@@ -217,8 +223,11 @@ def _finish_step(run: Run, training: Training, state: TrainState, eval_due: bool
     """Evaluates if that is due, saves if that is due; returns whether training stops early."""
     state.unevaluated = False
     synchronise_buffers(run, training.model)
+    done = False
     try:
-        done = eval_due and _evaluate_and_keep_best(run, training, state)
+        if eval_due:
+            with averaged(training.average):
+                done = _evaluate_and_keep_best(run, training, state)
     except StopRequested:
         _save_and_stop(run, training, state, True)
     save_steps = training.plan.save_steps
@@ -240,8 +249,9 @@ def save(run: Run, training: Training, state: TrainState, in_shards: bool | None
         training.tracker.flush,  # a checkpoint that survives a power cut must not be ahead of the history
         options.in_shards if in_shards is None else in_shards,
     )
+    average = None if training.average is None else training.average.state(target.sharded)
     with Phase("saving", shown=run.is_main):
-        saving.save(run, target, training.model, training.optimizer, state)
+        saving.save(run, target, training.model, training.optimizer, state, average)
     training.save_stalls.append(time.perf_counter() - started)
 
 

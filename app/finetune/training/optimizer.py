@@ -105,7 +105,7 @@ def hidden_matrices(model: nn.Module) -> set[str]:
 
 
 def state_bytes(arguments: Any, model: nn.Module) -> float:
-    """Bytes that the optimizer will keep of a trained parameter's element, on average."""
+    """Bytes that the optimizer, and --ema_decay, will keep of a trained parameter's element, on average."""
     optim, total, elements = arguments.optim, 0, 0
     hidden = hidden_matrices(model) if optim == "muon" else set()
     for name, parameter in model.named_parameters():
@@ -119,7 +119,7 @@ def state_bytes(arguments: Any, model: nn.Module) -> float:
             total += 2 * size + 2 * 4 * -(-size // 256)  # two moments of a byte, and the scale of each block of 256
         else:
             total += 4 * size * optimizers.moments(optim, optimizers.settings_of(arguments))
-    return total / max(1, elements)
+    return total / max(1, elements) + (4 if arguments.ema_decay else 0)
 
 
 def _parameters_with_decay(model: nn.Module) -> set[str]:

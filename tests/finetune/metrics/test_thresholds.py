@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from sklearn.metrics import f1_score
 
-from finetune.metrics.thresholds import FALLBACK_BOUNDS, best_f1_thresholds, decide, tune_thresholds
+from finetune.metrics.thresholds import FALLBACK_BOUNDS, Objective, best_thresholds, decide, folds_of, tune_thresholds
 
 
 def column(values):
@@ -38,7 +38,7 @@ def exhaustive_best_f1(scores, truth):
 @given(rows())
 def test_best_f1_is_the_best_there_is(data):
     probabilities, targets = data
-    thresholds = best_f1_thresholds(probabilities, targets)
+    thresholds = best_thresholds(probabilities, targets)
     achieved = f1_per_label(probabilities, targets, thresholds)
     assert np.all(achieved >= f1_per_label(probabilities, targets, 0.5))
     for label in np.flatnonzero((targets.sum(axis=0) > 0) & (targets.sum(axis=0) < len(targets))):
@@ -94,9 +94,9 @@ def test_labels_are_tuned_apart_even_over_several_blocks(monkeypatch):
     rng = np.random.default_rng(0)
     probabilities, targets = rng.random((50, 9)), rng.random((50, 9)) < 0.3
     targets[:, 4] = False
-    at_once = best_f1_thresholds(probabilities, targets)
+    at_once = best_thresholds(probabilities, targets)
     monkeypatch.setattr("finetune.metrics.thresholds.CELLS_PER_BLOCK", 100)
-    np.testing.assert_array_equal(best_f1_thresholds(probabilities, targets), at_once)
+    np.testing.assert_array_equal(best_thresholds(probabilities, targets), at_once)
     np.testing.assert_array_equal(at_once, [tuned(p, t) for p, t in zip(probabilities.T, targets.T, strict=True)])
 
 
@@ -104,7 +104,7 @@ def test_labels_are_tuned_apart_even_over_several_blocks(monkeypatch):
 @given(rows())
 def test_the_bound_is_the_one_of_best_micro_f1(data):
     probabilities, targets = data
-    own = best_f1_thresholds(probabilities, targets)
+    own = best_thresholds(probabilities, targets)
     f1, support = f1_per_label(probabilities, targets, own), targets.sum(axis=0)
     found = f1_score(targets, probabilities >= tune_thresholds(probabilities, targets), average="micro", zero_division=0)
     micro = []
@@ -126,7 +126,7 @@ def test_a_label_whose_scores_say_little_does_not_flood_the_rows():
     probabilities = np.stack([sure, noise], axis=1)
     targets = np.zeros((10, 2), dtype=int)
     targets[:5, 0] = targets[9, 1] = 1
-    assert decide(probabilities, best_f1_thresholds(probabilities, targets)).sum(axis=0).tolist() == [5, 10]
+    assert decide(probabilities, best_thresholds(probabilities, targets)).sum(axis=0).tolist() == [5, 10]
     assert decide(probabilities, tune_thresholds(probabilities, targets)).sum(axis=0).tolist() == [5, 1]
 
 
@@ -134,8 +134,8 @@ def test_labels_that_are_all_hard_keep_their_thresholds():
     rng = np.random.default_rng(1)
     targets = rng.random((400, 3)) < 0.2
     probabilities = np.clip(0.3 + 0.1 * targets + 0.2 * rng.standard_normal((400, 3)), 0, 1)
-    assert f1_per_label(probabilities, targets, best_f1_thresholds(probabilities, targets)).max() < 0.5
-    np.testing.assert_array_equal(tune_thresholds(probabilities, targets), best_f1_thresholds(probabilities, targets))
+    assert f1_per_label(probabilities, targets, best_thresholds(probabilities, targets)).max() < 0.5
+    np.testing.assert_array_equal(tune_thresholds(probabilities, targets), best_thresholds(probabilities, targets))
 
 
 def test_a_label_without_positives_is_given_only_above_what_others_scored():
@@ -174,3 +174,57 @@ def test_thresholds_of_another_shape_are_refused(thresholds):
 def test_what_cannot_be_scored_is_refused(probabilities, targets, message):
     with pytest.raises(ValueError, match=message):
         tune_thresholds(np.array(probabilities), np.array(targets))
+
+
+def exhaustive(objective, scores, truth):
+    """The best value that any threshold has, predicting nothing among them."""
+    values = []
+    for cut in (*np.unique(scores), 2.0):
+        decided = scores >= cut
+        hits, predicted, positive = (decided & truth).sum(), decided.sum(), truth.sum()
+        precision, recall = (hits / predicted if predicted else 1.0), hits / positive
+        values.append(
+            {
+                "precision_at_recall": precision if recall >= objective.target else -1,
+                "recall_at_precision": recall if precision >= objective.target else -1,
+                "cost": -((predicted - hits) + objective.miss_cost * (positive - hits)),
+            }[objective.name]
+        )
+    return max(values), values
+
+
+OBJECTIVES = [
+    Objective("precision_at_recall", 0.6),
+    Objective("recall_at_precision", 0.6),
+    Objective("cost", miss_cost=0.4),
+    Objective("cost", miss_cost=5.0),
+]
+
+
+@settings(max_examples=60)
+@given(rows(), st.sampled_from(OBJECTIVES))
+def test_no_threshold_is_better_for_the_objective(data, objective):
+    probabilities, targets = data[0], data[1].astype(bool)
+    thresholds = best_thresholds(probabilities, targets, objective)
+    for label in np.flatnonzero(targets.any(axis=0) & ~targets.all(axis=0)):
+        scores, truth = probabilities[:, label], targets[:, label]
+        best, values = exhaustive(objective, scores, truth)
+        cuts = [*np.unique(scores), 2.0]
+        chosen = next(number for number, cut in enumerate(cuts) if ((scores >= cut) == (scores >= thresholds[label])).all())
+        assert values[chosen] == best
+
+
+def test_where_no_threshold_is_precise_enough_nothing_is_predicted():
+    scores, truth = column([0.9, 0.5, 0.1, 0.3]), column([0, 0, 1, 1])
+    assert best_thresholds(scores, truth, Objective("recall_at_precision", 0.9))[0] == pytest.approx(0.95)
+    assert best_thresholds(column([1.0, 0.5]), column([0, 1]), Objective("cost", miss_cost=0.1))[0] > 1
+
+
+def test_each_row_is_in_one_fold_and_folds_are_a_function_of_the_seed():
+    for number in (1, 3, 12):
+        folds = folds_of(number, 7)
+        assert np.sum(folds, axis=0).tolist() == [1] * number
+        assert {int(fold.sum()) for fold in folds} <= {number // 5, number // 5 + 1}
+        np.testing.assert_array_equal(folds, folds_of(number, 7))
+    assert folds_of(0, 7) == []
+    assert not np.array_equal(folds_of(12, 7), folds_of(12, 8))

@@ -16,6 +16,7 @@ from finetune.models.export import export_model
 from finetune.models.multilabel_loss import MultiLabelLoss
 from finetune.models.pretrained import drop_pooler
 from finetune.text.classifier import plain_model
+from finetune.text.decisions import Fitted
 
 SIZES = {"hidden_sizes": [8, 8, 8, 8], "embedding_size": 8, "depths": [1, 1, 1, 1]}
 
@@ -46,6 +47,11 @@ def test_a_pooler_that_was_removed_is_not_missing(tmp_path):
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8, "vocab_size": 9}
     model = BigBirdForSequenceClassification(BigBirdConfig(**sizes))
     drop_pooler(model.bert)
-    export_model(tmp_path / "best", plain_model(model, np.zeros(2), MultiLabelLoss()), model.state_dict(), lambda folder: None)
+    export_model(
+        tmp_path / "best",
+        plain_model(model, Fitted(np.ones(2), np.zeros(2)), MultiLabelLoss()),
+        model.state_dict(),
+        lambda folder: None,
+    )
     _, loading = BigBirdForSequenceClassification.from_pretrained(tmp_path / "best", output_loading_info=True)
     assert (loading["missing_keys"], loading["unexpected_keys"]) == (set(), set())

@@ -20,22 +20,24 @@ def test_labels_have_figures_and_their_worst_rows():
     targets[:, 4] = 0  # nobody has it
     chances = np.clip(targets * 0.6 + rng.random((40, 5)) * 0.4, 0, 1)
     chances[7] = 1 - targets[7]  # all wrong
-    judgement = labels.judge(chances, targets, list("abcde"), [f"text {row}" for row in range(40)])
-    found = judgement.show()
+    texts = [f"text {row}" for row in range(40)]
+    found = labels.show(lambda: (chances, targets, np.full(5, 0.5), chances > 0.5), list("abcde"), texts)
     assert set(found.figures) == {"label_f1", "label_precision_recall", "label_calibration", "label_confusion"}
     for figure in found.figures.values():
         assert as_picture(figure).ndim == 3
     assert found.figures["label_f1"].axes[0].get_yticklabels()[0].get_text().endswith(f"({targets.sum(axis=0).max()})")
     scores = rowwise(chances > 0.5, targets)
-    assert judgement.row_scores["f1_samples"].mean() == pytest.approx(scores["f1_samples"])
-    assert judgement.row_scores["subset_accuracy"].mean() == pytest.approx(scores["subset_accuracy"])
+    of_rows = labels.row_scores(chances, targets)
+    assert of_rows["f1_samples"].mean() == pytest.approx(scores["f1_samples"])
+    assert of_rows["subset_accuracy"].mean() == pytest.approx(scores["subset_accuracy"])
     (section,) = found.sections
     assert len(section.rows) == labels.MOST_ROWS
     assert section.rows[0][3] == "text 7"
 
 
 def test_rows_without_labels_have_no_figures():
-    found = labels.show(np.full((3, 2), 0.5), np.zeros((3, 2)), ["a", "b"], ["x", "y", "z"])
+    nothing = np.full((3, 2), 0.5), np.zeros((3, 2)), np.full(2, 0.5), np.full((3, 2), False)
+    found = labels.show(lambda: nothing, ["a", "b"], ["x", "y", "z"])
     assert found.figures == {}
 
 

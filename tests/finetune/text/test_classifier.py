@@ -1,4 +1,5 @@
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +20,8 @@ from finetune.models.export import export_model
 from finetune.models.multilabel_loss import MultiLabelLoss, from_config
 from finetune.text.classifier import (
     _output_layer,
+    calibrated,
+    check_calibration,
     check_export,
     configure,
     label_table,
@@ -30,6 +33,7 @@ from finetune.text.classifier import (
     set_head_bias,
     thresholds_of,
 )
+from finetune.text.decisions import Fitted
 from finetune.text.labels import choose_labels
 
 LABELS = ["10", "标签", "2"]
@@ -47,6 +51,11 @@ def model(bert_folder):
 @pytest.fixture
 def tokenizer(bert_folder):
     return AutoTokenizer.from_pretrained(bert_folder)
+
+
+def fitted(*thresholds, temperatures=None):
+    thresholds = np.array(thresholds or [0.0] * 3)
+    return Fitted(np.ones(len(thresholds)) if temperatures is None else np.array(temperatures), thresholds)
 
 
 def chances_of(model, tokenizer, texts, max_length):
@@ -129,13 +138,13 @@ def test_labels_that_are_not_numbered_from_0_are_refused():
 
 
 def test_the_loss_travels_in_the_configuration(model):
-    assert from_config(plain_model(model, np.zeros(3), MultiLabelLoss()).config) is None
-    weighted = plain_model(model, np.zeros(3), MultiLabelLoss("bce", 0.1, np.array([1.0, 2.5, 20.0])))
+    assert from_config(plain_model(model, fitted(), MultiLabelLoss()).config) is None
+    weighted = plain_model(model, fitted(), MultiLabelLoss("bce", 0.1, np.array([1.0, 2.5, 20.0])))
     assert from_config(weighted.config).pos_weight.tolist() == [1.0, 2.5, 20.0]
     assert from_config(weighted.config).label_smoothing == 0.1
-    focal = plain_model(weighted, np.zeros(3), MultiLabelLoss("focal", settings={"focal_gamma": 2.0, "focal_alpha": None}))
+    focal = plain_model(weighted, fitted(), MultiLabelLoss("focal", settings={"focal_gamma": 2.0, "focal_alpha": None}))
     assert from_config(focal.config).settings == {"focal_gamma": 2.0, "focal_alpha": None}
-    assert from_config(plain_model(focal, np.zeros(3), MultiLabelLoss()).config) is None  # trained on without
+    assert from_config(plain_model(focal, fitted(), MultiLabelLoss()).config) is None  # trained on without
 
 
 def test_thresholds_are_one_half_until_there_are_any():
@@ -153,7 +162,7 @@ def test_rows_from_the_shortest_to_the_longest_are_checked():
 
 
 def export(path, model, weights, tokenizer, found, precision="no"):
-    plain = plain_model(model, np.array([0.5, 0.25, 0.125]), MultiLabelLoss())
+    plain = plain_model(model, fitted(0.5, 0.25, 0.125), MultiLabelLoss())
     export_model(path, plain, weights, lambda place: check_export(place, found, precision), tokenizer, 16)
 
 
@@ -220,6 +229,28 @@ def test_the_check_sees_what_a_pipeline_gives(model, tokenizer, tmp_path):
     (scores,) = classify([WORDS[2]], truncation=True)
     expected = dict(zip(LABELS, found[WORDS[2]], strict=True))
     assert {item["label"]: item["score"] for item in scores} == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_stock_pipeline_gives_the_calibrated_probabilities(model, tokenizer, tmp_path):
+    found = Fitted(np.array([2.0, 0.25, 1.5]), np.array([0.5, 0.25, 0.125]))
+    encoded = tokenizer(WORDS, truncation=True, max_length=16, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        expected = found.chances(model(**encoded).logits.numpy())
+    plain = plain_model(model, found, MultiLabelLoss())
+    weights = calibrated(plain, found, model.state_dict())
+    checked = dict(zip(WORDS, expected, strict=True))
+    export_model(tmp_path / "best", plain, weights, lambda place: check_export(place, checked, "no"), tokenizer, 16)
+    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "best")
+    assert loaded.config.temperatures == [2.0, 0.25, 1.5]
+    again = plain_model(loaded, fitted(), MultiLabelLoss())  # trained on without
+    assert not hasattr(again.config, "temperatures")
+
+
+def test_a_head_that_cannot_be_calibrated_is_refused(model):
+    model.classifier = torch.nn.Identity()
+    check_calibration(SimpleNamespace(calibration="none"), model, 3)
+    with pytest.raises(InputError, match="no linear layer for its 3 labels, whose weights would be divided"):
+        check_calibration(SimpleNamespace(calibration="temperature"), model, 3)
 
 
 def test_labels_to_be_trained(tmp_path):

@@ -9,13 +9,14 @@ import pytest
 import torch
 from linear_task import LinearTask, eval_rows, linear_layer, make_plan, points, train_steps
 
-from finetune.checkpoints.checkpoint import TrainState, list_checkpoints
+from finetune.checkpoints.checkpoint import TrainState, list_checkpoints, load_average, restore_optimizer
 from finetune.errors import StopRequested, TrainingError
 from finetune.launching import signals
 from finetune.output import status
 from finetune.output.writer_thread import finish_all
 from finetune.reports.tracker import SPEED, Tracker, read_history
 from finetune.training import loop
+from finetune.training.average import WeightAverage
 from finetune.training.loop import SKIPPED_LIMIT, FitOptions, Training, fit
 
 NOTHING = np.array([], dtype=int)
@@ -429,3 +430,36 @@ def test_a_gpu_is_waited_for_every_other_second(begin, monkeypatch):
     monkeypatch.setattr(loop.StepClock, "read", lambda clock: 0.5 * (seen[-1] - (seen[-2] if len(seen) > 1 else 0)))
     session.fit()
     assert seen == [1, 2, 7, 12, 17, 22, 27, 30]
+
+
+def test_an_average_of_the_weights_is_evaluated_and_exported_and_does_not_move_the_training(begin, tmp_path):
+    plan = make_plan(22, eval_steps=3, save_steps=3)
+    alone = begin(plan=plan, validation=True)
+    alone.fit()
+    losses = [event["eval_loss"] for event in read_history(tmp_path) if "eval_loss" in event]
+    shutil.rmtree(tmp_path / "checkpoints")
+    (tmp_path / "history.jsonl").unlink()
+    session = begin(plan=plan, validation=True)
+    training, layer, after, exported = session.training, session.layer, [], []
+    training.average = WeightAverage(session.run, training.model, 0.5)
+    training.optimizer.optimizer.register_step_post_hook(lambda *_: after.append(layer.weight.detach().double()))
+    training.export = lambda predictions: exported.append(layer.weight.detach().clone())
+    expected = [layer.weight.detach().double()]
+    session.fit()
+    for step, weight in enumerate(after, start=1):
+        decay = {1: 2 / 11, 2: 3 / 12, 3: 4 / 13, 4: 5 / 14, 5: 6 / 15, 6: 7 / 16}[step]  # 0.5 from step 8 on
+        expected.append(decay * expected[-1] + (1 - decay) * weight)
+    torch.testing.assert_close(exported[0].double(), expected[3], rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(layer.state_dict(), alone.layer.state_dict(), rtol=0, atol=0)
+    found = [event["eval_loss"] for event in read_history(tmp_path) if "eval_loss" in event]
+    assert found[0] != pytest.approx(losses[0], rel=1e-3)
+
+    path = tmp_path / "checkpoints" / "step_6"
+    other = begin(plan=plan)
+    average = WeightAverage(other.run, other.training.model, 0.5)
+    average.restore(load_average(path, 0), False)
+    assert torch.equal(average.parts[0], training.average.parts[0])
+    torch.testing.assert_close(average.parts[0].double(), expected[6], rtol=1e-6, atol=1e-7)
+    restore_optimizer(other.run, path, other.layer, other.training.optimizer, session.state, idle_step=pytest.fail)
+    state = other.training.optimizer.optimizer.state[other.layer.weight]
+    assert set(state) == {"step", "exp_avg", "exp_avg_sq"}

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -165,3 +167,4 @@ def test_what_an_optimizer_will_keep(arguments, optim, optim_args):
     kept = sum(value.nbytes for key, value in states if key not in counted and value is not None)
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     assert state_bytes(asked, model) * trained == pytest.approx(kept)
+    assert state_bytes(replace(asked, ema_decay=0.9), model) == state_bytes(asked, model) + 4
