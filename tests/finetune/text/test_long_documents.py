@@ -188,7 +188,12 @@ def test_memory_is_known_in_advance(bert_folder, data):
 
 
 @pytest.mark.parametrize(
-    "given", [WINDOWS, {**WINDOWS, "window_pooling": "mean"}, {"long_documents": "head_tail", "max_length": 12}]
+    "given",
+    [
+        WINDOWS,
+        {**WINDOWS, "window_pooling": "mean", "gradient_checkpointing": "true"},
+        {"long_documents": "head_tail", "max_length": 12},
+    ],
 )
 def test_an_exported_model_says_and_repeats_how_it_was_trained(bert_folder, data, tmp_path, script, given):  # noqa: F811
     named = [part for name, value in given.items() for part in (f"--{name}", str(value))]
