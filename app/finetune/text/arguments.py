@@ -130,8 +130,8 @@ class LongDocumentArguments:
 
     long_documents: str | None = option(
         choices=("truncate", "head_tail", "windows"),
-        help="of a text with more than --max_length tokens read its beginning, its first quarter and its end, or all of it in "
-        "windows whose logits are pooled (default: as the model was trained, else truncate)",
+        help="of texts beyond --max_length tokens, truncate reads the beginning, head_tail the first quarter and the end, "
+        "windows everything in windows whose logits are pooled (default: as the model was trained, else truncate)",
     )
     stride: int | None = option(
         at_least=0, help="windows: tokens that each shares with the one before (default: an eighth of --max_length)"

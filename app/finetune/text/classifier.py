@@ -145,8 +145,8 @@ def rows_to_check(lengths: np.ndarray) -> list[int]:
 
 
 def check_export(folder: Path, expected: dict[str, np.ndarray], precision: str) -> None:
-    """Loads the folder into transformers' pipeline and compares its probabilities with the run's, `expected` by text. For a
-    model that does not truncate long texts, the function on its card is the pipeline of these; all texts go through it.
+    """Loads the folder into transformers' pipeline and compares its probabilities with the run's, `expected` by text. A
+    model that does not truncate long texts is checked by the function on its card and, for texts that fit, by the pipeline.
 
     Raises `TrainingError` if they differ by more than round-off (or, in half precision, than its rounding).
     """

@@ -206,7 +206,7 @@ def test_an_exported_model_says_and_repeats_how_it_was_trained(bert_folder, data
     assert ended.code == 0, ended.err
     first = (folder / "predictions.jsonl").read_text()
     again = [*("--do_predict", "--model_name_or_path", str(folder / "best"), "--test_file", str(data))]
-    ended = script("classify", [*again, "--max_length", "12", "--output_dir", str(tmp_path / "again")])
+    ended = script("classify", [*again, "--output_dir", str(tmp_path / "again")])
     assert ended.code == 0, ended.err
     assert (tmp_path / "again" / "predictions.jsonl").read_text() == first
 
