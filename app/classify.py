@@ -22,11 +22,11 @@ sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unle
 
 from finetune.arguments.parsing import option
 from finetune.command_line import read_arguments
-from finetune.text.arguments import DecisionArguments, LossArguments, TextArguments
+from finetune.text.arguments import DecisionArguments, LongDocumentArguments, LossArguments, TextArguments
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments(DecisionArguments, LossArguments, TextArguments):
+class Arguments(DecisionArguments, LossArguments, LongDocumentArguments, TextArguments):
     """Labels"""
 
     label_column: str = option("labels", help="column of the labels: a list, or one text split at --label_separator")
@@ -242,7 +242,7 @@ class MultiLabelClassification(TextTask):
     def card(self, folder: Path) -> Card:
         sections = [classifier.CARD_NOTE, *classifier.label_table(folder)]
         title, tag = "Multi-label text classification", "text-classification"
-        return Card(title, tag, classifier.USAGE, classifier.CARD_METRICS, sections)
+        return Card(title, tag, classifier.usage(self.config), classifier.CARD_METRICS, sections)
 
 
 if __name__ == "__main__":

@@ -21,22 +21,17 @@ sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unle
 
 from finetune.arguments.parsing import option
 from finetune.command_line import read_arguments
-from finetune.text.arguments import SourceArguments, TextArguments
+from finetune.text.arguments import SearchArguments, SourceArguments, TextArguments
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments(SourceArguments, TextArguments):
+class Arguments(SourceArguments, SearchArguments, TextArguments):
     """Titles"""
 
     title_column: str = option("title", help="column of the title")
     max_title_length: int = option(64, at_least=2, help="tokens of a title that are kept, and the longest that is generated")
     decoder_layers: int | None = option(at_least=1, help="layers of the decoder that an encoder gets (default: the encoder's)")
     decoder_model_name_or_path: str | None = option(reads=True, help="pretrained decoder for an encoder, such as a BERT")
-    num_beams: int = option(4, at_least=1, help="beams of the search")
-    length_penalty: float = option(1.0, help="above 0 favours longer titles, below 0 shorter ones")
-    no_repeat_ngram_size: int = option(0, at_least=0, help="n-grams of this size may not repeat in a title; 0: they may")
-    min_title_length: int = option(0, at_least=0, help="fewest tokens of a generated title")
-    num_return_sequences: int = option(1, at_least=1, help="candidates per document in predictions, with scores")
     rouge_tokenizer: str = option(
         "auto",
         choices=("auto", "characters", "words", "unicode_words", "default"),
@@ -78,7 +73,7 @@ from finetune.reading.stored_rows import Column
 from finetune.reading.tables import Table
 from finetune.reading.tokens import encode_cached
 from finetune.task import Batch, Card, Judgement, Predictions
-from finetune.text import titles
+from finetune.text import search, titles
 from finetune.text.languages import set_languages
 from finetune.text.text_task import TextSplit, TextTask, check_finite, pad_rows
 from finetune.text.titles import IGNORED, Generation, teacher_forcing, token_losses
@@ -125,7 +120,8 @@ class TitleGeneration(TextTask):
         arguments, most = self.arguments, self.arguments.max_title_length
         ids = encoder_decoder.special_ids(self.config, self.tokenizer)
         in_step = self.modes.train and self.launch.gathers_weights and self.launch.world_size > 1
-        self.generation = Generation.of(arguments, ids[0], self.tokenizer.pad_token_id, in_step)
+        further = search.read_settings(arguments.generation_config, self.tokenizer)
+        self.generation = Generation.of(arguments, ids[0], self.tokenizer.pad_token_id, in_step, further)
         settings, found = f"{tokenizer_fingerprint(self.tokenizer)} title {ids} {most} {self.title_language or ''}".rstrip(), {}
         encode = TitleEncoder(self.tokenizer, *ids, most)
         for split, column in targets.items():

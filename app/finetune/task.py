@@ -90,7 +90,8 @@ class Split:
     `collate`: row numbers -> `Batch`. `augment`: (row numbers, epoch) -> `Batch`, what training uses in place of `collate` for
     data that it varies; a function of (seed, epoch, row), so that every launch and a resumed run see the same. `lengths`:
     (rows,) tokens of each row, None where rows have none. `padding_multiple`: of what the width of a batch is a multiple, as
-    `collate` pads. `ids`: what names each row in predictions. `mixture`: how often rows are trained on, where that is not once
+    `collate` pads; `widths`: (rows,) tokens that each row takes if it were alone, where that is not its length rounded up to
+    that multiple. `ids`: what names each row in predictions. `mixture`: how often rows are trained on, where that is not once
     an epoch. `weights`: (rows,) how likely training draws each row, with replacement, as many times an epoch as there are rows;
     None: every row once.
     """
@@ -102,6 +103,7 @@ class Split:
     labelled: bool = True
     lengths: np.ndarray | None = None
     padding_multiple: int = 1
+    widths: np.ndarray | None = None
     ids: Sequence[Any] | None = None
     mixture: Mixture | None = None
     weights: np.ndarray | None = None

@@ -45,7 +45,7 @@ def test_what_a_run_leaves(titled):
 def test_plain_transformers_writes_the_same_titles(title_home, titled):
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-    from finetune.text.chinese_decoding import join_chinese
+    from finetune.text.chinese import join_chinese
 
     folder = titled("one")
     tokenizer = AutoTokenizer.from_pretrained(folder / "best")

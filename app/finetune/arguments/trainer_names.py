@@ -172,7 +172,6 @@ TRAINER_NAMES: dict[str, TrainerName] = {
     "predict_with_generate": means("num_beams", {"true": None}, "titles are always generated and scored"),
     "generation_max_length": same_as("max_title_length"),
     "generation_num_beams": same_as("num_beams"),
-    "generation_config": refused("--num_beams, --length_penalty, --no_repeat_ngram_size and --min_title_length set the search"),
     # TrainingArguments of transformers 4
     "adafactor": means("optim", {"true": "adafactor", "false": None}, "expected true or false; --optim adafactor is the same"),
     "evaluation_strategy": same_as("eval_strategy"),

@@ -74,7 +74,7 @@ def note_blank(table: Table, texts: Column, notes: list[str]) -> None:
         notes.append(f"{table.path}: {blank} row(s) have no text; they are kept and read as an empty text")
 
 
-def note_cut(table: Table, what: str, cut: np.ndarray, limit: int, notes: list[str]) -> None:
+def note_cut(table: Table, what: str, cut: np.ndarray, limit: int | str, notes: list[str]) -> None:
     """Notes how many of the `what` lose their end. `cut`: (rows,) bool; `limit`: the tokens that each may have."""
     if count := int(cut.sum()):
         notes.append(f"{table.path}: {count} of {len(table)} {what} ({count / len(table):.1%}) are cut to {limit} tokens")

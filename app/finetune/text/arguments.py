@@ -148,11 +148,8 @@ class DecisionArguments:
     )
 
     def problems(self) -> list[str]:
-        found, objective, with_target = (
-            [],
-            self.threshold_objective,
-            self.threshold_objective.endswith(("_recall", "_precision")),
-        )
+        found, objective = [], self.threshold_objective
+        with_target = objective.endswith(("_recall", "_precision"))
         if with_target and self.threshold_target is None:
             found.append(f"--threshold_objective {objective} needs --threshold_target, a number above 0 and at most 1")
         if self.threshold_target is not None and not with_target:
@@ -168,6 +165,34 @@ class DecisionArguments:
             found.append(
                 "--calibration changes the weights of the head; --export adapter leaves them to the base model; keep one"
             )
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongDocumentArguments:
+    """Long documents"""
+
+    long_documents: str | None = option(
+        choices=("truncate", "head_tail", "windows"),
+        help="of texts beyond --max_length tokens, truncate reads the beginning, head_tail the first quarter and the end, "
+        "windows everything in windows whose logits are pooled (default: as the model was trained, else truncate)",
+    )
+    stride: int | None = option(
+        at_least=0, help="windows: tokens that each shares with the one before (default: an eighth of --max_length)"
+    )
+    max_windows: int | None = option(at_least=1, help="windows: most of a document, what comes behind is left out (default: 8)")
+    window_pooling: str | None = option(
+        choices=("max", "mean"), help="windows: how a document's logits come from its windows' (default: max)"
+    )
+
+    def problems(self) -> list[str]:
+        found = []
+        if self.long_documents != "windows":
+            said = f"which is {self.long_documents}" if self.long_documents else "which is not given"
+            names = [name for name in ("stride", "max_windows", "window_pooling") if getattr(self, name) is not None]
+            found += [f"--{name} is a setting of --long_documents windows, {said}; add that, or leave it out" for name in names]
+        if self.long_documents in ("head_tail", "windows") and self.truncation_side == "left":
+            found.append(f"--truncation_side left is for --long_documents truncate, which is {self.long_documents}; keep one")
         return found
 
 
@@ -222,6 +247,22 @@ class TextArguments(
                 "--tokenizer_type train makes a vocabulary that trained weights do not know; add --from_scratch or leave it out"
             )
         return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchArguments:
+    """Search for titles"""
+
+    num_beams: int = option(4, at_least=1, help="beams of the search")
+    length_penalty: float = option(1.0, help="above 0 favours longer titles, below 0 shorter ones")
+    no_repeat_ngram_size: int = option(0, at_least=0, help="n-grams of this size may not repeat in a title; 0: they may")
+    min_title_length: int = option(0, at_least=0, help="fewest tokens of a generated title")
+    num_return_sequences: int = option(1, at_least=1, help="candidates per document in predictions, with scores")
+    generation_config: str | None = option(
+        reads=True,
+        help="json file with more settings of the search by the names of transformers' GenerationConfig, such as "
+        "repetition_penalty",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from finetune.reading.json_files import read_object
 from finetune.reading.ragged import Ragged
 from finetune.reports.card import markdown_table
 from finetune.task import check_metric
+from finetune.text import long_documents
 from finetune.text.decisions import Fitted
 
 MOST_WEIGHT = 1e6  # of a positive target: beyond it fp32 losses would soon be infinite
@@ -41,6 +42,11 @@ CARD_NOTE = (
 USAGE = """from transformers import pipeline
 classify = pipeline("text-classification", model="best", top_k=None)
 classify("a text", truncation=True)  # a probability for every label; thresholds: classify.model.config.thresholds"""
+
+
+def usage(config: Any) -> str:
+    """Python code that classifies with best/, for the model card."""
+    return long_documents.usage(config) or USAGE
 
 
 def configure(config: Any, labels: list[str]) -> None:
@@ -170,18 +176,21 @@ def rows_to_check(lengths: np.ndarray) -> list[int]:
 
 
 def check_export(folder: Path, expected: dict[str, np.ndarray], precision: str) -> None:
-    """Loads the folder into transformers' pipeline and compares its probabilities with the run's, `expected` by text.
+    """Loads the folder into transformers' pipeline and compares its probabilities with the run's, `expected` by text. A
+    model that does not truncate long texts is checked by the function on its card and, for texts that fit, by the pipeline.
 
     Raises `TrainingError` if they differ by more than round-off (or, in half precision, than its rounding).
     """
     tokenizer, model = AutoTokenizer.from_pretrained(folder), loadable(folder, AutoModelForSequenceClassification)
     classify = pipeline("text-classification", model=model, tokenizer=tokenizer, top_k=None, device="cpu")
-    labels = labels_of(classify.model.config)
-    if not expected:
-        return
-    for found, chances in zip(classify(list(expected), truncation=True), expected.values(), strict=True):
-        scores = {item["label"]: item["score"] for item in found}
-        difference = float(np.abs(np.array([scores[label] for label in labels]) - chances).max())
+    labels, setting = labels_of(classify.model.config), getattr(classify.model.config, "long_documents", None)
+    for text, chances in expected.items():
+        found = []
+        if setting is None or len(tokenizer(text, verbose=False)["input_ids"]) <= tokenizer.model_max_length:
+            found.append({item["label"]: item["score"] for item in classify([text], truncation=True)[0]})
+        if setting is not None:
+            found.append(long_documents.classifier_of(setting)(classify.model, tokenizer, text))
+        difference = float(np.abs(np.array([[scores[label] for label in labels] for scores in found]) - chances).max())
         if not difference <= TOLERANCE[precision]:
             raise TrainingError(
                 f"the exported model does not give the run's probabilities (difference {difference:.1e}); nothing was "

@@ -40,7 +40,8 @@ from finetune.reading.tables import Table
 from finetune.reading.tokens import encode_cached
 from finetune.reports.data import describe_texts
 from finetune.task import Batch, Data, Described, Mixture, Split, Task
-from finetune.text.tokenizer import TextEncoder, load_tokenizer, note_unknown, tokenizer_fingerprint
+from finetune.text.long_documents import LongDocuments
+from finetune.text.tokenizer import load_tokenizer, note_unknown, tokenizer_fingerprint
 
 PADDING_FREE_NOTE = "the encoder computes without padding (--padding_free); its dropout is another sample than with padding"
 
@@ -60,7 +61,7 @@ class TextSplit(Split):
 class TextTask(Task):
     """Loading for tasks whose rows are texts. A task says what its targets are and which model reads the texts.
 
-    After `load` there are `launch`, `modes`, `config`, `tokenizer`, `max_length`, `splits` and `padding_free`.
+    After `load` there are `launch`, `modes`, `config`, `tokenizer`, `max_length`, `long_documents`, `splits`, `padding_free`.
     """
 
     default_max_length = 512
@@ -120,6 +121,7 @@ class TextTask(Task):
         self.prepare_tokenizer(self.tokenizer)
         encoder = self.encoder_config()
         self.max_length = choose_max_length(arguments.max_length, encoder, self.tokenizer, self.default_max_length)
+        self.long_documents = LongDocuments.of(arguments, self.config, self.tokenizer, self.max_length)
         note = choose_attention(encoder, self.max_length)
         notes += [note] if note else []
         self.padding_free = check_padding_free(
@@ -187,12 +189,13 @@ class TextTask(Task):
         if name == "test":
             check_ids(table, arguments.id_column)
         texts = table.columns[arguments.text_column]
-        encode, settings = TextEncoder(self.tokenizer, self.max_length, self.source_prefix), f"{tokenizer} {self.max_length}"
+        encode, settings = self.long_documents.encoder(self.tokenizer, self.source_prefix), f"{tokenizer} {self.max_length}"
         settings += f" {self.source_prefix!r}" if self.source_prefix else ""
+        settings = " ".join([settings, *map(str, self.long_documents.fingerprint().values())])
         encoded = encode_cached(texts, encode, settings, arguments.preprocessing_num_workers)
         tokens = encoded["input_ids"]
         note_unknown(tokens, self.tokenizer, table.path, notes)
-        note_cut(table, "texts", encoded["cut"], self.max_length, notes)
+        note_cut(table, "texts", encoded["cut"], self.long_documents.limit, notes)
         if name != "train":  # that has none left
             note_blank(table, texts, notes)
         return TextSplit(
@@ -201,7 +204,8 @@ class TextTask(Task):
             num_rows=len(texts),
             labelled=targets is not None,
             lengths=tokens.lengths,
-            padding_multiple=padding_of(self.encoder_config()),
+            padding_multiple=(multiple := padding_of(self.encoder_config())),
+            widths=self.long_documents.widths(tokens.lengths, multiple),
             ids=ids_of(table, arguments.id_column),
             tokens=tokens,
             mixture=mixture_of(table, arguments.mixing_weights, notes) if name == "train" else None,
@@ -217,16 +221,22 @@ class TextTask(Task):
         return None
 
     def _collate(self, tokens: RaggedChunks, targets: Any, rows: np.ndarray) -> Batch:
-        """Ids and mask, padded to the longest row of the batch and to what the model's attention needs."""
+        """Ids and mask, padded to the longest row of the batch and to what the model's attention needs; (b, windows, width) if
+        documents are read in windows."""
         side, multiple = self.tokenizer.padding_side, padding_of(self.encoder_config())
         ids = [tokens[row] for row in rows]
+        pieces, windows = self.long_documents.pieces(ids)
         inputs = {
-            "input_ids": pad_rows(ids, self.tokenizer.pad_token_id, side, multiple),
-            "attention_mask": pad_rows([np.ones_like(row) for row in ids], 0, side, multiple),
+            "input_ids": pad_rows(pieces, self.tokenizer.pad_token_id, side, multiple),
+            "attention_mask": pad_rows([np.ones_like(row) for row in pieces], 0, side, multiple),
         }
         inputs |= self.extra_inputs(inputs)
+        lengths = lengths_of(ids, side)
+        if windows is not None:
+            inputs = {name: tensor.unflatten(0, (len(rows), windows)) for name, tensor in inputs.items()}
+            lengths = tuple(map(len, ids))
         labels = None if targets is None else self.target_tensor(targets, rows)
-        return Batch(torch.as_tensor(rows, dtype=torch.int64), inputs, labels, lengths_of(ids, side))
+        return Batch(torch.as_tensor(rows, dtype=torch.int64), inputs, labels, lengths)
 
     def _fingerprint(self, tokenizer: str) -> dict[str, Any]:
         """What must be equal on every machine, and for a checkpoint to be this run's."""
@@ -239,6 +249,7 @@ class TextTask(Task):
             **adapters.fingerprint(self.arguments),
             "tokenizer": tokenizer[:16],
             "max_length": self.max_length,
+            **self.long_documents.fingerprint(),
             **_mixing(trained.get("train")),
             **{f"{name}_rows": len(split) for name, split in trained.items()},
             **{f"{name}_content": _content(split)[:16] for name, split in trained.items()},
@@ -277,11 +288,11 @@ class TextTask(Task):
         export_model(path, saved, weights, check, self.tokenizer, self.max_length)
 
     def with_kernels(self, model: torch.nn.Module) -> torch.nn.Module:
-        """The model with the faster computations that the arguments allow; its vocabulary is checked."""
+        """The model with the faster computations that the arguments allow, of whole documents; its vocabulary is checked."""
         check_vocabulary(model, self.tokenizer)
         arguments = self.arguments
         enable_kernels(model, kernels=arguments.kernels, attention=arguments.attention, padding_free=self.padding_free)
-        return model
+        return self.long_documents.prepare(model, self.tokenizer.padding_side)
 
 
 def mixture_of(table: Table, weights: Sequence[float] | None, notes: list[str]) -> Mixture | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ from finetune.reading.stored_rows import Column
 from finetune.reading.tables import Table
 from finetune.reports.card import markdown_table
 from finetune.task import Batch
-from finetune.text.chinese_decoding import join_chinese
+from finetune.text.chinese import join_chinese
+from finetune.text.search import SETTINGS
 
 IGNORED = -100  # the label that counts for nothing
 EXAMPLES = 10  # titles shown in TensorBoard and in the model card
@@ -79,7 +80,8 @@ def check_titles(table: Table, column: str, split: str) -> Column | None:
 class Generation:
     """How titles are searched for. Lengths are in tokens and leave out start and end.
 
-    `in_step`: under ZeRO-3 and FSDP weights are gathered together, so all processes must generate equally long.
+    `in_step`: under ZeRO-3 and FSDP weights are gathered together, so all processes must generate equally long; `further`:
+    settings of --generation_config (`finetune.text.search`).
     """
 
     num_beams: int
@@ -91,10 +93,11 @@ class Generation:
     pad_id: int
     in_step: bool
     num_return_sequences: int = 1
+    further: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod
-    def of(arguments: Any, start_id: int, pad_id: int, in_step: bool) -> Generation:
-        """The search that the arguments ask for."""
+    def of(arguments: Any, start_id: int, pad_id: int, in_step: bool, further: Mapping[str, Any]) -> Generation:
+        """The search that the arguments ask for. `further`: what --generation_config adds."""
         return Generation(
             num_beams=arguments.num_beams,
             length_penalty=arguments.length_penalty,
@@ -104,6 +107,7 @@ class Generation:
             start_id=start_id,
             pad_id=pad_id,
             in_step=in_step,
+            further=further,
         )
 
     def search(
@@ -130,6 +134,7 @@ class Generation:
             synced_gpus=self.in_step,
             return_dict_in_generate=True,
             output_scores=candidates > 1,
+            **self.further,
         )
         ids = pad(out.sequences.int(), (0, width - out.sequences.shape[1]), value=self.pad_id)
         scores = out.sequences_scores if candidates > 1 else torch.zeros(len(ids), device=ids.device)
@@ -189,6 +194,8 @@ def plain_model(model: Any, search: Generation) -> Any:
         setattr(generation, name, getattr(model.generation_config, name))
     generation.num_beams, generation.max_length = search.num_beams, search.max_length + 2
     generation.no_repeat_ngram_size = search.no_repeat_ngram_size
+    for name in SETTINGS:
+        setattr(generation, name, search.further.get(name, getattr(model.generation_config, name)))
     if search.min_length:
         generation.min_length = search.min_length + 1
     if search.num_beams > 1:  # they mean nothing to a greedy search, and saving complains about them

@@ -17,7 +17,7 @@ from finetune.reading.cache import kept
 from finetune.reading.fingerprint import fingerprint
 from finetune.reading.ragged import RaggedChunks
 from finetune.reading.stored_rows import Column
-from finetune.text.chinese_words import backend_json, jieba_tokenizer
+from finetune.text.chinese import backend_json, jieba_tokenizer
 from finetune.text.vocabulary import train_tokenizer
 
 MUCH_UNKNOWN = 0.1  # of the tokens; special tokens count as known

@@ -34,7 +34,7 @@ class TrainSteps(Dataset):
         self.split, self.plan, self.rank, self.padding_free = split, plan, rank, padding_free
         self.has_tokens = split.lengths is not None
         self.lengths = row_lengths_of(split)
-        self.widths = padded_widths(self.lengths, split.padding_multiple)
+        self.widths = widths_of(split)
         self._order = lru_cache(maxsize=2)(partial(self._make_order, seed, length_grouping and self.has_tokens))
 
     def _make_order(self, seed: int, length_grouping: bool, epoch: int) -> np.ndarray:
@@ -168,7 +168,7 @@ class EvalRows:
 
     def batches(self, world_size: int, rank: int) -> Iterable[Batch]:
         """This process's batches; every process gets the same number."""
-        everything, widths = np.arange(len(self)), padded_widths(row_lengths_of(self.split), self.split.padding_multiple)
+        everything, widths = np.arange(len(self)), widths_of(self.split)
         max_tokens = None if self.split.lengths is None else self.max_tokens
         for rows in evaluation_batches(widths, self.batch_size, max_tokens, world_size, rank):
             yield collate_share(self.split.collate, rows, everything)
@@ -179,6 +179,7 @@ def row_lengths_of(split: Split) -> np.ndarray:
     return np.ones(len(split), dtype=np.int64) if split.lengths is None else split.lengths
 
 
-def padded_widths(lengths: np.ndarray, multiple: int) -> np.ndarray:
+def widths_of(split: Split) -> np.ndarray:
     """(rows,) tokens that each row would take if it were alone."""
-    return -(-np.maximum(lengths, 1) // multiple) * multiple
+    multiple = split.padding_multiple
+    return -(-np.maximum(row_lengths_of(split), 1) // multiple) * multiple if split.widths is None else split.widths

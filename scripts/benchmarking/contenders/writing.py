@@ -12,7 +12,7 @@ import torch
 from benchmarking import application
 from benchmarking.contenders.titles import options
 from benchmarking.watch import watch_passes
-from finetune.text.chinese_decoding import join_chinese
+from finetune.text.chinese import join_chinese
 
 CHECKED_TITLES = 8  # documents that plain transformers gives a title one at a time
 

@@ -1,6 +1,6 @@
 import pytest
 
-from finetune.text.chinese_decoding import join_chinese
+from finetune.text.chinese import join_chinese
 from finetune.text.vocabulary import train_tokenizer
 
 JOINED = {

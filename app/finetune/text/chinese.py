@@ -1,4 +1,5 @@
-"""Chinese words as tokens: transformers' RoFormerTokenizer (rjieba, then WordPiece) over a model's vocabulary."""
+"""Chinese words as tokens: transformers' RoFormerTokenizer (rjieba, then WordPiece) over a model's vocabulary; and decoded
+Chinese without the spaces that WordPiece leaves between tokens."""
 
 import copyreg
 import re
@@ -17,6 +18,23 @@ HAN = "[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002ceaf\U0002f800-\
 HAN_WORD = re.compile(HAN * 2)
 # rjieba's dictionary has C++, C# and AT&T. As one word that the vocabulary lacks they would be [UNK]; BERT splits them.
 MARK_IN_WORD = re.compile("(?!##).*[+#&]")
+
+CJK = (
+    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # Chinese characters
+    "\u3040-\u30ff\u31f0-\u31ff\uff66-\uff9f"  # kana
+    "\u3005-\u3007\u3021-\u302f\uff10-\uff19\uff21-\uff3a\uff41-\uff5a"  # 々〇〡, full-width ０Ａａ
+)
+PUNCTUATION = (  # 、。《》【】 and the full-width and vertical forms of ASCII's
+    "\u3001-\u3004\u3008-\u3020\u3030-\u303f\ufe10-\ufe1f\ufe30-\ufe6f\uff01-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65"
+)
+WIDE = CJK + PUNCTUATION
+SHARED = "“”‘’—…·"  # English uses them too, where spaces around them may be meant
+ADDED_SPACE = re.compile(
+    f"(?<=[{WIDE}{SHARED}]) +(?=[{WIDE}])|(?<=[{WIDE}]) +(?=[{SHARED}])"
+    f"|(?<=[{PUNCTUATION}]) +| +(?=[{PUNCTUATION}])"
+    rf"|(?<=[{WIDE}]) +(?=[,.:;!?%)\]}}])|(?<=[(\[{{]) +(?=[{WIDE}])"
+    "|(?<=“) +| +(?=”)"
+)
 
 
 def jieba_tokenizer(name_or_path: str | Path, user_dictionary: str | Path | None, notes: list[str]) -> RoFormerTokenizer:
@@ -111,3 +129,13 @@ def _reduce(tokenizer: RoFormerTokenizer) -> tuple[Any, ...]:
 
 # transformers 5.17 and 5.23: its own __getstate__ fails with "Custom PreTokenizer cannot be serialized".
 copyreg.pickle(RoFormerTokenizer, _reduce)
+
+
+def join_chinese(text: str) -> str:
+    """`text` without the spaces between Chinese (or Japanese) characters and beside their punctuation.
+
+    Removed: 深 度 学 习 。 -> 深度学习。, also inside “ ” and beside ASCII punctuation that touches a Chinese character.
+    Kept: spaces between Latin words or numbers, and between one of them and a Chinese character (使用 BERT 模型): the tokens
+    do not tell whether the author wrote these. Idempotent.
+    """
+    return ADDED_SPACE.sub("", text).strip(" ")

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, BertTokenizer, RoFormerTokenizer
 from finetune.errors import InputError
 from finetune.reading.stored_rows import Column
 from finetune.reading.tokens import encode_cached
-from finetune.text.chinese_words import jieba_tokenizer
+from finetune.text.chinese import jieba_tokenizer
 from finetune.text.tokenizer import TextEncoder, load_tokenizer, tokenizer_fingerprint
 from finetune.text.vocabulary import SPECIAL_TOKENS, train_tokenizer
 
@@ -152,7 +152,7 @@ def test_copies_pickles_and_processes_give_the_same_ids(folder, dictionary, toke
 @pytest.mark.slow
 def test_rjieba_is_loaded_where_words_are_cut_only(bert_folder, folder):
     program = (
-        "import sys; from finetune.text.chinese_words import jieba_tokenizer\n"
+        "import sys; from finetune.text.chinese import jieba_tokenizer\n"
         "from finetune.text.tokenizer import tokenizer_fingerprint; from transformers import AutoTokenizer\n"
         f"tokenizer_fingerprint(AutoTokenizer.from_pretrained({str(bert_folder)!r})); assert 'rjieba' not in sys.modules\n"
         f"jieba_tokenizer({str(folder)!r}, None, []); assert 'rjieba' in sys.modules\n"

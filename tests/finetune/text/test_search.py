@@ -1,0 +1,90 @@
+"""--generation_config: what is passed on to transformers, what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from text_tasks import SEARCH
+from transformers import AutoTokenizer, BertConfig, EncoderDecoderConfig, EncoderDecoderModel
+
+from finetune.errors import InputError
+from finetune.text.search import SETTINGS, read_settings
+from finetune.text.titles import plain_model
+
+SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 30}
+EACH = {
+    "repetition_penalty": 1.5,
+    "encoder_no_repeat_ngram_size": 2,
+    "exponential_decay_length_penalty": [2, 1.5],
+    "bad_words_ids": [[5], [6, 7]],
+    "sequence_bias": [[[8], 2.0]],
+    "suppress_tokens": [9],
+    "begin_suppress_tokens": [10],
+}
+
+
+@pytest.fixture
+def read(tmp_path, bert_folder):
+    def write(content):
+        path = tmp_path / "search.json"
+        path.write_text(json.dumps(content))
+        return read_settings(str(path), AutoTokenizer.from_pretrained(bert_folder))
+
+    return write
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    parts = BertConfig(**SIZES), BertConfig(**SIZES, is_decoder=True, add_cross_attention=True)
+    model = EncoderDecoderModel(EncoderDecoderConfig.from_encoder_decoder_configs(*parts)).eval()
+    for part in (model.config, model.generation_config):
+        part.decoder_start_token_id, part.pad_token_id, part.eos_token_id = 2, 0, 3
+    return model
+
+
+def test_every_setting_is_passed_on_and_stored(read, model, tmp_path):
+    assert set(EACH) == set(SETTINGS)
+    search = dataclasses.replace(SEARCH, num_beams=2, max_length=6, further=read(EACH | {"transformers_version": "5.0"}))
+    assert search.further == EACH
+    inputs = {"input_ids": torch.randint(4, 30, (3, 7)), "attention_mask": torch.ones(3, 7, dtype=torch.long)}
+    found = search.search(model, inputs, None)[0][:, 0]
+    assert not torch.isin(found, torch.tensor([5, 9])).any()
+
+    plain_model(model, search).generation_config.save_pretrained(tmp_path)
+    stored = json.loads((tmp_path / "generation_config.json").read_text())
+    assert {name: stored[name] for name in EACH} == EACH
+    model.generation_config = plain_model(model, search).generation_config
+    with torch.no_grad():
+        alone = model.generate(**inputs, do_sample=False)
+    assert torch.equal(alone, found[:, : alone.shape[1]])
+    # Trained on without the file: the model's own settings are kept.
+    assert plain_model(model, SEARCH).generation_config.suppress_tokens == [9]
+    for name in EACH:
+        setattr(model.generation_config, name, None)
+    without = dataclasses.replace(search, further={}).search(model, inputs, None)[0][:, 0]
+    assert not torch.equal(found, without)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"num_beams": 4}, "num_beams is an argument: give --num_beams and take it out of the file"),
+        ({"max_new_tokens": 4}, "max_new_tokens is an argument: give --max_title_length"),
+        ({"do_sample": True}, "do_sample is not passed on .* it may have repetition_penalty, "),
+        ({"repetition_penalti": 1.2}, "repetition_penalti is no setting .*; did you mean repetition_penalty?"),
+        ({"repetition_penalty": "high"}, "repetition_penalty 'high' is not what transformers takes"),
+        ({"repetition_penalty": -1.0}, "repetition_penalty -1.0 is not what transformers takes"),
+        ({"suppress_tokens": 5}, "suppress_tokens 5 is not what transformers takes"),
+        (
+            {"bad_words_ids": [[100000]]},
+            r"bad_words_ids \[\[100000\]\] is not what transformers takes .*the tokenizer has \d+ tok",
+        ),
+    ],
+)
+def test_what_is_refused(read, content, said):
+    with pytest.raises(InputError, match=said):
+        read(content)
