@@ -39,8 +39,10 @@ from finetune.reading.stored_rows import Column
 from finetune.reading.tables import Table
 from finetune.reading.tokens import encode_cached
 from finetune.task import Batch, Data, Mixture, Split, Task
+from finetune.text.contributions import word_contributions
 from finetune.text.tokenizer import TextEncoder, load_tokenizer, note_unknown, tokenizer_fingerprint
 
+EXPLAINED_LABELS = 5
 PADDING_FREE_NOTE = "the encoder computes without padding (--padding_free); its dropout is another sample than with padding"
 
 
@@ -49,9 +51,9 @@ class TextSplit(Split):
     """The texts of a split. `targets`: each row's label numbers or title ids, None without; `texts`, `titles`: columns;
     `where`: what messages call a row of several files."""
 
-    tokens: RaggedChunks
+    tokens: Ragged | RaggedChunks
     targets: Ragged | RaggedChunks | None
-    texts: Column
+    texts: Sequence[str]
     titles: Column | None = None
     where: Callable[[int], str] | None = None
 
@@ -62,6 +64,7 @@ class TextTask(Task):
     After `load` there are `launch`, `modes`, `config`, `tokenizer`, `max_length`, `splits` and `padding_free`.
     """
 
+    takes = "texts"
     default_max_length = 512
     memory_advice = "a smaller --max_tokens_per_micro_batch or --max_length, "
     source_prefix = ""  # stands before each text
@@ -192,11 +195,37 @@ class TextTask(Task):
             where=table.where if table.sources else None,
         )
 
+    def rows_in_memory(self, items: Sequence[str]) -> TextSplit:
+        texts = check_texts(items)
+        encoded = TextEncoder(self.tokenizer, self.max_length, self.source_prefix)(texts)
+        tokens = Ragged.of(encoded["input_ids"])
+        return TextSplit(
+            path="texts",
+            collate=partial(self._collate, tokens, None),
+            num_rows=len(texts),
+            labelled=False,
+            lengths=tokens.lengths.astype(np.int64),
+            padding_multiple=padding_of(self.encoder_config()),
+            tokens=tokens,
+            targets=None,
+            texts=texts,
+        )
+
+    def explain(self, model: torch.nn.Module, item: str, line: dict[str, Any]) -> dict[str, Any]:
+        """Of a classifier: its thresholds, and what each word contributed to the likeliest labels."""
+        if "probabilities" not in line:
+            return {}
+        labels = list(line["probabilities"])
+        shown = sorted(labels, key=line["probabilities"].get, reverse=True)[:EXPLAINED_LABELS]
+        words = word_contributions(model, self.tokenizer, item, self.max_length, [labels.index(label) for label in shown])
+        thresholds = dict(zip(labels, map(float, self.thresholds), strict=True))
+        return {"thresholds": thresholds, "words": dict(zip(shown, words, strict=True))}
+
     def titles_of(self, table: Table) -> Column | None:
         """The reference texts of a file, for tasks that are scored by them."""
         return None
 
-    def _collate(self, tokens: RaggedChunks, targets: Any, rows: np.ndarray) -> Batch:
+    def _collate(self, tokens: Ragged | RaggedChunks, targets: Any, rows: np.ndarray) -> Batch:
         """Ids and mask, padded to the longest row of the batch and to what the model's attention needs."""
         side, multiple = self.tokenizer.padding_side, padding_of(self.encoder_config())
         ids = [tokens[row] for row in rows]
@@ -273,6 +302,16 @@ def mixture_of(table: Table, weights: Sequence[float] | None, notes: list[str]) 
     shares = [f"{count} from the {rows} of {path}" for path, rows, count in zip(paths, there, mixture.counts, strict=True)]
     notes.append(f"rows of an epoch: {', '.join(shares)} (--mixing_weights)")
     return mixture
+
+
+def check_texts(items: Sequence[str]) -> list[str]:
+    """The texts as a list. Raises `InputError` for one that is no whole Unicode."""
+    for number, text in enumerate(items):
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise InputError(f"text {number}: holds half of a character (a lone surrogate): remove or complete it") from None
+    return list(items)
 
 
 def check_finite(values: np.ndarray, what: str, split: TextSplit) -> None:
