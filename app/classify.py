@@ -56,11 +56,11 @@ from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoModelFor
 
 from finetune.application import run
 from finetune.errors import InputError
+from finetune.losses.multilabel import MultiLabelLoss, from_config
 from finetune.metrics.multilabel import sigmoid
 from finetune.metrics.thresholds import decide
 from finetune.models import pretrained
 from finetune.models.adapters import limit_training
-from finetune.models.multilabel_loss import MultiLabelLoss, from_config
 from finetune.plots import labels as label_plots
 from finetune.reading.ragged import Ragged
 from finetune.reading.tables import Table

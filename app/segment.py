@@ -53,12 +53,12 @@ from finetune.images.examples import Examples
 from finetune.images.image_task import ImageSplit, ImageTask, Targets, check_finite
 from finetune.images.processing import Processing
 from finetune.images.sources import Images, Inspected
+from finetune.losses.segmentation import SegmentationLoss, balanced_class_weights
 from finetune.metrics.segmentation import count_classes, iou, mean_of_defined, segmentation_scores
 from finetune.models.export import export_model
 from finetune.models.mask_bits import pack, packed_bytes, unpack
 from finetune.models.pretrained import check_kind, check_weights, load_config, load_model_and_new_names
 from finetune.models.processors import load_processor
-from finetune.models.segmentation_loss import SegmentationLoss, balanced_class_weights
 from finetune.output import predictions as output
 from finetune.output import written
 from finetune.output.run_folder import read_metrics

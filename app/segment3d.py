@@ -47,8 +47,8 @@ import torch
 
 from finetune.application import run
 from finetune.launching.launch import Launch
+from finetune.losses.segmentation import SegmentationLoss
 from finetune.metrics.segmentation import count_classes, dice, iou, mean_of_defined
-from finetune.models.segmentation_loss import SegmentationLoss
 from finetune.output import predictions as output
 from finetune.output import written
 from finetune.output.run_folder import read_metrics, replace_folder

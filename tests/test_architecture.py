@@ -12,9 +12,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 APP = ROOT / "app"
 SOURCES = sorted(APP.rglob("*.py"))
-TASKS = {path.stem for path in APP.glob("*.py")} - {"predict"}  # which starts one of them
+TASKS = {path.stem for path in APP.glob("*.py")} - {"predict", "serve"}  # which start one of them
 # Packages beside the engine: kinds of data, and what tasks take from elsewhere or draw.
-KINDS = {f"finetune.{name}" for name in ("text", "images", "volumes", "models", "metrics", "plots")}
+KINDS = {f"finetune.{name}" for name in ("text", "images", "volumes", "models", "losses", "metrics", "plots")}
 MOST_MODULES = 12
 TASK_LINES = 250
 # Everything that is imported inside a function, and why. What is not here stands at the top of its file.
@@ -22,6 +22,9 @@ IMPORTED_LATER = {
     "deepspeed": "takes seconds, and must find DS_ACCELERATOR set; only launches that ask for it need it",
     "accelerate.utils.DeepSpeedPlugin": "as deepspeed",
     "transformers.integrations": "as deepspeed",
+    "datasets": "takes half a second, with pandas; only files need it",
+    "finetune.serving.predictor": "imports torch; only predict.py's --text and serve.py need it",
+    "finetune.serving.web": "imports aiohttp, which is optional (requirements-serve.txt)",
     "evaluate": "takes up to a second: a run imports it at its first score",
     "finetune.metrics.multilabel_metric": "imports evaluate",
     "finetune.metrics.rouge_metric": "imports evaluate",
@@ -127,7 +130,7 @@ def test_a_package_is_small_and_says_what_it_is_and_what_it_imports(package):
 
 
 def test_the_engine_knows_no_task_and_no_kind_of_data():
-    for package in GRAPH.keys() - KINDS - TASKS - {"predict"}:
+    for package in GRAPH.keys() - KINDS - TASKS - {"predict", "serve"}:
         assert not GRAPH[package] & (TASKS | KINDS - {"finetune.metrics"}), package
     text_fields = ("max_length", "text_column", "tokenizer", "head_learning_rate", "base_model_prefix")
     for name, path in MODULES.items():

@@ -31,7 +31,7 @@ def folder(tmp_path):
 def test_the_folder_says_which_task_it_is_of(config, task, folder):
     place = folder(config)
     assert predict.task_of(place) == task
-    script, *parts = predict.command_line([str(place), "rows.csv", "--output_dir", "out", "--seed", "1"])
+    script, *parts = predict.command_line(predict.read_request([str(place), "rows.csv", "--output_dir", "out", "--seed", "1"]))
     assert script == str(REPOSITORY / "app" / f"{task}.py")
     assert parts == [
         *("--do_predict", "--model_name_or_path", str(place), "--test_file", "rows.csv"),
@@ -59,13 +59,13 @@ def test_an_adapter_says_so_before_its_base_does(folder):
 def test_what_cannot_be_predicted_is_explained(config, argv, message, folder, tmp_path):
     place = tmp_path if config is None else folder(config)
     with pytest.raises(InputError, match=message):
-        predict.command_line([str(place), *argv])
+        predict.command_line(predict.read_request([str(place), *argv]))
 
 
 def test_several_processes_need_a_folder(folder, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(InputError, match="several processes share a folder"):
-        predict.command_line([str(folder({"model_type": "small_cnn"})), "rows.csv"])
+        predict.command_line(predict.read_request([str(folder({"model_type": "small_cnn"})), "rows.csv"]))
 
 
 @pytest.mark.slow

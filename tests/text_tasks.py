@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import classify
 import titlegen
 
-from finetune.models.multilabel_loss import MultiLabelLoss
+from finetune.losses.multilabel import MultiLabelLoss
 from finetune.text.titles import Generation
 
 SEARCH = Generation(

@@ -17,11 +17,16 @@ T = TypeVar("T")
 _until_exit = contextlib.ExitStack()
 
 
-def read_arguments(cls: type[T], description: str) -> T:
-    """The command line as `cls`, a dataclass of argument groups. Ends the process if anything is wrong with it."""
+def prepare_process() -> None:
+    """What must be set before torch is imported."""
     survive_a_lost_console()
     host_settings.prepare()
     garbage_collection.begin()
+
+
+def read_arguments(cls: type[T], description: str) -> T:
+    """The command line as `cls`, a dataclass of argument groups. Ends the process if anything is wrong with it."""
+    prepare_process()
     _until_exit.enter_context(signals.listen())  # from here on, also while libraries are imported
     with failures_end_the_job(debug="--debug" in sys.argv):
         arguments = parse(cls, description=description)

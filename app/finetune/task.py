@@ -187,6 +187,7 @@ class Task(ABC):
     evaluates_by_tokens = False  # whether an evaluation batch has a number of tokens by default, on a CPU
     list_separator = "|"  # between the texts of a list in predictions that are csv
     memory_advice = ""  # what the message for "out of memory" suggests besides what helps every task
+    takes: str | None = None  # "texts" or "pictures": what `rows_in_memory` makes a split of
 
     def __init__(self, arguments: Any) -> None:
         """`arguments`: Launch-, Run-, Optimization- and BatchArguments and a field `model_name_or_path`, the exported model of
@@ -275,6 +276,14 @@ class Task(ABC):
     @abstractmethod
     def load_exported(self, path: str | Path) -> torch.nn.Module:
         """The model of an exported folder (or of the hub), on every process. What is reported is what this model gives."""
+
+    def rows_in_memory(self, items: Sequence[Any]) -> Split:
+        """A test split of what no file holds: texts, or pictures as bytes. After `load`. Raises `InputError`."""
+        raise NotImplementedError  # `takes` is None
+
+    def explain(self, model: torch.nn.Module, item: Any, line: dict[str, Any]) -> dict[str, Any]:
+        """What a page shows of one of `rows_in_memory`'s items beside its prediction `line`. `model`: of `load_exported`."""
+        return {}
 
     @abstractmethod
     def prediction_lines(self, predictions: Predictions, split: Split) -> Iterable[dict[str, Any]]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import datasets
 import numpy as np
 import pyarrow
 import pyarrow.parquet
@@ -18,6 +17,9 @@ from finetune.images.idx import images_file, is_idx, labels_file, read_idx
 from finetune.images.sources import ArrayImages, EncodedImages, Images, Renumbered
 from finetune.reading.columns import check_ids, ids_of, take
 from finetune.reading.splits import check_columns, read_split, table_of
+
+if TYPE_CHECKING:
+    import datasets
 
 LIMITS = {"train": "max_train_samples", "validation": "max_eval_samples", "test": "max_predict_samples"}
 
@@ -122,6 +124,8 @@ def _holds_pictures(path: Path, column: str) -> bool:
 
 def _parquet_rows(path: Path, column: str) -> datasets.Dataset:
     """The rows of a parquet file, mapped from a copy in the cache of `datasets`; pictures are not decoded."""
+    import datasets  # takes half a second: not for pictures in memory
+
     try:
         return datasets.Dataset.from_parquet(str(path)).cast_column(column, datasets.Image(decode=False))
     except Exception as error:  # of pyarrow and of `datasets`

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from finetune.images.augmentation import Augmentation, generator_of
 from finetune.images.decoding import ALPHA, DEEP, too_deep
 from finetune.images.examples import Examples, read_examples
 from finetune.images.processing import Processing
-from finetune.images.sources import ArrayImages, Images, Inspected
+from finetune.images.sources import ArrayImages, EncodedImages, Images, Inspected
 from finetune.launching.launch import Launch
 from finetune.models.pretrained import load_config, load_model_and_new_names, model_content
 from finetune.models.sync_batch_norm import has_batch_norm, synchronise_batch_norm
@@ -26,6 +26,8 @@ from finetune.plan import Modes
 from finetune.reading.columns import SHOWN, more, split_off
 from finetune.reading.fingerprint import fingerprint
 from finetune.task import Batch, Data, Described, Split, Task
+
+MOST_PIXELS = 50_000_000  # of a picture that is sent to a server
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class ImageTask(Task):
     After `load` there are `launch`, `modes`, `splits`, `processing` and what `choose_model` keeps.
     """
 
+    takes = "pictures"
     memory_advice = "a smaller --per_device_train_batch_size, "
     mask_fill = 0  # class number of what lies outside of a picture that is rotated
 
@@ -155,6 +158,20 @@ class ImageTask(Task):
             targets=targets,
             where=examples.where,
         )
+
+    def rows_in_memory(self, items: Sequence[bytes]) -> ImageSplit:
+        images = EncodedImages(list(items), Path(), "picture {}".format)
+        examples = {"test": Examples("pictures", images, None, images.name, range(len(items)))}
+        inspected = inspect_all(examples, [])
+        for row, header in enumerate(inspected["test"].headers):
+            if header.width * header.height > MOST_PIXELS:
+                raise InputError(
+                    f"{images.name(row)}: has {header.width}x{header.height} pixels; expected at most {MOST_PIXELS} in all"
+                )
+        if self.processing.mode == "L" and self.arguments.image_mode == "auto":
+            check_grey(examples, inspected)
+        self.encode_targets(examples, inspected, [])
+        return self._split("test", examples["test"], None)
 
     def collate_to_evaluate(self, split: str, images: Images, targets: Targets | None, rows: np.ndarray) -> Batch:
         """Rows of "validation" or "test"."""

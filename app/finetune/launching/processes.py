@@ -139,7 +139,7 @@ def start(launch: Launch, batch: BatchShape | None, report_to: tuple[str, ...] =
 
     Raises `InputError` for a DeepSpeed file that contradicts the run, and for machines that cannot reach each other.
     """
-    _quiet_libraries(launch)
+    quiet_libraries(launch)
     # A shell may well end before its `python`; a launcher must not. DeepSpeed's has a parent: the command that users know.
     signals.watch_launcher({"python": 0, "deepspeed": 2}.get(launch.launcher, 1))
     rendezvous.wait_until_ready(launch.timeout_seconds)
@@ -289,7 +289,8 @@ def _start_group_after_restart(launch: Launch, backend: str, timeout: timedelta)
     )
 
 
-def _quiet_libraries(launch: Launch) -> None:
+def quiet_libraries(launch: Launch) -> None:
+    """Leaves the libraries' reports of what is meant to be so unsaid."""
     # Rank 0 reports; the others would report the same. transformers warns of every parameter that a new head lacks.
     level = logging.WARNING if launch.rank == 0 else logging.ERROR
     for name in ("accelerate", "torch.distributed"):

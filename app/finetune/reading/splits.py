@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import datasets
 import numpy as np
 
 from finetune.errors import InputError
@@ -16,6 +15,9 @@ from finetune.reading.problems import listed
 from finetune.reading.stored_rows import LINE, Column
 from finetune.reading.tables import Source, Table, read_table
 from finetune.reading.text_files import matching
+
+if TYPE_CHECKING:
+    import datasets
 
 SPLITS = {"train": "dataset_split", "validation": "dataset_validation_split", "test": "dataset_test_split"}
 
@@ -127,6 +129,8 @@ def _joined(argument: str, tables: list[Table], numbers: list[int]) -> Table:
 
 
 def _dataset_split(arguments: Any, split: str, required: tuple[str, ...], optional: tuple[str, ...]) -> Table | None:
+    import datasets
+
     name, argument = arguments.dataset_name, SPLITS[split]
     wanted = getattr(arguments, argument)
     if arguments.dataset_revision and Path(name).is_dir():
@@ -155,6 +159,8 @@ def check_columns(rows: datasets.Dataset, what: str, required: Sequence[str]) ->
 
 def table_of(rows: datasets.Dataset, path: str, required: Sequence[str], optional: Sequence[str]) -> Table:
     """Rows of `datasets` as a table of these columns, which `check_columns` has found there."""
+    import datasets
+
     columns = {c: _named(rows, c) for c in dict.fromkeys([*required, *optional]) if c in rows.column_names}
     columns = {c: column for c, column in columns.items() if c in required or not column.is_empty}
     lines = datasets.Dataset.from_dict({LINE: np.arange(1, len(rows) + 1)})
@@ -165,6 +171,8 @@ def table_of(rows: datasets.Dataset, path: str, required: Sequence[str], optiona
 
 def _named(rows: datasets.Dataset, column: str) -> Column:
     """A column; numbers of a ClassLabel, also in lists, as their names."""
+    import datasets
+
     feature, cells = rows.features[column], Column(rows, column)
     names = _class_names(feature)
     if names is None:
@@ -176,6 +184,8 @@ def _named(rows: datasets.Dataset, column: str) -> Column:
 
 def _class_names(feature: Any) -> list[str] | None:
     """The names of a ClassLabel, or of a list of them; None for other features."""
+    import datasets
+
     inner = feature if isinstance(feature, datasets.ClassLabel) else getattr(feature, "feature", None)
     return inner.names if isinstance(inner, datasets.ClassLabel) else None
 

@@ -11,18 +11,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 import pyarrow.ipc
-from datasets import Dataset
 
 from finetune.errors import InputError
 from finetune.reading.fingerprint import fingerprint
 from finetune.reading.problems import described, place
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 LINE, CELLS, IS_JSON = "line", "cells", "is_json"  # the stored columns; the latter two for every column, with its number
 BATCH_ROWS = 10_000  # stored together, or taken out of their order together
@@ -43,6 +44,8 @@ class Column(Sequence[Any]):
     @staticmethod
     def of(cells: Iterable[Any]) -> Column:
         """A column in memory."""
+        from datasets import Dataset  # takes half a second: not for rows that no file holds
+
         stored = [_stored(cell) for cell in cells]
         names = {CELLS: pa.large_string(), IS_JSON: pa.bool_()}
         table = {name: pa.array([pair[i] for pair in stored], kind) for i, (name, kind) in enumerate(names.items())}
@@ -51,6 +54,8 @@ class Column(Sequence[Any]):
     @staticmethod
     def joined(columns: Sequence[Column]) -> Column:
         """Whole columns of stored rows, one after the other, without a copy. They have the same name in each."""
+        import datasets
+
         first = columns[0]
         return Column(datasets.concatenate_datasets([column._data for column in columns]), first._name, first._is_json)
 
@@ -156,7 +161,9 @@ def open_rows(folder: Path, columns: Sequence[str]) -> tuple[str, dict[str, Colu
 
 def open_dataset(folder: Path) -> Dataset:
     """The rows of all the Arrow files in a folder."""
-    files = [Dataset.from_file(str(file)) for file in sorted(folder.glob("*.arrow"))]
+    import datasets
+
+    files = [datasets.Dataset.from_file(str(file)) for file in sorted(folder.glob("*.arrow"))]
     return datasets.concatenate_datasets(files) if len(files) > 1 else files[0]
 
 

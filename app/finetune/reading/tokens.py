@@ -12,9 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import datasets
-from datasets import Features, List, Value
-
 from finetune.errors import InputError
 from finetune.garbage_collection import paused
 from finetune.output.progress import Phase
@@ -26,8 +23,6 @@ from finetune.reading.stored_rows import Column, open_dataset
 Encode = Callable[[list[str]], dict[str, list]]
 FORM = "3"  # of the stored tokens; another one tokenizes again
 PARALLELISM = "TOKENIZERS_PARALLELISM"  # whether the tokenizers library uses threads
-datasets.disable_progress_bars()  # they appear at once and in log files
-TOKENS = Features({"input_ids": List(Value("int32")), "cut": Value("bool")})
 
 
 def encode_cached(texts: Column, encode: Encode, settings: str, num_proc: int | None = None) -> dict[str, Any]:
@@ -45,7 +40,11 @@ def encode_cached(texts: Column, encode: Encode, settings: str, num_proc: int | 
 
 def _tokenize(texts: Column, encode: Encode, folder: Path, num_proc: int | None) -> None:
     """Writes Arrow files into the folder, one per process."""
+    import datasets  # takes half a second: not for texts in memory
+    from datasets import List, Value
+
     global _encode, _bar
+    datasets.disable_progress_bars()  # they appear at once and in log files
     data = texts.dataset()
     processes = min(num_proc or 1, len(data))
     environment, parallelism = os.environ, os.environ.get(PARALLELISM)
@@ -59,7 +58,7 @@ def _tokenize(texts: Column, encode: Encode, folder: Path, num_proc: int | None)
                 input_columns=data.column_names,
                 remove_columns=data.column_names,
                 batched=True,
-                features=TOKENS,
+                features=datasets.Features({"input_ids": List(Value("int32")), "cut": Value("bool")}),
                 cache_file_name=str(folder / "tokens.arrow"),
                 new_fingerprint="tokens",
                 num_proc=processes if processes > 1 else None,

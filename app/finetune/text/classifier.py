@@ -11,10 +11,10 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 from finetune.errors import InputError, TrainingError
+from finetune.losses.multilabel import MultiLabelLoss
 from finetune.metrics.multilabel import DECISION_METRICS, RANKING_METRICS, multilabel_scores
 from finetune.models.adapters import loadable
 from finetune.models.calibration import divide_outputs
-from finetune.models.multilabel_loss import MultiLabelLoss
 from finetune.reading.json_files import read_object
 from finetune.reading.ragged import Ragged
 from finetune.reports.card import markdown_table

@@ -18,6 +18,7 @@ from finetune.kernels.enable import enable_device_kernels, enable_kernels
 from finetune.kernels.padding_free.support import check_padding_free
 from finetune.launching.launch import Launch
 from finetune.models import adapters
+from finetune.models.contributions import word_contributions
 from finetune.models.export import export_model
 from finetune.models.pretrained import check_vocabulary, choose_max_length, load_config, load_model_and_new_names, model_content
 from finetune.plan import Modes
@@ -43,6 +44,7 @@ from finetune.task import Batch, Data, Described, Mixture, Split, Task
 from finetune.text.long_documents import LongDocuments
 from finetune.text.tokenizer import load_tokenizer, note_unknown, tokenizer_fingerprint
 
+EXPLAINED_LABELS = 5
 PADDING_FREE_NOTE = "the encoder computes without padding (--padding_free); its dropout is another sample than with padding"
 
 
@@ -51,9 +53,9 @@ class TextSplit(Split):
     """The texts of a split. `targets`: each row's label numbers or title ids, None without; `texts`, `titles`: columns;
     `where`: what messages call a row of several files."""
 
-    tokens: RaggedChunks
+    tokens: Ragged | RaggedChunks
     targets: Ragged | RaggedChunks | None
-    texts: Column
+    texts: Sequence[str]
     titles: Column | None = None
     where: Callable[[int], str] | None = None
 
@@ -64,6 +66,7 @@ class TextTask(Task):
     After `load` there are `launch`, `modes`, `config`, `tokenizer`, `max_length`, `long_documents`, `splits`, `padding_free`.
     """
 
+    takes = "texts"
     default_max_length = 512
     memory_advice = "a smaller --max_tokens_per_micro_batch or --max_length, "
     source_prefix = ""  # stands before each text
@@ -216,11 +219,43 @@ class TextTask(Task):
             where=table.where if table.sources else None,
         )
 
+    def rows_in_memory(self, items: Sequence[str]) -> TextSplit:
+        texts = check_texts(items)
+        tokens = Ragged.of(self.long_documents.encoder(self.tokenizer, self.source_prefix)(texts)["input_ids"])
+        multiple, lengths = padding_of(self.encoder_config()), tokens.lengths.astype(np.int64)
+        return TextSplit(
+            path="texts",
+            collate=partial(self._collate, tokens, None),
+            num_rows=len(texts),
+            labelled=False,
+            lengths=lengths,
+            padding_multiple=multiple,
+            widths=self.long_documents.widths(lengths, multiple),
+            tokens=tokens,
+            targets=None,
+            texts=texts,
+        )
+
+    def explain(self, model: torch.nn.Module, item: str, line: dict[str, Any]) -> dict[str, Any]:
+        """Of a classifier: its thresholds, and what each word of the beginning that a model reads at once contributed to the
+        likeliest labels."""
+        if "probabilities" not in line:
+            return {}
+        labels = list(line["probabilities"])
+        shown = sorted(labels, key=line["probabilities"].get, reverse=True)[:EXPLAINED_LABELS]
+        encoded = self.tokenizer(
+            item, truncation=True, max_length=self.max_length, return_offsets_mapping=True, return_tensors="pt"
+        )
+        in_windows = self.long_documents.way == "windows"
+        words = word_contributions(model, encoded, [labels.index(label) for label in shown], in_windows=in_windows)
+        thresholds = dict(zip(labels, map(float, self.thresholds), strict=True))
+        return {"thresholds": thresholds, "words": dict(zip(shown, words, strict=True))}
+
     def titles_of(self, table: Table) -> Column | None:
         """The reference texts of a file, for tasks that are scored by them."""
         return None
 
-    def _collate(self, tokens: RaggedChunks, targets: Any, rows: np.ndarray) -> Batch:
+    def _collate(self, tokens: Ragged | RaggedChunks, targets: Any, rows: np.ndarray) -> Batch:
         """Ids and mask, padded to the longest row of the batch and to what the model's attention needs; (b, windows, width) if
         documents are read in windows."""
         side, multiple = self.tokenizer.padding_side, padding_of(self.encoder_config())
@@ -315,6 +350,16 @@ def mixture_of(table: Table, weights: Sequence[float] | None, notes: list[str]) 
     shares = [f"{count} from the {rows} of {path}" for path, rows, count in zip(paths, there, mixture.counts, strict=True)]
     notes.append(f"rows of an epoch: {', '.join(shares)} (--mixing_weights)")
     return mixture
+
+
+def check_texts(items: Sequence[str]) -> list[str]:
+    """The texts as a list. Raises `InputError` for one that is no whole Unicode."""
+    for number, text in enumerate(items):
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise InputError(f"text {number}: holds half of a character (a lone surrogate): remove or complete it") from None
+    return list(items)
 
 
 def check_finite(values: np.ndarray, what: str, split: TextSplit) -> None:

@@ -12,8 +12,8 @@ from transformers import (
     ViTImageProcessor,
 )
 
+from finetune.losses.multilabel import MultiLabelLoss
 from finetune.models.export import export_model
-from finetune.models.multilabel_loss import MultiLabelLoss
 from finetune.models.pretrained import drop_pooler
 from finetune.text.classifier import plain_model
 from finetune.text.decisions import Fitted

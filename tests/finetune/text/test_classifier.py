@@ -15,9 +15,9 @@ from transformers import (
 )
 
 from finetune.errors import InputError, TrainingError
+from finetune.losses.multilabel import MultiLabelLoss, from_config
 from finetune.metrics.multilabel import sigmoid
 from finetune.models.export import export_model
-from finetune.models.multilabel_loss import MultiLabelLoss, from_config
 from finetune.text.classifier import (
     _output_layer,
     calibrated,

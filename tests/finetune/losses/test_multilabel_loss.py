@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from finetune.models.multilabel_loss import MultiLabelLoss, from_config
+from finetune.losses.multilabel import MultiLabelLoss, from_config
 
 ROWS, LABELS = 6, 3
 LOGITS = torch.randn(ROWS, LABELS, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 3

@@ -3,7 +3,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from finetune.models.segmentation_loss import SegmentationLoss, balanced_class_weights
+from finetune.losses.segmentation import SegmentationLoss, balanced_class_weights
 
 SPACES = [(11,), (5, 6), (4, 3, 5)]
 

@@ -1,0 +1,59 @@
+"""The server as users start it, and its page in a browser."""
+
+import json
+import shutil
+import signal
+import subprocess
+import urllib.parse
+import urllib.request
+
+import pytest
+import serve
+from launchers import REPOSITORY, environment, free_port, python
+
+from finetune.errors import InputError
+
+pytest.importorskip("aiohttp")
+
+
+@pytest.fixture
+def server(bert_folder, tmp_path):
+    """(the process, its address)"""
+    port = free_port()
+    command = [*python(), str(REPOSITORY / "app" / "serve.py"), str(bert_folder), "--port", str(port)]
+    process = subprocess.Popen(command, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    yield process, f"http://127.0.0.1:{port}"
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.slow
+def test_a_browser_shows_the_labels_and_words_of_a_text(server):
+    process, address = server
+    assert process.stdout.readline().strip().endswith(f"at {address}")
+    # The address is printed when the model is loaded; the socket listens a moment later.
+    body = json.dumps({"text": "return the values"}).encode()
+    with urllib.request.urlopen(f"{address}/predict", body) as answer:
+        (line,) = json.load(answer)["predictions"]
+    assert set(line["probabilities"]) == {"LABEL_0", "LABEL_1"}
+    if shutil.which("chromium"):
+        query = urllib.parse.urlencode({"text": "return <b>the</b> values"})
+        options = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--virtual-time-budget=20000"]
+        command = ["chromium", *options, "--dump-dom", "--window-size=375,800", f"{address}/?{query}"]
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+        assert "CONSOLE" not in shown.stderr
+        assert '<h2 id="answer">' in shown.stdout
+        assert "LABEL_1" in shown.stdout
+        assert ">values</span>" in shown.stdout  # a word with its colour
+        assert "&lt;" in shown.stdout.partition('id="answer"')[2]  # the text, not its markup
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+    assert process.stdout.read().startswith("stopped")
+
+
+def test_an_address_that_is_taken_is_refused():
+    taken = serve.bound("127.0.0.1", 0)
+    taken.listen()
+    with pytest.raises(InputError, match="cannot be listened to"):
+        serve.bound("127.0.0.1", taken.getsockname()[1])
+    taken.close()
