@@ -60,7 +60,7 @@ def arguments_of(script: Path) -> type:
 
 
 def is_task(word: str) -> bool:
-    return bool(re.fullmatch(r"app/(?!predict)\w+\.py|digits\.py", word))
+    return bool(re.fullmatch(r"app/(?!predict|serve)\w+\.py|digits\.py", word))
 
 
 def check_command(words: list[str]) -> None:
