@@ -96,6 +96,7 @@ if __name__ == "__main__":
             options, rest = parse_options()
             place = bound(options.host, options.port)
             server = make_server(options, rest, folder)
+        place.listen()  # who connects now waits a moment
         say("serving", f"{options.model} at http://{options.host}:{place.getsockname()[1]}")
         server.serve(place)
         say("stopped", "all that was asked before is answered")

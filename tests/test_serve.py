@@ -31,7 +31,6 @@ def server(bert_folder, tmp_path):
 def test_a_browser_shows_the_labels_and_words_of_a_text(server):
     process, address = server
     assert process.stdout.readline().strip().endswith(f"at {address}")
-    # The address is printed when the model is loaded; the socket listens a moment later.
     body = json.dumps({"text": "return the values"}).encode()
     with urllib.request.urlopen(f"{address}/predict", body) as answer:
         (line,) = json.load(answer)["predictions"]

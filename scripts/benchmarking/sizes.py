@@ -22,6 +22,7 @@ CPU: Sizes = {
     "communication": {"rows": 320, "steps": 12},
     "startup": {"rows": 1_000_000, "batch_size": 16, "max_length": 64, "rounds": 3, "helps": 5},
     "images": {"seconds": 60, "max_steps": 400, "warm_up": 4, "turns": 16, "epochs": 2, "scale": 4, "batch_size": 16},
+    "serving": {"rows": 400, "max_length": 128, "clients": [1, 8, 32], "seconds": 30},
 }  # fmt: skip
 
 CUDA: Sizes = CPU | {
@@ -49,4 +50,5 @@ QUICK: Sizes = {
     "communication": {"rows": 32, "steps": 2},
     "startup": {"rows": 2000, "batch_size": 8, "max_length": 32, "rounds": 1, "helps": 2},
     "images": {"seconds": 0, "max_steps": 4, "warm_up": 1, "turns": 3, "epochs": 1, "scale": 1, "batch_size": 4},
+    "serving": {"rows": 40, "max_length": 32, "clients": [1, 4], "seconds": 1},
 }  # fmt: skip

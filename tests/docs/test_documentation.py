@@ -27,7 +27,7 @@ OWN_TASK = "docs/write-your-own-task.md"
 FOLDERS = "app|scripts|accelerate_configs|ds_configs|tests|benchmarks|docs"
 # What starts a command of a page. Those of the second line are looked at no further.
 LAUNCHERS = {"python", "torchrun", "accelerate", "deepspeed", "bash", "sbatch"}
-OTHERS = {"pip", "export", "source", "printf", "tensorboard", "mkdocs", "ruff", "kubectl", "head"}
+OTHERS = {"pip", "export", "source", "printf", "tensorboard", "mkdocs", "ruff", "kubectl", "head", "curl"}
 # What ARGS stands for.
 COMPLETE = ["--model_name_or_path", "MODEL", "--train_file", "train.csv", "--output_dir", "runs/a"]
 
@@ -64,7 +64,7 @@ def arguments_of(script: Path) -> type:
 
 
 def is_task(word: str) -> bool:
-    return bool(re.fullmatch(r"app/(?!predict)\w+\.py|digits\.py", word))
+    return bool(re.fullmatch(r"app/(?!predict|serve)\w+\.py|digits\.py", word))
 
 
 def check_command(words: list[str]) -> None:

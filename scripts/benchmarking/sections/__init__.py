@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from benchmarking.report import Section
-from benchmarking.sections import attention, classification, communication, images, metrics, startup, titles
+from benchmarking.sections import attention, classification, communication, images, metrics, serving, startup, titles
 
 SECTIONS: dict[str, Section] = {
     section.name: section
     for section in (
         classification.SHORT, classification.LONG_TAILED, titles.TRAINING, titles.WRITING, attention.SECTION, metrics.SECTION,
-        communication.SECTION, startup.SECTION, images.SECTION,
+        communication.SECTION, startup.SECTION, images.SECTION, serving.SECTION,
     )
 }  # fmt: skip

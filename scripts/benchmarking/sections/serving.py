@@ -1,0 +1,31 @@
+"""app/serve.py under load."""
+
+from __future__ import annotations
+
+from benchmarking.context import Bench
+from benchmarking.report import Report, Section, chart, table
+
+LEGEND = """One classifier behind HTTP. `ours` is app/serve.py; `pipeline` is transformers' pipeline behind the same HTTP
+library, a text at a time. So many clients ask, each again once it is answered; server and clients share the machine."""
+
+
+def measure(bench: Bench) -> Report:
+    size = bench.size("serving")
+    settings, model = bench.with_classifier(size | {"train_file": bench.rows("short", size["rows"])})
+    if bench.options.model is None:
+        bench.run(["serving.model"], settings)
+    rows = [
+        {"": name, **load}
+        for name in ("ours", *bench.others("serving", ("pipeline",)))
+        for load in bench.run([f"serving.{name}"], settings)[0]["loads"]
+    ]
+    return {
+        "data": bench.source("short").name,
+        "model": model,
+        "about": f"{size['rows']} texts",
+        "tables": [table("Load", rows, chart(rows, "clients", "requests/s", by=""))],
+        "goals": {},
+    }
+
+
+SECTION = Section("serving", "Serving", LEGEND, measure)
