@@ -251,6 +251,10 @@ class Task(ABC):
         """Lines for the end of the console output."""
         return []
 
+    def limits(self) -> list[str]:
+        """Sentences of the model card about what the model was not made for."""
+        return []
+
     def judge(self, best: Predictions, split: Split) -> Judgement:
         """Figures and tables for report.html, and scores of rows, from the best model's predictions of a labelled file; once,
         at the end."""

@@ -69,7 +69,7 @@ def write_reports(run: Run, arguments: Any, task: Task, split: Split | None) -> 
             judgement = _judge(run, folder, task, split)
     except Exception as error:
         say(f"note           no figures for {folder / REPORT}: {in_short(error)}")
-    write_card(folder, *card)
+    write_card(folder, *card, arguments=arguments, limits=task.limits())
     try:
         if with_page:
             write_page(folder, card.title, task.shown_metrics, card.metrics, judgement.sections, task.best_metric)
