@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/environment.sh
-environment requirements.txt requirements-vision.txt requirements-lora.txt requirements-8bit.txt tests/requirements.txt
+environment requirements.txt requirements-vision.txt requirements-lora.txt requirements-8bit.txt requirements-onnx.txt tests/requirements.txt
 select=()
 if [ "${1:-}" = --fast ]; then
   shift
