@@ -102,6 +102,7 @@ def tiny(name, task, folder, bert_folder):
     }[name if name in ("classic_titles_zh", "titles_seq2seq", "deeplab") else task]()  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_trains(name, script, tmp_path, bert_folder, monkeypatch):  # noqa: F811
     monkeypatch.chdir(REPOSITORY)
