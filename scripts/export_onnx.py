@@ -126,7 +126,7 @@ def export(folder: Path, model: Any, processor: Any) -> tuple[Any, dict[str, tor
         exporter = OnnxExporter()
     except ImportError as error:
         raise InputError(f"{in_short(error)}: pip install -r requirements-onnx.txt") from None
-    inputs = inputs_of(model, processor, 2, min(64, longest(processor)))
+    inputs = inputs_of(model, processor, 2, min(64, longest(model, processor) // 2 + 1))
     free = {
         name: {0: torch.export.Dim.AUTO, **({1: torch.export.Dim.AUTO} if x.ndim == 2 else {})} for name, x in inputs.items()
     }
@@ -136,16 +136,17 @@ def export(folder: Path, model: Any, processor: Any) -> tuple[Any, dict[str, tor
         raise InputError(f"{folder}: torch cannot export {type(model).__name__} to ONNX ({in_short(error)})") from error
 
 
-def longest(processor: Any) -> int:
+def longest(model: Any, processor: Any) -> int:
     """Tokens of the longest texts that are compared."""
-    return min(getattr(processor, "model_max_length", MOST_TOKENS), MOST_TOKENS)
+    known = (getattr(processor, "model_max_length", None), getattr(model.config, "max_position_embeddings", None), MOST_TOKENS)
+    return min(number for number in known if number is not None)
 
 
 @torch.no_grad()
 def difference(model: Any, onnx: OnnxModel, processor: Any) -> float:
     """How far ONNX Runtime's logits are from torch's at most, for several lengths and batch sizes; relative for logits above
     1."""
-    most, largest = longest(processor), 0.0
+    most, largest = longest(model, processor), 0.0
     for rows, size in ((1, 1), (1, most), (3, most // 2 + 1), (5, min(17, most))):
         inputs = inputs_of(model, processor, rows, size)
         expected = model(**inputs).logits

@@ -5,8 +5,11 @@ import huggingface_hub
 import numpy as np
 import pytest
 from fake_hub import hub  # noqa: F401
+from in_process import script  # noqa: F401
 from linear_task import LinearTask, points, split_of
+from pictures import write_idx
 
+from finetune import opened_run
 from finetune.errors import InputError
 from finetune.reports import results
 
@@ -63,6 +66,22 @@ def test_an_upload_is_one_commit_that_an_interruption_does_not_repeat(start_run,
     (mine / "README.md").write_text("# B")
     results.push_to_hub(run, asked)
     assert hub.commits[1:] == [["README.md"]]
+
+
+def test_a_finished_run_stays_done_and_its_command_repeats_the_upload(script, hub, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)  # `script` works offline
+    given = {"train_file": write_idx(tmp_path / "mnist"), "output_dir": tmp_path / "mine", "max_steps": 1, "report_to": "none"}
+    command = [f"--{name}={value}" for name, value in given.items()] + ["--push_to_hub", "--resume_from_checkpoint=auto"]
+    hub.refuses = "PUT /storage"
+    ended = script("image_classify", command)
+    assert (ended.code, hub.commits) == (0, [])
+    assert "the upload to mine failed" in ended.out
+    hub.refuses = None
+    opened_run._lock.close()  # as the end of its process does
+    ended = script("image_classify", command)
+    assert ended.code == 0, ended.err
+    assert "uploaded       me/mine" in ended.out
+    assert {"README.md", "config.json", "model.safetensors"} <= set(hub.commits[0])
 
 
 @pytest.mark.parametrize(
