@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from finetune import optimizers
 from finetune.arguments.parsing import as_dict
 from finetune.checkpoints import checkpoint, local_copy, shards
@@ -125,6 +127,7 @@ def _description(run: Run, arguments: Any, plan: Plan, fingerprint: dict[str, An
         "launcher_process": os.getppid(),
         "world_size": launch.world_size,
         "device": run.device.type,
+        "hardware": _hardware(run.device),
         "backend": launch.backend,
         "mixed_precision": launch.precision,
         "zero_stage": launch.zero_stage,
@@ -135,6 +138,12 @@ def _description(run: Run, arguments: Any, plan: Plan, fingerprint: dict[str, An
         "fingerprint": fingerprint,
         "versions": library_versions(),
     }
+
+
+def _hardware(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{os.cpu_count()} CPU cores" if device.type == "cpu" else device.type
 
 
 def _as_json_values(config: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -143,6 +143,6 @@ def _missing_services(arguments: Any) -> list[str]:
         for name in arguments.report_to
         if name not in ("none", "html") and importlib.util.find_spec(name) is None
     ]
-    if arguments.push_to_hub and get_token() is None:
+    if arguments.push_to_hub and not arguments.hub_dry_run and get_token() is None:
         found.append("--push_to_hub: no token; log in first (hf auth login)")
     return found

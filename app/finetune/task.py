@@ -293,6 +293,10 @@ class Task(ABC):
         """Lines for the end of the console output."""
         return []
 
+    def limits(self) -> list[str]:
+        """Sentences of the model card about what the model was not made for."""
+        return []
+
     def judge(self, best: Predictions, split: Split) -> Judgement:
         """Scores of rows, figures and tables from the best model's predictions of a labelled file; at the end of a run."""
         return Judgement()

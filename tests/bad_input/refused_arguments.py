@@ -104,6 +104,7 @@ CONTRADICTIONS = [
     argument("user dictionary without jieba", r"--user_dictionary is for --tokenizer_type jieba", user_dictionary="x.txt"),
     argument("hub name without an upload", r"--hub_model_id is given but --push_to_hub is not", hub_model_id="a/b"),
     argument("private without an upload", r"--hub_private_repo is given but --push_to_hub", hub_private_repo="true"),
+    argument("dry run without an upload", r"--hub_dry_run is given but --push_to_hub", hub_dry_run="true"),
     argument("upload without a token", r"--push_to_hub: no token; log in first", push_to_hub="true"),
     argument("shortest title above the longest", r"--min_title_length 20 is more than --max_title_length 8",
              tasks=("titlegen",),

@@ -280,6 +280,9 @@ class RunArguments:
     push_to_hub: bool = option(False, help="upload the best model to the hub when the run is done")
     hub_model_id: str | None = option(help="hub repository for --push_to_hub")
     hub_private_repo: bool = option(False, help="create that repository as a private one")
+    hub_dry_run: bool = option(False, help="print what --push_to_hub would upload, and upload nothing")
+    license: str | None = option(help="license of the model for its card, as the hub names it: apache-2.0, cc-by-4.0")
+    language: tuple[str, ...] | None = option(help="languages of the data for the model card: en,zh")
     predictions_file: str | None = option(
         path=True, per_machine=True, help="default: predictions.jsonl in --output_dir; csv if the name ends in .csv"
     )
@@ -317,7 +320,7 @@ class RunArguments:
             for name in ("early_stopping_patience", "metric_for_best_model"):
                 if getattr(self, name) is not None:
                     found.append(f"--{name} needs evaluations; --do_eval is false")
-        for name in ("hub_model_id", "hub_private_repo"):
+        for name in ("hub_model_id", "hub_private_repo", "hub_dry_run"):
             if getattr(self, name) and not self.push_to_hub:
                 found.append(f"--{name} is given but --push_to_hub is not")
         if self.overwrite_output_dir and self.resume_from_checkpoint:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from huggingface_hub import EvalResult, ModelCardData
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
@@ -16,6 +18,10 @@ from finetune.output.console import say
 from finetune.output.files import write_text
 from finetune.output.run_folder import CARD, PICTURES, check_present
 
+LIMITS = (
+    "Validation rows chose the model that is kept, so their metrics are optimistic; test rows chose nothing.",
+    "Other data than those of the training may give worse results, and were not tried.",
+)
 SPLITS = {"eval": "validation", "test": "test"}  # prefix of metrics -> name of the split
 
 
@@ -26,31 +32,40 @@ def write_card(
     usage: str,
     metrics: Sequence[str],
     sections: Sequence[str],
+    *,
+    arguments: Any = None,
+    limits: Sequence[str] = (),
 ) -> None:
     """Writes the card of the run in `folder` from its run.json, metrics.json and pictures/.
 
     `pipeline_tag`: the hub's name of the task, None for a model that the hub does not know; `usage`: Python code that loads
-    best/; `metrics`: names without eval_ or test_, one table row each; `sections`: further Markdown lines of the task.
+    best/; `metrics`: names without eval_ or test_, one table row each; `sections`: further Markdown lines of the task;
+    `arguments`: the run's, of which those that differ from their defaults are shown; `limits`: sentences of the task.
     """
     run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     values = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
-    arguments = run["arguments"]
-    base = None if arguments.get("from_scratch") else _hub_id(arguments.get("model_name_or_path"))
-    dataset = _hub_id(arguments.get("dataset_name"))
+    resolved = run["arguments"]
+    base = None if resolved.get("from_scratch") else _hub_id(resolved.get("model_name_or_path"))
+    dataset = _hub_id(resolved.get("dataset_name"))
     results = [] if pipeline_tag is None else _results(pipeline_tag, dataset, values, metrics)
     data = ModelCardData(
         library_name="transformers" if pipeline_tag else None,
         pipeline_tag=pipeline_tag,
+        license=resolved.get("license"),
+        language=resolved.get("language"),
         base_model=base,
         datasets=dataset,
         model_name=title if results else None,
         eval_results=results or None,
     )
-    metadata = ["---", data.to_yaml(), "---", ""] if pipeline_tag else []
+    metadata = ["---", data.to_yaml(), "---", ""] if data.to_dict() else []
     code = ["```python", usage, "```", ""] if usage else []
     body = [*metadata, f"# {title}", "", *code, "## Metrics", ""]
     body += _table(values, metrics)
     body += ["", *_pictures(folder), *sections, "", "## Training", "", *_facts(run, values), ""]
+    if arguments is not None:
+        body += ["```yaml", yaml.safe_dump(_given(arguments), allow_unicode=True, sort_keys=False).strip(), "```", ""]
+    body += ["## Limits", "", *(f"- {limit}" for limit in [*limits, *LIMITS]), ""]
     check_present(folder / CARD)
     if written.foreign(folder, [CARD]):
         say(f"note           {folder / CARD} is not a run's and stays; there is no model card")
@@ -68,6 +83,18 @@ def _hub_id(name: str | None) -> str | None:
     except HFValidationError:
         return None
     return name
+
+
+def _given(arguments: Any) -> dict[str, Any]:
+    """The arguments that differ from their defaults and that all machines share. Files and folders are names without a path."""
+    found = {}
+    for field in dataclasses.fields(arguments):
+        value = getattr(arguments, field.name)
+        if value != field.default and (field.metadata["reads"] or not field.metadata["per_machine"]):
+            parts = value if isinstance(value, tuple) else (value,)
+            parts = [_hub_id(part) or Path(part).name for part in parts] if field.metadata["path"] else list(parts)
+            found[field.name] = parts if isinstance(value, tuple) else parts[0]
+    return found
 
 
 def _results(pipeline_tag: str, dataset: str | None, values: dict[str, Any], metrics: Sequence[str]) -> list[EvalResult]:
@@ -110,14 +137,14 @@ def _pictures(folder: Path) -> list[str]:
 
 
 def _facts(run: dict[str, Any], values: dict[str, Any]) -> list[str]:
-    plan, arguments = run["plan"], run["arguments"]
+    plan, resolved = run["plan"], run["arguments"]
     sharded = f", ZeRO-{run['zero_stage']}" if run["zero_stage"] else ", FSDP2" if run.get("fsdp") else ""
     return [
         f"- {plan['num_rows']} training rows, {values.get('train_steps')} optimizer steps of "
         f"{plan['batch']['global_batch_size']} rows, best at step {values.get('best_step')}",
         f"- learning rate {plan['learning_rate']:g} ({plan['lr_scheduler_type']}, {plan['warmup_steps']} warm-up steps), "
-        f"weight decay {arguments['weight_decay']:g}, clipping {arguments['max_grad_norm']:g}, seed {arguments['seed']}",
-        f"- {run['world_size']} process(es) on {run['device']}, {run['launcher']}{sharded}, "
+        f"weight decay {resolved['weight_decay']:g}, clipping {resolved['max_grad_norm']:g}, seed {resolved['seed']}",
+        f"- {run['world_size']} process(es) on {run.get('hardware', run['device'])}, {run['launcher']}{sharded}, "
         f"mixed precision {run['mixed_precision']}",
         "- " + ", ".join(f"{name} {version}" for name, version in run["versions"].items() if version),
     ]

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi
+from huggingface_hub import CommitOperationAdd, HfApi
 
 from finetune.errors import InputError, in_short
 from finetune.launching.processes import Run
@@ -71,7 +71,7 @@ def track(run: Run, metrics: dict[str, Any]) -> None:
 def check_upload(arguments: Any) -> None:
     """Creates the repository of --push_to_hub, if it is asked for and is not there, and asks the hub for the right to write to
     it. Raises `InputError`: better now than after the training."""
-    if arguments.push_to_hub:
+    if arguments.push_to_hub and not arguments.hub_dry_run:
         try:
             HfApi().auth_check(_repository(arguments), write=True)
         except Exception as error:  # the network's, the hub's and those of names
@@ -82,25 +82,42 @@ def check_upload(arguments: Any) -> None:
 
 
 def push_to_hub(run: Run, arguments: Any) -> None:
-    """Uploads best/ and the run's card, if --push_to_hub asks for it. The run is done even if the hub does not take them."""
+    """Uploads best/, the run's card and its pictures, if --push_to_hub asks for it. The run is done even if the hub does not
+    take them."""
     if arguments.push_to_hub:
-        run.print(run.on_main(partial(_upload, arguments)))
+        run.print(*run.on_main(partial(_describe_upload if arguments.hub_dry_run else _upload, arguments)))
 
 
-def _upload(arguments: Any) -> str:
-    """Returns what came of it."""
-    folder = Path(arguments.output_dir)
+def _upload(arguments: Any) -> list[str]:
+    """Returns what came of it, in words.
+
+    One commit holds everything. Files that the repository has, and contents that an interrupted upload left on the hub, are
+    not sent again.
+    """
     try:
         repository = _repository(arguments)
-        HfApi().upload_folder(repo_id=repository, folder_path=folder / BEST)
-        if (folder / PICTURES).is_dir():
-            HfApi().upload_folder(repo_id=repository, folder_path=folder / PICTURES, path_in_repo=PICTURES)
-        if (folder / CARD).exists():
-            HfApi().upload_file(repo_id=repository, path_or_fileobj=folder / CARD, path_in_repo=CARD)
+        files = [CommitOperationAdd(name, path) for name, path in _files(arguments).items()]
+        HfApi().create_commit(repository, files, commit_message="Upload the best model of a run")
     except Exception as error:
-        again = f"hf upload {_name(arguments)} {folder / BEST}"
-        return f"note           the upload failed ({in_short(error)}); repeat it: {again}"
-    return f"uploaded       {repository}"
+        again = "the same command with --resume_from_checkpoint auto repeats it and sends only what is missing"
+        return [f"note           the upload to {_name(arguments)} failed ({in_short(error)}); {again}"]
+    return [f"uploaded       {repository}"]
+
+
+def _describe_upload(arguments: Any) -> list[str]:
+    sizes = {name: path.stat().st_size for name, path in _files(arguments).items()}
+    private = "a private repository" if arguments.hub_private_repo else "a public repository, unless it exists as a private one"
+    first = f"would upload   {len(sizes)} files, {sum(sizes.values()):,} bytes, to {_name(arguments)}, {private}"
+    return [first, *(f"{'':<15}{size:>15,} {name}" for name, size in sizes.items())]
+
+
+def _files(arguments: Any) -> dict[str, Path]:
+    """The files to upload by their names in the repository."""
+    folder = Path(arguments.output_dir)
+    best = {path.relative_to(folder / BEST).as_posix(): path for path in sorted((folder / BEST).rglob("*"))}
+    beside = [*sorted((folder / PICTURES).glob("*")), folder / CARD]
+    found = best | {path.relative_to(folder).as_posix(): path for path in beside}
+    return {name: path for name, path in found.items() if path.is_file()}
 
 
 def _repository(arguments: Any) -> str:

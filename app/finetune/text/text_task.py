@@ -322,6 +322,9 @@ class TextTask(Task):
         weights = weights if change is None else change(weights)
         export_model(path, saved, weights, check, self.tokenizer, self.max_length)
 
+    def limits(self) -> list[str]:
+        return [f"Texts are cut to {self.max_length} tokens."]
+
     def with_kernels(self, model: torch.nn.Module) -> torch.nn.Module:
         """The model with the faster computations that the arguments allow, of whole documents; its vocabulary is checked."""
         check_vocabulary(model, self.tokenizer)

@@ -101,6 +101,19 @@ def test_only_a_hub_model_is_the_base_model(folder, changes, expected, tmp_path,
     assert found["model-index"][0]["results"][0]["dataset"]["type"] == "org/rows"
 
 
+def test_license_languages_arguments_and_limits(folder, arguments, tmp_path):
+    run = {**RUN, "arguments": {**RUN["arguments"], "license": "cc-by-4.0", "language": ["en", "zh"]}, "hardware": "a GPU"}
+    paths = {"output_dir": str(tmp_path), "train_file": (str(tmp_path / "a.csv"), "data/b*.csv"), "dataset_name": "org/rows"}
+    given = arguments(**paths, model_name_or_path=str(tmp_path), max_length=64)
+    text = card(folder(run=run), arguments=given, limits=["No poems."])
+    assert (metadata(text)["license"], metadata(text)["language"]) == ("cc-by-4.0", ["en", "zh"])
+    shown = yaml.safe_load(text.split("```yaml")[1].split("```")[0])
+    files = {"train_file": ["a.csv", "b*.csv"], "dataset_name": "org/rows", "model_name_or_path": tmp_path.name}
+    assert shown == {**files, "max_length": 64}
+    assert "## Limits\n\n- No poems.\n- Validation rows chose" in text
+    assert "4 process(es) on a GPU" in text
+
+
 def test_metrics_of_both_splits(folder):
     text = card(folder(), sections=["## More"])
     assert (

@@ -1,11 +1,15 @@
 import json
 import math
-from types import SimpleNamespace
 
+import huggingface_hub
 import numpy as np
 import pytest
+from fake_hub import hub  # noqa: F401
+from in_process import script  # noqa: F401
 from linear_task import LinearTask, points, split_of
+from pictures import write_idx
 
+from finetune import opened_run
 from finetune.errors import InputError
 from finetune.reports import results
 
@@ -27,42 +31,86 @@ def test_predictions_are_lines_of_json(start_run, arguments, tmp_path):
     assert elsewhere.read_bytes() == before
 
 
-class Hub:
-    """As much of the hub as is used; it fails from the call `failing` on."""
-
-    def __init__(self, failing=None):
-        self.failing, self.called = failing, []
-
-    def __getattr__(self, call):
-        def answer(*given, **settings):
-            self.called.append((call, settings))
-            if call == self.failing:
-                raise OSError("403 Forbidden\nmore")
-            return SimpleNamespace(repo_id=f"me/{given[0]}" if given else None)
-
-        return answer
-
-
-@pytest.mark.parametrize("failing", [None, "create_repo", "auth_check", "upload_folder", "upload_file"])
-def test_the_hub_is_asked_before_the_training_and_a_failed_upload_ends_no_run(
-    start_run, arguments, tmp_path, monkeypatch, capsys, failing
-):
-    hub = Hub(failing)
-    monkeypatch.setattr(results, "HfApi", lambda: hub)
+@pytest.fixture
+def mine(tmp_path):
+    """A finished run's folder."""
     folder = tmp_path / "mine"
-    folder.mkdir()
-    (folder / "README.md").touch()
-    asked = arguments(output_dir=str(folder), push_to_hub=True, hub_private_repo=True)
-    if failing in ("create_repo", "auth_check"):
-        with pytest.raises(InputError, match=r"--push_to_hub: cannot write to mine on the hub \(403 Forbidden\); log in"):
-            results.check_upload(asked)
-    else:
-        results.check_upload(asked)
-        assert [call for call, _ in hub.called] == ["create_repo", "auth_check"]
-        assert hub.called[0][1] == {"private": True, "exist_ok": True}
-        results.push_to_hub(start_run(), asked)
-        failed = f"note           the upload failed (403 Forbidden); repeat it: hf upload mine {folder / 'best'}\n"
-        assert capsys.readouterr().out == (failed if failing else "uploaded       me/mine\n")
+    for name, content in {
+        "best/config.json": "{}",
+        "best/model.safetensors": "weights",
+        "README.md": "# A",
+        "pictures/a.png": "p",
+    }.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content)
+    (folder / "history.jsonl").touch()
+    return folder
+
+
+UPLOADED = ["README.md", "config.json", "model.safetensors", "pictures/a.png"]
+
+
+def test_an_upload_is_one_commit_that_an_interruption_does_not_repeat(start_run, arguments, mine, hub, capsys):  # noqa: F811
+    asked, run = arguments(output_dir=str(mine), push_to_hub=True, hub_private_repo=True), start_run()
+    results.check_upload(asked)
+    assert (hub.created["name"], hub.created["visibility"]) == ("mine", "private")
+    assert hub.called[-1] == "GET /api/models/me/mine/auth-check/write"
+    hub.refuses = "POST .*/commit/"  # interrupted after the weights
+    results.push_to_hub(run, asked)
+    assert "note           the upload to mine failed (" in capsys.readouterr().out
+    assert (len(hub.stored), hub.committed) == (1, {})
+    hub.refuses = "PUT /storage"  # they need not be sent again
+    results.push_to_hub(run, asked)
+    assert capsys.readouterr().out == "uploaded       me/mine\n"
+    assert hub.commits == [UPLOADED]
+    (mine / "README.md").write_text("# B")
+    results.push_to_hub(run, asked)
+    assert hub.commits[1:] == [["README.md"]]
+
+
+def test_a_finished_run_stays_done_and_its_command_repeats_the_upload(script, hub, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)  # `script` works offline
+    given = {"train_file": write_idx(tmp_path / "mnist"), "output_dir": tmp_path / "mine", "max_steps": 1, "report_to": "none"}
+    command = [f"--{name}={value}" for name, value in given.items()] + ["--push_to_hub", "--resume_from_checkpoint=auto"]
+    hub.refuses = "PUT /storage"
+    ended = script("image_classify", command)
+    assert (ended.code, hub.commits) == (0, [])
+    assert "the upload to mine failed" in ended.out
+    hub.refuses = None
+    opened_run._lock.close()  # as the end of its process does
+    ended = script("image_classify", command)
+    assert ended.code == 0, ended.err
+    assert "uploaded       me/mine" in ended.out
+    assert {"README.md", "config.json", "model.safetensors"} <= set(hub.commits[0])
+
+
+@pytest.mark.parametrize(
+    ("refused", "name", "message"),
+    [
+        ("POST /api/repos/create|GET /api/models/me/mine$", "me/mine", r"cannot write to me/mine on the hub \(.*403"),
+        ("GET .*/auth-check/write", "me/mine", r"cannot write to me/mine on the hub \(.*403"),
+        (None, "no/such/name", r"cannot write to no/such/name on the hub \(Repo id must"),
+        ("network", "me/mine", r"cannot write to me/mine on the hub \(.*[Cc]onnect"),
+    ],
+)
+def test_an_upload_that_would_fail_is_refused_before_the_training(refused, name, message, arguments, hub, monkeypatch):  # noqa: F811
+    hub.refuses = refused
+    if refused == "network":
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(InputError, match=f"--push_to_hub: {message}"):
+        results.check_upload(arguments(output_dir="runs/mine", push_to_hub=True, hub_model_id=name))
+
+
+def test_a_dry_run_lists_files_and_asks_nobody(start_run, arguments, mine, hub, capsys):  # noqa: F811
+    asked = arguments(output_dir=str(mine), push_to_hub=True, hub_dry_run=True)
+    results.check_upload(asked)
+    results.push_to_hub(start_run(), asked)
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first == "would upload   4 files, 13 bytes, to mine, a public repository, unless it exists as a private one"
+    assert [line.split() for line in lines] == [
+        ["2", "config.json"], ["7", "model.safetensors"], ["1", "pictures/a.png"], ["3", "README.md"],
+    ]  # fmt: skip
+    assert hub.called == []
 
 
 def test_a_table_has_the_metrics_that_are_known(capsys):

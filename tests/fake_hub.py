@@ -1,0 +1,117 @@
+"""As much of the hub's HTTP interface as an upload uses, on this machine: a server that keeps contents and commits."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import huggingface_hub
+import pytest
+
+LARGE = ".safetensors"  # what goes to large file storage
+
+
+class FakeHub:
+    """`refuses`: the beginning of a request ("PUT /storage") that is answered with 403; `called`: all requests; `stored`:
+    contents of large files by hash; `committed`: what the repository holds, (hash of the content or, for small files, the
+    content) by path; `commits`: paths of each commit."""
+
+    def __init__(self) -> None:
+        self.refuses: str | None = None
+        self.created: dict[str, Any] = {}
+        self.called: list[str] = []
+        self.stored: dict[str, bytes] = {}
+        self.committed: dict[str, Any] = {}
+        self.commits: list[list[str]] = []
+        self.url = ""
+
+    def answer(self, request: str, body: bytes) -> dict[str, Any]:
+        _, _, path = request.partition(" ")
+        if path == "/api/repos/create":
+            self.created = json.loads(body)
+            return {"url": f"{self.url}/me/{self.created['name']}"}
+        if "/preupload/" in path:
+            files = json.loads(body)["files"]
+            return {"files": [self._mode(file["path"]) for file in files]}
+        if path.endswith("/info/lfs/objects/batch"):
+            return {"objects": [self._place(wanted) for wanted in json.loads(body)["objects"]]}
+        if path.startswith("/storage/"):
+            oid = path.removeprefix("/storage/")
+            assert hashlib.sha256(body).hexdigest() == oid
+            self.stored[oid] = body
+        elif "/commit/" in path:
+            self._commit([json.loads(line) for line in body.splitlines()])
+            return {"commitUrl": f"{self.url}/me/mine/commit/1", "commitOid": "1", "success": True}
+        return {}
+
+    def _mode(self, path: str) -> dict[str, Any]:
+        known = self.committed.get(path)
+        oid = known if path.endswith(LARGE) or known is None else _git_oid(known)
+        return {"path": path, "uploadMode": "lfs" if path.endswith(LARGE) else "regular", "shouldIgnore": False, "oid": oid}
+
+    def _place(self, wanted: dict[str, Any]) -> dict[str, Any]:
+        if wanted["oid"] in self.stored:
+            return wanted
+        return {**wanted, "actions": {"upload": {"href": f"{self.url}/storage/{wanted['oid']}", "header": {}}}}
+
+    def _commit(self, lines: list[dict[str, Any]]) -> None:
+        files = [line["value"] for line in lines if line["key"] != "header"]
+        for file in files:
+            large = "oid" in file
+            assert not large or file["oid"] in self.stored
+            self.committed[file["path"]] = file["oid"] if large else base64.b64decode(file["content"])
+        self.commits.append(sorted(file["path"] for file in files))
+
+
+def _git_oid(content: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+@contextlib.contextmanager
+def serve() -> Iterator[FakeHub]:
+    hub = FakeHub()
+
+    class Handler(BaseHTTPRequestHandler):
+        def respond(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            request = f"{self.command} {self.path.partition('?')[0]}"
+            hub.called.append(request)
+            refused = hub.refuses is not None and re.match(hub.refuses, request)
+            said = json.dumps({"error": "no rights"} if refused else hub.answer(request, body)).encode()
+            self.send_response(403 if refused else 200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(said)))
+            self.end_headers()
+            self.wfile.write(said)
+
+        do_GET = do_POST = do_PUT = respond  # noqa: N815
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    hub.url = f"http://127.0.0.1:{server.server_port}"
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    """A hub that huggingface_hub talks to, logged in."""
+    with serve() as hub:
+        monkeypatch.setenv("HF_TOKEN", "hf_test")
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        for name, value in {"ENDPOINT": hub.url, "HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True}.items():
+            monkeypatch.setattr(huggingface_hub.constants, name, value)
+        yield hub

@@ -1,0 +1,109 @@
+import importlib.util
+import json
+
+import masks_job
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from launchers import SCRIPTS, write_csv
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BigBirdConfig,
+    BigBirdForSequenceClassification,
+    SegformerConfig,
+    SegformerForSemanticSegmentation,
+    SegformerImageProcessorPil,
+)
+
+from finetune.errors import InputError
+from finetune.models.small_cnn import SmallCNN, SmallCNNConfig, save_small_cnn
+
+spec = importlib.util.spec_from_file_location("export_onnx", SCRIPTS / "export_onnx.py")
+export_onnx = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(export_onnx)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            {"architectures": ["EncoderDecoderModel"]},
+            "is a model of titlegen, which is not exported to ONNX: its decoder writes",
+        ),
+        ({"model_type": "monai_unet"}, "is a model of segment3d, which is not exported to ONNX"),
+        ({"architectures": ["BertForMaskedLM"]}, "is of no task here"),
+    ],
+)
+def test_models_that_onnx_cannot_hold_are_refused(config, message, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match=message):
+        export_onnx.main([str(tmp_path)])
+
+
+def test_wrong_commands_are_refused_before_a_model_is_loaded(tmp_path, bert_folder):
+    with pytest.raises(InputError, match=f"{tmp_path} is there already; remove it, or name another --output_dir"):
+        export_onnx.main([str(bert_folder), "--output_dir", str(tmp_path)])
+    with pytest.raises(InputError, match="unknown arguments without --test_file: --text_column body"):
+        export_onnx.main([str(bert_folder), "--text_column", "body"])
+
+
+def test_sparse_attention_is_refused(tmp_path, bert_folder):
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 100}
+    config = BigBirdConfig(**small, block_size=8, num_random_blocks=1, max_position_embeddings=128)
+    BigBirdForSequenceClassification(config).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(bert_folder, model_max_length=57).save_pretrained(tmp_path)
+    with pytest.raises(
+        InputError, match=r"BigBird's attention to texts of 57 tokens is sparse.* Train with --max_length 56 or less"
+    ):
+        export_onnx.load(tmp_path, "classify")
+
+
+@pytest.mark.slow
+def test_a_classifier_under_onnx_runtime_and_what_int8_costs(tmp_path, bert_folder, start_run, token_cache, capfd):
+    rows = [("return the values", "LABEL_0"), ("cut the text", "LABEL_1"), ("a matrix", "LABEL_0|LABEL_1")] * 2
+    write_csv(tmp_path / "test.csv", ["body", "labels"], rows)
+    output = tmp_path / "onnx"
+    measured = ["--int8", "--test_file", str(tmp_path / "test.csv"), "--text_column", "body", "--max_length", "24"]
+    assert export_onnx.main([str(bert_folder), "--output_dir", str(output), *measured]) == 0
+    said = capfd.readouterr().out.splitlines()
+    assert said[0].startswith("difference     ")
+    assert said[2].split() == ["torch", "onnx", "int8"]
+    table = {line.rsplit(maxsplit=3)[0].strip(): line.split()[-3:] for line in said[3:]}
+    assert table["loss"][0] == table["loss"][1]
+    assert float(table["loss"][2]) == pytest.approx(float(table["loss"][0]), rel=0.05)
+    assert "rows per second of CPU time" in table
+
+    # As its reader uses it: without torch.
+    tokenizer = AutoTokenizer.from_pretrained(output)
+    inputs = tokenizer([row[0] for row in rows], padding=True, return_tensors="np")
+    (logits,) = onnxruntime.InferenceSession(output / "model.onnx").run(["logits"], dict(inputs))
+    model = AutoModelForSequenceClassification.from_pretrained(bert_folder)
+    with torch.no_grad():
+        expected = model(**{name: torch.from_numpy(array) for name, array in inputs.items()}).logits
+    assert 0 < np.abs(logits - expected.numpy()).max() < 0.05  # int8
+
+
+def small_cnn(folder):
+    folder.mkdir()
+    config = SmallCNNConfig(1, (28, 28), {0: "a", 1: "b"})
+    save_small_cnn(config, SmallCNN(config).state_dict(), lambda place: None, folder)
+
+
+def segformer(folder):
+    config = SegformerConfig.from_pretrained(masks_job.segformer(folder))
+    SegformerForSemanticSegmentation(config).save_pretrained(folder)
+    SegformerImageProcessorPil(size={"height": 32, "width": 48}).save_pretrained(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("write", [small_cnn, segformer])
+def test_models_of_pictures(write, tmp_path, capfd):
+    write(tmp_path / "best")
+    assert export_onnx.main([str(tmp_path / "best")]) == 0
+    assert float(capfd.readouterr().out.split()[1]) < 1e-4
+    session = onnxruntime.InferenceSession(tmp_path / "best_onnx" / "model.onnx")
+    (taken,) = session.get_inputs()
+    pixels = np.zeros((7, *taken.shape[1:]), dtype=np.float32)
+    assert len(session.run(["logits"], {"pixel_values": pixels})[0]) == 7

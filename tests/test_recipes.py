@@ -1,0 +1,113 @@
+"""Every recipe starts: its command parses, and one optimizer step with its settings on a tiny model goes through."""
+
+import json
+import re
+import shlex
+
+import masks_job
+import nibabel
+import numpy as np
+import pytest
+import title_job
+from docs.test_documentation import check_command
+from in_process import script  # noqa: F401 - a fixture
+from launchers import REPOSITORY, write_corpus
+from pictures import write_idx
+from transformers import BartConfig, BertTokenizer
+
+from finetune.text.vocabulary import SPECIAL_TOKENS
+
+FOLDER = REPOSITORY / "app" / "recipes"
+RECIPES = sorted(path.stem for path in FOLDER.glob("*.yaml") if not path.name.startswith("quickstart_"))
+MEASURED = "benchmarks/quality.md"
+
+
+def header(name):
+    """(the command of a recipe's first comment, the sentences after "Tried on:")."""
+    text = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
+    comment = re.match(r"(?:#.*\n)+", text)[0]
+    command = re.search(r"#   ((?:.*\\\n)*.*)\n", comment)[1]
+    return shlex.split(re.sub(r"\\\n#", "", command)), comment.partition("Tried on:")[2]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_has_a_command_and_says_what_was_measured(name, monkeypatch):
+    monkeypatch.chdir(REPOSITORY)
+    command, tried = header(name)
+    assert f"app/recipes/{name}.yaml" in command
+    check_command(command)
+    assert "not measured" in tried or (MEASURED in tried and "Expected" in tried)
+    quality = (REPOSITORY / MEASURED).read_text(encoding="utf-8")
+    assert [number for number in re.findall(r"\b0\.\d+", tried) if number not in quality] == []
+
+
+def texts(folder, model):
+    write_corpus(folder)
+    return {
+        "model_name_or_path": model,
+        "train_file": folder / "train.csv",
+        "validation_file": folder / "valid.csv",
+        "max_length": 32,
+    }
+
+
+def titles(folder, **given):
+    title_job.write_corpus(folder)
+    files = {"train_file": folder / "train.jsonl", "validation_file": folder / "valid.jsonl"}
+    return {**files, "max_train_samples": 20, "max_eval_samples": 2, "max_length": 160, "from_scratch": "true", **given}
+
+
+def words(folder):
+    """A WordPiece vocabulary with Chinese words."""
+    rows = [json.loads(line)["text"] for line in title_job.ROWS.read_text(encoding="utf-8").splitlines()]
+    known = [*sorted({*"".join(rows)} - {" ", "\n"}), "我们", "可以"]
+    folder.mkdir()
+    (folder / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, *known]) + "\n", encoding="utf-8")
+    BertTokenizer.from_pretrained(folder).save_pretrained(folder)
+    return folder
+
+
+def bart(folder):
+    sizes = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    BartConfig(d_model=16, encoder_ffn_dim=16, decoder_ffn_dim=16, vocab_size=1500, **sizes).save_pretrained(folder)
+    return folder
+
+
+def volumes(folder):
+    for row in range(3):
+        label = np.zeros((16, 16, 16), dtype=np.uint8)
+        label[4:9, 4:9, 4:9], label[10:13, 4:9, 4:9] = 1, 2
+        for part, values in (("images", (label * 50).astype(np.float32)), ("labels", label)):
+            (folder / part).mkdir(parents=True, exist_ok=True)
+            nibabel.save(nibabel.Nifti1Image(values, np.eye(4)), folder / part / f"{row}.nii.gz")
+    small = {"channels": "4,8", "strides": "2", "patch_size": "8,8,8", "class_names": "a,b", "mixed_precision": "no"}
+    return {"train_file": folder, **small, "global_batch_size": 2, "per_device_train_batch_size": 1}
+
+
+def tiny(name, task, folder, bert_folder):
+    """Data and a model of a size for tests, in place of a recipe's."""
+    bigbird = {"config_name": folder / "bigbird" / "config.json", "decoder_layers": 1}
+    return {
+        "classify": lambda: texts(folder, bert_folder),
+        "image_classify": lambda: {"train_file": write_idx(folder / "mnist")},
+        "segment": lambda: {"train_file": masks_job.write(folder / "data"), "image_size": "32,48"},
+        "segment3d": lambda: volumes(folder / "data"),
+        "titlegen": lambda: titles(folder, **bigbird, tokenizer_type="train", vocab_size=1500),
+        "classic_titles_zh": lambda: titles(folder, **bigbird, tokenizer_name=words(folder / "words")),
+        "titles_seq2seq": lambda: titles(folder, config_name=bart(folder / "bart"), tokenizer_type="train", vocab_size=1500),
+        "deeplab": lambda: {
+            "train_file": masks_job.write(folder / "data"), "image_size": 32, "from_scratch": "true",
+            "config_name": masks_job.deeplab(folder / "model"),
+        },
+    }[name if name in ("classic_titles_zh", "titles_seq2seq", "deeplab") else task]()  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_trains(name, script, tmp_path, bert_folder, monkeypatch):  # noqa: F811
+    monkeypatch.chdir(REPOSITORY)
+    task = re.search(r"app/(\w+)\.py", " ".join(header(name)[0]))[1]
+    given = tiny(name, task, tmp_path, bert_folder) | {"output_dir": tmp_path / "run", "report_to": "none", "max_steps": 1}
+    ended = script(task, [f"--config={FOLDER / name}.yaml", *(f"--{key}={value}" for key, value in given.items())])
+    assert ended.code == 0, ended.err
+    assert (tmp_path / "run" / "best" / "config.json").is_file()
