@@ -213,7 +213,7 @@ class MultiLabelClassification(TextTask):
             table = per_label_table(chances, best["labels"], thresholds, self.labels)
             split = self.splits["validation"]
             checked = {split.texts[row]: chances[row] for row in classifier.rows_to_check(split.lengths)}
-        check = partial(classifier.check_export, expected=checked, precision=self.launch.precision)
+        check = partial(classifier.check_export, expected=checked, precision=self.rounding)
         self.save_best(path, model, classifier.plain_model(model, thresholds, self.loss), weights, check)
         return {"eval_per_label": table}
 

@@ -109,6 +109,7 @@ class TextTask(Task):
         """Reads and checks the files, tokenizes texts. Raises `InputError`."""
         arguments, notes = self.arguments, []
         self.launch, self.modes = launch, modes
+        adapters.check_quantization(arguments, launch)
         tables, targets = self._read(modes, notes)
         self.config = self.load_model_config(targets, notes)
         train = tables.get("train")
@@ -239,6 +240,11 @@ class TextTask(Task):
         if decay is None or ".decoder." in f".{parameter}":
             return 1.0
         return adapters.layerwise_scale(parameter, self.encoder_config().num_hidden_layers, decay)
+
+    @property
+    def rounding(self) -> str:
+        """The precision whose rounding lies between the trained model and best/."""
+        return adapters.rounded_as(self.arguments, self.launch.precision)
 
     def save_best(self, path: Path, model: Any, plain: Any, weights: dict[str, torch.Tensor], check: Callable) -> None:
         """Writes best/. `plain`: a model of the trained `model`'s class and configuration, without weights."""

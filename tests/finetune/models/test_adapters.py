@@ -42,14 +42,18 @@ def adapted(arguments, tmp_path):
             for name, parameter in model.named_parameters():
                 if "lora_B" in name or name in HEAD:
                     parameter.normal_()
-        return model.eval(), asked
+        return model.to("cpu").eval(), asked  # which rounds weights that are to have few bits
 
     return make
 
 
-@pytest.mark.parametrize(
-    "given", [{}, {"use_dora": True}, {"use_rslora": True, "lora_alpha": 3.0}], ids=["lora", "dora", "rslora"]
-)
+KINDS = {
+    "lora": {}, "dora": {"use_dora": True}, "rslora": {"use_rslora": True, "lora_alpha": 3.0},
+    "4 bits": {"load_in_4bit": True}, "8 bits": {"load_in_8bit": True},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("given", KINDS.values(), ids=KINDS)
 def test_merged_weights_compute_what_the_adapters_do(adapted, given):
     model, asked = adapted(**given)
     with torch.device("meta"):
@@ -60,12 +64,14 @@ def test_merged_weights_compute_what_the_adapters_do(adapted, given):
     result = small_model()
     before = logits(result)
     result.load_state_dict(merged)  # strict: no name too many or too few
-    torch.testing.assert_close(logits(result), logits(model), rtol=1e-5, atol=1e-5)
+    near = 5e-2 if "load_in_8bit" in given else 1e-5  # layers in 8 bits round their inputs as well
+    torch.testing.assert_close(logits(result), logits(model), rtol=near, atol=near)
     assert not torch.allclose(logits(result), before, atol=1e-2)
 
 
-def test_an_adapters_folder_is_loaded_by_peft_and_by_us(adapted, arguments, tmp_path):
-    model, asked = adapted(export="adapter")
+@pytest.mark.parametrize("in_4bit", [False, True])
+def test_an_adapters_folder_is_loaded_by_peft_and_by_us(adapted, arguments, tmp_path, in_4bit):
+    model, asked = adapted(export="adapter", load_in_4bit=in_4bit)
     saved, weights = to_export(model, small_model().to("meta"), model.state_dict(), asked)
     assert set(weights) == trained(model)
     folder = tmp_path / "best"
@@ -74,7 +80,8 @@ def test_an_adapters_folder_is_loaded_by_peft_and_by_us(adapted, arguments, tmp_
 
     config = AutoConfig.from_pretrained(folder)
     base = AutoModelForSequenceClassification.from_pretrained(tmp_path / "base", config=config)
-    torch.testing.assert_close(logits(PeftModel.from_pretrained(base, folder).eval()), logits(model))
+    by_peft = torch.allclose(logits(PeftModel.from_pretrained(base, folder).eval()), logits(model), rtol=1e-5, atol=1e-5)
+    assert by_peft != in_4bit  # it does not know that the base model was rounded
     torch.testing.assert_close(logits(loadable(folder, AutoModelForSequenceClassification).eval()), logits(model))
 
     named = arguments(model_name_or_path=str(folder))
