@@ -299,4 +299,5 @@ def _quiet_libraries(launch: Launch) -> None:
     warnings.filterwarnings("ignore", message="OMP_NUM_THREADS/MKL_NUM_THREADS unset")
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed.*")
     warnings.filterwarnings("ignore", category=FutureWarning, message="`broadcast_buffers` is deprecated")
+    warnings.filterwarnings("ignore", category=FutureWarning, message="`is_gradient_checkpointing` is deprecated")  # by peft
     os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "error")

@@ -1,5 +1,6 @@
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -7,7 +8,8 @@ from peft import PeftModel
 from transformers import AutoConfig, AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
 
 from finetune.errors import InputError
-from finetune.models.adapters import layerwise_scale, limit_training, loadable, to_export
+from finetune.launching.fsdp_config import FsdpSettings
+from finetune.models.adapters import check_quantization, layerwise_scale, limit_training, loadable, to_export
 from finetune.models.pretrained import load_config, load_model_and_new_names, model_content
 
 HEAD = {"classifier.weight", "classifier.bias"}
@@ -104,6 +106,14 @@ def test_adapters_and_new_weights_alone_are_trained(arguments):
 def test_modules_that_are_not_there_are_refused(arguments):
     with pytest.raises(InputError, match=r"--lora_target_modules q_proj: no such layer .*; the model has bert\.embeddings"):
         limit_training(small_model(), arguments(lora_r=2, lora_target_modules=("q_proj",)), HEAD)
+
+
+def test_weights_in_few_bits_are_refused_where_they_would_be_divided(arguments):
+    asked = arguments(lora_r=2, load_in_4bit=True, model_name_or_path="base")
+    check_quantization(asked, SimpleNamespace(deepspeed_config=None, fsdp=None))
+    for name, launch in {"DeepSpeed": ({}, None), "FSDP": (None, FsdpSettings())}.items():
+        with pytest.raises(InputError, match=rf"--load_in_4bit: {name} would divide or cast .*configs/ddp\.yaml"):
+            check_quantization(asked, SimpleNamespace(deepspeed_config=launch[0], fsdp=launch[1]))
 
 
 def test_frozen_weights(arguments):
