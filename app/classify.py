@@ -212,7 +212,7 @@ class MultiLabelClassification(TextTask):
             split = self.splits["validation"]
             rows = classifier.rows_to_check(split.lengths)
             checked = {split.texts[row]: fitted.chances(best["logits"][row]) for row in rows}
-        check = partial(classifier.check_export, expected=checked, precision=self.launch.precision)
+        check = partial(classifier.check_export, expected=checked, precision=self.rounding)
         plain = classifier.plain_model(model, fitted, self.loss)
         self.save_best(path, model, plain, weights, check, change=partial(classifier.calibrated, plain, fitted))
         return metrics

@@ -59,8 +59,6 @@ from finetune.images.image_task import ImageSplit, ImageTask, Targets, check_fin
 from finetune.images.processing import Processing, processing_of
 from finetune.images.sources import Inspected
 from finetune.metrics.single_label import confusion_matrix, per_class_table
-from finetune.models.adapters import fingerprint, limit_training, to_export
-from finetune.models.export import export_model
 from finetune.models.pretrained import check_kind, check_weights, load_config, load_model_and_new_names, on_meta
 from finetune.models.processors import load_processor
 from finetune.models.small_cnn import SmallCNN, SmallCNNConfig, load_small_cnn, read_config, save_small_cnn
@@ -118,15 +116,17 @@ class ImageClassification(ImageTask):
         return rows._replace(labels=labels, answers=labels)
 
     def task_fingerprint(self) -> dict[str, Any]:
-        return {"labels": self.labels, **fingerprint(self.arguments)}
+        return {"labels": self.labels}
 
     # Training
 
     def build(self) -> torch.nn.Module:
         arguments, config = self.arguments, self.config
         if isinstance(config, SmallCNNConfig):
-            if arguments.lora_r or arguments.freeze:
-                raise InputError("--lora_r and --freeze are for models of transformers, not for the small CNN")
+            if arguments.lora_r or arguments.freeze or arguments.layerwise_lr_decay:
+                raise InputError(
+                    "--lora_r, --freeze and --layerwise_lr_decay are for models of transformers, not for the small CNN"
+                )
             trained = arguments.model_name_or_path is not None and not arguments.from_scratch and not on_meta()
             model = load_small_cnn(arguments.model_name_or_path, config) if trained else SmallCNN(config)
         else:
@@ -134,8 +134,7 @@ class ImageClassification(ImageTask):
             model, _ = load_model_and_new_names(AutoModelForImageClassification, arguments, config)
             if self.own_labels is not None and self.own_labels != self.labels:
                 classifier.renew_head(model)
-            head = {name for name, _ in model.named_parameters() if not name.startswith(f"{model.base_model_prefix}.")}
-            model = limit_training(model, arguments, head)
+            model = self.limit_training(model)
         return self.with_batch_norm(model)
 
     def num_targets(self, batch: Batch) -> torch.Tensor:
@@ -176,13 +175,12 @@ class ImageClassification(ImageTask):
             added = {"eval_per_class": per_class_table(confusion, self.labels), "eval_confusion_matrix": confusion.tolist()}
             split = self.splits["validation"]
             rows = classifier.rows_to_check(len(split))
-            inputs, precision = split.collate(rows).inputs["pixel_values"], self.launch.precision
+            inputs, precision = split.collate(rows).inputs["pixel_values"], self.rounding
             check = partial(classifier.check_export, self.load_exported, inputs, best["logits"][rows], precision)
         if isinstance(self.config, SmallCNNConfig):
             replace_folder(path, partial(save_small_cnn, self.config, weights, check))
         else:
-            saved, weights = to_export(model, classifier.plain_model(model), weights, self.arguments)
-            export_model(path, saved, weights, check, self.processor)
+            self.save_best(path, model, classifier.plain_model(model), weights, check)
         return added
 
     def samples(self, best: Predictions) -> dict[str, str]:

@@ -23,12 +23,13 @@ from dataclasses import dataclass
 
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
+from finetune.arguments import groups
 from finetune.command_line import read_arguments
 from finetune.images.arguments import MaskArguments
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments(MaskArguments):
+class Arguments(MaskArguments, groups.AdapterArguments):
     """Masks"""
 
 
@@ -55,7 +56,7 @@ from finetune.images.processing import Processing
 from finetune.images.sources import Images, Inspected
 from finetune.losses.segmentation import SegmentationLoss, balanced_class_weights
 from finetune.metrics.segmentation import count_classes, iou, mean_of_defined, segmentation_scores
-from finetune.models.export import export_model
+from finetune.models.adapters import adapted_name
 from finetune.models.mask_bits import pack, packed_bytes, unpack
 from finetune.models.pretrained import check_kind, check_weights, load_config, load_model_and_new_names
 from finetune.models.processors import load_processor
@@ -154,8 +155,9 @@ class Segmentation(ImageTask):
         model, _ = load_model_and_new_names(AutoModelForSemanticSegmentation, self.arguments, self.config)
         if self.own_labels is not None and self.own_labels != self.classes.names:
             segmenter.renew_head(model)
+        model = self.limit_training(model)
         for name, parameter in model.named_parameters():
-            parameter.requires_grad_(parameter.requires_grad and name not in self.unused)
+            parameter.requires_grad_(parameter.requires_grad and adapted_name(name) not in self.unused)
         return self.with_batch_norm(model)
 
     def num_targets(self, batch: Batch) -> torch.Tensor:
@@ -202,7 +204,7 @@ class Segmentation(ImageTask):
     def export(
         self, path: Path, model: torch.nn.Module, weights: dict[str, torch.Tensor], best: Predictions | None
     ) -> dict[str, Any]:
-        export_model(path, plain_model(model), weights, partial(self.check_export, best), self.processor)
+        self.save_best(path, model, plain_model(model), weights, partial(self.check_export, best))
         return {}
 
     def check_export(self, best: Predictions | None, folder: Path) -> None:
@@ -218,7 +220,7 @@ class Segmentation(ImageTask):
             losses.append(float(self.loss(logits, batch.labels)[0]))
             picture = np.asarray(split.images.load(int(row), self.processing.mode))
             self.shown.append((picture, batch.labels[0].numpy(), logits[0].argmax(0).to(torch.uint8).numpy()))
-        segmenter.check_losses(np.array(losses), best["loss"][rows], self.launch.precision)
+        segmenter.check_losses(np.array(losses), best["loss"][rows], self.rounding)
 
     def pictures(self, best: Predictions) -> dict[str, np.ndarray]:
         return {"image_truth_prediction": segmenter.overlays(self.shown, self.classes.names)}

@@ -204,7 +204,7 @@ class TitleGeneration(TextTask):
     ) -> dict[str, Any]:
         examples, validation = self.examples(best), self.splits.get("validation")
         # In half precision another rounding may choose another word.
-        checked = {row: example["generated"] for row, example in enumerate(examples[:2]) if self.launch.precision == "no"}
+        checked = {row: example["generated"] for row, example in enumerate(examples[:2]) if self.rounding == "no"}
         check = partial(titles.check_export, collate=validation and validation.collate, expected=checked)
         self.save_best(path, model, titles.plain_model(model, self.generation), weights, check)
         return {"examples": examples, "rouge_tokenizer": self.counted(validation)}

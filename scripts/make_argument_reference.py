@@ -91,7 +91,8 @@ def value_of(owner: type, field: dataclasses.Field) -> str:
 
 def page() -> str:
     """The text of docs/arguments.md."""
-    names = sorted(path.stem for path in (ROOT / "app").glob("*.py") if path.stem != "predict")  # which starts one of them
+    # The other scripts of app/ start one of these.
+    names = sorted(path.stem for path in (ROOT / "app").glob("*.py") if path.stem not in ("predict", "serve"))
     tasks = {name: importlib.import_module(name).Arguments for name in names}
     sections = [line for owner, users in groups_of(tasks).items() for line in section(owner, users, tasks)]
     return INTRODUCTION + "\n".join([*sections, ""])

@@ -340,13 +340,13 @@ def memory_report(task: Any, data: Any, plan: Any, launch: Any, several_machines
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
         print(f"memory         not known in advance: a dry run of the model fails ({reason})")
         return 0
-    optim = task.arguments.optim
+    optim, first = task.arguments.optim, next(iter(dry_runs.values()))
     shipped = [
         row(name, other)
         for name, other in shipped_layouts(layout, several_machines)
         if not optimizers.refusals(optim, {} if other.stage else None, None, other.fsdp is not None)
+        and not (first.saved and (other.stage or other.fsdp))  # weights in few bits are not divided
     ]
-    first = next(iter(dry_runs.values()))
     print(f"model          {first.parameters:,} weights, {first.trainable:,} of them trained")
     print(f"\nGiB per {'GPU' if layout.on_gpu else 'process'}, for micro-batches of {first.input_size}\n")
     print(*table([planned, *sorted(shipped, key=lambda r: r.cost)], gpu_memory), sep="\n")

@@ -35,6 +35,7 @@ IMPORTED_LATER = {
     "sklearn": "as matplotlib",
     "rich": "only a terminal shows bars",
     "peft": "optional (requirements-lora.txt)",
+    "finetune.models.quantized": "imports bitsandbytes",
     "rouge_score": "imports nltk, a second; only titles are scored by it",
     "rjieba": "its dictionary takes a third of a second; only Chinese words need it",
     "torch.distributed": "only jobs of several machines meet before torch is imported",

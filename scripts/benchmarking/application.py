@@ -33,7 +33,9 @@ class Finished(Exception):  # noqa: N818 - no error
 def begin() -> None:
     """What the scripts of app/ do first."""
     from finetune import garbage_collection
+    from finetune.launching import host_settings
 
+    host_settings.prepare()
     garbage_collection.begin()
 
 

@@ -63,6 +63,8 @@ class AdapterArguments:
     )
     use_dora: bool = option(False, help="train the norms of the adapted columns, too (DoRA)")
     use_rslora: bool = option(False, help="scale adapters by alpha / sqrt(r) (rsLoRA)")
+    load_in_4bit: bool = option(False, help="keep the weights under the adapters in 4 bits (QLoRA), by bitsandbytes")
+    load_in_8bit: bool = option(False, help="keep them in 8 bits")
     export: str = option(
         "merged",
         choices=("merged", "adapter"),
@@ -78,12 +80,17 @@ class AdapterArguments:
     def problems(self) -> list[str]:
         found = []
         if self.lora_r is None:
-            given = ("lora_alpha", "lora_dropout", "lora_target_modules", "use_dora", "use_rslora")
+            of_adapters = ("lora_alpha", "lora_dropout", "lora_target_modules", "use_dora", "use_rslora")
+            given = (*of_adapters, "load_in_4bit", "load_in_8bit")
             found += [f"--{name} is given but --lora_r is not" for name in given if getattr(self, name)]
             if self.export == "adapter":
                 found.append("--export adapter is given but --lora_r is not")
         elif self.freeze:
             found.append("--lora_r and --freeze are both given; --lora_r trains nothing but adapters and new weights")
+        if self.load_in_4bit and self.load_in_8bit:
+            found.append("--load_in_4bit and --load_in_8bit are both given; keep one")
+        if self.use_dora and (self.load_in_4bit or self.load_in_8bit):
+            found.append("--use_dora needs the weights before they are rounded to few bits; leave it or --load_in_* out")
         if self.from_scratch or self.model_name_or_path is None:
             given = [name for name in ("lora_r", "freeze") if getattr(self, name)]
             found += [f"--{name} keeps weights as they are: name trained ones by --model_name_or_path" for name in given]

@@ -20,6 +20,8 @@ from finetune.images.examples import Examples, read_examples
 from finetune.images.processing import Processing
 from finetune.images.sources import ArrayImages, EncodedImages, Images, Inspected
 from finetune.launching.launch import Launch
+from finetune.models import adapters
+from finetune.models.export import export_model
 from finetune.models.pretrained import load_config, load_model_and_new_names, model_content
 from finetune.models.sync_batch_norm import has_batch_norm, synchronise_batch_norm
 from finetune.plan import Modes
@@ -80,6 +82,7 @@ class ImageTask(Task):
         """Finds the pictures, reads their headers, chooses the model. Raises `InputError`."""
         arguments, notes = self.arguments, []
         self.launch, self.modes, self.notes = launch, modes, notes
+        adapters.check_quantization(arguments, launch)
         examples = self.read(notes)
         inspected = inspect_all(examples, notes)
         self.digests = {name: found.digests for name, found in inspected.items()}
@@ -215,6 +218,29 @@ class ImageTask(Task):
             raise InputError(f"{path}: has no trained classifier ({min(new_names)} is missing); train first")
         return model
 
+    def limit_training(self, model: Any) -> Any:
+        """A pretrained model of which only what the arguments name is trained, and its head. Raises `InputError` for layers
+        that it does not have."""
+        if self.arguments.layerwise_lr_decay is not None and not hasattr(model.config, "num_hidden_layers"):
+            kind = model.config.model_type
+            raise InputError(f"--layerwise_lr_decay: a {kind} model's layers are not numbered throughout; leave it out")
+        head = {name for name, _ in model.named_parameters() if not name.startswith(f"{model.base_model_prefix}.")}
+        return adapters.limit_training(model, self.arguments, head)
+
+    def learning_rate_scale(self, model: torch.nn.Module, parameter: str) -> float:
+        decay = self.arguments.layerwise_lr_decay
+        return 1.0 if decay is None else adapters.layerwise_scale(parameter, model.config.num_hidden_layers, decay)
+
+    @property
+    def rounding(self) -> str:
+        """The precision whose rounding lies between the trained model and best/."""
+        return adapters.rounded_as(self.arguments, self.launch.precision)
+
+    def save_best(self, path: Path, model: Any, plain: Any, weights: dict[str, torch.Tensor], check: Callable) -> None:
+        """Writes best/. `plain`: a model of the trained `model`'s class and configuration, without weights."""
+        saved, weights = adapters.to_export(model, plain, weights, self.arguments)
+        export_model(path, saved, weights, check, self.processor)
+
     def with_batch_norm(self, model: torch.nn.Module) -> torch.nn.Module:
         """A model whose batch norm is what --sync_batch_norm says. Raises `InputError` where it has none."""
         there, several = has_batch_norm(model), self.launch.world_size > 1
@@ -241,6 +267,7 @@ class ImageTask(Task):
             "input": self.input_words(),
             "augmentation": varied,
             "sync_batch_norm": arguments.sync_batch_norm,
+            **adapters.fingerprint(arguments),
             **found,
         }
 

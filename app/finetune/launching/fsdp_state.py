@@ -94,14 +94,14 @@ def _size(module: nn.Module) -> int:
 
 def full(tensor: Any) -> Any:
     """A sharded tensor whole, on every process, all of which must call it; another tensor as it is."""
-    if not _is_sharded(tensor):
+    if not is_sharded(tensor):
         return tensor
     return tensor.detach().to(tensor.device_mesh.device_type).full_tensor()  # it may be in host memory
 
 
 def part_of(tensor: torch.Tensor, parameter: Any) -> torch.Tensor:
     """What belongs to a parameter on this process, of a tensor of its full shape: a part if it is sharded."""
-    if _is_sharded(parameter):
+    if is_sharded(parameter):
         from torch.distributed.tensor import distribute_tensor
 
         # From this process's own copy: nothing is sent.
@@ -111,7 +111,7 @@ def part_of(tensor: torch.Tensor, parameter: Any) -> torch.Tensor:
 
 def own_part(tensor: torch.Tensor) -> torch.Tensor:
     """What this process has of a sharded tensor, sharing its memory; another tensor whole."""
-    return tensor.detach().to_local() if _is_sharded(tensor) else tensor.detach()
+    return tensor.detach().to_local() if is_sharded(tensor) else tensor.detach()
 
 
 def reshard(model: nn.Module) -> None:
@@ -154,5 +154,6 @@ def _to_host(tensor: torch.Tensor, wanted: bool) -> torch.Tensor:
     return tensor.to("cpu", torch.float32 if tensor.is_floating_point() else tensor.dtype, copy=True)
 
 
-def _is_sharded(tensor: Any) -> bool:
-    return hasattr(tensor, "full_tensor")  # torch's DTensor, whose module need not be imported
+def is_sharded(tensor: Any) -> bool:
+    """Whether it is a part of a tensor: torch's DTensor, whose module need not be imported."""
+    return hasattr(tensor, "full_tensor")

@@ -295,9 +295,10 @@ def quiet_libraries(launch: Launch) -> None:
     level = logging.WARNING if launch.rank == 0 else logging.ERROR
     for name in ("accelerate", "torch.distributed"):
         logging.getLogger(name).setLevel(level)
-    for name in ("transformers", "DeepSpeed"):
+    for name in ("transformers", "DeepSpeed", "bitsandbytes"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", message="OMP_NUM_THREADS/MKL_NUM_THREADS unset")
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed.*")
     warnings.filterwarnings("ignore", category=FutureWarning, message="`broadcast_buffers` is deprecated")
+    warnings.filterwarnings("ignore", category=FutureWarning, message="`is_gradient_checkpointing` is deprecated")  # by peft
     os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "error")

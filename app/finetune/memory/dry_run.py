@@ -31,6 +31,8 @@ from finetune.launching.fsdp_state import layers_to_shard
 from finetune.memory.layout import Layout
 from finetune.task import Batch, Task
 
+BYTES = "bytes_per_element"  # what layers in 4 or 8 bits have (finetune.models.quantized); before the first step they hold fp32
+
 
 @dataclass(frozen=True)
 class DryRun:
@@ -43,6 +45,7 @@ class DryRun:
     activations: int  # bytes at the worst moment, without finished gradients of parameters
     with_gradients: int  # bytes at the worst moment, gradients of parameters counted as they come
     input_shape: tuple[int, ...]  # of the largest input
+    saved: int = 0  # bytes that weights in 4 or 8 bits take less than in fp32
     largest_layer: int = 0  # elements of the layer with most, of those that FSDP gathers one by one
     outside_layers: int = 0  # elements that FSDP gathers for the whole pass
 
@@ -80,6 +83,7 @@ def dry_run(model: nn.Module, task: Task, batch: Batch, layout: Layout) -> DryRu
     layers = [] if layout.fsdp is None else layers_to_shard(model, layout.fsdp)
     in_layers = {parameter: parameter.numel() for layer in layers for parameter in layer.parameters()}
     trained = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
+    in_bits = [module for module in model.modules() if hasattr(module, BYTES)]
     return DryRun(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         trainable=sum(trained),
@@ -88,6 +92,7 @@ def dry_run(model: nn.Module, task: Task, batch: Batch, layout: Layout) -> DryRu
         activations=counter.most_activations,
         with_gradients=counter.most + sum(4 * parameter.numel() for parameter in kept),
         input_shape=max((tuple(x.shape) for x in batch.inputs.values()), key=lambda shape: (np.prod(shape), shape)),
+        saved=round(sum(module.weight.numel() * (4 - module.bytes_per_element) for module in in_bits)),
         largest_layer=max((sum(p.numel() for p in layer.parameters()) for layer in layers), default=0),
         outside_layers=sum(parameter.numel() for parameter in model.parameters()) - sum(in_layers.values()),
     )
@@ -107,7 +112,11 @@ def _without_values(model: nn.Module, precision: torch.dtype | None) -> nn.Modul
         if isinstance(tensor, nn.Parameter):
             hollow = nn.Parameter(hollow, requires_grad=tensor.requires_grad)
         copies[id(tensor)] = hollow
-    return copy.deepcopy(model, copies)  # finds its tensors in `copies`, tied weights as one
+    hollow_model = copy.deepcopy(model, copies)  # finds its tensors in `copies`, tied weights as one
+    for module in hollow_model.modules():
+        if hasattr(module, BYTES):  # frozen, so it keeps nothing for the backward pass either
+            module.__class__ = nn.Linear
+    return hollow_model
 
 
 def _empty_caches(model: nn.Module) -> None:

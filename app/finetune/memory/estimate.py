@@ -45,7 +45,8 @@ def estimate(dry_run: DryRun, layout: Layout) -> Estimate:
 
 
 def _replicated(run: DryRun, layout: Layout) -> Estimate:
-    weights, gradients, optimizer = 4 * run.parameters + run.buffers, 4 * run.trainable, round(layout.moments * run.trainable)
+    weights = 4 * run.parameters - run.saved + run.buffers
+    gradients, optimizer = 4 * run.trainable, round(layout.moments * run.trainable)
     # DDP's buckets are the gradients; micro-batches without synchronisation gather them outside the buckets first.
     exchange = gradients if layout.wrapped and layout.accumulation > 1 else 0
     # In the first micro-batch of an unwrapped model, gradients are allocated while activations are freed.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import fnmatch
+import importlib.util
 import json
 import re
 from pathlib import Path
@@ -23,6 +24,7 @@ from finetune.errors import InputError, in_short
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # peft's
 LAYER = re.compile(r"\.(?:layers?|blocks?|h)\.(\d+)\.")
 BASE, ADAPTED = ".base_layer.", ".lora_"  # in names of peft
+BASE_BITS = "base_model_bits"  # in the config.json beside an adapter: how its base model's weights are rounded
 EMBEDDINGS = re.compile(r"(^|\.)(embed\w*|shared|wte|wpe)\.")
 
 
@@ -44,11 +46,36 @@ def limit_training(model: Any, arguments: Any, new_names: set[str]) -> Any:
     return model
 
 
+def check_quantization(arguments: Any, launch: Any) -> None:
+    """Raises `InputError` where --load_in_4bit or --load_in_8bit cannot be had. `launch`: a `launch.Launch`."""
+    bits = _bits(arguments)
+    if bits is None:
+        return
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise InputError(f"--load_in_{bits}bit needs bitsandbytes: pip install -r requirements-8bit.txt")
+    if launch.deepspeed_config is not None or launch.fsdp is not None:
+        raise InputError(
+            f"--load_in_{bits}bit: {'FSDP' if launch.fsdp else 'DeepSpeed'} would divide or cast weights that are packed into "
+            "bytes; launch by accelerate_configs/ddp.yaml, or leave it out"
+        )
+
+
+def rounded_as(arguments: Any, precision: str) -> str:
+    """The precision whose rounding lies between a trained model and its export in fp32: layers in 8 bits round their inputs,
+    too, about as bf16 does."""
+    return "bf16" if arguments.load_in_8bit else precision
+
+
 def fingerprint(arguments: Any) -> dict[str, Any]:
     """What a checkpoint's trained weights depend on."""
-    names = ("lora_r", "lora_alpha", "lora_target_modules", "use_dora", "use_rslora", "freeze")
+    names = ("lora_r", "lora_alpha", "lora_target_modules", "use_dora", "use_rslora", "freeze", "load_in_4bit", "load_in_8bit")
     given = {name: str(getattr(arguments, name)) for name in names if getattr(arguments, name)}
     return {"trained": given} if given else {}
+
+
+def adapted_name(name: str) -> str:
+    """The parameter of the model without adapters that one of this name is, or adapts."""
+    return f"{name.partition(ADAPTED)[0]}.weight" if ADAPTED in name else name.replace(BASE, ".")
 
 
 def layerwise_scale(name: str, layers: int, decay: float) -> float:
@@ -63,17 +90,25 @@ def layerwise_scale(name: str, layers: int, decay: float) -> float:
 def to_export(model: Any, plain: Any, weights: dict[str, torch.Tensor], arguments: Any) -> tuple[Any, dict[str, torch.Tensor]]:
     """(what saves itself as best/, its weights). `model`: the trained one; `weights`: its weights, full; `plain`: a model of
     its class and configuration, on the meta device. Adapters are merged into the weights that they adapt, unless --export
-    adapter keeps them alone."""
+    adapter keeps them alone. Weights in 4 or 8 bits become the fp32 numbers that they stand for: rounded again after the
+    merge, they would be another model than the one that was trained."""
+    vars(plain.config).pop(BASE_BITS, None)
     if not hasattr(model, "peft_config"):
         return plain, weights
     from peft import inject_adapter_in_model
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    settings = model.peft_config["default"]
+    settings, bits = model.peft_config["default"], _bits(arguments)
     if arguments.export == "adapter":
+        if bits is not None:
+            setattr(plain.config, BASE_BITS, bits)
         trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
         settings = _settings_to_save(settings, arguments.model_name_or_path, trained)
         return _Adapter(plain, settings), {name: tensor for name, tensor in weights.items() if name in trained}
+    if bits is not None:
+        from finetune.models.quantized import values_of
+
+        weights = weights | values_of(model)
     shell = inject_adapter_in_model(settings, copy.deepcopy(plain))
     shell.load_state_dict(weights, strict=False, assign=True)
     for module in shell.modules():
@@ -107,10 +142,15 @@ def loadable(folder: Path, auto_class: Any) -> Any:
 def merge_adapter(model: Any, folder: str | Path) -> tuple[Any, set[str]]:
     """(the base model with a folder's adapter merged into it, the names of the parameters that the adapter holds whole, such as
     a head's). Raises whatever peft raises for an adapter of another model."""
-    from peft import PeftModel
+    from peft import PeftConfig, PeftModel
 
-    adapted = PeftModel.from_pretrained(model, folder)
-    whole = adapted.peft_config["default"].modules_to_save or ()
+    settings = PeftConfig.from_pretrained(folder)
+    whole = settings.modules_to_save or []
+    if (bits := getattr(model.config, BASE_BITS, None)) is not None:
+        from finetune.models.quantized import round_weights
+
+        round_weights(model, bits, whole)
+    adapted = PeftModel.from_pretrained(model, folder, config=settings)
     merged = adapted.merge_and_unload()
     for parameter in merged.parameters():
         parameter.requires_grad_(True)
@@ -141,6 +181,10 @@ def _add_adapters(model: Any, arguments: Any, new_names: set[str]) -> Any:
     except ImportError:
         raise InputError("--lora_r needs peft: pip install -r requirements-lora.txt") from None
     whole = sorted({name.rpartition(".")[0] for name in new_names})
+    if (bits := _bits(arguments)) is not None:
+        from finetune.models.quantized import quantize
+
+        quantize(model, bits, whole)
     targets = arguments.lora_target_modules or ("all-linear",)
     settings = LoraConfig(
         r=arguments.lora_r,
@@ -160,6 +204,10 @@ def _add_adapters(model: Any, arguments: Any, new_names: set[str]) -> Any:
         if name in new_names:
             parameter.requires_grad_(True)
     return model
+
+
+def _bits(arguments: Any) -> int | None:
+    return 4 if arguments.load_in_4bit else 8 if arguments.load_in_8bit else None
 
 
 def _settings_to_save(settings: Any, base: str, trained: set[str]) -> Any:

@@ -115,6 +115,7 @@ class TextTask(Task):
         """Reads and checks the files, tokenizes texts. Raises `InputError`."""
         arguments, notes = self.arguments, []
         self.launch, self.modes = launch, modes
+        adapters.check_quantization(arguments, launch)
         tables, targets = self._read(modes, notes)
         self.config = self.load_model_config(targets, notes)
         train = tables.get("train")
@@ -306,6 +307,11 @@ class TextTask(Task):
             return 1.0
         return adapters.layerwise_scale(parameter, self.encoder_config().num_hidden_layers, decay)
 
+    @property
+    def rounding(self) -> str:
+        """The precision whose rounding lies between the trained model and best/."""
+        return adapters.rounded_as(self.arguments, self.launch.precision)
+
     def save_best(
         self,
         path: Path,
@@ -323,7 +329,7 @@ class TextTask(Task):
         export_model(path, saved, weights, check, self.tokenizer, self.max_length)
 
     def limits(self) -> list[str]:
-        return [f"Texts are cut to {self.max_length} tokens."]
+        return [f"Texts are cut to {self.long_documents.limit} tokens."]
 
     def with_kernels(self, model: torch.nn.Module) -> torch.nn.Module:
         """The model with the faster computations that the arguments allow, of whole documents; its vocabulary is checked."""

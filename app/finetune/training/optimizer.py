@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from finetune import optimizers
+from finetune.launching import fsdp_state
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
@@ -69,8 +70,9 @@ def _make(arguments: Any, groups: list[dict[str, Any]], learning_rate: float, de
     optim, settings, rate = arguments.optim, optimizers.settings_of(arguments), {"lr": learning_rate}
     adam = {"betas": (arguments.adam_beta1, arguments.adam_beta2), "eps": arguments.adam_epsilon}
     # One kernel per group; on a CPU it steps a small encoder ten times faster than torch's default, which is fast on a GPU.
-    # There, fused SGD's momentum is undefined if fp16 skips its first step.
-    fused = {"fused": device_type == "cpu"}
+    # There, fused SGD's momentum is undefined if fp16 skips its first step; sharded parameters have fused AdamW alone.
+    sharded = any(fsdp_state.is_sharded(parameter) for group in groups for parameter in group["params"])
+    fused = {"fused": device_type == "cpu" and not sharded}
     if optim == "muon":
         return MuonWithAdamW(groups, rate | settings, rate | adam | {"fused": True})
     if optim == "adafactor":

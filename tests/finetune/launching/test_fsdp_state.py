@@ -1,6 +1,7 @@
 """Which layers are sharded, and a sharded model's state. Several processes: the jobs of `launchers` and the parity table."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from finetune.errors import InputError
 from finetune.launching import fsdp_state
 from finetune.launching.fsdp_config import FsdpSettings
 from finetune.launching.fsdp_state import layers_to_shard, shard
+from finetune.optimizers import UNDER_FSDP
+from finetune.training.optimizer import build_optimizer
 
 
 class Layer(nn.Module):
@@ -97,17 +100,28 @@ def train(model, steps, optimizer):
         optimizer.zero_grad()
 
 
-def adamw(model):
-    return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2, fused=True)
+# By --optim: --optim_args, and what it keeps.
+KEPT = {
+    "adamw_torch_fused": (None, {"exp_avg", "exp_avg_sq"}),
+    "sgd": ("momentum=0.9", {"momentum_buffer"}),
+    "rmsprop": ("momentum=0.9,centered=true", {"square_avg", "grad_avg", "momentum_buffer"}),
+}
+
+
+def test_every_optimizer_that_fsdp_may_have_is_tested():
+    assert set(KEPT) == set(UNDER_FSDP)
 
 
 @pytest.mark.usefixtures("process_group")
 @pytest.mark.parametrize("offload", [False, True])
-def test_a_sharded_model_trains_as_it_is_and_its_state_goes_out_and_back(offload):
+@pytest.mark.parametrize("optim", KEPT)
+def test_a_sharded_model_trains_as_it_is_and_its_state_goes_out_and_back(optim, offload, arguments):
     settings, device = FsdpSettings(offload_params=offload), torch.device("cpu")
     plain, sharded, other = Model(), Model(), Model()
     shard(sharded, settings, device, None)
-    ours, theirs = adamw(sharded), adamw(plain)
+    given, kept_states = KEPT[optim]
+    build = partial(build_optimizer, arguments(optim=optim, optim_args=given), learning_rate=1e-3, scale_of=lambda *_: 1.0)
+    ours, theirs = build(sharded), build(plain)
     train(sharded, 3, ours)
     train(plain, 3, theirs)
     with torch.no_grad():
@@ -117,17 +131,17 @@ def test_a_sharded_model_trains_as_it_is_and_its_state_goes_out_and_back(offload
     torch.testing.assert_close(weights, dict(plain.state_dict()), rtol=1e-5, atol=1e-6)
     assert weights["head.weight"] is weights["words.weight"]
     moments = fsdp_state.full_moments(sharded, ours, True)
-    assert moments.keys() == {"exp_avg", "exp_avg_sq"}
-    assert moments["exp_avg"].keys() == {name for name, p in plain.named_parameters() if p.requires_grad}
-    for name, parameter in plain.named_parameters():
-        if parameter.requires_grad:
-            torch.testing.assert_close(moments["exp_avg"][name], theirs.state[parameter]["exp_avg"], rtol=1e-4, atol=1e-7)
+    assert moments.keys() == kept_states
+    trained = {name: parameter for name, parameter in plain.named_parameters() if parameter.requires_grad}
+    for kind, tensors in moments.items():
+        expected = {name: theirs.state[parameter][kind] for name, parameter in trained.items()}
+        torch.testing.assert_close(tensors, expected, rtol=1e-4, atol=1e-7)
     assert (fsdp_state.full_weights(sharded, False), fsdp_state.full_moments(sharded, ours, False)) == ({}, {})
 
     kept = copy.deepcopy((weights, moments))
     other.load_state_dict(weights)
     shard(other, settings, device, None)
-    restored = adamw(other)
+    restored = build(other)
     _restore_moments(other, restored, moments, 3)
     train(sharded, 2, ours)
     train(other, 2, restored)

@@ -13,6 +13,7 @@ from finetune.launching.fsdp_config import FsdpSettings
 from finetune.memory.dry_run import DryRun, dry_run
 from finetune.memory.estimate import GIB, OUTSIDE_TENSORS, estimate, memory_lines, needed
 from finetune.memory.layout import Layout, layout_of, with_fsdp, with_zero
+from finetune.models.adapters import limit_training
 from finetune.plan import BatchShape
 from finetune.training.optimizer import build_optimizer
 from finetune.training.step import train_step
@@ -161,3 +162,15 @@ def test_what_a_run_says():
     e = estimate(r, offloaded)
     assert e.optimizer == 0
     assert needed(e) > e.peak + OUTSIDE_TENSORS
+
+
+@pytest.mark.parametrize("given", [{"load_in_4bit": True}, {"load_in_8bit": True}], ids=["4 bits", "8 bits"])
+def test_weights_in_few_bits_are_counted_as_what_they_will_take(arguments, given):
+    model = limit_training(bert(hidden_size=256), arguments(lora_r=2, model_name_or_path="base", **given), set())
+    found = estimate(dry_run(model, CLASSIFY, texts(4, 32), ALONE), ALONE)
+    plain = sum(parameter.nbytes for parameter in model.parameters())
+    rounded = [layer for layer in model.to("cpu").modules() if hasattr(layer, "bytes_per_element")]
+    states = [layer.weight.quant_state.as_dict() if "load_in_4bit" in given else {"": layer.weight.SCB} for layer in rounded]
+    scales = sum(x.nbytes for state in states for name, x in state.items() if "map" not in name and isinstance(x, torch.Tensor))
+    assert found.weights < 0.6 * plain
+    assert found.weights == pytest.approx(sum(x.nbytes for x in [*model.parameters(), *model.buffers()]) + scales, rel=0.01)
