@@ -29,7 +29,6 @@ class Arguments(SourceArguments, SearchArguments, TextArguments):
     """Titles"""
 
     title_column: str = option("title", help="column of the title")
-    max_title_length: int = option(64, at_least=2, help="tokens of a title that are kept, and the longest that is generated")
     decoder_layers: int | None = option(at_least=1, help="layers of the decoder that an encoder gets (default: the encoder's)")
     decoder_model_name_or_path: str | None = option(reads=True, help="pretrained decoder for an encoder, such as a BERT")
     rouge_tokenizer: str = option(
@@ -40,8 +39,6 @@ class Arguments(SourceArguments, SearchArguments, TextArguments):
 
     def problems(self) -> list[str]:
         found = []
-        if self.min_title_length > self.max_title_length:
-            found.append(f"--min_title_length {self.min_title_length} is more than --max_title_length {self.max_title_length}")
         if self.decoder_layers is not None and self.decoder_model_name_or_path is not None:
             found.append("--decoder_layers and --decoder_model_name_or_path are both given; keep one")
         return found
@@ -88,6 +85,9 @@ class TitleGeneration(TextTask):
     shown_metrics = ("loss", "rouge1", "rouge2", "rougeL", "gen_len")
     metric_names = titles.METRICS
     default_max_length = 4096
+
+    def __init__(self, arguments: Arguments) -> None:
+        super().__init__(search.completed(arguments))
 
     # Data
 

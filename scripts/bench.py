@@ -11,6 +11,7 @@
     metrics             all metrics of an evaluation
     communication       how much of DDP's exchange of gradients a step waits for
     startup             --help, and the first step over a million rows
+    serving             app/serve.py under load, beside a server that calls transformers' pipeline
     images              the image tasks beside a bare loop, Trainer and MONAI's loop; what a core's loader gives
 
 It writes bench_cpu.json and bench_cpu.md (on an NVIDIA GPU bench_cuda.json and bench_cuda.md), a plot for each table (pip

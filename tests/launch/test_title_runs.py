@@ -78,7 +78,7 @@ def test_documents_without_titles_are_predicted(title_home, titled):
     bare.write_text("".join(json.dumps({"text": row["text"]}) + "\n" for row in rows), encoding="utf-8")
     folder = title_home / "runs" / "bare"
     asked = ["--do_predict", "--model_name_or_path", str(best), "--test_file", str(bare), "--output_dir", str(folder)]
-    launchers.run([*python(), str(SCRIPT), *asked, "--num_beams", "2", "--max_title_length", "16"], title_home).check()
+    launchers.run([*python(), str(SCRIPT), *asked], title_home).check()
     lines = [json.loads(line) for line in (folder / "predictions.jsonl").open(encoding="utf-8")]
     assert [line["id"] for line in lines] == list(range(len(rows)))
     assert "test_rougeL" not in json.loads((folder / "metrics.json").read_text(encoding="utf-8"))

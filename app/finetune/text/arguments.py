@@ -249,20 +249,35 @@ class TextArguments(
         return found
 
 
+# What a search for titles is where neither an argument nor an exported model says something else.
+SEARCH = {"num_beams": 4, "length_penalty": 1.0, "no_repeat_ngram_size": 0, "min_title_length": 0, "max_title_length": 64}
+
+
 @dataclass(frozen=True, kw_only=True)
 class SearchArguments:
     """Search for titles"""
 
-    num_beams: int = option(4, at_least=1, help="beams of the search")
-    length_penalty: float = option(1.0, help="above 0 favours longer titles, below 0 shorter ones")
-    no_repeat_ngram_size: int = option(0, at_least=0, help="n-grams of this size may not repeat in a title; 0: they may")
-    min_title_length: int = option(0, at_least=0, help="fewest tokens of a generated title")
+    num_beams: int | None = option(at_least=1, help="beams of the search (default: the exported model's own, else 4)")
+    length_penalty: float | None = option(
+        help="above 0 favours longer titles, below 0 shorter ones (default: as above, else 1)"
+    )
+    no_repeat_ngram_size: int | None = option(
+        at_least=0, help="n-grams of this size may not repeat in a title; 0: they may (default: as above, else 0)"
+    )
+    min_title_length: int | None = option(at_least=0, help="fewest tokens of a generated title (default: as above, else 0)")
+    max_title_length: int | None = option(
+        at_least=2, help="tokens of a title that are kept, and the longest that is generated (default: as above, else 64)"
+    )
     num_return_sequences: int = option(1, at_least=1, help="candidates per document in predictions, with scores")
     generation_config: str | None = option(
         reads=True,
         help="json file with more settings of the search by the names of transformers' GenerationConfig, such as "
         "repetition_penalty",
     )
+
+    def problems(self) -> list[str]:
+        least, most = self.min_title_length or 0, self.max_title_length or SEARCH["max_title_length"]
+        return [f"--min_title_length {least} is more than --max_title_length {most}"] if least > most else []
 
 
 @dataclass(frozen=True, kw_only=True)

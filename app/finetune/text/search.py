@@ -1,8 +1,10 @@
-"""--generation_config: settings of transformers' search for titles beside those that are arguments."""
+"""How titles are searched for: the arguments, completed by what an exported model was trained with, and --generation_config."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from transformers.generation import logits_process
 from finetune.errors import InputError, in_short
 from finetune.reading.json_files import read_object
 from finetune.reading.problems import nearest
+from finetune.text.arguments import SEARCH
 
 # What each does to the scores of the next token, made of its value and the ids of the tokens that end a title. None of them
 # draws or depends on the padding of a batch: titles are the same under every launch.
@@ -32,6 +35,22 @@ ARGUMENTS = {
     **dict.fromkeys(("min_length", "min_new_tokens"), "min_title_length"),
 }
 WRITTEN = ("_from_model_config", "transformers_version")  # by transformers, into the files that it saves
+
+
+def completed(arguments: Any) -> Any:
+    """The arguments with the settings of the search that they leave open: those of the exported model that they name, so that
+    evaluating it gives the metrics of its training; else `SEARCH`."""
+    own = {} if arguments.modes.train else _exported(Path(arguments.model_name_or_path or "") / "generation_config.json")
+    left_open = {name: own.get(name, value) for name, value in SEARCH.items() if getattr(arguments, name) is None}
+    return replace(arguments, **left_open)
+
+
+def _exported(file: Path) -> dict[str, Any]:
+    """What `titles.plain_model` stored: lengths with the start token, the longest with the end token, too."""
+    stored = read_object(file) if file.is_file() else {}
+    lengths = {"min_title_length": ("min_length", 1), "max_title_length": ("max_length", 2)}
+    found = {name: stored[of] - more for name, (of, more) in lengths.items() if stored.get(of)}
+    return found | {name: stored[name] for name in SEARCH if name not in lengths and stored.get(name) is not None}
 
 
 def read_settings(path: str | None, tokenizer: Any) -> dict[str, Any]:

@@ -1,12 +1,14 @@
 import json
 import shutil
 import subprocess
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from linear_task import LinearTask
 
+from finetune.arguments.parsing import option
 from finetune.output import written
 from finetune.reports import figures, judging
 from finetune.task import Judgement, Section, Shown
@@ -42,9 +44,15 @@ def finished(tmp_path):
     return tmp_path
 
 
+@dataclass
+class Asked:
+    output_dir: str = option(help="where", per_machine=True)
+    report_to: tuple[str, ...] = option(("html",), help="whom")
+
+
 def write(folder, task, report_to=("html",)):
     run = SimpleNamespace(accelerator=SimpleNamespace(trackers=[]))
-    judging.write_reports(run, SimpleNamespace(output_dir=str(folder), report_to=report_to), task, {"validation": range(3)})
+    judging.write_reports(run, Asked(str(folder), report_to), task, {"validation": range(3)})
 
 
 def test_the_page_has_figures_tables_and_no_text_that_is_run(finished):

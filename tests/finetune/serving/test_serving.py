@@ -14,13 +14,14 @@ from finetune.serving.web import Limits, Server
 
 
 class Predictor:
-    """Says how many it was given together; waits until it is let go."""
+    """Says how many it was given together, and that it was asked; waits until it is let go."""
 
     def __init__(self, takes="texts"):
-        self.task, self.sizes, self.open = SimpleNamespace(takes=takes), [], threading.Event()
+        self.task, self.sizes, self.open, self.asked = SimpleNamespace(takes=takes), [], threading.Event(), threading.Event()
         self.open.set()
 
     def __call__(self, items):
+        self.asked.set()
         self.open.wait(30)
         self.sizes.append(len(items))
         if "bad" in items:
@@ -55,8 +56,7 @@ def test_requests_are_answered_together_each_with_its_own(tmp_path):
     async def check(client):
         predictor.open.clear()
         first = asyncio.create_task(post(client, {"text": "one"}))
-        while not client.server.app or len(predictor.sizes) or (await health(client))["waiting"]:
-            await asyncio.sleep(0.01)
+        assert await asyncio.to_thread(predictor.asked.wait, 30)  # it has the first one alone
         others = [asyncio.create_task(post(client, {"text": f"other {number}"})) for number in range(5)]
         while (await health(client))["waiting"] < 5:
             await asyncio.sleep(0.01)
