@@ -191,6 +191,8 @@ def measure(folder: Path, task_name: str, graphs: dict[str, OnnxModel], argv: li
         validate(arguments)
         task, launch = task_class(arguments), preflight.check(arguments)
         split = task.load(launch, arguments.modes).splits["test"]
+        if task_name == "classify":  # a graph takes one window; a document's are pooled around it
+            graphs = {name: task.long_documents.prepare(graph, task.tokenizer.padding_side) for name, graph in graphs.items()}
         run = processes.start(launch, None)
         rows, models = eval_rows(run, arguments, task, split), {"torch": task.load_exported(folder), **graphs}
         seconds, scores = {}, {}
