@@ -217,7 +217,7 @@ def problems(finished):
 def test_machines_that_differ_are_told_all_of_it(pair):
     alpha, beta = pair
     shutil.copytree(REPOSITORY / "app", beta.home / "app", ignore=shutil.ignore_patterns("__pycache__"))
-    with (beta.home / "app" / "metrics" / "thresholds.py").open("a", encoding="utf-8") as file:
+    with (beta.home / "app" / "finetune" / "metrics" / "thresholds.py").open("a", encoding="utf-8") as file:
         file.write("# another version\n")
     with (beta.home / "other.csv").open("a", encoding="utf-8") as file:
         file.write((beta.home / "train.csv").read_text(encoding="utf-8") + "one row more,a\n")
