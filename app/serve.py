@@ -42,7 +42,7 @@ def parse_options() -> tuple[argparse.Namespace, list[str]]:
     add("--host", default="127.0.0.1", help="address to listen on (default: this machine only; 0.0.0.0: everybody)")
     add("--port", type=int, default=8000, help="default: 8000; 0: any that is free")
     add("--max_batch", type=int, default=32, help="most texts or pictures that are predicted together (default: 32)")
-    add("--max_wait", type=float, default=5, help="milliseconds that a batch waits to be full (default: 5)")
+    add("--max_wait", type=float, default=0, help="milliseconds that a batch waits to be full (default: 0)")
     add("--queue_size", type=int, default=256, help="how many may wait; others are refused (default: 256)")
     add("--max_megabytes", type=float, help="largest request (default: 1 for texts, 20 for pictures)")
     options, rest = parser.parse_known_args()

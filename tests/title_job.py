@@ -47,8 +47,7 @@ class Job:
 JOBS = {
     "one": Job(python),
     "ddp": Job(torchrun, (2,)),
-    "then_zero2": Job(deepspeed, (2,), "ds_configs/zero2.json", ("ddp", 1)),
-    "then_zero3": Job(torchrun, (2,), "ds_configs/zero3.json", ("then_zero2", 3)),
+    "then_zero3": Job(deepspeed, (2,), "ds_configs/zero3.json", ("ddp", 2)),
     "then_one": Job(python, resumes=("then_zero3", 5)),
 }
 

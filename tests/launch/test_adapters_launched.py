@@ -30,14 +30,14 @@ def test_adapters_are_the_same_everywhere_and_move(launched, home, tmp_path):
         *python(),
         str(SCRIPTS / "parity.py"),
         "--cells",
-        "ddp,zero2",
+        "zero2",
         "--steps",
         "3",
         "--output_dir",
         str(tmp_path / "table"),
     ]
     finished = run([*table, *job(model, tmp_path / "never")], home).check()
-    assert finished.out.count("the same") == 4  # each cell, while it runs and in the table
+    assert finished.out.count("the same") == 2  # the cell, while it runs and in the table
 
     whole, moved = tmp_path / "whole", tmp_path / "moved"
     run([*python(), *job(model, whole, max_steps=4)], home).check()

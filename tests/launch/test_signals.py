@@ -55,7 +55,6 @@ ASKED = {
     "torchrun KILL": (lambda: torchrun(2), {}, launcher(KILL), -KILL, "the launcher is gone"),
     "torchrun rank 1 USR1": (lambda: torchrun(2), {}, rank(1, USR1), 1, "SIGUSR1"),
     "deepspeed TERM": (lambda: deepspeed(2), DS_FILE, launcher(TERM), -TERM, "the launcher is gone"),
-    "deepspeed Ctrl-C": (lambda: deepspeed(2), DS_FILE, everyone(INT), None, "SIGINT"),
 }  # fmt: skip
 
 
@@ -90,12 +89,12 @@ def test_a_run_that_was_stopped_ends_with_the_bytes_of_one_that_was_not(start, h
     settings = {"model": "bert_dropout", "max_steps": 60, "eval_steps": 20, "save_steps": 20, "global_batch_size": 7,
                 "early_stopping_patience": 9, "per_device_train_batch_size": 3}  # fmt: skip
     stopped, whole = tmp_path / "stopped", tmp_path / "whole"
-    job = start([*torchrun(2), *training(stopped, **settings)], stopped, steps=5)
-    job.worker(0).send_signal(USR1)
+    job = start([*python(), *training(stopped, **settings)], stopped, steps=5)
+    job.process.send_signal(USR1)
     job.ended()
     assert read_json(stopped / "status.json")["state"] == "stopped"
-    went_on = run([*torchrun(2), *training(stopped, **settings), "--resume_from_checkpoint", "auto"], home).check()
+    went_on = run([*python(), *training(stopped, **settings), "--resume_from_checkpoint", "auto"], home).check()
     assert "resume " in went_on.out
     assert read_json(stopped / "status.json")["state"] == "done"
-    run([*torchrun(2), *training(whole, **settings)], home).check()
+    run([*python(), *training(whole, **settings)], home).check()
     assert contents(stopped) == contents(whole)

@@ -16,10 +16,7 @@ CHAINS = {
     "classify: 1 process, 2 machines": ("classify", {"python": (1, 0), "multi_node_ddp": (2, 0)}),
     "classify: DDP, FSDP, 3 processes": ("classify", {"ddp": (2, 0), "fsdp": (2, 0), "torchrun": (3, 0)}),
     "classify: DDP, ZeRO-2, ZeRO-3": ("classify", {"ddp": (2, 0), "deepspeed_zero2": (2, 2), "deepspeed_zero3": (2, 3)}),
-    "titles: DDP, ZeRO-2, ZeRO-3, 1 process": (
-        "titles",
-        {"ddp": (2, 0), "then_zero2": (2, 2), "then_zero3": (2, 3), "then_one": (1, 0)},
-    ),
+    "titles: DDP, ZeRO-3, 1 process": ("titles", {"ddp": (2, 0), "then_zero3": (2, 3), "then_one": (1, 0)}),
 }
 NEVER_MOVED = {"classify": "python", "titles": "one"}
 

@@ -112,9 +112,14 @@ def lead_baseline(text: str, max_units: int) -> str:
     return " ".join(text[opening:end].split())
 
 
-def lead_scores(texts: Sequence[str], references: Sequence[str], tokenizer: str) -> dict[str, float | None]:
-    """ROUGE_METRICS of the baseline: each document's lead, cut to the median length of the references in UNITs."""
+def lead_length(references: Sequence[str]) -> int:
+    """The median length of references in UNITs, to which leads are cut."""
     lengths = [sum(1 for _ in UNIT.finditer(reference)) for reference in references]
-    most = max(1, int(np.median(lengths))) if lengths else 1
+    return max(1, int(np.median(lengths))) if lengths else 1
+
+
+def lead_scores(texts: Sequence[str], references: Sequence[str], tokenizer: str) -> dict[str, float | None]:
+    """ROUGE_METRICS of the baseline: each document's lead."""
+    most = lead_length(references)
     scores = rouge_scores([lead_baseline(text, most) for text in texts], references, tokenizer, bootstrap=0)
     return {name: scores[name] for name in ROUGE_METRICS}

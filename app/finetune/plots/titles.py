@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from finetune.metrics.rouge import ROUGE_METRICS, row_scores
+from finetune.metrics.rouge import ROUGE_METRICS, lead_baseline, lead_length, row_scores
 from finetune.reports.figures import BLUE, GREY, ORANGE, new_figure
 from finetune.task import Judgement, Section, Shown
 
@@ -24,15 +24,19 @@ def judge(
     """`lengths`: (rows,) tokens of generated titles, of references and of documents; `titles`: generated ones and references;
     `texts`: by row; `tokenizer`: the name of ROUGE's."""
     by_metric = dict(zip(ROUGE_METRICS, np.array(row_scores(*titles, tokenizer)).T, strict=True))
-    return Judgement(by_metric, partial(show, by_metric["rougeL"], lengths, titles, texts))
+    return Judgement(by_metric, partial(show, by_metric["rougeL"], lengths, titles, texts, tokenizer))
 
 
 def show(
-    scores: np.ndarray, lengths: tuple[np.ndarray, np.ndarray, np.ndarray], titles: tuple[list[str], list[str]], texts: Any
+    scores: np.ndarray,
+    lengths: tuple[np.ndarray, np.ndarray, np.ndarray],
+    titles: tuple[list[str], list[str]],
+    texts: Any,
+    tokenizer: str,
 ) -> Shown:
     """`scores`: (rows,) ROUGE-L; the rest as in `judge`."""
     found, references, documents = lengths
-    return Shown(figures(found, references, scores, documents), [examples(*titles, scores, texts)])
+    return Shown(figures(found, references, scores, documents), [examples(*titles, scores, texts, tokenizer)])
 
 
 def figures(found: np.ndarray, references: np.ndarray, scores: np.ndarray, documents: np.ndarray) -> dict[str, Figure]:
@@ -50,12 +54,18 @@ def figures(found: np.ndarray, references: np.ndarray, scores: np.ndarray, docum
     return {"title_lengths": figure, "title_rouge_by_length": by_length}
 
 
-def examples(found: list[str], references: list[str], scores: np.ndarray, texts: Any) -> Section:
-    """Titles beside references and the documents' beginnings: the worst, the median and the best, by ROUGE-L."""
+def examples(found: list[str], references: list[str], scores: np.ndarray, texts: Any, tokenizer: str) -> Section:
+    """Titles beside references, first sentences and the documents' beginnings: the worst, the median and the best rows."""
     order = np.argsort(scores, kind="stable")
     third = MOST_ROWS // 3
     middle = max(0, len(order) // 2 - third // 2)
     chosen = dict.fromkeys([*order[:third], *order[middle : middle + third], *order[-third:]])
-    rows = [[f"{scores[row]:.3f}", found[row], references[row], texts[int(row)][:CHARACTERS]] for row in chosen]
-    header = ["ROUGE-L", "generated", "reference", "document"]
+    most = lead_length(references)
+    leads = [lead_baseline(texts[int(row)], most) for row in chosen]
+    of_leads = np.array(row_scores(leads, [references[row] for row in chosen], tokenizer))[:, ROUGE_METRICS.index("rougeL")]
+    rows = [
+        [f"{scores[row]:.3f}", found[row], references[row], lead, f"{of_lead:.3f}", texts[int(row)][:CHARACTERS]]
+        for row, lead, of_lead in zip(chosen, leads, of_leads, strict=True)
+    ]
+    header = ["ROUGE-L", "generated", "reference", "first sentence", "its ROUGE-L", "document"]
     return Section("Examples", "The worst, the middle and the best validation rows by ROUGE-L.", header, rows)
