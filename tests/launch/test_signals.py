@@ -86,7 +86,7 @@ def contents(folder):
 
 
 def test_a_run_that_was_stopped_ends_with_the_bytes_of_one_that_was_not(start, home, tmp_path):
-    settings = {"model": "bert_dropout", "max_steps": 60, "eval_steps": 20, "save_steps": 20, "global_batch_size": 7,
+    settings = {"model": "bert_dropout", "max_steps": 150, "eval_steps": 50, "save_steps": 50, "global_batch_size": 7,
                 "early_stopping_patience": 9, "per_device_train_batch_size": 3}  # fmt: skip
     stopped, whole = tmp_path / "stopped", tmp_path / "whole"
     job = start([*python(), *training(stopped, **settings)], stopped, steps=5)
