@@ -11,7 +11,9 @@ from text_tasks import SEARCH
 from transformers import AutoTokenizer, BertConfig, EncoderDecoderConfig, EncoderDecoderModel
 
 from finetune.errors import InputError
-from finetune.text.search import SETTINGS, read_settings
+from finetune.plan import Modes
+from finetune.text import arguments
+from finetune.text.search import SETTINGS, completed, read_settings
 from finetune.text.titles import plain_model
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 30}
@@ -88,3 +90,19 @@ def test_every_setting_is_passed_on_and_stored(read, model, tmp_path):
 def test_what_is_refused(read, content, said):
     with pytest.raises(InputError, match=said):
         read(content)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Asked(arguments.SearchArguments):
+    model_name_or_path: str
+    modes: Modes
+
+
+@pytest.mark.parametrize(("train", "expected"), [(False, (2, 1.5, 0, 2, 16)), (True, (4, 1.0, 0, 0, 64))])
+def test_an_exported_model_is_searched_as_it_was_trained(train, expected, tmp_path):
+    stored = {"num_beams": 2, "length_penalty": 1.5, "min_length": 3, "max_length": 18}  # with start and end
+    (tmp_path / "generation_config.json").write_text(json.dumps(stored))
+    asked = Asked(model_name_or_path=str(tmp_path), modes=Modes(train, True, False))
+    found = completed(asked)
+    assert tuple(getattr(found, name) for name in arguments.SEARCH) == expected
+    assert completed(dataclasses.replace(asked, num_beams=3)).num_beams == 3
