@@ -15,6 +15,7 @@ import torch
 from finetune.errors import InputError
 from finetune.metrics.additional import compute_additional, load_metrics
 from finetune.plan import Modes
+from finetune.reading.mixtures import Mixture
 from finetune.reading.problems import nearest
 
 if TYPE_CHECKING:
@@ -64,23 +65,6 @@ class Batch:
         labels = None if self.labels is None else change(self.labels)
         inputs = {name: change_input(tensor) for name, tensor in self.inputs.items()}
         return Batch(change(self.rows), inputs, labels, self.lengths)
-
-
-@dataclass(frozen=True)
-class Mixture:
-    """Training rows of several sources, numbered from 0, with weights. `source`: (rows,) of each row; `weights`: by source, its
-    share of an epoch, which has as many rows as there are; they sum to 1."""
-
-    source: np.ndarray
-    weights: tuple[float, ...]
-
-    @property
-    def counts(self) -> np.ndarray:
-        """(sources,) int64: how many rows each source gives an epoch."""
-        exact = len(self.source) * np.asarray(self.weights)
-        counts = np.floor(exact).astype(np.int64)
-        counts[np.argsort(counts - exact, kind="stable")[: len(self.source) - counts.sum()]] += 1  # the largest remainders
-        return counts
 
 
 @dataclass(frozen=True)
