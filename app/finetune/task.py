@@ -77,7 +77,8 @@ class Split:
     `collate` pads; `widths`: (rows,) tokens that each row takes if it were alone, where that is not its length rounded up to
     that multiple. `ids`: what names each row in predictions. `mixture`: how often rows are trained on, where that is not once
     an epoch. `weights`: (rows,) how likely training draws each row, with replacement, as many times an epoch as there are rows;
-    None: every row once.
+    None: every row once. `content`: gives a hash of all rows, by which a prediction that was interrupted knows
+    them again; None: it begins anew.
     """
 
     path: str
@@ -91,6 +92,7 @@ class Split:
     ids: Sequence[Any] | None = None
     mixture: Mixture | None = None
     weights: np.ndarray | None = None
+    content: Callable[[], str] | None = None
 
     def __len__(self) -> int:
         return self.num_rows

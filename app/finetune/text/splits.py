@@ -33,13 +33,6 @@ class TextSplit(Split):
     titles: Column | None = None
     where: Callable[[int], str] | None = None
 
-    def content(self) -> str:
-        """A hash of the texts and targets."""
-        if self.titles is not None:
-            return fingerprint([self.texts.fingerprint, self.titles.fingerprint])
-        labels = [] if self.targets is None else [self.targets.values.tobytes(), self.targets.offsets.tobytes()]
-        return fingerprint([self.texts.fingerprint, *labels])
-
 
 @dataclass(frozen=True)
 class TextCollator:
@@ -53,7 +46,13 @@ class TextCollator:
     target_tensor: Callable[[Any, np.ndarray], torch.Tensor]
 
     def split(
-        self, path: str, texts: Sequence[str], tokens: Ragged | RaggedChunks, targets: Ragged | RaggedChunks | None, **more: Any
+        self,
+        path: str,
+        texts: Sequence[str],
+        tokens: Ragged | RaggedChunks,
+        targets: Ragged | RaggedChunks | None,
+        titles: Column | None = None,
+        **more: Any,
     ) -> TextSplit:
         """The split of these texts. `path`: what messages call it; `more`: other fields of it."""
         lengths = tokens.lengths.astype(np.int64)
@@ -68,6 +67,8 @@ class TextCollator:
             texts=texts,
             tokens=tokens,
             targets=targets,
+            titles=titles,
+            content=partial(_content, texts, targets, titles),
             **more,
         )
 
@@ -157,3 +158,11 @@ def lengths_of(rows: Sequence[np.ndarray], side: str) -> tuple[int, ...] | None:
     """`Batch.lengths` of rows that are padded on that side; None as well if a row has no token."""
     lengths = tuple(map(len, rows))
     return lengths if side == "right" and min(lengths) > 0 else None
+
+
+def _content(texts: Any, targets: Any, titles: Any) -> str:
+    """A hash of the columns of a split, and of its labels."""
+    if titles is not None:
+        return fingerprint([texts.fingerprint, titles.fingerprint])
+    labels = [] if targets is None else [targets.values.tobytes(), targets.offsets.tobytes()]
+    return fingerprint([texts.fingerprint, *labels])

@@ -164,10 +164,10 @@ class TextTask(Task):
             texts,
             encoded["input_ids"],
             targets,
+            self.titles_of(table),
             ids=ids_of(table, arguments.id_column),
             mixture=mixture_of(table, arguments.mixing_weights, notes) if name == "train" else None,
             weights=self.sampling_weights(targets) if name == "train" else None,
-            titles=self.titles_of(table),
             where=table.where if table.sources else None,
         )
 
