@@ -68,7 +68,8 @@ from finetune.task import Batch, Card, Judgement, Predictions
 from finetune.text import classifier
 from finetune.text.decisions import Decider, decider_of
 from finetune.text.labels import Labelled, choose_labels, label_ids, label_names, label_source, note_labels, one_hot
-from finetune.text.text_task import TextSplit, TextTask, check_finite
+from finetune.text.splits import TextSplit, check_finite
+from finetune.text.text_task import TextTask
 
 
 class MultiLabelClassification(TextTask):

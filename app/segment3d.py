@@ -144,7 +144,7 @@ class VolumeSegmentation(Task):
 
     def whole_split(self, whole: WholeVolumes, path: str) -> Split:
         ids = [volume.file.id for volume in whole.volumes]
-        return Split(path, whole.batch, len(ids), labelled=whole.labelled, ids=ids)
+        return Split(path, whole.batch, len(ids), labelled=whole.labelled, ids=ids, content=whole.content)
 
     def run_fingerprint(self, prepared: dict[str, list[Prepared]]) -> dict[str, Any]:
         a, trained = self.arguments, {name: volumes for name, volumes in prepared.items() if name != "test"}

@@ -71,10 +71,10 @@ from finetune.reading.tables import Table
 from finetune.reading.tokens import encode_cached
 from finetune.task import Batch, Card, Judgement, Predictions
 from finetune.text import search, titles
-from finetune.text.languages import set_languages
-from finetune.text.text_task import TextSplit, TextTask, check_finite, pad_rows
+from finetune.text.splits import TextSplit, check_finite, pad_rows
+from finetune.text.text_task import TextTask
 from finetune.text.titles import IGNORED, Generation, teacher_forcing, token_losses
-from finetune.text.tokenizer import TitleEncoder, tokenizer_fingerprint
+from finetune.text.tokenizer import TitleEncoder, set_languages, tokenizer_fingerprint
 
 
 class TitleGeneration(TextTask):

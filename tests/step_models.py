@@ -21,7 +21,7 @@ from transformers import (
 from finetune.kernels.bigbird.layers import use_bigbird_attention
 from finetune.kernels.padding_free.encoders import use_padding_free
 from finetune.task import Batch, Split
-from finetune.text.text_task import lengths_of, pad_rows
+from finetune.text.splits import lengths_of, pad_rows
 from finetune.text.titles import IGNORED
 from finetune.training.batches import TrainSteps
 

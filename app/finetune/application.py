@@ -17,9 +17,10 @@ from finetune.output.run_folder import merge_metrics
 from finetune.plan import make_plan
 from finetune.reports import results
 from finetune.reports.judging import keep_test_scores, write_reports
-from finetune.task import Task
+from finetune.task import Data, Task
 from finetune.training import loop
 from finetune.training.evaluation import evaluate, predict
+from finetune.training.unfinished import unfinished_predictions
 from finetune.training_setup import eval_rows, finish_training, load_best, prepare_training, release
 
 
@@ -57,7 +58,7 @@ def run_task(task: Task, arguments: Any) -> None:
     if modes.evaluate:
         metrics |= baseline(started, task, data.splits["validation"], "eval")
     if modes.predict:
-        metrics |= predict_test(started, arguments, task, model, data.splits["test"])
+        metrics |= predict_test(started, arguments, task, model, data)
     started.on_main(lambda: merge_metrics(Path(arguments.output_dir), metrics, metrics_name(arguments)))
     if modes.train:
         started.on_main(lambda: write_reports(started, arguments, task, data.splits))
@@ -85,11 +86,17 @@ def baseline(started: Run, task: Task, split: Any, name: str) -> dict[str, Any]:
     return started.on_main(lambda: {f"{name}_{key}": value for key, value in task.baseline(split).items()})
 
 
-def predict_test(started: Run, arguments: Any, task: Task, model: Any, split: Any) -> dict[str, Any]:
-    """Writes predictions of every test row; returns test_* metrics, scores among them when the rows are labelled."""
-    predictions, seconds = predict(started, model, task, eval_rows(started, arguments, task, split))
+def predict_test(started: Run, arguments: Any, task: Task, model: Any, data: Data) -> dict[str, Any]:
+    """Writes predictions of every test row, those that an earlier start has kept among them; returns test_* metrics, scores
+    among them when the rows are labelled."""
+    split = data.splits["test"]
+    rows = eval_rows(started, arguments, task, split)
+    unfinished = unfinished_predictions(started, arguments, data.fingerprint, rows)
+    predictions, rate = predict(started, model, task, rows, unfinished=unfinished)
     results.write_predictions(started, arguments, task, split, predictions)
-    metrics = {"test_rows": len(split), "test_samples_per_second": len(split) / seconds}
+    if unfinished is not None:
+        unfinished.remove()
+    metrics = {"test_rows": len(split), "test_samples_per_second": rate}
     if split.labelled:
         if "html" in arguments.report_to:
             started.on_main(partial(keep_test_scores, Path(arguments.output_dir), task, predictions, split))

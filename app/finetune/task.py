@@ -15,6 +15,7 @@ import torch
 from finetune.errors import InputError
 from finetune.metrics.additional import compute_additional, load_metrics
 from finetune.plan import Modes
+from finetune.reading.mixtures import Mixture
 from finetune.reading.problems import nearest
 
 if TYPE_CHECKING:
@@ -67,23 +68,6 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Mixture:
-    """Training rows of several sources, numbered from 0, with weights. `source`: (rows,) of each row; `weights`: by source, its
-    share of an epoch, which has as many rows as there are; they sum to 1."""
-
-    source: np.ndarray
-    weights: tuple[float, ...]
-
-    @property
-    def counts(self) -> np.ndarray:
-        """(sources,) int64: how many rows each source gives an epoch."""
-        exact = len(self.source) * np.asarray(self.weights)
-        counts = np.floor(exact).astype(np.int64)
-        counts[np.argsort(counts - exact, kind="stable")[: len(self.source) - counts.sum()]] += 1  # the largest remainders
-        return counts
-
-
-@dataclass(frozen=True)
 class Split:
     """One file's rows, ready to be batched.
 
@@ -93,7 +77,8 @@ class Split:
     `collate` pads; `widths`: (rows,) tokens that each row takes if it were alone, where that is not its length rounded up to
     that multiple. `ids`: what names each row in predictions. `mixture`: how often rows are trained on, where that is not once
     an epoch. `weights`: (rows,) how likely training draws each row, with replacement, as many times an epoch as there are rows;
-    None: every row once.
+    None: every row once. `content`: gives a hash of all rows, by which a prediction that was interrupted knows
+    them again; None: it begins anew.
     """
 
     path: str
@@ -107,6 +92,7 @@ class Split:
     ids: Sequence[Any] | None = None
     mixture: Mixture | None = None
     weights: np.ndarray | None = None
+    content: Callable[[], str] | None = None
 
     def __len__(self) -> int:
         return self.num_rows

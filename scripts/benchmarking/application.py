@@ -92,7 +92,7 @@ def _observe_training(observe: Callable, fit: Callable, run: Any, training: Any,
     raise Finished(observe(training, partial(fit, run, training, state)))
 
 
-def _observe_prediction(observe: Callable, predict: Callable, run: Any, model: Any, task: Any, rows: Any) -> NoReturn:
+def _observe_prediction(observe: Callable, predict: Callable, run: Any, model: Any, task: Any, rows: Any, **_: Any) -> NoReturn:
     raise Finished(observe(model, task, rows.split, partial(_lines, predict, run, model, task, rows)))
 
 

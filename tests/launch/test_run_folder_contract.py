@@ -211,11 +211,26 @@ def test_overwriting_replaces_the_run_and_keeps_what_is_not_its_own(folder, home
     assert not (folder / "tensorboard").exists()
 
 
-def test_predicting_with_the_best_model_needs_no_labels_and_leaves_the_run_alone(folder, home):
+# Ends rank 0 when it has kept a quarter of the predictions. A part is kept after two seconds at least: here they are shorter.
+KILLED_WHILE_PREDICTING = """
+import os, signal, time
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+counter, replace = time.perf_counter, os.replace
+time.perf_counter = lambda: 10_000 * counter()
+def replace_and_die(source, target):
+    replace(source, target)
+    if str(target).endswith("-000000003.npz"):
+        os.kill(os.getpid(), signal.SIGKILL)
+os.replace = replace_and_die
+"""
+
+
+def test_predicting_with_the_best_model_needs_no_labels_and_leaves_the_run_alone(folder, home, tmp_path):
     before, metrics = contents(folder), read_json(folder / "metrics.json")
     predicted = read_lines(folder / "predictions.jsonl")
     files = ["--model_name_or_path", str(folder / "best"), "--test_file", "unlabelled.csv", "--output_dir", str(folder)]
-    run([*accelerate("cpu_ddp.yaml", 2), str(CLASSIFY), "--do_predict", *files], home).check()
+    script = [str(CLASSIFY), "--do_predict", *files, "--per_device_eval_batch_size", "1"]
+    run([*accelerate("cpu_ddp.yaml", 2), *script], home).check()
     after = contents(folder)
 
     assert {name: after.get(name) for name in before} == before
@@ -224,6 +239,18 @@ def test_predicting_with_the_best_model_needs_no_labels_and_leaves_the_run_alone
     for line, earlier in zip(again, predicted, strict=True):
         assert line["probabilities"] == pytest.approx(earlier["probabilities"], rel=0, abs=2e-6)
     assert read_json(folder / "metrics_unlabelled.json")["test_rows"] == metrics["test_rows"]
+
+    # Killed and started again, it goes on where it was, to the same bytes.
+    (tmp_path / "sitecustomize.py").write_text(KILLED_WHILE_PREDICTING)
+    other = tmp_path / "other.jsonl"
+    command = [*accelerate("cpu_ddp.yaml", 2), *script, "--predictions_file", str(other)]
+    assert run(["env", f"PYTHONPATH={tmp_path}", *command], home).code != 0
+    assert not other.exists()
+    assert len(list((tmp_path / "other.jsonl.unfinished").glob("*.npz"))) == 3
+    finished = run(command, home).check()
+    assert f"6 of {TEST_ROWS} rows are predicted already" in finished.out
+    assert other.read_bytes() == (folder / "predictions_unlabelled.jsonl").read_bytes()
+    assert not (tmp_path / "other.jsonl.unfinished").exists()
 
 
 def interrupt(folder):

@@ -93,12 +93,12 @@ class ImageTask(Task):
             check_grey(examples, inspected)
         targets = self.encode_targets(examples, inspected, notes)
         self.augmentation = self.make_augmentation()
-        self.splits = {name: self._split(name, found, targets.get(name)) for name, found in examples.items()}
+        self.splits = {name: self._split(name, found, targets.get(name), inspected[name]) for name, found in examples.items()}
         if modes.train:
             notes.insert(0, f"{len(self.splits['train'])} training pictures, read as {self.input_words()}")
         if arguments.test_file is not None and not modes.predict:
             notes.append(f"--test_file {arguments.test_file} is not read: --do_predict is not given")
-        return Data(self.splits, self._fingerprint(inspected, targets), notes)
+        return Data(self.splits, self._fingerprint(), notes)
 
     def describe(self, name: str) -> Described:
         digests = self.digests[name]
@@ -145,7 +145,7 @@ class ImageTask(Task):
         """A picture, and its mask, in the size of the model's input."""
         return self.processing.fit(image), None if mask is None else np.asarray(self.processing.resize_mask(mask))
 
-    def _split(self, name: str, examples: Examples, targets: Targets | None) -> ImageSplit:
+    def _split(self, name: str, examples: Examples, targets: Targets | None, inspected: Inspected) -> ImageSplit:
         collate = partial(self._collate, examples.images, targets)
         if name != "train":
             collate = partial(self.collate_to_evaluate, name, examples.images, targets)
@@ -157,6 +157,7 @@ class ImageTask(Task):
             augment=collate if varied else None,
             labelled=targets is not None,
             ids=examples.ids,
+            content=partial(_content, inspected, targets),
             images=examples.images,
             targets=targets,
             where=examples.where,
@@ -174,7 +175,7 @@ class ImageTask(Task):
         if self.processing.mode == "L" and self.arguments.image_mode == "auto":
             check_grey(examples, inspected)
         self.encode_targets(examples, inspected, [])
-        return self._split("test", examples["test"], None)
+        return self._split("test", examples["test"], None, inspected["test"])
 
     def collate_to_evaluate(self, split: str, images: Images, targets: Targets | None, rows: np.ndarray) -> Batch:
         """Rows of "validation" or "test"."""
@@ -252,12 +253,12 @@ class ImageTask(Task):
             self.notes.append("batch norm: each process normalises its own rows (--sync_batch_norm: those of all together)")
         return model
 
-    def _fingerprint(self, inspected: dict[str, Inspected], targets: dict[str, Targets]) -> dict[str, Any]:
+    def _fingerprint(self) -> dict[str, Any]:
         """What must be equal on every machine, and for a checkpoint to be this run's."""
         arguments, found = self.arguments, {}
         for name in (name for name in self.splits if name != "test"):
             found[f"{name}_rows"] = len(self.splits[name])
-            found[f"{name}_content"] = fingerprint([inspected[name].content, targets[name].content])[:16]
+            found[f"{name}_content"] = self.splits[name].content()[:16]
         weights = None if arguments.from_scratch else arguments.model_name_or_path
         varied = [arguments.random_crop, arguments.random_flip, arguments.random_rotation, arguments.color_jitter]
         return {
@@ -324,3 +325,7 @@ def check_finite(values: np.ndarray, what: str, split: ImageSplit) -> None:
             f"{split.path}: the model's {what} are not finite for {len(wrong)} of {len(values)} pictures, first for "
             f"{split.images.name(int(wrong[0]))}; {advice}. Or try a smaller --learning_rate"
         )
+
+
+def _content(inspected: Inspected, targets: Targets | None) -> str:
+    return fingerprint([inspected.content, *([] if targets is None else [targets.content])])

@@ -23,6 +23,7 @@ from finetune.errors import EXIT_STOPPED
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)  # the last: the terminal is closed
 # A terminal and Slurm signal every process, and the launcher then passes it on: one request that comes twice.
 SAME_REQUEST_SECONDS = 2.0
+NOTHING_TO_SAVE = "there was nothing to be saved"
 POLL_SECONDS = 1.0  # between two checks whether the launcher is still there
 
 _started = 0.0
@@ -31,6 +32,7 @@ _requested_at = 0.0
 _deadline: tuple[float, str] | None = None
 _exit_code: int | None = EXIT_STOPPED  # a request ends the process at once with this code; None: it waits for the training loop
 _reported = False
+_at_stop = NOTHING_TO_SAVE
 _callbacks: list[Callable[[str], None]] = []
 _ancestors: tuple[int, ...] = ()
 _generations = 0
@@ -99,7 +101,13 @@ def exit_with(code: int, reported: bool = False) -> None:
     global _exit_code, _reported
     _exit_code, _reported = code, reported
     if code == EXIT_STOPPED and not reported and _reason is not None:
-        _exit(f"{_reason}: ended at once, there was nothing to be saved", code)
+        _exit(f"{_reason}: ended at once, {_at_stop}", code)
+
+
+def says_at_stop(words: str) -> None:
+    """What a request says from here on when it ends the process at once, in place of that there was nothing to be saved."""
+    global _at_stop
+    _at_stop = words
 
 
 def limit(seconds: float | None) -> None:
@@ -142,6 +150,7 @@ def _reset() -> None:
     global _reason, _requested_at, _deadline, _generations
     _reason, _requested_at, _deadline, _generations = None, 0.0, None, 0
     _callbacks.clear()
+    says_at_stop(NOTHING_TO_SAVE)
     exit_with(EXIT_STOPPED)
 
 
@@ -169,7 +178,7 @@ def _receive(number: signal.Signals) -> None:
 def _request(reason: str) -> None:
     global _reason, _requested_at
     if _exit_code is not None:
-        _exit(f"{reason}: ended at once, there was nothing to be saved", _exit_code)
+        _exit(f"{reason}: ended at once, {_at_stop}", _exit_code)
     _reason, _requested_at = reason, time.monotonic()
 
 

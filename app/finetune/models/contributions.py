@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+EXPLAINED_LABELS = 5
 Words = list[tuple[int, int, float]]  # the characters' start and end in the text, and what they contributed
 
 
@@ -33,6 +34,15 @@ def word_contributions(model: Any, encoded: Any, labels: Sequence[int], in_windo
         (gradient,) = torch.autograd.grad(logits[label], embedded[0], retain_graph=True)
         found.append(_by_word((gradient * embedded[0])[0].sum(-1).tolist(), offsets, numbers))
     return found
+
+
+def words_of_likeliest(model: Any, encoded: Any, probabilities: dict[str, float], in_windows: bool) -> dict[str, Words]:
+    """`word_contributions` to the likeliest labels, likeliest first. `probabilities`: of all labels, in the model's order."""
+    labels = list(probabilities)
+    shown = sorted(labels, key=probabilities.get, reverse=True)[:EXPLAINED_LABELS]
+    return dict(
+        zip(shown, word_contributions(model, encoded, [labels.index(label) for label in shown], in_windows), strict=True)
+    )
 
 
 def _leaf(output: torch.Tensor, seen: list[torch.Tensor]) -> torch.Tensor:

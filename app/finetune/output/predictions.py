@@ -77,13 +77,18 @@ def problem(path: Path, folder: Path, replaced: bool) -> str | None:
     return f"would be replaced, but does not hold predictions of a run in {folder}; move it away, or name another"
 
 
+def is_file_to_be(path: Path) -> bool:
+    """Whether predictions that go there make a file, which a pipe, a device and an open descriptor do not."""
+    return _descriptor(path) is None and not _is_device(path)
+
+
 def write(path: Path, folder: Path, lines: Iterable[dict[str, Any]], list_separator: str) -> Path:
     """Writes predictions, as csv if the name ends so, else as JSON lines. Returns the path: another one, if something that is
     not ours has come to lie at `path`. Raises `TrainingError` for a device or pipe that fails."""
     separator = SEPARATORS.get(path.suffix.lower())
     texts = map(as_line, lines) if separator is None else as_table(lines, separator, list_separator)
     descriptor = _descriptor(path)
-    if descriptor is None and not _is_device(path):
+    if is_file_to_be(path):
         check_present(path)
         free, number = path, 1
         while problem(free, folder, False) is not None and os.path.lexists(free):

@@ -1,8 +1,9 @@
-"""The tokenizer of a run, and the encoders that turn texts into ids."""
+"""The tokenizer of a run, its languages if it is multilingual, and the encoders that turn texts into ids."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -15,12 +16,14 @@ from finetune.errors import InputError
 from finetune.models.pretrained import explain_failed_load
 from finetune.reading.cache import kept
 from finetune.reading.fingerprint import fingerprint
+from finetune.reading.problems import listed, nearest
 from finetune.reading.ragged import RaggedChunks
 from finetune.reading.stored_rows import Column
 from finetune.text.chinese import backend_json, jieba_tokenizer
 from finetune.text.vocabulary import train_tokenizer
 
 MUCH_UNKNOWN = 0.1  # of the tokens; special tokens count as known
+LANGUAGE = re.compile(r"[a-z]{2,3}_[A-Za-z]{2,4}")  # zh_CN of mBART, zho_Hans of NLLB
 # Unused lists take a third of the time of short texts: Rust uses all cores, making Python lists only one.
 IDS_ALONE = {"return_attention_mask": False, "return_token_type_ids": False}
 
@@ -51,6 +54,30 @@ def load_tokenizer(arguments: Any, train_texts: Sequence[Column], notes: list[st
     if tokenizer.pad_token_id is None:
         raise InputError(f"tokenizer {name} has no padding token; add one to its tokenizer_config.json")
     return tokenizer
+
+
+def set_languages(tokenizer: Any, arguments: Any) -> dict[str, int]:
+    """Tells a tokenizer --source_lang and --target_lang, which it is saved with, and returns what a model must be told so that
+    its titles are in the target language: the token that the decoder starts with (mBART), or the first one that it writes
+    (mBART-50, NLLB). {} where no language is given.
+
+    Raises `InputError` for a tokenizer without languages, and for codes that it does not have.
+    """
+    source, target = arguments.source_lang, arguments.target_lang or arguments.source_lang
+    if source is None:
+        return {}
+    name = arguments.tokenizer_name or arguments.model_name_or_path
+    codes = sorted({str(token) for token in tokenizer.added_tokens_decoder.values() if LANGUAGE.fullmatch(str(token))})
+    if not hasattr(tokenizer, "src_lang") or not codes:
+        raise InputError(f"--source_lang {source}: the tokenizer of {name} has no language codes; leave it out")
+    given = {"source_lang": source, "target_lang": target}
+    wrong = [argument for argument, code in given.items() if code not in codes]
+    if wrong:
+        raise InputError(*(_unknown_language(argument, given[argument], codes, name) for argument in wrong))
+    tokenizer.src_lang, tokenizer.tgt_lang = source, target
+    code = tokenizer.convert_tokens_to_ids(target)
+    first = tokenizer(text_target="")["input_ids"][0]
+    return {"forced_bos_token_id" if first == code else "decoder_start_token_id": code}
 
 
 @dataclass(frozen=True)
@@ -107,6 +134,13 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
     backend.pop("padding", None)
     earlier = "[None, None]"  # keeps the fingerprints, and with them the tokens and checkpoints, of earlier versions
     return fingerprint([type(tokenizer).__name__, json.dumps(backend, sort_keys=True), tokenizer.truncation_side, earlier])
+
+
+def _unknown_language(argument: str, code: str, codes: list[str], name: str) -> str:
+    near = nearest(code, codes)
+    return (
+        f"--{argument} {code}: {name} has no such language{f'; did you mean {near}?' if near else '.'} It has {listed(codes)}"
+    )
 
 
 @dataclass(frozen=True)

@@ -166,12 +166,19 @@ class EvalRows:
     def __len__(self) -> int:
         return len(self.split)
 
-    def batches(self, world_size: int, rank: int) -> Iterable[Batch]:
-        """This process's batches; every process gets the same number."""
-        everything, widths = np.arange(len(self)), widths_of(self.split)
-        max_tokens = None if self.split.lengths is None else self.max_tokens
-        for rows in evaluation_batches(widths, self.batch_size, max_tokens, world_size, rank):
+    def batches(self, world_size: int, rank: int, first: int = 0) -> Iterable[Batch]:
+        """This process's batches from number `first` on; every process gets the same number."""
+        everything = np.arange(len(self))
+        for rows in self._shares(world_size, rank)[first:]:
             yield collate_share(self.split.collate, rows, everything)
+
+    def rounds(self, world_size: int) -> int:
+        """How many batches each process gets."""
+        return len(self._shares(world_size, 0))
+
+    def _shares(self, world_size: int, rank: int) -> list[np.ndarray]:
+        max_tokens = None if self.split.lengths is None else self.max_tokens
+        return evaluation_batches(widths_of(self.split), self.batch_size, max_tokens, world_size, rank)
 
 
 def row_lengths_of(split: Split) -> np.ndarray:

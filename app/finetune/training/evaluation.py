@@ -16,6 +16,7 @@ from finetune.output.progress import Phase
 from finetune.task import Batch, Predictions, Task
 from finetune.training.batches import EvalRows
 from finetune.training.step import input_dtype
+from finetune.training.unfinished import Part, Unfinished
 
 
 def evaluate(
@@ -29,10 +30,17 @@ def evaluate(
 
 @torch.no_grad()
 def predict(
-    run: Run, model: Any, task: Task, rows: EvalRows, stoppable: bool = False, *, what: str = "predicting"
+    run: Run,
+    model: Any,
+    task: Task,
+    rows: EvalRows,
+    stoppable: bool = False,
+    *,
+    what: str = "predicting",
+    unfinished: Unfinished | None = None,
 ) -> tuple[Predictions | None, float]:
-    """(`Task.predict`'s arrays of all rows in the file's order, on rank 0 and None elsewhere; seconds it took). `what`: how
-    progress names it.
+    """(`Task.predict`'s arrays of all rows in the file's order, on rank 0 and None elsewhere; rows per second). `what`: how
+    progress names it; `unfinished`: rows that are predicted already, and where others are kept meanwhile.
 
     Raises `StopRequested` after a batch if it is `stoppable` and any process was requested to stop, and `TrainingError` if a
     row is missing or came twice.
@@ -40,11 +48,12 @@ def predict(
     started = time.perf_counter()
     was_training, dtype = model.training, input_dtype(run, model)
     model.eval()
-    numbers: list[torch.Tensor] = []
+    numbers: list[torch.Tensor] = []  # of this process, since they were gathered last, as `arrays`
     arrays: list[dict[str, torch.Tensor]] = []
-    processes, done = run.launch.world_size, 0
-    with Phase(what, "rows", len(rows), shown=run.is_main) as phase:
-        for batch in rows.batches(processes, run.launch.rank):
+    parts, first, before = ([], 0, 0) if unfinished is None else (unfinished.parts, unfinished.rounds, unfinished.num_kept)
+    processes, done = run.launch.world_size, before
+    with Phase(what, "rows", len(rows), before, shown=run.is_main) as phase:
+        for rounds, batch in enumerate(rows.batches(processes, run.launch.rank, first), first + 1):
             found = _predict_batch(run, model, task, batch, dtype)
             real = batch.is_real
             numbers.append(batch.rows[real])
@@ -54,15 +63,28 @@ def predict(
                 raise StopRequested("asked to stop during an evaluation")
             done += processes * len(numbers[-1])
             phase.update(min(done, len(rows)) - phase.done)
+            if unfinished is not None and unfinished.is_due(rounds):
+                unfinished.keep(rounds, _gather(run, numbers, arrays))
+                numbers, arrays = [], []
     model.train(was_training)
-    order = run.gather_rows(torch.cat(numbers)).numpy()
+    last, rate = _gather(run, numbers, arrays), (len(rows) - before) / (time.perf_counter() - started)
+    return None if last is None else _in_order([*parts, last], len(rows)), rate
+
+
+def _gather(run: Run, numbers: list[torch.Tensor], arrays: list[dict[str, torch.Tensor]]) -> Part | None:
+    """What the processes predicted in some batches, on rank 0 and None elsewhere."""
+    order = run.gather_rows(torch.cat(numbers))
     gathered = {name: run.gather_rows(torch.cat([each.pop(name) for each in arrays])) for name in list(arrays[0])}
-    if not run.is_main:
-        return None, time.perf_counter() - started
-    if not np.array_equal(np.sort(order), np.arange(len(rows))):
-        raise TrainingError(f"evaluation saw {len(order)} rows instead of each of {len(rows)} once; please report this")
+    return Part(order.numpy(), {name: tensor.numpy() for name, tensor in gathered.items()}) if run.is_main else None
+
+
+def _in_order(parts: list[Part], num_rows: int) -> Predictions:
+    """The arrays of all rows, in the file's order. Raises `TrainingError` if a row is missing or came twice."""
+    order = np.concatenate([part.rows for part in parts])
+    if not np.array_equal(np.sort(order), np.arange(num_rows)):
+        raise TrainingError(f"evaluation saw {len(order)} rows instead of each of {num_rows} once; please report this")
     places = np.argsort(order)
-    return {name: tensor.numpy()[places] for name, tensor in gathered.items()}, time.perf_counter() - started
+    return {name: np.concatenate([part.arrays.pop(name) for part in parts])[places] for name in list(parts[0].arrays)}
 
 
 def _predict_batch(run: Run, model: Any, task: Task, batch: Batch, dtype: torch.dtype | None) -> dict[str, torch.Tensor]:

@@ -16,6 +16,7 @@ import torch
 
 from finetune.models.mask_bits import pack, packed_bytes, unpack
 from finetune.output import written
+from finetune.reading.fingerprint import fingerprint
 from finetune.task import Batch
 from finetune.volumes.nifti import IGNORED, write_like
 from finetune.volumes.patches import cut
@@ -61,6 +62,10 @@ class WholeVolumes:
         number = int(batch.rows[row])
         height = self.slice_of(number) if number >= 0 else 0
         return {"slice": torch.from_numpy(cut(mask[:, :, height], (0, 0), self.slice_size, 0)).to(batch.rows.device)}
+
+    def content(self) -> str:
+        """A hash of the files."""
+        return fingerprint(volume.content for volume in self.volumes)
 
     @property
     def packed_bytes(self) -> int:

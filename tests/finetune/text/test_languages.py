@@ -24,9 +24,8 @@ from finetune.errors import InputError
 from finetune.models.encoder_decoder import keep_settings, special_ids
 from finetune.models.export import export_model
 from finetune.plan import Modes
-from finetune.text.languages import set_languages
 from finetune.text.titles import plain_model, usage
-from finetune.text.tokenizer import TitleEncoder
+from finetune.text.tokenizer import TitleEncoder, set_languages
 
 SIZES = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
 KINDS = [

@@ -9,10 +9,11 @@ from finetune.arguments.parsing import Each
 from finetune.errors import InputError
 from finetune.plan import Modes
 from finetune.reading.columns import take
+from finetune.reading.mixtures import mixture_of
 from finetune.reading.stored_rows import Column
 from finetune.reading.tables import Source, Table
 from finetune.task import Batch
-from finetune.text.text_task import lengths_of, mixture_of, pad_rows
+from finetune.text.splits import lengths_of, pad_rows
 from finetune.training.batches import collate_share
 
 

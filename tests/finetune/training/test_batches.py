@@ -10,7 +10,8 @@ from linear_task import collator, eval_rows, make_plan, points, split_of, train_
 
 from finetune.errors import TrainingError
 from finetune.plan import BatchShape
-from finetune.task import Batch, Mixture
+from finetune.reading.mixtures import Mixture
+from finetune.task import Batch
 from finetune.training.batches import EvalRows, TrainSteps, collate_share, train_loader
 from finetune.training.order import share_out
 

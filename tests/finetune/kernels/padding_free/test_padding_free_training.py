@@ -12,7 +12,7 @@ from text_tasks import classification
 
 from finetune.kernels.padding_free.encoders import use_padding_free
 from finetune.task import Batch, Split
-from finetune.text.text_task import lengths_of, pad_rows
+from finetune.text.splits import lengths_of, pad_rows
 from finetune.training.batches import TrainSteps
 from finetune.training.evaluation import predict
 from finetune.training.optimizer import build_optimizer

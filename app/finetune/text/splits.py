@@ -1,0 +1,168 @@
+"""Splits of texts: read from files or given in memory, and their batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from finetune.errors import InputError, TrainingError
+from finetune.plan import Modes
+from finetune.reading.columns import drop_blank, split_off, take, texts_of
+from finetune.reading.fingerprint import fingerprint
+from finetune.reading.ragged import Ragged, RaggedChunks
+from finetune.reading.splits import read_splits
+from finetune.reading.stored_rows import Column
+from finetune.reading.tables import Table
+from finetune.task import Batch, Split
+from finetune.text.long_documents import LongDocuments
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextSplit(Split):
+    """The texts of a split. `targets`: each row's label numbers or title ids, None without; `texts`, `titles`: columns;
+    `where`: what messages call a row of several files."""
+
+    tokens: Ragged | RaggedChunks
+    targets: Ragged | RaggedChunks | None
+    texts: Sequence[str]
+    titles: Column | None = None
+    where: Callable[[int], str] | None = None
+
+
+@dataclass(frozen=True)
+class TextCollator:
+    """Makes batches of tokenized texts. `multiple`: of what their width is a multiple; `extra_inputs`: inputs -> those that a
+    model needs besides ids and mask; `target_tensor`: (targets, row numbers) -> (b, ...)."""
+
+    tokenizer: Any
+    multiple: int
+    long_documents: LongDocuments
+    extra_inputs: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
+    target_tensor: Callable[[Any, np.ndarray], torch.Tensor]
+
+    def split(
+        self,
+        path: str,
+        texts: Sequence[str],
+        tokens: Ragged | RaggedChunks,
+        targets: Ragged | RaggedChunks | None,
+        titles: Column | None = None,
+        **more: Any,
+    ) -> TextSplit:
+        """The split of these texts. `path`: what messages call it; `more`: other fields of it."""
+        lengths = tokens.lengths.astype(np.int64)
+        return TextSplit(
+            path=path,
+            collate=partial(self, tokens, targets),
+            num_rows=len(texts),
+            labelled=targets is not None,
+            lengths=lengths,
+            padding_multiple=self.multiple,
+            widths=self.long_documents.widths(lengths, self.multiple),
+            texts=texts,
+            tokens=tokens,
+            targets=targets,
+            titles=titles,
+            content=partial(_content, texts, targets, titles),
+            **more,
+        )
+
+    def __call__(self, tokens: Ragged | RaggedChunks, targets: Any, rows: np.ndarray) -> Batch:
+        """Ids and mask, padded to the longest row of the batch and to what the model's attention needs; (b, windows, width) if
+        documents are read in windows."""
+        side, ids = self.tokenizer.padding_side, [tokens[row] for row in rows]
+        pieces, windows = self.long_documents.pieces(ids)
+        inputs = {
+            "input_ids": pad_rows(pieces, self.tokenizer.pad_token_id, side, self.multiple),
+            "attention_mask": pad_rows([np.ones_like(row) for row in pieces], 0, side, self.multiple),
+        }
+        inputs |= self.extra_inputs(inputs)
+        lengths = lengths_of(ids, side)
+        if windows is not None:
+            inputs = {name: tensor.unflatten(0, (len(rows), windows)) for name, tensor in inputs.items()}
+            lengths = tuple(map(len, ids))
+        labels = None if targets is None else self.target_tensor(targets, rows)
+        return Batch(torch.as_tensor(rows, dtype=torch.int64), inputs, labels, lengths)
+
+
+def read_tables(
+    arguments: Any,
+    modes: Modes,
+    target_columns: tuple[str, ...],
+    read_targets: Callable[[Table, str, list[str]], Any],
+    notes: list[str],
+) -> tuple[dict[str, Table], dict[str, Any]]:
+    """(the rows of the files that the modes need, by split; their targets as `read_targets` gives them). Rows of blank texts
+    are not trained on. Raises `InputError`."""
+    text, full = (arguments.text_column,), (arguments.text_column, *target_columns)
+    required = {"train": full} if modes.train else {}
+    required |= {"validation": full} if modes.evaluate else {}
+    required |= {"test": text} if modes.predict else {}  # rows that are only predicted need no targets
+    tables = read_splits(arguments, required, modes.train, optional=target_columns)
+    if modes.train:
+        tables["train"] = drop_blank(tables["train"], arguments.text_column, notes)
+    targets = {name: read_targets(table, name, notes) for name, table in tables.items()}
+    if modes.train and modes.evaluate and "validation" not in tables:
+        parts = split_off(tables["train"], arguments.validation_split, arguments.seed)
+        rows = dict(zip(("train", "validation"), parts, strict=True))
+        table, target = tables["train"], targets["train"]
+        tables |= {name: take(table, part) for name, part in rows.items()}
+        targets |= {name: target.take(part) for name, part in rows.items()}
+        notes.append(f"{len(rows['validation'])} training rows are kept for validation (--validation_split)")
+    for table in tables.values():
+        texts_of(table, arguments.text_column)
+    return tables, targets
+
+
+def check_texts(items: Sequence[str]) -> list[str]:
+    """The texts as a list. Raises `InputError` for one that is no whole Unicode."""
+    for number, text in enumerate(items):
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise InputError(f"text {number}: holds half of a character (a lone surrogate): remove or complete it") from None
+    return list(items)
+
+
+def check_finite(values: np.ndarray, what: str, split: TextSplit) -> None:
+    """Raises `TrainingError` naming the first row of a file whose values, (rows, ...), are NaN or infinite."""
+    wrong = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
+    if not len(wrong):
+        return
+    row, some = int(wrong[0]), len(wrong) < len(values)
+    where = f"{split.path}: the model's {what} are not finite for {len(wrong)} of {len(values)} rows"
+    place = f"row {row} (0-based)" if split.where is None else split.where(row)
+    first = f"first for {place}, {split.texts[row]!r:.60}"
+    advice = "it overflows on them: leave them out, or compute with --mixed_precision no" if some else "it diverged"
+    raise TrainingError(f"{where}, {first}; {advice}. Or try a smaller --learning_rate")
+
+
+def pad_rows(rows: Sequence[np.ndarray], pad_value: int, side: str = "right", multiple: int = 1) -> torch.Tensor:
+    """(b, width) int64: rows padded to the longest of them, of one token at least, rounded up to `multiple`."""
+    width = -(-max(1, *(len(row) for row in rows)) // multiple) * multiple
+    padded = np.full((len(rows), width), pad_value, dtype=np.int64)
+    for target, row in zip(padded, rows, strict=True):
+        if side == "right":
+            target[: len(row)] = row
+        else:
+            target[width - len(row) :] = row
+    return torch.from_numpy(padded)
+
+
+def lengths_of(rows: Sequence[np.ndarray], side: str) -> tuple[int, ...] | None:
+    """`Batch.lengths` of rows that are padded on that side; None as well if a row has no token."""
+    lengths = tuple(map(len, rows))
+    return lengths if side == "right" and min(lengths) > 0 else None
+
+
+def _content(texts: Any, targets: Any, titles: Any) -> str:
+    """A hash of the columns of a split, and of its labels."""
+    if titles is not None:
+        return fingerprint([texts.fingerprint, titles.fingerprint])
+    labels = [] if targets is None else [targets.values.tobytes(), targets.offsets.tobytes()]
+    return fingerprint([texts.fingerprint, *labels])
