@@ -112,6 +112,5 @@ def test_the_mean_of_the_best_weights_is_that_of_one_process(name, launched):
         json.loads((launched(job).folder / "metrics.json").read_text(encoding="utf-8")) for job in (name, JOBS[name].reference)
     )
     assert theirs["averaged_steps"] == [3, 6]
-    assert theirs["average_metric"] not in (None, theirs["best_metric"])
     assert (ours["averaged_steps"], ours["exported"]) == (theirs["averaged_steps"], theirs["exported"])
     assert ours["average_metric"] == pytest.approx(theirs["average_metric"], rel=0, abs=1e-6)

@@ -118,7 +118,8 @@ class BestModels:
         if self.keep_best == 1:
             self.run.on_main(partial(self._remove_others, [state.best_step], steps))
         export(predictions)
-        return {**found, "exported": "average", **{f"eval_{key}": value for key, value in metrics.items()}}
+        scores = {f"eval_{name}": score for name, score in metrics.items()}
+        return {**found, "exported": "average", "best_metric": value, **scores}
 
     def _export_single(self, state: TrainState) -> dict[str, Any]:
         """Puts the best model alone back, where an earlier end of this run had exported a mean."""
