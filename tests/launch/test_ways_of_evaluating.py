@@ -104,9 +104,11 @@ def test_metrics_of_a_deepspeed_run_are_those_of_one_process(name, launched):
     assert [row["label"] for row in ours["eval_per_label"]] == [row["label"] for row in theirs["eval_per_label"]]
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, job in JOBS.items() if job.averages and not job.resumes and name not in REFERENCES]
-)
+# Those that resume a checkpoint from before the first evaluation have both.
+AVERAGED = [name for name, job in JOBS.items() if job.averages and (job.resumes is None or job.resumes[1] < 3)]
+
+
+@pytest.mark.parametrize("name", sorted({*AVERAGED} - REFERENCES))
 def test_the_mean_of_the_best_weights_is_that_of_one_process(name, launched):
     ours, theirs = (
         json.loads((launched(job).folder / "metrics.json").read_text(encoding="utf-8")) for job in (name, JOBS[name].reference)
