@@ -258,6 +258,8 @@ def training(output_dir: Path, model: str = "bert", **changed: object) -> list[s
 
 # Of 31 rows, the third global batch of 15 is one row, so that all processes but one have none in it; of 12 it is seven.
 UNEVEN, EVEN = 15, 12
+# Evaluations are of averaged weights, and the mean of the two evaluations' is evaluated at the end.
+AVERAGED = {"ema_decay": 0.5, "average_checkpoints": 2}
 # A global batch has some 400 tokens, and no row more than 64.
 MICRO_BATCH_TOKENS = 100
 
@@ -276,6 +278,14 @@ class Job:
     zero_stage: int = 0
     precision: str = "no"
     resumes: tuple[str, int] | None = None  # from another job's checkpoint after so many steps
+    averages: bool = False  # see `AVERAGED`
+
+    @property
+    def reference(self) -> str:
+        """The job that it is compared with: in one process, without accumulation."""
+        if self.global_batch_size == EVEN:
+            return "single_gpu"
+        return "averaged" if self.averages else "python"
 
 
 def one(launcher: Callable[..., list[str]], *options: object) -> Callable[[], list[list[str]]]:
@@ -284,33 +294,36 @@ def one(launcher: Callable[..., list[str]], *options: object) -> Callable[[], li
 
 JOBS = {
     "python": Job(one(python), 1, UNEVEN),
+    "averaged": Job(one(python), 1, UNEVEN, averages=True),
     "cpu": Job(one(accelerate, "cpu.yaml", 1), 1, UNEVEN, micro_batch_size=4),
     "tokens": Job(one(python), 1, UNEVEN, max_tokens=MICRO_BATCH_TOKENS),
-    "single_gpu": Job(one(accelerate, "single_gpu.yaml", 1), 1, EVEN),
-    "cpu_ddp": Job(one(accelerate, "cpu_ddp.yaml", 2), 2, EVEN, max_tokens=MICRO_BATCH_TOKENS),
-    "ddp": Job(one(accelerate, "ddp.yaml", 2), 2, UNEVEN),
+    "single_gpu": Job(one(accelerate, "single_gpu.yaml", 1), 1, EVEN, averages=True),
+    "cpu_ddp": Job(one(accelerate, "cpu_ddp.yaml", 2), 2, EVEN, max_tokens=MICRO_BATCH_TOKENS, averages=True),
+    "ddp": Job(one(accelerate, "ddp.yaml", 2), 2, UNEVEN, averages=True),
     "padding_free_ddp": Job(one(torchrun, 2), 2, UNEVEN, max_tokens=MICRO_BATCH_TOKENS, padding_free="on"),
     "ddp_bf16": Job(one(accelerate, "ddp_bf16.yaml", 2), 2, EVEN, precision="bf16"),
     "multi_node_ddp": Job(
         lambda: machines("multi_node_ddp.yaml", 2, 2), 2, UNEVEN, micro_batch_size=4, resumes=("python", 2)
     ),
-    "fsdp": Job(one(accelerate, "fsdp.yaml", 2), 2, UNEVEN, micro_batch_size=4, resumes=("ddp", 2)),
-    "fsdp_offload": Job(one(accelerate, "fsdp_offload.yaml", 2), 2, EVEN, resumes=("zero3_offload", 2)),
-    "torchrun": Job(one(torchrun, 3), 3, UNEVEN, resumes=("fsdp", 4)),
+    "fsdp": Job(one(accelerate, "fsdp.yaml", 2), 2, UNEVEN, micro_batch_size=4, resumes=("ddp", 2), averages=True),
+    "fsdp_offload": Job(one(accelerate, "fsdp_offload.yaml", 2), 2, EVEN, resumes=("zero3_offload", 2), averages=True),
+    "torchrun": Job(one(torchrun, 3), 3, UNEVEN, resumes=("fsdp", 4), averages=True),
     "zero1": Job(one(accelerate, "zero1.yaml", 2), 2, UNEVEN, zero_stage=1),
-    "zero2": Job(one(accelerate, "zero2.yaml", 2), 2, EVEN, max_tokens=MICRO_BATCH_TOKENS, zero_stage=2),
+    "zero2": Job(one(accelerate, "zero2.yaml", 2), 2, EVEN, max_tokens=MICRO_BATCH_TOKENS, zero_stage=2, averages=True),
     "zero3": Job(one(accelerate, "zero3.yaml", 2), 2, UNEVEN, micro_batch_size=4, zero_stage=3),
     "zero2_offload": Job(one(accelerate, "zero2_offload.yaml", 2), 2, UNEVEN, zero_stage=2),
-    "zero3_offload": Job(one(accelerate, "zero3_offload.yaml", 2), 2, EVEN, zero_stage=3),
+    "zero3_offload": Job(one(accelerate, "zero3_offload.yaml", 2), 2, EVEN, zero_stage=3, averages=True),
     "deepspeed_zero2": Job(
-        one(deepspeed, 2), 2, UNEVEN, deepspeed_file="ds_configs/zero2.json", zero_stage=2, resumes=("ddp", 2)
+        one(deepspeed, 2), 2, UNEVEN, deepspeed_file="ds_configs/zero2.json", zero_stage=2, resumes=("ddp", 2),
+        averages=True,
     ),
     "deepspeed_zero3": Job(
-        one(deepspeed, 2), 2, UNEVEN, deepspeed_file="ds_configs/zero3.json", zero_stage=3, resumes=("deepspeed_zero2", 4)
+        one(deepspeed, 2), 2, UNEVEN, deepspeed_file="ds_configs/zero3.json", zero_stage=3, resumes=("deepspeed_zero2", 4),
+        averages=True,
     ),
-    "partitioned_zero3": Job(one(deepspeed, 2), 2, EVEN, deepspeed_file="partitioned.json", zero_stage=3),
+    "partitioned_zero3": Job(one(deepspeed, 2), 2, EVEN, deepspeed_file="partitioned.json", zero_stage=3, averages=True),
 }  # fmt: skip
-REFERENCES = {UNEVEN: "python", EVEN: "single_gpu"}  # by global batch: one process, without accumulation
+REFERENCES = {job.reference for job in JOBS.values()}
 
 
 def write_partitioned(home: Path) -> None:
@@ -344,6 +357,8 @@ def launch(name: str, home: Path) -> Launched:
         # Both spellings are the contract's.
         "deepspeed_config" if job.zero_stage == 1 else "deepspeed": job.deepspeed_file,
     }
+    if job.averages:
+        changed |= AVERAGED
     if job.resumes:
         other, step = job.resumes
         changed["resume_from_checkpoint"] = home / "runs" / other / "checkpoints" / f"step_{step}"

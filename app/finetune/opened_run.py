@@ -96,7 +96,8 @@ def _take(
     if not holds_a_run:
         run_folder.clear(folder)
     run_folder.recover_folder(folder / BEST)
-    checkpoint.tidy(folder / checkpoint.FOLDER)
+    for name in (checkpoint.FOLDER, run_folder.BEST_MODELS, run_folder.KEPT_WEIGHTS):
+        checkpoint.tidy(folder / name)
     found = None if resume is None else checkpoint.find(folder / checkpoint.FOLDER, resume)
     step = 0
     if found is not None:

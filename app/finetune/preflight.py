@@ -59,11 +59,13 @@ def check(arguments: Any, machine: Machine | None = None) -> Launch:
 
 
 def _no_average(arguments: Any, launch: Launch) -> list[str]:
-    if arguments.ema_decay is None or not deepspeed_config.swaps_to_disk(launch.deepspeed_config or {}):
+    if not deepspeed_config.swaps_to_disk(launch.deepspeed_config or {}):
         return []
     return [
-        f"--ema_decay: {launch.deepspeed_file} keeps the optimizer or the weights on a disk (nvme), where no average of them "
-        "is kept; offload to cpu, or leave --ema_decay out"
+        f"--{name}: {launch.deepspeed_file} keeps the optimizer or the weights on a disk (nvme), where no average of them "
+        f"is kept; offload to cpu, or leave --{name} out"
+        for name in ("ema_decay", "average_checkpoints")
+        if getattr(arguments, name) is not None
     ]
 
 

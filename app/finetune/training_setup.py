@@ -30,6 +30,7 @@ from finetune.task import Data, Predictions, Split, Task
 from finetune.training import loop
 from finetune.training.average import WeightAverage, averaged
 from finetune.training.batches import EvalRows, TrainSteps
+from finetune.training.best_models import BestModels, check_space
 from finetune.training.gradient_checkpointing import checkpoint_activations
 from finetune.training.loop import FitOptions, Training
 from finetune.training.optimizer import build_optimizer, state_bytes
@@ -48,6 +49,7 @@ def prepare_training(
         _forget_lost_best(run, folder, state)
         if state.step < plan.total_steps or state.unevaluated:  # else there is nothing left to compare with
             _compare_by(run, folder, task.best_metric, state)
+    run.on_main(partial(check_space, folder, arguments, model, state_bytes(arguments, model)))
     steps = train_steps(arguments, data, plan, run.launch.rank)
     prepare_model(run, arguments, task, plan, model, steps)
     rate, scale_of = plan.learning_rate, task.learning_rate_scale
@@ -69,10 +71,12 @@ def prepare_training(
         output_dir=folder,
         fingerprint=opened.fingerprint,
         export=partial(export_best, run, folder, task, prepared, tracker, keeps_predictions="html" in arguments.report_to),
+        best_models=best_models(run, arguments, task, prepared),
         average=WeightAverage(run, prepared, arguments.ema_decay) if arguments.ema_decay else None,
     )
     if resume is not None:
         loop.restore(run, place, training, state)
+        training.best_models.forget_lost(state)
         if checkpoint.is_sharded(place) and arguments.checkpoint_format == "full":
             _convert(run, training, state)
         local_copy.discard(run, place, resume)
@@ -130,6 +134,20 @@ def fit_options(arguments: Any, task: Task) -> FitOptions:
     )
 
 
+def best_models(run: Run, arguments: Any, task: Task, model: Any) -> BestModels:
+    """What keeps the best models that the arguments ask for."""
+    return BestModels(
+        run=run,
+        folder=Path(arguments.output_dir),
+        task=task,
+        model=model,
+        greater_is_better=fit_options(arguments, task).greater_is_better,
+        keep_best=arguments.keep_best,
+        average=arguments.average_checkpoints,
+        shared_output_dir=arguments.shared_output_dir,
+    )
+
+
 def export_best(
     run: Run,
     folder: Path,
@@ -181,9 +199,12 @@ def finish_training(run: Run, training: Training, state: TrainState) -> dict[str
         state.best_step = state.step
         with averaged(training.average):
             training.export(None)
+    found = {}
+    if training.best_models.average is not None:
+        found = training.best_models.export_mean(state, training.validation, training.export)
     training.tracker.close()
     run.wait()
-    return run.on_main(partial(_best_metrics, training.output_dir, state))
+    return run.on_main(partial(_best_metrics, training.output_dir, state)) | found
 
 
 def _best_metrics(folder: Path, state: TrainState) -> dict[str, Any]:
@@ -196,7 +217,7 @@ def _best_metrics(folder: Path, state: TrainState) -> dict[str, Any]:
 def release(run: Run, training: Training) -> None:
     """Lets go of the training model, so that the exported one has room on the device."""
     wrapped = training.model
-    training.model = training.optimizer = training.export = training.average = None
+    training.model = training.optimizer = training.export = training.best_models = training.average = None
     if run.deepspeed_config is not None:
         wrapped.destroy()
     del wrapped
@@ -217,7 +238,7 @@ def _forget_lost_best(run: Run, folder: Path, state: TrainState) -> None:
     if problem is None:
         return
     run.print(f"note           the best model, of step {state.best_step}, {problem}; the best from here on is kept")
-    state.best_metric, state.best_step, state.evaluations_without_best = None, None, 0
+    state.best_metric, state.best_step, state.evaluations_without_best, state.kept = None, None, 0, []
 
 
 def _problem_of_best(folder: Path) -> str | None:
@@ -237,7 +258,10 @@ def _compare_by(run: Run, folder: Path, metric: str, state: TrainState) -> None:
     one, the best model is chosen anew."""
     if state.best_step is None or state.best_metric_name == metric:
         return
-    value = run.on_main(partial(_evaluated, folder, f"eval_{metric}", state.best_step))
+    value, *others = run.on_main(
+        lambda: [_evaluated(folder, f"eval_{metric}", step) for step in (state.best_step, *(e["step"] for e in state.kept))]
+    )
+    state.kept = [{**e, "metric": other} for e, other in zip(state.kept, others, strict=True) if None not in (value, other)]
     by = f"the best model so far, of step {state.best_step}, was chosen by {state.best_metric_name}"
     if value is None:
         run.print(f"note           {by}, and has no {metric}; the best by {metric} from here on is kept")

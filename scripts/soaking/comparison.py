@@ -28,7 +28,13 @@ def differences(straight: Path, other: Path) -> list[str]:
 def _kept(folder: Path) -> set[str]:
     """What a run leaves for good. A card and the events of TensorBoard show clocks; older checkpoints are rotated by what came
     before; manifests hold the hashes of files that are compared."""
-    files = [*folder.glob("best/*"), folder / "history.jsonl", folder / "metrics.json", folder / "predictions.jsonl"]
+    files = [
+        *folder.glob("best/*"),
+        *folder.glob("best_models/*/*"),
+        folder / "history.jsonl",
+        folder / "metrics.json",
+        folder / "predictions.jsonl",
+    ]
     newest = max(folder.glob("checkpoints/step_*"), key=_step, default=None)
     if newest is not None:
         files += [path for path in newest.iterdir() if path.name != "manifest.json"]

@@ -93,8 +93,7 @@ def test_every_job_predicts_every_row_once_in_the_order_of_the_file(name, launch
 @pytest.mark.parametrize("name", [name for name, job in JOBS.items() if job.zero_stage and not job.resumes])
 def test_metrics_of_a_deepspeed_run_are_those_of_one_process(name, launched):
     ours, theirs = (
-        json.loads((launched(job).folder / "metrics.json").read_text(encoding="utf-8"))
-        for job in (name, REFERENCES[JOBS[name].global_batch_size])
+        json.loads((launched(job).folder / "metrics.json").read_text(encoding="utf-8")) for job in (name, JOBS[name].reference)
     )
     metrics = [key for key, value in theirs.items() if key.startswith(("eval_", "test_")) and isinstance(value, float)]
 
@@ -103,3 +102,17 @@ def test_metrics_of_a_deepspeed_run_are_those_of_one_process(name, launched):
         {key: theirs[key] for key in metrics if not key.endswith("per_second")}, rel=0, abs=1e-6
     )
     assert [row["label"] for row in ours["eval_per_label"]] == [row["label"] for row in theirs["eval_per_label"]]
+
+
+# Those that resume a checkpoint from before the first evaluation have both.
+AVERAGED = [name for name, job in JOBS.items() if job.averages and (job.resumes is None or job.resumes[1] < 3)]
+
+
+@pytest.mark.parametrize("name", sorted({*AVERAGED} - REFERENCES))
+def test_the_mean_of_the_best_weights_is_that_of_one_process(name, launched):
+    ours, theirs = (
+        json.loads((launched(job).folder / "metrics.json").read_text(encoding="utf-8")) for job in (name, JOBS[name].reference)
+    )
+    assert theirs["averaged_steps"] == [3, 6]
+    assert (ours["averaged_steps"], ours["exported"]) == (theirs["averaged_steps"], theirs["exported"])
+    assert ours["average_metric"] == pytest.approx(theirs["average_metric"], rel=0, abs=1e-6)

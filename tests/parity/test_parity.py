@@ -21,7 +21,7 @@ from golden import FILE, metrics_of
 from launchers import JOBS, REFERENCES
 from moving.outcome import METRICS_WITHIN, WITHIN, Difference, compare, read_outcome
 
-CLASSIFY = [name for name, job in JOBS.items() if name not in REFERENCES.values() and job.precision == "no"]
+CLASSIFY = [name for name, job in JOBS.items() if name not in REFERENCES and job.precision == "no"]
 # DDP and ZeRO-2 are among the cells with micro-batches of so many tokens, these and ZeRO-3 in test_elastic.py.
 TITLES = ["fsdp"]
 # What the classifier's jobs cover: processes, whether a step has several micro-batches, the ZeRO stage or FSDP, whether the
@@ -38,7 +38,7 @@ def difference(outcome, request):
 
     def find(task: str, name: str) -> Difference:
         if task == "classify":
-            return compare(outcome(task, name), outcome(task, REFERENCES[JOBS[name].global_batch_size]))
+            return compare(outcome(task, name), outcome(task, JOBS[name].reference))
         row = next(row for row in request.getfixturevalue("title_table")["cells"] if row["name"] == name)
         found = row["difference"]
         assert found is not None, row["verdict"]

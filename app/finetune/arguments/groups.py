@@ -253,6 +253,14 @@ class RunArguments:
     save_total_limit: int = option(
         2, at_least=1, help="how many checkpoints to keep, the newest; that of the best model is kept besides"
     )
+    keep_best: int = option(
+        1, at_least=1, help="how many of the best models to keep: best/, and if more than one, each in best_models/step_N"
+    )
+    average_checkpoints: int | None = option(
+        at_least=2,
+        help="average the weights of the N best evaluations after the training, and export that as best/ unless it is worse "
+        "than the best of them",
+    )
     checkpoint_format: str = option(
         "full",
         choices=("full", "sharded"),
@@ -305,6 +313,11 @@ class RunArguments:
         train = self.do_train if self.do_train is not None else not only_others
         return Modes(train, train if self.do_eval is None else self.do_eval, self.do_predict)
 
+    @property
+    def _of_the_best(self) -> list[str]:
+        """Arguments that are given and say what is kept of several evaluations."""
+        return [*["keep_best"] * (self.keep_best > 1), *["average_checkpoints"] * (self.average_checkpoints is not None)]
+
     def problems(self) -> list[str]:
         found, modes = [], self.modes
         if self.output_dir is None:
@@ -319,14 +332,15 @@ class RunArguments:
             found.append(f"--save_steps is given but --save_strategy is {self.save_strategy}; keep one")
         if self.early_stopping_patience and self.eval_strategy == "no":
             found.append("--early_stopping_patience needs evaluations; --eval_strategy is no")
+        if self.eval_strategy == "no":
+            found += [f"--{name} needs evaluations during the training; --eval_strategy is no" for name in self._of_the_best]
         if "none" in self.report_to and len(self.report_to) > 1:
             found.append("--report_to none stands beside other trackers; keep one")
         if not any(modes):
             found.append("nothing to do: --do_train is false, and neither --do_eval nor --do_predict is given")
         if modes.train and not modes.evaluate:
-            for name in ("early_stopping_patience", "metric_for_best_model"):
-                if getattr(self, name) is not None:
-                    found.append(f"--{name} needs evaluations; --do_eval is false")
+            given = [n for n in ("early_stopping_patience", "metric_for_best_model") if getattr(self, n) is not None]
+            found += [f"--{name} needs evaluations; --do_eval is false" for name in [*given, *self._of_the_best]]
         for name in ("hub_model_id", "hub_private_repo", "hub_dry_run"):
             if getattr(self, name) and not self.push_to_hub:
                 found.append(f"--{name} is given but --push_to_hub is not")

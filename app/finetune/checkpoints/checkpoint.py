@@ -74,6 +74,7 @@ class TrainState:
     best_loss: float | None = None  # that of the best model; None if the task has no "loss" among its scores
     best_step: int | None = None
     evaluations_without_best: int = 0
+    kept: list[dict[str, Any]] = field(default_factory=list)  # {"step", "metric", "loss"} of the best, see `BestModels`
     unevaluated: bool = False  # the run was stopped before or inside the evaluation that was due at `step`
     loss_scale: dict[str, Any] | None = None
     halvings: int = 0  # of micro-batches that did not fit into memory (see `training.splitting`)

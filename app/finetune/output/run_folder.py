@@ -25,6 +25,7 @@ REPORT = "report.html"
 ROW_SCORES = "row_scores_{}.npz"  # of the validation and of the test rows
 BEST_PREDICTIONS = "validation_predictions.npz"  # the best model's
 BEST = "best"
+BEST_MODELS, KEPT_WEIGHTS = "best_models", "kept_weights"  # of --keep_best and --average_checkpoints
 CHECKPOINTS = "checkpoints"
 METRICS = "metrics.json"
 PREDICTIONS = "predictions.jsonl"
@@ -44,6 +45,8 @@ OURS = (
     ROW_SCORES.format("validation"),
     ROW_SCORES.format("test"),
     BEST,
+    BEST_MODELS,
+    KEPT_WEIGHTS,
     CHECKPOINTS,
     PICTURES,
     "tensorboard",

@@ -21,7 +21,7 @@ from finetune.output.files import file_record, write_json
 LIST = ".written.json"
 PARTS = ("files", "patterns", "predictions")  # names in the folder, patterns of such names, hashes of contents
 # What `replace_folder` and the copies for other machines leave in a crash.
-UNFINISHED = re.compile(r"\.(step_\d+|best)\.(.*unfinished|old|of_rank_0_for_\d+)")
+UNFINISHED = re.compile(r"\.(step_\d+|best|kept_weights)\.(.*unfinished|old|of_rank_0_for_\d+)")
 SHOWN = 3
 _changing = threading.Lock()  # checkpoints are written by a thread
 

@@ -139,9 +139,12 @@ def _pictures(folder: Path) -> list[str]:
 def _facts(run: dict[str, Any], values: dict[str, Any]) -> list[str]:
     plan, resolved = run["plan"], run["arguments"]
     sharded = f", ZeRO-{run['zero_stage']}" if run["zero_stage"] else ", FSDP2" if run.get("fsdp") else ""
+    best = f"best at step {values.get('best_step')}"
+    if values.get("exported") == "average":
+        best = f"the weights of steps {', '.join(map(str, values['averaged_steps']))} averaged"
     return [
         f"- {plan['num_rows']} training rows, {values.get('train_steps')} optimizer steps of "
-        f"{plan['batch']['global_batch_size']} rows, best at step {values.get('best_step')}",
+        f"{plan['batch']['global_batch_size']} rows, {best}",
         f"- learning rate {plan['learning_rate']:g} ({plan['lr_scheduler_type']}, {plan['warmup_steps']} warm-up steps), "
         f"weight decay {resolved['weight_decay']:g}, clipping {resolved['max_grad_norm']:g}, seed {resolved['seed']}",
         f"- {run['world_size']} process(es) on {run.get('hardware', run['device'])}, {run['launcher']}{sharded}, "

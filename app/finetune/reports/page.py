@@ -61,10 +61,10 @@ def summary(run: dict[str, Any], values: dict[str, Any], metrics: Sequence[str],
     said = [f"{plan['num_rows']:,} rows were trained on for {steps}, in {minutes:.1f} minutes on {where}."]
     if values.get("best_metric") is not None:
         best, last = values["best_step"], values.get("train_steps")
-        when = "the last one" if best == last else f"step {best} of {last}"
-        said.append(
-            f"The best model is that of {when}, judged by {best_by} ({values['best_metric']:.4f}) on the validation rows."
-        )
+        which = "that of the last one" if best == last else f"that of step {best} of {last}"
+        if values.get("exported") == "average":
+            which = f"the average of the weights of steps {', '.join(map(str, values['averaged_steps']))}"
+        said.append(f"The best model is {which}, judged by {best_by} ({values['best_metric']:.4f}) on the validation rows.")
     for split, scores in by_split(values).items():
         known = [f"{name} {scores[name]:.4f}" for name in metrics if isinstance(scores.get(name), float)]
         if split == "test" and known:

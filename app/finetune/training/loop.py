@@ -30,6 +30,7 @@ from finetune.reports.tracker import Tracker
 from finetune.task import Batch, Predictions, Task
 from finetune.training.average import WeightAverage, averaged
 from finetune.training.batches import EvalRows, TrainSteps, train_loader
+from finetune.training.best_models import BestModels
 from finetune.training.clock import StepClock, memory_mb, peak_memory_mb
 from finetune.training.evaluation import evaluate
 from finetune.training.optimizer import set_learning_rate
@@ -70,6 +71,7 @@ class Training:
     output_dir: Path
     fingerprint: dict[str, Any]
     export: Callable[[Predictions | None], None]
+    best_models: BestModels | None = None
     average: WeightAverage | None = None
     writer: Background = field(default_factory=Background)  # of checkpoints
     splitting: Splitting = field(default_factory=Splitting)
@@ -355,6 +357,8 @@ def _evaluate_and_keep_best(run: Run, training: Training, state: TrainState) -> 
         training.export(predictions)
     else:
         state.evaluations_without_best += 1
+    if value is not None and training.best_models is not None:
+        training.best_models.add(state, value, loss, predictions)
     if not _out_of_patience(options, state):
         return False
     evaluations = state.evaluations_without_best

@@ -11,6 +11,7 @@ from linear_task import LinearTask
 from finetune.arguments.parsing import option
 from finetune.output import written
 from finetune.reports import figures, judging
+from finetune.reports.page import summary
 from finetune.task import Judgement, Section, Shown
 
 HISTORY = [{"step": step, "epoch": step / 4, "loss": 1 / step, "learning_rate": 0.1, "grad_norm": 1.0} for step in (1, 2, 3)]
@@ -123,3 +124,9 @@ def test_scores_of_test_rows_are_kept_and_nothing_is_drawn(finished):
 
     judging.keep_test_scores(finished, Scored(), {"error": np.ones(2)}, range(2))
     assert np.load(finished / "row_scores_test.npz")["error"].tolist() == [1, 1]
+
+
+def test_the_summary_says_when_the_best_model_is_an_average():
+    values = METRICS | {"exported": "average", "averaged_steps": [1, 3]}
+    said = " ".join(summary(RUN, values, (), "loss"))
+    assert "The best model is the average of the weights of steps 1, 3, judged by loss (0.6000)" in said
