@@ -82,6 +82,24 @@ class Mixture:
         counts[np.argsort(counts - exact, kind="stable")[: len(self.source) - counts.sum()]] += 1  # the largest remainders
         return counts
 
+    @classmethod
+    def of(cls, source: np.ndarray, weights: Sequence[float], paths: Sequence[str], notes: list[str]) -> Mixture:
+        """By --mixing_weights, with a note. `source`: (rows,) as above; `paths`: the sources in words. Raises `InputError` for
+        a source that would give no rows."""
+        found = cls(source, tuple(weight / sum(weights) for weight in weights))
+        there = np.bincount(source, minlength=len(weights))
+        problems = [
+            f"--mixing_weights: {path}, with a weight of {weight:g}, gives no row to an epoch of {len(source)} ({rows} of its "
+            "rows are left for training); give it more rows or a larger weight, or leave it out"
+            for path, weight, rows, count in zip(paths, weights, there, found.counts, strict=True)
+            if not rows or not count
+        ]
+        if problems:
+            raise InputError(*problems)
+        shares = [f"{count} from the {rows} of {path}" for path, rows, count in zip(paths, there, found.counts, strict=True)]
+        notes.append(f"rows of an epoch: {', '.join(shares)} (--mixing_weights)")
+        return found
+
 
 @dataclass(frozen=True)
 class Split:
@@ -110,6 +128,12 @@ class Split:
 
     def __len__(self) -> int:
         return self.num_rows
+
+
+def mixing_fingerprint(splits: Mapping[str, Split]) -> dict[str, Any]:
+    """What a mixture adds to a run's fingerprint: the order of rows follows from it."""
+    mixture = splits["train"].mixture if "train" in splits else None
+    return {} if mixture is None else {"mixing": [list(mixture.weights), np.bincount(mixture.source).tolist()]}
 
 
 @dataclass

@@ -40,7 +40,7 @@ from finetune.reading.stored_rows import Column
 from finetune.reading.tables import Table
 from finetune.reading.tokens import encode_cached
 from finetune.reports.data import describe_texts
-from finetune.task import Batch, Data, Described, Mixture, Split, Task
+from finetune.task import Batch, Data, Described, Mixture, Split, Task, mixing_fingerprint
 from finetune.text.long_documents import LongDocuments
 from finetune.text.tokenizer import load_tokenizer, note_unknown, tokenizer_fingerprint
 
@@ -286,7 +286,7 @@ class TextTask(Task):
             "tokenizer": tokenizer[:16],
             "max_length": self.max_length,
             **self.long_documents.fingerprint(),
-            **_mixing(trained.get("train")),
+            **mixing_fingerprint(self.splits),
             **{f"{name}_rows": len(split) for name, split in trained.items()},
             **{f"{name}_content": _content(split)[:16] for name, split in trained.items()},
         }
@@ -340,25 +340,12 @@ class TextTask(Task):
 
 
 def mixture_of(table: Table, weights: Sequence[float] | None, notes: list[str]) -> Mixture | None:
-    """How --mixing_weights mixes the files of a table, with a note; None without weights. Raises `InputError` for a file that
-    would give no rows."""
+    """How --mixing_weights mixes the files of a table (`Mixture.of`); None without weights."""
     if weights is None:
         return None
-    total, numbers = sum(weights), np.array([source.argument for source in table.sources])
-    mixture = Mixture(numbers[table.source], tuple(weight / total for weight in weights))
-    there = np.bincount(mixture.source, minlength=len(weights))
-    paths = [next(source.path for source in table.sources if source.argument == number) for number in range(len(weights))]
-    problems = [
-        f"--mixing_weights: {path}, with a weight of {weight:g}, gives no row to an epoch of {len(table)} ({rows} of its rows "
-        "are left for training); give it more rows or a larger weight, or leave it out"
-        for path, weight, rows, count in zip(paths, weights, there, mixture.counts, strict=True)
-        if not rows or not count
-    ]
-    if problems:
-        raise InputError(*problems)
-    shares = [f"{count} from the {rows} of {path}" for path, rows, count in zip(paths, there, mixture.counts, strict=True)]
-    notes.append(f"rows of an epoch: {', '.join(shares)} (--mixing_weights)")
-    return mixture
+    numbers = [source.argument for source in table.sources]
+    paths = [table.sources[numbers.index(number)].path for number in range(len(weights))]
+    return Mixture.of(np.array(numbers)[table.source], weights, paths, notes)
 
 
 def check_texts(items: Sequence[str]) -> list[str]:
@@ -400,12 +387,6 @@ def lengths_of(rows: Sequence[np.ndarray], side: str) -> tuple[int, ...] | None:
     """`Batch.lengths` of rows that are padded on that side; None as well if a row has no token."""
     lengths = tuple(map(len, rows))
     return lengths if side == "right" and min(lengths) > 0 else None
-
-
-def _mixing(split: TextSplit | None) -> dict[str, Any]:
-    """What a mixture adds to the fingerprint: the order of rows follows from it."""
-    mixture = None if split is None else split.mixture
-    return {} if mixture is None else {"mixing": [list(mixture.weights), np.bincount(mixture.source).tolist()]}
 
 
 def _content(split: TextSplit) -> str:
