@@ -57,7 +57,7 @@ from finetune.images import classifier
 from finetune.images.examples import Examples
 from finetune.images.image_task import ImageSplit, ImageTask, Targets, check_finite
 from finetune.images.processing import Processing, processing_of
-from finetune.images.sources import Inspected
+from finetune.images.sources import Inspected, JoinedImages
 from finetune.metrics.single_label import confusion_matrix, per_class_table
 from finetune.models.pretrained import check_kind, check_weights, load_config, load_model_and_new_names, on_meta
 from finetune.models.processors import load_processor
@@ -195,7 +195,11 @@ class ImageClassification(ImageTask):
 
     def prediction_lines(self, predictions: Predictions, split: ImageSplit) -> Iterator[dict[str, Any]]:
         check_finite(predictions["logits"], "logits", split)
-        return classifier.prediction_lines(predictions["logits"], self.labels)
+        lines = classifier.prediction_lines(predictions["logits"], self.labels)
+        if not isinstance(split.images, JoinedImages):
+            return lines
+        # Rows of several files are numbered through: each line names its picture.
+        return ({"image": split.images.name(row), **line} for row, line in enumerate(lines))
 
     def judge(self, best: Predictions, split: ImageSplit) -> Judgement:
         return class_plots.judge(best["logits"].argmax(axis=1), best["labels"], self.labels)

@@ -54,7 +54,7 @@ from finetune.output import written
 from finetune.output.run_folder import read_metrics, replace_folder
 from finetune.plan import Modes
 from finetune.reading.fingerprint import fingerprint
-from finetune.task import Batch, Card, Data, Predictions, Split, Task, check_metric
+from finetune.task import Batch, Card, Data, Predictions, Split, Task, check_metric, mixing_fingerprint
 from finetune.volumes import network
 from finetune.volumes.augmentation import Augmentation
 from finetune.volumes.files import Volumes, find_splits
@@ -103,14 +103,14 @@ class VolumeSegmentation(Task):
         }
         splits = {name: self.whole_split(whole, files[name].path) for name, whole in self.whole.items()}
         if modes.train:
-            splits["train"] = self.patch_split(prepared["train"], files["train"].path)
+            splits["train"] = self.patch_split(prepared["train"], files["train"], notes)
             notes.insert(0, describe(self.settings, prepared["train"], arguments.patches_per_volume))
             if modes.evaluate:
                 by_class = [f"{kind}_{name}" for kind in KINDS for name in classes[1:]]
                 check_metric(self.best_metric, ["loss", *(f"mean_{kind}" for kind in KINDS), *by_class])
         if arguments.test_file is not None and not modes.predict:
-            notes.append(f"--test_file {arguments.test_file} is not read: --do_predict is not given")
-        return Data(splits, self.run_fingerprint(prepared), notes)
+            notes.append(f"--test_file {' '.join(arguments.test_file)} is not read: --do_predict is not given")
+        return Data(splits, self.run_fingerprint(prepared) | mixing_fingerprint(splits), notes)
 
     def prepare(self, files: dict[str, Volumes], notes: list[str]) -> dict[str, list[Prepared]]:
         """Chooses what the model is made of, or takes an exported one's settings; prepares the volumes by it."""
@@ -135,12 +135,13 @@ class VolumeSegmentation(Task):
         self.settings = replace(self.settings, loss=loss.settings())
         return loss
 
-    def patch_split(self, volumes: list[Prepared], path: str) -> Split:
+    def patch_split(self, volumes: list[Prepared], files: Volumes, notes: list[str]) -> Split:
         a, known = self.arguments, self.settings
         augmentation = Augmentation(a.random_rotation, a.random_scale, a.random_intensity, a.random_noise, known.spacing)
         drawn = a.patches_per_volume, a.foreground_share, a.flip_axes, a.seed
         patches = Patches(volumes, known.patch_size, *drawn, augmentation)
-        return Split(path, patches.batch, len(patches), augment=patches.batch)
+        mixture = files.mixture(a.mixing_weights, a.patches_per_volume, notes)
+        return Split(files.path, patches.batch, len(patches), augment=patches.batch, mixture=mixture)
 
     def whole_split(self, whole: WholeVolumes, path: str) -> Split:
         ids = [volume.file.id for volume in whole.volumes]

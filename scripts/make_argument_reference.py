@@ -65,7 +65,12 @@ def section(owner: type, users: list[str], tasks: dict[str, type]) -> list[str]:
 def row(owner: type, field: dataclasses.Field, tasks: dict[str, type]) -> str:
     others = {name: task.__dataclass_fields__[field.name].default for name, task in tasks.items() if has_another(task, field)}
     defaults = [shown(field.default), *(f"{name}: {shown(default) or 'its own'}" for name, default in others.items())]
-    cells = [f"`--{field.name}`", "; ".join(filter(None, defaults)), value_of(owner, field), field.metadata["help"]]
+    helps: dict[str, list[str]] = {field.metadata["help"]: []}
+    for name, task in tasks.items():
+        helps.setdefault(task.__dataclass_fields__[field.name].metadata["help"], []).append(name)
+    first, *others = helps
+    what = "<br>".join([first, *(f"{', '.join(helps[text])}: {text}" for text in others)])
+    cells = [f"`--{field.name}`", "; ".join(filter(None, defaults)), value_of(owner, field), what]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 

@@ -243,13 +243,16 @@ def verdict(cell: Cell, difference: Difference) -> tuple[str, bool]:
     """A cell's verdict in words, and whether it is as it should be.
 
     Adam moves an element by its gradient over the gradient's own size, so an element whose gradient all but cancels over the
-    batch shows the rounding of that gradient many times over, while losses and gradient norms show it once.
+    batch shows the rounding of that gradient many times over, while losses and gradient norms show it once. Tensors of which
+    that holds as a whole, such as biases before a norm, are left out (`Difference.no_gradient`).
     """
     if cell.precision != "no":
         same = "" if difference.same_rows and difference.same_learning_rates else "; other rows or learning rates"
         return f"the rounding of {cell.precision}{same}", difference.same_rows
     if difference.is_rounding:
-        return "the same", True
+        found = difference.no_gradient
+        without = f", without {len(found)} tensor(s) that have no gradient, such as {found[0]}" if found else ""
+        return f"the same{without}", True
     rest = max(difference.losses, difference.grad_norms) <= WITHIN and difference.metrics <= METRICS_WITHIN
     if rest and difference.same_rows and difference.same_learning_rates and difference.weights <= ADAMS_SHARE:
         return f"the same steps; {difference.where} shows rounding enlarged by Adam", True

@@ -98,6 +98,12 @@ class Split:
         return self.num_rows
 
 
+def mixing_fingerprint(splits: Mapping[str, Split]) -> dict[str, Any]:
+    """What a mixture adds to a run's fingerprint: the order of rows follows from it."""
+    mixture = splits["train"].mixture if "train" in splits else None
+    return {} if mixture is None else {"mixing": [list(mixture.weights), np.bincount(mixture.source).tolist()]}
+
+
 @dataclass
 class Data:
     """The files of a run. `splits`: "train", "validation" and "test", those that the run needs. `fingerprint`: what must be

@@ -5,11 +5,15 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from collections import OrderedDict
 
 import launchers
 import pytest
 import title_job
+import torch
 from launchers import CLASSIFY, SCRIPTS, training
+from safetensors.torch import save_file
+from torch import nn
 
 SCRIPT = SCRIPTS / "parity.py"
 TITLES = ["cell", "launcher", "processes", "weights", "losses", "grad norms", "metrics", "rates", "rows"]
@@ -123,6 +127,40 @@ def test_the_verdict_and_the_exit_code(parity, precision, changed, told, passed,
     monkeypatch.setattr(parity, "run_cells", lambda *_: rows)
     assert parity.main(["--output_dir", str(tmp_path), str(CLASSIFY), "--output_dir", "x"]) == (0 if passed else 1)
     assert capsys.readouterr().out.splitlines()[3].endswith(told)
+
+
+def trained(outcome, path, order):
+    """What six steps of Adam leave of a network whose first bias a norm takes away again; rows are summed in this order."""
+    torch.manual_seed(0)
+    layers = {"conv": nn.Conv1d(2, 8, 3), "norm": nn.InstanceNorm1d(8, affine=True), "last": nn.Conv1d(8, 1, 3)}
+    model = nn.Sequential(OrderedDict(layers))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, eps=1e-8)
+    inputs = torch.randn(8, 2, 20)
+    for _ in range(6):
+        optimizer.zero_grad()
+        for row in order:
+            (model(inputs[row : row + 1]) - 1).square().mean().backward()
+        optimizer.step()
+    names = [name for name, _ in model.named_parameters()]
+    moments = {f"exp_avg_sq/{name}": optimizer.state[weight]["exp_avg_sq"] for name, weight in model.named_parameters()}
+    save_file(moments, path / "optimizer.safetensors")
+    weights = dict(zip(names, (weight.detach().clone() for weight in model.parameters()), strict=True))
+    return outcome.Outcome(
+        weights, {1: {"loss": 1.0, "grad_norm": 1.0}}, {}, {1: [0]}, {1: [1e-2]}, outcome.read_gradients(path)
+    )
+
+
+def test_a_bias_before_a_norm_is_left_out_by_its_gradient(parity, tmp_path):
+    outcome = sys.modules["moving.outcome"]
+    one, other = (trained(outcome, tmp_path, rows) for rows in (range(8), range(7, -1, -1)))
+    found = outcome.compare(other, one)
+    assert outcome.weight_differences(other.weights, one.weights)["conv.bias"] > 1e-3
+    assert found.no_gradient == ("conv.bias",)
+    told = "the same, without 1 tensor(s) that have no gradient, such as conv.bias"
+    assert parity.verdict(parity.REFERENCE, found) == (told, True)
+    other.weights["last.bias"].add_(1e-2)  # which has one
+    assert outcome.compare(other, one).where == "last.bias"
+    assert parity.verdict(parity.REFERENCE, outcome.compare(other, one)) == ("differs", False)
 
 
 def test_a_cell_that_fails_is_a_row(parity, tmp_path, capsys, monkeypatch):

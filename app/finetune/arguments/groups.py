@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from finetune import optimizers, schedules
-from finetune.arguments.parsing import option
+from finetune.arguments.parsing import Each, option
 from finetune.plan import Modes
 
 # Those that Accelerate supports.
@@ -98,18 +98,44 @@ class AdapterArguments:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataArguments:
-    """Data"""
+class FileArguments:
+    """Files"""
 
-    train_file: str | None = option(
+    train_file: Each[str] | None = option(
         reads=True,
         per_machine=True,
-        help="csv, tsv, json, jsonl or parquet; .gz of the text ones; for text tasks also several, and patterns ('part-*.csv')",
+        help="csv, tsv, json, jsonl or parquet; .gz of the text ones; one or several, and patterns ('part-*.csv')",
     )
-    validation_file: str | None = option(
+    validation_file: Each[str] | None = option(
         reads=True, per_machine=True, help="same formats; without it --validation_split takes rows from training"
     )
-    test_file: str | None = option(reads=True, per_machine=True, help="rows to predict, and to score when they have labels")
+    test_file: Each[str] | None = option(
+        reads=True, per_machine=True, help="rows to predict, and to score when they have labels"
+    )
+    mixing_weights: Each[float] | None = option(
+        above=0, help="share of an epoch's rows that each file (or pattern) of --train_file gives, such as 0.7 0.3"
+    )
+
+    def __post_init__(self) -> None:
+        """A single name may be given as a text, where the class is used from Python."""
+        for name in ("train_file", "validation_file", "test_file"):
+            if isinstance(getattr(self, name), str):
+                object.__setattr__(self, name, Each([getattr(self, name)]))
+
+    def problems(self) -> list[str]:
+        if self.mixing_weights is None or len(self.mixing_weights) == len(self.train_file or ()) > 1:
+            return []
+        given = f"{len(self.mixing_weights)} for {len(self.train_file or ())}"
+        return [
+            f"--mixing_weights has {given} of --train_file: give one for each of two or more (a pattern is one, in quotes so "
+            "that the shell does not expand it)"
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataArguments(FileArguments):
+    """Data"""
+
     dataset_name: str | None = option(reads=True, help="hub id or folder of a dataset, instead of files")
     dataset_config_name: str | None = option(reads=True, help="configuration of --dataset_name")
     dataset_revision: str | None = option(help="branch, tag or commit of --dataset_name (default: main)")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from finetune.arguments import groups
-from finetune.arguments.parsing import changed_option, option
+from finetune.arguments.parsing import Each, changed_option, option
 
 RESIZED_CROP = "--random_crop resizes what it takes, but windows are not resized; give --random_scale instead"
-FORMS = "a folder, csv, tsv, json, jsonl or parquet; .gz of the text ones"
+FORMS = "a folder, csv, tsv, json, jsonl or parquet; .gz of the text ones; one or several, and patterns ('site-*')"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,11 +23,11 @@ class ImageArguments(
     """Images"""
 
     # Other defaults and words for arguments of the groups above; they stand there in --help.
-    train_file: str | None = changed_option(groups.DataArguments, "train_file", None, FORMS)
-    validation_file: str | None = changed_option(
+    train_file: Each[str] | None = changed_option(groups.DataArguments, "train_file", None, FORMS)
+    validation_file: Each[str] | None = changed_option(
         groups.DataArguments, "validation_file", None, "the same; without it --validation_split takes rows from training"
     )
-    test_file: str | None = changed_option(
+    test_file: Each[str] | None = changed_option(
         groups.DataArguments, "test_file", None, "the same: pictures to predict, and to score when they have labels"
     )
     learning_rate: float | None = changed_option(
@@ -63,6 +63,7 @@ class ImageArguments(
 
     def __post_init__(self) -> None:
         """What suits a model that is trained from random weights is too much for a pretrained one."""
+        super().__post_init__()
         pretrained = self.model_name_or_path is not None and not self.from_scratch
         if self.learning_rate is None:
             object.__setattr__(self, "learning_rate", 5e-5 if pretrained else 1e-3)
@@ -79,12 +80,12 @@ class ImageArguments(
 class MaskArguments(ImageArguments):
     """Masks"""
 
-    train_file: str | None = changed_option(
+    train_file: Each[str] | None = changed_option(
         groups.DataArguments,
         "train_file",
         None,
         "folder with images/ and masks/ of equal names, in it or in train/ and val/; CamVid's or Cityscapes' folders; or csv, "
-        "tsv, json, jsonl or parquet with their paths",
+        "tsv, json, jsonl or parquet with their paths; one or several, and patterns ('site-*')",
     )
     label_column: str = option("label", help="column of the mask: the path of a file, from the table's folder, or the mask")
     classes_file: str | None = option(

@@ -27,7 +27,7 @@ from finetune.models.sync_batch_norm import has_batch_norm, synchronise_batch_no
 from finetune.plan import Modes
 from finetune.reading.columns import SHOWN, more, split_off
 from finetune.reading.fingerprint import fingerprint
-from finetune.task import Batch, Data, Described, Split, Task
+from finetune.task import Batch, Data, Described, Split, Task, mixing_fingerprint
 
 MOST_PIXELS = 50_000_000  # of a picture that is sent to a server
 
@@ -97,7 +97,7 @@ class ImageTask(Task):
         if modes.train:
             notes.insert(0, f"{len(self.splits['train'])} training pictures, read as {self.input_words()}")
         if arguments.test_file is not None and not modes.predict:
-            notes.append(f"--test_file {arguments.test_file} is not read: --do_predict is not given")
+            notes.append(f"--test_file {' '.join(arguments.test_file)} is not read: --do_predict is not given")
         return Data(self.splits, self._fingerprint(), notes)
 
     def describe(self, name: str) -> Described:
@@ -161,6 +161,7 @@ class ImageTask(Task):
             images=examples.images,
             targets=targets,
             where=examples.where,
+            mixture=examples.mixture(self.arguments.mixing_weights, self.notes) if name == "train" else None,
         )
 
     def rows_in_memory(self, items: Sequence[bytes]) -> ImageSplit:
@@ -269,6 +270,7 @@ class ImageTask(Task):
             "augmentation": varied,
             "sync_batch_norm": arguments.sync_batch_norm,
             **adapters.fingerprint(arguments),
+            **mixing_fingerprint(self.splits),
             **found,
         }
 

@@ -13,14 +13,15 @@ from typing import Any
 import numpy as np
 
 from finetune.errors import InputError
-from finetune.images.examples import LIMITS, Examples, read_examples
+from finetune.images.examples import LIMITS, Examples, above_folders, from_table, named_from, read_each, read_examples
 from finetune.images.folders import pictures_below
-from finetune.images.sources import THREADS, EncodedImages, Inspected
+from finetune.images.sources import THREADS, EncodedImages, Images, Inspected
 from finetune.output.progress import Phase
 from finetune.reading.cache import kept
 from finetune.reading.columns import SHOWN, more
 from finetune.reading.fingerprint import fingerprint
 from finetune.reading.problems import listed
+from finetune.reading.splits import files_named
 
 # What a split's folder may be called.
 SPLIT_FOLDERS = {"train": ("train", "training"), "validation": ("validation", "val", "valid"), "test": ("test", "testing")}
@@ -50,7 +51,7 @@ class Classes:
 class InspectedMasks:
     """The masks of a split. `counts`: how many pixels of each value every mask has."""
 
-    masks: EncodedImages
+    masks: Images
     content: str
     counts: list[dict[int, int]]
 
@@ -71,16 +72,25 @@ class InspectedMasks:
 def read_pairs(arguments: Any, split: str, notes: list[str]) -> Examples | None:
     """The pictures of a split with the paths of their masks as `classes`, None for a test split without. From folders, or from
     a table or dataset with a column of masks. A folder of several splits may be named once, as --train_file."""
-    named = getattr(arguments, f"{split}_file")
-    path = named or arguments.train_file
-    if path is None or not Path(path).is_dir():
+    own = getattr(arguments, f"{split}_file")
+    named = own or arguments.train_file
+    argument = f"--{split if own else 'train'}_file"
+    paths = [] if named is None else files_named(argument, named)
+    if not any(Path(path).is_dir() for path, _ in paths):
         return read_examples(arguments, split, notes)
-    places = _places(Path(path), split, is_own=named is not None)
-    if places is None:
-        return None
-    found = _pairs(*places, split, notes)
+    if own is None:  # a table is of one split
+        paths = [(path, number) for path, number in paths if Path(path).is_dir()]
+    found = read_each(argument, paths, partial(_from_path, arguments, split, above_folders(paths), notes))
     most = getattr(arguments, LIMITS[split])
-    return found if most is None or most >= len(found) else found.take(np.arange(most))
+    return found if found is None or most is None or most >= len(found) else found.take(np.arange(most))
+
+
+def _from_path(arguments: Any, split: str, base: str | None, notes: list[str], path: str) -> Examples | None:
+    """`base`: the folder from which pictures are named, None for the folder that they are in."""
+    if not Path(path).is_dir():
+        return from_table(arguments, split, Path(path))
+    places = _places(Path(path), split, is_own=getattr(arguments, f"{split}_file") is not None)
+    return None if places is None else _pairs(*places, base, notes)
 
 
 def _places(root: Path, split: str, is_own: bool) -> tuple[Path, Path | None] | None:
@@ -111,11 +121,11 @@ def _places(root: Path, split: str, is_own: bool) -> tuple[Path, Path | None] | 
     )
 
 
-def _pairs(images: Path, masks: Path | None, split: str, notes: list[str]) -> Examples:
+def _pairs(images: Path, masks: Path | None, base: str | None, notes: list[str]) -> Examples:
     pictures = _by_name(images, ENDS[0], notes)
     if not pictures:
         raise InputError(f"{images}: holds no pictures")
-    ids = [str(path.relative_to(images)) for path in pictures.values()]
+    ids = named_from(base, images, [str(path.relative_to(images)) for path in pictures.values()])
     shown = EncodedImages([str(path) for path in pictures.values()], Path())
     if masks is None:
         return Examples(str(images), shown, None, shown.name, ids)
@@ -149,15 +159,20 @@ def _by_name(folder: Path, end: str, notes: list[str], only: bool = False) -> di
 
 def find_classes_file(arguments: Any) -> Path | None:
     """--classes_file, or classes.txt beside the training data or one folder above. Raises `InputError` for one that is named
-    and is not there."""
+    and is not there, and where several sources have different ones."""
     if arguments.classes_file is not None:
         if not Path(arguments.classes_file).is_file():
             raise InputError(f"--classes_file {arguments.classes_file}: no such file")
         return Path(arguments.classes_file)
     if arguments.train_file is None:
         return None
-    path = Path(arguments.train_file).absolute()
-    return next((place / CLASSES_FILE for place in (path, path.parent) if (place / CLASSES_FILE).is_file()), None)
+    found = []
+    for path in (Path(path).absolute() for path, _ in files_named("--train_file", arguments.train_file)):
+        found += [place / CLASSES_FILE for place in (path, path.parent) if (place / CLASSES_FILE).is_file()][:1]
+    found = list({path.read_bytes(): path for path in reversed(found)}.values())[::-1]  # those that differ
+    if len(found) > 1:
+        raise InputError(f"{found[0]} and {found[1]} are not equal; name the file that counts by --classes_file")
+    return found[0] if found else None
 
 
 def read_classes(path: Path) -> Classes:
@@ -241,7 +256,7 @@ def inspect_masks(examples: dict[str, Examples], inspected: dict[str, Inspected]
 
 
 def _inspect(examples: Examples, pictures: Inspected) -> InspectedMasks:
-    masks = EncodedImages(examples.classes, examples.images.folder, examples.where)
+    masks = examples.images.beside(examples.classes, examples.where)
     seen = masks.inspect()
     wrong = [
         f"{masks.name(row)}: {mask.width}x{mask.height} pixels, but its picture {examples.images.name(row)} has "
@@ -256,7 +271,7 @@ def _inspect(examples: Examples, pictures: Inspected) -> InspectedMasks:
     return InspectedMasks(masks, seen.content, [{int(value): count for value, count in each.items()} for each in counts])
 
 
-def _store_counts(masks: EncodedImages, folder: Path) -> None:
+def _store_counts(masks: Images, folder: Path) -> None:
     found, problems = [], []
     with ThreadPoolExecutor(THREADS) as pool, Phase("reading masks", "masks", len(masks)) as bar:
         for counts in pool.map(partial(_counts, masks), range(len(masks))):
@@ -267,7 +282,7 @@ def _store_counts(masks: EncodedImages, folder: Path) -> None:
     (folder / "counts.json").write_text(json.dumps(found), encoding="utf-8")
 
 
-def _counts(masks: EncodedImages, row: int) -> dict[int, int] | str:
+def _counts(masks: Images, row: int) -> dict[int, int] | str:
     """Pixels of each value, or what is wrong with the mask."""
     try:
         values, counts = np.unique(np.asarray(masks.load_mask(row)), return_counts=True)

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,10 @@ class Images(ABC):
     def inspect(self) -> Inspected:
         """Headers and hashes of all. Raises `InputError` with all that are missing or no pictures."""
 
+    @abstractmethod
+    def beside(self, cells: Sequence[Any], where: Callable[[int], str]) -> Images:
+        """Other pictures that the same source has for these rows, such as masks. Raises `InputError` if it can have none."""
+
 
 @dataclass(frozen=True)
 class ArrayImages(Images):
@@ -99,6 +104,9 @@ class ArrayImages(Images):
         height, width = self.pixels.shape[1:3]
         header = Header(width, height, "L" if self.pixels.ndim == 3 else "RGB")
         return Inspected([header] * len(self), [hashlib.sha256(picture).hexdigest() for picture in self.pixels])
+
+    def beside(self, cells: Sequence[Any], where: Callable[[int], str]) -> Images:
+        raise InputError(f"{self.path}: holds pictures with class numbers, not with masks; give a folder or a table of both")
 
 
 @dataclass(frozen=True)
@@ -153,6 +161,9 @@ class EncodedImages(Images):
         place = kept("pictures", fingerprint([FORM, *states])[:40], lambda folder: _store(self._inspect(), folder / FOUND))
         return _stored(place / FOUND)
 
+    def beside(self, cells: Sequence[Any], where: Callable[[int], str]) -> EncodedImages:
+        return EncodedImages(cells, self.folder, where)
+
     def _states(self, rows: range) -> list[str | None]:
         """`file_state` of pictures, None of one that is no file."""
         return [file_state(self.folder / cell) if isinstance(cell := self.cells[row], str) else None for row in rows]
@@ -178,6 +189,63 @@ class EncodedImages(Images):
             return "; ".join(error.problems)
 
 
+@dataclass(frozen=True)
+class JoinedImages(Images):
+    """Pictures of several sources. `part`: (rows,) the number of each row's source, whose rows keep their order."""
+
+    parts: Sequence[Images]
+    part: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.part)
+
+    @cached_property
+    def row(self) -> np.ndarray:
+        """(rows,) the number of each row in its source."""
+        return rows_in_parts(self.part)
+
+    def name(self, row: int) -> str:
+        return self.parts[self.part[row]].name(int(self.row[row]))
+
+    def load(self, row: int, mode: str) -> Image.Image:
+        return self.parts[self.part[row]].load(int(self.row[row]), mode)
+
+    def load_mask(self, row: int) -> Image.Image:
+        return self.parts[self.part[row]].load_mask(int(self.row[row]))
+
+    def take(self, rows: np.ndarray) -> JoinedImages:
+        part, row = self.part[rows], self.row[rows]
+        return JoinedImages([images.take(row[part == number]) for number, images in enumerate(self.parts)], part)
+
+    def inspect(self) -> Inspected:
+        inspected, problems = [], []
+        for images in self.parts:
+            try:
+                inspected.append(images.inspect())
+            except InputError as error:
+                problems += error.problems
+        if problems:
+            raise InputError(*problems[:SHOWN], *more(len(problems)))
+        places = list(zip(self.part.tolist(), self.row.tolist(), strict=True))
+        headers = [inspected[part].headers[row] for part, row in places]
+        return Inspected(headers, [inspected[part].digests[row] for part, row in places])
+
+    def beside(self, cells: Sequence[Any], where: Callable[[int], str]) -> JoinedImages:
+        cells, others = list(cells), []
+        for number, images in enumerate(self.parts):
+            rows = np.flatnonzero(self.part == number)
+            others.append(images.beside([cells[row] for row in rows], Renumbered(where, rows)))
+        return JoinedImages(others, self.part)
+
+
+def rows_in_parts(part: np.ndarray) -> np.ndarray:
+    """(rows,) int64: how many earlier rows have the same number in `part`, (rows,)."""
+    found = np.empty(len(part), dtype=np.int64)
+    for number in np.unique(part):
+        found[part == number] = np.arange(np.count_nonzero(part == number))
+    return found
+
+
 def _store(found: Inspected, path: Path) -> None:
     widths, heights, modes = zip(*found.headers, strict=True) if found.headers else ((), (), ())
     columns = {"width": widths, "height": heights, "mode": modes, "digest": found.digests}
@@ -187,6 +255,18 @@ def _store(found: Inspected, path: Path) -> None:
 def _stored(path: Path) -> Inspected:
     columns = parquet.read_table(path).to_pydict()
     return Inspected(list(map(Header, columns["width"], columns["height"], columns["mode"])), columns["digest"])
+
+
+@dataclass(frozen=True)
+class JoinedPlaces:
+    """`where` of the rows of several sources; see `JoinedImages`."""
+
+    wheres: Sequence[Callable[[int], str]]
+    part: np.ndarray
+    row: np.ndarray
+
+    def __call__(self, row: int) -> str:
+        return self.wheres[self.part[row]](int(self.row[row]))
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -78,21 +79,13 @@ def read_split(arguments: Any, split: str, required: tuple[str, ...] = (), optio
 def read_files(
     argument: str, patterns: Sequence[str], encoding: str, required: Sequence[str] = (), optional: Sequence[str] = ()
 ) -> Table:
-    """The rows of all the files that an argument names, in the order given; those of a pattern sorted by name.
+    """The rows of all the files that an argument names (`files_named`).
 
-    Raises `InputError` for a pattern without files, a file that is named twice, files that are wrong, each with its rows, and
-    files of which some lack a column.
+    Raises `InputError` for files that are wrong, each with its rows, and files of which some lack a column.
     """
-    found = [(path, number) for number, pattern in enumerate(patterns) for path in matching(pattern)]
-    none = [pattern for pattern in patterns if not matching(pattern)]
-    twice = [path for path, count in Counter(str(Path(path)) for path, _ in found).items() if count > 1]
-    problems = [f"{argument} {pattern}: no file matches this pattern" for pattern in none]
-    problems += [f"{argument}: {path} is named twice, so its rows would count twice; name it once" for path in twice]
-    if problems:
-        raise InputError(*problems)
+    found, problems, tables = files_named(argument, patterns), [], []
     if len(found) == 1:
         return read_table(found[0][0], encoding, required, optional)
-    tables = []
     for path, _ in found:
         try:
             tables.append(read_table(path, encoding, required, optional))
@@ -101,6 +94,32 @@ def read_files(
     if problems:
         raise InputError(*problems[:SHOWN], *more(len(problems)))
     return _joined(argument, tables, [number for _, number in found])
+
+
+def files_named(argument: str, patterns: Sequence[str]) -> list[tuple[str, int]]:
+    """(file or folder, number of its name or pattern) of all that an argument names, in the order given; those of a pattern
+    sorted. Raises `InputError` for a pattern without files, and a file that is named twice."""
+    found = [(path, number) for number, pattern in enumerate(patterns) for path in matching(pattern)]
+    none = [pattern for pattern in patterns if not matching(pattern)]
+    twice = [path for path, count in Counter(str(Path(path)) for path, _ in found).items() if count > 1]
+    problems = [f"{argument} {pattern}: no file matches this pattern" for pattern in none]
+    problems += [f"{argument}: {path} is named twice, so its rows would count twice; name it once" for path in twice]
+    if problems:
+        raise InputError(*problems)
+    return found
+
+
+def above(paths: Sequence[str]) -> str | None:
+    """The folder that all of several folders are in, from which their rows are named; None of one alone, whose rows need no
+    more than their place in it."""
+    return os.path.commonpath(map(os.path.abspath, paths)) if len(paths) > 1 else None
+
+
+def check_alike(argument: str, labelled: Sequence[tuple[str, bool]]) -> None:
+    """Raises `InputError` where only some of an argument's sources have labels, by (its path, whether it has)."""
+    having, lacking = ([path for path, has in labelled if has is wanted] for wanted in (True, False))
+    if having and lacking:
+        raise InputError(f"{argument}: {having[0]} has labels, but {lacking[0]} has none; give all of them labels, or none")
 
 
 def _joined(argument: str, tables: list[Table], numbers: list[int]) -> Table:

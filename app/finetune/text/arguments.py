@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from finetune.arguments import groups
-from finetune.arguments.parsing import Each, changed_option, option
+from finetune.arguments.parsing import Each, option
 
 # Settings of --loss, and the loss that each belongs to.
 LOSS_SETTINGS = {
@@ -45,33 +45,6 @@ class TokenBatchArguments(groups.BatchArguments):
             if self.max_tokens_per_micro_batch and getattr(self, name) is not None:
                 found.append(f"--max_tokens_per_micro_batch and --{name} are both given; keep one")
         return found
-
-
-@dataclass(frozen=True, kw_only=True)
-class TableArguments(groups.DataArguments):
-    """Data in several files"""
-
-    train_file: Each[str] | None = changed_option(groups.DataArguments, "train_file", None)
-    validation_file: Each[str] | None = changed_option(groups.DataArguments, "validation_file", None)
-    test_file: Each[str] | None = changed_option(groups.DataArguments, "test_file", None)
-    mixing_weights: Each[float] | None = option(
-        above=0, help="share of an epoch's rows that each file (or pattern) of --train_file gives, such as 0.7 0.3"
-    )
-
-    def __post_init__(self) -> None:
-        """A single name may be given as a text, where the class is used from Python."""
-        for name in ("train_file", "validation_file", "test_file"):
-            if isinstance(getattr(self, name), str):
-                object.__setattr__(self, name, Each([getattr(self, name)]))
-
-    def problems(self) -> list[str]:
-        if self.mixing_weights is None or len(self.mixing_weights) == len(self.train_file or ()) > 1:
-            return []
-        given = f"{len(self.mixing_weights)} for {len(self.train_file or ())}"
-        return [
-            f"--mixing_weights has {given} of --train_file: give one for each of two or more (a pattern is one, in quotes so "
-            "that the shell does not expand it)"
-        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +175,7 @@ class TextArguments(
     groups.RunArguments,
     groups.OptimizationArguments,
     TokenBatchArguments,
-    TableArguments,
+    groups.DataArguments,
     groups.AdapterArguments,
     groups.ModelArguments,
 ):

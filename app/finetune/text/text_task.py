@@ -27,7 +27,7 @@ from finetune.reading.stored_rows import Column
 from finetune.reading.tables import Table
 from finetune.reading.tokens import encode_cached
 from finetune.reports.data import describe_texts
-from finetune.task import Data, Described, Task
+from finetune.task import Data, Described, Task, mixing_fingerprint
 from finetune.text.long_documents import LongDocuments
 from finetune.text.splits import TextCollator, TextSplit, check_texts, read_tables
 from finetune.text.tokenizer import load_tokenizer, note_unknown, tokenizer_fingerprint
@@ -198,7 +198,6 @@ class TextTask(Task):
     def _fingerprint(self, tokenizer: str) -> dict[str, Any]:
         """What must be equal on every machine, and for a checkpoint to be this run's."""
         trained = {name: split for name, split in self.splits.items() if name != "test"}
-        mixture = trained["train"].mixture if "train" in trained else None
         configuration, weights = self.arguments.config_name, self.arguments.model_name_or_path
         return {
             "task": self.name,
@@ -208,7 +207,7 @@ class TextTask(Task):
             "tokenizer": tokenizer[:16],
             "max_length": self.max_length,
             **self.long_documents.fingerprint(),
-            **({} if mixture is None else {"mixing": mixture.fingerprint}),
+            **mixing_fingerprint(self.splits),
             **{f"{name}_rows": len(split) for name, split in trained.items()},
             **{f"{name}_content": split.content()[:16] for name, split in trained.items()},
         }

@@ -7,25 +7,28 @@ import math
 from dataclasses import dataclass
 
 from finetune.arguments import groups
-from finetune.arguments.parsing import option
+from finetune.arguments.parsing import Each, changed_option, option
 
 REQUIREMENTS = "requirements-vision.txt"
 
 
 @dataclass(frozen=True, kw_only=True)
-class VolumeDataArguments:
+class VolumeDataArguments(groups.FileArguments):
     """Data"""
 
-    train_file: str | None = option(
-        reads=True,
-        per_machine=True,
-        help="folder with images/ and labels/ of equal names (NIfTI), and split.csv (file,split) if it has several splits; or "
-        "a csv, tsv, json, jsonl or parquet file of paths",
+    train_file: Each[str] | None = changed_option(
+        groups.FileArguments,
+        "train_file",
+        None,
+        "folder with images/ and labels/ of equal names (NIfTI), and split.csv (file,split) if it has several splits; or "
+        "a csv, tsv, json, jsonl or parquet file of paths; one or several, and patterns ('hospital-*')",
     )
-    validation_file: str | None = option(
-        reads=True, per_machine=True, help="the same; without it --validation_split takes volumes from training"
+    validation_file: Each[str] | None = changed_option(
+        groups.FileArguments, "validation_file", None, "the same; without it --validation_split takes volumes from training"
     )
-    test_file: str | None = option(reads=True, per_machine=True, help="volumes to predict, and to score when they have labels")
+    test_file: Each[str] | None = changed_option(
+        groups.FileArguments, "test_file", None, "volumes to predict, and to score when they have labels"
+    )
     image_column: str = option("image", help="column of the images' paths, relative to the file")
     label_column: str = option("label", help="column of the labels' paths")
     id_column: str = option("id", help="column that names a volume in predictions (default: its file's name)")

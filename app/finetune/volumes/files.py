@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import numpy as np
 
 from finetune.errors import InputError
 from finetune.reading.columns import split_off
+from finetune.reading.mixtures import Mixture
 from finetune.reading.problems import described
+from finetune.reading.splits import above, check_alike, files_named
 from finetune.reading.tables import Table, read_table
 
 SUFFIXES = (".nii", ".nii.gz")
@@ -32,16 +35,24 @@ class VolumeFile:
 
 @dataclass(frozen=True)
 class Volumes:
-    """The volumes of a split, and the file or folder that names them."""
+    """The volumes of a split, and the file or folder that names them. `source`: (volumes,) of several, the number of the
+    argument's value that each is of; `sources`: the first file or folder of each."""
 
     path: str
     files: list[VolumeFile]
+    source: np.ndarray | None = None
+    sources: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.files)
 
     def take(self, rows: np.ndarray) -> Volumes:
-        return Volumes(self.path, [self.files[row] for row in rows])
+        source = None if self.source is None else self.source[rows]
+        return replace(self, files=[self.files[row] for row in rows], source=source)
+
+    def mixture(self, weights: Sequence[float] | None, patches: int, notes: list[str]) -> Mixture | None:
+        """How --mixing_weights mixes the sources of rows that are `patches` of each volume (`Mixture.of`); None without."""
+        return None if weights is None else Mixture.of(np.repeat(self.source, patches), weights, self.sources, notes)
 
     @property
     def labelled(self) -> bool:
@@ -80,14 +91,42 @@ def find_splits(arguments: Any, notes: list[str]) -> dict[str, Volumes]:
 def _find(arguments: Any, split: str) -> Volumes | None:
     """A split's volumes: of its own argument, or of a folder of several splits that --train_file names."""
     own = getattr(arguments, f"{split}_file")
-    path = own or arguments.train_file
-    if path is None or (own is None and not os.path.isdir(path)):
-        return None
-    if os.path.isdir(path):
-        return _of_folder(Path(path), split, arguments.encoding, is_own=own is not None)
-    needed, columns = (arguments.image_column,), (arguments.label_column, arguments.id_column)
-    table = read_table(path, arguments.encoding, needed, columns)
-    return _of_table(table, arguments)
+    argument, named = f"--{split if own else 'train'}_file", own or arguments.train_file
+    paths = [] if named is None else files_named(argument, named)
+    if own is None:  # a table is of one split
+        paths = [(path, number) for path, number in paths if os.path.isdir(path)]
+    base = above([path for path, _ in paths if os.path.isdir(path)])
+    found, problems = [], []
+    for path, number in paths:
+        try:
+            found.append((_of_path(arguments, split, base, path), number))
+        except InputError as error:
+            problems += error.problems
+    if problems:
+        raise InputError(*problems[:20])
+    found = [(volumes, number) for volumes, number in found if volumes is not None]
+    return _joined(argument, found) if len(found) > 1 else next((volumes for volumes, _ in found), None)
+
+
+def _joined(argument: str, found: Sequence[tuple[Volumes, int]]) -> Volumes:
+    parts, numbers = zip(*found, strict=True)
+    check_alike(argument, [(each.path, each.labelled) for each in parts])
+    files = [file for each in parts for file in each.files]
+    source = np.repeat(numbers, [len(each) for each in parts])
+    sources = tuple(parts[numbers.index(number)].path for number in dict.fromkeys(numbers))
+    return Volumes(f"{parts[0].path} and {len(parts) - 1} more", files, source, sources)
+
+
+def _of_path(arguments: Any, split: str, base: str | None, path: str) -> Volumes | None:
+    """`base`: the folder from which a folder's volumes are named, None for itself."""
+    if not os.path.isdir(path):
+        needed, columns = (arguments.image_column,), (arguments.label_column, arguments.id_column)
+        return _of_table(read_table(path, arguments.encoding, needed, columns), arguments)
+    volumes = _of_folder(Path(path), split, arguments.encoding, is_own=getattr(arguments, f"{split}_file") is not None)
+    if volumes is None or base is None:
+        return volumes
+    place = Path(os.path.relpath(path, base))
+    return replace(volumes, files=[replace(file, id=str(place / file.id)) for file in volumes.files])
 
 
 def _of_folder(folder: Path, split: str, encoding: str, is_own: bool) -> Volumes | None:

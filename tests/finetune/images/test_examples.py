@@ -9,6 +9,7 @@ from image_classify import Arguments
 from pictures import CLASSES, idx, pixels, write_folder, write_idx
 from PIL import Image
 
+from finetune.arguments.parsing import Each
 from finetune.errors import InputError
 from finetune.images import sources
 from finetune.images.decoding import read_header
@@ -147,6 +148,50 @@ def test_a_dataset_of_datasets(tmp_path, token_cache):
     order = np.concatenate([np.arange(0, 24, 2), np.arange(1, 24, 2)])
     np.testing.assert_array_equal(arrays(found), pixels()[0][order])
     assert list(found.classes) == ["dark"] * 12 + ["light"] * 12
+
+
+def test_several_folders_and_files_are_read_one_after_the_other(tmp_path, token_cache):
+    a, b = (write_folder(tmp_path / "sites" / name, rows=4, seed=seed) for seed, name in enumerate("ab"))
+    for part in (1, 2):
+        write_table(write_folder(tmp_path / "tables" / f"part-{part}", rows=2, seed=part), "csv")
+    idx_folder, pattern = write_idx(tmp_path / "idx", rows=2), str(tmp_path / "tables" / "*" / "rows.csv")
+    given = [str(a), str(b), pattern, str(idx_folder)]
+    found = read_examples(Arguments(output_dir="runs/a", train_file=Each(given)), "train", [])
+    singles = [read(path) for path in (a, b, *sorted(tmp_path.glob("tables/*/rows.csv")), idx_folder)]
+    np.testing.assert_array_equal(arrays(found), np.concatenate([arrays(single) for single in singles]))
+    assert named(found) == [0, 0, 1, 1] * 2 + [0, 1] * 3
+    assert found.ids == [f"sites/{site}/{path}" for site in "ab" for path in singles[0].ids] + list(range(8, 14))
+    assert found.where(6) == str(tmp_path / found.ids[6])
+    assert found.where(10).startswith(f"{tmp_path}/tables/part-2/rows.csv:2")
+    assert found.images.inspect().digests == [digest for single in singles for digest in single.images.inspect().digests]
+    mixture = found.mixture((1, 1, 1, 4), notes := [])
+    assert mixture.counts.tolist() == [2, 2, 2, 8]
+    assert notes[0].startswith(
+        f"rows of an epoch: 2 from the 4 of {a}, 2 from the 4 of {b}, 2 from the 4 of {tmp_path}/tables/part-1"
+    )
+    some = found.take(np.array([11, 0, 13, 7]))
+    np.testing.assert_array_equal(arrays(some), arrays(found)[[11, 0, 13, 7]])
+    assert some.images.inspect().digests == [found.images.inspect().digests[row] for row in (11, 0, 13, 7)]
+    assert (some.source.tolist(), some.where(0)) == ([2, 0, 3, 1], found.where(11))
+    few = read_examples(Arguments(output_dir="runs/a", train_file=Each(given[:2]), max_train_samples=4), "train", [])
+    assert few.classes == ["dark", "light", "dark", "light"]
+
+
+def test_several_sources_that_are_wrong(tmp_path):
+    a = str(write_folder(tmp_path / "a"))
+
+    def problems(*paths):
+        with pytest.raises(InputError) as caught:
+            read_examples(Arguments(output_dir="runs/a", test_file=Each(paths)), "test", [])
+        return caught.value.problems
+
+    assert problems(a, f"{tmp_path}/c*") == [f"--test_file {tmp_path}/c*: no file matches this pattern"]
+    assert problems(a, f"{a}/") == [f"--test_file: {a} is named twice, so its rows would count twice; name it once"]
+    assert problems(a, f"{tmp_path}/aa", f"{tmp_path}/b.csv") == [
+        f"{tmp_path}/aa: no such file; did you mean '{tmp_path}/a'?",
+        f"{tmp_path}/b.csv: no such file",
+    ]
+    assert problems(f"{a}/dark", a) == [f"--test_file: {a} has labels, but {a}/dark has none; give all of them labels, or none"]
 
 
 def test_inspecting_names_everything_that_is_wrong(tmp_path):

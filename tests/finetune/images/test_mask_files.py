@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from finetune.arguments.parsing import Each
 from finetune.errors import InputError
 from finetune.images.arguments import MaskArguments
 from finetune.images.image_task import inspect_all
@@ -19,6 +20,7 @@ from finetune.images.masks import (
     read_classes,
     read_pairs,
 )
+from finetune.images.segmenter import mask_names
 
 EMPTY = np.zeros((4, 6), dtype=np.uint8)
 
@@ -86,6 +88,29 @@ def test_a_table_names_pictures_and_masks(tmp_path):
     (tmp_path / "rows.csv").write_text("image,label\nimages/a.jpg,masks/a.png\n")
     found, _ = read(tmp_path / "rows.csv")
     assert inspect_masks({"validation": found}, inspect_all({"validation": found}, []))["validation"].totals == {0: 24}
+
+
+def test_several_folders_and_a_table_make_a_split(tmp_path, token_cache):
+    for site in "ab":
+        plain(tmp_path / site / "train", "0")
+        plain(tmp_path / site / "test", "0")
+    plain(tmp_path, "1")
+    save(tmp_path / "masks" / "1.png", EMPTY + 1)
+    (tmp_path / "rows.csv").write_text("image,label\nimages/1.jpg,masks/1.png\n")
+    named = Each(str(tmp_path / name) for name in ("a", "b", "rows.csv"))
+    found, _ = read(None, "train", train_file=named)
+    assert found.ids == ["a/train/images/0.jpg", "b/train/images/0.jpg", 2]
+    masks = inspect_masks({"train": found}, inspect_all({"train": found}, []))["train"]
+    assert masks.counts == [{0: 24}, {0: 24}, {1: 24}]
+    assert masks.masks.name(1) == f"{tmp_path}/b/train/masks/0.png"
+    other = read(None, "test", train_file=named)[0]  # a table is of one split
+    assert mask_names(other.ids) == ["a_test_images_0.png", "b_test_images_0.png"]
+    (tmp_path / "b" / "classes.txt").write_text("x\ny\n")
+    arguments = MaskArguments(output_dir="runs/a", train_file=named)
+    assert find_classes_file(arguments) == tmp_path / "b" / "classes.txt"
+    (tmp_path / "a" / "classes.txt").write_text("y\nx\n")
+    with pytest.raises(InputError, match=r"a/classes\.txt and .*b/classes\.txt are not equal; name the file that counts by"):
+        find_classes_file(arguments)
 
 
 def test_masks_of_16_bits_and_palettes_hold_class_numbers(tmp_path, token_cache):

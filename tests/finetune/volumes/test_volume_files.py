@@ -2,7 +2,9 @@
 
 import gzip
 import os
+import shutil
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import nibabel
@@ -21,7 +23,9 @@ SPACING = (1.0, 1.0, 1.0)
 def find(folder, modes=(True, True, False), notes=None, **given):
     names = ("validation_file", "test_file", "max_train_samples", "max_eval_samples", "max_predict_samples")
     asked = {**dict.fromkeys(names), "image_column": "image", "label_column": "label", "id_column": "id", "encoding": "utf-8"}
-    asked |= {"train_file": str(folder), "validation_split": 0.4, "seed": 0, "modes": Modes(*modes), **given}
+    asked |= {"train_file": folder, "validation_split": 0.4, "seed": 0, "modes": Modes(*modes), **given}
+    for name in ("train_file", "validation_file", "test_file"):
+        asked[name] = [str(asked[name])] if isinstance(asked[name], str | Path) else asked[name]
     return find_splits(SimpleNamespace(**asked), [] if notes is None else notes)
 
 
@@ -74,6 +78,23 @@ def test_the_layout_of_the_decathlon_and_of_nnunet(folder, write):
     assert ids(found) == {"train": ["v0_0000", "v1", "v2"], "test": ["t0"]}
     assert found["train"].files[0].label.name == "v0.nii.gz"
     assert not found["test"].labelled
+
+
+def test_several_folders_and_tables(folder):
+    shutil.copytree(folder, folder.with_name("second"))
+    table = folder.with_name("rows.csv")
+    table.write_text("image,label,id\ndata/images/v0.nii.gz,data/labels/v0.nii.gz,mine\n")
+    named = [str(folder.with_name("*d*")), str(table)]  # data and second
+    notes, every = [], (True, False, True)
+    found = find(named, every, notes, test_file=named, max_train_samples=5)
+    assert ids(found)["train"] == ["data/v0", "data/v1", "data/v2", "second/v0", "second/v1"]
+    assert ids(found)["test"][5:] == ["second/v2", "mine"]
+    found = find(named, (True, False, False))["train"]
+    assert found.mixture((1, 3), 2, notes).counts.tolist() == [4, 10]  # of 14 patches; exactly 3.5 and 10.5
+    assert notes == [f"rows of an epoch: 4 from the 12 of {folder}, 10 from the 2 of {table} (--mixing_weights)"]
+    shutil.rmtree(folder.with_name("second") / "labels")
+    with pytest.raises(InputError, match=r"--test_file: .*data has labels, but .*second has none; give all of them labels, or"):
+        find(named, (False, False, True), test_file=named)
 
 
 def test_a_table_of_paths(folder):
