@@ -483,7 +483,9 @@ def main() -> int:
 
         return volumes.main(sys.argv[2:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", choices=("texts", "titles", "images", "masks"), default="texts", help="default: %(default)s")
+    parser.add_argument(
+        "what", nargs="?", choices=("texts", "titles", "images", "masks"), default="texts", help="default: %(default)s"
+    )
     parser.add_argument("--output_dir", type=lambda p: Path(p).expanduser(), help="default: sample_data or sample_WHAT")
     parser.add_argument("--packages", nargs="+", default=PACKAGES, help="import names (default: those of requirements.txt)")
     parser.add_argument("--min_label_rows", type=int, default=MIN_LABEL_ROWS, help="training rows that a label needs")
