@@ -2,11 +2,12 @@
 installs anyway, or pictures.
 
     python scripts/make_sample_data.py [--output_dir sample_data] [--packages numpy scipy ...] [--force]
+    python scripts/make_sample_data.py titles [--output_dir sample_titles]   more and shorter docstrings, for titles
     python scripts/make_sample_data.py images [--output_dir sample_images] [--force]
     python scripts/make_sample_data.py masks [--output_dir sample_masks] [--force]   shapes with masks (sampling/shapes.py)
     python scripts/make_sample_data.py volumes [--output_dir sample_volumes]      spheres in NIfTI volumes (drawing/volumes.py)
 
-The second writes digits drawn with a font, a folder per class: train/0/00000.png and so on (sampling/digits.py). The first
+The third writes digits drawn with a font, a folder per class: train/0/00000.png and so on (sampling/digits.py). The first
 writes train.jsonl, validation.jsonl and test.jsonl (about 80/10/10), labels.txt (the label order) and sample_data.json
 (versions, counts, checksums). One row per documented object:
 
@@ -17,6 +18,11 @@ object and `has:` the sections it has. What would give them away is taken out of
 code, reference lists and the libraries' names (`[library]`). Nothing is imported, downloaded or drawn at random: the
 sources are parsed and the split is a hash of the text, so the same versions give the same bytes. A second run reuses
 them.
+
+`titles` writes the same files but labels.txt. A row is {"id", "title", "text"}: a text begins with the object's name in words,
+"get feature names out", as its page in a manual does; a title is a summary of plain words, and no two rows have the same. A
+module's rows stay together (about 90/5/5), and a title of the validation or test rows differs from every training title by
+more than one word.
 """
 
 import argparse
@@ -48,8 +54,10 @@ PACKAGES = [
 ]
 DISTRIBUTIONS = {"sklearn": "scikit-learn"}  # where the name to install is not the name to import
 SPLITS = ("train", "validation", "test")
-FILES = (*(f"{split}.jsonl" for split in SPLITS), "labels.txt")
+ROWS = tuple(f"{split}.jsonl" for split in SPLITS)
 MIN_CHARACTERS = 300  # of a body; shorter ones are hardly texts
+MIN_TITLED_CHARACTERS = 100  # the same where titles are wanted: names and titles say much, and more rows teach more
+MAX_TITLE_WORDS = 14
 MIN_LABEL_ROWS = 40  # training rows below which a label is dropped: nothing could be learnt from fewer
 SKIPPED_FOLDERS = {"tests", "test", "testing", "_vendor", "_vendored", "vendored", "externals", "third_party"}
 
@@ -101,6 +109,8 @@ COLON_HEADING = re.compile(r"\s*\**(\w[\w ]*?)\**:{1,2}\**\s*$")
 FIELD = re.compile(r"\s*[:@](param|parameter|arg|keyword|raises?|returns?|(?:var|r)?type|[ic]?var)\b([^:]*):\s*")
 ENTRY = re.compile(r"\s*[-*]?\s*[`*\[]*[\w.*]+[`\]]*(,\s*[`*]*\w+`*)*\s*(\(.*\))?\s*(:|--)(\s|$)")
 SIGNATURE = re.compile(r"[\w.]+\(.*?\)\s*(->.*)?$")
+PLAIN_TITLE = re.compile(r"[A-Z][A-Za-z0-9 ,'()/-]*")
+NAME_PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")  # of get_HTMLName2: get, HTML, Name, 2
 SENTENCE_END = re.compile(r"(?<=[a-z0-9)`'\]][.!?])\s+(?=[A-Z`*\"'])")
 KEPT_DIRECTIVE = re.compile(r"\s*\.\. (note|warning|important|tip|caution|attention|hint|admonition)::")
 LIBRARY = "numpy|scipy|pandas|scikit-learn|sklearn|pytorch|torch|nltk|networkx|sympy|deepspeed|hugging ?face"
@@ -118,15 +128,18 @@ MARKUP = [  # in this order, over whole texts: none crosses a line
 LIBRARY_NAME = re.compile(rf"\b(?:{LIBRARY})\b(?!-)", re.IGNORECASE)
 
 
-def module_sources(root: Path) -> Iterator[tuple[str, ast.Module]]:
-    """Yield (dotted module name, parsed source) for a package folder, in a fixed order, without tests and copies."""
+def module_sources(root: Path, shortest: int) -> Iterator[tuple[str, ast.Module]]:
+    """Yield (dotted module name, parsed source) for a package folder, in a fixed order, without tests and copies.
+
+    `shortest`: characters of a string below which a module is left out.
+    """
     for path in sorted(chain(root.rglob("*.py"), root.rglob("*.pyi"))):
         parts = path.relative_to(root.parent).with_suffix("").parts
         if SKIPPED_FOLDERS.intersection(parts) or any(part.startswith("test_") for part in parts):
             continue
         source = path.read_bytes()
         longest = max(map(len, source.split(b'"""')[1::2]), default=0)  # parsing is what takes long: only where it pays
-        if longest < MIN_CHARACTERS and b"'''" not in source:
+        if longest < shortest and b"'''" not in source:
             continue
         try:
             tree = ast.parse(source)
@@ -255,8 +268,11 @@ def inline_text(text: str) -> str:
     return "\n".join(" ".join(line.split()) for line in text.split("\n") if line.strip())
 
 
-def title_and_text(doc: str) -> tuple[str, str, set[str]]:
-    """Split a docstring into its summary sentence and the rest; the title is "" where there is no usable summary."""
+def title_and_text(doc: str, mask_libraries: bool) -> tuple[str, str, set[str]]:
+    """Split a docstring into its summary sentence, the rest, and the names of the sections (in `HEADINGS`) that it has.
+
+    The title is "" where there is no usable summary. `mask_libraries`: whether their names give way to `[library]` in the text.
+    """
     while SIGNATURE.match(doc.partition("\n")[0].strip()):
         doc = doc.partition("\n")[2].strip()
     summary, _, body = doc.partition("\n\n")
@@ -264,28 +280,52 @@ def title_and_text(doc: str) -> tuple[str, str, set[str]]:
         summary, body = summary.partition("\n")[0], summary.partition("\n")[2] + "\n\n" + body
     first, *rest = SENTENCE_END.split(paragraphs(summary.splitlines()).replace("\n", " "), maxsplit=1)
     text, sections = prose(body)
-    text = LIBRARY_NAME.sub("[library]", "\n".join([*rest, text]).strip())
+    text = "\n".join([*rest, text]).strip()
+    text = LIBRARY_NAME.sub("[library]", text) if mask_libraries else text
     words = len(first.split())
     usable = 3 <= words <= 40 and first[0].isalpha() and first[-1] not in ":,;=" and not ENTRY.match(first)
     return (first if usable else ""), text.replace(first, ""), sections
 
 
-def package_rows(root: Path) -> Iterator[dict]:
-    """Yield the rows (id, title, text, labels) of one package folder; no duplicate is removed yet."""
+def documented(root: Path, shortest: int) -> Iterator[tuple[str, str, str, str]]:
+    """Yield (module, dotted name, kind, docstring) of a package folder's objects, each docstring once.
+
+    `shortest`: characters of a docstring.
+    """
     seen: set[str] = set()
-    for module, tree in module_sources(root):
+    for module, tree in module_sources(root, shortest):
         for name, kind, doc in docstrings(module, tree):
-            if len(doc) < MIN_CHARACTERS or doc in seen or "licensed under" in doc.lower():
+            if len(doc) < shortest or doc in seen or "licensed under" in doc.lower():
                 continue
             seen.add(doc)
-            title, text, sections = title_and_text(doc)
-            letters = sum(map(str.isalpha, text)) + text.count(" ")
-            if not title or len(text) < MIN_CHARACTERS or letters < 0.8 * len(text):  # tables, formulas
-                continue
-            topics = [f"topic:{topic}" for topic, pattern in TOPICS.items() if re.search(pattern, name.lower())]
-            has = [f"has:{section}" for section in LABELLED if section in sections]
-            labels = [*has, f"kind:{kind}", f"library:{root.name}", *topics]
-            yield {"id": name, "title": title, "text": text, "labels": labels}
+            yield module, name, kind, doc
+
+
+def is_prose(text: str) -> bool:
+    """Whether a text is neither table nor formula."""
+    return sum(map(str.isalpha, text)) + text.count(" ") >= 0.8 * len(text)
+
+
+def package_rows(root: Path) -> Iterator[dict]:
+    """Yield the rows (id, title, text, labels) of one package folder; no duplicate is removed yet."""
+    for _, name, kind, doc in documented(root, MIN_CHARACTERS):
+        title, text, sections = title_and_text(doc, mask_libraries=True)
+        if not title or len(text) < MIN_CHARACTERS or not is_prose(text):
+            continue
+        topics = [f"topic:{topic}" for topic, pattern in TOPICS.items() if re.search(pattern, name.lower())]
+        has = [f"has:{section}" for section in LABELLED if section in sections]
+        labels = [*has, f"kind:{kind}", f"library:{root.name}", *topics]
+        yield {"id": name, "title": title, "text": text, "labels": labels}
+
+
+def title_rows(root: Path) -> Iterator[dict]:
+    """Yield the rows (id, module, title, text) of one package folder; no duplicate is removed yet."""
+    for module, name, _, doc in documented(root, MIN_TITLED_CHARACTERS):
+        title, text, _ = title_and_text(doc, mask_libraries=False)
+        title, heading = title.rstrip(" ."), " ".join(NAME_PART.findall(name.rpartition(".")[2])).lower()
+        usable = PLAIN_TITLE.fullmatch(title) and len(title.split()) <= MAX_TITLE_WORDS
+        if usable and len(text) >= MIN_TITLED_CHARACTERS and is_prose(text):
+            yield {"id": name, "module": module, "title": title, "text": f"{heading}\n{text}"}
 
 
 def without_duplicates(rows: Iterable[dict]) -> list[dict]:
@@ -337,6 +377,30 @@ def split_rows(rows: Iterable[dict], min_label_rows: int = MIN_LABEL_ROWS) -> tu
     return splits, labels
 
 
+def split_titles(rows: Iterable[dict]) -> dict[str, list[dict]]:
+    """Share rows of different titles out by the MD5 of their module, ordered by that of their text.
+
+    Of rows with the same title the first is kept. A validation or test row is dropped if its title becomes that of a training
+    row by changing, adding or removing one word.
+    """
+    first = {normalised(row["title"]): row for row in reversed(list(rows))}
+    hashed = sorted((hashlib.md5(normalised(row["text"]).encode()).hexdigest(), row["id"], row) for row in first.values())
+    splits: dict[str, list[dict]] = {name: [] for name in SPLITS}
+    for _, _, row in hashed:
+        share = int(hashlib.md5(row.pop("module").encode()).hexdigest()[:8], 16) % 20
+        splits[SPLITS[max(share - 17, 0)]].append(row)
+    known = {form for row in splits["train"] for form in one_word_less(row["title"])}
+    for split in ("validation", "test"):
+        splits[split] = [row for row in splits[split] if known.isdisjoint(one_word_less(row["title"]))]
+    return splits
+
+
+def one_word_less(title: str) -> set[tuple[str, ...]]:
+    """The words of a title, and those without each of them: titles that share a form differ by one word at most."""
+    words = tuple(normalised(title).split())
+    return {words, *(words[:place] + words[place + 1 :] for place in range(len(words)))}
+
+
 def installed(packages: Iterable[str]) -> tuple[dict[str, Path], dict[str, str]]:
     """Folders and versions of the packages that can be imported; the version is "" where no distribution states one."""
     roots, versions = {}, {}
@@ -354,7 +418,8 @@ def installed(packages: Iterable[str]) -> tuple[dict[str, Path], dict[str, str]]
 
 
 def file_digests(folder: Path) -> dict[str, str]:
-    return {name: hashlib.md5((folder / name).read_bytes()).hexdigest() for name in FILES if (folder / name).is_file()}
+    names = (*ROWS, "labels.txt")
+    return {name: hashlib.md5((folder / name).read_bytes()).hexdigest() for name in names if (folder / name).is_file()}
 
 
 def reusable(folder: Path, origin: dict) -> dict | None:
@@ -370,18 +435,21 @@ def reusable(folder: Path, origin: dict) -> dict | None:
 def claim(folder: Path) -> None:
     """Mark the folder as being written: a run that ends early leaves a sample_data.json that vouches for nothing.
 
-    Raises FileExistsError when it holds files of these names that this script has not made.
+    What was made before is deleted. Raises FileExistsError when it holds files of these names that this script has not made.
     """
-    if not (folder / "sample_data.json").exists() and (others := [*file_digests(folder)]):
-        raise FileExistsError(f"it holds {', '.join(others)} from elsewhere")
+    made = file_digests(folder)
+    if made and not (folder / "sample_data.json").exists():
+        raise FileExistsError(f"it holds {', '.join(made)} from elsewhere")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "sample_data.json").write_text("{}\n", encoding="utf-8")
+    for name in made:
+        (folder / name).unlink()
 
 
 def write_corpus(folder: Path, splits: dict[str, list[dict]], labels: list[str], origin: dict) -> dict:
-    """Write the splits, labels.txt and, last, sample_data.json, whose content is returned."""
+    """Write the splits, labels.txt if there are labels and, last, sample_data.json, whose content is returned."""
     lines = {f"{split}.jsonl": [json.dumps(row, ensure_ascii=False) for row in rows] for split, rows in splits.items()}
-    for name, content in (lines | {"labels.txt": labels}).items():
+    for name, content in (lines | ({"labels.txt": labels} if labels else {})).items():
         (folder / name).write_text("".join(f"{line}\n" for line in content), encoding="utf-8", newline="\n")
     made = {"origin": origin, **counts(splits, labels), "files": file_digests(folder)}
     (folder / "sample_data.json.part").write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
@@ -392,7 +460,7 @@ def write_corpus(folder: Path, splits: dict[str, list[dict]], labels: list[str],
 def counts(splits: dict[str, list[dict]], labels: list[str]) -> dict:
     """Rows per split, rows per label over all splits, and the quantiles of their words."""
     rows = list(chain(*splits.values()))
-    frequency = Counter(label for row in rows for label in row["labels"])
+    frequency = Counter(label for row in rows for label in row.get("labels", ()))
     words = sorted(len(row["text"].split()) for row in rows)
     ranks = {"min": 0, "median": len(words) // 2, "p95": len(words) * 95 // 100, "max": -1}
     return {
@@ -405,7 +473,8 @@ def counts(splits: dict[str, list[dict]], labels: list[str]) -> dict:
 def print_summary(folder: Path, made: dict) -> None:
     print(f"{folder}: " + ", ".join(f"{split} {count} rows" for split, count in made["rows"].items()))
     print("words in a text: " + ", ".join(f"{name} {value}" for name, value in made["words"].items()))
-    print(f"{len(made['labels'])} labels: " + ", ".join(f"{label} {count}" for label, count in made["labels"].items()))
+    if made["labels"]:
+        print(f"{len(made['labels'])} labels: " + ", ".join(f"{label} {count}" for label, count in made["labels"].items()))
 
 
 def main() -> int:
@@ -414,7 +483,9 @@ def main() -> int:
 
         return volumes.main(sys.argv[2:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", choices=("texts", "images", "masks"), default="texts", help="default: %(default)s")
+    parser.add_argument(
+        "what", nargs="?", choices=("texts", "titles", "images", "masks"), default="texts", help="default: %(default)s"
+    )
     parser.add_argument("--output_dir", type=lambda p: Path(p).expanduser(), help="default: sample_data or sample_WHAT")
     parser.add_argument("--packages", nargs="+", default=PACKAGES, help="import names (default: those of requirements.txt)")
     parser.add_argument("--min_label_rows", type=int, default=MIN_LABEL_ROWS, help="training rows that a label needs")
@@ -422,7 +493,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.output_dir is None:
         args.output_dir = Path("sample_data" if args.what == "texts" else f"sample_{args.what}")
-    return make_texts(parser, args) if args.what == "texts" else make_images(parser, args)
+    return make_texts(parser, args) if args.what in ("texts", "titles") else make_images(parser, args)
 
 
 def make_images(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
@@ -442,6 +513,7 @@ def make_texts(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int
     if not roots:
         parser.error("none of the packages is installed; run: pip install -r requirements.txt")
     origin = {
+        "what": args.what,
         "versions": versions,
         "python": ".".join(map(str, sys.version_info[:2])),
         "script": hashlib.md5(Path(__file__).read_bytes()).hexdigest(),
@@ -451,10 +523,12 @@ def make_texts(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int
     if made is None:
         try:
             claim(args.output_dir)
-            rows = without_duplicates(chain.from_iterable(package_rows(root) for root in roots.values()))
+            read = package_rows if args.what == "texts" else title_rows
+            rows = without_duplicates(chain.from_iterable(read(root) for root in roots.values()))
             if not rows:
-                parser.error(f"no docstring of at least {MIN_CHARACTERS} characters in {', '.join(roots)}")
-            made = write_corpus(args.output_dir, *split_rows(rows, args.min_label_rows), origin)
+                parser.error(f"no docstring that is long enough in {', '.join(roots)}")
+            splits, labels = split_rows(rows, args.min_label_rows) if args.what == "texts" else (split_titles(rows), [])
+            made = write_corpus(args.output_dir, splits, labels, origin)
         except OSError as error:
             parser.error(f"cannot write to --output_dir {args.output_dir} ({error}); choose another folder")
     else:

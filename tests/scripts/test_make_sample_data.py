@@ -218,6 +218,50 @@ def test_nothing_in_a_text_gives_its_labels_away(sample_data, site):
         assert not [text for text in texts if leak in text], leak
 
 
+def test_a_titled_document_begins_with_its_name_in_words(sample_data, site):
+    rows = {row["id"]: row for row in sample_data.title_rows(site / "tinylib")}
+    assert rows["tinylib.linalg.solve"]["title"] == "Solve a system of linear equations"
+    assert rows["tinylib.linalg.solve"]["module"] == "tinylib.linalg"
+    assert rows["tinylib.linalg.solve"]["text"].startswith("solve\nThe system is factorised once")
+    assert "which NumPy calls" in rows["tinylib.linalg.solve"]["text"]  # there are no labels to be given away
+    (site / "tinylib" / "linalg.py").write_text(NUMPYDOC.replace("solve(", "get_LUFactor2("))
+    rows = {row["id"]: row for row in sample_data.title_rows(site / "tinylib")}
+    assert rows["tinylib.linalg.get_LUFactor2"]["text"].startswith("get lu factor 2\nThe system")
+    (site / "tinylib" / "linalg.py").write_text(NUMPYDOC.replace("linear equations.", "a <-- echelon(a)."))
+    assert "tinylib.linalg.solve" not in {row["id"] for row in sample_data.title_rows(site / "tinylib")}
+
+
+def test_titles_of_held_out_rows_differ_from_training_titles_and_modules_stay_together(sample_data):
+    titles = ["Solve the first system", "Solve the second system", "solve the first system.", "Draw a picture of number"]
+    rows = [
+        {"id": f"{module}.{number}", "module": f"m{module}", "title": f"{title} {module}", "text": f"t {module} {number}"}
+        for module in range(200)
+        for number, title in enumerate(titles)
+    ]
+    rows = [dict(row, title=f"{row['title']} {row['id']} of its own") if row["title"][0] == "D" else row for row in rows]
+    splits = sample_data.split_titles(rows)
+    modules = [{row["id"].split(".")[0] for row in split} for split in splits.values()]
+    assert sum(map(len, modules)) == len(set().union(*modules)) == 200
+    found = {split: {row["id"].split(".")[1] for row in rows} for split, rows in splits.items()}
+    assert found["train"] == {"0", "1", "3"}  # the third title is the first in other letters
+    assert found["validation"] == found["test"] == {"3"}  # "Solve the first system 7" is near "Solve the first system 8"
+    assert all(set(row) == {"id", "title", "text"} for split in splits.values() for row in split)
+
+
+def test_titles_replace_what_was_made_for_another_task(sample_data, site, tmp_path, monkeypatch, capsys):
+    output = tmp_path / "out"
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.setattr(sample_data.gc, "disable", lambda: None)  # for the tests that come after
+    for what in ("texts", "titles"):
+        monkeypatch.setattr(sys, "argv", ["script", what, "--output_dir", str(output), "--packages", "tinylib"])
+        assert sample_data.main() == 0
+    assert sorted(path.name for path in output.iterdir()) == [name for name in FILES if name != "labels.txt"]
+    assert "labels" not in capsys.readouterr().out.rpartition("words in a text")[2]
+    assert {frozenset(row) for rows in read_rows(output).values() for row in rows} == {frozenset(("id", "title", "text"))}
+    assert sample_data.main() == 0
+    assert "nothing to do" in capsys.readouterr().out
+
+
 def test_near_duplicates_are_dropped_and_different_texts_kept(sample_data):
     words = [f"w{number}" for number in range(100)]
     texts = [words, [*words[:50], "changed", *words[51:]], words[:40] + words[:60:-1], words]
