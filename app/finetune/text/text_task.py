@@ -96,8 +96,11 @@ class TextTask(Task):
         return [table.columns[self.arguments.text_column]]
 
     @abstractmethod
-    def encode_targets(self, tables: dict[str, Table], targets: dict[str, Any], notes: list[str]) -> dict[str, Ragged]:
-        """Each split's targets as numbers. Raises `InputError` for what is wrong with them; the texts are tokenized later."""
+    def encode_targets(self, table: Table, targets: Any, notes: list[str]) -> Ragged | RaggedChunks:
+        """A split's targets as numbers. Raises `InputError` for what is wrong with them; the texts are tokenized later."""
+
+    def settle(self, tables: dict[str, Table], encoded: dict[str, Ragged | RaggedChunks], notes: list[str]) -> None:
+        """Decides what depends on the targets of the run, such as the weights of its loss. `encoded`: by split."""
 
     @abstractmethod
     def target_tensor(self, targets: Ragged, rows: np.ndarray) -> torch.Tensor:
@@ -136,7 +139,10 @@ class TextTask(Task):
             padding_side=self.tokenizer.padding_side,
         )
         enable_device_kernels(torch.device(launch.device_type), kernels=arguments.kernels)
-        encoded = self.encode_targets(tables, targets, notes)
+        encoded = {
+            name: self.encode_targets(tables[name], found, notes) for name, found in targets.items() if found is not None
+        }
+        self.settle(tables, encoded, notes)
         tokenizer = tokenizer_fingerprint(self.tokenizer)
         self.splits = {name: self._split(name, table, encoded.get(name), tokenizer, notes) for name, table in tables.items()}
         if modes.train:
