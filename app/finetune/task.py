@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from finetune.launching.launch import Launch
+    from finetune.training.stream import Stream
 
 Predictions = dict[str, np.ndarray]  # arrays of a file's rows, (rows, ...) each, in the file's order
 
@@ -93,7 +94,7 @@ class Split:
     `collate` pads; `widths`: (rows,) tokens that each row takes if it were alone, where that is not its length rounded up to
     that multiple. `ids`: what names each row in predictions. `mixture`: how often rows are trained on, where that is not once
     an epoch. `weights`: (rows,) how likely training draws each row, with replacement, as many times an epoch as there are rows;
-    None: every row once.
+    None: every row once. `stream`: of training rows that are others in each epoch; these are the first one's.
     """
 
     path: str
@@ -107,6 +108,7 @@ class Split:
     ids: Sequence[Any] | None = None
     mixture: Mixture | None = None
     weights: np.ndarray | None = None
+    stream: Stream | None = None
 
     def __len__(self) -> int:
         return self.num_rows

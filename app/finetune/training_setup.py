@@ -49,6 +49,7 @@ def prepare_training(
         if state.step < plan.total_steps or state.unevaluated:  # else there is nothing left to compare with
             _compare_by(run, folder, task.best_metric, state)
     steps = train_steps(arguments, data, plan, run.launch.rank)
+    steps.begin(state.step, state.stream)
     prepare_model(run, arguments, task, plan, model, steps)
     rate, scale_of = plan.learning_rate, task.learning_rate_scale
     build = partial(build_optimizer, arguments, learning_rate=rate, scale_of=scale_of, device_type=run.device.type)
@@ -195,6 +196,7 @@ def _best_metrics(folder: Path, state: TrainState) -> dict[str, Any]:
 
 def release(run: Run, training: Training) -> None:
     """Lets go of the training model, so that the exported one has room on the device."""
+    training.steps.close()
     wrapped = training.model
     training.model = training.optimizer = training.export = training.average = None
     if run.deepspeed_config is not None:

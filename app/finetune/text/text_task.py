@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from finetune.models.contributions import word_contributions
 from finetune.models.export import export_model
 from finetune.models.pretrained import check_vocabulary, choose_max_length, load_config, load_model_and_new_names, model_content
 from finetune.plan import Modes
+from finetune.reading.buffers import Buffers
 from finetune.reading.columns import (
     check_ids,
     drop_blank,
@@ -43,6 +45,7 @@ from finetune.reports.data import describe_texts
 from finetune.task import Batch, Data, Described, Mixture, Split, Task
 from finetune.text.long_documents import LongDocuments
 from finetune.text.tokenizer import load_tokenizer, note_unknown, tokenizer_fingerprint
+from finetune.training.stream import Stream
 
 EXPLAINED_LABELS = 5
 PADDING_FREE_NOTE = "the encoder computes without padding (--padding_free); its dropout is another sample than with padding"
@@ -60,6 +63,22 @@ class TextSplit(Split):
     where: Callable[[int], str] | None = None
 
 
+class TextStream(Stream):
+    """The training texts of a task in buffers."""
+
+    def __init__(self, task: TextTask, second: Any) -> None:
+        super().__init__(second)
+        self.task = task
+
+    def read(self, epoch: int, start: Any) -> tuple[TextSplit, Any]:
+        table, following, _ = self.task.buffers.read(epoch, start)
+        with self.task.buffers.kept(epoch):
+            return self.task.buffer_split(table), following
+
+    def remove(self, keeps: Callable[[int], bool]) -> None:
+        self.task.buffers.remove(keeps)
+
+
 class TextTask(Task):
     """Loading for tasks whose rows are texts. A task says what its targets are and which model reads the texts.
 
@@ -71,6 +90,7 @@ class TextTask(Task):
     memory_advice = "a smaller --max_tokens_per_micro_batch or --max_length, "
     source_prefix = ""  # stands before each text
     labels: Sequence[str] = ()  # of a task whose targets are numbers of labels
+    buffers: Buffers | None = None  # of training rows that are streamed
 
     @abstractmethod
     def target_columns(self) -> tuple[str, ...]:
@@ -139,12 +159,18 @@ class TextTask(Task):
             padding_side=self.tokenizer.padding_side,
         )
         enable_device_kernels(torch.device(launch.device_type), kernels=arguments.kernels)
-        encoded = {
-            name: self.encode_targets(tables[name], found, notes) for name, found in targets.items() if found is not None
-        }
+        encoded = {}
+        for name, found in targets.items():
+            if found is not None:
+                with self._kept(name):
+                    encoded[name] = self.encode_targets(tables[name], found, notes)
         self.settle(tables, encoded, notes)
-        tokenizer = tokenizer_fingerprint(self.tokenizer)
-        self.splits = {name: self._split(name, table, encoded.get(name), tokenizer, notes) for name, table in tables.items()}
+        tokenizer, self.splits = tokenizer_fingerprint(self.tokenizer), {}
+        for name, table in tables.items():
+            with self._kept(name):
+                self.splits[name] = self._split(name, table, encoded.get(name), tokenizer, notes)
+        if self.buffers is not None:
+            self.splits["train"] = replace(self.splits["train"], stream=TextStream(self, self._second_buffer))
         if modes.train:
             tokens = int(self.splits["train"].tokens.lengths.sum())
             notes.insert(0, f"{len(self.splits['train'])} training rows, {tokens} tokens")
@@ -178,7 +204,11 @@ class TextTask(Task):
         required = {"train": full} if modes.train else {}
         required |= {"validation": full} if modes.evaluate else {}
         required |= {"test": text} if modes.predict else {}  # rows that are only predicted need no targets
-        tables = read_splits(arguments, required, modes.train, optional=self.target_columns())
+        if arguments.streaming:
+            del required["train"]
+        tables = read_splits(arguments, required, modes.train and not arguments.streaming, optional=self.target_columns())
+        if arguments.streaming:
+            tables = {"train": self._first_buffer(full, notes), **tables}
         if modes.train:
             tables["train"] = drop_blank(tables["train"], arguments.text_column, notes)
         targets = {name: self.read_targets(table, name, notes) for name, table in tables.items()}
@@ -192,6 +222,27 @@ class TextTask(Task):
         for table in tables.values():
             texts_of(table, arguments.text_column)
         return tables, targets
+
+    def _first_buffer(self, columns: tuple[str, ...], notes: list[str]) -> Table:
+        self.buffers = Buffers(self.arguments, columns)
+        table, self._second_buffer, blank = self.buffers.read(0)
+        notes.append(
+            f"an epoch is a buffer of {len(table)} training rows (--streaming); labels, tokens and memory are of the first"
+        )
+        if blank:
+            notes.append(f"{table.path}: {blank} row(s) without a text left out, as in later buffers")
+        return table
+
+    def buffer_split(self, table: Table) -> TextSplit:
+        """The rows of a later buffer, ready to be batched. Raises `InputError` for what is wrong with them."""
+        notes = []  # those of the first are enough
+        texts_of(table, self.arguments.text_column)
+        targets = self.encode_targets(table, self.read_targets(table, "train", notes), notes)
+        return self._split("train", table, targets, tokenizer_fingerprint(self.tokenizer), notes)
+
+    def _kept(self, name: str) -> AbstractContextManager[None]:
+        """While it lasts, tokens of a streamed split are kept with its first buffer."""
+        return self.buffers.kept(0) if self.buffers is not None and name == "train" else nullcontext()
 
     def _split(self, name: str, table: Table, targets: Ragged | None, tokenizer: str, notes: list[str]) -> TextSplit:
         """Tokenizes a file's texts and notes what was cut. `tokenizer`: its fingerprint."""
@@ -292,6 +343,7 @@ class TextTask(Task):
             "tokenizer": tokenizer[:16],
             "max_length": self.max_length,
             **self.long_documents.fingerprint(),
+            **({} if self.buffers is None else {"stream": self.buffers.fingerprint}),
             **_mixing(trained.get("train")),
             **{f"{name}_rows": len(split) for name, split in trained.items()},
             **{f"{name}_content": _content(split)[:16] for name, split in trained.items()},
