@@ -109,14 +109,12 @@ class MultiLabelClassification(TextTask):
         self.decider = decider_of(arguments, self.labels)
         return config
 
-    def encode_targets(self, tables: dict[str, Table], targets: dict[str, Any], notes: list[str]) -> dict[str, Ragged]:
+    def encode_targets(self, table: Table, targets: Labelled, notes: list[str]) -> Ragged:
+        source, ignore = label_source(self.arguments, self.modes.train), self.arguments.unknown_labels == "ignore"
+        return label_ids(table, targets, self.labels, ignore, notes, source)
+
+    def settle(self, tables: dict[str, Table], ids: dict[str, Ragged], notes: list[str]) -> None:
         arguments = self.arguments
-        source, ignore = label_source(arguments, "train" in tables), arguments.unknown_labels == "ignore"
-        ids = {
-            split: label_ids(tables[split], found, self.labels, ignore, notes, source)
-            for split, found in targets.items()
-            if found is not None
-        }
         self.loss = MultiLabelLoss(label_smoothing=arguments.label_smoothing_factor)
         if "train" in tables:
             self.num_train_rows = len(ids["train"])
@@ -129,7 +127,6 @@ class MultiLabelClassification(TextTask):
                 self.default_metric = "loss"  # precision is undefined without a label
             if "validation" in ids and not arguments.metrics:
                 classifier.check_best_metric(self.best_metric, ids["validation"], len(self.labels))
-        return ids
 
     def target_tensor(self, targets: Ragged, rows: np.ndarray) -> torch.Tensor:
         return one_hot(targets, rows, len(self.labels))

@@ -109,6 +109,10 @@ class TitleGeneration(TextTask):
         self.start = set_languages(tokenizer, self.arguments)
         self.title_language = getattr(tokenizer, "tgt_lang", None)
         encoder_decoder.set_decoder_start(self.config, self.start)
+        first = encoder_decoder.special_ids(self.config, tokenizer)[0]
+        in_step = self.modes.train and self.launch.gathers_weights and self.launch.world_size > 1
+        further = search.read_settings(self.arguments.generation_config, tokenizer)
+        self.generation = Generation.of(self.arguments, first, tokenizer.pad_token_id, in_step, further)
 
     def encoder_config(self) -> Any:
         return encoder_decoder.encoder_config(self.config)
@@ -116,20 +120,13 @@ class TitleGeneration(TextTask):
     def vocabulary_columns(self, table: Table) -> list[Column]:
         return [*super().vocabulary_columns(table), table.columns[self.arguments.title_column]]
 
-    def encode_targets(self, tables: dict[str, Table], targets: dict[str, Any], notes: list[str]) -> dict[str, RaggedChunks]:
-        arguments, most = self.arguments, self.arguments.max_title_length
-        ids = encoder_decoder.special_ids(self.config, self.tokenizer)
-        in_step = self.modes.train and self.launch.gathers_weights and self.launch.world_size > 1
-        further = search.read_settings(arguments.generation_config, self.tokenizer)
-        self.generation = Generation.of(arguments, ids[0], self.tokenizer.pad_token_id, in_step, further)
-        settings, found = f"{tokenizer_fingerprint(self.tokenizer)} title {ids} {most} {self.title_language or ''}".rstrip(), {}
+    def encode_targets(self, table: Table, targets: Column, notes: list[str]) -> RaggedChunks:
+        most, ids = self.arguments.max_title_length, encoder_decoder.special_ids(self.config, self.tokenizer)
+        settings = f"{tokenizer_fingerprint(self.tokenizer)} title {ids} {most} {self.title_language or ''}".rstrip()
         encode = TitleEncoder(self.tokenizer, *ids, most)
-        for split, column in targets.items():
-            if column is not None:
-                encoded = encode_cached(column, encode, settings, arguments.preprocessing_num_workers)
-                note_cut(tables[split], "titles", encoded["cut"], most, notes)
-                found[split] = encoded["input_ids"]
-        return found
+        encoded = encode_cached(targets, encode, settings, self.arguments.preprocessing_num_workers)
+        note_cut(table, "titles", encoded["cut"], most, notes)
+        return encoded["input_ids"]
 
     def titles_of(self, table: Table) -> Column | None:
         return table.columns.get(self.arguments.title_column)

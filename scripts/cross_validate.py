@@ -122,6 +122,8 @@ def cross_validate(given: argparse.Namespace, command: Command, folder: Path) ->
         raise InputError(f"{given.script}: cross-validation is for tasks on texts, whose rows stand in tables")
     if arguments.mixing_weights:
         raise InputError("--mixing_weights: the folds are dealt from all files together; leave it out")
+    if arguments.streaming:
+        raise InputError("--streaming: the folds are dealt from all rows; leave it out")
     task = command.task_class(arguments)
     splits, labels, names = read_rows(task)
     rows = splits["train"]

@@ -105,6 +105,7 @@ def launch(name: str, home: Path) -> Path:
     """Runs a job of `JOBS`; a job that resumes another one's checkpoint needs that one's folder. Returns its folder."""
     job, folder = JOBS[name], home / "runs" / name
     changed: dict[str, object] = {"output_dir": folder, "deepspeed": job.deepspeed_file}
+    changed |= {"streaming": "true", "streaming_buffer_rows": 31}  # all rows: the second epoch is a buffer of the second pass
     if job.resumes:
         other, step = job.resumes
         changed["resume_from_checkpoint"] = home / "runs" / other / "checkpoints" / f"step_{step}"

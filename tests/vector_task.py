@@ -8,7 +8,7 @@ It shows that the engine does not depend on the kind of data, and runs under eve
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "app"))
@@ -25,6 +25,7 @@ class Arguments(groups.LaunchArguments, groups.RunArguments, groups.Optimization
     model: str = option("linear", choices=("linear", "cnn"), help="linear, or a CNN with batch norm on 8x8 images")
     model_name_or_path: str | None = option(reads=True, help="folder of an exported model, to predict with")
     num_rows: int = option(31, at_least=1, help="generated training rows")
+    streamed: bool = option(False, help="other training rows in each epoch")
     out_of_memory: tuple[int, ...] = option(
         (),
         help="losses of rank 1, counted from 1, for which there is no memory: the first's backward pass, the others' forward",
@@ -46,6 +47,7 @@ from torch import nn
 from finetune.application import run
 from finetune.output.run_folder import replace_folder
 from finetune.task import Batch, Data, Split, Task
+from finetune.training.stream import Stream
 
 FEATURES, TARGETS, ROWS = 64, 3, {"validation": 15, "test": 23}
 
@@ -73,6 +75,17 @@ def generate(name: str, num_rows: int, seed: int) -> Split:
     return Split(path=name, collate=partial(collate, x, y), num_rows=num_rows)
 
 
+class Rows(Stream):
+    """Training rows that are generated anew for each epoch."""
+
+    def __init__(self, num_rows: int) -> None:
+        super().__init__(0)
+        self.num_rows = num_rows
+
+    def read(self, epoch: int, start: int) -> tuple[Split, int]:
+        return generate("train", self.num_rows, seed=3 + start), start + 1
+
+
 class Regression(Task):
     """Every number of every row is one target."""
 
@@ -84,6 +97,8 @@ class Regression(Task):
         wanted = dict(zip(("train", "validation", "test"), modes, strict=True))
         sizes = {"train": self.arguments.num_rows, **ROWS}
         splits = {name: generate(name, sizes[name], seed) for seed, (name, needed) in enumerate(wanted.items()) if needed}
+        if "train" in splits and self.arguments.streamed:
+            splits["train"] = replace(splits["train"], stream=Rows(self.arguments.num_rows))
         return Data(splits, {"task": self.name, "model": self.arguments.model, "rows": self.arguments.num_rows})
 
     def build(self):

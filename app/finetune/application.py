@@ -20,6 +20,7 @@ from finetune.reports.judging import keep_test_scores, write_reports
 from finetune.task import Data, Task
 from finetune.training import loop
 from finetune.training.evaluation import evaluate, predict
+from finetune.training.stream import read_ahead
 from finetune.training.unfinished import unfinished_predictions
 from finetune.training_setup import eval_rows, finish_training, load_best, prepare_training, release
 
@@ -36,6 +37,8 @@ def run_task(task: Task, arguments: Any) -> None:
     launch = preflight.check(arguments)
     data = task.load(launch, modes)
     plan = make_plan(arguments, data.splits["train"], launch) if modes.train else None
+    if modes.train:
+        read_ahead(data.splits["train"], launch.local_rank)
     started = processes.start(launch, plan.batch if plan else None, arguments.report_to, arguments.output_dir)
     garbage_collection.settle()
     fingerprint = make_fingerprint(arguments, plan, data.fingerprint)

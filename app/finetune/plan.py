@@ -108,6 +108,11 @@ class Plan:
         """(epoch, position in it) of the global batch that optimizer step `step` (0-based) trains on."""
         return divmod(step, self.steps_per_epoch)
 
+    def rows_before(self, step: int) -> int:
+        """How many rows are trained on before optimizer step `step` (0-based), each as often as it is."""
+        epoch, position = self.epoch_of(step)
+        return epoch * self.num_rows + position * self.batch.global_batch_size
+
     def lr_multiplier(self, step: int) -> float:
         """The learning rate of optimizer step `step` (0-based) as a share of its peak."""
         schedule = (self.lr_scheduler_type, self.lr_scheduler_kwargs)

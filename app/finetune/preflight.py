@@ -111,7 +111,10 @@ def _compared(arguments: Any, launch: Launch) -> dict[str, Any]:
     fsdp = {f"fsdp_{name}": str(value) for name, value in (asdict(launch.fsdp) if launch.fsdp else {}).items()}
     alike = {"arguments": given | of_launch, "DeepSpeed file": launch.deepspeed_config or {}, "fsdp_config": fsdp}
     if launch.local_rank == 0:
-        files = _paths(arguments, names_of(arguments, reads=True, per_machine=True))
+        names = names_of(arguments, reads=True, per_machine=True)
+        if arguments.streaming:  # the first buffer is compared instead
+            names.remove("train_file")
+        files = _paths(arguments, names)
         contents: dict[str, str] = {}
         for name, path in files:
             shown = f"--{name} ({Path(path).name})"

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from finetune.launching.launch import Launch
+    from finetune.training.stream import Stream
 
 Predictions = dict[str, np.ndarray]  # arrays of a file's rows, (rows, ...) each, in the file's order
 
@@ -77,8 +78,8 @@ class Split:
     `collate` pads; `widths`: (rows,) tokens that each row takes if it were alone, where that is not its length rounded up to
     that multiple. `ids`: what names each row in predictions. `mixture`: how often rows are trained on, where that is not once
     an epoch. `weights`: (rows,) how likely training draws each row, with replacement, as many times an epoch as there are rows;
-    None: every row once. `content`: gives a hash of all rows, by which a prediction that was interrupted knows
-    them again; None: it begins anew.
+    None: every row once. `content`: gives a hash of all rows, by which a prediction that was interrupted knows them again; None:
+    it begins anew. `stream`: of training rows that are others in each epoch; these are the first one's.
     """
 
     path: str
@@ -93,6 +94,7 @@ class Split:
     mixture: Mixture | None = None
     weights: np.ndarray | None = None
     content: Callable[[], str] | None = None
+    stream: Stream | None = None
 
     def __len__(self) -> int:
         return self.num_rows

@@ -51,6 +51,7 @@ def prepare_training(
             _compare_by(run, folder, task.best_metric, state)
     run.on_main(partial(check_space, folder, arguments, model, state_bytes(arguments, model)))
     steps = train_steps(arguments, data, plan, run.launch.rank)
+    steps.begin(state.step, state.stream)
     prepare_model(run, arguments, task, plan, model, steps)
     rate, scale_of = plan.learning_rate, task.learning_rate_scale
     build = partial(build_optimizer, arguments, learning_rate=rate, scale_of=scale_of, device_type=run.device.type)
@@ -216,6 +217,7 @@ def _best_metrics(folder: Path, state: TrainState) -> dict[str, Any]:
 
 def release(run: Run, training: Training) -> None:
     """Lets go of the training model, so that the exported one has room on the device."""
+    training.steps.close()
     wrapped = training.model
     training.model = training.optimizer = training.export = training.best_models = training.average = None
     if run.deepspeed_config is not None:

@@ -331,6 +331,7 @@ class RunArguments:
     debug: bool = option(False, per_machine=True, help="show the stack trace of an error")
 
     test_file = None  # only tasks that read files have one (DataArguments)
+    streaming = False  # only text tasks can (finetune/text/arguments.py)
 
     @property
     def modes(self) -> Modes:

@@ -44,6 +44,7 @@ IN_WORDS = {
     "label_list": "the label list",
     "sampling": "how rows are drawn (--sampling)",
     "tokenizer": "the tokenizer",
+    "stream": "what is streamed (--train_file, --dataset_name)",
     "mixing": "how the training files are mixed (--mixing_weights)",
     "train_content": "the content of the training rows (--train_file)",
     "validation_content": "the content of the validation rows (--validation_file)",
@@ -78,6 +79,7 @@ class TrainState:
     unevaluated: bool = False  # the run was stopped before or inside the evaluation that was due at `step`
     loss_scale: dict[str, Any] | None = None
     halvings: int = 0  # of micro-batches that did not fit into memory (see `training.splitting`)
+    stream: Any = None  # where the rows of the epoch of `step` begin (see `training.stream`)
 
     def count_tokens(self, tokens: int | None, padded_tokens: int | None) -> None:
         """Adds the tokens of a step; None for rows without tokens."""

@@ -7,7 +7,9 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 import xxhash
@@ -20,9 +22,22 @@ from finetune.output.files import flush
 CHECKSUMS = "checksums.json"  # in every folder: of each of its files
 
 
+_below: ContextVar[Path | None] = ContextVar("below", default=None)
+
+
 def cache_folder(kind: str) -> Path:
-    """A folder in the cache of `datasets`: below HF_DATASETS_CACHE, or else below HF_HOME."""
-    return Path(os.environ.get("HF_DATASETS_CACHE") or Path(HF_HOME) / "datasets").expanduser() / kind
+    """A folder in the cache of `datasets`: below HF_DATASETS_CACHE, or else below HF_HOME. Or in the one of `kept_below`."""
+    return (_below.get() or Path(os.environ.get("HF_DATASETS_CACHE") or Path(HF_HOME) / "datasets").expanduser()) / kind
+
+
+@contextmanager
+def kept_below(folder: Path) -> Iterator[None]:
+    """Meanwhile everything is kept below this folder, and can be removed with it."""
+    before = _below.set(folder)
+    try:
+        yield
+    finally:
+        _below.reset(before)
 
 
 def kept(kind: str, key: str, fill: Callable[[Path], None]) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,7 @@ from finetune.reading.tables import Table
 SHOWN = 20
 # In RE2's words: separators, control and format characters, such as those of zero width.
 SHOWS_NOTHING = r"\A[\pZ\p{Cc}\p{Cf}]*\z"
+INVISIBLE = {"Zs", "Zl", "Zp", "Cc", "Cf"}  # the same as unicodedata names them
 
 
 def take(table: Table, rows: np.ndarray) -> Table:
@@ -50,6 +52,11 @@ def texts_of(table: Table, column: str) -> Column:
 def blank_rows(texts: Column) -> np.ndarray:
     """The rows whose text shows nothing, in ascending order."""
     return np.flatnonzero(texts.matches(SHOWS_NOTHING))
+
+
+def shows_nothing(text: str) -> bool:
+    """Whether `blank_rows` would find this text."""
+    return all(unicodedata.category(character) in INVISIBLE for character in text)
 
 
 def drop_blank(table: Table, column: str, notes: list[str]) -> Table:

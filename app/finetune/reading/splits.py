@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -150,23 +151,29 @@ def _joined(argument: str, tables: list[Table], numbers: list[int]) -> Table:
 def _dataset_split(arguments: Any, split: str, required: tuple[str, ...], optional: tuple[str, ...]) -> Table | None:
     import datasets
 
+    wanted = getattr(arguments, SPLITS[split])
+    found = load_from(arguments, split, partial(datasets.load_dataset, split=wanted))
+    if wanted is None and split not in found:
+        return None
+    rows, shown = (found[split], split) if wanted is None else (found, wanted)
+    check_columns(rows, f"dataset {arguments.dataset_name}, split {shown}", required)
+    return table_of(rows, f"{arguments.dataset_name} ({shown})", required, optional)
+
+
+def load_from(arguments: Any, split: str, load: Callable[..., Any]) -> Any:
+    """What `load` gives for --dataset_name and the arguments that go with it. Raises `InputError` if it cannot be loaded."""
     name, argument = arguments.dataset_name, SPLITS[split]
     wanted = getattr(arguments, argument)
     if arguments.dataset_revision and Path(name).is_dir():
         raise InputError(f"--dataset_revision: {name} is a folder, which has no revisions; leave it out")
     given = {"revision": arguments.dataset_revision, "cache_dir": arguments.cache_dir}
     try:
-        found = datasets.load_dataset(name, arguments.dataset_config_name, split=wanted, **given)
+        return load(name, arguments.dataset_config_name, **given)
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         of_split = wanted is not None and isinstance(error, ValueError | AssertionError)
         what = f"--{argument} {wanted} of --dataset_name {name}" if of_split else f"--dataset_name {name}"
         raise InputError(f"{what}: cannot be loaded ({reason})") from error
-    if wanted is None and split not in found:
-        return None
-    rows, shown = (found[split], split) if wanted is None else (found, wanted)
-    check_columns(rows, f"dataset {name}, split {shown}", required)
-    return table_of(rows, f"{name} ({shown})", required, optional)
 
 
 def check_columns(rows: datasets.Dataset, what: str, required: Sequence[str]) -> None:
@@ -183,25 +190,26 @@ def table_of(rows: datasets.Dataset, path: str, required: Sequence[str], optiona
     columns = {c: _named(rows, c) for c in dict.fromkeys([*required, *optional]) if c in rows.column_names}
     columns = {c: column for c, column in columns.items() if c in required or not column.is_empty}
     lines = datasets.Dataset.from_dict({LINE: np.arange(1, len(rows) + 1)})
-    classes = {c: names for c in columns if (names := _class_names(rows.features[c])) is not None}
+    classes = {c: names for c in columns if (names := class_names(rows.features[c])) is not None}
     # A dataset has rows, not lines; "parquet" is the kind whose places are row numbers.
     return Table(path, "parquet", columns, Column(lines, LINE), classes)
 
 
 def _named(rows: datasets.Dataset, column: str) -> Column:
     """A column; numbers of a ClassLabel, also in lists, as their names."""
-    import datasets
-
     feature, cells = rows.features[column], Column(rows, column)
-    names = _class_names(feature)
+    return cells if class_names(feature) is None else Column.of(cell_of(feature, cell) for cell in cells)
+
+
+def cell_of(feature: Any, cell: Any) -> Any:
+    """A cell of a column of this feature; numbers of a ClassLabel, also in lists, as their names."""
+    names = class_names(feature)
     if names is None:
-        return cells
-    if isinstance(feature, datasets.ClassLabel):
-        return Column.of(_name(names, cell) for cell in cells)
-    return Column.of(cell and [_name(names, number) for number in cell] for cell in cells)
+        return cell
+    return cell and [_name(names, number) for number in cell] if isinstance(cell, list) else _name(names, cell)
 
 
-def _class_names(feature: Any) -> list[str] | None:
+def class_names(feature: Any) -> list[str] | None:
     """The names of a ClassLabel, or of a list of them; None for other features."""
     import datasets
 

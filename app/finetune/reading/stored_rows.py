@@ -7,7 +7,7 @@ values as JSON documents in one, and which of them are JSON in the other.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -121,8 +121,17 @@ class Column(Sequence[Any]):
             yield from piece.combine_chunks().to_batches()
 
 
-def write_rows(folder: Path, path: str, kind: str, rows: Iterable[Row], columns: Sequence[str]) -> None:
-    """Stores the cells of `columns`, null where a row has none. `kind`: of the file `path`; `open_rows` gives it back.
+def write_rows(
+    folder: Path,
+    path: str,
+    kind: str,
+    rows: Iterable[Row],
+    columns: Sequence[str],
+    *,
+    where: Callable[[int], str] | None = None,
+) -> None:
+    """Stores the cells of `columns`, null where a row has none. `kind`: of the file `path`; `open_rows` gives it back. `where`:
+    a line in words, if it is not of that file.
 
     Raises `InputError` for a cell that is neither a text nor a value of JSON, and whatever the iteration of `rows` raises.
     """
@@ -140,7 +149,8 @@ def write_rows(folder: Path, path: str, kind: str, rows: Iterable[Row], columns:
                 try:
                     text, is_json = _stored(row.get(name))
                 except InputError as error:
-                    raise InputError(f"{place(path, kind, line)}: {name} {error}") from None
+                    found = place(path, kind, line) if where is None else where(line)
+                    raise InputError(f"{found}: {name} {error}") from None
                 stored[2 * number + 1].append(text)
                 stored[2 * number + 2].append(is_json)
                 characters += len(text or "")

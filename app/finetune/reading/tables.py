@@ -77,6 +77,18 @@ def read_table(path: str, encoding: str = "utf-8", required: Sequence[str] = (),
     problems in the order of its rows, the first 20 and the count of the rest.
     """
     path = os.fspath(path)
+    kind = kind_of(path)
+    content, names = file_record(Path(path))["sha256"], list(dict.fromkeys([*required, *optional]))
+    key = fingerprint([FORM, content, kind, encoding, str(len(required)), *required, *names])[:40]
+    rows = partial(read_rows, path, encoding, required, names)
+    folder = kept("rows", key, partial(_store, path, content, names, rows))
+    found, columns, lines = open_rows(folder, names)
+    there = {name: column for name, column in columns.items() if name in required or not column.is_empty}
+    return Table(path, found, there, lines)
+
+
+def kind_of(path: str) -> str:
+    """The kind of file that its name stands for. Raises `InputError` unless it can be read and is not empty."""
     check_readable(path)
     stem, extension = os.path.splitext(path.lower())
     packed = extension == ".gz"
@@ -87,13 +99,7 @@ def read_table(path: str, encoding: str = "utf-8", required: Sequence[str] = (),
         )
     if os.path.getsize(path) == 0:
         raise InputError(f"{path}: no rows: the file is empty")
-    content, names = file_record(Path(path))["sha256"], list(dict.fromkeys([*required, *optional]))
-    key = fingerprint([FORM, content, kind, encoding, str(len(required)), *required, *names])[:40]
-    rows = partial(_rows, path, encoding, kind, required, names)
-    folder = kept("rows", key, partial(_store, path, content, names, rows))
-    found, columns, lines = open_rows(folder, names)
-    there = {name: column for name, column in columns.items() if name in required or not column.is_empty}
-    return Table(path, found, there, lines)
+    return kind
 
 
 def _store(path: str, content: str, names: Sequence[str], read: Callable[[], tuple[str, Iterator[Row]]], folder: Path) -> None:
@@ -104,8 +110,10 @@ def _store(path: str, content: str, names: Sequence[str], read: Callable[[], tup
         raise InputError(f"{path}: changed while it was read: start again when it is whole")
 
 
-def _rows(path: str, encoding: str, kind: str, required: Sequence[str], names: Sequence[str]) -> tuple[str, Iterator[Row]]:
-    """(what the file holds, its rows). Raises InputError with what is wrong, behind the last row at the latest."""
+def read_rows(path: str, encoding: str, required: Sequence[str], names: Sequence[str]) -> tuple[str, Iterator[Row]]:
+    """(what the file holds, its rows). Raises InputError with what is wrong, behind the last row at the latest. `required`: the
+    columns it must have; `names`: those that are looked at."""
+    kind = kind_of(path)
     if kind == "parquet":
         return kind, _parquet_rows(path, required, names)
     if kind in DELIMITERS:

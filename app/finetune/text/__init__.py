@@ -2,5 +2,5 @@
 Image tasks need none of it.
 
 May import: finetune.arguments, finetune.errors, finetune.kernels, finetune.launching, finetune.losses, finetune.metrics,
-finetune.models, finetune.output, finetune.plan, finetune.reading, finetune.reports, finetune.task.
+finetune.models, finetune.output, finetune.plan, finetune.reading, finetune.reports, finetune.task, finetune.training.
 """

@@ -48,6 +48,36 @@ class TokenBatchArguments(groups.BatchArguments):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StreamingArguments:
+    """Data that do not fit on the disk"""
+
+    streaming: bool = option(
+        False,
+        help="read the training rows in buffers, each shortly before it is trained on: for data that do not fit on the disk; "
+        "needs --max_steps",
+    )
+    streaming_buffer_rows: int | None = option(
+        at_least=1, help="streaming: rows that are kept on the disk and shuffled together, an epoch (default: 100000)"
+    )
+
+    default_buffer_rows = 100_000
+
+    def problems(self) -> list[str]:
+        if not self.streaming:
+            return ["--streaming_buffer_rows is given but --streaming is not"] if self.streaming_buffer_rows is not None else []
+        found = [] if self.modes.train else ["--streaming is for training, which is not requested"]
+        if self.max_steps is None:
+            found.append("--streaming needs --max_steps: how many rows there are is known once all of them were read")
+        if self.modes.evaluate and self.validation_file is None and self.dataset_name is None:
+            found.append("--streaming needs --validation_file (or --do_eval false): it keeps no training rows for validation")
+        if self.mixing_weights is not None:
+            found.append("--streaming and --mixing_weights are both given; a share of an epoch needs all rows of each file")
+        if self.max_train_samples is not None:
+            found.append("--streaming and --max_train_samples are both given; leave --streaming out, or end by --max_steps")
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
 class LossArguments:
     """Loss and sampling"""
 
@@ -91,6 +121,8 @@ class LossArguments:
             for name, of in LOSS_SETTINGS.items()
             if name in given and of != self.loss
         ]
+        if self.streaming and self.sampling == "class_balanced":
+            found.append("--streaming and --sampling class_balanced are both given; how rare a label is is known of all rows")
         if self.loss != "bce":
             own = [name for name in ("pos_weight", "label_smoothing_factor") if getattr(self, name) != defaults[name]]
             found += [f"--{name} changes binary cross-entropy, but --loss is {self.loss}; keep one" for name in own]
@@ -175,6 +207,7 @@ class TextArguments(
     groups.RunArguments,
     groups.OptimizationArguments,
     TokenBatchArguments,
+    StreamingArguments,
     groups.DataArguments,
     groups.AdapterArguments,
     groups.ModelArguments,

@@ -131,7 +131,9 @@ def label_source(arguments: Any, trains: bool) -> str:
     """Where a run's label list comes from, in words."""
     if not trains:
         return f"labels of {arguments.model_name_or_path}"
-    return "training data" if arguments.label_file is None else f"--label_file {arguments.label_file}"
+    if arguments.label_file is not None:
+        return f"--label_file {arguments.label_file}"
+    return "first buffer of the training data" if arguments.streaming else "training data"
 
 
 def one_hot(labels: Ragged, rows: np.ndarray, num_labels: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Splits of texts: read from files or given in memory, and their batches."""
+"""Splits of texts: read from files, streamed or given in memory, and their batches."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 
 from finetune.errors import InputError, TrainingError
 from finetune.plan import Modes
+from finetune.reading.buffers import Buffers
 from finetune.reading.columns import drop_blank, split_off, take, texts_of
 from finetune.reading.fingerprint import fingerprint
 from finetune.reading.ragged import Ragged, RaggedChunks
@@ -20,6 +21,7 @@ from finetune.reading.stored_rows import Column
 from finetune.reading.tables import Table
 from finetune.task import Batch, Split
 from finetune.text.long_documents import LongDocuments
+from finetune.training.stream import Stream
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +34,22 @@ class TextSplit(Split):
     texts: Sequence[str]
     titles: Column | None = None
     where: Callable[[int], str] | None = None
+
+
+class TextStream(Stream):
+    """The training texts of a task in buffers. `split`: a buffer's rows -> those rows, ready to be batched."""
+
+    def __init__(self, buffers: Buffers, split: Callable[[Table], TextSplit]) -> None:
+        super().__init__(buffers.read(0)[1])
+        self.buffers, self.split_of = buffers, split
+
+    def read(self, epoch: int, start: Any) -> tuple[TextSplit, Any]:
+        table, following, _ = self.buffers.read(epoch, start)
+        with self.buffers.kept(epoch):
+            return self.split_of(table), following
+
+    def remove(self, keeps: Callable[[int], bool]) -> None:
+        self.buffers.remove(keeps)
 
 
 @dataclass(frozen=True)
@@ -96,14 +114,17 @@ def read_tables(
     target_columns: tuple[str, ...],
     read_targets: Callable[[Table, str, list[str]], Any],
     notes: list[str],
+    buffers: Buffers | None,
 ) -> tuple[dict[str, Table], dict[str, Any]]:
-    """(the rows of the files that the modes need, by split; their targets as `read_targets` gives them). Rows of blank texts
-    are not trained on. Raises `InputError`."""
+    """(the rows of the files that the modes need, by split; their targets as `read_targets` gives them). Training rows are those
+    of the first of the `buffers` if they are streamed. Rows of blank texts are not trained on. Raises `InputError`."""
     text, full = (arguments.text_column,), (arguments.text_column, *target_columns)
-    required = {"train": full} if modes.train else {}
+    required = {"train": full} if modes.train and buffers is None else {}
     required |= {"validation": full} if modes.evaluate else {}
     required |= {"test": text} if modes.predict else {}  # rows that are only predicted need no targets
-    tables = read_splits(arguments, required, modes.train, optional=target_columns)
+    tables = read_splits(arguments, required, "train" in required, optional=target_columns)
+    if buffers is not None:
+        tables = {"train": _first_buffer(buffers, notes), **tables}
     if modes.train:
         tables["train"] = drop_blank(tables["train"], arguments.text_column, notes)
     targets = {name: read_targets(table, name, notes) for name, table in tables.items()}
@@ -166,3 +187,13 @@ def _content(texts: Any, targets: Any, titles: Any) -> str:
         return fingerprint([texts.fingerprint, titles.fingerprint])
     labels = [] if targets is None else [targets.values.tobytes(), targets.offsets.tobytes()]
     return fingerprint([texts.fingerprint, *labels])
+
+
+def _first_buffer(buffers: Buffers, notes: list[str]) -> Table:
+    table, _, blank = buffers.read(0)
+    notes.append(
+        f"an epoch is a buffer of {len(table)} training rows (--streaming); labels, tokens and memory are of the first"
+    )
+    if blank:
+        notes.append(f"{table.path}: {blank} row(s) without a text left out, as in later buffers")
+    return table

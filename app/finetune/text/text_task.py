@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,16 +21,17 @@ from finetune.models.contributions import words_of_likeliest
 from finetune.models.export import export_model
 from finetune.models.pretrained import check_vocabulary, choose_max_length, load_config, load_model_and_new_names, model_content
 from finetune.plan import Modes
-from finetune.reading.columns import check_ids, ids_of, note_blank, note_cut, note_repeated_texts
+from finetune.reading.buffers import Buffers
+from finetune.reading.columns import check_ids, ids_of, note_blank, note_cut, note_repeated_texts, texts_of
 from finetune.reading.mixtures import mixture_of
-from finetune.reading.ragged import Ragged
+from finetune.reading.ragged import Ragged, RaggedChunks
 from finetune.reading.stored_rows import Column
 from finetune.reading.tables import Table
 from finetune.reading.tokens import encode_cached
 from finetune.reports.data import describe_texts
 from finetune.task import Data, Described, Task, mixing_fingerprint
 from finetune.text.long_documents import LongDocuments
-from finetune.text.splits import TextCollator, TextSplit, check_texts, read_tables
+from finetune.text.splits import TextCollator, TextSplit, TextStream, check_texts, read_tables
 from finetune.text.tokenizer import load_tokenizer, note_unknown, tokenizer_fingerprint
 
 PADDING_FREE_NOTE = "the encoder computes without padding (--padding_free); its dropout is another sample than with padding"
@@ -47,6 +49,7 @@ class TextTask(Task):
     memory_advice = "a smaller --max_tokens_per_micro_batch or --max_length, "
     source_prefix = ""  # stands before each text
     labels: Sequence[str] = ()  # of a task whose targets are numbers of labels
+    buffers: Buffers | None = None  # of training rows that are streamed
 
     @abstractmethod
     def target_columns(self) -> tuple[str, ...]:
@@ -72,8 +75,11 @@ class TextTask(Task):
         return [table.columns[self.arguments.text_column]]
 
     @abstractmethod
-    def encode_targets(self, tables: dict[str, Table], targets: dict[str, Any], notes: list[str]) -> dict[str, Ragged]:
-        """Each split's targets as numbers. Raises `InputError` for what is wrong with them; the texts are tokenized later."""
+    def encode_targets(self, table: Table, targets: Any, notes: list[str]) -> Ragged | RaggedChunks:
+        """A split's targets as numbers. Raises `InputError` for what is wrong with them; the texts are tokenized later."""
+
+    def settle(self, tables: dict[str, Table], encoded: dict[str, Ragged | RaggedChunks], notes: list[str]) -> None:
+        """Decides what depends on the targets of the run, such as the weights of its loss. `encoded`: by split."""
 
     @abstractmethod
     def target_tensor(self, targets: Ragged, rows: np.ndarray) -> torch.Tensor:
@@ -92,7 +98,9 @@ class TextTask(Task):
         arguments, notes = self.arguments, []
         self.launch, self.modes = launch, modes
         adapters.check_quantization(arguments, launch)
-        tables, targets = read_tables(arguments, modes, self.target_columns(), self.read_targets, notes)
+        columns = self.target_columns()
+        self.buffers = Buffers(arguments, (arguments.text_column, *columns)) if arguments.streaming else None
+        tables, targets = read_tables(arguments, modes, columns, self.read_targets, notes, self.buffers)
         self.config = self.load_model_config(targets, notes)
         train = tables.get("train")
         columns = self.vocabulary_columns(train) if train is not None and arguments.tokenizer_type == "train" else []
@@ -115,9 +123,18 @@ class TextTask(Task):
             self.tokenizer, padding_of(encoder), self.long_documents, self.extra_inputs, self.target_tensor
         )
         enable_device_kernels(torch.device(launch.device_type), kernels=arguments.kernels)
-        encoded = self.encode_targets(tables, targets, notes)
-        tokenizer = tokenizer_fingerprint(self.tokenizer)
-        self.splits = {name: self._split(name, table, encoded.get(name), tokenizer, notes) for name, table in tables.items()}
+        encoded = {}
+        for name, found in targets.items():
+            if found is not None:
+                with self._kept(name):
+                    encoded[name] = self.encode_targets(tables[name], found, notes)
+        self.settle(tables, encoded, notes)
+        tokenizer, self.splits = tokenizer_fingerprint(self.tokenizer), {}
+        for name, table in tables.items():
+            with self._kept(name):
+                self.splits[name] = self._split(name, table, encoded.get(name), tokenizer, notes)
+        if self.buffers is not None:
+            self.splits["train"] = replace(self.splits["train"], stream=TextStream(self.buffers, self.buffer_split))
         if modes.train:
             tokens = int(self.splits["train"].tokens.lengths.sum())
             notes.insert(0, f"{len(self.splits['train'])} training rows, {tokens} tokens")
@@ -139,11 +156,24 @@ class TextTask(Task):
         arguments, notes, found = self.arguments, [], {}
         if arguments.model_name_or_path or arguments.tokenizer_name or arguments.tokenizer_type == "train":
             return super().describe_files(launch, modes)
-        tables, targets = read_tables(arguments, modes, self.target_columns(), self.read_targets, notes)
+        columns = self.target_columns()
+        self.buffers = Buffers(arguments, (arguments.text_column, *columns)) if arguments.streaming else None
+        tables, targets = read_tables(arguments, modes, columns, self.read_targets, notes, self.buffers)
         for name, table in tables.items():
             labels, titles = getattr(targets[name], "rows", None), self.titles_of(table)
             found[name] = describe_texts(table.columns[arguments.text_column], titles and list(titles), labels)
         return found, notes
+
+    def buffer_split(self, table: Table) -> TextSplit:
+        """The rows of a later buffer, ready to be batched. Raises `InputError` for what is wrong with them."""
+        notes = []  # those of the first are enough
+        texts_of(table, self.arguments.text_column)
+        targets = self.encode_targets(table, self.read_targets(table, "train", notes), notes)
+        return self._split("train", table, targets, tokenizer_fingerprint(self.tokenizer), notes)
+
+    def _kept(self, name: str) -> AbstractContextManager[None]:
+        """While it lasts, tokens of a streamed split are kept with its first buffer."""
+        return self.buffers.kept(0) if self.buffers is not None and name == "train" else nullcontext()
 
     def _split(self, name: str, table: Table, targets: Ragged | None, tokenizer: str, notes: list[str]) -> TextSplit:
         """Tokenizes a file's texts and notes what was cut. `tokenizer`: its fingerprint."""
@@ -207,6 +237,7 @@ class TextTask(Task):
             "tokenizer": tokenizer[:16],
             "max_length": self.max_length,
             **self.long_documents.fingerprint(),
+            **({} if self.buffers is None else {"stream": self.buffers.fingerprint}),
             **mixing_fingerprint(self.splits),
             **{f"{name}_rows": len(split) for name, split in trained.items()},
             **{f"{name}_content": split.content()[:16] for name, split in trained.items()},

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from multiprocessing.queues import Queue
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +25,16 @@ from finetune.training.order import epoch_order, evaluation_batches, mixed_rows,
 Collate = Callable[[np.ndarray], Batch]
 
 
+@dataclass(frozen=True)
+class EpochRows:
+    """The rows of an epoch, their `lengths` and `widths`, (rows,), and the `order` in which they are trained on."""
+
+    split: Split
+    lengths: np.ndarray
+    widths: np.ndarray
+    order: np.ndarray
+
+
 class TrainSteps(Dataset):
     """Optimizer step -> this process's micro-batches; a function of (seed, step), so a run can resume at any step."""
 
@@ -33,56 +44,88 @@ class TrainSteps(Dataset):
         """`padding_free`: the model computes on a batch's tokens without its padding."""
         self.split, self.plan, self.rank, self.padding_free = split, plan, rank, padding_free
         self.has_tokens = split.lengths is not None
-        self.lengths = row_lengths_of(split)
-        self.widths = widths_of(split)
-        self._order = lru_cache(maxsize=2)(partial(self._make_order, seed, length_grouping and self.has_tokens))
+        self._entered: int | None = None  # the epoch of a stream that the training is in
+        # Buffers of a stream are on the disk as long as they are known here.
+        known = 2 if split.stream is None else 1
+        self._epoch = lru_cache(maxsize=known)(partial(self._make_epoch, seed, length_grouping and self.has_tokens))
 
-    def _make_order(self, seed: int, length_grouping: bool, epoch: int) -> np.ndarray:
-        size, mixture, weights = self.plan.batch.global_batch_size, self.split.mixture, self.split.weights
+    def _make_epoch(self, seed: int, length_grouping: bool, epoch: int) -> EpochRows:
+        split = self.split if self.split.stream is None or epoch == 0 else self.split.stream.split(epoch)
+        lengths, size, mixture, weights = row_lengths_of(split), self.plan.batch.global_batch_size, split.mixture, split.weights
         if mixture is None:
-            return epoch_order(seed, epoch, self.lengths, size, length_grouping, weights)
-        rows = mixed_rows(seed, epoch, mixture.source, mixture.counts)
-        theirs = None if weights is None else weights[rows]
-        return rows[epoch_order(seed, epoch, self.lengths[rows], size, length_grouping, theirs)]
+            order = epoch_order(seed, epoch, lengths, size, length_grouping, weights)
+        else:
+            rows = mixed_rows(seed, epoch, mixture.source, mixture.counts)
+            theirs = None if weights is None else weights[rows]
+            order = rows[epoch_order(seed, epoch, lengths[rows], size, length_grouping, theirs)]
+        return EpochRows(split, lengths, widths_of(split), order)
+
+    def _epoch_at(self, step: int) -> EpochRows:
+        return self._epoch(self.plan.epoch_of(step)[0])
+
+    def begin(self, step: int, start: Any) -> None:
+        """The training will begin with optimizer step `step`. `start`: `start_at` that step, as the checkpoint has it."""
+        if self.split.stream is not None:
+            self.split.stream.begin(self.plan.epoch_of(step)[0], start)
+
+    def enter(self, step: int) -> None:
+        """The training is at optimizer step `step`: a stream reads the rows after those of its epoch."""
+        epoch, last = self.plan.epoch_of(step)[0], self.plan.epoch_of(self.plan.total_steps - 1)[0]
+        if self.split.stream is not None and epoch != self._entered:
+            self._entered = epoch
+            self._epoch(epoch)
+            self.split.stream.enter(epoch, epoch == last)
+
+    def start_at(self, step: int) -> Any:
+        """Where a stream's rows of the epoch of optimizer step `step` begin, for a checkpoint; None for other rows."""
+        return None if self.split.stream is None else self.split.stream.start_of(self.plan.epoch_of(step)[0])
+
+    def close(self) -> None:
+        """The training is done."""
+        if self.split.stream is not None:
+            self.split.stream.close()
 
     def rows(self, step: int) -> np.ndarray:
         """The rows of the whole global batch of optimizer step `step` (0-based)."""
-        epoch, position = self.plan.epoch_of(step)
-        size = self.plan.batch.global_batch_size
-        return self._order(epoch)[position * size : (position + 1) * size]
+        position, size = self.plan.epoch_of(step)[1], self.plan.batch.global_batch_size
+        return self._epoch_at(step).order[position * size : (position + 1) * size]
 
     def __len__(self) -> int:
         return self.plan.total_steps
 
     def shares(self, step: int) -> list[list[np.ndarray]]:
         """[micro-batch][process] -> rows of optimizer step `step`."""
-        batch, rows = self.plan.batch, self.rows(step)
+        batch, rows, epoch = self.plan.batch, self.rows(step), self._epoch_at(step)
         if batch.max_tokens is not None:
-            return share_out_tokens(rows, self.widths, batch.world_size, batch.max_tokens, self.padding_free)
-        return share_out(rows, self.lengths, batch.world_size, batch.accumulation)
+            return share_out_tokens(rows, epoch.widths, batch.world_size, batch.max_tokens, self.padding_free)
+        return share_out(rows, epoch.lengths, batch.world_size, batch.accumulation)
 
     def tokens(self, step: int) -> tuple[int | None, int | None]:
         """Tokens of the global batch of optimizer step `step`, without and with padding; None where rows have none."""
         if not self.has_tokens:
             return None, None
-        tokens = int(self.lengths[self.rows(step)].sum())
+        epoch = self._epoch_at(step)
+        tokens = int(epoch.lengths[self.rows(step)].sum())
         if self.padding_free:
             return tokens, tokens
-        padded = sum(len(share) * int(self.widths[share].max()) for each in self.shares(step) for share in each if len(share))
+        padded = sum(len(share) * int(epoch.widths[share].max()) for each in self.shares(step) for share in each if len(share))
         return tokens, padded
 
     def largest_micro_batch(self) -> Batch:
-        """A micro-batch as large as any of the run: as many rows as one may have, the longest of the file."""
-        batch, size = self.plan.batch, min(self.plan.batch.micro_batch_size, len(self.lengths))
+        """A micro-batch as large as any of the run: as many rows as one may have, the longest of the file, or of the first
+        buffer of a stream."""
+        batch, lengths = self.plan.batch, row_lengths_of(self.split)
+        size = min(batch.micro_batch_size, len(lengths))
         if batch.max_tokens is not None:
-            size = min(size, max(1, batch.max_tokens // int(self.widths.max())))
-        longest = np.argpartition(-self.lengths, size - 1)[:size]
-        return self.split.collate(longest[np.argsort(-self.lengths[longest], kind="stable")])
+            size = min(size, max(1, batch.max_tokens // int(widths_of(self.split).max())))
+        longest = np.argpartition(-lengths, size - 1)[:size]
+        return self.split.collate(longest[np.argsort(-lengths[longest], kind="stable")])
 
     def __getitem__(self, step: int) -> list[Batch]:
-        rows, collate = self.rows(step), self.split.collate
-        if self.split.augment is not None:
-            collate = partial(self.split.augment, epoch=self.plan.epoch_of(step)[0])
+        rows, split = self.rows(step), self._epoch_at(step).split
+        collate = split.collate
+        if split.augment is not None:
+            collate = partial(split.augment, epoch=self.plan.epoch_of(step)[0])
         return [collate_share(collate, share[self.rank], rows) for share in self.shares(step)]
 
 

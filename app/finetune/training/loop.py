@@ -108,6 +108,7 @@ def fit(run: Run, training: Training, state: TrainState) -> dict[str, float | No
     clock.mark()
     for micro_batches in () if done else loader:
         step = state.step
+        training.steps.enter(step)
         multiplier = plan.lr_multiplier(state.updates)
         set_learning_rate(training.optimizer, multiplier)
         reseed = partial(seed_step, options.seed, step, run.launch.rank)
@@ -243,6 +244,7 @@ def save(run: Run, training: Training, state: TrainState, in_shards: bool | None
     started = time.perf_counter()
     options = training.options
     synchronise_buffers(run, training.model)
+    state.stream = training.steps.start_at(state.step)
     target = CheckpointTarget(
         training.output_dir / checkpoint.FOLDER,
         training.fingerprint,
@@ -287,9 +289,10 @@ def _not_finite(training: Training, step: int, loss: float, norm: float) -> str:
     rows = sorted(int(row) for row in training.steps.rows(step))
     shown = ", ".join(map(str, rows[:32])) + (", ..." if len(rows) > 32 else "")
     what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient norm is {norm}"
+    buffer = "" if training.steps.split.stream is None else f" in buffer {training.plan.epoch_of(step)[0] + 1}"
     return (
-        f"step {step + 1}: {what}; training rows of that batch (0-based): {shown}. Nothing of it was saved. Try a smaller "
-        "--learning_rate, a longer --warmup_steps, --max_grad_norm 1, or bf16 instead of fp16"
+        f"step {step + 1}: {what}; training rows of that batch{buffer} (0-based): {shown}. Nothing of it was saved. Try a "
+        "smaller --learning_rate, a longer --warmup_steps, --max_grad_norm 1, or bf16 instead of fp16"
     )
 
 
@@ -381,8 +384,7 @@ def _is_better(metric: float, loss: float | None, state: TrainState, greater_is_
 
 
 def _train_metrics(run: Run, training: Training, state: TrainState, clock: StepClock) -> dict[str, float | None]:
-    rows = sum(len(training.steps.rows(step)) for step in range(state.step))
-    seconds, stalls = state.train_seconds, training.save_stalls
+    rows, seconds, stalls = training.plan.rows_before(state.step), state.train_seconds, training.save_stalls
     of_tokens = {}
     if training.steps.has_tokens:
         of_tokens = {

@@ -477,7 +477,7 @@ def test_any_bytes_are_a_table_or_an_input_error(data, kind, encoding, zipped):
 def test_a_file_is_read_once(monkeypatch):
     path = write("a.jsonl", '{"text": "a", "labels": ["x"]}\n{"text": "b", "labels": []}\n')
     first = read_table(path, required=["text"])
-    monkeypatch.setattr(tables, "_rows", lambda *given: None)  # whatever reads a file
+    monkeypatch.setattr(tables, "read_rows", lambda *given: None)  # whatever reads a file
     for name in ("a.jsonl", "same content.ndjson"):
         copy = write(name, Path(path).read_text())
         again = read_table(copy, required=["text"])
