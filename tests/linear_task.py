@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+from finetune.batching.batches import EvalRows, TrainSteps
 from finetune.plan import BatchShape, Plan
 from finetune.task import Batch, Data, Split, Task
-from finetune.training.batches import EvalRows, TrainSteps
 
 
 class LinearTask(Task):

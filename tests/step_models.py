@@ -18,12 +18,12 @@ from transformers import (
     EncoderDecoderModel,
 )
 
+from finetune.batching.batches import TrainSteps
 from finetune.kernels.bigbird.layers import use_bigbird_attention
 from finetune.kernels.padding_free.encoders import use_padding_free
 from finetune.task import Batch, Split
 from finetune.text.splits import lengths_of, pad_rows
 from finetune.text.titles import IGNORED
-from finetune.training.batches import TrainSteps
 
 SIZES = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 256, "vocab_size": 90}
 CLASSIFY = classification(5, np.ones(5), label_smoothing_factor=0.1)

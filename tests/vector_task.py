@@ -45,9 +45,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from finetune.application import run
+from finetune.batching.stream import Stream
 from finetune.output.run_folder import replace_folder
 from finetune.task import Batch, Data, Split, Task
-from finetune.training.stream import Stream
 
 FEATURES, TARGETS, ROWS = 64, 3, {"validation": 15, "test": 23}
 

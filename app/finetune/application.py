@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from finetune import garbage_collection, preflight
+from finetune.batching.stream import read_ahead
 from finetune.launching import processes, shutdown
 from finetune.launching.processes import Run
 from finetune.opened_run import make_fingerprint, open_run
@@ -20,7 +21,6 @@ from finetune.reports.judging import keep_test_scores, write_reports
 from finetune.task import Data, Task
 from finetune.training import loop
 from finetune.training.evaluation import evaluate, predict
-from finetune.training.stream import read_ahead
 from finetune.training.unfinished import unfinished_predictions
 from finetune.training_setup import eval_rows, finish_training, load_best, prepare_training, release
 

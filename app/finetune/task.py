@@ -15,14 +15,13 @@ import torch
 from finetune.errors import InputError
 from finetune.metrics.additional import compute_additional, load_metrics
 from finetune.plan import Modes
-from finetune.reading.mixtures import Mixture
 from finetune.reading.problems import nearest
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from finetune.batching.stream import Stream
     from finetune.launching.launch import Launch
-    from finetune.training.stream import Stream
 
 Predictions = dict[str, np.ndarray]  # arrays of a file's rows, (rows, ...) each, in the file's order
 
@@ -69,6 +68,41 @@ class Batch:
 
 
 @dataclass(frozen=True)
+class Mixture:
+    """Training rows of several sources, numbered from 0, with weights. `source`: (rows,) of each row; `weights`: by source, its
+    share of an epoch, which has as many rows as there are; they sum to 1."""
+
+    source: np.ndarray
+    weights: tuple[float, ...]
+
+    @property
+    def counts(self) -> np.ndarray:
+        """(sources,) int64: how many rows each source gives an epoch."""
+        exact = len(self.source) * np.asarray(self.weights)
+        counts = np.floor(exact).astype(np.int64)
+        counts[np.argsort(counts - exact, kind="stable")[: len(self.source) - counts.sum()]] += 1  # the largest remainders
+        return counts
+
+    @classmethod
+    def of(cls, source: np.ndarray, weights: Sequence[float], paths: Sequence[str], notes: list[str]) -> Mixture:
+        """By --mixing_weights, with a note. `source`: (rows,) as above; `paths`: the sources in words. Raises `InputError` for
+        a source that would give no rows."""
+        found = cls(source, tuple(weight / sum(weights) for weight in weights))
+        there = np.bincount(source, minlength=len(weights))
+        problems = [
+            f"--mixing_weights: {path}, with a weight of {weight:g}, gives no row to an epoch of {len(source)} ({rows} of its "
+            "rows are left for training); give it more rows or a larger weight, or leave it out"
+            for path, weight, rows, count in zip(paths, weights, there, found.counts, strict=True)
+            if not rows or not count
+        ]
+        if problems:
+            raise InputError(*problems)
+        shares = [f"{count} from the {rows} of {path}" for path, rows, count in zip(paths, there, found.counts, strict=True)]
+        notes.append(f"rows of an epoch: {', '.join(shares)} (--mixing_weights)")
+        return found
+
+
+@dataclass(frozen=True)
 class Split:
     """One file's rows, ready to be batched.
 
@@ -78,8 +112,8 @@ class Split:
     `collate` pads; `widths`: (rows,) tokens that each row takes if it were alone, where that is not its length rounded up to
     that multiple. `ids`: what names each row in predictions. `mixture`: how often rows are trained on, where that is not once
     an epoch. `weights`: (rows,) how likely training draws each row, with replacement, as many times an epoch as there are rows;
-    None: every row once. `content`: gives a hash of all rows, by which a prediction that was interrupted knows them again; None:
-    it begins anew. `stream`: of training rows that are others in each epoch; these are the first one's.
+    None: every row once. `content`: gives a hash of all rows, by which a prediction that was interrupted knows them again;
+    None: it begins anew. `stream`: of training rows that are others in each epoch; these are the first one's.
     """
 
     path: str

@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from finetune.arguments.parsing import as_dict
+from finetune.batching.batches import EvalRows, TrainSteps
 from finetune.checkpoints import checkpoint, local_copy, saving
 from finetune.checkpoints.checkpoint import TrainState
 from finetune.kernels.compiling import compile_layers
@@ -29,7 +30,6 @@ from finetune.reports.tracker import Tracker, project_of, read_history
 from finetune.task import Data, Predictions, Split, Task
 from finetune.training import loop
 from finetune.training.average import WeightAverage, averaged
-from finetune.training.batches import EvalRows, TrainSteps
 from finetune.training.best_models import BestModels, check_space
 from finetune.training.gradient_checkpointing import checkpoint_activations
 from finetune.training.loop import FitOptions, Training

@@ -6,8 +6,8 @@ import torch
 from linear_task import make_plan
 from step_models import CLASSIFY, KINDS, batches, build, collator
 
+from finetune.batching.batches import train_loader
 from finetune.kernels.masks import use_masks_without_sync
-from finetune.training.batches import train_loader
 from finetune.training.clock import StepClock
 from finetune.training.optimizer import build_optimizer
 from finetune.training.step import seed_step, train_step

@@ -18,9 +18,9 @@ from finetune.images.folders import class_folders
 from finetune.images.idx import images_file, is_idx, labels_file, read_idx
 from finetune.images.sources import ArrayImages, EncodedImages, Images, JoinedImages, JoinedPlaces, Renumbered
 from finetune.reading.columns import SHOWN, check_ids, ids_of, more
-from finetune.reading.mixtures import Mixture
 from finetune.reading.splits import above, check_alike, check_columns, files_named, read_split, table_of
 from finetune.reading.tables import Table, read_table
+from finetune.task import Mixture
 
 if TYPE_CHECKING:
     import datasets

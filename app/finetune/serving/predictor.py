@@ -11,13 +11,13 @@ import torch
 
 from finetune import garbage_collection
 from finetune.arguments.parsing import parse, validate
+from finetune.batching.batches import EvalRows
 from finetune.errors import InputError, TrainingError
 from finetune.kernels.row_lengths import row_lengths
 from finetune.launching.launch import describe_launch
 from finetune.launching.processes import quiet_libraries
 from finetune.plan import Modes, evaluation_batch
 from finetune.task import Predictions, Split, Task
-from finetune.training.batches import EvalRows
 
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from finetune.batching.stream import Stream
 from finetune.errors import InputError, TrainingError
 from finetune.plan import Modes
 from finetune.reading.buffers import Buffers
@@ -19,9 +20,8 @@ from finetune.reading.ragged import Ragged, RaggedChunks
 from finetune.reading.splits import read_splits
 from finetune.reading.stored_rows import Column
 from finetune.reading.tables import Table
-from finetune.task import Batch, Split
+from finetune.task import Batch, Mixture, Split
 from finetune.text.long_documents import LongDocuments
-from finetune.training.stream import Stream
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,8 +116,8 @@ def read_tables(
     notes: list[str],
     buffers: Buffers | None,
 ) -> tuple[dict[str, Table], dict[str, Any]]:
-    """(the rows of the files that the modes need, by split; their targets as `read_targets` gives them). Training rows are those
-    of the first of the `buffers` if they are streamed. Rows of blank texts are not trained on. Raises `InputError`."""
+    """(the rows of the files that the modes need, by split; their targets as `read_targets` gives them). Training rows are
+    those of the first of the `buffers` if they are streamed. Rows of blank texts are not trained on. Raises `InputError`."""
     text, full = (arguments.text_column,), (arguments.text_column, *target_columns)
     required = {"train": full} if modes.train and buffers is None else {}
     required |= {"validation": full} if modes.evaluate else {}
@@ -138,6 +138,15 @@ def read_tables(
     for table in tables.values():
         texts_of(table, arguments.text_column)
     return tables, targets
+
+
+def mixture_of(table: Table, weights: Sequence[float] | None, notes: list[str]) -> Mixture | None:
+    """How --mixing_weights mixes the files of a table (`Mixture.of`); None without weights."""
+    if weights is None:
+        return None
+    numbers = [source.argument for source in table.sources]
+    paths = [table.sources[numbers.index(number)].path for number in range(len(weights))]
+    return Mixture.of(np.array(numbers)[table.source], weights, paths, notes)
 
 
 def check_texts(items: Sequence[str]) -> list[str]:

@@ -23,7 +23,6 @@ from finetune.models.pretrained import check_vocabulary, choose_max_length, load
 from finetune.plan import Modes
 from finetune.reading.buffers import Buffers
 from finetune.reading.columns import check_ids, ids_of, note_blank, note_cut, note_repeated_texts, texts_of
-from finetune.reading.mixtures import mixture_of
 from finetune.reading.ragged import Ragged, RaggedChunks
 from finetune.reading.stored_rows import Column
 from finetune.reading.tables import Table
@@ -31,7 +30,7 @@ from finetune.reading.tokens import encode_cached
 from finetune.reports.data import describe_texts
 from finetune.task import Data, Described, Task, mixing_fingerprint
 from finetune.text.long_documents import LongDocuments
-from finetune.text.splits import TextCollator, TextSplit, TextStream, check_texts, read_tables
+from finetune.text.splits import TextCollator, TextSplit, TextStream, check_texts, mixture_of, read_tables
 from finetune.text.tokenizer import load_tokenizer, note_unknown, tokenizer_fingerprint
 
 PADDING_FREE_NOTE = "the encoder computes without padding (--padding_free); its dropout is another sample than with padding"

@@ -15,6 +15,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from finetune.batching.batches import EvalRows
 from finetune.checkpoints import checkpoint, local_copy, saving
 from finetune.checkpoints.checkpoint import TrainState
 from finetune.errors import InputError
@@ -24,7 +25,6 @@ from finetune.output import written
 from finetune.output.progress import Phase
 from finetune.output.run_folder import BEST, BEST_MODELS, CHECKPOINTS, KEPT_WEIGHTS, replace_folder
 from finetune.task import Predictions, Task
-from finetune.training.batches import EvalRows
 from finetune.training.evaluation import evaluate
 
 FILE = "model.safetensors"

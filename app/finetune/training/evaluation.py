@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from finetune.batching.batches import EvalRows
 from finetune.errors import StopRequested, TrainingError, in_short, is_out_of_memory
 from finetune.kernels.row_lengths import row_lengths
 from finetune.launching.processes import Run
 from finetune.launching.shutdown import stop_requested
 from finetune.output.progress import Phase
 from finetune.task import Batch, Predictions, Task
-from finetune.training.batches import EvalRows
 from finetune.training.step import input_dtype
 from finetune.training.unfinished import Part, Unfinished
 

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from finetune.batching.batches import EvalRows, TrainSteps, train_loader
 from finetune.checkpoints import checkpoint, saving
 from finetune.checkpoints.checkpoint import TrainState
 from finetune.checkpoints.saving import CheckpointTarget
@@ -29,7 +30,6 @@ from finetune.reports.profiling import profiled
 from finetune.reports.tracker import Tracker
 from finetune.task import Batch, Predictions, Task
 from finetune.training.average import WeightAverage, averaged
-from finetune.training.batches import EvalRows, TrainSteps, train_loader
 from finetune.training.best_models import BestModels
 from finetune.training.clock import StepClock, memory_mb, peak_memory_mb
 from finetune.training.evaluation import evaluate

@@ -21,6 +21,7 @@ import numpy as np
 
 from finetune.arguments.groups import OptimizationArguments, RunArguments
 from finetune.arguments.parsing import as_dict, names_of
+from finetune.batching.batches import EvalRows
 from finetune.launching import signals
 from finetune.launching.processes import Run
 from finetune.output import predictions as output
@@ -28,7 +29,6 @@ from finetune.output.files import write_json
 from finetune.output.run_folder import BEST
 from finetune.output.versions import code_version, library_versions
 from finetune.reading.fingerprint import sample_of
-from finetune.training.batches import EvalRows
 
 PARTS = 20
 SECONDS = 2.0  # between two parts at least: a file that is predicted within seconds is not worth it

@@ -12,10 +12,10 @@ import numpy as np
 
 from finetune.errors import InputError
 from finetune.reading.columns import split_off
-from finetune.reading.mixtures import Mixture
 from finetune.reading.problems import described
 from finetune.reading.splits import above, check_alike, files_named
 from finetune.reading.tables import Table, read_table
+from finetune.task import Mixture
 
 SUFFIXES = (".nii", ".nii.gz")
 # Folders of images and labels: ours, and those of the Medical Segmentation Decathlon and nnU-Net.

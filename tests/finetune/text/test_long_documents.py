@@ -15,6 +15,7 @@ from in_process import script  # noqa: F401 - a fixture
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig
 
 from finetune.arguments.parsing import Each, validate
+from finetune.batching.batches import EvalRows, widths_of
 from finetune.errors import InputError, TrainingError
 from finetune.kernels.padding_free.encoders import use_padding_free
 from finetune.kernels.row_lengths import row_lengths
@@ -24,7 +25,6 @@ from finetune.models.windows import pool_windows
 from finetune.plan import Modes
 from finetune.text.classifier import check_export, usage
 from finetune.text.long_documents import LongDocuments
-from finetune.training.batches import EvalRows, widths_of
 
 WORDS = ["sort", "the", "values", "of", "a", "matrix", "return", "eigenvalues", "cut", "text", "and", "it", "b", "c"]
 WINDOWS = {"long_documents": "windows", "max_length": 12, "stride": 3, "max_windows": 3}

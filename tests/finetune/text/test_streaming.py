@@ -13,10 +13,10 @@ from in_process import script  # noqa: F401 - a fixture
 
 from finetune import opened_run
 from finetune.arguments.parsing import parse, validate
+from finetune.batching.batches import TrainSteps
+from finetune.batching.stream import Stream
 from finetune.errors import InputError
 from finetune.plan import Modes, make_plan
-from finetune.training.batches import TrainSteps
-from finetune.training.stream import Stream
 
 ROWS, BUFFER, BATCH = 40, 16, 4  # two and a half buffers a pass
 

@@ -6,15 +6,14 @@ import torch
 from classify import Arguments, MultiLabelClassification
 
 from finetune.arguments.parsing import Each
+from finetune.batching.batches import collate_share
 from finetune.errors import InputError
 from finetune.plan import Modes
 from finetune.reading.columns import take
-from finetune.reading.mixtures import mixture_of
 from finetune.reading.stored_rows import Column
 from finetune.reading.tables import Source, Table
 from finetune.task import Batch
-from finetune.text.splits import lengths_of, pad_rows
-from finetune.training.batches import collate_share
+from finetune.text.splits import lengths_of, mixture_of, pad_rows
 
 
 def test_rows_are_padded_on_either_side():

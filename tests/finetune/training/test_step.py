@@ -5,8 +5,8 @@ import pytest
 import torch
 from linear_task import LinearTask, collator, linear_layer, points
 
+from finetune.batching.batches import collate_share
 from finetune.plan import BatchShape
-from finetune.training.batches import collate_share
 from finetune.training.step import _clip, seed_step, train_step
 
 NOTHING = np.array([], dtype=int)

@@ -10,10 +10,10 @@ from linear_task import make_plan
 from test_encoders import LENGTHS, classifier
 from text_tasks import classification
 
+from finetune.batching.batches import TrainSteps
 from finetune.kernels.padding_free.encoders import use_padding_free
 from finetune.task import Batch, Split
 from finetune.text.splits import lengths_of, pad_rows
-from finetune.training.batches import TrainSteps
 from finetune.training.evaluation import predict
 from finetune.training.optimizer import build_optimizer
 from finetune.training.step import seed_step, train_step

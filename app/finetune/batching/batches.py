@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from finetune.batching.order import epoch_order, evaluation_batches, mixed_rows, share_out, share_out_tokens
 from finetune.errors import InputError, TrainingError, in_short
 from finetune.launching.signals import ignore_signals
 from finetune.plan import Plan
 from finetune.task import Batch, Split
-from finetune.training.order import epoch_order, evaluation_batches, mixed_rows, share_out, share_out_tokens
 
 Collate = Callable[[np.ndarray], Batch]
 

@@ -8,12 +8,11 @@ import pytest
 import torch
 from linear_task import collator, eval_rows, make_plan, points, split_of, train_steps
 
+from finetune.batching.batches import EvalRows, TrainSteps, collate_share, train_loader
+from finetune.batching.order import share_out
 from finetune.errors import TrainingError
 from finetune.plan import BatchShape
-from finetune.reading.mixtures import Mixture
-from finetune.task import Batch
-from finetune.training.batches import EvalRows, TrainSteps, collate_share, train_loader
-from finetune.training.order import share_out
+from finetune.task import Batch, Mixture
 
 
 def test_a_worker_that_is_killed_ends_the_training_where_it_waits_for_it_and_nowhere_else(monkeypatch):

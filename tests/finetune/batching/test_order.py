@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finetune.reading.mixtures import Mixture
-from finetune.training.order import epoch_order, evaluation_batches, mixed_rows, share_out, share_out_tokens
+from finetune.batching.order import epoch_order, evaluation_batches, mixed_rows, share_out, share_out_tokens
+from finetune.task import Mixture
 
 LENGTHS = st.lists(st.integers(1, 500), min_size=1, max_size=200).map(np.array)
 SIZES = st.integers(1, 40)

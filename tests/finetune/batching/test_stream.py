@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from linear_task import make_plan, points, split_of
 
-from finetune.training.batches import TrainSteps
-from finetune.training.stream import Stream
+from finetune.batching.batches import TrainSteps
+from finetune.batching.stream import Stream
 
 
 class Counted(Stream):
