@@ -36,13 +36,12 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY / "app"))
 
 from moving.cells import CELLS, OBSERVED, REFERENCE, Cell, batch_arguments, launch_arguments, launcher  # noqa: E402
-from moving.outcome import METRICS_WITHIN, WITHIN, Difference, Outcome, compare, read_outcome  # noqa: E402
+from moving.outcome import ADAMS_SHARE, METRICS_WITHIN, WITHIN, Difference, Outcome, compare, read_outcome  # noqa: E402
 from moving.task_script import load_task_script  # noqa: E402
 
 from finetune.errors import EXIT_BAD_INPUT, InputError  # noqa: E402
 
 DIFFERS = 1
-ADAMS_SHARE = 1e-3  # weights that are this near, where all else is the same, are what Adam makes of rounding (see `verdict`)
 # Whatever the command says of these, a cell neither resumes, nor predicts, nor reports to anybody.
 SILENT = {
     "do_train": "true",
@@ -249,13 +248,13 @@ def verdict(cell: Cell, difference: Difference) -> tuple[str, bool]:
     if cell.precision != "no":
         same = "" if difference.same_rows and difference.same_learning_rates else "; other rows or learning rates"
         return f"the rounding of {cell.precision}{same}", difference.same_rows
+    found = difference.no_gradient
+    without = f"; without {len(found)} tensor(s) that have no gradient, such as {found[0]}" if found else ""
     if difference.is_rounding:
-        found = difference.no_gradient
-        without = f", without {len(found)} tensor(s) that have no gradient, such as {found[0]}" if found else ""
         return f"the same{without}", True
     rest = max(difference.losses, difference.grad_norms) <= WITHIN and difference.metrics <= METRICS_WITHIN
     if rest and difference.same_rows and difference.same_learning_rates and difference.weights <= ADAMS_SHARE:
-        return f"the same steps; {difference.where} shows rounding enlarged by Adam", True
+        return f"the same steps; {difference.where} shows rounding enlarged by Adam{without}", True
     return "differs", False
 
 

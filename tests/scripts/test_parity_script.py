@@ -156,7 +156,7 @@ def test_a_bias_before_a_norm_is_left_out_by_its_gradient(parity, tmp_path):
     found = outcome.compare(other, one)
     assert outcome.weight_differences(other.weights, one.weights)["conv.bias"] > 1e-3
     assert found.no_gradient == ("conv.bias",)
-    told = "the same, without 1 tensor(s) that have no gradient, such as conv.bias"
+    told = "the same; without 1 tensor(s) that have no gradient, such as conv.bias"
     assert parity.verdict(parity.REFERENCE, found) == (told, True)
     other.weights["last.bias"].add_(1e-2)  # which has one
     assert outcome.compare(other, one).where == "last.bias"

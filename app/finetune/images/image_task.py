@@ -23,7 +23,7 @@ from finetune.launching.launch import Launch
 from finetune.models import adapters
 from finetune.models.export import export_model
 from finetune.models.pretrained import load_config, load_model_and_new_names, model_content
-from finetune.models.sync_batch_norm import has_batch_norm, synchronise_batch_norm
+from finetune.models.sync_batch_norm import allow_single_values, has_batch_norm, synchronise_batch_norm
 from finetune.plan import Modes
 from finetune.reading.columns import SHOWN, more, split_off
 from finetune.reading.fingerprint import fingerprint
@@ -252,7 +252,7 @@ class ImageTask(Task):
             return synchronise_batch_norm(model, on_gpu=self.launch.device_type == "cuda")
         if there and several:
             self.notes.append("batch norm: each process normalises its own rows (--sync_batch_norm: those of all together)")
-        return model
+        return allow_single_values(model)
 
     def _fingerprint(self) -> dict[str, Any]:
         """What must be equal on every machine, and for a checkpoint to be this run's."""

@@ -1,4 +1,4 @@
-"""Batch norm over the rows of all processes."""
+"""Batch norm over the rows of all processes, and of a single value."""
 
 from __future__ import annotations
 
@@ -6,11 +6,20 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 
 
 def has_batch_norm(model: nn.Module) -> bool:
     return any(isinstance(module, _BatchNorm) for module in model.modules())
+
+
+def allow_single_values(model: nn.Module) -> nn.Module:
+    """The model with batch norms that take a single value of each channel. Names of parameters and buffers stay."""
+    for module in model.modules():
+        if isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm):
+            module.__class__ = BatchNorm  # it has no state of its own
+    return model
 
 
 def synchronise_batch_norm(model: nn.Module, on_gpu: bool) -> nn.Module:
@@ -24,12 +33,22 @@ def synchronise_batch_norm(model: nn.Module, on_gpu: bool) -> nn.Module:
     return model
 
 
-class SyncBatchNormOnCpu(_BatchNorm):
-    """What one process would compute on the rows of all together; the variance in a second pass, as E[x^2] - E[x]^2 cancels in
-    fp32. The placeholder of a process that has no row of a batch counts as a row."""
+class BatchNorm(_BatchNorm):
+    """A channel's single value has no variance, which torch refuses in training: it is normalised by the running statistics.
+    Networks that pool a whole picture meet that in a micro-batch of one row, such as the last one of an epoch."""
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
         pass
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if not self.training or self.running_mean is None or input.numel() > input.shape[1]:
+            return super().forward(input)
+        return batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+
+
+class SyncBatchNormOnCpu(BatchNorm):
+    """What one process would compute on the rows of all together; the variance in a second pass, as E[x^2] - E[x]^2 cancels in
+    fp32. The placeholder of a process that has no row of a batch counts as a row."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         # A dry run happens on one process alone, which must not wait for the others.

@@ -7,7 +7,7 @@ import torch.distributed as dist
 import torch.multiprocessing
 from torch import nn
 
-from finetune.models.sync_batch_norm import synchronise_batch_norm
+from finetune.models.sync_batch_norm import allow_single_values, synchronise_batch_norm
 
 ROWS = (5, 2)  # of each process
 
@@ -65,3 +65,18 @@ def test_one_process_computes_as_before(training):
     assert torch.equal(plain(x), synchronised(x))
     assert list(plain.state_dict()) == list(synchronised.state_dict())
     np.testing.assert_array_equal(plain[1].running_mean, synchronised[1].running_mean)
+
+
+def test_a_single_value_is_normalised_by_the_running_statistics():
+    torch.manual_seed(0)
+    expected, model = network(), allow_single_values(network())
+    model.load_state_dict(expected.state_dict())
+    x, y = data()
+    assert torch.equal(train(model, x, y, id)[0], train(expected, x, y, id)[0])
+    norm = model[-1]
+    before, row = {name: value.clone() for name, value in norm.state_dict().items()}, torch.randn(1, 2, requires_grad=True)
+    found = norm(row)
+    found.sum().backward()
+    assert torch.equal(found, norm.eval()(row))
+    assert row.grad.abs().min() > 0
+    assert all(torch.equal(value, norm.state_dict()[name]) for name, value in before.items())
