@@ -204,10 +204,11 @@ class TextTask(Task):
         required = {"train": full} if modes.train else {}
         required |= {"validation": full} if modes.evaluate else {}
         required |= {"test": text} if modes.predict else {}  # rows that are only predicted need no targets
-        if arguments.streaming:
+        streamed = modes.train and arguments.streaming
+        if streamed:
             del required["train"]
-        tables = read_splits(arguments, required, modes.train and not arguments.streaming, optional=self.target_columns())
-        if arguments.streaming:
+        tables = read_splits(arguments, required, modes.train and not streamed, optional=self.target_columns())
+        if streamed:
             tables = {"train": self._first_buffer(full, notes), **tables}
         if modes.train:
             tables["train"] = drop_blank(tables["train"], arguments.text_column, notes)
