@@ -98,7 +98,7 @@ class TextTask(Task):
         self.launch, self.modes = launch, modes
         adapters.check_quantization(arguments, launch)
         columns = self.target_columns()
-        self.buffers = Buffers(arguments, (arguments.text_column, *columns)) if arguments.streaming else None
+        self.buffers = Buffers(arguments, (arguments.text_column, *columns)) if arguments.streaming and modes.train else None
         tables, targets = read_tables(arguments, modes, columns, self.read_targets, notes, self.buffers)
         self.config = self.load_model_config(targets, notes)
         train = tables.get("train")
@@ -156,7 +156,7 @@ class TextTask(Task):
         if arguments.model_name_or_path or arguments.tokenizer_name or arguments.tokenizer_type == "train":
             return super().describe_files(launch, modes)
         columns = self.target_columns()
-        self.buffers = Buffers(arguments, (arguments.text_column, *columns)) if arguments.streaming else None
+        self.buffers = Buffers(arguments, (arguments.text_column, *columns)) if arguments.streaming and modes.train else None
         tables, targets = read_tables(arguments, modes, columns, self.read_targets, notes, self.buffers)
         for name, table in tables.items():
             labels, titles = getattr(targets[name], "rows", None), self.titles_of(table)
