@@ -112,6 +112,8 @@ segment3d)
 esac
 cat <<EOF
 
+source .venv/bin/activate   first, in each terminal, for commands of your own
+
 $run/metrics.json       all metrics
 $run/report.html        the run on one page: curves, figures, the worst rows
 $run/README.md          the same as a model card

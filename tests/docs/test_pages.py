@@ -67,14 +67,15 @@ def test_getting_started(tmp_path, bert_folder):
     launchers.hide_gpus(tmp_path)
     (tmp_path / "app").symlink_to(REPOSITORY / "app")
     page = "docs/getting-started.md"
-    (csv,) = [block.text for block in blocks(page) if block.title == "train.csv"]
-    for name in ("train.csv", "valid.csv", "new.csv"):
-        (tmp_path / name).write_text(csv, encoding="utf-8")
+    files = {block.title: block.text for block in blocks(page, "csv")}
+    assert set(files) == {"train.csv", "new.csv"}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
     marked = [block for block in blocks(page) if block.comment.endswith(f"by {THIS}")]
     assert [block.language for block in marked] == ["bash", "bash", "python"]
     commands = [line for block in marked[:2] for line in block.text.splitlines()]
     work_through([line.replace("bert-base-uncased", str(bert_folder)) for line in commands], tmp_path)
-    assert len((tmp_path / "runs" / "mine" / "predictions_new.jsonl").read_text(encoding="utf-8").splitlines()) == 3
+    assert len((tmp_path / "runs" / "mine" / "predictions_new.jsonl").read_text(encoding="utf-8").splitlines()) == 2
     command, environment = [sys.executable, "-c", marked[2].text], {**os.environ, "HF_HUB_OFFLINE": "1"}
     python = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert "'label': 'technology'" in python.stdout, python.stderr

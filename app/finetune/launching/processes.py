@@ -236,10 +236,15 @@ def _deepspeed_config(launch: Launch, batch: BatchShape | None) -> dict[str, Any
 
 @contextlib.contextmanager
 def _connection_errors_explained(launch: Launch) -> Iterator[None]:
-    """Says what to look at when machines that have met cannot connect to each other."""
+    """Says what to look at when machines that have met cannot connect to each other, or another run has the port."""
     try:
         yield
     except RuntimeError as error:
+        if "EADDRINUSE" in str(error):
+            port, host = os.environ.get("MASTER_PORT"), socket.gethostname()
+            raise InputError(
+                f"port {port} of {host} is in use, perhaps by another run; choose another {rendezvous.PORT_OPTIONS}"
+            ) from error
         of_network = any(word in str(error).lower() for word in NETWORK_WORDS)
         if launch.world_size == launch.local_world_size or launch.backend != "gloo" or not of_network:
             raise

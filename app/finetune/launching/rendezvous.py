@@ -23,6 +23,7 @@ POLL_SECONDS = 0.1
 NOTICE_SECONDS = 10  # how long a failing process keeps the store open for those who have not read its failure notice
 MACHINE_NAMES = "FINETUNE_MACHINES"  # names in the order of ranks, set by our own launching scripts
 MAX_DIFFERENCES = 20  # that are printed
+PORT_OPTIONS = "(--master_port of deepspeed and torchrun, --main_process_port of accelerate, MASTER_PORT)"
 
 RankInfo = dict[str, Any]  # "rank", "host", "address", "compared" (see `wait_for_all_ranks`)
 
@@ -77,8 +78,7 @@ class Rendezvous:
             if is_host:
                 raise InputError(
                     f"port {self.port} of {socket.gethostname()} is in use, so the machines cannot meet at {self.address}; "
-                    "choose another on every machine (--master_port of deepspeed and torchrun, --main_process_port of "
-                    "accelerate, MASTER_PORT)"
+                    f"choose another on every machine {PORT_OPTIONS}"
                 ) from error
             raise InputError(f"{where()}: cannot talk to rank 0 at {self.address} ({in_short(error)})") from error
         # A launcher that restarts its workers keeps its store.

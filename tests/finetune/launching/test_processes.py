@@ -1,7 +1,9 @@
+import socket
 from dataclasses import replace
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from finetune.errors import InputError
 from finetune.launching import processes
@@ -52,3 +54,12 @@ def test_deepspeed_for_one_process_gets_an_address(environment, arguments):
     processes._single_process_group(describe_launch(arguments()))
     assert (environment["WORLD_SIZE"], environment["RANK"], environment["MASTER_ADDR"]) == ("1", "0", "127.0.0.1")
     assert 0 < int(environment["MASTER_PORT"]) < 65536
+
+
+def test_a_port_of_another_run_is_named(environment, arguments):
+    launch = describe_launch(arguments(), Machine(0, bf16=True))
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+        environment["MASTER_PORT"] = str(port)
+        with pytest.raises(InputError, match=f"port {port} of .* is in use"), processes._connection_errors_explained(launch):
+            dist.TCPStore("127.0.0.1", port, 1, is_master=True)
