@@ -148,7 +148,7 @@ class TextTask(Task):
             notes.append(f"--test_file {' '.join(arguments.test_file)} is not read: --do_predict is not given")
         return Data(self.splits, self._fingerprint(tokenizer), notes, self.padding_free)
 
-    def describe(self, name: str) -> Described:
+    def describe(self, name: str, closely: bool = False) -> Described:
         split, labels = self.splits[name], None
         if isinstance(split.targets, Ragged):
             labels = [tuple(self.labels[number] for number in split.targets[row]) for row in range(len(split))]
