@@ -110,8 +110,8 @@ class ImageClassification(ImageTask):
             classifier.note_classes(numbers["train"], self.labels, notes)
         return {split: Targets.of_numbers(found) for split, found in numbers.items()}
 
-    def describe(self, name: str) -> Described:
-        targets, rows = self.splits[name].targets, super().describe(name)
+    def describe(self, name: str, closely: bool = False) -> Described:
+        targets, rows = self.splits[name].targets, super().describe(name, closely)
         labels = None if targets is None else [(self.labels[number],) for number in targets.values]
         return rows._replace(labels=labels, answers=labels)
 

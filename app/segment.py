@@ -55,7 +55,7 @@ from finetune.images.image_task import ImageSplit, ImageTask, Targets, check_fin
 from finetune.images.processing import Processing
 from finetune.images.sources import Images, Inspected
 from finetune.losses.segmentation import SegmentationLoss, balanced_class_weights
-from finetune.metrics.segmentation import count_classes, iou, mean_of_defined, segmentation_scores
+from finetune.metrics.segmentation import by_class, count_confusion, iou, segmentation_scores
 from finetune.models.adapters import adapted_name
 from finetune.models.mask_bits import pack, packed_bytes, unpack
 from finetune.models.pretrained import check_kind, check_weights, load_config, load_model_and_new_names
@@ -63,7 +63,8 @@ from finetune.models.processors import load_processor
 from finetune.output import predictions as output
 from finetune.output import written
 from finetune.output.run_folder import read_metrics
-from finetune.task import Batch, Card, Predictions, check_metric
+from finetune.plots import masks as plots
+from finetune.task import Batch, Card, Judgement, Predictions, check_metric
 
 MEANS = ("mean_iou", "mean_dice", "pixel_accuracy")
 
@@ -117,7 +118,7 @@ class Segmentation(ImageTask):
         loss = SegmentationLoss(*parts, masks.IGNORED, label_smoothing=a.label_smoothing_factor)
         self.loss = loss if self.modes.train else loss.with_settings(getattr(self.config, "loss_settings", None))
         self.sizes = {split: [(header.height, header.width) for header in inspected[split].headers] for split in inspected}
-        return {split: Targets(each.masks, each.content) for split, each in found.items()}
+        return {split: Targets(each.masks, each.content, partial(each.describe, self.classes)) for split, each in found.items()}
 
     def mask_labels(self, mask: np.ndarray) -> np.ndarray:
         return self.class_of[mask]
@@ -187,10 +188,9 @@ class Segmentation(ImageTask):
         """A labelled row's loss and counts; a test row's mask, packed."""
         predicted, found = logits.argmax(1).to(torch.uint8), {}
         if batch.labels is not None:
-            height, width = logits.shape[2:]
-            truth = batch.labels[row : row + 1, :height, :width]
-            found = {"loss": self.loss(logits, truth)[0]}
-            found["counts"] = count_classes(predicted, truth, self.num_classes, masks.IGNORED)[0]
+            truth = batch.labels[row : row + 1, : logits.shape[2], : logits.shape[3]]
+            counted = count_confusion(predicted, truth, self.num_classes, masks.IGNORED)
+            found = {"loss": self.loss(logits, truth)[0], **{name: counts[0] for name, counts in counted.items()}}
         if "mask" in batch.inputs:
             packed = pack(predicted[0].cpu().numpy(), self.num_classes, batch.inputs["mask"].shape[1])
             found["mask"] = torch.from_numpy(packed).to(logits.device)
@@ -235,11 +235,11 @@ class Segmentation(ImageTask):
             mask = unpack(packed, self.sizes["test"][row], self.num_classes)
             segmenter.write_mask(mask, folder / files[row])
             line = {"image": split.images.name(row), "mask": f"{folder.name}/{files[row]}"}
-            line["shares"] = segmenter.shares(mask, self.classes.names)
-            if split.labelled:
-                found = iou(predictions["counts"][row])
-                line["iou"] = {n: mean_of_defined(value[None]) for n, value in zip(self.classes.names, found, strict=True)}
-            yield line
+            found = {"iou": by_class(iou(predictions["counts"][row]), self.classes.names)} if split.labelled else {}
+            yield line | {"shares": segmenter.shares(mask, self.classes.names), **found}
+
+    def judge(self, best: Predictions, split: ImageSplit) -> Judgement:
+        return plots.judge(best, self.classes.names, split.ids)
 
     def card(self, folder: Path) -> Card:
         table = segmenter.class_table(read_metrics(folder / "metrics.json"), self.classes.names)

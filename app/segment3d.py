@@ -48,29 +48,23 @@ import torch
 from finetune.application import run
 from finetune.launching.launch import Launch
 from finetune.losses.segmentation import SegmentationLoss
-from finetune.metrics.segmentation import count_classes, dice, iou, mean_of_defined
+from finetune.metrics.segmentation import by_class, count_confusion, dice, iou, mean_of_defined
 from finetune.output import predictions as output
 from finetune.output import written
 from finetune.output.run_folder import read_metrics, replace_folder
 from finetune.plan import Modes
+from finetune.plots import masks as plots
 from finetune.reading.fingerprint import fingerprint
-from finetune.task import Batch, Card, Data, Predictions, Split, Task, check_metric, mixing_fingerprint
+from finetune.task import Batch, Card, Data, Described, Judgement, Predictions, Split, Task, check_metric, mixing_fingerprint
 from finetune.volumes import network
 from finetune.volumes.augmentation import Augmentation
+from finetune.volumes.description import describe_volumes
 from finetune.volumes.files import Volumes, find_splits
 from finetune.volumes.nifti import IGNORED
 from finetune.volumes.patches import Patches
 from finetune.volumes.predictions import WholeVolumes, picture, volume_facts, write_masks
 from finetune.volumes.prepared import Prepared, check_headers, check_values, choose_classes, prepare
-from finetune.volumes.settings import (
-    USAGE,
-    Settings,
-    check_weights,
-    choose_spacing,
-    class_table,
-    content_of,
-    describe,
-)
+from finetune.volumes.settings import USAGE, Settings, check_weights, choose_spacing, class_table, content_of, describe
 
 KINDS = ("dice", "iou", "hd95")
 
@@ -110,7 +104,11 @@ class VolumeSegmentation(Task):
                 check_metric(self.best_metric, ["loss", *(f"mean_{kind}" for kind in KINDS), *by_class])
         if arguments.test_file is not None and not modes.predict:
             notes.append(f"--test_file {' '.join(arguments.test_file)} is not read: --do_predict is not given")
+        self.prepared = prepared
         return Data(splits, self.run_fingerprint(prepared) | mixing_fingerprint(splits), notes)
+
+    def describe(self, name: str, closely: bool = False) -> Described:
+        return describe_volumes(self.prepared[name], self.settings.classes, closely)
 
     def prepare(self, files: dict[str, Volumes], notes: list[str]) -> dict[str, list[Prepared]]:
         """Chooses what the model is made of, or takes an exported one's settings; prepares the volumes by it."""
@@ -197,8 +195,8 @@ class VolumeSegmentation(Task):
         if batch.labels is not None:
             truth = batch.labels[row][tuple(map(slice, size))]
             distances = network.hausdorff95(mask, truth.cpu().numpy(), spacing, num_classes)
-            found["loss"] = self.loss(logits[None], truth[None])[0]
-            found["counts"] = count_classes(predicted[None], truth[None], num_classes, IGNORED)[0]
+            counted = count_confusion(predicted[None], truth[None], num_classes, IGNORED)
+            found = {"loss": self.loss(logits[None], truth[None])[0], **{name: counts[0] for name, counts in counted.items()}}
             found["hd95"] = torch.from_numpy(distances).to(logits.device)
         split = self.whole["test" if "mask" in batch.inputs else "validation"]
         return found | split.kept(batch, row, mask)
@@ -220,7 +218,7 @@ class VolumeSegmentation(Task):
         return {}
 
     def pictures(self, best: Predictions) -> dict[str, np.ndarray]:
-        return {"image_truth_prediction": picture(self.whole["validation"], best["slice"])}
+        return {"image_truth_prediction": picture(self.whole["validation"], best["slice"], self.settings.classes[1:])}
 
     def load_exported(self, path: str | Path) -> torch.nn.Module:
         return Settings.read(path).load_model(path)
@@ -237,8 +235,11 @@ class VolumeSegmentation(Task):
             if split.labelled:
                 counts = predictions["counts"][row]
                 for kind, values in zip(KINDS, (dice(counts), iou(counts), predictions["hd95"][row]), strict=True):
-                    line[kind] = {name: mean_of_defined(value[None]) for name, value in zip(names, values[1:], strict=True)}
+                    line[kind] = by_class(values[1:], names)
             yield line
+
+    def judge(self, best: Predictions, split: Split) -> Judgement:
+        return plots.judge(best, self.settings.classes, split.ids, first=1)
 
     def card(self, folder: Path) -> Card:
         table = class_table(read_metrics(folder / "metrics.json"), self.settings.classes)

@@ -188,17 +188,21 @@ class Judgement(NamedTuple):
 
 class Described(NamedTuple):
     """What a data report looks at in the rows of a split, in their order. `contents`: equal for rows of equal content;
-    `similar`: for rows that nearly are; `answers`: what rows of equal content should agree on; `labels`: names by row; `blank`:
-    (rows,) bool; `lengths`: (rows,) in `unit`, of which a model reads `limit`."""
+    `similar`: for rows that nearly are, as `nearly` says, None where that is not looked at; `answers`: what rows of equal
+    content should agree on; `labels`: names by row; `blank`: (rows,) bool; `lengths`: (rows,) in `unit`, of which a model reads
+    `limit`; `sizes`: (rows,) by what is measured; `areas`: class names and (rows, classes) pixels or voxels of each."""
 
     contents: Sequence[Hashable]
-    similar: Sequence[Hashable]
+    similar: Sequence[Hashable] | None
     answers: Sequence[Hashable] | None
     labels: Sequence[tuple[str, ...]] | None
     blank: np.ndarray
     lengths: np.ndarray | None = None
     unit: str = ""
     limit: int | None = None
+    nearly: str = ""
+    sizes: Mapping[str, np.ndarray] = MappingProxyType({})
+    areas: tuple[Sequence[str], np.ndarray] | None = None
 
 
 class Task(ABC):
@@ -229,14 +233,15 @@ class Task(ABC):
     def load(self, launch: Launch, modes: Modes) -> Data:
         """Reads and checks the run's files. No process group exists yet. Raises `InputError` with what is wrong."""
 
-    def describe(self, name: str) -> Described | None:
-        """What a data report looks at in a split that was loaded; None for a task that cannot say."""
+    def describe(self, name: str, closely: bool = False) -> Described | None:
+        """What a data report looks at in a split that was loaded; None for a task that cannot say. `closely`: even if every row
+        must be decoded for it."""
         return None
 
     def describe_files(self, launch: Launch, modes: Modes) -> tuple[dict[str, Described], list[str]]:
         """(`describe` of every split, notes for the reader) in place of a run; a task may need less for it than for one."""
         data = self.load(launch, modes)
-        found = {name: self.describe(name) for name in data.splits}
+        found = {name: self.describe(name, closely=True) for name in data.splits}
         return {name: rows for name, rows in found.items() if rows is not None}, data.notes
 
     @abstractmethod

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from launchers import SCRIPTS
 from pictures import write_folder
+from PIL import Image
 
 from finetune.reports.data import describe_texts, examine
+from finetune.task import Described
 
 TASKS = SCRIPTS.parent / "app"
 spec = importlib.util.spec_from_file_location("data_report_script", SCRIPTS / "data_report.py")
@@ -65,6 +67,31 @@ def test_rows_at_the_limit_are_lost_ones():
     assert tables(report)["Rows"][0]["contradicting"] == "2"  # titles of equal texts
 
 
+def test_classes_of_masks_are_counted_by_area():
+    areas = {"train": [[990, 5, 0], [1000, 0, 0]], "validation": [[500, 0, 500]]}
+    splits = {
+        name: Described([*range(len(rows))], None, None, None, np.zeros(len(rows), bool),
+                        sizes={"width, pixels": np.arange(len(rows)) + 7}, areas=(["ground", "disc", "square"], np.array(rows)))
+        for name, rows in areas.items()
+    }  # fmt: skip
+    report = examine(splits)
+    found = tables(report)
+    assert found["Classes"][1] == {
+        "class": "disc", "train: area": "0.25%", "train: rows": "1", "validation: area": "0.00%", "validation: rows": "0",
+    }  # fmt: skip
+    assert found["Sizes"][0] == {
+        "split": "train", "of": "width, pixels", "smallest": "7", "median": "7.5", "largest": "8", "different": "2",
+    }  # fmt: skip
+    assert "nearly repeated" not in found["Rows"][0]  # nobody has looked
+    assert [finding.found for finding in report.findings] == [
+        "1 of 2 train masks have one class alone, or none that counts",
+        "no train mask has the class square",
+        "no validation mask has the class disc",
+        "1 classes have less than 1% of the training area: disc (0.25%)",
+    ]
+    assert set(report.shown.figures) == {"data_classes"}
+
+
 @pytest.mark.parametrize("ending", ["html", "json"])
 def test_a_command_without_a_model_is_enough(ending, tmp_path, token_cache, capsys):
     rows = [{"text": f"<b>text</b> {number % 20}", "labels": ["a"]} for number in range(30)]
@@ -86,11 +113,13 @@ def test_a_command_without_a_model_is_enough(ending, tmp_path, token_cache, caps
     assert "missing.csv" in capsys.readouterr().err
 
 
-def test_pictures_are_compared_by_their_bytes(tmp_path, token_cache, capsys):
+def test_pictures_are_compared_by_their_bytes_and_pixels(tmp_path, token_cache, capsys):
     write_folder(tmp_path / "train", rows=8)
     write_folder(tmp_path / "valid", rows=4)
+    again = next((tmp_path / "valid").rglob("*.png"))
+    Image.open(again).save(again, compress_level=0)
     files = ["--train_file", str(tmp_path / "train"), "--validation_file", str(tmp_path / "valid")]
     assert script.main([str(TASKS / "image_classify.py"), *files]) == 0
     said = capsys.readouterr().out
-    assert "4 validation row(s) are in the training rows too" in said
+    assert "3 validation row(s) are in the training rows too, 1 more nearly are" in said
     assert re.search(r"^light +4 \(50.0%\)", said, re.MULTILINE)

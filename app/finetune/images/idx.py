@@ -45,7 +45,9 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path}: cannot be read ({in_short(error)}); copy it again") from None
     if len(content) < 4 or content[:2] != b"\0\0":
-        raise InputError(f"{path}: is no idx file: it begins with {content[:4]!r}, expected two zero bytes")
+        raise InputError(
+            f"{path}: is no idx file: it begins with {content[:4]!r}, expected two zero bytes; give MNIST's files as downloaded"
+        )
     if content[2] != UINT8 or content[3] != dimensions:
         raise InputError(
             f"{path}: holds values of type {content[2]} in {content[3]} dimension(s), expected bytes (type {UINT8}) in "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from finetune.images.augmentation import Augmentation, generator_of
 from finetune.images.decoding import ALPHA, DEEP, too_deep
 from finetune.images.examples import Examples, read_examples
 from finetune.images.processing import Processing
-from finetune.images.sources import ArrayImages, EncodedImages, Images, Inspected
+from finetune.images.sources import THREADS, ArrayImages, EncodedImages, Images, Inspected
 from finetune.launching.launch import Launch
 from finetune.models import adapters
 from finetune.models.export import export_model
@@ -35,10 +36,11 @@ MOST_PIXELS = 50_000_000  # of a picture that is sent to a server
 @dataclass(frozen=True)
 class Targets:
     """What the rows of a split are trained or scored on: (rows,) int64 class numbers, or masks as pictures. `content`: a hash
-    of them."""
+    of them; `describe`: fields of `Described` that are known of them."""
 
     values: np.ndarray | Images
     content: str
+    describe: Callable[[], dict[str, Any]] | None = None
 
     @classmethod
     def of_numbers(cls, numbers: np.ndarray) -> Targets:
@@ -85,7 +87,7 @@ class ImageTask(Task):
         adapters.check_quantization(arguments, launch)
         examples = self.read(notes)
         inspected = inspect_all(examples, notes)
-        self.digests = {name: found.digests for name, found in inspected.items()}
+        self.inspected = inspected
         self.processing = self.choose_model(examples, inspected, notes)
         if arguments.image_mode not in ("auto", self.processing.mode):
             raise InputError(f"--image_mode {arguments.image_mode}: the model sees {self.input_words()}; leave it out")
@@ -100,9 +102,19 @@ class ImageTask(Task):
             notes.append(f"--test_file {' '.join(arguments.test_file)} is not read: --do_predict is not given")
         return Data(self.splits, self._fingerprint(), notes)
 
-    def describe(self, name: str) -> Described:
-        digests = self.digests[name]
-        return Described(digests, digests, None, None, np.zeros(len(digests), dtype=bool))
+    def describe(self, name: str, closely: bool = False) -> Described:
+        inspected, split = self.inspected[name], self.splits[name]
+        sizes = {
+            f"{side}, pixels": np.array([getattr(each, side) for each in inspected.headers]) for side in ("width", "height")
+        }
+        found = Described(inspected.digests, None, None, None, np.zeros(len(split), dtype=bool), sizes=sizes)
+        if split.targets is not None and split.targets.describe is not None:
+            found = found._replace(**split.targets.describe())
+        if not closely:
+            return found
+        with ThreadPoolExecutor(THREADS) as pool:
+            pixels = list(pool.map(partial(_pixels, split.images), range(len(split))))
+        return found._replace(similar=pixels, nearly="of equal pixels, in files that are not equal")
 
     def read(self, notes: list[str]) -> dict[str, Examples]:
         """The pictures of the splits that the run needs. Raises `InputError` for all that is missing or wrong, in one list."""
@@ -302,6 +314,12 @@ def inspect_all(examples: dict[str, Examples], notes: list[str]) -> dict[str, In
             if split in inspected and (shared := sum(digest in seen for digest in inspected[split].digests)):
                 notes.append(f"{shared} of {len(examples[split])} {split} pictures are in the training data too")
     return inspected
+
+
+def _pixels(images: Images, row: int) -> str:
+    """A hash of a decoded picture."""
+    picture = images.load(row, "RGB")
+    return fingerprint([repr(picture.size), picture.tobytes()])
 
 
 def check_grey(examples: dict[str, Examples], inspected: dict[str, Inspected]) -> None:

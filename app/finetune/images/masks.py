@@ -61,6 +61,11 @@ class InspectedMasks:
         values = sorted({value for counts in self.counts for value in counts})
         return {value: sum(counts.get(value, 0) for counts in self.counts) for value in values}
 
+    def describe(self, classes: Classes) -> dict[str, Any]:
+        """Fields of `Described`: masks of equal pictures should have equal pixels of each class."""
+        areas = np.array([[counts.get(value, 0) for value in range(len(classes.names))] for counts in self.counts])
+        return {"answers": [tuple(sorted(counts.items())) for counts in self.counts], "areas": (classes.names, areas)}
+
     def class_totals(self, num_classes: int) -> np.ndarray:
         """(classes,) int64: pixels of each class in all masks."""
         return np.array([self.totals.get(value, 0) for value in range(num_classes)])
@@ -218,7 +223,8 @@ def choose_classes(arguments: Any, train: InspectedMasks | None, own: list[str] 
     if train is None and len(classes.names) != len(of_config):
         raise InputError(f"{file}: names {len(classes.names)} classes, but the model has {len(of_config)}")
     if not ignored.isdisjoint(range(len(classes.names))):
-        raise InputError(f"--ignore_index {arguments.ignore_index} is the class {classes.names[arguments.ignore_index]!r}")
+        name = classes.names[arguments.ignore_index]
+        raise InputError(f"--ignore_index {arguments.ignore_index} is the class {name!r}; give a value that no class has")
     return Classes(classes.names, classes.ignored | ignored)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from PIL import Image, ImageDraw
+from PIL import Image
 from torch import nn
 from torch.nn.functional import interpolate, pad
 from transformers import AutoModelForSemanticSegmentation
@@ -23,11 +23,12 @@ from finetune.images.masks import IGNORED
 from finetune.images.processing import Processing, processing_of
 from finetune.output import written
 from finetune.reports.card import markdown_table
+from finetune.reports.figures import with_legend
 
 # The exported model computes in fp32; a run in half precision reported what half precision gave it.
 TOLERANCE = {"no": 1e-3, "bf16": 2e-1, "fp16": 5e-2}
 OVERLAP = 0.25  # of windows
-SHOWN_HEIGHT, LEGEND = 180, 14  # pixels of a picture and of a line of the legend in overlays
+SHOWN_HEIGHT = 180  # pixels of a picture in overlays
 USAGE = """from transformers import pipeline
 segment = pipeline("image-segmentation", model="best")
 segment("picture.png")  # for each class that is there a label and a mask"""
@@ -249,7 +250,8 @@ def overlays(rows: list[tuple[np.ndarray, np.ndarray, np.ndarray]], labels: list
     lines = [np.concatenate([_shown(picture, mask) for mask in (None, truth, found)], axis=1) for picture, truth, found in rows]
     width = max(line.shape[1] for line in lines)
     lines = [np.pad(line, ((0, 2), (0, width - line.shape[1]), (0, 0))) for line in lines]
-    return np.concatenate([*lines, _legend(labels, width)])
+    colours = dict(zip(labels, palette(len(labels)).tolist(), strict=True))
+    return with_legend(np.concatenate(lines), "image, truth, prediction", colours)
 
 
 def _shown(picture: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
@@ -260,18 +262,6 @@ def _shown(picture: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
     mask = np.asarray(Image.fromarray(mask).resize(size, Image.Resampling.NEAREST))
     mixed = shown // 3 + (palette()[mask].astype(np.uint16) * 2 // 3).astype(np.uint8)
     return np.where((mask == IGNORED)[..., None], 0, mixed).astype(np.uint8)
-
-
-def _legend(labels: list[str], width: int) -> np.ndarray:
-    """A name in each class's colour, so many in a line as there is room for."""
-    columns = max(1, width // 110)
-    image = Image.new("RGB", (width, LEGEND * math.ceil(len(labels) / columns)), "white")
-    draw, colours = ImageDraw.Draw(image), palette(len(labels))
-    for number, label in enumerate(labels):
-        left, top = number % columns * 110, number // columns * LEGEND
-        draw.rectangle((left + 2, top + 2, left + 10, top + 11), fill=tuple(colours[number].tolist()), outline="black")
-        draw.text((left + 14, top + 1), label.encode("ascii", "replace").decode()[:15], fill="black")
-    return np.asarray(image)
 
 
 def class_table(metrics: dict[str, Any], labels: list[str]) -> list[str]:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 SHARED, PREDICTED, TRUE = range(3)  # places in the last axis of counts
+MOST_CONFUSED = 32  # classes whose confusions are counted: every row of a file has classes x classes of them
 
 
 def count_classes(
@@ -31,6 +32,21 @@ def count_classes(
         for classes, chosen in ((truth, counted & (predicted == truth)), (predicted, counted), (truth, counted))
     ]
     return torch.stack(found, dim=-1)
+
+
+def count_confusion(
+    predicted: torch.Tensor, truth: torch.Tensor, num_classes: int, ignore_index: int | None = None
+) -> dict[str, torch.Tensor]:
+    """`counts` as `count_classes` gives them and, for at most MOST_CONFUSED classes, `confusion`: (b, classes, classes) int64
+    elements by true and predicted class."""
+    if num_classes > MOST_CONFUSED:
+        return {"counts": count_classes(predicted, truth, num_classes, ignore_index)}
+    counted = torch.ones_like(truth, dtype=torch.bool) if ignore_index is None else truth != ignore_index
+    image = torch.arange(len(truth), device=truth.device).view(-1, *[1] * (truth.dim() - 1)) * num_classes
+    cells = ((image + truth.long()) * num_classes + predicted.long())[counted]
+    confusion = torch.bincount(cells, minlength=len(truth) * num_classes**2).view(len(truth), num_classes, num_classes)
+    counts = torch.stack([confusion.diagonal(dim1=1, dim2=2), confusion.sum(1), confusion.sum(2)], dim=-1)
+    return {"counts": counts, "confusion": confusion}
 
 
 def iou(counts: np.ndarray) -> np.ndarray:
@@ -55,6 +71,11 @@ def mean_of_defined(values: np.ndarray) -> float | None:
     return float(known.mean()) if known.size else None
 
 
+def by_class(values: np.ndarray, names: Sequence[str]) -> dict[str, float | None]:
+    """(classes,) values by name; None where one is undefined."""
+    return {name: mean_of_defined(value[None]) for name, value in zip(names, values, strict=True)}
+
+
 def segmentation_scores(counts: np.ndarray, names: Sequence[str], include_background: bool = True) -> dict[str, float | None]:
     """`mean_iou`, `mean_dice`, `pixel_accuracy`, and `iou_NAME` and `dice_NAME` of each class; None where one is undefined.
 
@@ -69,7 +90,7 @@ def segmentation_scores(counts: np.ndarray, names: Sequence[str], include_backgr
         "pixel_accuracy": mean_of_defined(pixel_accuracy(counts)[None]),
     }
     for metric, values in (("iou", ious), ("dice", dices)):
-        scores |= {f"{metric}_{name}": mean_of_defined(value[None]) for name, value in zip(names[first:], values, strict=True)}
+        scores |= {f"{metric}_{name}": value for name, value in by_class(values, names[first:]).items()}
     return scores
 
 

@@ -42,7 +42,7 @@ def limit_training(model: Any, arguments: Any, new_names: set[str]) -> Any:
         for parameter in frozen:
             parameter.requires_grad_(False)
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise InputError("--freeze: nothing is left to train")
+        raise InputError("--freeze: nothing is left to train; name fewer parts of the model")
     return model
 
 

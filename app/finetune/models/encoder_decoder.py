@@ -84,7 +84,9 @@ def check_decoder(arguments: Any, config: Any) -> None:
 def check_is_encoder_decoder(config: Any, path: str | Path) -> None:
     """Raises `InputError` for a model that is to write titles and has no decoder."""
     if not config.is_encoder_decoder:
-        raise InputError(f"{path}: has no decoder, so it cannot write titles before it is trained to")
+        raise InputError(
+            f"{path}: has no decoder, so it cannot write titles before it is trained to; train first, or name a run's best/"
+        )
 
 
 def encoder_config(config: Any) -> Any:

@@ -59,11 +59,11 @@ def _check_config_file(path: Path) -> None:
     try:
         stated = dict(json.loads(file.read_text(encoding="utf-8")))
     except (ValueError, TypeError, RecursionError) as error:
-        raise InputError(f"{file}: is no model's configuration ({in_one_line(error)})") from None
+        raise InputError(f"{file}: is no model's configuration ({in_one_line(error)}); copy it again from the model") from None
     kind, known = stated.get("model_type"), list(transformers.CONFIG_MAPPING.keys())
     if isinstance(kind, str) and kind not in known and "auto_map" not in stated:
         near = difflib.get_close_matches(kind, known, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = f"; did you mean {near[0]!r}?" if near else "; correct it, or install a newer transformers"
         raise InputError(f"{file}: model_type {kind!r} is unknown to transformers {transformers.__version__}{hint}")
 
 
@@ -92,7 +92,8 @@ def load_model_and_new_names(auto_class: Any, arguments: Any, config: Any) -> tu
         except (ImportError, ValueError) as error:
             if arguments.attn_implementation is None:
                 raise
-            raise InputError(f"--attn_implementation {arguments.attn_implementation}: {in_one_line(error)}") from error
+            problem = f"--attn_implementation {arguments.attn_implementation}: {in_one_line(error)}"
+            raise InputError(f"{problem}; leave it out, or name one that the model has") from error
         body = "" if arguments.from_scratch else f"{model.base_model_prefix}."
         return model, {name for name, _ in model.named_parameters() if not body or not name.startswith(body)}
     check_weights(arguments)
@@ -143,7 +144,7 @@ def _check_fit(name: str, model: Any, loading: dict[str, Any]) -> None:
         if key in own:
             raise InputError(
                 f"model {name}: the weights are not those of its config.json: {key} is {tuple(theirs)} in the file, "
-                f"{tuple(ours)} by the configuration"
+                f"{tuple(ours)} by the configuration; put the config.json that was saved with these weights beside them"
             )
     missing = sorted(own & set(loading["missing_keys"]))
     if missing:

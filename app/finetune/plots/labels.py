@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from finetune.metrics.multilabel import calibration_bins, expected_calibration_error
-from finetune.reports.figures import BLUE, COLORS, GREY, matrix, new_figure
+from finetune.reports.figures import BLUE, COLORS, GREY, NAME, legend_below, matrix, new_figure
 from finetune.task import Section, Shown
 
 if TYPE_CHECKING:
@@ -70,10 +70,10 @@ def _f1(decided: np.ndarray, labels: np.ndarray, names: list[str], shown: np.nda
     both = (decided & (labels > 0)).sum(axis=0)
     total = decided.sum(axis=0) + labels.sum(axis=0)
     scores = 2 * both / np.maximum(total, 1)
-    figure, axes = new_figure("F1 by label, at thresholds that have not seen the row", "F1", height=1.2 + 0.2 * len(shown))
+    figure, axes = new_figure("F1 by label, thresholds from other rows", "F1", height=1.2 + 0.2 * len(shown))
     places = np.arange(len(shown))
     axes.barh(places, scores[shown], color=BLUE)
-    axes.set_yticks(places, [f"{names[label][:40]} ({int(labels[:, label].sum())})" for label in shown])
+    axes.set_yticks(places, [f"{names[label][:NAME]} ({int(labels[:, label].sum())})" for label in shown])
     axes.set_xlim(0, 1)
     axes.invert_yaxis()
     return figure
@@ -84,13 +84,13 @@ def _precision_recall(
 ) -> Figure:
     from sklearn.metrics import precision_recall_curve  # half a second, at the end of a run
 
-    figure, axes = new_figure("Precision and recall; dots: the model's thresholds", "recall", "precision", height=4.4)
+    figure, axes = new_figure("Precision and recall; dots: the model's thresholds", "recall", "precision", height=4.6)
     for color, label in zip(COLORS, shown, strict=False):
         precision, recall, at = precision_recall_curve(labels[:, label], chances[:, label])
-        axes.plot(recall, precision, color=color, linewidth=1.2, label=names[label][:40])
+        axes.plot(recall, precision, color=color, linewidth=1.2, label=names[label][:NAME])
         chosen = min(int(np.searchsorted(at, thresholds[label])), len(at) - 1)
         axes.plot(recall[chosen], precision[chosen], "o", color=color, markersize=5)
-    axes.legend(fontsize=7, frameon=False, loc="lower left")
+    legend_below(figure)
     axes.set_xlim(0, 1.02)
     axes.set_ylim(0, 1.02)
     return figure
@@ -99,7 +99,7 @@ def _precision_recall(
 def _calibration(chances: np.ndarray, labels: np.ndarray) -> Figure:
     """Share of positive labels by predicted probability, over all labels."""
     sizes, mean, share = calibration_bins(chances, labels)
-    title = f"Calibration over all labels; expected calibration error {expected_calibration_error(chances, labels):.4f}"
+    title = f"Calibration, all labels; expected error {expected_calibration_error(chances, labels):.4f}"
     figure, axes = new_figure(title, "predicted probability", "share of positives")
     axes.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle="--")
     axes.plot(mean[sizes > 0], share[sizes > 0], color=BLUE, marker="o", linewidth=1.4)
@@ -112,5 +112,5 @@ def _confusion(decided: np.ndarray, labels: np.ndarray, names: list[str], shown:
     """How often a label is predicted wrongly where another one is missed."""
     missed, wrong = (labels > 0) & ~decided, decided & (labels == 0)
     counts = missed[:, shown].T.astype(int) @ wrong[:, shown].astype(int)
-    title = "Label missed (rows) while another was predicted wrongly (columns)"
+    title = "Missed labels (rows), predicted instead (columns)"
     return matrix(title, counts, [names[label] for label in shown])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from finetune.metrics.rouge import ROUGE_METRICS, lead_baseline, lead_length, row_scores
-from finetune.reports.figures import BLUE, GREY, ORANGE, new_figure
+from finetune.reports.figures import BLUE, GREY, ORANGE, legend_below, new_figure
 from finetune.task import Judgement, Section, Shown
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def figures(found: np.ndarray, references: np.ndarray, scores: np.ndarray, docum
     figure, axes = new_figure("Length of titles", "tokens", "titles")
     edges = np.arange(0, max(int(found.max()), int(references.max())) + 2) - 0.5
     axes.hist([references, found], edges, color=[GREY, BLUE], label=["references", "generated"])
-    axes.legend(fontsize=8, frameon=False)
+    legend_below(figure)
     by_length, axes = new_figure("ROUGE-L by document length", "tokens of the document (median of an eighth)", "mean ROUGE-L")
     parts = [part for part in np.array_split(np.argsort(documents, kind="stable"), BINS) if len(part)]
     middle, mean = [np.median(documents[part]) for part in parts], [scores[part].mean() for part in parts]

@@ -1,4 +1,5 @@
-"""A report on data: repeated rows, leaks between splits, contradicting labels, label counts, lengths; each with advice."""
+"""A report on data: repeated rows, leaks between splits, contradicting labels, label counts, lengths, sizes, classes of masks;
+each with advice."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from finetune.reports.figures import BLUE, COLORS, matrix, new_figure
+from finetune.reports import regions
+from finetune.reports.figures import BLUE, COLORS, NAME, legend_below, matrix, new_figure
+from finetune.reports.regions import Finding
 from finetune.task import Described, Section, Shown
 
 if TYPE_CHECKING:
@@ -23,13 +26,6 @@ FEW_ROWS = 10  # of a label
 MUCH_CUT = 0.05
 MOST_LABELS_OF_A_ROW = 50  # whose pairs are counted
 MOST_ROWS = 200_000  # in the report of a run, whose end must not wait for minutes
-
-
-class Finding(NamedTuple):
-    """What was found, and what to do about it."""
-
-    found: str
-    advice: str
 
 
 class DataReport(NamedTuple):
@@ -57,7 +53,8 @@ def describe_texts(
     lengths, limit = (np.array(words), None) if tokens is None else tokens
     unit = "words" if tokens is None else "tokens"
     answers = [tuple(sorted(each)) for each in labels] if labels is not None else titles
-    return Described(contents, similar, answers, labels, np.array(blank, dtype=bool), lengths, unit, limit)
+    nearly = "equal but for case, spaces and punctuation"
+    return Described(contents, similar, answers, labels, np.array(blank, dtype=bool), lengths, unit, limit, nearly)
 
 
 def examine(splits: Mapping[str, Described]) -> DataReport:
@@ -69,12 +66,22 @@ def examine(splits: Mapping[str, Described]) -> DataReport:
         table.append([name, *counts])
         findings += found
     header = ["split", "rows", "repeated", "nearly repeated", "contradicting", "in training", "nearly in training", "empty"]
-    sections = [Section("Rows", "Nearly: equal but for case, spaces and punctuation.", header, table)]
+    nearly = next(iter(splits.values())).nearly
+    shown = [place for place, name in enumerate(header) if nearly or not name.startswith("nearly")]
+    cells = [[row[place] for place in shown] for row in table]
+    sections = [Section("Rows", f"Nearly: {nearly}." if nearly else "", [header[place] for place in shown], cells)]
     figures: dict[str, Figure] = {}
     measured = {name: rows for name, rows in splits.items() if rows.lengths is not None and len(rows.lengths)}
     if measured:
         sections.append(_length_table(measured))
         figures["data_lengths"] = _length_figure(measured)
+    if any(rows.sizes for rows in splits.values()):
+        sections.append(regions.size_table(splits))
+    areas = {name: rows.areas for name, rows in splits.items() if rows.areas is not None}
+    if areas:
+        findings += regions.findings(areas)
+        sections.append(regions.class_table(areas))
+        figures["data_classes"] = regions.class_figure(areas)
     labelled = {name: rows.labels for name, rows in splits.items() if rows.labels is not None}
     if any(map(len, labelled.values())):
         counts = {name: Counter(chain.from_iterable(labels)) for name, labels in labelled.items()}
@@ -95,20 +102,20 @@ def _examine_split(name: str, rows: Described, train: Described | None) -> tuple
     """(cells of the table, findings)."""
     number = len(rows.contents)
     repeated = number - len(set(rows.contents))
-    nearly = number - len(set(rows.similar)) - repeated
+    nearly = 0 if rows.similar is None else number - len(set(rows.similar)) - repeated
     against = _contradicting(rows)
     leaked, close = (0, 0) if train is None or rows is train else _shared(rows, train)
     empty = int(rows.blank.sum())
     found = []
     if repeated or nearly:
-        what = f"{repeated} {name} row(s) repeat another one, {nearly} more nearly do"
+        what = f"{repeated} {name} row(s) repeat another one" + (f", {nearly} more nearly do" if rows.nearly else "")
         found.append(Finding(what, "Leave repetitions out: they weigh several times in the loss and in metrics."))
     if against:
         places = "; ".join(f"rows {first} and {second}" for first, second in against[:MOST_NAMED])
         what = f"{len(against)} {name} row(s) contradict an equal one ({places} of those read, from 0)"
         found.append(Finding(what, "Correct them: no model can be right about both."))
     if leaked or close:
-        what = f"{leaked} {name} row(s) are in the training rows too, {close} more nearly are"
+        what = f"{leaked} {name} row(s) are in the training rows too" + (f", {close} more nearly are" if rows.nearly else "")
         found.append(Finding(what, "Take them out of training: scores on rows that were trained on promise too much."))
     if empty:
         found.append(Finding(f"{empty} {name} row(s) are empty", "Fill them or leave them out."))
@@ -131,8 +138,11 @@ def _contradicting(rows: Described) -> list[tuple[int, int]]:
 
 def _shared(rows: Described, train: Described) -> tuple[int, int]:
     """(rows that training has too, further rows that it nearly has)."""
-    exact, near = set(train.contents), set(train.similar)
+    exact = set(train.contents)
     leaked = sum(content in exact for content in rows.contents)
+    if rows.similar is None or train.similar is None:
+        return leaked, 0
+    near = set(train.similar)
     return leaked, sum(similar in near for similar in rows.similar) - leaked
 
 
@@ -152,7 +162,7 @@ def _length_figure(splits: dict[str, Described]) -> Figure:
     for color, (name, rows) in zip(COLORS, splits.items(), strict=False):
         share = np.full(len(rows.lengths), 1 / len(rows.lengths))
         axes.hist(rows.lengths, np.linspace(0, most + 1, 40), weights=share, histtype="step", color=color, label=name)
-    axes.legend(fontsize=8, frameon=False)
+    legend_below(figure)
     return figure
 
 
@@ -213,7 +223,7 @@ def _label_figures(counts: dict[str, Counter[str]], pairs: Counter[tuple[str, st
     often = [label for label, _ in first.most_common(MOST_LABELS)]
     figure, axes = new_figure(f"Rows by label ({name})", "rows", height=1.2 + 0.2 * len(often))
     axes.barh(range(len(often)), [first[label] for label in often], color=BLUE)
-    axes.set_yticks(range(len(often)), [label[:40] for label in often])
+    axes.set_yticks(range(len(often)), [label[:NAME] for label in often])
     axes.invert_yaxis()
     if not pairs:
         return {"data_labels": figure}

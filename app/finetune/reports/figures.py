@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from PIL import Image, ImageDraw, ImageFont
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BLUE, ORANGE, GREEN, GREY = "#2563eb", "#ea580c", "#16a34a", "#94a3b8"
 COLORS = (BLUE, ORANGE, GREEN, "#9333ea", "#dc2626", "#0891b2", "#ca8a04", "#db2777", "#475569")
-DPI = 120
+WIDTH, DPI = 5.2, 150  # inches: small, for letters that can be read on a phone
+NAME = 28  # characters of a name beside an axis
+LETTERS, LINE = 16, 22  # pixels, of what is written beside pictures
 
 
 def new_figure(title: str, x: str = "", y: str = "", *, height: float = 3.6) -> tuple[Figure, Any]:
-    """(a figure 6.4 inches wide, its axes)."""
+    """(a figure, its axes)."""
     from matplotlib.figure import Figure  # not pyplot: that one keeps figures and looks for a display
 
-    figure = Figure(figsize=(6.4, height), layout="constrained")
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
     axes = figure.add_subplot()
     axes.set_title(title, fontsize=11, loc="left")
     axes.set_xlabel(x, fontsize=9)
@@ -30,6 +34,13 @@ def new_figure(title: str, x: str = "", y: str = "", *, height: float = 3.6) -> 
     return figure, axes
 
 
+def legend_below(figure: Figure) -> None:
+    """Names the lines of a figure where they hide none of it."""
+    axes = figure.axes[0]
+    names = axes.get_legend_handles_labels()[1]
+    figure.legend(loc="outside lower center", ncols=2 if max(map(len, names)) > 12 else 3, fontsize=8, frameon=False)
+
+
 def matrix(
     title: str, counts: np.ndarray, names: list[str], *, x: str = "", y: str = "", shares: np.ndarray | None = None
 ) -> Figure:
@@ -38,8 +49,9 @@ def matrix(
     figure, axes = new_figure(title, x, y, height=2.4 + 0.2 * len(names))
     axes.grid(False)
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
-    ticks = [name[:24] for name in names]
-    axes.set_xticks(range(len(names)), ticks, rotation=60, ha="right")
+    ticks = [name[:NAME] for name in names]
+    turned = {"rotation": 60, "ha": "right"} if max(map(len, ticks), default=0) > 3 else {}
+    axes.set_xticks(range(len(names)), ticks, **turned)
     axes.set_yticks(range(len(names)), ticks)
     for row, column in zip(*np.nonzero(counts), strict=True):
         color = "white" if shares[row, column] > 0.5 else "black"
@@ -56,6 +68,26 @@ def as_picture(figure: Figure) -> np.ndarray:
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     return np.asarray(canvas.buffer_rgba())[..., :3].copy()
+
+
+def with_legend(picture: np.ndarray, text: str, colours: Mapping[str, Sequence[int]]) -> np.ndarray:
+    """A picture, (height, width, 3) uint8, under what it shows and above the names of its colours, many in a line."""
+    font, width = ImageFont.load_default(LETTERS), picture.shape[1]
+    room = max([font.getlength(_plain(name)) for name in colours], default=0) + 2 * LINE
+    columns = max(1, int(width // room))
+    below = Image.new("RGB", (width, LINE * -(-len(colours) // columns)), "white")
+    draw = ImageDraw.Draw(below)
+    for number, (name, colour) in enumerate(colours.items()):
+        left, top = int(number % columns * room), number // columns * LINE
+        draw.rectangle((left + 3, top + 4, left + LINE - 5, top + LINE - 4), fill=tuple(map(int, colour)), outline="black")
+        draw.text((left + LINE, top + 1), _plain(name), fill="black", font=font)
+    above = Image.new("RGB", (width, LINE), "white")
+    ImageDraw.Draw(above).text((3, 1), text, fill="black", font=font)
+    return np.concatenate([np.asarray(above), picture, np.asarray(below)])
+
+
+def _plain(name: str) -> str:
+    return name.encode("ascii", "replace").decode()[:NAME]
 
 
 def curves(history: list[dict[str, Any]], shown_metrics: tuple[str, ...]) -> dict[str, Figure]:
@@ -78,14 +110,15 @@ def curves(history: list[dict[str, Any]], shown_metrics: tuple[str, ...]) -> dic
         points = {label: each for label, each in points.items() if each}
         if max(map(len, points.values()), default=0) < 2:
             continue
-        figure, axes = new_figure(title, "optimizer step", height=3.0)
+        figure, axes = new_figure(title, "optimizer step", height=2.8)
+        axes.locator_params("x", integer=True, nbins=7)
         for color, (label, each) in zip(COLORS, points.items(), strict=False):
             marker = "o" if len(each) < 30 else None
             axes.plot(*zip(*each, strict=True), color=color, label=label, linewidth=1.4, marker=marker, markersize=3)
         if any(points):
-            axes.legend(fontsize=8, frameon=False)
+            legend_below(figure)
         if name in ("curve_speed", "curve_memory"):
-            axes.set_ylim(bottom=0)
+            axes.set_ylim(0, axes.get_ylim()[1] * 1.05)
         found[name] = figure
     return found
 

@@ -25,7 +25,7 @@ from finetune.output.files import naming, write_json
 from finetune.output.progress import Phase
 from finetune.output.run_folder import PICTURES, TRACKERS, check_present, read_metrics
 
-HISTORY, SPEED, TENSORBOARD = "history.jsonl", "speed.jsonl", "tensorboard"
+HISTORY, SPEED, TENSORBOARD, DVCLIVE = "history.jsonl", "speed.jsonl", "tensorboard", "dvclive"
 # Where services look for it themselves.
 PROJECT_VARIABLES = ("WANDB_PROJECT", "MLFLOW_EXPERIMENT_NAME", "COMET_PROJECT_NAME")
 # How Accelerate's trackers go on with a run: where its id is in theirs, the setting that takes it, and further settings.
@@ -38,7 +38,8 @@ CONTINUED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "swanlab": ("id", "id", {"resume": "allow"}),
     "trackio": ("name", "name", {"resume": "allow"}),
 }
-NAMED = {"wandb": "name", "mlflow": "run_name"}  # the setting for --run_name
+# The setting for --run_name.
+NAMED = {"wandb": "name", "mlflow": "run_name", "clearml": "task_name", "swanlab": "experiment_name", "trackio": "name"}
 
 
 class Tracker:
@@ -52,6 +53,9 @@ class Tracker:
             return
         self.path, self.speed_path = output_dir / HISTORY, output_dir / SPEED
         written.add(output_dir, self.path, self.speed_path)
+        # What trackers were given before the run was resumed from an earlier step: most would keep it twice.
+        paths = (self.path, self.speed_path) if self.first_step else ()
+        self.given = {(event["step"], key) for path in paths for event in _events(path) for key in event}
         with naming(self.path):
             _keep_until(self.path, self.first_step)
             self.history = self.path.open("a", encoding="utf-8")
@@ -65,7 +69,9 @@ class Tracker:
         if not self.accelerator.log_with:
             return
         plain = {key: value if isinstance(value, int | float | str | bool) else str(value) for key, value in arguments.items()}
-        kwargs = {tracker: {name: run_name} for tracker, name in NAMED.items() if run_name}
+        # Runs in one working directory would overwrite each other's folder "dvclive".
+        kwargs: dict[str, dict[str, Any]] = {DVCLIVE: {"dir": str(self.folder / DVCLIVE), "resume": self.first_step > 0}}
+        kwargs |= {tracker: {name: run_name} for tracker, name in NAMED.items() if run_name}
         board: dict[str, Any] = {}
         if self.is_main:
             if self.first_step:
@@ -95,9 +101,14 @@ class Tracker:
             with naming(self.speed_path):
                 self.speed.write(json.dumps({"step": event["step"], **speed}) + "\n")
                 self.speed.flush()
-        metrics = {key: value for key, value in event.items() if isinstance(value, int | float) and key != "step"}
+        metrics = {key: value for key, value in event.items() if isinstance(value, int | float) and key != "step"} | (
+            speed or {}
+        )
+        new = {key: value for key, value in metrics.items() if (event["step"], key) not in self.given}
         with naming(self.folder / TENSORBOARD):
-            self.accelerator.log({**metrics, **(speed or {})}, step=event["step"])
+            for tracker in self.accelerator.trackers:
+                if values := metrics if tracker.name == TENSORBOARD else new:
+                    tracker.log(values, step=event["step"])
         if shown:
             known = {key: event[key] for key in shown if event.get(key) is not None}
             shown_metrics = ", ".join(f"{key} {value:.4f}" for key, value in known.items())
@@ -180,17 +191,21 @@ def read_history(output_dir: Path, name: str = HISTORY) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
+def _events(path: Path) -> list[dict[str, Any]]:
+    """Those of a file that may not be there, without a last line that a crash cut short."""
+    found: list[dict[str, Any]] = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        try:
+            found.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return found
+
+
 def _keep_until(path: Path, step: int) -> None:
     """Drops the events after `step`, and a last line that a crash cut short: the run that goes on writes them again."""
     if not path.exists():
         return
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        try:
-            event = json.loads(line)
-        except json.JSONDecodeError:
-            break
-        if event["step"] > step or step == 0:
-            break
-        kept.append(line.rstrip("\n") + "\n")
-    path.write_text("".join(kept), encoding="utf-8")
+    lines = path.read_text(encoding="utf-8").splitlines()
+    kept = [line + "\n" for line, event in zip(lines, _events(path), strict=False) if event["step"] <= step]
+    path.write_text("".join(kept) if step else "", encoding="utf-8")

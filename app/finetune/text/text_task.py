@@ -97,9 +97,7 @@ class TextTask(Task):
         arguments, notes = self.arguments, []
         self.launch, self.modes = launch, modes
         adapters.check_quantization(arguments, launch)
-        columns = self.target_columns()
-        self.buffers = Buffers(arguments, (arguments.text_column, *columns)) if arguments.streaming and modes.train else None
-        tables, targets = read_tables(arguments, modes, columns, self.read_targets, notes, self.buffers)
+        tables, targets = self._read(modes, notes)
         self.config = self.load_model_config(targets, notes)
         train = tables.get("train")
         columns = self.vocabulary_columns(train) if train is not None and arguments.tokenizer_type == "train" else []
@@ -143,7 +141,7 @@ class TextTask(Task):
             notes.append(f"--test_file {' '.join(arguments.test_file)} is not read: --do_predict is not given")
         return Data(self.splits, self._fingerprint(tokenizer), notes, self.padding_free)
 
-    def describe(self, name: str) -> Described:
+    def describe(self, name: str, closely: bool = False) -> Described:
         split, labels = self.splits[name], None
         if isinstance(split.targets, Ragged):
             labels = [tuple(self.labels[number] for number in split.targets[row]) for row in range(len(split))]
@@ -155,13 +153,18 @@ class TextTask(Task):
         arguments, notes, found = self.arguments, [], {}
         if arguments.model_name_or_path or arguments.tokenizer_name or arguments.tokenizer_type == "train":
             return super().describe_files(launch, modes)
-        columns = self.target_columns()
-        self.buffers = Buffers(arguments, (arguments.text_column, *columns)) if arguments.streaming and modes.train else None
-        tables, targets = read_tables(arguments, modes, columns, self.read_targets, notes, self.buffers)
+        tables, targets = self._read(modes, notes)
         for name, table in tables.items():
             labels, titles = getattr(targets[name], "rows", None), self.titles_of(table)
             found[name] = describe_texts(table.columns[arguments.text_column], titles and list(titles), labels)
         return found, notes
+
+    def _read(self, modes: Modes, notes: list[str]) -> tuple[dict[str, Table], dict[str, Any]]:
+        """Rows and targets, by split (`read_tables`)."""
+        arguments, columns = self.arguments, self.target_columns()
+        streamed = arguments.streaming and modes.train
+        self.buffers = Buffers(arguments, (arguments.text_column, *columns)) if streamed else None
+        return read_tables(arguments, modes, columns, self.read_targets, notes, self.buffers)
 
     def buffer_split(self, table: Table) -> TextSplit:
         """The rows of a later buffer, ready to be batched. Raises `InputError` for what is wrong with them."""

@@ -17,6 +17,7 @@ import torch
 from finetune.models.mask_bits import pack, packed_bytes, unpack
 from finetune.output import written
 from finetune.reading.fingerprint import fingerprint
+from finetune.reports.figures import with_legend
 from finetune.task import Batch
 from finetune.volumes.nifti import IGNORED, write_like
 from finetune.volumes.patches import cut
@@ -110,11 +111,11 @@ def write_masks(split: WholeVolumes, packed: np.ndarray, folder: Path, output_di
         yield path.relative_to(output_dir).as_posix(), mask
 
 
-def picture(split: WholeVolumes, slices: np.ndarray) -> np.ndarray:
+def picture(split: WholeVolumes, slices: np.ndarray, names: Sequence[str]) -> np.ndarray:
     """(height, width, 3) uint8: image, truth and prediction side by side, a line for each of the first volumes. The patient's
     left is on the right, the front on top.
 
-    `slices`: (rows, x, y) uint8, the predicted slice of each row.
+    `slices`: (rows, x, y) uint8, the predicted slice of each row; `names`: of classes 1, 2, ...
     """
     lines = []
     for row in range(min(len(slices), MOST_PICTURED)):
@@ -124,7 +125,9 @@ def picture(split: WholeVolumes, slices: np.ndarray) -> np.ndarray:
         shown = [grey, *(_painted(grey, mask) for mask in (truth, slices[row]))]
         lines.append(np.concatenate([_upright(part) for part in shown], axis=1))
     enlarged = max(1, WIDTH // split.slice_size[0])
-    return np.concatenate(lines).repeat(enlarged, axis=0).repeat(enlarged, axis=1)
+    shown = np.concatenate(lines).repeat(enlarged, axis=0).repeat(enlarged, axis=1)
+    colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
+    return with_legend(shown, "image, truth, prediction", colours)
 
 
 def _grey(volume: Prepared, height: int) -> np.ndarray:

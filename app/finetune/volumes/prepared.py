@@ -37,6 +37,7 @@ class Prepared:
     folder: Path
     file: VolumeFile
     content: str  # a hash of the files
+    files: tuple[str, ...] = ()  # a hash of each: the image, then the label
 
     @cached_property
     def facts(self) -> dict:
@@ -77,9 +78,10 @@ def prepare(volumes: Volumes, spacing: tuple[float, ...], ignore_index: int | No
 
 def _prepare(file: VolumeFile, spacing: tuple[float, ...], ignore_index: int | None) -> Prepared:
     paths = [file.image, *([file.label] if file.label is not None else [])]
-    contents = [_content(path) for path in paths]
+    contents = tuple(_content(path) for path in paths)
     key = fingerprint([FORM, *contents, *map(repr, spacing), repr(ignore_index)])[:40]
-    return Prepared(kept("volumes", key, partial(_store, file, spacing, ignore_index)), file, fingerprint(contents))
+    folder = kept("volumes", key, partial(_store, file, spacing, ignore_index))
+    return Prepared(folder, file, fingerprint(contents), contents)
 
 
 def _content(path: Path) -> str:

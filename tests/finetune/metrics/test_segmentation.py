@@ -3,10 +3,18 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import accuracy_score, f1_score, jaccard_score
+from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, jaccard_score
 
 from finetune.metrics.image_metrics import SegmentationMetric
-from finetune.metrics.segmentation import count_classes, dice, iou, mean_of_defined, pixel_accuracy, segmentation_scores
+from finetune.metrics.segmentation import (
+    count_classes,
+    count_confusion,
+    dice,
+    iou,
+    mean_of_defined,
+    pixel_accuracy,
+    segmentation_scores,
+)
 
 NAMES = ["background", "road", "sky", "bus"]
 
@@ -36,6 +44,19 @@ def test_scores_equal_scikit_learns_over_all_elements(space):
         assert [scores[f"{metric}_{name}"] for name in NAMES] == pytest.approx([*expected, None])
         assert scores[f"mean_{metric}"] == pytest.approx(expected.mean())
     assert scores["pixel_accuracy"] == pytest.approx(accuracy_score(*flat))
+
+
+def test_confusions_are_scikit_learns_and_give_the_counts():
+    predicted, truth = masks()
+    truth[0, 0] = 255
+    tensors = torch.as_tensor(predicted), torch.as_tensor(truth)
+    found = count_confusion(*tensors, 4, ignore_index=255)
+    assert torch.equal(found["counts"], count_classes(*tensors, 4, ignore_index=255))
+    for row in range(4):
+        counted = truth[row] != 255
+        expected = confusion_matrix(truth[row][counted], predicted[row][counted], labels=range(4))
+        assert np.array_equal(found["confusion"][row].numpy(), expected)
+    assert set(count_confusion(*tensors, 300, ignore_index=255)) == {"counts"}  # too many classes
 
 
 def test_each_image_has_its_own_counts():

@@ -1,8 +1,10 @@
 import numpy as np
 import pytest
+import torch
 from sklearn.metrics import accuracy_score, f1_score
 
-from finetune.plots import classes, labels, titles
+from finetune.metrics.segmentation import count_confusion, dice
+from finetune.plots import classes, labels, masks, titles
 from finetune.reports.figures import as_picture
 
 
@@ -65,3 +67,25 @@ def test_a_confusion_matrix_shows_the_classes_with_most_errors(number):
     shown = [tick.get_text() for tick in figure.axes[0].get_yticklabels()]
     assert len(shown) == min(number, classes.MOST_CLASSES)
     assert {"c0", f"c{number - 1}"} <= set(shown)
+
+
+def test_masks_have_scores_of_rows_figures_and_their_worst_rows():
+    rng = np.random.default_rng(0)
+    truth = rng.integers(0, 3, (6, 4, 5))
+    found = np.where(rng.random(truth.shape) < 0.2, 0, truth)
+    truth[5] = found[5] = 0  # no class that has metrics
+    counted = count_confusion(torch.as_tensor(found), torch.as_tensor(truth), 3)
+    predictions = {"loss": np.arange(6.0), **{name: counts.numpy() for name, counts in counted.items()}}
+    judged = masks.judge(predictions, ["background", "a", "b"], list("uvwxyz"), first=1)
+    assert set(judged.row_scores) == {"loss", "iou_of_rows", "dice_of_rows"}
+    assert judged.row_scores["dice_of_rows"][0] == pytest.approx(dice(predictions["counts"][0])[1:].mean())
+    assert judged.row_scores["dice_of_rows"][5] == 1
+    shown = judged.show()
+    assert set(shown.figures) == {"class_dice", "class_confusion"}
+    for figure in shown.figures.values():
+        assert as_picture(figure).ndim == 3
+    (section,) = shown.sections
+    assert [row[0] for row in section.rows] == list("zyxwvu")
+    assert (section.rows[0][-1], section.rows[1][-1][0]) == ("-", "b")
+    del predictions["confusion"]  # too many classes
+    assert set(masks.judge(predictions, ["background", "a", "b"], list("uvwxyz")).show().figures) == {"class_dice"}

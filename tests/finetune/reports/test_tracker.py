@@ -17,10 +17,8 @@ class Accelerator(SimpleNamespace):
     """As much of it as the tracker uses; remembers what trackers get."""
 
     def __init__(self, is_main=True, log_with=()):
-        super().__init__(is_main_process=is_main, log_with=list(log_with), logged=[], started=[], trackers=[])
-
-    def log(self, figures, step):
-        self.logged.append((step, figures))
+        super().__init__(is_main_process=is_main, log_with=list(log_with), logged=[], started=[])
+        self.trackers = [SimpleNamespace(name="mlflow", log=lambda metrics, step: self.logged.append((step, metrics)))]
 
     def init_trackers(self, name, config, init_kwargs):
         self.started.append((name, config, init_kwargs))
@@ -162,7 +160,9 @@ def test_a_resumed_run_goes_on_with_the_same_run_of_a_service(tmp_path):
     ids = [accelerator.trackers[0].tracker.info.run_id for accelerator in (first, resumed, again)]
     assert ids == ["new 1", "new 1", "new 3"]
     assert [accelerator.started[0][1] for accelerator in (first, resumed, again)] == [{"seed": 1}, None, {"seed": 1}]
-    assert resumed.started[0][2] == {"wandb": {"name": "mine"}, "mlflow": {"run_name": "mine", "run_id": "new 1"}}
+    assert resumed.started[0][2]["mlflow"] == {"run_name": "mine", "run_id": "new 1"}
+    assert resumed.started[0][2]["wandb"] == {"name": "mine"}
+    assert resumed.started[0][2]["dvclive"] == {"dir": str(tmp_path / "dvclive"), "resume": True}
     assert set(CONTINUED) <= set(TRACKERS)
 
 
@@ -177,6 +177,21 @@ def test_tensorboard_shows_no_step_twice_after_an_earlier_checkpoint(tmp_path):
         accelerator.end_training()
     shown = EventAccumulator(str(tmp_path / "tensorboard")).Reload().Scalars("loss")
     assert [(event.step, event.value) for event in shown] == [(2, 2.0), (4, 6.0), (6, 8.0)]
+
+
+def test_trackers_get_no_value_twice_after_an_earlier_checkpoint(tmp_path):
+    tracker = Tracker(Accelerator(), tmp_path, 10, 0, False)
+    tracker.log(event(2))
+    tracker.log(event(4), speed={"samples_per_second": 3.0})  # and then the run is killed, before it evaluates
+    tracker.close()
+    accelerator = Accelerator()
+    tracker = Tracker(accelerator, tmp_path, 10, 2, True)
+    tracker.log(event(4), speed={"samples_per_second": 3.5})
+    tracker.log({"step": 4, "epoch": 0.4, "eval_loss": 0.5})
+    tracker.log(event(6))
+    tracker.close()
+    assert accelerator.logged == [(4, {"eval_loss": 0.5}), (6, {"epoch": 0.6, "loss": 1 / 6})]
+    assert [each["step"] for each in read_history(tmp_path)] == [2, 4, 4, 6]
 
 
 def test_trackers_are_those_of_accelerate():
