@@ -21,13 +21,11 @@ TASKS = {
     "classify": "MultiLabelClassification", "titlegen": "TitleGeneration", "image_classify": "ImageClassification",
     "segment": "Segmentation", "segment3d": "VolumeSegmentation",
 }  # fmt: skip
+TRAINING, PREDICTION = {"do_train": True, "do_eval": False}, {"do_predict": True}
 
 
 class Finished(Exception):  # noqa: N818 - no error
     """Leaves the application with a result once the measured part is over."""
-
-    def __init__(self, result: Any) -> None:
-        self.result = result
 
 
 def begin() -> None:
@@ -56,59 +54,42 @@ def make_task(script: str, options: Options) -> Any:
     return getattr(module, TASKS[script])(parse(module.Arguments, argv=argv))
 
 
-# Whole commands ----------------------------------------------------------------------------------------------------------
-
-
-def train(script: str, options: Options, observe: Callable[[Any, Callable[[], dict]], Any]) -> Any:
-    """Runs app/SCRIPT.py until it is ready to train; returns `observe`(training, train). `training` is the engine's, with
-    model, task and steps; `train` trains and returns the train_* metrics."""
+def train(script: str, options: Options, measure: Callable[..., Any]) -> Any:
+    """Runs app/SCRIPT.py until it is ready to train; returns `measure`(train, run, training, state): `train` does its training,
+    the others are what the engine's `fit` is given."""
     from finetune.training import loop
 
-    loop.fit = partial(_observe_training, observe, loop.fit)
-    return _run(script, options | {"do_train": True, "do_eval": False})
+    return _run_until(loop, "fit", make_task(script, options | TRAINING), measure)
 
 
-def predict(script: str, options: Options, observe: Callable[[Any, Any, Any, Callable], Any]) -> Any:
-    """Runs app/SCRIPT.py until it is ready to predict; returns `observe`(model, task, split, predict), where `predict` returns
-    the lines of predictions.jsonl."""
+def predict(script: str, options: Options, measure: Callable[..., Any]) -> Any:
+    """Runs app/SCRIPT.py until it is ready to predict; returns `measure`(predict, run, model, task, rows): `predict` does that,
+    the others are what the engine's `predict` is given."""
     from finetune import application
 
-    application.predict = partial(_observe_prediction, observe, application.predict)
-    return _run(script, options | {"do_predict": True})
+    return _run_until(application, "predict", make_task(script, options | PREDICTION), measure)
 
 
-def _run(script: str, options: Options) -> Any:
+def _run_until(module: Any, name: str, task: Any, measure: Callable[..., Any]) -> Any:
     from finetune.application import run_task
 
-    task = make_task(script, options)
+    setattr(module, name, partial(_leave, measure, getattr(module, name)))
     try:
         run_task(task, task.arguments)
     except Finished as finished:
-        return finished.result
-    raise RuntimeError(f"app/{script}.py ended before the measured part")
+        return finished.args[0]
+    raise RuntimeError(f"{task.name} ended before the measured part")
 
 
-def _observe_training(observe: Callable, fit: Callable, run: Any, training: Any, state: Any) -> NoReturn:
-    raise Finished(observe(training, partial(fit, run, training, state)))
+def _leave(measure: Callable[..., Any], work: Callable[..., Any], *given: Any, **_: Any) -> NoReturn:
+    raise Finished(measure(partial(work, *given), *given))
 
 
-def _observe_prediction(observe: Callable, predict: Callable, run: Any, model: Any, task: Any, rows: Any, **_: Any) -> NoReturn:
-    raise Finished(observe(model, task, rows.split, partial(_lines, predict, run, model, task, rows)))
-
-
-def _lines(predict: Callable, run: Any, model: Any, task: Any, rows: Any) -> list[dict[str, Any]]:
-    predictions, _ = predict(run, model, task, rows)
-    return list(task.prediction_lines(predictions, rows.split))
-
-
-# Parts of a command ------------------------------------------------------------------------------------------------------
-
-
-def load(script: str, options: Options, predict: bool = False) -> tuple[Any, Any]:
+def load(script: str, options: Options) -> tuple[Any, Any]:
     """(the task, its data): the files of a run read, checked and tokenized."""
     from finetune.launching.launch import describe_launch
 
-    task = make_task(script, options | ({"do_predict": True} if predict else {"do_train": True, "do_eval": False}))
+    task = make_task(script, options)
     return task, task.load(describe_launch(task.arguments), task.arguments.modes)
 
 
@@ -134,7 +115,7 @@ def prepare(script: str, options: Options) -> Prepared:
     from finetune.plan import make_plan
     from finetune.training_setup import train_steps
 
-    task, data = load(script, options)
+    task, data = load(script, options | TRAINING)
     plan = make_plan(task.arguments, data.splits["train"], task.launch)
     return Prepared(task, plan, train_steps(task.arguments, data, plan, task.launch.rank))
 

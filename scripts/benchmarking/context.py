@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarking.data import Source, draw_rows, source_of
-from benchmarking.processes import WAIT_POLICY, Turns, run_group
+from benchmarking.processes import REPOSITORY, UNTIL_DONE, WAIT_POLICY, Turns, run_group
+from benchmarking.ratios import Run, compare
 from benchmarking.report import Row
 from benchmarking.sizes import CPU, CUDA, QUICK
 
-SCRIPT = Path(__file__).resolve().parents[1] / "bench.py"
+SCRIPT = REPOSITORY / "scripts" / "bench.py"
 STEPS_PER_TURN = {"cpu": 1, "cuda": 10}
 
 
@@ -43,10 +44,6 @@ class Bench:
     def size(self, name: str) -> dict[str, Any]:
         return (QUICK if self.options.quick else {"cpu": CPU, "cuda": CUDA}[self.kind])[name]
 
-    def turns(self, size: dict[str, Any], least: int) -> Turns:
-        """As long as the options or else the section want."""
-        return Turns(size["seconds"] if self.options.seconds is None else self.options.seconds, least)
-
     def source(self, kind: str) -> Source:
         return source_of(kind, self.options.data, self.folder)
 
@@ -74,7 +71,7 @@ class Bench:
         return found
 
     def run(
-        self, jobs: list[str], settings: dict[str, Any], turns: Turns | None = None, processes: int = 1
+        self, jobs: list[str], settings: dict[str, Any], turns: Turns = UNTIL_DONE, processes: int = 1
     ) -> list[dict[str, Any]]:
         """Results of contenders, MODULE.NAME of benchmarking.contenders each, in a process of its own (or in several, under
         torchrun)."""
@@ -89,8 +86,23 @@ class Bench:
         self.loads.append(results[0]["others_cpu_share"])
         return results
 
-    def say_speed(self, what: str, row: Row) -> None:
-        print(f"{what}  {row['']:<16} {row['speed (quartiles)']['median']:.3f} times as fast", flush=True)
+    def compare(
+        self, module: str, others: list[str], settings: dict[str, Any], size: dict[str, Any], label: Row
+    ) -> tuple[dict[str, list[Run]], list[Row]]:
+        """Ours beside each of the others for a while: the runs of each contender, and a row about each other, which begins with
+        `label`. `size`: "seconds" for each pair, "turns": (turns of warm-up, the least number of all turns) or those of a
+        contender, NAME_turns."""
+        runs: dict[str, list[Run]] = {}
+        rows = []
+        for other in others:
+            warm_up, least = size.get(f"{other}_turns", size["turns"])
+            seconds = size["seconds"] if self.options.seconds is None else self.options.seconds
+            pair = self.run([f"{module}.ours", f"{module}.{other}"], settings | {"warm_up": warm_up}, Turns(seconds, least))
+            for run in pair:
+                runs.setdefault(run["contender"], []).append(run)
+            rows.append({**label, "": other, **compare(*pair)})
+            print(*label.values(), f"{other}: {rows[-1]['speed (quartiles)']['median']:.3f} times as fast", flush=True)
+        return runs, rows
 
     def machine_words(self) -> str:
         m = self.machine

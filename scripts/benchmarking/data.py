@@ -18,6 +18,8 @@ from benchmarking.processes import REPOSITORY
 
 ENDINGS = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz")
 SHORT_ROWS = 4000
+LABELS = [f"label {number}" for number in range(20)]  # of rows that are made up
+WORDS = ["sort", "the", "values", "of", "a", "matrix", "and", "return", "its", "eigenvalues", "as", "vectors"]
 
 
 class Source(NamedTuple):
@@ -46,10 +48,14 @@ def source_of(kind: str, given: Path | None, folder: Path) -> Source:
 
 @functools.cache
 def sample_training_file() -> str:
-    """The training rows of the sample corpus, which is made first if it is not there."""
     corpus = REPOSITORY / "sample_data"
-    subprocess.run([sys.executable, REPOSITORY / "scripts/make_sample_data.py", "--output_dir", corpus], check=True)
+    make_sample_data("--output_dir", corpus)
     return str(corpus / "train.jsonl")
+
+
+def make_sample_data(*words: str | Path) -> None:
+    """Runs scripts/make_sample_data.py, which keeps what is there."""
+    subprocess.run([sys.executable, REPOSITORY / "scripts" / "make_sample_data.py", *words], check=True)
 
 
 def read_rows(path: str, limit: int | None = None) -> Iterator[dict[str, Any]]:
@@ -62,6 +68,14 @@ def read_rows(path: str, limit: int | None = None) -> Iterator[dict[str, Any]]:
 def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     with path.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def made_up_rows(count: int, seed: int) -> Iterator[dict[str, Any]]:
+    """Short texts, no two alike, with one to three of `LABELS`."""
+    drawn = random.Random(seed)
+    for row in range(count):
+        words, labels = drawn.choices(WORDS, k=drawn.randint(6, 17)), drawn.choices(LABELS, k=drawn.randint(1, 3))
+        yield {"text": f"{row} {' '.join(words)}", "labels": sorted(set(labels))}
 
 
 def draw_rows(source: Source, count: int, seed: int, path: Path) -> None:

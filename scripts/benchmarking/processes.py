@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import subprocess
 import sys
@@ -28,8 +29,11 @@ class Turns:
     """Contenders work in turns until all are done. After `seconds`, starting included, they are told to stop, but not before
     each has had `least` turns."""
 
-    seconds: float | None = None
+    seconds: float = math.inf
     least: int = 0
+
+
+UNTIL_DONE = Turns()
 
 
 def run_group(
@@ -38,11 +42,11 @@ def run_group(
     settings: dict[str, Any],
     folder: Path,
     threads: int,
-    turns: Turns | None = None,
+    turns: Turns = UNTIL_DONE,
     *,
     all_gpus: bool = False,
 ) -> list[dict[str, Any]]:
-    """Starts `command` with --child and the settings for each contender, one after the other; with `turns` they take turns.
+    """Starts `command` with --child and the settings for each contender; then they take turns.
 
     One GPU is to be seen, unless `all_gpus`. Returns their results, with the share of the CPU that other processes took
     meanwhile.
@@ -51,9 +55,9 @@ def run_group(
     children: list[Child] = []
     try:
         for name in names:
-            given = settings | {"contender": name, "folder": str(folder / name), "in_turns": turns is not None}
+            given = settings | {"contender": name, "folder": str(folder / name)}
             children.append(Child(command, given, folder / name, environment(threads, folder, all_gpus)))
-        take_turns(children, turns or Turns(), started)
+        take_turns(children, turns, started)
         results = [child.result() for child in children]
     finally:
         for child in children:
@@ -84,19 +88,16 @@ def environment(threads: int, folder: Path, all_gpus: bool) -> dict[str, str]:
 
 
 def take_turns(children: list[Child], turns: Turns, started: float) -> None:
-    turn_took, waiting = 0.0, children
-    end = None if turns.seconds is None else started + turns.seconds
+    turn_took, waiting, end = 0.0, children, started + turns.seconds
     for turn in itertools.count():
-        if not waiting:
-            return
         began = time.time()
-        if end is not None and turn >= turns.least and began + turn_took > end:
-            for child in waiting:
-                child.tell(STOP)
-            return
+        if not waiting or (turn >= turns.least and began + turn_took > end):
+            break
         first = turn % len(waiting)  # so that nobody always comes after the same one
         waiting = [child for child in waiting[first:] + waiting[:first] if child.tell(GO)]
         turn_took = time.time() - began
+    for child in waiting:
+        child.tell(STOP)
 
 
 class Child:

@@ -1,4 +1,4 @@
-"""Spreads and ratios. No torch: the parent's memory is where that of its children begins."""
+"""Spreads and ratios of what contenders measured. No torch: the parent's memory is where that of its children begins."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import statistics
 from collections.abc import Iterable
 from typing import Any
 
+Run = dict[str, Any]  # what a contender measured: "seconds" and "cpu_seconds" of its turns, "memory_mb", "peak_memory_mb"
 Spread = dict[str, float]  # low, median, high
-WARM_UP = 1  # first turns that do not count
-LEAST_TURNS = WARM_UP + 3
 
 
 def quartiles(values: list[float]) -> Spread:
-    """Median and quartiles."""
-    if len(values) == 1:
+    """Median and quartiles; of fewer than four values the least and the most."""
+    if len(values) < 4:
         return spread(values)
     return dict(zip(("low", "median", "high"), statistics.quantiles(values, n=4, method="inclusive"), strict=True))
 
@@ -24,25 +23,38 @@ def spread(values: Iterable[float]) -> Spread:
     return {"low": min(values), "median": statistics.median(values), "high": max(values)}
 
 
-def turns(seconds: list[float], per_turn: int) -> list[float]:
-    """Seconds of each turn from those of its steps."""
-    return [sum(seconds[start : start + per_turn]) for start in range(0, len(seconds), per_turn)]
-
-
 def ratios(some: list[float], others: list[float]) -> list[float]:
     """some / others, turn by turn, as far as both go."""
     return [a / b for a, b in zip(some, others, strict=False)]
 
 
-def compare(mine: dict[str, Any], other: dict[str, Any], warm_up: int = WARM_UP, per_turn: int = 1) -> dict[str, Any]:
-    """How many times as fast `mine` is in the same turn, and its share of the other's CPU time and memory. The two are results
-    of contenders that took turns; their first `warm_up` turns do not count."""
-    a, b = (turns(run["step_seconds"], per_turn)[warm_up:] for run in (mine, other))
-    cpu = (turns(run["step_cpu_seconds"], per_turn)[warm_up:] for run in (mine, other))
+def joined(runs: list[Run], whole: bool = False) -> Run:
+    """Several runs of one contender as one. `whole`: each is one turn."""
+    turns = {
+        name: [sum(run[name]) for run in runs] if whole else [second for run in runs for second in run[name]]
+        for name in ("seconds", "cpu_seconds")
+    }
+    return turns | {name: statistics.median(run[name] for run in runs) for name in ("memory_mb", "peak_memory_mb")}
+
+
+def speed_row(run: Run, count: int, what: str) -> dict[str, Any]:
+    """Speed and memory of a contender that does `count` of something in a turn."""
     return {
-        "speed (quartiles)": quartiles(ratios(b, a)),
-        "at best": min(b) / min(a),
-        "CPU time": statistics.median(ratios(*cpu)),
+        "turns": len(run["seconds"]),
+        f"{what}/s": count / statistics.median(run["seconds"]),
+        "at best": count / min(run["seconds"]),
+        "memory, MiB": run["memory_mb"],
+        "of the process, MiB": run["peak_memory_mb"],
+    }
+
+
+def compare(mine: Run, other: Run) -> dict[str, Any]:
+    """How many times as fast `mine` is in the same turn, and its share of the other's CPU time and memory. The two took
+    turns."""
+    return {
+        "speed (quartiles)": quartiles(ratios(other["seconds"], mine["seconds"])),
+        "at best": min(other["seconds"]) / min(mine["seconds"]),
+        "CPU time": statistics.median(ratios(mine["cpu_seconds"], other["cpu_seconds"])),
         "memory": mine["memory_mb"] / other["memory_mb"] if other["memory_mb"] else None,
         "of the process": mine["peak_memory_mb"] / other["peak_memory_mb"],
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,15 +30,28 @@ class Goal:
     least: bool = True
     unit: str = " x"
 
-    def judge(self, report: Report | None) -> tuple[str, str, str, str]:
-        """(goal, wanted, found, verdict). A quick pass is not judged. A value with a reason why it does not count fails."""
-        wanted = f"{'at least' if self.least else 'at most'} {self.bound:g}{self.unit}"
+    def judge(self, report: Report | None) -> Row:
+        """A row about it. A quick pass is not judged. A value with a reason why it does not count fails."""
+        row = {"goal": self.name, "wanted": f"{'at least' if self.least else 'at most'} {self.bound:g}{self.unit}"}
         value, reason = report["goals"].get(self.name, (None, None)) if report else (None, None)
         if value is None:
-            return self.name, wanted, NOT_MEASURED, ""
+            return row | {"found": NOT_MEASURED, "": ""}
         met = value >= self.bound if self.least else value <= self.bound
         verdict = ("pass" if not reason else f"**fail**: {reason}") if met else "**fail**"
-        return self.name, wanted, f"{value:.3g}{self.unit}", "quick" if report["quick"] else verdict
+        return row | {"found": f"{value:.3g}{self.unit}", "": "quick" if report["quick"] else verdict}
+
+
+def cost_goals(name: str) -> tuple[Goal, Goal]:
+    """That our step costs at most 3% more than the bare loop's: in time, and on a CPU in CPU time."""
+    return Goal(name, BOTH, 3, False, "%"), Goal(f"{name}, in CPU time", CPU, 3, False, "%")
+
+
+def cost_values(name: str, compared: list[Row]) -> dict[str, tuple[float, None]]:
+    """For `cost_goals`, by the worst of the rows (`ratios.compare`) about the bare loop; nothing if there are none."""
+    if not compared:
+        return {}
+    slowest, most = min(row["speed (quartiles)"]["median"] for row in compared), max(row["CPU time"] for row in compared)
+    return {name: (100 * (1 / slowest - 1), None), f"{name}, in CPU time": (100 * (most - 1), None)}
 
 
 @dataclass(frozen=True)
@@ -87,10 +100,6 @@ def markdown(rows: list[Row]) -> list[str]:
     return [*(f"| {' | '.join(line)} |" for line in lines), ""]
 
 
-def goal_table(lines: Iterable[tuple[str, ...]]) -> list[str]:
-    return markdown([dict(zip(("goal", "wanted", "found", "", "measured on"), line, strict=False)) for line in lines])
-
-
 # Files -----------------------------------------------------------------------------------------------------------------
 
 
@@ -122,7 +131,7 @@ def write_page(folder: Path, kind: str, sections: dict[str, Section], draw: Draw
         plots = folder / (f"{section.name}_{kind}" + (f"_{earlier + 1}" if earlier else ""))
         lines += render(report, section, plots, draw)
         goals = [goal.judge(report) for goal in section.goals if kind in goal.kinds]
-        lines += ["### Goals", "", *goal_table(goals)] if goals else []
+        lines += ["### Goals", "", *markdown(goals)] if goals else []
     page.write_text("\n".join(lines) + found + kept, encoding="utf-8")
 
 
@@ -161,9 +170,9 @@ def write_goals(folder: Path, sections: dict[str, Section]) -> None:
         for section in sections.values():
             for report in [report for report in reports if report["section"] == section.name] or [None]:
                 where = " ".join(filter(None, (report["data"], precision(report)))) if report else ""
-                found += [(*goal.judge(report), where) for goal in section.goals if kind in goal.kinds]
+                found += [goal.judge(report) | {"measured on": where} for goal in section.goals if kind in goal.kinds]
         machines = "; ".join(sorted({report["machine"] for report in reports}))
-        lines += [f"## {device}", "", machines or f"No {device} was in reach yet: {NOT_MEASURED}.", "", *goal_table(found)]
+        lines += [f"## {device}", "", machines or f"No {device} was in reach yet: {NOT_MEASURED}.", "", *markdown(found)]
     (folder / "goals.md").write_text("\n".join(lines), encoding="utf-8")
 
 

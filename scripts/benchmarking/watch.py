@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from benchmarking.processes import GO
 from finetune.training.clock import StepClock
@@ -60,8 +61,30 @@ class Watch:
         self.memory: PeakMemory | None = None  # from the first step on
         self._cpu = 0.0
 
+    def train(self, model: torch.nn.Module, train: Callable[[], Any]) -> None:
+        """Runs `train`(), whoever wrote its loop. Steps begin with the model's first forward pass and end with the
+        optimizer's."""
+        self._hook = model.register_forward_pre_hook(self._begin)
+        register_optimizer_step_post_hook(lambda *_: self.mark())
+        with suppress(Stopped):
+            train()
+
+    def _begin(self, *_: Any) -> None:
+        self._hook.remove()
+        self.mark()
+
+    def repeat(self, work: Callable[[], Any], count: int) -> Any:
+        """Does the work `count` times, or until it is stopped, a step each; returns what it gave last."""
+        result = None
+        with suppress(Stopped):
+            self.mark()
+            for _ in range(count):
+                result = work()
+                self.mark()
+        return result
+
     def mark(self) -> None:
-        """Before the first step and after each one; waits for this contender's turn if it has to.
+        """Before the first step and after each one; waits for this contender's turn.
 
         Raises `Stopped` when there is to be no further step.
         """
@@ -71,7 +94,7 @@ class Watch:
         else:
             self.cpu_seconds.append(time.process_time() - self._cpu)
         self.clock.mark()
-        wait = self.settings["in_turns"] and len(self.cpu_seconds) % self.settings.get("steps_per_turn", 1) == 0
+        wait = len(self.cpu_seconds) % self.settings["steps_per_turn"] == 0
         if wait:
             self.clock.read()
             self.clock.pause()
@@ -85,35 +108,11 @@ class Watch:
         self._cpu = time.process_time()
 
     def measurements(self) -> dict[str, Any]:
-        """What was measured: the start, wall and CPU seconds of each step, memory in MiB (see `PeakMemory`)."""
+        """What was measured: the start, wall and CPU seconds of each turn after the warm-up, memory in MiB (`PeakMemory`)."""
         self.clock.read()
-        steps = {"step_seconds": self.clock.seconds, "step_cpu_seconds": self.cpu_seconds}
-        return {"contender": self.settings["contender"], **self.startup, **steps, **self.memory.measurements()}
+        turns = {"seconds": self._turns(self.clock.seconds), "cpu_seconds": self._turns(self.cpu_seconds)}
+        return {"contender": self.settings["contender"], **self.startup, **turns, **self.memory.measurements()}
 
-
-class WatchedSteps:
-    """The application's training steps, marked where its loop takes the next one."""
-
-    def __init__(self, steps: Any, watch: Watch) -> None:
-        self.steps, self.watch = steps, watch
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.steps, name)
-
-    def __len__(self) -> int:
-        return len(self.steps)
-
-    def __getitem__(self, step: int) -> Any:
-        self.watch.mark()
-        return self.steps[step]
-
-
-def watch_passes(settings: dict[str, Any], work: Callable[[], Any], count: int) -> tuple[Any, dict[str, Any]]:
-    """Does the work `count` times, or until it is stopped; returns what it gave last and the measurements."""
-    watch, result = Watch(settings), None
-    with suppress(Stopped):
-        watch.mark()
-        for _ in range(count):
-            result = work()
-            watch.mark()
-    return result, watch.measurements()
+    def _turns(self, steps: list[float]) -> list[float]:
+        size, warm_up = self.settings["steps_per_turn"], self.settings.get("warm_up", 0)
+        return [sum(steps[start : start + size]) for start in range(0, len(steps), size)][warm_up:]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import statistics
-from functools import cached_property
+from collections.abc import Iterator
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.utils.data import DataLoader
 
 from benchmarking import application
 from benchmarking.contenders.training import TrainingContender
@@ -15,18 +17,16 @@ from benchmarking.data import read_rows
 
 HELD_BATCH = 32
 VOCABULARY = 8192
-PADDED = ("ours_padded", "bare")  # as on a CPU: the bare loop pads, which ours does not on a GPU
 
 
 def options(settings: dict[str, Any]) -> application.Options:
     """The application's arguments for a training on settings["rows"] rows."""
     s = settings
     duration = {"max_steps": s["max_steps"]} if "max_steps" in s else {"num_train_epochs": 1}
-    return application.run_options(s) | {
+    return application.run_options(s) | duration | {
         "model_name_or_path": s["model"], "train_file": s["train_file"], "max_train_samples": s["rows"],
         "max_length": s["max_length"], "global_batch_size": s["batch_size"], "learning_rate": s["learning_rate"],
         "head_bias": "zero",  # as everybody else's head starts
-        **duration, "padding_free": "off" if s["contender"] in PADDED else "auto",
     }  # fmt: skip
 
 
@@ -65,42 +65,94 @@ class Classification(TrainingContender):
         return load_model(self.settings, len(self.rows[0].targets[0]))
 
     def token_rows(self) -> tuple[dict[str, list], Any]:
-        train, _ = self.rows
-        ids = self.tokenizer(train.texts, truncation=True, max_length=self.settings["max_length"])["input_ids"]
-        return {"input_ids": ids, "labels": train.targets, "length": [len(row) for row in ids]}, self.tokenizer
+        texts, targets = self.rows[0]
+        ids = self.tokenizer(texts, truncation=True, max_length=self.settings["max_length"])["input_ids"]
+        return {"input_ids": ids, "labels": targets}, self.tokenizer
 
-    def pad_labels(self, labels: list[list[float]]) -> torch.Tensor:
-        return torch.tensor(labels)
+    def loader(self, **padding: Any) -> DataLoader:
+        """Rows in random order. `padding`: arguments of transformers' collator."""
+        from transformers import DataCollatorWithPadding
+
+        columns, tokenizer = self.token_rows()
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        torch.manual_seed(self.settings["seed"])
+        collate = DataCollatorWithPadding(tokenizer, **padding)
+        return DataLoader(rows, self.settings["batch_size"], shuffle=True, collate_fn=collate, pin_memory=self.cuda)
+
+    def padded(self) -> dict[str, Any]:
+        """The loop of many hand-written scripts: every row padded to max_length, AdamW as it comes, the loss of every step
+        read."""
+        loader = self.loader(padding="max_length", max_length=self.settings["max_length"])
+        model = self.plain_model().to(self.device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=self.settings["learning_rate"])
+        return self.watched(model, partial(self.loop, model, optimizer, loader, len(loader), self.read_loss))
+
+    def read_loss(self, model: Any, batch: Any) -> Iterator[torch.Tensor]:
+        with self.autocast():
+            loss = model(**batch.to(self.device)).loss
+        yield loss
+        loss.item()
+
+    def accelerate(self) -> dict[str, Any]:
+        """A loop as Accelerate's examples have it, with fused AdamW: batches padded to their longest row."""
+        from accelerate import Accelerator
+        from transformers import get_linear_schedule_with_warmup
+
+        accelerator = Accelerator(cpu=not self.cuda, mixed_precision=self.settings["precision"])
+        model, loader = self.plain_model(), self.loader(pad_to_multiple_of=8 if self.cuda else None)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=self.settings["learning_rate"], fused=True)
+        schedule = get_linear_schedule_with_warmup(optimizer, 0, len(loader))
+        prepared = accelerator.prepare(model, optimizer, loader, schedule)
+        return self.watched(model, partial(accelerated_epoch, accelerator, *prepared))
+
+    def lightning(self) -> dict[str, Any]:
+        """Lightning's Trainer, with fused AdamW and batches padded to their longest row."""
+        from benchmarking.contenders import lightning_module
+
+        module = lightning_module.Classifier(self.plain_model(), self.settings["learning_rate"])
+        loader = self.loader(pad_to_multiple_of=8 if self.cuda else None)
+        return self.watched(module.model, partial(lightning_module.trainer(self.settings, self.cuda).fit, module, loader))
+
+    def simpletransformers(self) -> dict[str, Any]:
+        """simpletransformers, which pads every row to max_length. Its own argument of the number of processes that tokenize is
+        left alone: without them it fails with datasets 5."""
+        import pandas
+        from simpletransformers.classification import MultiLabelClassificationModel
+
+        s, (texts, targets) = self.settings, self.rows[0]
+        folders = {name: str(Path(s["folder"], name)) for name in ("output_dir", "cache_dir", "tensorboard_dir")}
+        made = MultiLabelClassificationModel(
+            "bert", s["model"], num_labels=len(targets[0]), use_cuda=self.cuda, args=folders | {
+                "max_seq_length": s["max_length"], "train_batch_size": s["batch_size"], "learning_rate": s["learning_rate"],
+                "manual_seed": s["seed"], "num_train_epochs": 1, "warmup_ratio": 0.0, "no_save": True, "save_steps": -1,
+                "silent": True, "fp16": s["precision"] == "bf16",
+                "do_lower_case": getattr(self.tokenizer, "do_lower_case", False),
+            },
+        )  # fmt: skip
+        rows = pandas.DataFrame({"text": texts, "labels": [list(map(int, target)) for target in targets]})
+        return self.watched(made.model, partial(made.train_model, rows))
 
     def before(self, model: Any) -> None:
         """On a GPU, one pass over two short rows: libraries are loaded and kernels chosen on first use, which is no step's
         cost."""
         if self.cuda:
+            model.to(self.device)
             ids = torch.full((2, 32), 5, device=self.device)
             with self.autocast():
                 out = model(input_ids=ids, attention_mask=torch.ones_like(ids))
-            out.logits.float().sum().backward()
+            out[0].float().sum().backward()
             model.zero_grad()
             torch.cuda.synchronize()
 
-    def result(self, model: Any, tokens: list[float], loss: float) -> dict[str, Any]:
-        """The quality is taken once the clock and the memory have been read."""
-        measured, rows = self.watch.measurements(), len(self.rows[0].texts)
-        seconds = sum(measured["step_seconds"])
-        row = {
-            "samples/s": rows / seconds, "tokens/s": sum(tokens) / seconds,
-            "step p50, ms": 1000 * statistics.median(measured["step_seconds"]), "memory, MiB": measured["memory_mb"],
-            "of the process, MiB": measured["peak_memory_mb"], "start-up, s": measured["startup_seconds"],
-            "training loss": loss, **(self.held_out(model) if self.settings["held_rows"] else {}),
-        }  # fmt: skip
-        return measured | {"rows": rows, "tokens": round(sum(tokens)), "row": row}
-
     @torch.no_grad()
-    def held_out(self, model: Any) -> dict[str, float]:
-        """Quality on the rows that were not trained on, the same way for everybody: the loss, and average precision over all
-        pairs of row and label."""
+    def result(self, model: Any) -> dict[str, Any]:
+        """Tokens of an epoch, and quality on the rows that were not trained on, the same way for everybody: the loss, and
+        average precision over all pairs of row and label. All of it once the clock and the memory have been read."""
         from sklearn.metrics import average_precision_score
 
+        found = {"tokens": sum(map(len, self.token_rows()[0]["input_ids"]))}
+        if not self.settings["held_rows"]:
+            return found
         model.eval()
         rows = sorted(zip(*self.rows[1], strict=True), key=lambda row: len(row[0]))
         logits = []
@@ -108,11 +160,21 @@ class Classification(TrainingContender):
             texts, longest = [text for text, _ in rows[start : start + HELD_BATCH]], self.settings["max_length"]
             inputs = self.tokenizer(texts, padding=True, truncation=True, max_length=longest, return_tensors="pt")
             ids, mask = (inputs[name].to(self.device) for name in ("input_ids", "attention_mask"))
-            logits.append(model(input_ids=ids, attention_mask=mask).logits.float().cpu())
+            logits.append(model(input_ids=ids, attention_mask=mask)[0].float().cpu())
         logits, targets = torch.cat(logits), torch.tensor([target for _, target in rows])
         precision = average_precision_score(targets.numpy().ravel(), logits.sigmoid().numpy().ravel())
         loss = binary_cross_entropy_with_logits(logits, targets)
-        return {"held-out loss": float(loss), "held-out precision": float(precision)}
+        return found | {"held-out loss": float(loss), "held-out precision": float(precision)}
+
+
+def accelerated_epoch(accelerator: Any, model: Any, optimizer: Any, loader: Any, schedule: Any) -> None:
+    model.train()
+    for batch in loader:
+        loss = model(**batch).loss
+        accelerator.backward(loss)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
 
 
 def load_model(settings: dict[str, Any], num_labels: int) -> Any:
@@ -126,32 +188,22 @@ def load_model(settings: dict[str, Any], num_labels: int) -> Any:
 
 def make_model(settings: dict[str, Any]) -> dict[str, Any]:
     """A BERT with random weights and a vocabulary of the training texts, for a benchmark without downloads."""
-    from transformers import BertModel
+    from transformers import BertConfig, BertModel
 
     from finetune.text.vocabulary import train_tokenizer
 
-    texts = [row["text"] for row in read_rows(settings["train_file"], settings["rows"])]
-    tokenizer = train_tokenizer(texts, VOCABULARY)
+    tokenizer = train_tokenizer([row["text"] for row in read_rows(settings["train_file"], settings["rows"])], VOCABULARY)
     tokenizer.model_max_length = settings["max_length"]
+    hidden, longest = settings["hidden"], max(512, settings["max_length"])
+    sizes = {"hidden_size": hidden, "intermediate_size": 4 * hidden, "num_attention_heads": max(1, hidden // 64)}
+    config = BertConfig(
+        vocab_size=len(tokenizer), num_hidden_layers=settings["layers"], max_position_embeddings=longest, **sizes
+    )
     torch.manual_seed(settings["seed"])
-    # No head: every contender makes one for its labels.
-    BertModel(bert_config(settings, len(tokenizer))).save_pretrained(settings["model"])
+    BertModel(config).save_pretrained(settings["model"])  # no head: every contender makes one for its labels
     tokenizer.save_pretrained(settings["model"])
     return {}
 
 
-def bert_config(settings: dict[str, Any], vocabulary: int) -> Any:
-    """`settings`: "hidden", "layers", "max_length"."""
-    from transformers import BertConfig
-
-    hidden, longest = settings["hidden"], max(512, settings["max_length"])
-    sizes = {"hidden_size": hidden, "intermediate_size": 4 * hidden, "num_attention_heads": max(1, hidden // 64)}
-    return BertConfig(vocab_size=vocabulary, num_hidden_layers=settings["layers"], max_position_embeddings=longest, **sizes)
-
-
-def measure(settings: dict[str, Any]) -> dict[str, Any]:
-    return Classification(settings).measure()
-
-
-WAYS = ("ours", *PADDED, "trainer_best", "trainer", "padded")
-CONTENDERS = dict.fromkeys(WAYS, measure) | {"model": make_model}
+WAYS = ("ours", "bare", "trainer_best", "trainer", "padded", "accelerate", "lightning", "simpletransformers")
+CONTENDERS = dict.fromkeys(WAYS, Classification.measure) | {"model": make_model}

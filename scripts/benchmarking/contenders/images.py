@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,7 @@ import torch
 
 from benchmarking import application
 from benchmarking.contenders.timing import timed
-from benchmarking.contenders.training import MAX_GRAD_NORM, TrainingContender
-from benchmarking.watch import Stopped
+from benchmarking.contenders.training import TrainingContender
 
 SPLITS = ("train", "validation")
 
@@ -35,67 +33,51 @@ class Images(TrainingContender):
         trained = {"global_batch_size": s["batch_size"], "learning_rate": s["learning_rate"], "max_steps": s["max_steps"]}
         return application.run_options(s) | files | trained | s["task_options"]
 
-    def before(self, model: Any) -> None:
-        """Nothing: first turns do not count."""
-
-    def result_of_steps(self, model: Any, loss: float) -> dict[str, Any]:
-        return self.watch.measurements() | {"loss": loss}
-
-    def train_with_trainer(self) -> dict[str, Any]:
+    def trainer(self) -> dict[str, Any]:
         """transformers' Trainer with fused AdamW, the task's model and loss, and each row as our loader decodes it."""
         from transformers import Trainer
 
         from benchmarking.contenders import trainer
 
-        task, loss, train = self.task, math.nan, self.prepared.steps.split
-        batch_of = train.augment or train.collate
-
-        def row(number: int) -> dict[str, torch.Tensor]:
-            batch = batch_of(np.array([number]), *([0] if train.augment else []))
-            return {"pixel_values": batch.inputs["pixel_values"][0], "labels": batch.labels[0]}
-
         arguments = trainer.arguments_of(self.settings, optim="adamw_torch_fused", remove_unused_columns=False)
-        trained = Trainer(
-            self.prepared.model(), arguments, train_dataset=Rows(len(train), row), callbacks=[trainer.Marks(self.watch)],
-            compute_loss_func=LossOf(task),
-        )  # fmt: skip
-        with suppress(Stopped):
-            loss = trained.train().training_loss
-        return self.result_of_steps(trained.model, loss)
+        rows, loss_of = Rows(self.prepared.steps.split), LossOf(self.prepared.task)
+        trained = Trainer(self.prepared.model(), arguments, train_dataset=rows, compute_loss_func=loss_of)
+        return self.watched(trained.model, trained.train)
 
-    def train_with_monai(self) -> dict[str, Any]:
+    def monai(self) -> dict[str, Any]:
         """The loop of MONAI's tutorials: its transforms, with all but the random ones kept in memory, its loader and loss."""
-        model, losses = self.prepared.model().to(self.device), []
-        loss_of = monai_loss()
+        from monai.losses import DiceCELoss
+
+        model, steps = self.prepared.model().to(self.device), self.settings["max_steps"]
+        files = [volume.file for volume in self.prepared.steps.split.collate.__self__.volumes]
+        batches = islice(monai_batches(self.settings, self.prepared.task.settings, files), steps)
         optimizer = torch.optim.AdamW(model.parameters(), lr=self.settings["learning_rate"], fused=True)
-        with suppress(Stopped):
-            model.train()
-            self.watch.mark()
-            volumes = self.prepared.steps.split.collate.__self__.volumes
-            batches = monai_batches(self.settings, self.task.settings, [volume.file for volume in volumes])
-            for batch in islice(batches, self.settings["max_steps"]):
-                image, label = batch["image"].to(self.device), batch["label"].to(self.device)
-                optimizer.zero_grad()
-                with self.autocast():
-                    logits = model(image)
-                loss = loss_of(logits.float(), label)
-                loss.backward()
-                torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
-                optimizer.step()
-                losses.append(loss.detach())
-                self.watch.mark()
-        return self.result_of_steps(model, float(torch.stack(losses).mean()))
+        loss_of = partial(self.monai_loss, DiceCELoss(include_background=False, to_onehot_y=True, softmax=True))
+        return self.watched(model, partial(self.loop, model, optimizer, batches, steps, loss_of))
+
+    def monai_loss(self, loss_of: Any, model: Any, batch: dict[str, torch.Tensor]) -> Iterator[torch.Tensor]:
+        with self.autocast():
+            logits = model(batch["image"].to(self.device))
+        yield loss_of(logits.float(), batch["label"].to(self.device))
 
 
 class Rows(torch.utils.data.Dataset):
-    def __init__(self, count: int, row: Any) -> None:
-        self.count, self.row = count, row
+    """Each row as our loader decodes and varies it."""
+
+    def __init__(self, split: Any) -> None:
+        self.split, self.batch_of = split, batch_function(split)
 
     def __len__(self) -> int:
-        return self.count
+        return len(self.split)
 
     def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
-        return self.row(number)
+        batch = self.batch_of(np.array([number]))
+        return {"pixel_values": batch.inputs["pixel_values"][0], "labels": batch.labels[0]}
+
+
+def batch_function(split: Any, epoch: int = 0) -> Callable[[np.ndarray], Any]:
+    """What makes a batch of row numbers in training."""
+    return partial(split.augment, epoch=epoch) if split.augment else split.collate
 
 
 class LossOf:
@@ -109,12 +91,6 @@ class LossOf:
 
         batch = Batch(torch.arange(len(labels)), {"pixel_values": None}, labels)
         return self.task.loss_sum(lambda pixel_values: outputs, batch) / len(labels)
-
-
-def monai_loss() -> Any:
-    from monai.losses import DiceCELoss
-
-    return DiceCELoss(include_background=False, to_onehot_y=True, softmax=True)
 
 
 def monai_batches(settings: dict[str, Any], known: Any, files: list[Any]) -> Iterator[dict[str, torch.Tensor]]:
@@ -136,27 +112,19 @@ def monai_batches(settings: dict[str, Any], known: Any, files: list[Any]) -> Ite
         yield from DataLoader(data, batch_size=1, shuffle=True)
 
 
-def measure(settings: dict[str, Any]) -> dict[str, Any]:
-    return Images(settings).measure()
-
-
-def measure_monai(settings: dict[str, Any]) -> dict[str, Any]:
-    return Images(settings).train_with_monai()
-
-
 def measure_loader(settings: dict[str, Any]) -> dict[str, Any]:
     """Rows that a core decodes, varies and normalises in a second; the first epoch warms the disk's cache."""
-    images = Images(settings)
-    train, size = images.steps.split, settings["batch_size"]
-    batch_of = train.augment or train.collate
+    train, size = Images(settings).prepared.steps.split, settings["batch_size"]
     batches = [np.arange(start, min(start + size, len(train))) for start in range(0, len(train), size)]
-
-    def epoch(number: int) -> None:
-        for rows in batches:
-            batch_of(rows, *([number] if train.augment else []))
-
-    samples = [timed(lambda number=number: epoch(number), torch.device("cpu")) for number in range(1 + settings["epochs"])][1:]
+    epochs = (partial(load_epoch, train, batches, number) for number in range(1 + settings["epochs"]))
+    _, *samples = [timed(epoch, torch.device("cpu")) for epoch in epochs]
     return {"rows/s": [len(train) / sample.cpu_seconds for sample in samples]}
 
 
-CONTENDERS = dict.fromkeys(("ours", "bare", "trainer"), measure) | {"monai": measure_monai, "loader": measure_loader}
+def load_epoch(split: Any, batches: list[np.ndarray], epoch: int) -> None:
+    batch_of = batch_function(split, epoch)
+    for rows in batches:
+        batch_of(rows)
+
+
+CONTENDERS = dict.fromkeys(("ours", "bare", "trainer", "monai"), Images.measure) | {"loader": measure_loader}

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from benchmarking import application
-from benchmarking.contenders.titles import batch_size, options
+from benchmarking.contenders.titles import options
 from benchmarking.data import read_rows, write_rows
 
 SOURCE_ROWS = 2000  # rows of a file that are read
@@ -20,17 +20,17 @@ WIDER = 4.0  # see `make_writer`
 
 
 def make_titles(settings: dict[str, Any]) -> dict[str, Any]:
-    """Below settings["inputs"]: rows of settings["train_lengths"] to train on; with settings["generate_length"] documents and a
-    model that writes titles."""
+    """Below settings["inputs"]: rows to train on for each (length, batch size) of settings["train"]; with
+    settings["generate_length"] documents and a model that writes titles."""
     inputs = Path(settings["inputs"])
     inputs.mkdir(parents=True, exist_ok=True)
     rows = [row for row in read_rows(settings["train_file"], SOURCE_ROWS) if row.get("text") and row.get("title")]
     if not rows:
         raise SystemExit(f"{settings['train_file']}: none of its first {SOURCE_ROWS} rows has a text and a title")
     tokenizer = make_model(settings, rows, inputs)
-    for length in settings["train_lengths"]:
-        count = settings["max_steps"] * batch_size(settings, length)
-        write_rows(inputs / f"train_{length}.jsonl", cut_rows(rows, tokenizer, [length + 8] * count))
+    for length, batch_size in settings["train"]:
+        cut = cut_rows(rows, tokenizer, [length + 8] * batch_size * settings["max_steps"])
+        write_rows(inputs / f"train_{length}.jsonl", cut)
     if settings["generate_length"]:
         write_rows(inputs / "documents.jsonl", cut_rows(rows, tokenizer, document_lengths(settings)))
         make_writer(settings, inputs)
@@ -63,7 +63,7 @@ def make_model(settings: dict[str, Any], rows: list[dict[str, str]], inputs: Pat
 
     from finetune.text.vocabulary import train_tokenizer
 
-    block, longest = settings["block_size"], max([*settings["train_lengths"], settings["generate_length"] or 0, 4096])
+    block, longest = settings["block_size"], max([*dict(settings["train"]), settings["generate_length"] or 0, 4096])
     tokenizer = train_tokenizer([text for row in rows for text in (row["text"], row["title"])], VOCABULARY)
     config = BigBirdConfig(
         vocab_size=len(tokenizer), hidden_size=settings["hidden"], num_hidden_layers=settings["layers"],

@@ -12,26 +12,10 @@ from transformers import (
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
     Trainer,
-    TrainerCallback,
     TrainingArguments,
 )
 
-from benchmarking.watch import Watch
-
 disable_progress_bars()
-
-
-class Marks(TrainerCallback):
-    """Marks the steps for a watch."""
-
-    def __init__(self, watch: Watch) -> None:
-        self.watch = watch
-
-    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-        self.watch.mark()
-
-    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        self.watch.mark()
 
 
 def arguments_of(settings: dict[str, Any], seq2seq: bool = False, **more: Any) -> TrainingArguments:
@@ -45,22 +29,9 @@ def arguments_of(settings: dict[str, Any], seq2seq: bool = False, **more: Any) -
     return (Seq2SeqTrainingArguments if seq2seq else TrainingArguments)(**given | more)
 
 
-def best_arguments() -> dict[str, Any]:
-    """Fused AdamW and rows of similar length together; on a GPU TF32 and workers."""
-    cuda = torch.cuda.is_available()
-    gpu = {"tf32": True, "dataloader_num_workers": 2} if cuda else {}
-    grouped = {"train_sampling_strategy": "group_by_length"}
-    return {"optim": "adamw_torch_fused", "dataloader_pin_memory": cuda, **grouped, **gpu}
-
-
-def make_trainer(
-    model: Any, arguments: TrainingArguments, rows: dict[str, list] | Dataset, tokenizer: Any, *callbacks: TrainerCallback
-) -> Trainer:
+def make_trainer(model: Any, arguments: TrainingArguments, rows: dict[str, list] | Dataset, tokenizer: Any) -> Trainer:
     """`rows` have "input_ids" and "labels"; they are padded to the longest of a batch."""
-    rows = rows if isinstance(rows, Dataset) else Dataset.from_dict(rows)
+    rows = rows if isinstance(rows, Dataset) else Dataset.from_dict(rows | {"length": [len(ids) for ids in rows["input_ids"]]})
     seq2seq = isinstance(arguments, Seq2SeqTrainingArguments)
     kind, collator = (Seq2SeqTrainer, DataCollatorForSeq2Seq) if seq2seq else (Trainer, DataCollatorWithPadding)
-    collate = collator(tokenizer)
-    return kind(
-        model, arguments, data_collator=collate, train_dataset=rows, processing_class=tokenizer, callbacks=list(callbacks)
-    )
+    return kind(model, arguments, data_collator=collator(tokenizer), train_dataset=rows, processing_class=tokenizer)

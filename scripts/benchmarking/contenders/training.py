@@ -1,30 +1,26 @@
-"""Ways of training one model on the same rows: ours, a bare loop, a loop that pads to max_length, transformers' Trainer."""
+"""Ways of training one model on the same rows. Each is a method that is called as the contender is."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from contextlib import suppress
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property, partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from benchmarking import application
-from benchmarking.watch import Stopped, Watch, WatchedSteps
+from benchmarking.watch import Watch
 from finetune.kernels.row_lengths import row_lengths
 
 MAX_GRAD_NORM = 1.0
 
 
 class TrainingContender:
-    """A contender; settings["contender"] says which way it trains, "batch_size", "learning_rate" and "max_steps" how.
+    """settings["contender"] says which way it trains, "batch_size", "learning_rate" and "max_steps" how.
 
     A subclass for each task, the script `script` of app/, says what differs between tasks: `options()` for the application;
-    `plain_model()`, computed by transformers alone; `token_rows()`, the columns "input_ids", "labels" and "length", and the
-    tokenizer; `pad_labels(labels)`; `before(model)`, called before the first step; `result(model, tokens, loss)`, what is
-    handed over, `tokens` being those of each step.
+    `plain_model()`, computed by transformers alone; `token_rows()`, the columns "input_ids" and "labels", and the tokenizer;
+    `before(model)`, called before the first step; `result(model)`, what is handed over beside time and memory.
     """
 
     script: str
@@ -34,121 +30,76 @@ class TrainingContender:
         self.settings, self.watch = settings, Watch(settings)
         self.device, self.cuda = self.watch.device, self.watch.device.type == "cuda"
 
-    def measure(self) -> dict[str, Any]:
-        name = self.settings["contender"]
-        if name.startswith("ours"):
-            return application.train(self.script, self.options(), self.train_ours)
-        if name.startswith("trainer"):
-            return self.train_with_trainer()
-        return {"bare": self.train_bare, "padded": self.train_padded}[name]()
+    @classmethod
+    def measure(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        return getattr(cls(settings), settings["contender"])()
+
+    def watched(self, model: Any, train: Callable[[], Any]) -> dict[str, Any]:
+        """The result of `train`(), which trains the model."""
+        self.before(model)
+        self.watch.train(model, train)
+        return self.watch.measurements() | self.result(model)
+
+    def before(self, model: Any) -> None:
+        """Nothing."""
+
+    def result(self, model: Any) -> dict[str, Any]:
+        return {}
 
     @cached_property
     def prepared(self) -> application.Prepared:
         """What the application would train on."""
         return application.prepare(self.script, self.options())
 
-    @cached_property
-    def task(self) -> Any:
-        return self.prepared.task
+    def ours(self) -> dict[str, Any]:
+        """The application's own command, left when the training is done."""
+        return application.train(self.script, self.options(), self.watch_ours)
 
-    @cached_property
-    def steps(self) -> Any:
-        return self.prepared.steps
+    def watch_ours(self, train: Callable[[], Any], run: Any, training: Any, state: Any) -> dict[str, Any]:
+        return self.watched(training.model, train)
 
-    def train_ours(self, training: Any, train: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """The application's own command, watched from where it takes its batches and left when the training is done."""
-        self.task, self.steps, loss = training.task, training.steps, math.nan
-        self.before(training.model)
-        training.steps = WatchedSteps(self.steps, self.watch)
-        with suppress(Stopped):
-            loss = train()["train_loss"]
-            self.watch.mark()
-        return self.result_of_steps(training.model, loss)
-
-    def train_bare(self) -> dict[str, Any]:
+    def bare(self) -> dict[str, Any]:
         """The same batches in the same order and the same passes, the task's model and loss, and nothing but PyTorch around
         them."""
-        steps, learning_rate, losses = self.steps, self.settings["learning_rate"], []
-        model = self.prepared.model().to(self.device)
-        self.before(model)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, fused=True)
-        with suppress(Stopped):
-            model.train()
-            self.watch.mark()
-            for step in range(len(steps)):
-                for group in optimizer.param_groups:
-                    group["lr"] = learning_rate * (1 - step / len(steps))
-                losses.append(self.bare_backward(model, steps[step]))
-                torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
-                optimizer.step()
-                optimizer.zero_grad()
-                self.watch.mark()
-        return self.result_of_steps(model, float(torch.stack(losses).mean()))
+        steps, model = self.prepared.steps, self.prepared.model().to(self.device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=self.settings["learning_rate"], fused=True)
+        batches = (steps[number] for number in range(len(steps)))
+        return self.watched(model, partial(self.loop, model, optimizer, batches, len(steps), self.task_losses))
 
-    def bare_backward(self, model: Any, batches: list[Any]) -> torch.Tensor:
-        """The gradients of a step; returns its loss."""
+    def task_losses(self, model: Any, batches: list[Any]) -> Iterator[torch.Tensor]:
+        task = self.prepared.task
         batches = [(batch.pin_memory() if self.cuda else batch).to(self.device) for batch in batches]
-        targets, total = sum(self.task.num_targets(batch) for batch in batches), torch.zeros((), device=self.device)
+        targets = sum(task.num_targets(batch) for batch in batches)
         for batch in batches:
             with self.autocast(), row_lengths(batch.lengths):
-                loss = self.task.loss_sum(model, batch) / targets
-            loss.backward()
-            total += loss.detach()
-        return total
+                loss = task.loss_sum(model, batch) / targets
+            yield loss
 
-    def train_padded(self) -> dict[str, Any]:
-        """The loop of many hand-written scripts: every row padded to max_length, AdamW as it comes, the loss of every step
-        read."""
-        columns, tokenizer = self.token_rows()
-        ids = pad(columns["input_ids"], self.settings["max_length"], tokenizer.pad_token_id)
-        rows = torch.utils.data.TensorDataset(ids, (ids != tokenizer.pad_token_id).long(), self.pad_labels(columns["labels"]))
-        model = self.plain_model().to(self.device)
-        torch.manual_seed(self.settings["seed"])
-        loader = torch.utils.data.DataLoader(rows, self.settings["batch_size"], shuffle=True, pin_memory=self.cuda)
-        self.before(model)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=self.settings["learning_rate"])
-        scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, len(loader))
-        tokens, losses = [], []
-        with suppress(Stopped):
-            model.train()
-            self.watch.mark()
-            for ids, mask, labels in loader:
-                tokens.append(int(mask.sum()))
-                ids, mask, labels = (tensor.to(self.device) for tensor in (ids, mask, labels))
-                with self.autocast():
-                    loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
-                optimizer.zero_grad()
+    def loop(self, model: Any, optimizer: Any, batches: Iterable[Any], steps: int, losses_of: Callable[..., Any]) -> None:
+        """The loop of many hand-written scripts. `losses_of`(model, batch) gives the loss of each pass of a step."""
+        scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)
+        model.train()
+        for batch in batches:
+            optimizer.zero_grad()
+            for loss in losses_of(model, batch):
                 loss.backward()
-                torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
-                optimizer.step()
-                scheduler.step()
-                losses.append(loss.item())
-                self.watch.mark()
-        return self.result(model, tokens, float(np.mean(losses)))
+            torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
+            optimizer.step()
+            scheduler.step()
 
-    def train_with_trainer(self) -> dict[str, Any]:
-        """transformers' Trainer: as it comes, or (trainer_best) with what suits the case best."""
+    def trainer(self, **more: Any) -> dict[str, Any]:
+        """transformers' Trainer as it comes."""
         from benchmarking.contenders import trainer  # imports much that other contenders must not wait for
 
         rows, tokenizer = self.token_rows()
-        model, loss = self.plain_model().to(self.device), math.nan
-        best = {} if self.settings["contender"] == "trainer" else trainer.best_arguments()
-        arguments = trainer.arguments_of(self.settings, self.seq2seq, **best)
-        trained = trainer.make_trainer(model, arguments, rows, tokenizer, trainer.Marks(self.watch))
-        self.before(model)
-        with suppress(Stopped):
-            loss = trained.train().training_loss
-        each = sum(rows["length"]) / math.ceil(len(rows["length"]) / self.settings["batch_size"])
-        return self.result(trained.model, [each] * len(self.watch.cpu_seconds), loss)
+        arguments = trainer.arguments_of(self.settings, self.seq2seq, **more)
+        trained = trainer.make_trainer(self.plain_model(), arguments, rows, tokenizer)
+        return self.watched(trained.model, trained.train)
 
-    def result_of_steps(self, model: Any, loss: float) -> dict[str, Any]:
-        """`result` of a training over our batches."""
-        return self.result(model, [self.steps.tokens(step)[0] for step in range(len(self.watch.cpu_seconds))], loss)
+    def trainer_best(self) -> dict[str, Any]:
+        """Trainer with fused AdamW and rows of similar length together; on a GPU TF32 and workers."""
+        gpu = {"tf32": True, "dataloader_num_workers": 2} if self.cuda else {"dataloader_pin_memory": False}
+        return self.trainer(optim="adamw_torch_fused", train_sampling_strategy="group_by_length", **gpu)
 
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings["precision"] == "bf16")
-
-
-def pad(rows: list[list[int]], width: int, value: int) -> torch.Tensor:
-    """(rows, width)"""
-    return torch.tensor([row + [value] * (width - len(row)) for row in rows])

@@ -11,7 +11,7 @@ import torch
 
 from benchmarking import application
 from benchmarking.contenders.titles import options
-from benchmarking.watch import watch_passes
+from benchmarking.watch import Watch
 from finetune.text.chinese import join_chinese
 
 CHECKED_TITLES = 8  # documents that plain transformers gives a title one at a time
@@ -22,13 +22,19 @@ def write_ours(settings: dict[str, Any]) -> dict[str, Any]:
     return application.predict("titlegen", prediction_options(settings), partial(watch_prediction, settings))
 
 
-def watch_prediction(settings: dict[str, Any], model: Any, task: Any, split: Any, predict: Any) -> dict[str, Any]:
+def watch_prediction(settings: dict[str, Any], predict: Any, run: Any, model: Any, task: Any, rows: Any) -> dict[str, Any]:
     with torch.no_grad():  # a small batch first: what is made on first use belongs to no pass
         model.eval()
-        task.predict(model, split.collate(np.arange(1)).to(model.device))
-    lines, measured = watch_passes(settings, predict, settings["max_steps"])
-    alone = titles_alone(settings, task.tokenizer, split, model.device)
-    return measured | {"titles": [line["title"] for line in lines], "alone": alone}
+        task.predict(model, rows.split.collate(np.arange(1)).to(model.device))
+    watch = Watch(settings)
+    lines = watch.repeat(partial(prediction_lines, predict, task, rows.split), settings["max_steps"])
+    alone = titles_alone(settings, task.tokenizer, rows.split, model.device)
+    return watch.measurements() | {"titles": [line["title"] for line in lines], "alone": alone}
+
+
+def prediction_lines(predict: Any, task: Any, split: Any) -> list[dict[str, Any]]:
+    predictions, _ = predict()
+    return list(task.prediction_lines(predictions, split))
 
 
 @torch.no_grad()
@@ -55,8 +61,8 @@ class TrainerWriter:
     def __init__(self, settings: dict[str, Any]) -> None:
         from benchmarking.contenders import trainer  # ours must not wait for it
 
-        task, _ = application.load("titlegen", prediction_options(settings), predict=True)
-        self.search, self.tokenizer, split = search(settings), task.tokenizer, task.splits["test"]
+        task, data = application.load("titlegen", prediction_options(settings) | application.PREDICTION)
+        self.search, self.tokenizer, split = search(settings), task.tokenizer, data.splits["test"]
         by_length = settings["contender"] == "trainer_sorted"
         self.order = np.argsort(-split.lengths, kind="stable") if by_length else np.arange(len(split))
         # Without labels the Trainer fails: it asks for a loss beside the title, and so does ours where there are titles.
@@ -75,8 +81,9 @@ class TrainerWriter:
 
 
 def write_with_trainer(settings: dict[str, Any]) -> dict[str, Any]:
-    titles, measured = watch_passes(settings, TrainerWriter(settings).write, settings["max_steps"])
-    return measured | {"titles": titles}
+    watch = Watch(settings)
+    titles = watch.repeat(TrainerWriter(settings).write, settings["max_steps"])
+    return watch.measurements() | {"titles": titles}
 
 
 def prediction_options(settings: dict[str, Any]) -> application.Options:

@@ -8,7 +8,7 @@ from benchmarking.sections import attention, classification, communication, imag
 SECTIONS: dict[str, Section] = {
     section.name: section
     for section in (
-        classification.SHORT, classification.LONG_TAILED, titles.TRAINING, titles.WRITING, attention.SECTION, metrics.SECTION,
-        communication.SECTION, startup.SECTION, images.SECTION, serving.SECTION,
+        classification.SHORT, classification.LONG_TAILED, classification.BESIDE_TOOLS, titles.TRAINING, titles.WRITING,
+        attention.SECTION, metrics.SECTION, communication.SECTION, startup.SECTION, images.SECTION, serving.SECTION,
     )
 }  # fmt: skip

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import statistics
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 from benchmarking.context import Bench
-from benchmarking.processes import REPOSITORY
-from benchmarking.ratios import compare, quartiles, turns
-from benchmarking.report import BOTH, CPU, Goal, Report, Row, Section, chart, table
+from benchmarking.data import make_sample_data
+from benchmarking.ratios import joined, quartiles, speed_row
+from benchmarking.report import BOTH, Goal, Report, Row, Section, chart, cost_goals, cost_values, table
 
 # Script of app/ -> (what scripts/make_sample_data.py draws for it, the loop of others).
 TASKS = {
@@ -32,19 +28,14 @@ def measure(bench: Bench) -> Report:
     size = bench.size("images")
     rows, compared, loaders = [], [], []
     for task, (kind, other) in TASKS.items():
+        folder = bench.folder / kind
+        make_sample_data(kind, "--output_dir", folder)
         settings = {name: size[name] for name in ("batch_size", "max_steps", "epochs")} | {"task": task, "learning_rate": 1e-3}
-        settings |= {"data": str(data(bench, kind)), "task_options": options(bench, task, size["scale"])}
-        runs: dict[str, list[dict[str, Any]]] = {}
-        for contender in bench.others("images", ("bare", other)):
-            pair = bench.run(["images.ours", f"images.{contender}"], settings, bench.turns(size, size["turns"]))
-            for result in pair:
-                runs.setdefault(result["contender"], []).append(result)
-            compared.append({"task": task, "": contender, **compare(*pair, size["warm_up"], bench.per_turn)})
-            bench.say_speed(task, compared[-1])
-        rows += [
-            {"task": task, "": name, **contender_row(each, size["batch_size"], size["warm_up"], bench.per_turn)}
-            for name, each in runs.items()
-        ]
+        settings |= {"data": str(folder), "task_options": options(bench, task, size["scale"])}
+        runs, more = bench.compare("images", bench.others("images", ("bare", other)), settings, size, {"task": task})
+        compared += more
+        for name, each in runs.items():
+            rows.append({"task": task, "": name, **speed_row(joined(each), size["batch_size"] * bench.per_turn, "samples")})
         (loader,) = bench.run(["images.loader"], settings)
         loaders.append({"task": task, "rows/s per core": quartiles(loader["rows/s"])})
     return {
@@ -58,15 +49,6 @@ def measure(bench: Bench) -> Report:
         ],
         "goals": goal_values(compared),
     }
-
-
-def data(bench: Bench, kind: str) -> Path:
-    """The folder of a kind of sample data, drawn if it is not there."""
-    folder = bench.folder / kind
-    if not folder.exists():
-        script = REPOSITORY / "scripts" / "make_sample_data.py"
-        subprocess.run([sys.executable, script, kind, "--output_dir", folder], check=True, stdout=subprocess.DEVNULL)
-    return folder
 
 
 def options(bench: Bench, task: str, scale: int) -> dict[str, Any]:
@@ -93,29 +75,13 @@ CONFIGS = {
 }  # fmt: skip
 
 
-def contender_row(runs: list[dict[str, Any]], batch_size: int, warm_up: int, per_turn: int) -> Row:
-    """One contender's medians over all its runs, without their first turns."""
-    each = [x for run in runs for x in turns(run["step_seconds"], per_turn)[warm_up:]]
-    return {
-        "turns": len(each),
-        "samples/s": batch_size * per_turn / statistics.median(each),
-        "at best": batch_size * per_turn / min(each),
-        "memory, MiB": statistics.median(run["memory_mb"] for run in runs),
-        "of the process, MiB": statistics.median(run["peak_memory_mb"] for run in runs),
-    }
-
-
 def goal_values(compared: list[Row]) -> dict[str, tuple[float, str | None]]:
     found: dict[str, tuple[float, str | None]] = {}
     for row in compared:
-        task, speed = row["task"], row["speed (quartiles)"]["median"]
         if row[""] == "bare":
-            found |= {
-                cost(task): (100 * (1 / speed - 1), None),
-                f"{cost(task)}, in CPU time": (100 * (row["CPU time"] - 1), None),
-            }
+            found |= cost_values(cost(row["task"]), [row])
         else:
-            found[faster(task)] = speed, None
+            found[faster(row["task"])] = row["speed (quartiles)"]["median"], None
     return found
 
 
@@ -127,13 +93,5 @@ def faster(task: str) -> str:
     return f"{task}: times the speed of {'MONAI' if TASKS[task][1] == 'monai' else 'Trainer'}"
 
 
-GOALS = tuple(
-    goal
-    for task in TASKS
-    for goal in (
-        Goal(cost(task), BOTH, 3, False, "%"),
-        Goal(f"{cost(task)}, in CPU time", CPU, 3, False, "%"),
-        Goal(faster(task), BOTH, 1),
-    )
-)
+GOALS = tuple(goal for task in TASKS for goal in (*cost_goals(cost(task)), Goal(faster(task), BOTH, 1)))
 SECTION = Section("images", "Image tasks", LEGEND, measure, GOALS)

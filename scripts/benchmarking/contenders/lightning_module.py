@@ -1,0 +1,39 @@
+"""A classifier for Lightning, and its Trainer."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from lightning import LightningModule, Trainer, seed_everything
+
+from benchmarking.contenders.training import MAX_GRAD_NORM
+
+
+class Classifier(LightningModule):
+    def __init__(self, model: Any, learning_rate: float) -> None:
+        super().__init__()
+        self.model, self.learning_rate = model, learning_rate
+
+    def on_train_start(self) -> None:
+        self.model.train()  # Lightning keeps the mode that transformers loads a model in
+
+    def training_step(self, batch: Any) -> torch.Tensor:
+        return self.model(**batch).loss
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=self.learning_rate, fused=True)
+        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, int(self.trainer.estimated_stepping_batches))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def trainer(settings: dict[str, Any], cuda: bool) -> Trainer:
+    """One epoch on one device; nothing is reported or saved."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    seed_everything(settings["seed"], verbose=False)
+    return Trainer(
+        accelerator="gpu" if cuda else "cpu", devices=1, max_epochs=1, gradient_clip_val=MAX_GRAD_NORM,
+        precision="bf16-mixed" if settings["precision"] == "bf16" else "32-true", default_root_dir=settings["folder"],
+        logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
