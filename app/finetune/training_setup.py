@@ -32,8 +32,8 @@ from finetune.training import loop
 from finetune.training.average import WeightAverage, averaged
 from finetune.training.best_models import BestModels, check_space
 from finetune.training.gradient_checkpointing import checkpoint_activations
-from finetune.training.loop import FitOptions, Training
 from finetune.training.optimizer import build_optimizer, state_bytes
+from finetune.training.training import FitOptions, Training
 
 
 def prepare_training(

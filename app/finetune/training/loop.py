@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 
-from finetune.batching.batches import EvalRows, TrainSteps, train_loader
+from finetune.batching.batches import train_loader
 from finetune.checkpoints import checkpoint, saving
 from finetune.checkpoints.checkpoint import TrainState
 from finetune.checkpoints.saving import CheckpointTarget
@@ -24,58 +22,18 @@ from finetune.launching.processes import Run
 from finetune.launching.shutdown import stop_requested, stop_run
 from finetune.output import status
 from finetune.output.progress import Phase
-from finetune.output.writer_thread import Background
-from finetune.plan import Plan
 from finetune.reports.profiling import profiled
-from finetune.reports.tracker import Tracker
-from finetune.task import Batch, Predictions, Task
-from finetune.training.average import WeightAverage, averaged
-from finetune.training.best_models import BestModels
+from finetune.task import Batch
+from finetune.training.average import averaged
 from finetune.training.clock import StepClock, memory_mb, peak_memory_mb
-from finetune.training.evaluation import evaluate
 from finetune.training.optimizer import set_learning_rate
-from finetune.training.splitting import MOST_HALVINGS, Splitting
+from finetune.training.selection import evaluate_and_keep_best, out_of_patience
+from finetune.training.splitting import MOST_HALVINGS
 from finetune.training.step import seed_step, train_step
+from finetune.training.training import Training
 
 SKIPPED_LIMIT = 20  # fp16 updates skipped in a row; a scale that starts at 2**16 is down to 1 after 16
 LOOK_SECONDS = 2.0  # the host waits for a GPU at least this often, and learns of requests to stop then
-
-
-@dataclass(frozen=True)
-class FitOptions:
-    """The arguments that `fit` itself looks at."""
-
-    seed: int
-    max_grad_norm: float
-    best_metric: str
-    greater_is_better: bool
-    early_stopping_patience: int | None
-    save_total_limit: int
-    dataloader_num_workers: int
-    profile: int | None = None  # steps that torch's profiler watches
-    in_shards: bool = False  # checkpoints
-
-
-@dataclass
-class Training:
-    """What `fit` works on. `export`: writes a better model from the validation rows' predictions; every process calls it."""
-
-    model: Any
-    optimizer: Any
-    task: Task
-    plan: Plan
-    options: FitOptions
-    steps: TrainSteps
-    validation: EvalRows | None
-    tracker: Tracker
-    output_dir: Path
-    fingerprint: dict[str, Any]
-    export: Callable[[Predictions | None], None]
-    best_models: BestModels | None = None
-    average: WeightAverage | None = None
-    writer: Background = field(default_factory=Background)  # of checkpoints
-    splitting: Splitting = field(default_factory=Splitting)
-    save_stalls: list[float] = field(default_factory=list)  # seconds for which checkpoints held the training
 
 
 def fit(run: Run, training: Training, state: TrainState) -> dict[str, float | None]:
@@ -87,7 +45,7 @@ def fit(run: Run, training: Training, state: TrainState) -> dict[str, float | No
     """
     plan, options, tracker = training.plan, training.options, training.tracker
     clock = StepClock(run.device)
-    if (state.step >= plan.total_steps and not state.unevaluated) or _out_of_patience(options, state):
+    if (state.step >= plan.total_steps and not state.unevaluated) or out_of_patience(options, state):
         run.print(f"training       is complete ({state.step} steps); nothing to do")
         known = _train_metrics(run, training, state, clock)
         return {name: value for name, value in known.items() if value is not None and name != "peak_memory_mb"}
@@ -230,7 +188,7 @@ def _finish_step(run: Run, training: Training, state: TrainState, eval_due: bool
     try:
         if eval_due:
             with averaged(training.average):
-                done = _evaluate_and_keep_best(run, training, state)
+                done = evaluate_and_keep_best(run, training, state)
     except StopRequested:
         _save_and_stop(run, training, state, True)
     save_steps = training.plan.save_steps
@@ -339,48 +297,6 @@ def _log_step(training: Training, state: TrainState, multiplier: float, norm: fl
     }
     state.losses.clear()
     training.tracker.log(event, speed=speed)
-
-
-def _evaluate_and_keep_best(run: Run, training: Training, state: TrainState) -> bool:
-    """Evaluates, exports the model if it is the best so far; returns whether patience has run out."""
-    task, options = training.task, training.options
-    metrics, predictions = evaluate(run, training.model, task, training.validation, stoppable=True)
-    training.tracker.log(
-        {
-            "step": state.step,
-            "epoch": round(state.step / training.plan.steps_per_epoch, 6),
-            **{f"eval_{name}": value for name, value in metrics.items()},
-        },
-        shown=tuple(f"eval_{name}" for name in task.shown_metrics),
-    )
-    value, loss = metrics.get(options.best_metric), metrics.get("loss")
-    if value is not None and _is_better(value, loss, state, options.greater_is_better):
-        state.best_metric, state.best_metric_name, state.best_loss = value, options.best_metric, loss
-        state.best_step, state.evaluations_without_best = state.step, 0
-        training.export(predictions)
-    else:
-        state.evaluations_without_best += 1
-    if value is not None and training.best_models is not None:
-        training.best_models.add(state, value, loss, predictions)
-    if not _out_of_patience(options, state):
-        return False
-    evaluations = state.evaluations_without_best
-    training.tracker.say(f"stopping early: no better {options.best_metric} in {evaluations} evaluations")
-    return True
-
-
-def _out_of_patience(options: FitOptions, state: TrainState) -> bool:
-    patience = options.early_stopping_patience
-    return patience is not None and state.evaluations_without_best >= patience
-
-
-def _is_better(metric: float, loss: float | None, state: TrainState, greater_is_better: bool) -> bool:
-    """Whether a model is better than the best so far. Equal metrics are decided by the loss: the F1 of rare labels may stay 0
-    for epochs while the model learns."""
-    best = state.best_metric
-    if metric == best:
-        return loss is not None and state.best_loss is not None and loss < state.best_loss
-    return best is None or (metric > best if greater_is_better else metric < best)
 
 
 def _train_metrics(run: Run, training: Training, state: TrainState, clock: StepClock) -> dict[str, float | None]:

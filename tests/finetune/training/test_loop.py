@@ -17,7 +17,8 @@ from finetune.output.writer_thread import finish_all
 from finetune.reports.tracker import SPEED, Tracker, read_history
 from finetune.training import loop
 from finetune.training.average import WeightAverage
-from finetune.training.loop import SKIPPED_LIMIT, FitOptions, Training, fit
+from finetune.training.loop import SKIPPED_LIMIT, fit
+from finetune.training.training import FitOptions, Training
 
 NOTHING = np.array([], dtype=int)
 

@@ -1,0 +1,54 @@
+"""What the parts of a training share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from finetune.batching.batches import EvalRows, TrainSteps
+from finetune.output.writer_thread import Background
+from finetune.plan import Plan
+from finetune.reports.tracker import Tracker
+from finetune.task import Predictions, Task
+from finetune.training.average import WeightAverage
+from finetune.training.best_models import BestModels
+from finetune.training.splitting import Splitting
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """The arguments that `fit` itself looks at."""
+
+    seed: int
+    max_grad_norm: float
+    best_metric: str
+    greater_is_better: bool
+    early_stopping_patience: int | None
+    save_total_limit: int
+    dataloader_num_workers: int
+    profile: int | None = None  # steps that torch's profiler watches
+    in_shards: bool = False  # checkpoints
+
+
+@dataclass
+class Training:
+    """What `fit` works on. `export`: writes a better model from the validation rows' predictions; every process calls it."""
+
+    model: Any
+    optimizer: Any
+    task: Task
+    plan: Plan
+    options: FitOptions
+    steps: TrainSteps
+    validation: EvalRows | None
+    tracker: Tracker
+    output_dir: Path
+    fingerprint: dict[str, Any]
+    export: Callable[[Predictions | None], None]
+    best_models: BestModels | None = None
+    average: WeightAverage | None = None
+    writer: Background = field(default_factory=Background)  # of checkpoints
+    splitting: Splitting = field(default_factory=Splitting)
+    save_stalls: list[float] = field(default_factory=list)  # seconds for which checkpoints held the training
