@@ -24,10 +24,11 @@ from finetune.output.console import say
 from finetune.output.files import naming, write_json
 from finetune.output.progress import Phase
 from finetune.output.run_folder import PICTURES, TRACKERS, check_present, read_metrics
+from finetune.task import Section
 
 HISTORY, SPEED, TENSORBOARD, DVCLIVE = "history.jsonl", "speed.jsonl", "tensorboard", "dvclive"
 # Where services look for it themselves.
-PROJECT_VARIABLES = ("WANDB_PROJECT", "MLFLOW_EXPERIMENT_NAME", "COMET_PROJECT_NAME")
+PROJECT_VARIABLES = ("WANDB_PROJECT", "MLFLOW_EXPERIMENT_NAME", "COMET_PROJECT_NAME", "CLEARML_PROJECT", "SWANLAB_PROJ_NAME")
 # How Accelerate's trackers go on with a run: where its id is in theirs, the setting that takes it, and further settings.
 CONTINUED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "wandb": ("id", "id", {"resume": "allow"}),
@@ -40,6 +41,7 @@ CONTINUED: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 # The setting for --run_name.
 NAMED = {"wandb": "name", "mlflow": "run_name", "clearml": "task_name", "swanlab": "experiment_name", "trackio": "name"}
+IN_LISTS = ("wandb", "swanlab")  # whose `log_images` takes lists
 
 
 class Tracker:
@@ -48,6 +50,7 @@ class Tracker:
     def __init__(self, accelerator: Any, output_dir: Path, total_steps: int, first_step: int, resuming: bool) -> None:
         self.accelerator, self.is_main = accelerator, accelerator.is_main_process
         self.folder, self.first_step = output_dir, first_step if resuming else 0
+        self.step = first_step
         self.progress = Phase("training", "steps", total_steps, first_step, self.is_main)
         if not self.is_main:
             return
@@ -91,6 +94,7 @@ class Tracker:
 
     def log(self, event: dict[str, Any], shown: tuple[str, ...] = (), speed: dict[str, float] | None = None) -> None:
         """Records one event, which has "step"; the keys `shown` go to the console too. `speed`: what goes to speed.jsonl."""
+        self.step = event["step"]
         if not self.is_main:
             return
         check_present(self.folder)
@@ -135,7 +139,7 @@ class Tracker:
     def picture(self, name: str, picture: np.ndarray) -> None:
         """`show_picture` on rank 0."""
         if self.is_main:
-            show_picture(self.accelerator, self.folder, name, picture)
+            show_picture(self.accelerator, self.folder, name, picture, self.step)
 
     def flush(self) -> None:
         """Forces the history so far to disk."""
@@ -171,8 +175,8 @@ def _ids(trackers: list[Any]) -> dict[str, str]:
     return found
 
 
-def show_picture(accelerator: Any, folder: Path, name: str, picture: np.ndarray) -> None:
-    """Writes a picture, (height, width, 3) uint8, to pictures/NAME.png and, if the run reports there, TensorBoard."""
+def show_picture(accelerator: Any, folder: Path, name: str, picture: np.ndarray, step: int) -> None:
+    """Writes a picture, (height, width, 3) uint8, to pictures/NAME.png, and gives it to trackers, as far as Accelerate can."""
     path = folder / PICTURES / f"{name}.png"
     check_present(folder)
     written.add(folder, path)
@@ -182,6 +186,16 @@ def show_picture(accelerator: Any, folder: Path, name: str, picture: np.ndarray)
     for tracker in accelerator.trackers:
         if tracker.name == TENSORBOARD:
             tracker.writer.add_image(name, picture, dataformats="HWC")
+        elif hasattr(tracker, "log_images"):
+            image = Image.fromarray(picture)
+            tracker.log_images({name: [image] if tracker.name in IN_LISTS else image}, step=step)
+
+
+def show_table(accelerator: Any, table: Section, step: int) -> None:
+    """Gives a table to trackers, as far as Accelerate can."""
+    for tracker in accelerator.trackers:
+        if hasattr(tracker, "log_table"):
+            tracker.log_table(table.title, columns=table.header, data=table.rows, step=step)
 
 
 def read_history(output_dir: Path, name: str = HISTORY) -> list[dict[str, Any]]:
