@@ -41,6 +41,7 @@ CONTINUED: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 # The setting for --run_name.
 NAMED = {"wandb": "name", "mlflow": "run_name", "clearml": "task_name", "swanlab": "experiment_name", "trackio": "name"}
+GIVEN = "given_until"  # in trackers.json: by value, the last step that trackers have got it for
 IN_LISTS = ("wandb", "swanlab")  # whose `log_images` takes lists
 
 
@@ -56,9 +57,11 @@ class Tracker:
             return
         self.path, self.speed_path = output_dir / HISTORY, output_dir / SPEED
         written.add(output_dir, self.path, self.speed_path)
-        # What trackers were given before the run was resumed from an earlier step: most would keep it twice.
+        # The last step of each value that trackers got before the run was resumed from an earlier one: most would keep both.
         paths = (self.path, self.speed_path) if self.first_step else ()
-        self.given = {(event["step"], key) for path in paths for event in _events(path) for key in event}
+        self.given: dict[str, int] = read_metrics(output_dir / TRACKERS).get(GIVEN, {}) if self.first_step else {}
+        for event in (event for path in paths for event in _events(path)):
+            self.given |= {key: max(event["step"], self.given.get(key, 0)) for key in event}
         with naming(self.path):
             _keep_until(self.path, self.first_step)
             self.history = self.path.open("a", encoding="utf-8")
@@ -88,9 +91,9 @@ class Tracker:
         tensorboard = TensorBoardTracker(TENSORBOARD, self.folder, **board)
         self.accelerator.log_with = [tensorboard if str(each) == TENSORBOARD else each for each in self.accelerator.log_with]
         self.accelerator.init_trackers(project, config=plain, init_kwargs=kwargs)
-        if self.is_main and (ids := _ids(self.accelerator.trackers)):
+        if self.is_main and any(tracker.name != TENSORBOARD for tracker in self.accelerator.trackers):
             written.add(self.folder, self.folder / TRACKERS)
-            write_json(self.folder / TRACKERS, ids)
+            write_json(self.folder / TRACKERS, {**_ids(self.accelerator.trackers), GIVEN: self.given})
 
     def log(self, event: dict[str, Any], shown: tuple[str, ...] = (), speed: dict[str, float] | None = None) -> None:
         """Records one event, which has "step"; the keys `shown` go to the console too. `speed`: what goes to speed.jsonl."""
@@ -108,7 +111,7 @@ class Tracker:
         metrics = {key: value for key, value in event.items() if isinstance(value, int | float) and key != "step"} | (
             speed or {}
         )
-        new = {key: value for key, value in metrics.items() if (event["step"], key) not in self.given}
+        new = {key: value for key, value in metrics.items() if event["step"] > self.given.get(key, -1)}
         with naming(self.folder / TENSORBOARD):
             for tracker in self.accelerator.trackers:
                 if values := metrics if tracker.name == TENSORBOARD else new:

@@ -201,7 +201,16 @@ def test_trackers_get_no_value_twice_after_an_earlier_checkpoint(tmp_path):
     tracker.log(event(6))
     tracker.close()
     assert accelerator.logged == [(4, {"eval_loss": 0.5}), (6, {"epoch": 0.6, "loss": 1 / 6})]
-    assert [each["step"] for each in read_history(tmp_path)] == [2, 4, 4, 6]
+    for killed in (True, False):  # before it logs anything: then history.jsonl knows less than trackers
+        accelerator = Started(log_with=[None])
+        tracker = Tracker(accelerator, tmp_path, 10, 2, True)
+        tracker.start_trackers("reviews", None, {})
+        accelerator.trackers[0].log = lambda metrics, step, logged=accelerator.logged: logged.append((step, metrics))
+        for step in () if killed else (4, 6, 8):
+            tracker.log(event(step))
+        tracker.close()
+    assert accelerator.logged == [(8, {"epoch": 0.8, "loss": 1 / 8})]
+    assert [each["step"] for each in read_history(tmp_path)] == [2, 4, 6, 8]
 
 
 def test_trackers_are_those_of_accelerate():
