@@ -193,21 +193,21 @@ class MultiLabelClassification(TextTask):
             from_logits=True,
             pos_weight=self.loss.pos_weight,
             label_smoothing=self.loss.label_smoothing,
-            tuned_decisions=self.decider.decisions(predictions, self.thresholds),
+            tuned_decisions=self.decider.decisions(predictions, self.thresholds, split),
         )
         own = {} if self.loss.kind == "bce" else {"loss": self.loss.mean(predictions["logits"], predictions["labels"])}
         return {**scores, **own}
 
     def as_references(self, predictions: Predictions, split: TextSplit) -> tuple[Any, Any]:
-        return self.decider.decisions(predictions, self.thresholds).astype(int), predictions["labels"].astype(int)
+        return self.decider.decisions(predictions, self.thresholds, split).astype(int), predictions["labels"].astype(int)
 
     def export(
         self, path: Path, model: torch.nn.Module, weights: dict[str, torch.Tensor], best: Predictions | None
     ) -> dict[str, Any]:
         fitted, metrics, checked = self.decider.fit(*np.zeros((2, 0, len(self.labels)))), {"eval_per_label": []}, {}
         if best is not None:
-            fitted, metrics = self.decider.report(best, self.labels)
             split = self.splits["validation"]
+            fitted, metrics = self.decider.report(best, self.labels, split)
             rows = classifier.rows_to_check(split.lengths)
             checked = {split.texts[row]: fitted.chances(best["logits"][row]) for row in rows}
         check = partial(classifier.check_export, expected=checked, precision=self.rounding)
@@ -220,7 +220,7 @@ class MultiLabelClassification(TextTask):
         if new_names:
             raise InputError(f"{path}: has no trained classifier ({min(new_names)} is missing); train first")
         self.thresholds = classifier.thresholds_of(model.config) if self.decider.given is None else self.decider.given
-        self.loss = from_config(model.config) or self.loss
+        self.decider, self.loss = self.decider.of_trained(model.config), from_config(model.config) or self.loss
         return self.with_kernels(model)
 
     def prediction_lines(self, predictions: Predictions, split: TextSplit) -> Iterator[dict[str, Any]]:

@@ -92,7 +92,7 @@ def report(runs: list[dict[str, Any]], resamples: int) -> list[str]:
             lines += ["", f"{name} and [0] have no rows in common that both scored (--report_to html keeps the scores)"]
             continue
         lines += ["", f"{name} minus [0], {split} rows, paired bootstrap"]
-        for metric in run["scores"][split].keys() & runs[0]["scores"][split].keys():
+        for metric in (name for name in runs[0]["scores"][split] if name in run["scores"][split]):
             mean, low, high, p = paired_bootstrap(run["scores"][split][metric], runs[0]["scores"][split][metric], resamples)
             lines.append(f"  {metric:<34}{mean:>+10.4f}   95 % {low:+.4f} to {high:+.4f}   p {p:.4f}")
     return lines

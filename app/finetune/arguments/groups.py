@@ -315,7 +315,7 @@ class RunArguments:
     run_name: str | None = option(per_machine=True, help="name of the run for trackers")
     project_name: str | None = option(
         per_machine=True,
-        help="wandb's project, MLflow's experiment (default: WANDB_PROJECT, MLFLOW_EXPERIMENT_NAME or COMET_PROJECT_NAME, or "
+        help="the trackers' project, MLflow's experiment (default: what the tracker's variable says, such as WANDB_PROJECT, or "
         "the task's name)",
     )
     push_to_hub: bool = option(False, help="upload the best model to the hub when the run is done")

@@ -19,7 +19,7 @@ from finetune.output.run_folder import BEST_PREDICTIONS, REPORT, ROW_SCORES
 from finetune.reports import data, figures
 from finetune.reports.card import write_card
 from finetune.reports.page import write_page
-from finetune.reports.tracker import SPEED, read_history, show_picture
+from finetune.reports.tracker import SPEED, read_history, show_picture, show_table
 from finetune.task import Judgement, Predictions, Section, Shown, Split, Task
 
 RESAMPLES = 1000
@@ -73,7 +73,7 @@ def write_reports(run: Run, arguments: Any, task: Task, splits: Mapping[str, Spl
 
 
 def _judge(run: Run, folder: Path, task: Task, splits: Mapping[str, Split]) -> list[Section]:
-    """Draws figures into pictures/ and to TensorBoard; returns the tables for the page."""
+    """Draws figures into pictures/ and for trackers; returns the tables for the page."""
     path, judgement = folder / BEST_PREDICTIONS, Judgement()
     if "validation" in splits and path.exists():
         with np.load(path) as best:
@@ -83,8 +83,11 @@ def _judge(run: Run, folder: Path, task: Task, splits: Mapping[str, Split]) -> l
         _save(folder / ROW_SCORES.format("validation"), judgement.row_scores)
         sections = [_intervals(judgement.row_scores), *sections]
     events, of_data = [*read_history(folder), *read_history(folder, SPEED)], _data(task, splits)
+    step = max((event["step"] for event in events), default=0)
     for name, figure in {**figures.curves(events, task.shown_metrics), **drawn, **of_data.figures}.items():
-        show_picture(run.accelerator, folder, name, figures.as_picture(figure))
+        show_picture(run.accelerator, folder, name, figures.as_picture(figure), step)
+    for table in sections:
+        show_table(run.accelerator, table, step)
     return [*sections, *of_data.sections]
 
 

@@ -55,10 +55,10 @@ def render(template: str, *, pictures: dict[str, bytes], **values: Any) -> str:
 
 def summary(run: dict[str, Any], values: dict[str, Any], metrics: Sequence[str], best_by: str) -> list[str]:
     """The run in three sentences. `best_by`: the metric that decided which model is best."""
-    plan, minutes = run["plan"], (values.get("train_runtime") or 0) / 60
+    plan, time = run["plan"], _duration(values.get("train_runtime") or 0)
     steps = f"{values.get('train_steps')} steps of {plan['batch']['global_batch_size']} rows"
-    where = f"{run['world_size']} process(es) ({run['device']})"
-    said = [f"{plan['num_rows']:,} rows were trained on for {steps}, in {minutes:.1f} minutes on {where}."]
+    where = f"{run['world_size']} {'process' if run['world_size'] == 1 else 'processes'} ({run['device']})"
+    said = [f"{plan['num_rows']:,} rows were trained on for {steps}, in {time} on {where}."]
     if values.get("best_metric") is not None:
         best, last = values["best_step"], values.get("train_steps")
         which = "that of the last one" if best == last else f"that of step {best} of {last}"
@@ -70,6 +70,12 @@ def summary(run: dict[str, Any], values: dict[str, Any], metrics: Sequence[str],
         if split == "test" and known:
             said.append(f"On the test rows: {', '.join(known[:4])}.")
     return said
+
+
+def _duration(seconds: float) -> str:
+    """In the unit that a reader would choose."""
+    size, unit = next((size, unit) for size, unit in ((3600, "hours"), (60, "minutes"), (0, "seconds")) if seconds >= 2 * size)
+    return f"{seconds / max(1, size):.1f} {unit}"
 
 
 def _in_order(path: Path) -> tuple[int, str]:

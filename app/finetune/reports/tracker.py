@@ -24,10 +24,11 @@ from finetune.output.console import say
 from finetune.output.files import naming, write_json
 from finetune.output.progress import Phase
 from finetune.output.run_folder import PICTURES, TRACKERS, check_present, read_metrics
+from finetune.task import Section
 
 HISTORY, SPEED, TENSORBOARD, DVCLIVE = "history.jsonl", "speed.jsonl", "tensorboard", "dvclive"
 # Where services look for it themselves.
-PROJECT_VARIABLES = ("WANDB_PROJECT", "MLFLOW_EXPERIMENT_NAME", "COMET_PROJECT_NAME")
+PROJECT_VARIABLES = ("WANDB_PROJECT", "MLFLOW_EXPERIMENT_NAME", "COMET_PROJECT_NAME", "CLEARML_PROJECT", "SWANLAB_PROJ_NAME")
 # How Accelerate's trackers go on with a run: where its id is in theirs, the setting that takes it, and further settings.
 CONTINUED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "wandb": ("id", "id", {"resume": "allow"}),
@@ -40,6 +41,8 @@ CONTINUED: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 # The setting for --run_name.
 NAMED = {"wandb": "name", "mlflow": "run_name", "clearml": "task_name", "swanlab": "experiment_name", "trackio": "name"}
+GIVEN = "given_until"  # in trackers.json: by value, the last step that trackers have got it for
+IN_LISTS = ("wandb", "swanlab")  # whose `log_images` takes lists
 
 
 class Tracker:
@@ -48,14 +51,17 @@ class Tracker:
     def __init__(self, accelerator: Any, output_dir: Path, total_steps: int, first_step: int, resuming: bool) -> None:
         self.accelerator, self.is_main = accelerator, accelerator.is_main_process
         self.folder, self.first_step = output_dir, first_step if resuming else 0
+        self.step = first_step
         self.progress = Phase("training", "steps", total_steps, first_step, self.is_main)
         if not self.is_main:
             return
         self.path, self.speed_path = output_dir / HISTORY, output_dir / SPEED
         written.add(output_dir, self.path, self.speed_path)
-        # What trackers were given before the run was resumed from an earlier step: most would keep it twice.
+        # The last step of each value that trackers got before the run was resumed from an earlier one: most would keep both.
         paths = (self.path, self.speed_path) if self.first_step else ()
-        self.given = {(event["step"], key) for path in paths for event in _events(path) for key in event}
+        self.given: dict[str, int] = read_metrics(output_dir / TRACKERS).get(GIVEN, {}) if self.first_step else {}
+        for event in (event for path in paths for event in _events(path)):
+            self.given |= {key: max(event["step"], self.given.get(key, 0)) for key in event}
         with naming(self.path):
             _keep_until(self.path, self.first_step)
             self.history = self.path.open("a", encoding="utf-8")
@@ -85,12 +91,13 @@ class Tracker:
         tensorboard = TensorBoardTracker(TENSORBOARD, self.folder, **board)
         self.accelerator.log_with = [tensorboard if str(each) == TENSORBOARD else each for each in self.accelerator.log_with]
         self.accelerator.init_trackers(project, config=plain, init_kwargs=kwargs)
-        if self.is_main and (ids := _ids(self.accelerator.trackers)):
+        if self.is_main and any(tracker.name != TENSORBOARD for tracker in self.accelerator.trackers):
             written.add(self.folder, self.folder / TRACKERS)
-            write_json(self.folder / TRACKERS, ids)
+            write_json(self.folder / TRACKERS, {**_ids(self.accelerator.trackers), GIVEN: self.given})
 
     def log(self, event: dict[str, Any], shown: tuple[str, ...] = (), speed: dict[str, float] | None = None) -> None:
         """Records one event, which has "step"; the keys `shown` go to the console too. `speed`: what goes to speed.jsonl."""
+        self.step = event["step"]
         if not self.is_main:
             return
         check_present(self.folder)
@@ -104,7 +111,7 @@ class Tracker:
         metrics = {key: value for key, value in event.items() if isinstance(value, int | float) and key != "step"} | (
             speed or {}
         )
-        new = {key: value for key, value in metrics.items() if (event["step"], key) not in self.given}
+        new = {key: value for key, value in metrics.items() if event["step"] > self.given.get(key, -1)}
         with naming(self.folder / TENSORBOARD):
             for tracker in self.accelerator.trackers:
                 if values := metrics if tracker.name == TENSORBOARD else new:
@@ -135,7 +142,7 @@ class Tracker:
     def picture(self, name: str, picture: np.ndarray) -> None:
         """`show_picture` on rank 0."""
         if self.is_main:
-            show_picture(self.accelerator, self.folder, name, picture)
+            show_picture(self.accelerator, self.folder, name, picture, self.step)
 
     def flush(self) -> None:
         """Forces the history so far to disk."""
@@ -171,8 +178,8 @@ def _ids(trackers: list[Any]) -> dict[str, str]:
     return found
 
 
-def show_picture(accelerator: Any, folder: Path, name: str, picture: np.ndarray) -> None:
-    """Writes a picture, (height, width, 3) uint8, to pictures/NAME.png and, if the run reports there, TensorBoard."""
+def show_picture(accelerator: Any, folder: Path, name: str, picture: np.ndarray, step: int) -> None:
+    """Writes a picture, (height, width, 3) uint8, to pictures/NAME.png, and gives it to trackers, as far as Accelerate can."""
     path = folder / PICTURES / f"{name}.png"
     check_present(folder)
     written.add(folder, path)
@@ -182,6 +189,16 @@ def show_picture(accelerator: Any, folder: Path, name: str, picture: np.ndarray)
     for tracker in accelerator.trackers:
         if tracker.name == TENSORBOARD:
             tracker.writer.add_image(name, picture, dataformats="HWC")
+        elif hasattr(tracker, "log_images"):
+            image = Image.fromarray(picture)
+            tracker.log_images({name: [image] if tracker.name in IN_LISTS else image}, step=step)
+
+
+def show_table(accelerator: Any, table: Section, step: int) -> None:
+    """Gives a table to trackers, as far as Accelerate can."""
+    for tracker in accelerator.trackers:
+        if hasattr(tracker, "log_table"):
+            tracker.log_table(table.title, columns=table.header, data=table.rows, step=step)
 
 
 def read_history(output_dir: Path, name: str = HISTORY) -> list[dict[str, Any]]:

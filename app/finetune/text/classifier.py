@@ -148,11 +148,12 @@ def plain_model(model: Any, fitted: Fitted, loss: MultiLabelLoss) -> Any:
     """
     config = type(model.config).from_dict(model.config.to_dict())
     config.thresholds = [float(threshold) for threshold in fitted.thresholds]
+    config.threshold_tuning = fitted.tuning
     config.temperatures = [float(temperature) for temperature in fitted.temperatures] if fitted.calibrates else None
     config.pos_weight = None if loss.pos_weight is None else [float(weight) for weight in loss.pos_weight]
     config.label_smoothing_factor = loss.label_smoothing or None
     config.multilabel_loss = loss.as_config()
-    for name in ("temperatures", "pos_weight", "label_smoothing_factor", "multilabel_loss"):
+    for name in ("threshold_tuning", "temperatures", "pos_weight", "label_smoothing_factor", "multilabel_loss"):
         if getattr(config, name) is None:
             delattr(config, name)
     config.dtype = torch.float32

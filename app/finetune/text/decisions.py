@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,14 +14,16 @@ from finetune.metrics.multilabel import binary_cross_entropy, expected_calibrati
 from finetune.metrics.thresholds import F1, FOLDS, Objective, decide, folds_of, tune_thresholds
 from finetune.models.calibration import fit_temperatures
 from finetune.reading.json_files import read_object
-from finetune.task import Predictions
+from finetune.task import Predictions, Split
 
 
 class Fitted(NamedTuple):
-    """(labels,) each: what logits are divided by, and the thresholds of the probabilities that they then give."""
+    """(labels,) each: what logits are divided by, and the thresholds of the probabilities that they then give. `tuning`: how
+    the thresholds were chosen, for the model's configuration; None if they were given."""
 
     temperatures: np.ndarray
     thresholds: np.ndarray
+    tuning: dict[str, Any] | None = None
 
     @property
     def calibrates(self) -> bool:
@@ -35,12 +37,20 @@ class Fitted(NamedTuple):
 @dataclass(frozen=True)
 class Decider:
     """How temperatures and thresholds are chosen. `given`: (labels,) thresholds by hand; `calibration`: as --calibration;
-    `seed`: draws the folds."""
+    `seed`: draws the folds; `tuned_on`: hash of the rows that chose a trained model's thresholds."""
 
     given: np.ndarray | None = None
     objective: Objective = F1
     calibration: str = "none"
     seed: int = 0
+    tuned_on: str | None = None
+
+    def of_trained(self, config: Any) -> Decider:
+        """The one that chose the thresholds of a trained model, which its configuration names; this one where none did."""
+        tuning = getattr(config, "threshold_tuning", None)
+        if tuning is None or self.given is not None:
+            return self
+        return replace(self, objective=Objective(**tuning["objective"]), seed=tuning["seed"], tuned_on=tuning["rows"])
 
     def fit(self, logits: np.ndarray, labels: np.ndarray) -> Fitted:
         """What an exported model gets: chosen on all these rows, (rows, labels)."""
@@ -64,9 +74,10 @@ class Decider:
             decided[fold] = decide(fitted.chances(logits[fold]), fitted.thresholds)
         return calibrated, decided
 
-    def decisions(self, predictions: Predictions, thresholds: np.ndarray | None) -> np.ndarray:
-        """(rows, labels) bool: at a trained model's thresholds, or without any, held out."""
-        if thresholds is None:
+    def decisions(self, predictions: Predictions, thresholds: np.ndarray | None, split: Split) -> np.ndarray:
+        """(rows, labels) bool: at a trained model's thresholds; without any, and for the very rows that chose them, held out.
+        So an exported model has the metrics that its training reported."""
+        if thresholds is None or (self.tuned_on is not None and self.tuned_on == split.content()):
             # Thresholds that are tuned decide the same whatever a label's logits are divided by.
             decider = replace(self, calibration="none") if self.given is None else self
             return decider.held_out(predictions["logits"], predictions["labels"])[1]
@@ -78,11 +89,14 @@ class Decider:
         calibrated, decided = self.held_out(logits, labels)
         return sigmoid(calibrated), labels, self.fit(logits, labels).thresholds, decided
 
-    def report(self, best: Predictions, names: Sequence[str]) -> tuple[Fitted, dict[str, Any]]:
+    def report(self, best: Predictions, names: Sequence[str], split: Split) -> tuple[Fitted, dict[str, Any]]:
         """(what the exported model gets; what it adds to metrics.json: the table of labels, with the exported thresholds and
         scores of held-out decisions, and how well probabilities are calibrated, before and after)."""
         logits, labels = best["logits"], best["labels"]
         fitted, (calibrated, decided) = self.fit(logits, labels), self.held_out(logits, labels)
+        if self.given is None:
+            tuning = {"objective": asdict(self.objective), "seed": self.seed, "rows": split.content()}
+            fitted = fitted._replace(tuning=tuning)
         metrics = {
             "eval_per_label": per_label_table(sigmoid(logits), labels, fitted.thresholds, names, decided),
             "eval_ece": expected_calibration_error(sigmoid(logits), labels),

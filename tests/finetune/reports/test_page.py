@@ -62,7 +62,7 @@ def test_the_page_has_figures_tables_and_no_text_that_is_run(finished):
     names = {path.stem for path in (finished / "pictures").iterdir()}
     assert names == {"curve_loss", "curve_learning_rate", "curve_grad_norm", "errors"}
     assert page.count("data:image/png;base64,") == 4
-    assert "12 rows were trained on for 3 steps of 4 rows, in 1.0 minutes" in page
+    assert "12 rows were trained on for 3 steps of 4 rows, in 60.0 seconds on 1 process (cpu)" in page
     assert "The best model is that of the last one, judged by loss (0.6000)" in page
     assert "&lt;script&gt;alert(1)" in page
     assert "<script" not in page

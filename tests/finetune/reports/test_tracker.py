@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from finetune.arguments.groups import TRACKERS
 from finetune.output import written
-from finetune.reports.tracker import CONTINUED, HISTORY, SPEED, Tracker, project_of, read_history
+from finetune.reports.tracker import CONTINUED, HISTORY, PROJECT_VARIABLES, SPEED, Tracker, project_of, read_history
 
 
 class Accelerator(SimpleNamespace):
@@ -104,13 +104,23 @@ def test_shown_figures_go_to_the_console(tmp_path, capsys):
 def test_a_picture_is_a_file_and_goes_to_tensorboard(tmp_path):
     accelerator, shown = Accelerator(), []
     writer = SimpleNamespace(add_image=lambda name, picture, dataformats: shown.append((name, picture.shape, dataformats)))
-    accelerator.trackers = [SimpleNamespace(name="tensorboard", writer=writer), SimpleNamespace(name="wandb")]
+    logged = []
+    accelerator.trackers = [
+        SimpleNamespace(name="tensorboard", writer=writer),
+        SimpleNamespace(name="mlflow"),  # takes no pictures
+        *(
+            SimpleNamespace(name=name, log_images=lambda images, step, name=name: logged.append((name, images["slices"], step)))
+            for name in ("wandb", "aim")
+        ),
+    ]
     tracker = Tracker(accelerator, tmp_path, 10, 0, False)
     picture = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
     for _ in range(2):  # a better model's takes its place
         tracker.picture("slices", picture)
     tracker.close()
     assert shown == [("slices", (2, 4, 3), "HWC")] * 2
+    (_, (of_wandb,), step), (_, of_aim, _) = logged[:2]
+    assert (of_wandb.size, of_aim.size, step) == ((4, 2), (4, 2), 0)
     assert np.array_equal(np.asarray(Image.open(tmp_path / "pictures" / "slices.png")), picture)
     assert written.foreign(tmp_path, ["pictures"]) == []
 
@@ -191,7 +201,16 @@ def test_trackers_get_no_value_twice_after_an_earlier_checkpoint(tmp_path):
     tracker.log(event(6))
     tracker.close()
     assert accelerator.logged == [(4, {"eval_loss": 0.5}), (6, {"epoch": 0.6, "loss": 1 / 6})]
-    assert [each["step"] for each in read_history(tmp_path)] == [2, 4, 4, 6]
+    for killed in (True, False):  # before it logs anything: then history.jsonl knows less than trackers
+        accelerator = Started(log_with=[None])
+        tracker = Tracker(accelerator, tmp_path, 10, 2, True)
+        tracker.start_trackers("reviews", None, {})
+        accelerator.trackers[0].log = lambda metrics, step, logged=accelerator.logged: logged.append((step, metrics))
+        for step in () if killed else (4, 6, 8):
+            tracker.log(event(step))
+        tracker.close()
+    assert accelerator.logged == [(8, {"epoch": 0.8, "loss": 1 / 8})]
+    assert [each["step"] for each in read_history(tmp_path)] == [2, 4, 6, 8]
 
 
 def test_trackers_are_those_of_accelerate():
@@ -199,7 +218,7 @@ def test_trackers_are_those_of_accelerate():
 
 
 def test_a_project_is_what_is_given_or_set_or_the_task(monkeypatch):
-    for name in ("WANDB_PROJECT", "MLFLOW_EXPERIMENT_NAME", "COMET_PROJECT_NAME"):
+    for name in PROJECT_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     assert project_of(SimpleNamespace(project_name=None), "classify") == "classify"
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "reviews")

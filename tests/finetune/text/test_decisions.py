@@ -1,4 +1,5 @@
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from finetune.metrics.thresholds import Objective, decide
 from finetune.text.decisions import Decider, decider_of, given_thresholds
 
 LABELS = ["a", "b=c", "标签"]
+ROWS, OTHER_ROWS = (SimpleNamespace(content=lambda name=name: name) for name in ("rows", "other rows"))
 
 
 def noise(rows=300, labels=4, seed=0):
@@ -43,7 +45,7 @@ def test_on_rows_that_tuned_them_thresholds_look_better_than_they_are():
         fitted = Decider().fit(**found)
         same_rows.append(decision_scores(sigmoid(found["logits"]), found["labels"], fitted.thresholds)["f1_micro"])
         new_rows.append(decision_scores(sigmoid(new["logits"]), new["labels"], fitted.thresholds)["f1_micro"])
-        decided = Decider(seed=seed).decisions(found, None)
+        decided = Decider(seed=seed).decisions(found, None, ROWS)
         held_out.append(decision_scores(decided.astype(float), found["labels"])["f1_micro"])
     assert np.mean(same_rows) > np.mean(new_rows) + 0.03
     assert np.mean(held_out) == pytest.approx(np.mean(new_rows), abs=0.02)
@@ -53,20 +55,35 @@ def test_given_thresholds_are_used_as_they_are():
     found, given = noise(), np.array([0.1, 0.2, 0.3, 0.9])
     decider = Decider(given)
     assert decider.fit(**found).thresholds is given
-    assert np.array_equal(decider.decisions(found, None), decide(sigmoid(found["logits"]), given))
+    assert np.array_equal(decider.decisions(found, None, ROWS), decide(sigmoid(found["logits"]), given))
     assert decider.fit(*np.zeros((2, 0, 4))).thresholds is given  # without validation rows
+
+
+def test_a_trained_model_decides_the_rows_that_chose_its_thresholds_as_its_training_did():
+    found, given = noise(), np.array([0.1, 0.2, 0.3, 0.9])
+    chosen = Decider(objective=Objective("cost", miss_cost=3.0), seed=3)
+    fitted, _ = chosen.report(found, "abcd", ROWS)
+    config = SimpleNamespace(threshold_tuning=json.loads(json.dumps(fitted.tuning)))
+    decider = Decider().of_trained(config)
+    assert np.array_equal(decider.decisions(found, fitted.thresholds, ROWS), chosen.decisions(found, None, ROWS))
+    at_thresholds = decide(sigmoid(found["logits"]), fitted.thresholds)
+    assert np.array_equal(decider.decisions(found, fitted.thresholds, OTHER_ROWS), at_thresholds)
+    assert not np.array_equal(at_thresholds, chosen.decisions(found, None, ROWS))
+    by_hand = Decider(given).of_trained(config)
+    assert np.array_equal(by_hand.decisions(found, given, ROWS), decide(sigmoid(found["logits"]), given))
+    assert Decider(given).report(found, "abcd", ROWS)[0].tuning is None
 
 
 def test_what_is_reported_of_an_export():
     rng = np.random.default_rng(1)
     logits = rng.normal(-1, 1.5, (300, 4))
     found = {"logits": 3 * logits, "labels": (rng.random((300, 4)) < sigmoid(logits)).astype(np.uint8)}  # too sure
-    fitted, metrics = Decider(calibration="temperature").report(found, "abcd")
+    fitted, metrics = Decider(calibration="temperature").report(found, "abcd", ROWS)
     assert fitted.calibrates
     assert metrics["eval_calibrated_ece"] < metrics["eval_ece"]
     assert metrics["eval_calibrated_binary_cross_entropy"] < metrics["eval_binary_cross_entropy"]
     assert [row["threshold"] for row in metrics["eval_per_label"]] == fitted.thresholds.tolist()
-    plain, metrics = Decider().report(found, "abcd")
+    plain, metrics = Decider().report(found, "abcd", ROWS)
     assert not plain.calibrates
     assert set(metrics) == {"eval_per_label", "eval_ece", "eval_tuned_folds"}
 
