@@ -36,12 +36,13 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY / "app"))
 
 from moving.cells import CELLS, OBSERVED, REFERENCE, Cell, batch_arguments, launch_arguments, launcher  # noqa: E402
-from moving.outcome import ADAMS_SHARE, METRICS_WITHIN, WITHIN, Difference, Outcome, compare, read_outcome  # noqa: E402
+from moving.outcome import METRICS_WITHIN, WITHIN, Difference, Outcome, compare, read_outcome  # noqa: E402
 from moving.task_script import load_task_script  # noqa: E402
 
 from finetune.errors import EXIT_BAD_INPUT, InputError  # noqa: E402
 
 DIFFERS = 1
+ADAMS_SHARE = 1e-3  # weights that are this near, where all else is the same, are what Adam makes of rounding (see `verdict`)
 # Whatever the command says of these, a cell neither resumes, nor predicts, nor reports to anybody.
 SILENT = {
     "do_train": "true",

@@ -197,16 +197,25 @@ def test_deeplab_by_windows_on_rows_of_datasets(tmp_path, data, script):  # noqa
     assert len(list((tmp_path / "predicted" / "predictions").iterdir())) == 4
 
 
-def test_micro_batches_train_the_same_weights_without_batch_norm(tmp_path, data, script):  # noqa: F811
+@pytest.mark.slow
+def test_micro_batches_and_two_processes_train_the_same_weights_without_batch_norm(tmp_path, data, script):  # noqa: F811
+    mixed = ["--train_file", str(data / "train"), str(data / "val"), "--mixing_weights", "1", "2"]
     weights = []
-    for micro_batch in (4, 1):
-        given = {"config_name": masks_job.sapiens(tmp_path / "model"), "train_file": data, "random_scale": "0.7,1.5"}
-        given |= {"per_device_train_batch_size": micro_batch, "max_steps": 4, "adam_epsilon": 1e-4}
-        ended = script("segment", masks_job.arguments(**given, output_dir=tmp_path / f"run{micro_batch}"))
-        assert (ended.code, ended.err) == (0, "")
-        weights.append(load_file(tmp_path / f"run{micro_batch}" / "best" / "model.safetensors"))
+    for number, micro_batch in enumerate((4, 1, 2)):
+        given = {"config_name": masks_job.sapiens(tmp_path / "model"), "validation_file": data / "val"}
+        given |= {"random_scale": "0.7,1.5", "max_steps": 4, "adam_epsilon": 1e-4}
+        given["per_device_train_batch_size"] = micro_batch
+        job = masks_job.arguments(**given, output_dir=tmp_path / f"run{number}")
+        if number < 2:
+            ended = script("segment", [*job, *mixed])
+            assert (ended.code, ended.err) == (0, "")
+        else:
+            ended = launchers.run([*launchers.torchrun(2), segment.__file__, *job, *mixed], tmp_path).check()
+        assert "rows of an epoch: 7 from the 16 of" in ended.out
+        weights.append(load_file(tmp_path / f"run{number}" / "best" / "model.safetensors"))
     for name, value in weights[0].items():
-        torch.testing.assert_close(weights[1][name], value, rtol=1e-5, atol=1e-5 * float(value.abs().max()))
+        for others in weights[1:]:
+            torch.testing.assert_close(others[name], value, rtol=1e-5, atol=1e-5 * float(value.abs().max()))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from moving.observer import read_steps
 
 WITHIN = 1e-5  # of weights, losses and gradient norms, relative: what fp32 rounding makes of another order of sums
 METRICS_WITHIN = 1e-6  # of evaluation metrics, absolute
-ADAMS_SHARE = 1e-3  # weights that are this near, where all else is the same, are what Adam makes of rounding
 # Adding a constant to all scores of a softmax changes nothing, so a key's bias has a true gradient of zero. Adam divides what
 # round-off makes of it by its own size, and moves the bias by whole learning rates in directions of no meaning.
 WITHOUT_GRADIENT = re.compile(r"(^|\.)(key|k_proj|key_proj|k_lin)\.bias$")
@@ -48,7 +47,7 @@ class Difference:
     metrics: float  # absolute
     same_learning_rates: bool  # exactly
     same_rows: bool  # of each step, exactly
-    no_gradient: tuple[str, ...] = ()  # tensors further apart than ADAMS_SHARE whose gradient is nothing but rounding
+    no_gradient: tuple[str, ...] = ()  # tensors further apart than WITHIN whose gradient is nothing but rounding
 
     @property
     def is_rounding(self) -> bool:
@@ -86,7 +85,7 @@ def compare(ours: Outcome, theirs: Outcome) -> Difference:
     no_gradient = [
         name
         for name, apart in weights.items()
-        if ADAMS_SHARE < apart < math.inf and theirs.gradients.get(name, math.inf) <= ROUNDING_OF_GRADIENTS * largest
+        if WITHIN < apart < math.inf and theirs.gradients.get(name, math.inf) <= ROUNDING_OF_GRADIENTS * largest
     ]
     weights = {name: apart for name, apart in weights.items() if name not in no_gradient} or weights
     where = max(weights, key=weights.get)
