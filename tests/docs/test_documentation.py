@@ -241,6 +241,13 @@ def test_the_readme_is_short():
     assert max(map(len, paragraphs)) <= 4
 
 
+def test_each_question_names_the_thread_that_it_comes_from():
+    page = (REPOSITORY / "docs" / "faq.md").read_text(encoding="utf-8")
+    questions = re.split(r"^### ", page, flags=re.MULTILINE)[1:]
+    assert len(questions) >= 20
+    assert [question.splitlines()[0] for question in questions if "](https://github.com/" not in question] == []
+
+
 def test_the_picture_shows_what_was_measured():
     record = json.loads((REPOSITORY / "benchmarks" / "moving.json").read_text(encoding="utf-8"))
     assert len(record["moved"]) == len(record["never_moved"]) > max(record["steps_before_each_launch"].values())
