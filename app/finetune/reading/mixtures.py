@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from finetune.errors import InputError
-from finetune.reading.tables import Table
+
+if TYPE_CHECKING:  # it imports pyarrow
+    from finetune.reading.tables import Table
 
 
 @dataclass(frozen=True)
