@@ -5,8 +5,9 @@
     cat new.jsonl | python app/predict.py runs/mine/best - > predictions.jsonl
     accelerate launch --config_file accelerate_configs/ddp.yaml app/predict.py runs/mine/best large.csv --output_dir predicted
 
-Predictions go to standard output as JSON lines, or to --output: csv if the name ends so. Masks are files: segmentation needs
---output_dir. Further arguments are the task's own, such as --text_column or --per_device_eval_batch_size.
+Predictions go to standard output as JSON lines, or to --output: csv if the name ends so. A file that is there is replaced by
+--overwrite only. The same command goes on where it was interrupted. Masks are files: segmentation needs --output_dir. Further
+arguments are the task's own, such as --text_column or --per_device_eval_batch_size.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unle
 from finetune.command_line import prepare_process
 from finetune.errors import InputError
 from finetune.launching.shutdown import failures_end_the_job
-from finetune.output.predictions import as_line
+from finetune.output import written
+from finetune.output.predictions import as_line, is_file_to_be
 
 BY_MODEL_TYPE = {"small_cnn": "image_classify", "monai_unet": "segment3d"}
 BY_ENDING = {
@@ -87,6 +89,7 @@ def read_request(argv: list[str] | None = None) -> Request:
     parser.add_argument("file", nargs="?", metavar="FILE", help="rows to predict, or - for standard input")
     parser.add_argument("--text", action="append", help="a text to predict, instead of a file; may be given several times")
     parser.add_argument("--output", metavar="FILE", help="where predictions go (default: standard output)")
+    parser.add_argument("--overwrite", action="store_true", help="replace the file of --output, if there is one")
     parser.add_argument("--output_dir", help="a folder for files that are predicted, such as masks")
     given, rest = parser.parse_known_args(argv)
     task = task_of(Path(given.model))
@@ -98,17 +101,20 @@ def read_request(argv: list[str] | None = None) -> Request:
 
 
 def command_line(request: Request) -> list[str]:
-    """The task's own command for what is asked of this one. Raises `InputError`."""
+    """The task's own command for what is asked of this one. Raises `InputError`, also for a file that would be replaced."""
     task, given, rest = request
     several = os.environ.get("WORLD_SIZE", "1") != "1"
     if given.output_dir is None and (several or task in WRITE_FILES):
         raise InputError(f"--output_dir is missing: {'several processes share' if several else 'masks go to'} a folder")
     file = given.file if given.text is None else str(_texts(given.text))
     output = given.output or (None if given.output_dir else "/dev/stdout")
+    output_dir = given.output_dir or str(_temporary())
+    if given.output is not None and is_file_to_be(Path(given.output)) and Path(given.output).is_file():
+        _replace(Path(given.output), Path(output_dir), given)
     named = {
         "model_name_or_path": given.model,
         "test_file": file,
-        "output_dir": given.output_dir or str(_temporary()),
+        "output_dir": output_dir,
         "predictions_file": output,
         "report_to": "none",
     }
@@ -117,10 +123,20 @@ def command_line(request: Request) -> list[str]:
     return [script, "--do_predict", *parts, *(["--quiet"] if output == "/dev/stdout" else []), *rest]
 
 
+def _replace(file: Path, output_dir: Path, given: argparse.Namespace) -> None:
+    """Has the task take a file for one of its own. Raises `InputError` if --overwrite is not given."""
+    if not given.overwrite and given.output_dir is None:  # else it may be of an earlier command with this folder
+        raise InputError(f"--output {file}: is there already; add --overwrite to replace it, or name another file")
+    if given.overwrite and os.environ.get("RANK", "0") == "0":
+        output_dir.mkdir(parents=True, exist_ok=True)
+        written.add_predictions(output_dir, file, file)
+
+
 def print_lines(request: Request) -> None:
     """Predicts the texts of --text in this process: the lines that the task's command gives, sooner. Raises `InputError`."""
-    # transformers imports both for losses and decoding that no task uses, which takes half a second.
-    sys.modules |= dict.fromkeys(("scipy", "sklearn"))
+    from finetune.serving.imports import leave_out_the_unused
+
+    leave_out_the_unused()
     from finetune.serving.predictor import load_predictor
 
     predictor = load_predictor(request.task, request.given.model, str(_temporary()), request.rest)

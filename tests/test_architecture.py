@@ -24,6 +24,7 @@ IMPORTED_LATER = {
     "transformers.integrations": "as deepspeed",
     "datasets": "takes half a second, with pandas; only files need it",
     "finetune.serving.predictor": "imports torch; only predict.py's --text and serve.py need it",
+    "finetune.serving.imports": "as finetune.serving.predictor, and before it",
     "finetune.serving.web": "imports aiohttp, which is optional (requirements-serve.txt)",
     "evaluate": "takes up to a second: a run imports it at its first score",
     "finetune.metrics.multilabel_metric": "imports evaluate",

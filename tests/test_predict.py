@@ -1,10 +1,12 @@
 import json
+from pathlib import Path
 
 import predict
 import pytest
 from launchers import REPOSITORY, TEST_ROWS, python, run
 
 from finetune.errors import InputError
+from finetune.output.predictions import problem
 
 
 @pytest.fixture
@@ -68,11 +70,37 @@ def test_several_processes_need_a_folder(folder, monkeypatch):
         predict.command_line(predict.read_request([str(folder({"model_type": "small_cnn"})), "rows.csv"]))
 
 
+def test_a_file_that_is_there_is_replaced_on_request_only(folder, tmp_path):
+    model, file = folder({"model_type": "small_cnn"}), tmp_path / "predicted.csv"
+    argv = [str(model), "rows.csv", "--output", str(file)]
+    predict.command_line(predict.read_request(argv))  # there is none
+    file.write_text("id\n0\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"predicted\.csv: is there already; add --overwrite to replace it"):
+        predict.command_line(predict.read_request(argv))
+    for place in ([], ["--output_dir", str(tmp_path / "out")]):
+        parts = predict.command_line(predict.read_request([*argv, *place, "--overwrite"]))
+        output_dir = parts[parts.index("--output_dir") + 1]
+        assert problem(file, Path(output_dir), False) is None
+    assert file.read_text(encoding="utf-8") == "id\n0\n"
+
+
 @pytest.mark.slow
 def test_texts_and_files_give_lines_and_nothing_else(launched, home):
     model = launched("python").folder / "best"
     command = [*python(), str(REPOSITORY / "app" / "predict.py"), str(model)]
-    said = run([*command, "--text", "red apples", "--text", "blue sky"], home).check()
+    said = run([command[0], "-X", "importtime", *command[1:], "--text", "red apples", "--text", "blue sky"], home).check()
+    imported = {line.rpartition("|")[2].strip() for line in said.err.splitlines()}
+    unused = {
+        "scipy",
+        "sklearn",
+        "pandas",
+        "datasets",
+        "tensorboard",
+        "torch._dynamo.convert_frame",
+        "torch.distributed.tensor",
+    }
+    assert imported & unused == set()
+    assert {"torch", "transformers.modeling_utils"} <= imported
     lines = [json.loads(line) for line in said.out.splitlines()]
     assert [line.keys() for line in lines] == [{"id", "labels", "probabilities"}] * 2
     run([*command, "test.csv", "--output", "predicted.csv"], home).check()

@@ -152,9 +152,15 @@ def _check_fit(name: str, model: Any, loading: dict[str, Any]) -> None:
             f"model {name}: the weights are not those of its config.json: {len(missing)} of {len(own)} are missing, such as "
             f"{missing[0]}"
         )
-    wrong = next((key for key, weight in model.named_parameters() if not torch.isfinite(weight).all()), None)
+    wrong = next((key for key, weight in model.named_parameters() if not _is_finite(weight)), None)
     if wrong is not None:
         raise InputError(f"model {name}: its weight {wrong} holds NaN or infinity: the model diverged or its file is damaged")
+
+
+def _is_finite(weight: torch.Tensor) -> bool:
+    """Whether all values are finite: by the extremes, which are NaN if any value is. That reads a weight once, where
+    `torch.isfinite` makes several tensors of its size."""
+    return not weight.numel() or bool(torch.isfinite(torch.stack(weight.detach().aminmax())).all())
 
 
 def on_meta() -> bool:

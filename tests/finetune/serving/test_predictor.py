@@ -105,6 +105,16 @@ def test_what_cannot_be_predicted_in_memory_is_refused(tmp_path, bert_folder):
         predictor([b"hello"])
 
 
+def test_half_precision_is_autocast_or_refused(tmp_path, bert_folder):
+    plain = load_predictor("classify", str(bert_folder), str(tmp_path), [])(TEXTS)
+    half = load_predictor("classify", str(bert_folder), str(tmp_path), ["--mixed_precision", "bf16"])(TEXTS)
+    assert half != plain
+    for ours, theirs in zip(half, plain, strict=True):
+        assert ours["probabilities"] == pytest.approx(theirs["probabilities"], abs=0.01)
+    with pytest.raises(InputError, match="fp16 is not available on a CPU; use bf16"):
+        load_predictor("classify", str(bert_folder), str(tmp_path), ["--mixed_precision", "fp16", "--use_cpu", "true"])
+
+
 def test_words_contribute_what_the_gradient_says(tmp_path, bert_folder):
     """Of a model whose logits are sums over its embeddings, gradient x input is what each word adds."""
 
