@@ -5,64 +5,55 @@
 
     short, long_tailed  classification: ours, a bare PyTorch loop, transformers' Trainer (best settings, defaults), the
                         hand-written loop that pads to max_length; speed, memory, start-up, quality on held-out rows
+    tools               classification: ours, Trainer's best, Accelerate's loop, Lightning, simpletransformers
     titles_training     titles at 1024, 1536, 2048 and 4096 tokens: the same beside Seq2SeqTrainer
     titles_writing      documents per second beside Seq2SeqTrainer.predict, and whether the titles are equal
     attention           BigBird's attention and one layer of it beside transformers' and full attention
-    metrics             all metrics of an evaluation
-    communication       how much of DDP's exchange of gradients a step waits for
     startup             --help, and the first step over a million rows
     serving             app/serve.py under load, beside a server that calls transformers' pipeline
-    images              the image tasks beside a bare loop, Trainer and MONAI's loop; what a core's loader gives
+    images              the image tasks beside a bare loop, Trainer and MONAI's loop
 
-It writes bench_cpu.json and bench_cpu.md (on an NVIDIA GPU bench_cuda.json and bench_cuda.md), a plot for each table (pip
-install -r scripts/benchmarking/requirements.txt), and goals.md with every goal and its result. Sections that were left out keep
-their earlier reports; so does everything in the page from a heading "## Reading" on. The GPU is used where there is one;
-CUDA_VISIBLE_DEVICES= hides it.
+It writes bench_cpu.json and bench_cpu.md (on an NVIDIA GPU, unless CUDA_VISIBLE_DEVICES= hides it, bench_cuda.json and
+bench_cuda.md), a plot for each table (pip install -r scripts/benchmarking/requirements.txt), and goals.md with every goal and
+its result. Sections that were left out keep their reports; so does all of the page from a heading "## Reading" on.
 
 --data DIR has short.csv.gz, long_tailed.csv.gz (text and labels), titles.jsonl.gz (text and title), or the same as csv or
-jsonl. What is missing comes from the sample corpus (scripts/make_sample_data.py). Without --model, classifiers
-are built from a configuration, with random weights. --quick runs everything with tiny models in a few minutes, to show that it
-works; its numbers say nothing.
+jsonl. What is missing comes from the sample corpus (scripts/make_sample_data.py). Without --model, classifiers have random
+weights. --quick runs everything with tiny models in a few minutes, to show that it works; its numbers say nothing.
 """
-
-from __future__ import annotations
 
 import argparse
 import datetime
+import importlib.metadata
 import json
 import os
+import platform
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
-from benchmarking import plots
 from benchmarking.contenders import contend
-from benchmarking.context import Bench
-from benchmarking.processes import REPOSITORY, run_child, run_group
+from benchmarking.context import COMMAND, Bench
+from benchmarking.processes import REPOSITORY, run_group
 from benchmarking.ratios import spread
 from benchmarking.report import Section, command_line, save
 from benchmarking.sections import SECTIONS
 
-QUICK_OUTPUT = REPOSITORY / "runs" / "bench_quick"
+LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "lightning", "simpletransformers")
 
 
 def main() -> int:
     if sys.argv[1:2] == ["--child"]:
-        child(json.loads(sys.argv[2]))
+        contend(json.loads(sys.argv[2]))
     options = parse_options(list(SECTIONS))
     with tempfile.TemporaryDirectory(prefix="bench_") as folder:
-        command = [sys.executable, __file__]
-        (machine,) = run_group(command, ["machine.describe"], {}, Path(folder), options.threads, all_gpus=True)
+        (machine,) = run_group(COMMAND, ["machine.describe"], {}, Path(folder), options.threads)
         for name in options.sections:
             measure(Bench(options, Path(folder), machine), SECTIONS[name])
     return 0
-
-
-def child(settings: dict) -> None:
-    sys.path.insert(0, str(REPOSITORY / "app"))
-    run_child(contend, settings)
 
 
 def parse_options(sections: list[str]) -> argparse.Namespace:
@@ -91,7 +82,7 @@ def parse_options(sections: list[str]) -> argparse.Namespace:
         parser.error(f"--data {options.data}: is no folder")
     if options.model is not None and Path(options.model).exists():
         options.model = str(Path(options.model).absolute())
-    options.output = options.output or (QUICK_OUTPUT if options.quick else REPOSITORY / "benchmarks")
+    options.output = options.output or REPOSITORY / ("runs/bench_quick" if options.quick else "benchmarks")
     return options
 
 
@@ -104,17 +95,26 @@ def measure(bench: Bench, section: Section) -> None:
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "command": command_line(),
         "machine": bench.machine_words(),
-        "versions": bench.machine["versions"],
+        "versions": versions(),
         "commit": commit(),
         "quick": bench.options.quick,
         "minutes": (time.time() - started) / 60,
         "others_cpu_share": spread(bench.loads),
     }
-    save(bench.options.output, bench.kind, report, SECTIONS, plots.draw)
+    save(bench.options.output, bench.kind, report, SECTIONS)
     for goal in section.goals:
         if bench.kind in goal.kinds:
-            name, wanted, found, verdict = goal.judge(report)
-            print(f"{verdict.replace('*', '') or '-':<5} {name}: {found} (wanted: {wanted})", flush=True)
+            row = goal.judge(report)
+            print(f"{row[''].replace('*', '') or '-':<5} {row['goal']}: {row['found']} (wanted: {row['wanted']})", flush=True)
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of those libraries that are installed."""
+    found = {"python": platform.python_version()}
+    for name in LIBRARIES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 def commit() -> str | None:

@@ -4,23 +4,15 @@ of app/ alone.
 Imports stand in the functions: processes that measure something else must not wait for the application's imports.
 """
 
-from __future__ import annotations
-
 import copy
-import importlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
-import numpy as np
+from benchmarking.processes import REPOSITORY
 
 Options = dict[str, Any]  # command-line arguments by name
-# Script of app/ -> its task.
-TASKS = {
-    "classify": "MultiLabelClassification", "titlegen": "TitleGeneration", "image_classify": "ImageClassification",
-    "segment": "Segmentation", "segment3d": "VolumeSegmentation",
-}  # fmt: skip
 TRAINING, PREDICTION = {"do_train": True, "do_eval": False}, {"do_predict": True}
 
 
@@ -47,11 +39,14 @@ def run_options(settings: dict[str, Any]) -> Options:
 
 def make_task(script: str, options: Options) -> Any:
     """The task of app/SCRIPT.py with these arguments; no file has been read."""
+    from moving.task_script import load_task_script
+
     from finetune.arguments.parsing import parse
 
-    module = importlib.import_module(script)
-    argv = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    return getattr(module, TASKS[script])(parse(module.Arguments, argv=argv))
+    arguments_class, task_class = load_task_script(REPOSITORY / "app" / f"{script}.py")
+    return task_class(
+        parse(arguments_class, argv=[word for name, value in options.items() for word in (f"--{name}", str(value))])
+    )
 
 
 def train(script: str, options: Options, measure: Callable[..., Any]) -> Any:
@@ -93,59 +88,26 @@ def load(script: str, options: Options) -> tuple[Any, Any]:
     return task, task.load(describe_launch(task.arguments), task.arguments.modes)
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """What a process of a run would train on. `steps[i]`: its micro-batches of optimizer step i."""
-
-    task: Any
-    plan: Any
-    steps: Any
-
-    def model(self, plain: bool = False) -> Any:
-        """The run's own model. `plain`: as transformers computes it."""
-        from finetune.application import build_model
-
-        task = copy.copy(self.task)
-        if plain:
-            task.arguments = replace(task.arguments, kernels="reference")
-        return build_model(task, task.arguments.seed)
-
-
-def prepare(script: str, options: Options) -> Prepared:
+def prepare(script: str, options: Options) -> tuple[Any, Any]:
+    """(the task, its steps): what a run would train on. `steps[i]`: the micro-batches of optimizer step i."""
     from finetune.plan import make_plan
     from finetune.training_setup import train_steps
 
     task, data = load(script, options | TRAINING)
     plan = make_plan(task.arguments, data.splits["train"], task.launch)
-    return Prepared(task, plan, train_steps(task.arguments, data, plan, task.launch.rank))
+    return task, train_steps(task.arguments, data, plan, task.launch.rank)
+
+
+def build(task: Any, **changed: Any) -> Any:
+    """The run's own model, with some arguments changed."""
+    from finetune.application import build_model
+
+    task = copy.copy(task)
+    task.arguments = replace(task.arguments, **changed)
+    return build_model(task, task.arguments.seed)
 
 
 def token_columns(split: Any) -> dict[str, list[list[int]]]:
     """The token ids of documents and titles."""
     columns = {"input_ids": split.tokens, "labels": split.targets}
     return {name: [rows[i].tolist() for i in range(len(rows))] for name, rows in columns.items()}
-
-
-class EngineStep:
-    """The engine's optimizer step for classification, on one process of a launch: `update`(micro-batches of a step)."""
-
-    def __init__(self, options: Options) -> None:
-        from finetune.launching import processes
-        from finetune.training.optimizer import build_optimizer
-        from finetune.training.step import train_step
-
-        prepared = prepare("classify", options)
-        task, model, self.steps = prepared.task, prepared.model(), prepared.steps
-        self.run = processes.start(task.launch, prepared.plan.batch)
-        optimizer = build_optimizer(task.arguments, model, 1e-5, task.learning_rate_scale)
-        self.model, optimizer = self.run.accelerator.prepare(model, optimizer)
-        self.model.train()
-        self.update = partial(train_step, self.run, self.model, optimizer, task, max_grad_norm=1.0)
-
-
-def multilabel_metrics(logits: np.ndarray, labels: np.ndarray) -> Callable[[], dict[str, Any]]:
-    """Work that computes all metrics of an evaluation."""
-    from finetune.metrics.multilabel_metric import MultiLabelMetric
-
-    compute = MultiLabelMetric().compute
-    return partial(compute, predictions=logits, references=labels, from_logits=True, tuned_thresholds="tune")

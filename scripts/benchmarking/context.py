@@ -1,11 +1,10 @@
 """What a section of the benchmark works with: the options, the machine, a folder, and contenders to be run."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,8 @@ from benchmarking.ratios import Run, compare
 from benchmarking.report import Row
 from benchmarking.sizes import CPU, CUDA, QUICK
 
-SCRIPT = REPOSITORY / "scripts" / "bench.py"
+COMMAND = [sys.executable, str(REPOSITORY / "scripts" / "bench.py")]
+TOOLS = ("lightning", "simpletransformers")  # their packages: scripts/benchmarking/requirements-tools.txt
 STEPS_PER_TURN = {"cpu": 1, "cuda": 10}
 
 
@@ -63,26 +63,18 @@ class Bench:
         return settings, "BERT of {layers} layers, {hidden} wide, random weights".format(**size)
 
     def others(self, section: str, names: tuple[str, ...]) -> list[str]:
-        """Those of `names` that ours is compared with. Ends the benchmark if --contenders leaves nobody."""
-        asked = self.options.contenders
-        found = [name for name in names if asked is None or name in asked]
+        """Those of `names` that ours is compared with: --contenders, or all that are installed. Ends the benchmark if there is
+        nobody."""
+        asked = self.options.contenders or [name for name in names if name not in TOOLS or find_spec(name)]
+        found = [name for name in names if name in asked]
         if not found:
             raise SystemExit(f"error: --contenders leaves nobody in section {section}; there are {', '.join(names)}")
         return found
 
-    def run(
-        self, jobs: list[str], settings: dict[str, Any], turns: Turns = UNTIL_DONE, processes: int = 1
-    ) -> list[dict[str, Any]]:
-        """Results of contenders, MODULE.NAME of benchmarking.contenders each, in a process of its own (or in several, under
-        torchrun)."""
-        command = [sys.executable]
-        if processes > 1:
-            command += ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+    def run(self, jobs: list[str], settings: dict[str, Any], turns: Turns = UNTIL_DONE) -> list[dict[str, Any]]:
+        """Results of contenders, MODULE.NAME of benchmarking.contenders each, in a process of its own."""
         common = {"seed": self.options.seed, "precision": self.precision, "steps_per_turn": self.per_turn}
-        threads = max(1, self.options.threads // processes)
-        results = run_group(
-            [*command, str(SCRIPT)], jobs, common | settings, self.folder, threads, turns, all_gpus=processes > 1
-        )
+        results = run_group(COMMAND, jobs, common | settings, self.folder, self.options.threads, turns)
         self.loads.append(results[0]["others_cpu_share"])
         return results
 

@@ -1,7 +1,5 @@
 """The data that sections work on: files of a folder that is named, or the sample corpus."""
 
-from __future__ import annotations
-
 import csv
 import functools
 import gzip
@@ -16,7 +14,6 @@ from typing import Any, NamedTuple
 
 from benchmarking.processes import REPOSITORY
 
-ENDINGS = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz")
 SHORT_ROWS = 4000
 LABELS = [f"label {number}" for number in range(20)]  # of rows that are made up
 WORDS = ["sort", "the", "values", "of", "a", "matrix", "and", "return", "its", "eigenvalues", "as", "vectors"]
@@ -36,9 +33,8 @@ def source_of(kind: str, given: Path | None, folder: Path) -> Source:
     if given is not None:
         names = given / "names.json"
         called = json.loads(names.read_text(encoding="utf-8")) if names.exists() else {}
-        for path in (given / f"{kind}{ending}" for ending in ENDINGS):
-            if path.exists():
-                return Source(str(path.absolute()), called.get(kind, path.name))
+        for path in given.glob(f"{kind}.*"):
+            return Source(str(path.absolute()), called.get(kind, path.name))
     if kind != "short":
         return Source(sample_training_file(), "sample corpus")
     rows = [{"text": row["title"], "labels": row["labels"]} for row in read_rows(sample_training_file(), SHORT_ROWS)]
@@ -82,8 +78,7 @@ def draw_rows(source: Source, count: int, seed: int, path: Path) -> None:
     """Writes `count` rows with text and labels, drawn from the file: files are often sorted by label or by date."""
     rows = list(read_rows(source.path))
     drawn = random.Random(seed).sample(rows, min(count, len(rows)))
-    write_rows(path, ({"text": row["text"], "labels": labels_of(row["labels"])} for row in drawn))
-
-
-def labels_of(labels: str | list[str]) -> list[str]:
-    return [name for name in labels.split("|") if name] if isinstance(labels, str) else labels
+    for row in drawn:
+        if isinstance(row["labels"], str):
+            row["labels"] = [name for name in row["labels"].split("|") if name]
+    write_rows(path, ({"text": row["text"], "labels": row["labels"]} for row in drawn))

@@ -1,7 +1,5 @@
 """Draws the plot of a table, if matplotlib is there (scripts/benchmarking/requirements.txt)."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from pathlib import Path
@@ -19,32 +17,26 @@ def draw(title: str, chart: dict[str, Any], path: Path) -> bool:
         return False
     import pandas  # comes with datasets; beside it so that only who draws waits for it
 
-    series = {name: dict(points) for name, points in chart["series"].items()}
-    labels = list(dict.fromkeys(x for points in series.values() for x in points))
-    frame = pandas.DataFrame(series, index=labels)
-    bars = isinstance(labels[0], str)
+    frame = pandas.DataFrame({name: dict(points) for name, points in chart["series"].items()})
+    single, bars = len(frame.columns) == 1, isinstance(frame.index[0], str)
     axes = Figure(figsize=(7.0, max(2.0, 0.32 * frame.size + 1.1) if bars else 3.6), layout="constrained").add_subplot()
     if bars:
-        single = len(series) == 1
         drawn = frame.iloc[:, 0] if single else frame
-        drawn.plot.barh(ax=axes, width=0.8, fontsize=9, color=colours(labels if single else list(series)))
+        drawn.plot.barh(ax=axes, width=0.8, fontsize=9, color=colours(list(frame.index if single else frame)))
         for container in axes.containers:
             axes.bar_label(container, fmt="%.3g", fontsize=8, padding=2)
         axes.invert_yaxis()
         axes.margins(x=0.12)
         axes.set_xlabel(chart["y"], fontsize=9)
     else:
-        frame.plot(ax=axes, marker="o", markersize=4, color=colours(list(series)))
-        axes.set_xticks(labels, [f"{tick:g}" for tick in labels], fontsize=8)
+        frame.plot(ax=axes, marker="o", markersize=4, color=colours(list(frame)), xticks=frame.index, fontsize=8, legend=False)
         axes.set_xlabel(chart["x"], fontsize=9)
         axes.set_ylabel(chart["y"], fontsize=9)
         axes.grid(alpha=0.25)
     axes.set_title(title, fontsize=10, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
-    if len(series) > 1:
+    if not single:
         axes.legend(frameon=False, fontsize=8)
-    elif axes.get_legend():
-        axes.get_legend().remove()
     axes.figure.savefig(path, dpi=110, metadata={"Software": None})
     return True
 
@@ -56,5 +48,5 @@ def warn() -> None:
 
 def colours(names: list[str]) -> list[str]:
     """Ours, and every other name, has a colour of its own."""
-    others = [name for name in names if not name.startswith("ours")]
+    others = [name for name in names if name != "ours"]
     return [OTHERS[others.index(name) % len(OTHERS)] if name in others else OURS for name in names]

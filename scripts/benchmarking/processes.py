@@ -3,16 +3,12 @@
 The parent imports no torch, because a child's peak memory starts from that of the process it was forked from.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
 import os
 import subprocess
-import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,70 +30,6 @@ class Turns:
 
 
 UNTIL_DONE = Turns()
-
-
-def run_group(
-    command: list[str],
-    names: list[str],
-    settings: dict[str, Any],
-    folder: Path,
-    threads: int,
-    turns: Turns = UNTIL_DONE,
-    *,
-    all_gpus: bool = False,
-) -> list[dict[str, Any]]:
-    """Starts `command` with --child and the settings for each contender; then they take turns.
-
-    One GPU is to be seen, unless `all_gpus`. Returns their results, with the share of the CPU that other processes took
-    meanwhile.
-    """
-    cpu, own, started = cpu_seconds(), sum(os.times()[:4]), time.time()
-    children: list[Child] = []
-    try:
-        for name in names:
-            given = settings | {"contender": name, "folder": str(folder / name)}
-            children.append(Child(command, given, folder / name, environment(threads, folder, all_gpus)))
-        take_turns(children, turns, started)
-        results = [child.result() for child in children]
-    finally:
-        for child in children:
-            child.end()
-    others = cpu_seconds() - cpu - (sum(os.times()[:4]) - own)
-    share = max(0.0, others / ((time.time() - started) * os.cpu_count()))
-    return [result | {"others_cpu_share": share} for result in results]
-
-
-def cpu_seconds() -> float:
-    """CPU time that all processes of this machine have used so far."""
-    times = psutil.cpu_times()
-    return times.user + times.nice + times.system
-
-
-def environment(threads: int, folder: Path, all_gpus: bool) -> dict[str, str]:
-    found = {
-        "OMP_WAIT_POLICY": WAIT_POLICY,
-        **os.environ,
-        "OMP_NUM_THREADS": str(threads),
-        "RAYON_NUM_THREADS": str(threads),
-        "TOKENIZERS_PARALLELISM": "true",
-        "HF_DATASETS_CACHE": str(folder / "cache"),  # so that the first start finds no tokens of an earlier run
-    }
-    if not all_gpus:  # a Trainer that sees several shares its batch out over all of them
-        found["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
-    return found
-
-
-def take_turns(children: list[Child], turns: Turns, started: float) -> None:
-    turn_took, waiting, end = 0.0, children, started + turns.seconds
-    for turn in itertools.count():
-        began = time.time()
-        if not waiting or (turn >= turns.least and began + turn_took > end):
-            break
-        first = turn % len(waiting)  # so that nobody always comes after the same one
-        waiting = [child for child in waiting[first:] + waiting[:first] if child.tell(GO)]
-        turn_took = time.time() - began
-    for child in waiting:
-        child.tell(STOP)
 
 
 class Child:
@@ -143,10 +75,54 @@ class Child:
         return os.read(self.signals, 1) != b""  # blocks until it has done its turn; empty when it has ended
 
 
-def run_child(contender: Callable[[dict[str, Any]], dict[str, Any]], settings: dict[str, Any]) -> None:
-    """In the child: runs a contender, hands its result over and ends the process."""
-    answer = contender(settings)
-    if os.environ.get("RANK", "0") == "0":
-        Path(settings["answer"]).write_text(json.dumps(answer), encoding="utf-8")
-    sys.stdout.flush()
-    os._exit(0)  # the result is written; nothing of what exit handlers do belongs to the measurement
+def run_group(
+    command: list[str], names: list[str], settings: dict[str, Any], folder: Path, threads: int, turns: Turns = UNTIL_DONE
+) -> list[dict[str, Any]]:
+    """Starts `command` with --child and the settings for each contender; then they take turns. Returns their results, with the
+    share of the CPU that other processes took meanwhile."""
+    cpu, own, started = cpu_seconds(), sum(os.times()[:4]), time.time()
+    children: list[Child] = []
+    try:
+        for name in names:
+            given = settings | {"contender": name, "folder": str(folder / name)}
+            children.append(Child(command, given, folder / name, environment(threads, folder)))
+        take_turns(children, turns, started)
+        results = [child.result() for child in children]
+    finally:
+        for child in children:
+            child.end()
+    others = cpu_seconds() - cpu - (sum(os.times()[:4]) - own)
+    share = max(0.0, others / ((time.time() - started) * os.cpu_count()))
+    return [result | {"others_cpu_share": share} for result in results]
+
+
+def cpu_seconds() -> float:
+    """CPU time that all processes of this machine have used so far."""
+    times = psutil.cpu_times()
+    return times.user + times.nice + times.system
+
+
+def environment(threads: int, folder: Path) -> dict[str, str]:
+    return {
+        "OMP_WAIT_POLICY": WAIT_POLICY,
+        **os.environ,
+        # A Trainer that sees several GPUs shares its batch out over all of them.
+        "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0],
+        "OMP_NUM_THREADS": str(threads),
+        "RAYON_NUM_THREADS": str(threads),
+        "TOKENIZERS_PARALLELISM": "true",
+        "HF_DATASETS_CACHE": str(folder / "cache"),  # so that the first start finds no tokens of an earlier run
+    }
+
+
+def take_turns(children: list[Child], turns: Turns, started: float) -> None:
+    turn_took, waiting, end = 0.0, children, started + turns.seconds
+    for turn in itertools.count():
+        began = time.time()
+        if not waiting or (turn >= turns.least and began + turn_took > end):
+            break
+        first = turn % len(waiting)  # so that nobody always comes after the same one
+        waiting = [child for child in waiting[first:] + waiting[:first] if child.tell(GO)]
+        turn_took = time.time() - began
+    for child in waiting:
+        child.tell(STOP)

@@ -1,7 +1,5 @@
 """Spreads and ratios of what contenders measured. No torch: the parent's memory is where that of its children begins."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """What a section found, as tables, goals and files."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import sys
@@ -10,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarking import plots
+
 KEPT_FROM = "\n## Reading\n"
 NOT_MEASURED = "not measured"
 KEY = ("section", "data", "model", "precision")  # a report replaces an earlier one with these alike
@@ -17,7 +17,6 @@ DEVICES = {"cpu": "CPU", "cuda": "NVIDIA GPU"}
 CPU, GPU, BOTH = ("cpu",), ("cuda",), ("cpu", "cuda")
 Row = dict[str, Any]  # heading -> number, text, spread (`ratios.Spread`) or None
 Report = dict[str, Any]
-Draw = Callable[[str, dict[str, Any], Path], bool]  # (title, chart, where) -> whether there is a plot now
 
 
 @dataclass(frozen=True)
@@ -66,17 +65,13 @@ class Section:
     goals: tuple[Goal, ...] = ()
 
 
-def table(title: str, rows: list[Row], chart: dict[str, Any] | None = None, note: str = "") -> dict[str, Any]:
-    return {"title": title, "rows": rows, "chart": chart, "note": note}
-
-
-def chart(rows: list[Row], x: str, y: str, by: str | None = None) -> dict[str, Any]:
-    """A plot of column y against column x, a series for each value of column `by`: bars where x is text, else lines."""
+def table(title: str, rows: list[Row], x: str, y: str, by: str | None = None) -> dict[str, Any]:
+    """With a plot of column y against column x, a series for each value of column `by`: bars where x is text, else lines."""
     series: dict[str, list[tuple[Any, float]]] = {}
     for row in rows:
         value = row[y]["median"] if isinstance(row[y], dict) else row[y]
         series.setdefault(row[by] if by is not None else "", []).append((row[x], value))
-    return {"x": x, "y": y, "series": series}
+    return {"title": title, "rows": rows, "chart": {"x": x, "y": y, "series": series}}
 
 
 def command_line() -> str:
@@ -100,26 +95,23 @@ def markdown(rows: list[Row]) -> list[str]:
     return [*(f"| {' | '.join(line)} |" for line in lines), ""]
 
 
-# Files -----------------------------------------------------------------------------------------------------------------
-
-
 def read(folder: Path, kind: str) -> list[Report]:
     path = folder / f"bench_{kind}.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
 
 
-def save(folder: Path, kind: str, report: Report, sections: dict[str, Section], draw: Draw) -> None:
+def save(folder: Path, kind: str, report: Report, sections: dict[str, Section]) -> None:
     """Puts a report into bench_KIND.json, and writes the pages anew."""
     folder.mkdir(parents=True, exist_ok=True)
     reports = [old for old in read(folder, kind) if any(old[key] != report[key] for key in KEY)]
     order = list(sections)
     reports = sorted([*reports, report], key=lambda r: (order.index(r["section"]), r["precision"], r["data"]))
     (folder / f"bench_{kind}.json").write_text(json.dumps(reports, indent=1) + "\n", encoding="utf-8")
-    write_page(folder, kind, sections, draw)
+    write_page(folder, kind, sections)
     write_goals(folder, sections)
 
 
-def write_page(folder: Path, kind: str, sections: dict[str, Section], draw: Draw) -> None:
+def write_page(folder: Path, kind: str, sections: dict[str, Section]) -> None:
     """bench_KIND.md with its plots, from all reports there are. What stands in it from the heading KEPT_FROM on is a person's
     and stays."""
     page, reports = folder / f"bench_{kind}.md", read(folder, kind)
@@ -128,23 +120,21 @@ def write_page(folder: Path, kind: str, sections: dict[str, Section], draw: Draw
     for place, report in enumerate(reports):
         section = sections[report["section"]]
         earlier = sum(r["section"] == section.name for r in reports[:place])
-        plots = folder / (f"{section.name}_{kind}" + (f"_{earlier + 1}" if earlier else ""))
-        lines += render(report, section, plots, draw)
+        name = f"{section.name}_{kind}" + (f"_{earlier + 1}" if earlier else "")
         goals = [goal.judge(report) for goal in section.goals if kind in goal.kinds]
-        lines += ["### Goals", "", *markdown(goals)] if goals else []
+        lines += [*render(report, section, folder / name), *(["### Goals", "", *markdown(goals)] if goals else [])]
     page.write_text("\n".join(lines) + found + kept, encoding="utf-8")
 
 
-def render(report: Report, section: Section, plots: Path, draw: Draw) -> list[str]:
-    """A report as lines of Markdown; its plots PLOTS_1.png, PLOTS_2.png, ... are drawn."""
+def render(report: Report, section: Section, path: Path) -> list[str]:
+    """A report as lines of Markdown; its plots PATH_1.png, PATH_2.png, ... are drawn."""
     data = f": {report['data']}" if report["data"] else ""
     lines = [f"## {section.title}{data}", "", section.legend, "", describe(report), "", f"    {report['command']}", ""]
     for number, table in enumerate(report["tables"], 1):
-        title = table["title"]
-        lines += [f"### {title}", "", *markdown(table["rows"]), *([table["note"], ""] if table["note"] else [])]
-        path = plots.with_name(f"{plots.name}_{number}.png")
-        if table["chart"] and draw(f"{section.title}: {title[0].lower()}{title[1:]}", table["chart"], path):
-            lines += [f"![{title}]({path.name})", ""]
+        title, plot = table["title"], path.with_name(f"{path.name}_{number}.png")
+        lines += [f"### {title}", "", *markdown(table["rows"]), *([table["note"], ""] if table.get("note") else [])]
+        if plots.draw(f"{section.title}: {title[0].lower()}{title[1:]}", table["chart"], plot):
+            lines += [f"![{title}]({plot.name})", ""]
     return lines
 
 

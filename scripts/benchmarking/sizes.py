@@ -3,13 +3,9 @@
 "turns": how many are a warm-up, and the least number of all; "bare_turns": beside the bare loop.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
-Sizes = dict[str, dict[str, Any]]
-
-CPU: Sizes = {
+CPU: dict[str, dict[str, Any]] = {
     "classifier": {"hidden": 384, "layers": 6},
     "short": {"rows": 640, "held_rows": 512, "batch_size": 16, "max_length": 128, "rounds": 3},
     "long_tailed": {"rows": 480, "held_rows": 256, "batch_size": 16, "max_length": 512, "rounds": 3},
@@ -24,14 +20,12 @@ CPU: Sizes = {
     "attention": {
         "hidden": 768, "heads": 12, "block_size": 64, "rows": 1, "lengths": [1024, 1536, 2048, 4096], "repeats": 7,
     },
-    "metrics": {"repeats": 5, "score_sizes": [[1000, 1000], [10_000, 10], [10_000, 100], [10_000, 1000]]},
-    "communication": {"rows": 320, "steps": 12},
     "startup": {"rows": 1_000_000, "batch_size": 16, "max_length": 64, "rounds": 3, "helps": 5},
-    "images": {"seconds": 60, "max_steps": 400, "turns": (4, 16), "epochs": 2, "scale": 4, "batch_size": 16},
+    "images": {"seconds": 60, "max_steps": 400, "turns": (4, 16), "scale": 4, "batch_size": 16},
     "serving": {"rows": 400, "max_length": 128, "clients": [1, 8, 32], "seconds": 30},
 }  # fmt: skip
 
-CUDA: Sizes = CPU | {
+CUDA = CPU | {
     "classifier": {"hidden": 768, "layers": 12},
     "short": CPU["short"] | {"rows": 8192, "held_rows": 1024, "batch_size": 64},
     "long_tailed": CPU["long_tailed"] | {"rows": 4096, "held_rows": 1024, "batch_size": 64},
@@ -40,12 +34,11 @@ CUDA: Sizes = CPU | {
     "titles_training": CPU["titles_training"] | {"max_steps": 100, "bare_turns": (1, 4)},
     "titles_writing": CPU["titles_writing"] | {"documents": 128, "eval_batch_size": 32},
     "attention": CPU["attention"] | {"rows": 8, "repeats": 20},
-    "communication": {"rows": 4096, "steps": 50},
     "startup": CPU["startup"] | {"batch_size": 64},
     "images": CPU["images"] | {"turns": (1, 4), "scale": 16, "batch_size": 64},
 }
 
-QUICK: Sizes = {
+QUICK = {
     "classifier": {"hidden": 32, "layers": 1},
     "short": {"rows": 48, "held_rows": 16, "batch_size": 8, "max_length": 32, "rounds": 1},
     "long_tailed": {"rows": 48, "held_rows": 16, "batch_size": 8, "max_length": 128, "rounds": 1},
@@ -56,9 +49,7 @@ QUICK: Sizes = {
         "length": 128, "documents": 4, "eval_batch_size": 2, "beams": 2, "max_steps": 3, "seconds": 0, "turns": (1, 4),
     },
     "attention": {"hidden": 32, "heads": 2, "block_size": 8, "rows": 1, "lengths": [96, 192], "repeats": 2},
-    "metrics": {"repeats": 2, "score_sizes": [[50, 4], [100, 8]]},
-    "communication": {"rows": 32, "steps": 2},
     "startup": {"rows": 2000, "batch_size": 8, "max_length": 32, "rounds": 1, "helps": 2},
-    "images": {"seconds": 0, "max_steps": 4, "turns": (1, 3), "epochs": 1, "scale": 1, "batch_size": 4},
+    "images": {"seconds": 0, "max_steps": 4, "turns": (1, 3), "scale": 1, "batch_size": 4},
     "serving": {"rows": 40, "max_length": 32, "clients": [1, 4], "seconds": 1},
 }  # fmt: skip

@@ -1,7 +1,5 @@
 """The clock and the memory of a contender, in its own process."""
 
-from __future__ import annotations
-
 import os
 import re
 import time
@@ -65,9 +63,10 @@ class Watch:
         """Runs `train`(), whoever wrote its loop. Steps begin with the model's first forward pass and end with the
         optimizer's."""
         self._hook = model.register_forward_pre_hook(self._begin)
-        register_optimizer_step_post_hook(lambda *_: self.mark())
+        hook = register_optimizer_step_post_hook(lambda *_: self.mark())
         with suppress(Stopped):
             train()
+        hook.remove()
 
     def _begin(self, *_: Any) -> None:
         self._hook.remove()

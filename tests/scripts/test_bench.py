@@ -3,6 +3,7 @@
 import importlib
 import json
 import mmap
+import os
 import subprocess
 import sys
 import types
@@ -87,38 +88,71 @@ def test_memory_counts_from_its_own_beginning(load):
     assert second.measurements()["peak_memory_mb"] > 64  # libraries and all
 
 
+def test_steps_are_marked_whoever_wrote_the_loop(load):
+    import torch
+
+    settings = {
+        "contender": "a",
+        "spawned": 0.0,
+        "steps_per_turn": 1,
+        "warm_up": 1,
+        "signals": os.open(os.devnull, os.O_WRONLY),
+    }
+    watch = load("benchmarking.watch").Watch(settings)
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+
+    def train():
+        for _ in range(5):
+            model(torch.ones(3, 2)).sum().backward()
+            optimizer.step()
+
+    go, reading = os.pipe()[::-1]
+    os.write(go, b"\n\n\nq")  # the third step was the last
+    stdin = os.dup(0)
+    try:
+        os.dup2(reading, 0)
+        watch.train(model, train)
+    finally:
+        os.dup2(stdin, 0)
+    assert len(watch.measurements()["seconds"]) == len(watch.measurements()["cpu_seconds"]) == 2
+
+
 def test_rows_are_cut_to_the_asked_number_of_tokens(load, bert_folder):
     from transformers import AutoTokenizer
 
-    rows = load("benchmarking.contenders.title_inputs")
+    titles = load("benchmarking.contenders.titles")
     tokenizer = AutoTokenizer.from_pretrained(bert_folder)
     source = [{"text": "sort the values of a matrix", "title": "sort"}, {"text": "return the eigenvalues", "title": "return"}]
-    found = list(rows.cut_rows(source, tokenizer, [9, 5, 30]))
+    found = list(titles.cut_rows(source, tokenizer, [9, 5, 30]))
     assert [len(tokenizer(row["text"])["input_ids"]) for row in found] == [9, 5, 30]
     assert found[0]["title"] == "sort"
-    settings = {"generate_length": 256, "documents": 5, "block_size": 8, "seed": 1, "tokens_per_step": 600}
-    assert sorted(rows.document_lengths(settings)) == [128, 160, 192, 224, 256]
-    assert [rows.batch_size(settings, length) for length in (256, 300, 1024)] == [2, 2, 1]
+    settings = {"generate_length": 256, "documents": 5, "block_size": 8, "seed": 1}
+    assert sorted(titles.document_lengths(settings)) == [128, 160, 192, 224, 256]
 
 
-def test_contenders_are_compared_turn_by_turn_after_the_warm_up(load):
-    compare = load("benchmarking.ratios").compare
+def run_of(seconds, memory=1.0):
+    return {
+        "seconds": seconds,
+        "cpu_seconds": [2 * second for second in seconds],
+        "memory_mb": memory,
+        "peak_memory_mb": 500.0 + memory,
+    }
 
-    def run(seconds, memory):
-        return {
-            "step_seconds": seconds,
-            "step_cpu_seconds": [2 * second for second in seconds],
-            "memory_mb": memory,
-            "peak_memory_mb": 500.0 + memory,
-        }
 
-    ours, other = run([50.0, 2.0, 4.0, 2.0], 100.0), run([1.0, 6.0, 6.0, 8.0], 200.0)
-    found = compare(ours, other, 1)
-    assert found["speed (quartiles)"] == {"low": 2.25, "median": 3.0, "high": 3.5}  # 3, 1.5 and 4 times as fast
+def test_contenders_are_compared_turn_by_turn(load):
+    ratios = load("benchmarking.ratios")
+    ours, other = run_of([2.0, 4.0, 2.0, 1.0], 100.0), run_of([6.0, 6.0, 8.0, 3.0], 200.0)
+    found = ratios.compare(ours, other)
+    assert found["speed (quartiles)"] == {"low": 2.625, "median": 3.0, "high": 3.25}  # 3, 1.5, 4 and 3 times as fast
     assert found["CPU time"] == pytest.approx(1 / 3)
     assert (found["at best"], found["memory"], found["of the process"]) == (3.0, 0.5, 600 / 700)
-    assert compare(ours, other, 0, per_turn=2)["speed (quartiles)"]["median"] == pytest.approx((7 / 52 + 14 / 6) / 2)
-    assert compare(ours, run([1.0, 6.0, 6.0, 8.0], 0.0), 1)["memory"] is None
+    assert ratios.compare(ours, run_of([6.0], 0.0))["memory"] is None
+    assert ratios.joined([ours, other])["seconds"] == [2.0, 4.0, 2.0, 1.0, 6.0, 6.0, 8.0, 3.0]
+    assert ratios.joined([ours, other], whole=True)["seconds"] == [9.0, 23.0]
+    assert ratios.speed_row(ours, 8, "rows") == {
+        "turns": 4, "rows/s": 4.0, "at best": 8.0, "memory, MiB": 100.0, "of the process, MiB": 600.0,
+    }  # fmt: skip
 
 
 @pytest.fixture
@@ -126,49 +160,47 @@ def of_classification(load):
     """Runs of ours and another, two rounds, ours of this loss -> (module of the section, rows of its tables, its goals)."""
     section = load("benchmarking.sections.classification")
 
-    def result(name, number, seconds, loss):
-        times = [seconds / 2] * 2
-        row = {"samples/s": 8 / seconds, "held-out loss": loss, "held-out precision": 0.7}
-        run = {"contender": name, "round": number, "pair": "bare", "rows": 8, "row": row, "memory_mb": 1.0}
-        return run | {"startup_seconds": 1.0, "step_seconds": times, "step_cpu_seconds": times}
+    def result(seconds, loss):
+        more = {"tokens": 80, "startup_seconds": 1.0, "held-out loss": loss, "held-out precision": 0.7}
+        return run_of([seconds / 2] * 2) | more
 
     def make(loss=0.5):
-        ours = [result("ours", number, 2.0 + number, loss) for number in range(2)]
-        results = [*ours, *(result("bare", number, 4.0 + 5 * number, 0.5) for number in range(2))]
-        compared = section.against(results, "bare", 1)
-        # As if the bare loop were the Trainer, which goals are about.
-        goals = section.goal_values({"bare": compared, "trainer": compared}, "long-tailed texts")
-        return section, section.contender_rows(results), compared, goals
+        ours, theirs = [result(2.0, loss), result(3.0, loss)], [result(4.0, 0.5), result(9.0, 0.5)]
+        compared = section.against("trainer", ours, theirs)
+        # As if the Trainer were the bare loop too.
+        pairs = {"bare": list(zip(ours, theirs, strict=True))}
+        goals = section.goal_values(pairs, [compared], "long-tailed texts")
+        return section, section.contender_row("ours", ours, 8, 1), compared, goals
 
     return make
 
 
 def test_rounds_are_compared_pair_by_pair(of_classification):
-    section, rows, compared, goals = of_classification()
-    assert compared["speed (least to most)"] == {"low": 2.0, "median": 2.5, "high": 3.0}
-    assert rows[0]["samples/s at best"] == 4.0  # 8 rows in the 2 seconds of the first seed's only run
+    section, row, compared, goals = of_classification()
+    assert compared["speed (quartiles)"] == {"low": 2.0, "median": 2.5, "high": 3.0}  # of two: the least and the most
+    assert (row["runs"], row["samples/s"], row["at best"], row["tokens/s"]) == (2, 8 / 2.5, 4.0, 80 / 2.5)
     assert (compared["held-out loss, %"], compared["precision"], compared["quality"]) == (0, 0, "equal")
-    assert section.chart(rows, "", "samples/s")["series"] == {"": [("ours", (4 + 8 / 3) / 2), ("bare", (2 + 8 / 9) / 2)]}
-    assert goals[section.cost("long-tailed texts")] == (pytest.approx(100 * ((1 / 2 + 1 / 3) / 2 - 1)), None)
+    assert goals[section.COST.format("long-tailed texts")] == (pytest.approx(100 * (1 / 2.5 - 1)), None)
 
 
 def test_a_ratio_at_worse_quality_does_not_count(of_classification, load):
     section, _, _, goals = of_classification(loss=0.6)
-    name = section.faster("long-tailed texts", "Trainer's defaults")
+    name = section.FASTER.format("long-tailed texts", "Trainer's defaults")
     assert goals[name] == (2.5, "held-out loss +20.0%, precision +0.0000")
     goal = load("benchmarking.report").Goal(name, ("cpu",), 2)
-    assert goal.judge({"goals": goals, "quick": False})[2:] == ("2.5 x", "**fail**: held-out loss +20.0%, precision +0.0000")
+
+    def judged(goals):
+        row = goal.judge(goals and {"goals": goals, "quick": False})
+        return row["found"], row[""]
+
+    assert judged(goals) == ("2.5 x", "**fail**: held-out loss +20.0%, precision +0.0000")
     for loss in (0.5, 0.4):  # better is no reason
-        assert goal.judge({"goals": of_classification(loss)[-1], "quick": False})[2:] == ("2.5 x", "pass")
-    assert goal.judge({"goals": {}, "quick": False})[2:] == goal.judge(None)[2:] == ("not measured", "")
+        assert judged(of_classification(loss)[-1]) == ("2.5 x", "pass")
+    assert judged({"another": (1, None)}) == judged(None) == ("not measured", "")
 
 
 def test_image_tasks_have_a_goal_for_each_loop(load):
     section = load("benchmarking.sections.images")
-    run = {"step_seconds": [9.0, 2.0, 4.0, 2.0], "memory_mb": 1.0, "peak_memory_mb": 2.0}
-    assert section.contender_row([run], batch_size=4, warm_up=1, per_turn=1) == {
-        "turns": 3, "samples/s": 2.0, "at best": 2.0, "memory, MiB": 1.0, "of the process, MiB": 2.0,
-    }  # fmt: skip
     speeds = {"bare": 0.98, "trainer": 1.1, "monai": 1.2}
     compared = [
         {"task": task, "": name, "speed (quartiles)": {"median": speeds[name]}, "CPU time": 1.01}
@@ -177,7 +209,7 @@ def test_image_tasks_have_a_goal_for_each_loop(load):
     ]
     found = section.goal_values(compared)
     assert set(found) == {goal.name for goal in section.GOALS}
-    assert found[section.cost("segment")][0] == pytest.approx(100 * (1 / 0.98 - 1))
+    assert found[section.COST.format("segment")][0] == pytest.approx(100 * (1 / 0.98 - 1))
     assert found["segment3d: times the speed of MONAI"] == (1.2, None)
 
 
@@ -197,9 +229,10 @@ def test_the_folders_of_a_machine_stay_out_of_the_report(load, monkeypatch):
 
 
 @pytest.fixture
-def save(load, tmp_path):
+def save(load, tmp_path, monkeypatch):
     """Saves a report of a section that is made up: (data, value, kind) -> the page."""
     reports = load("benchmarking.report")
+    monkeypatch.setattr(reports.plots, "draw", lambda *_: False)
     goals = (reports.Goal("a number", ("cpu", "cuda"), 2),)
     section = reports.Section("number", "Numbers", "About them.", lambda bench: {}, goals)
 
@@ -208,9 +241,9 @@ def save(load, tmp_path):
             "section": "number", "data": data, "model": "", "precision": "no", "date": "2026-01-01", "command": "bench",
             "machine": "a machine", "versions": {"torch": "2"}, "minutes": 1, "commit": None, "about": "", "quick": quick,
             "others_cpu_share": {"low": 0, "median": 0, "high": 0}, "goals": {"a number": (value, None)},
-            "tables": [reports.table("Found", [{"value": value}])],
+            "tables": [reports.table("Found", [{"": "ours", "value": value}], "", "value")],
         }  # fmt: skip
-        reports.save(tmp_path, kind, report, {"number": section}, lambda *_: False)
+        reports.save(tmp_path, kind, report, {"number": section})
         return (tmp_path / f"bench_{kind}.md").read_text()
 
     return one
@@ -223,12 +256,12 @@ def test_a_report_replaces_the_one_on_the_same_data_and_keeps_what_a_person_wrot
     save("b", 2)
     page = save("a", 3)
     assert [(r["data"], r["tables"][0]["rows"]) for r in json.loads((tmp_path / "bench_cpu.json").read_text())] == [
-        ("a", [{"value": 3}]),
-        ("b", [{"value": 2}]),
+        ("a", [{"": "ours", "value": 3}]),
+        ("b", [{"": "ours", "value": 2}]),
     ]
     assert page.index("## Numbers: a") < page.index("## Numbers: b") < page.index("## Reading\n\nIt is fast.\n")
     assert "| a number | at least 2 x | 3 x | pass |" in page
-    assert "| 1 |" not in page
+    assert "| ours | 1 |" not in page
 
 
 def test_goals_are_listed_for_devices_that_were_not_measured_too(save, tmp_path):
@@ -243,16 +276,16 @@ def test_goals_are_listed_for_devices_that_were_not_measured_too(save, tmp_path)
 
 def test_every_chart_of_bars_and_lines_is_drawn(load, tmp_path):
     pytest.importorskip("matplotlib")
-    chart, plots = load("benchmarking.report").chart, load("benchmarking.plots")
+    table, plots = load("benchmarking.report").table, load("benchmarking.plots")
     rows = [{"name": name, "x": x, "label": f"{x} tokens", "y": x * x} for name in ("ours", "theirs") for x in (1, 2)]
     charts = {
-        "bars": chart(rows[:2], "label", "y"),
-        "groups": chart(rows, "label", "y", by="name"),
-        "lines": chart(rows, "x", "y", by="name"),
+        "bars": table("", rows[:2], "label", "y"),
+        "groups": table("", rows, "label", "y", by="name"),
+        "lines": table("", rows, "x", "y", by="name"),
     }
     for name, each in charts.items():
         path = tmp_path / f"{name}.png"
-        assert plots.draw("A plot", json.loads(json.dumps(each)), path)
+        assert plots.draw("A plot", json.loads(json.dumps(each["chart"])), path)
         assert path.read_bytes().startswith(b"\x89PNG")
 
 
@@ -267,12 +300,15 @@ def test_sections_have_names_of_their_own_and_an_unknown_one_is_refused(load, mo
     assert "no such section: speed" in capsys.readouterr().err
 
 
-def test_a_section_with_nobody_to_compare_with_is_refused(load, tmp_path):
+def test_a_section_with_nobody_to_compare_with_is_refused(load, tmp_path, monkeypatch):
     asked = types.SimpleNamespace(contenders=["bare"])
     bench = load("benchmarking.context").Bench(asked, tmp_path, {})
     assert bench.others("titles_training", ("bare", "trainer")) == ["bare"]
     with pytest.raises(SystemExit, match="nobody in section titles_writing; there are trainer_sorted, padded"):
         bench.others("titles_writing", ("trainer_sorted", "padded"))
+    asked.contenders = None
+    monkeypatch.setattr(load("benchmarking.context"), "find_spec", lambda name: None)
+    assert bench.others("tools", ("trainer_best", "simpletransformers", "accelerate")) == ["trainer_best", "accelerate"]
 
 
 @pytest.mark.slow
@@ -305,6 +341,6 @@ def test_a_quick_run_compares_what_it_says(tmp_path):
     assert (ours[""], trainer[""]) == ("ours", "trainer")
     assert ours["tokens/s"] / ours["samples/s"] == pytest.approx(trainer["tokens/s"] / trainer["samples/s"])  # the same rows
     (compared,) = found["long_tailed"]["tables"][1]["rows"]
-    assert f"{compared['speed (least to most)']['median']:.4g} (" in page
+    assert f"{compared['speed (quartiles)']['median']:.4g} (" in page
 
     assert found["titles_writing"]["tables"][0]["rows"][0]["as written alone (first 4), %"] == 100

@@ -1,12 +1,11 @@
 """Ways of training the same classifier on the same rows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import pandas
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.utils.data import DataLoader
@@ -30,13 +29,6 @@ def options(settings: dict[str, Any]) -> application.Options:
     }  # fmt: skip
 
 
-class Rows(NamedTuple):
-    """Texts, and 0.0 or 1.0 for every label."""
-
-    texts: list[str]
-    targets: list[list[float]]
-
-
 class Classification(TrainingContender):
     """settings: "model", "train_file", "max_length"; the first "rows" of the file are trained on, the next "held_rows" show the
     quality; without "max_steps" it trains for one epoch."""
@@ -47,13 +39,13 @@ class Classification(TrainingContender):
         return options(self.settings)
 
     @cached_property
-    def rows(self) -> tuple[Rows, Rows]:
-        """To train on, and held out. Labels are those of the former, in the order of their appearance."""
+    def rows(self) -> tuple[pandas.DataFrame, pandas.DataFrame]:
+        """To train on, and held out: "text", and in "labels" 0.0 or 1.0 for every label of the former."""
         count = self.settings["rows"]
-        rows = list(read_rows(self.settings["train_file"], count + self.settings["held_rows"]))
-        names = dict.fromkeys(name for row in rows[:count] for name in row["labels"])
-        texts, targets = [row["text"] for row in rows], [[float(name in row["labels"]) for name in names] for row in rows]
-        return Rows(texts[:count], targets[:count]), Rows(texts[count:], targets[count:])
+        rows = pandas.DataFrame(read_rows(self.settings["train_file"], count + self.settings["held_rows"]))
+        names = rows["labels"][:count].explode().dropna().unique()
+        rows["labels"] = [[float(name in labels) for name in names] for labels in rows["labels"]]
+        return rows[:count], rows[count:]
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -62,21 +54,21 @@ class Classification(TrainingContender):
         return AutoTokenizer.from_pretrained(self.settings["model"])
 
     def plain_model(self) -> Any:
-        return load_model(self.settings, len(self.rows[0].targets[0]))
+        return load_model(self.settings, len(self.rows[0]["labels"][0]))
 
     def token_rows(self) -> tuple[dict[str, list], Any]:
-        texts, targets = self.rows[0]
+        texts, targets = (self.rows[0][name].tolist() for name in ("text", "labels"))
         ids = self.tokenizer(texts, truncation=True, max_length=self.settings["max_length"])["input_ids"]
         return {"input_ids": ids, "labels": targets}, self.tokenizer
 
     def loader(self, **padding: Any) -> DataLoader:
         """Rows in random order. `padding`: arguments of transformers' collator."""
+        from datasets import Dataset
         from transformers import DataCollatorWithPadding
 
         columns, tokenizer = self.token_rows()
-        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        rows, collate = Dataset.from_dict(columns), DataCollatorWithPadding(tokenizer, **padding)
         torch.manual_seed(self.settings["seed"])
-        collate = DataCollatorWithPadding(tokenizer, **padding)
         return DataLoader(rows, self.settings["batch_size"], shuffle=True, collate_fn=collate, pin_memory=self.cuda)
 
     def padded(self) -> dict[str, Any]:
@@ -114,22 +106,21 @@ class Classification(TrainingContender):
         return self.watched(module.model, partial(lightning_module.trainer(self.settings, self.cuda).fit, module, loader))
 
     def simpletransformers(self) -> dict[str, Any]:
-        """simpletransformers, which pads every row to max_length. Its own argument of the number of processes that tokenize is
-        left alone: without them it fails with datasets 5."""
-        import pandas
+        """simpletransformers, which pads every row to max_length. Its use_multiprocessing stays on: without it, it fails with
+        datasets 5."""
         from simpletransformers.classification import MultiLabelClassificationModel
 
-        s, (texts, targets) = self.settings, self.rows[0]
+        s, rows = self.settings, self.rows[0]
         folders = {name: str(Path(s["folder"], name)) for name in ("output_dir", "cache_dir", "tensorboard_dir")}
         made = MultiLabelClassificationModel(
-            "bert", s["model"], num_labels=len(targets[0]), use_cuda=self.cuda, args=folders | {
+            "bert", s["model"], num_labels=len(rows["labels"][0]), use_cuda=self.cuda, args=folders | {
                 "max_seq_length": s["max_length"], "train_batch_size": s["batch_size"], "learning_rate": s["learning_rate"],
                 "manual_seed": s["seed"], "num_train_epochs": 1, "warmup_ratio": 0.0, "no_save": True, "save_steps": -1,
                 "silent": True, "fp16": s["precision"] == "bf16",
                 "do_lower_case": getattr(self.tokenizer, "do_lower_case", False),
             },
         )  # fmt: skip
-        rows = pandas.DataFrame({"text": texts, "labels": [list(map(int, target)) for target in targets]})
+        rows = rows.assign(labels=[list(map(int, labels)) for labels in rows["labels"]])
         return self.watched(made.model, partial(made.train_model, rows))
 
     def before(self, model: Any) -> None:
@@ -154,14 +145,13 @@ class Classification(TrainingContender):
         if not self.settings["held_rows"]:
             return found
         model.eval()
-        rows = sorted(zip(*self.rows[1], strict=True), key=lambda row: len(row[0]))
-        logits = []
+        rows, logits = self.rows[1].sort_values("text", key=lambda texts: texts.str.len()), []
         for start in range(0, len(rows), HELD_BATCH):
-            texts, longest = [text for text, _ in rows[start : start + HELD_BATCH]], self.settings["max_length"]
+            texts, longest = rows["text"][start : start + HELD_BATCH].tolist(), self.settings["max_length"]
             inputs = self.tokenizer(texts, padding=True, truncation=True, max_length=longest, return_tensors="pt")
             ids, mask = (inputs[name].to(self.device) for name in ("input_ids", "attention_mask"))
             logits.append(model(input_ids=ids, attention_mask=mask)[0].float().cpu())
-        logits, targets = torch.cat(logits), torch.tensor([target for _, target in rows])
+        logits, targets = torch.cat(logits), torch.tensor(rows["labels"].tolist())
         precision = average_precision_score(targets.numpy().ravel(), logits.sigmoid().numpy().ravel())
         loss = binary_cross_entropy_with_logits(logits, targets)
         return found | {"held-out loss": float(loss), "held-out precision": float(precision)}

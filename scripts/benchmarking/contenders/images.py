@@ -1,8 +1,6 @@
-"""Ways of training the image tasks, and their loaders."""
+"""Ways of training the image tasks."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -12,10 +10,7 @@ import numpy as np
 import torch
 
 from benchmarking import application
-from benchmarking.contenders.timing import timed
 from benchmarking.contenders.training import TrainingContender
-
-SPLITS = ("train", "validation")
 
 
 class Images(TrainingContender):
@@ -27,9 +22,9 @@ class Images(TrainingContender):
         return self.settings["task"]
 
     def options(self) -> application.Options:
-        s = self.settings
-        folder = Path(s["data"])
-        files = {f"{split}_file": folder / split for split in SPLITS} if (folder / "train").is_dir() else {"train_file": folder}
+        s, folder = self.settings, Path(self.settings["data"])
+        split = (folder / "train").is_dir()
+        files = {"train_file": folder / "train", "validation_file": folder / "validation"} if split else {"train_file": folder}
         trained = {"global_batch_size": s["batch_size"], "learning_rate": s["learning_rate"], "max_steps": s["max_steps"]}
         return application.run_options(s) | files | trained | s["task_options"]
 
@@ -40,22 +35,23 @@ class Images(TrainingContender):
         from benchmarking.contenders import trainer
 
         arguments = trainer.arguments_of(self.settings, optim="adamw_torch_fused", remove_unused_columns=False)
-        rows, loss_of = Rows(self.prepared.steps.split), LossOf(self.prepared.task)
-        trained = Trainer(self.prepared.model(), arguments, train_dataset=rows, compute_loss_func=loss_of)
+        task, steps = self.prepared
+        rows, task_loss = Rows(steps.split), partial(loss_of, task)
+        trained = Trainer(application.build(task), arguments, train_dataset=rows, compute_loss_func=task_loss)
         return self.watched(trained.model, trained.train)
 
     def monai(self) -> dict[str, Any]:
         """The loop of MONAI's tutorials: its transforms, with all but the random ones kept in memory, its loader and loss."""
         from monai.losses import DiceCELoss
 
-        model, steps = self.prepared.model().to(self.device), self.settings["max_steps"]
-        files = [volume.file for volume in self.prepared.steps.split.collate.__self__.volumes]
-        batches = islice(monai_batches(self.settings, self.prepared.task.settings, files), steps)
+        (task, steps), model = self.prepared, application.build(self.prepared[0]).to(self.device)
+        files = [volume.file for volume in steps.split.collate.__self__.volumes]
+        batches = islice(monai_batches(self.settings, task.settings, files), len(steps))
         optimizer = torch.optim.AdamW(model.parameters(), lr=self.settings["learning_rate"], fused=True)
-        loss_of = partial(self.monai_loss, DiceCELoss(include_background=False, to_onehot_y=True, softmax=True))
-        return self.watched(model, partial(self.loop, model, optimizer, batches, steps, loss_of))
+        losses_of = partial(self.monai_losses, DiceCELoss(include_background=False, to_onehot_y=True, softmax=True))
+        return self.watched(model, partial(self.loop, model, optimizer, batches, len(steps), losses_of))
 
-    def monai_loss(self, loss_of: Any, model: Any, batch: dict[str, torch.Tensor]) -> Iterator[torch.Tensor]:
+    def monai_losses(self, loss_of: Any, model: Any, batch: dict[str, torch.Tensor]) -> Iterator[torch.Tensor]:
         with self.autocast():
             logits = model(batch["image"].to(self.device))
         yield loss_of(logits.float(), batch["label"].to(self.device))
@@ -65,7 +61,7 @@ class Rows(torch.utils.data.Dataset):
     """Each row as our loader decodes and varies it."""
 
     def __init__(self, split: Any) -> None:
-        self.split, self.batch_of = split, batch_function(split)
+        self.split, self.batch_of = split, partial(split.augment, epoch=0) if split.augment else split.collate
 
     def __len__(self) -> int:
         return len(self.split)
@@ -75,22 +71,12 @@ class Rows(torch.utils.data.Dataset):
         return {"pixel_values": batch.inputs["pixel_values"][0], "labels": batch.labels[0]}
 
 
-def batch_function(split: Any, epoch: int = 0) -> Callable[[np.ndarray], Any]:
-    """What makes a batch of row numbers in training."""
-    return partial(split.augment, epoch=epoch) if split.augment else split.collate
-
-
-class LossOf:
+def loss_of(task: Any, outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
     """The task's loss of a model's outputs, as Trainer wants it."""
+    from finetune.task import Batch
 
-    def __init__(self, task: Any) -> None:
-        self.task = task
-
-    def __call__(self, outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
-        from finetune.task import Batch
-
-        batch = Batch(torch.arange(len(labels)), {"pixel_values": None}, labels)
-        return self.task.loss_sum(lambda pixel_values: outputs, batch) / len(labels)
+    batch = Batch(torch.arange(len(labels)), {"pixel_values": None}, labels)
+    return task.loss_sum(lambda pixel_values: outputs, batch) / len(labels)
 
 
 def monai_batches(settings: dict[str, Any], known: Any, files: list[Any]) -> Iterator[dict[str, torch.Tensor]]:
@@ -112,19 +98,4 @@ def monai_batches(settings: dict[str, Any], known: Any, files: list[Any]) -> Ite
         yield from DataLoader(data, batch_size=1, shuffle=True)
 
 
-def measure_loader(settings: dict[str, Any]) -> dict[str, Any]:
-    """Rows that a core decodes, varies and normalises in a second; the first epoch warms the disk's cache."""
-    train, size = Images(settings).prepared.steps.split, settings["batch_size"]
-    batches = [np.arange(start, min(start + size, len(train))) for start in range(0, len(train), size)]
-    epochs = (partial(load_epoch, train, batches, number) for number in range(1 + settings["epochs"]))
-    _, *samples = [timed(epoch, torch.device("cpu")) for epoch in epochs]
-    return {"rows/s": [len(train) / sample.cpu_seconds for sample in samples]}
-
-
-def load_epoch(split: Any, batches: list[np.ndarray], epoch: int) -> None:
-    batch_of = batch_function(split, epoch)
-    for rows in batches:
-        batch_of(rows)
-
-
-CONTENDERS = dict.fromkeys(("ours", "bare", "trainer", "monai"), Images.measure) | {"loader": measure_loader}
+CONTENDERS = dict.fromkeys(("ours", "bare", "trainer", "monai"), Images.measure)

@@ -1,7 +1,5 @@
 """A classifier for Lightning, and its Trainer."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 
@@ -14,10 +12,8 @@ from benchmarking.contenders.training import MAX_GRAD_NORM
 class Classifier(LightningModule):
     def __init__(self, model: Any, learning_rate: float) -> None:
         super().__init__()
-        self.model, self.learning_rate = model, learning_rate
-
-    def on_train_start(self) -> None:
-        self.model.train()  # Lightning keeps the mode that transformers loads a model in
+        # Lightning keeps the mode that a model is in, and transformers loads one without dropout.
+        self.model, self.learning_rate = model.train(), learning_rate
 
     def training_step(self, batch: Any) -> torch.Tensor:
         return self.model(**batch).loss

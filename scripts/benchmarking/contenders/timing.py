@@ -1,16 +1,10 @@
-"""Works of one process timed in turns."""
+"""Works of one process timed."""
 
-from __future__ import annotations
-
-import statistics
 import time
-from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
-
-Key = TypeVar("Key", bound=Hashable)
-Work = Callable[[int], Any]  # gets the number of the turn
 
 
 class Sample(NamedTuple):
@@ -36,27 +30,5 @@ def timed(work: Callable[[], Any], device: torch.device) -> Sample:
     return Sample(*took, (torch.cuda.max_memory_allocated() - held) / 2**20 if on_gpu else None)
 
 
-def take_turns(
-    works: dict[Key, Work], device: torch.device, turns: int, warm_up: int, before: Callable[[Work, int], Any] | None = None
-) -> dict[Key, list[Sample]]:
-    """Samples of each work, in turns whose order changes, without the first `warm_up`. `before` is called with the work and
-    the turn before each."""
-    samples: dict[Key, list[Sample]] = {key: [] for key in works}
-    for turn in range(turns + warm_up):
-        for key in list(works) if turn % 2 else list(works)[::-1]:
-            if before is not None:
-                before(works[key], turn)
-            sample = timed(lambda key=key, turn=turn: works[key](turn), device)
-            if turn >= warm_up:
-                samples[key].append(sample)
-    return samples
-
-
-def summary(samples: list[Sample]) -> dict[str, Any]:
-    seconds = [sample.seconds for sample in samples]
-    return {
-        "seconds": statistics.median(seconds),
-        "cpu_seconds": statistics.median(sample.cpu_seconds for sample in samples),
-        "at_best": min(seconds),
-        "memory_mb": samples[-1].memory_mb,
-    }
+def columns(samples: list[Sample]) -> dict[str, list[Any]]:
+    return dict(zip(Sample._fields, map(list, zip(*samples, strict=True)), strict=True))

@@ -1,14 +1,22 @@
-"""Ways of training the same encoder-decoder on rows of one length, so that nobody pads."""
+"""Ways of training the same encoder-decoder on rows of one length, so that nobody pads; and the rows and models of all sections
+on titles."""
 
-from __future__ import annotations
-
+import itertools
+import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarking import application
 from benchmarking.contenders.training import MAX_GRAD_NORM, TrainingContender
+from benchmarking.data import read_rows, write_rows
 
 LEARNING_RATE = 5e-5
+SOURCE_ROWS = 2000  # rows of a file that are read
+VOCABULARY = 8192
+WIDER = 4.0  # see `make_writer`
 
 
 def options(settings: dict[str, Any], new: bool = True) -> application.Options:
@@ -20,7 +28,7 @@ def options(settings: dict[str, Any], new: bool = True) -> application.Options:
 
 
 class Titles(TrainingContender):
-    """settings: "length", "batch_size", "max_steps", and those of the inputs (see `title_inputs`)."""
+    """settings: "length", "batch_size", "max_steps", and those of the inputs (see `make_inputs`)."""
 
     script = "titlegen"
     seq2seq = True
@@ -37,10 +45,87 @@ class Titles(TrainingContender):
         }  # fmt: skip
 
     def plain_model(self) -> Any:
-        return self.prepared.model(plain=True)
+        return application.build(self.prepared[0], kernels="reference")
 
     def token_rows(self) -> tuple[dict[str, list], Any]:
-        return application.token_columns(self.prepared.steps.split), self.prepared.task.tokenizer
+        task, steps = self.prepared
+        return application.token_columns(steps.split), task.tokenizer
 
 
-CONTENDERS = dict.fromkeys(("ours", "bare", "trainer_best", "trainer"), Titles.measure)
+def make_inputs(settings: dict[str, Any]) -> dict[str, Any]:
+    """Below settings["inputs"]: rows to train on for each (length, batch size) of settings["train"]; with
+    settings["generate_length"] documents and a model that writes titles."""
+    inputs = Path(settings["inputs"])
+    inputs.mkdir(parents=True, exist_ok=True)
+    rows = [row for row in read_rows(settings["train_file"], SOURCE_ROWS) if row.get("text") and row.get("title")]
+    if not rows:
+        raise SystemExit(f"{settings['train_file']}: none of its first {SOURCE_ROWS} rows has a text and a title")
+    tokenizer = make_model(settings, rows, inputs)
+    for length, batch_size in settings["train"]:
+        cut = cut_rows(rows, tokenizer, [length + 8] * batch_size * settings["max_steps"])
+        write_rows(inputs / f"train_{length}.jsonl", cut)
+    if settings["generate_length"]:
+        write_rows(inputs / "documents.jsonl", cut_rows(rows, tokenizer, document_lengths(settings)))
+        make_writer(settings, inputs)
+    return {}
+
+
+def document_lengths(settings: dict[str, Any]) -> list[int]:
+    """Tokens of each document that gets a title: from half the length to all of it, in an order without meaning, none so
+    short that transformers' BigBird would turn dense on its batch."""
+    longest, count = settings["generate_length"], settings["documents"]
+    shortest = min(longest, max(longest // 2, 12 * settings["block_size"]))
+    lengths = [shortest + (longest - shortest) * i // max(1, count - 1) for i in range(count)]
+    random.Random(settings["seed"]).shuffle(lengths)
+    return lengths
+
+
+def cut_rows(rows: list[dict[str, str]], tokenizer: Any, lengths: list[int]) -> Iterator[dict[str, str]]:
+    """Rows of about so many tokens each, special ones included, cut from the documents one after the other. A text that begins
+    or ends within a word may get some tokens more."""
+    ids = tokenizer([row["text"] for row in rows], add_special_tokens=False)["input_ids"]
+    stream, titles = itertools.cycle(itertools.chain.from_iterable(ids)), itertools.cycle(row["title"] for row in rows)
+    for length, title in zip(lengths, titles, strict=False):
+        part = itertools.islice(stream, length - tokenizer.num_special_tokens_to_add())
+        yield {"text": tokenizer.decode(list(part)), "title": title}
+
+
+def make_model(settings: dict[str, Any], rows: list[dict[str, str]], inputs: Path) -> Any:
+    """The tokenizer; saves it with the configuration of a BigBird below inputs/model."""
+    from transformers import BigBirdConfig
+
+    from finetune.text.vocabulary import train_tokenizer
+
+    block, longest = settings["block_size"], max([*dict(settings["train"]), settings["generate_length"] or 0, 4096])
+    tokenizer = train_tokenizer([text for row in rows for text in (row["text"], row["title"])], VOCABULARY)
+    config = BigBirdConfig(
+        vocab_size=len(tokenizer), hidden_size=settings["hidden"], num_hidden_layers=settings["layers"],
+        num_attention_heads=max(1, settings["hidden"] // 64), intermediate_size=4 * settings["hidden"],
+        max_position_embeddings=-(-longest // block) * block, block_size=block, attention_type="block_sparse",
+        pad_token_id=tokenizer.pad_token_id, bos_token_id=tokenizer.cls_token_id, eos_token_id=tokenizer.sep_token_id,
+    )  # fmt: skip
+    config.save_pretrained(inputs / "model")
+    tokenizer.save_pretrained(inputs / "model")
+    return tokenizer
+
+
+def make_writer(settings: dict[str, Any], inputs: Path) -> None:
+    """The model that writes titles, in plain transformers, below inputs/writer.
+
+    Random weights are drawn wide, and no token is more frequent than another: with the usual ones every document would get much
+    the same short title, and equal titles would say nothing.
+    """
+    given = {"train_file": inputs / "documents.jsonl", "max_length": settings["generate_length"]}
+    task, _ = application.prepare("titlegen", options(settings) | given)
+    model = application.build(task, kernels="reference")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 2 and "embeddings" not in name:
+                parameter.mul_(WIDER)
+        model.get_output_embeddings().bias.zero_()
+    model.save_pretrained(inputs / "writer")
+    task.tokenizer.save_pretrained(inputs / "writer")
+
+
+WAYS = ("ours", "bare", "trainer_best", "trainer")
+CONTENDERS = dict.fromkeys(WAYS, Titles.measure) | {"inputs": make_inputs}

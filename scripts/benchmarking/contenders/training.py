@@ -1,7 +1,5 @@
 """Ways of training one model on the same rows. Each is a method that is called as the contender is."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, partial
 from typing import Any
@@ -47,8 +45,8 @@ class TrainingContender:
         return {}
 
     @cached_property
-    def prepared(self) -> application.Prepared:
-        """What the application would train on."""
+    def prepared(self) -> tuple[Any, Any]:
+        """The task and its steps, what the application would train on."""
         return application.prepare(self.script, self.options())
 
     def ours(self) -> dict[str, Any]:
@@ -61,13 +59,14 @@ class TrainingContender:
     def bare(self) -> dict[str, Any]:
         """The same batches in the same order and the same passes, the task's model and loss, and nothing but PyTorch around
         them."""
-        steps, model = self.prepared.steps, self.prepared.model().to(self.device)
+        task, steps = self.prepared
+        model = application.build(task).to(self.device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=self.settings["learning_rate"], fused=True)
         batches = (steps[number] for number in range(len(steps)))
         return self.watched(model, partial(self.loop, model, optimizer, batches, len(steps), self.task_losses))
 
     def task_losses(self, model: Any, batches: list[Any]) -> Iterator[torch.Tensor]:
-        task = self.prepared.task
+        task, _ = self.prepared
         batches = [(batch.pin_memory() if self.cuda else batch).to(self.device) for batch in batches]
         targets = sum(task.num_targets(batch) for batch in batches)
         for batch in batches:

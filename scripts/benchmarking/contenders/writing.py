@@ -1,7 +1,5 @@
 """Ways of writing titles for the same documents with the same model, by the same beam search."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,18 +21,11 @@ def write_ours(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def watch_prediction(settings: dict[str, Any], predict: Any, run: Any, model: Any, task: Any, rows: Any) -> dict[str, Any]:
-    with torch.no_grad():  # a small batch first: what is made on first use belongs to no pass
-        model.eval()
-        task.predict(model, rows.split.collate(np.arange(1)).to(model.device))
     watch = Watch(settings)
-    lines = watch.repeat(partial(prediction_lines, predict, task, rows.split), settings["max_steps"])
+    predictions, _ = watch.repeat(predict, settings["max_steps"])
+    titles = [line["title"] for line in task.prediction_lines(predictions, rows.split)]
     alone = titles_alone(settings, task.tokenizer, rows.split, model.device)
-    return watch.measurements() | {"titles": [line["title"] for line in lines], "alone": alone}
-
-
-def prediction_lines(predict: Any, task: Any, split: Any) -> list[dict[str, Any]]:
-    predictions, _ = predict()
-    return list(task.prediction_lines(predictions, split))
+    return watch.measurements() | {"titles": titles, "alone": alone}
 
 
 @torch.no_grad()
@@ -55,35 +46,22 @@ def decode(tokenizer: Any, ids: Any) -> list[str]:
     return [join_chinese(text).strip() for text in tokenizer.batch_decode(ids, skip_special_tokens=True)]
 
 
-class TrainerWriter:
-    """Seq2SeqTrainer.predict with predict_with_generate: the documents in their order, or (trainer_sorted) by length."""
-
-    def __init__(self, settings: dict[str, Any]) -> None:
-        from benchmarking.contenders import trainer  # ours must not wait for it
-
-        task, data = application.load("titlegen", prediction_options(settings) | application.PREDICTION)
-        self.search, self.tokenizer, split = search(settings), task.tokenizer, data.splits["test"]
-        by_length = settings["contender"] == "trainer_sorted"
-        self.order = np.argsort(-split.lengths, kind="stable") if by_length else np.arange(len(split))
-        # Without labels the Trainer fails: it asks for a loss beside the title, and so does ours where there are titles.
-        columns = application.token_columns(split)
-        rows = {name: [column[i] for i in self.order] for name, column in columns.items()}
-        given = {"per_device_eval_batch_size": settings["eval_batch_size"], "predict_with_generate": True}
-        arguments = trainer.arguments_of(settings, True, **given, dataloader_pin_memory=torch.cuda.is_available())
-        self.trainer = trainer.make_trainer(load_writer(settings), arguments, rows, self.tokenizer)
-        self.trainer.predict(self.trainer.train_dataset.select(range(1)), **self.search)
-
-    def write(self) -> list[str]:
-        ids = self.trainer.predict(self.trainer.train_dataset, **self.search).predictions
-        texts = decode(self.tokenizer, np.where(ids < 0, self.tokenizer.pad_token_id, ids))
-        titles = dict(zip(self.order.tolist(), texts, strict=True))
-        return [titles[row] for row in sorted(titles)]
-
-
 def write_with_trainer(settings: dict[str, Any]) -> dict[str, Any]:
-    watch = Watch(settings)
-    titles = watch.repeat(TrainerWriter(settings).write, settings["max_steps"])
-    return watch.measurements() | {"titles": titles}
+    """Seq2SeqTrainer.predict with predict_with_generate: the documents in their order, or (trainer_sorted) by length."""
+    from benchmarking.contenders import trainer  # ours must not wait for it
+
+    task, data = application.load("titlegen", prediction_options(settings) | application.PREDICTION)
+    split, tokenizer, watch = data.splits["test"], task.tokenizer, Watch(settings)
+    by_length = settings["contender"] == "trainer_sorted"
+    order = np.argsort(-split.lengths, kind="stable") if by_length else np.arange(len(split))
+    # Without labels the Trainer fails: it asks for a loss beside the title, and so does ours where there are titles.
+    rows = {name: [column[i] for i in order] for name, column in application.token_columns(split).items()}
+    given = {"per_device_eval_batch_size": settings["eval_batch_size"], "predict_with_generate": True}
+    arguments = trainer.arguments_of(settings, True, **given, dataloader_pin_memory=torch.cuda.is_available())
+    made = trainer.make_trainer(load_writer(settings), arguments, rows, tokenizer)
+    ids = watch.repeat(partial(made.predict, made.train_dataset, **search(settings)), settings["max_steps"]).predictions
+    titles = decode(tokenizer, np.where(ids < 0, tokenizer.pad_token_id, ids))
+    return watch.measurements() | {"titles": [titles[place] for place in np.argsort(order)]}
 
 
 def prediction_options(settings: dict[str, Any]) -> application.Options:

@@ -1,12 +1,11 @@
 """BigBird's attention and one whole layer of it."""
 
-from __future__ import annotations
-
+import statistics
 from typing import Any
 
 from benchmarking.context import Bench
 from benchmarking.ratios import quartiles, ratios
-from benchmarking.report import BOTH, CPU, GPU, Goal, Report, Row, Section, chart, table
+from benchmarking.report import BOTH, CPU, GPU, Goal, Report, Row, Section, table
 
 LEGEND = """Forward and backward passes of one layer, dimensions of BigBird-base, all ways in one process and in turns, each
 turn a pass that is not counted and one that is. `block_sparse` is transformers' own, `full_sdpa` full attention by torch's
@@ -25,7 +24,7 @@ def measure(bench: Bench) -> Report:
     for part, title in PARTS.items():
         groups = [group for group in found["measured"] if group["part"] == part]
         rows = [row for group in groups for row in group_rows(group)]
-        tables.append(table(title, rows, chart(rows, "length", "median, ms", by="")))
+        tables.append(table(title, rows, "length", "median, ms", by=""))
         for row in rows:
             if row[""] == "block_sparse":
                 goals[BLOCK_SPARSE.format(title.lower(), row["length"])] = row["speed"]["median"], None
@@ -39,19 +38,14 @@ def measure(bench: Bench) -> Report:
 
 
 def group_rows(group: dict[str, Any]) -> list[Row]:
-    ours = group["ways"]["ours"]
-    rows = []
+    ours, rows = group["ways"]["ours"], []
     for name, way in group["ways"].items():
-        itself = name == "ours"
+        median, best, memory = statistics.median(way["seconds"]), min(way["seconds"]), way["memory_mb"][-1]
         rows.append({
-            "length": group["length"],
-            "": name,
-            "median, ms": 1000 * way["seconds"],
-            "at best, ms": 1000 * way["at_best"],
-            "memory, MiB": way["memory_mb"],
-            "speed": None if itself else quartiles(ratios(way["all"], ours["all"])),
-            "CPU time": None if itself else ours["cpu_seconds"] / way["cpu_seconds"],
-            "share of the memory": None if itself or not way["memory_mb"] else ours["memory_mb"] / way["memory_mb"],
+            "length": group["length"], "": name, "median, ms": 1000 * median, "at best, ms": 1000 * best, "memory, MiB": memory,
+            "speed": None if way is ours else quartiles(ratios(way["seconds"], ours["seconds"])),
+            "CPU time": None if way is ours else statistics.median(ratios(ours["cpu_seconds"], way["cpu_seconds"])),
+            "share of the memory": None if way is ours or not memory else ours["memory_mb"][-1] / memory,
         })  # fmt: skip
     return rows
 

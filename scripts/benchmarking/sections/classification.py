@@ -1,21 +1,21 @@
 """Classifiers: ours beside a bare loop, other tools and the hand-written loop, one epoch over the same rows."""
 
-from __future__ import annotations
-
 import statistics
 from functools import partial
 from typing import Any
 
 from benchmarking.context import Bench
 from benchmarking.ratios import Run, compare, joined, speed_row
-from benchmarking.report import CPU, GPU, Goal, Report, Row, Section, chart, cost_goals, cost_values, table
+from benchmarking.report import CPU, GPU, Goal, Report, Row, Section, cost_goals, cost_values, table
 
 OTHERS = ("bare", "trainer_best", "trainer", "padded")
 TOOLS = ("trainer_best", "accelerate", "lightning", "simpletransformers")
 SLOW = ("trainer", "padded")  # every other round
-FASTER = {
+WORDS = {
     "trainer": "Trainer's defaults", "trainer_best": "Trainer's best", "padded": "the loop that pads to max_length",
 }  # fmt: skip
+COST = "classification, {}: our step costs more than the bare loop's"
+FASTER = "classification, {}: times {}, at equal quality"
 TEXTS = {"short": "short texts", "long_tailed": "long-tailed texts"}
 LEARNING_RATE = 3e-4  # so that an epoch over a few hundred rows learns something that can be compared
 EQUAL_LOSS, EQUAL_PRECISION = 0.02, 0.02  # quality that counts as equal: relative, absolute; seeds differ by as much
@@ -60,8 +60,8 @@ def measure(bench: Bench, name: str, texts: str, others: tuple[str, ...]) -> Rep
         "model": model,
         "about": f"{trained}; learning rate {LEARNING_RATE:g}; quality on {settings['held_rows']} more rows",
         "tables": [
-            table("Speed, memory, quality", rows, chart(rows, "", "samples/s")),
-            table("Ours against the others", compared, chart(compared, "", "speed (quartiles)")),
+            table("Speed, memory, quality", rows, "", "samples/s"),
+            table("Ours against the others", compared, "", "speed (quartiles)"),
         ],
         "goals": goal_values(pairs, compared, TEXTS[texts]),
     }
@@ -107,30 +107,22 @@ def quality(loss: float, precision: float) -> str:
 def goal_values(pairs: dict[str, list[list[Run]]], compared: list[Row], texts: str) -> dict[str, tuple[float, str | None]]:
     # The bare loop has our batches: compared step by step.
     steps = [compare(*map(joined, zip(*pairs["bare"], strict=True)))] if "bare" in pairs else []
-    found: dict[str, Any] = cost_values(cost(texts), steps)
+    found: dict[str, Any] = cost_values(COST.format(texts), steps)
     for row in compared:
-        if row[""] in FASTER:
+        if row[""] in WORDS:
             worse = f"held-out loss {row['held-out loss, %']:+.1f}%, precision {row['precision']:+.4f}"
             reason = worse if row["quality"] == "**worse**" else None
-            found[faster(texts, FASTER[row[""]])] = row["speed (quartiles)"]["median"], reason
+            found[FASTER.format(texts, WORDS[row[""]])] = row["speed (quartiles)"]["median"], reason
     return found
-
-
-def faster(texts: str, words: str) -> str:
-    return f"classification, {texts}: times {words}, at equal quality"
-
-
-def cost(texts: str) -> str:
-    return f"classification, {texts}: our step costs more than the bare loop's"
 
 
 def section(kind: str, *more: tuple[tuple[str, ...], str, float]) -> Section:
     """`more`: (devices, contender, how many times as fast) of further goals."""
     texts = TEXTS[kind]
     wanted = ((GPU, "trainer_best", 1.5), (GPU, "padded", 3), *more)
-    goals = (Goal(faster(texts, FASTER[other]), devices, bound) for devices, other, bound in wanted)
+    goals = (Goal(FASTER.format(texts, WORDS[other]), devices, bound) for devices, other, bound in wanted)
     measured = partial(measure, name=kind, texts=kind, others=OTHERS)
-    return Section(kind, f"Classification of {texts}", LEGEND, measured, (*cost_goals(cost(texts)), *goals))
+    return Section(kind, f"Classification of {texts}", LEGEND, measured, (*cost_goals(COST.format(texts)), *goals))
 
 
 SHORT = section("short", (CPU, "trainer_best", 1))

@@ -1,51 +1,43 @@
-"""The image tasks: training beside a bare loop and what a user would otherwise run, and what a core's loader gives."""
-
-from __future__ import annotations
+"""The image tasks: training beside a bare loop and what a user would otherwise run."""
 
 import json
 from typing import Any
 
 from benchmarking.context import Bench
 from benchmarking.data import make_sample_data
-from benchmarking.ratios import joined, quartiles, speed_row
-from benchmarking.report import BOTH, Goal, Report, Row, Section, chart, cost_goals, cost_values, table
+from benchmarking.ratios import joined, speed_row
+from benchmarking.report import BOTH, Goal, Report, Row, Section, cost_goals, cost_values, table
 
 # Script of app/ -> (what scripts/make_sample_data.py draws for it, the loop of others).
-TASKS = {
-    "image_classify": ("images", "trainer"),
-    "segment": ("masks", "trainer"),
-    "segment3d": ("volumes", "monai"),
-}
+TASKS = {"image_classify": ("images", "trainer"), "segment": ("masks", "trainer"), "segment3d": ("volumes", "monai")}
+TOOLS = {"trainer": "Trainer", "monai": "MONAI"}
+COST, FASTER = "{}: our step costs more than the bare loop's", "{}: times the speed of {}"
 LEGEND = """`ours` is the script of app/ itself, from its arguments to the end of training. `bare` is a plain PyTorch loop over
 the same batches, loaded the same way, with the task's model and loss. `trainer` is transformers' Trainer with fused AdamW, the
 task's model and loss and rows decoded by our loader; `monai` is the loop of MONAI's tutorials with its transforms, kept in
 memory as far as they are not random, its loader and DiceCE loss. Loading counts for all, without workers. The first turns do
-not count. Memory is the peak while training, above what the process held before its first step. `rows/s per core` are rows
-decoded, varied and normalised per second of CPU time."""
+not count. Memory is the peak while training, above what the process held before its first step."""
 
 
 def measure(bench: Bench) -> Report:
     size = bench.size("images")
-    rows, compared, loaders = [], [], []
+    rows, compared = [], []
     for task, (kind, other) in TASKS.items():
         folder = bench.folder / kind
         make_sample_data(kind, "--output_dir", folder)
-        settings = {name: size[name] for name in ("batch_size", "max_steps", "epochs")} | {"task": task, "learning_rate": 1e-3}
+        settings = {name: size[name] for name in ("batch_size", "max_steps")} | {"task": task, "learning_rate": 1e-3}
         settings |= {"data": str(folder), "task_options": options(bench, task, size["scale"])}
         runs, more = bench.compare("images", bench.others("images", ("bare", other)), settings, size, {"task": task})
         compared += more
         for name, each in runs.items():
             rows.append({"task": task, "": name, **speed_row(joined(each), size["batch_size"] * bench.per_turn, "samples")})
-        (loader,) = bench.run(["images.loader"], settings)
-        loaders.append({"task": task, "rows/s per core": quartiles(loader["rows/s"])})
     return {
         "data": "drawn by scripts/make_sample_data.py",
         "model": "small models, random weights",
         "about": f"batches of {size['batch_size']} rows",
         "tables": [
-            table("Training", rows, chart(rows, "task", "samples/s", by="")),
-            table("Ours against the others", compared, chart(compared, "task", "speed (quartiles)", by="")),
-            table("Loading", loaders, chart(loaders, "task", "rows/s per core")),
+            table("Training", rows, "task", "samples/s", by=""),
+            table("Ours against the others", compared, "task", "speed (quartiles)", by=""),
         ],
         "goals": goal_values(compared),
     }
@@ -79,19 +71,15 @@ def goal_values(compared: list[Row]) -> dict[str, tuple[float, str | None]]:
     found: dict[str, tuple[float, str | None]] = {}
     for row in compared:
         if row[""] == "bare":
-            found |= cost_values(cost(row["task"]), [row])
+            found |= cost_values(COST.format(row["task"]), [row])
         else:
-            found[faster(row["task"])] = row["speed (quartiles)"]["median"], None
+            found[FASTER.format(row["task"], TOOLS[row[""]])] = row["speed (quartiles)"]["median"], None
     return found
 
 
-def cost(task: str) -> str:
-    return f"{task}: our step costs more than the bare loop's"
-
-
-def faster(task: str) -> str:
-    return f"{task}: times the speed of {'MONAI' if TASKS[task][1] == 'monai' else 'Trainer'}"
-
-
-GOALS = tuple(goal for task in TASKS for goal in (*cost_goals(cost(task)), Goal(faster(task), BOTH, 1)))
+GOALS = tuple(
+    goal
+    for task, (_, other) in TASKS.items()
+    for goal in (*cost_goals(COST.format(task)), Goal(FASTER.format(task, TOOLS[other]), BOTH, 1))
+)
 SECTION = Section("images", "Image tasks", LEGEND, measure, GOALS)

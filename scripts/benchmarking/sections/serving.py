@@ -1,9 +1,7 @@
 """app/serve.py under load."""
 
-from __future__ import annotations
-
 from benchmarking.context import Bench
-from benchmarking.report import Report, Section, chart, table
+from benchmarking.report import Report, Section, table
 
 LEGEND = """One classifier behind HTTP. `ours` is app/serve.py; `pipeline` is transformers' pipeline behind the same HTTP
 library, a text at a time. So many clients ask, each again once it is answered; server and clients share the machine."""
@@ -23,7 +21,7 @@ def measure(bench: Bench) -> Report:
         "data": bench.source("short").name,
         "model": model,
         "about": f"{size['rows']} texts",
-        "tables": [table("Load", rows, chart(rows, "clients", "requests/s", by=""))],
+        "tables": [table("Load", rows, "clients", "requests/s", by="")],
         "goals": {},
     }
 

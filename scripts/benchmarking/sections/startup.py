@@ -1,48 +1,44 @@
 """The start of a command."""
 
-from __future__ import annotations
-
+import statistics
 import subprocess
 import sys
 import time
-from typing import Any
 
 from benchmarking.context import Bench
 from benchmarking.data import made_up_rows, write_rows
 from benchmarking.processes import REPOSITORY
-from benchmarking.ratios import spread
-from benchmarking.report import BOTH, Goal, Report, Row, Section, chart, table
+from benchmarking.ratios import Run, spread
+from benchmarking.report import BOTH, Goal, Report, Row, Section, table
 
 HELP, AGAIN = "--help of either task", "first step over a million rows whose tokens are kept"
 SCRIPTS = ("app/classify.py", "app/titlegen.py")
 LEGEND = """`--help`: the whole process. First step: from the start of the process to the end of the first optimizer step, over
 a file of short texts; `first`, when nothing is kept, and `again`, when the rows and tokens of the earlier start are. `trainer`
 is transformers' Trainer over rows that `datasets` reads, tokenizes and keeps."""
-JOBS = {"ours": "classification.ours", "trainer": "startup.trainer"}
+JOBS = {"ours": "classification.ours", "trainer": "trainer.start"}
 
 
 def measure(bench: Bench) -> Report:
-    size = bench.size("startup")
+    size, path = bench.size("startup"), bench.folder / "rows.jsonl"
     helps = [{"": script, "seconds": seconds_of_help(script, size["helps"])} for script in SCRIPTS]
     common = {"held_rows": 0, **{name: size[name] for name in ("batch_size", "max_length")}}
     settings, _ = bench.with_classifier(common | {"train_file": bench.rows("short", 2000), "rows": 2000})
-    path = bench.folder / "rows.jsonl"
     settings |= {"train_file": str(path), "rows": size["rows"], "learning_rate": 1e-4, "max_steps": 1}
     write_rows(path, made_up_rows(size["rows"], bench.options.seed))
-    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in JOBS}
+    runs: dict[str, list[Run]] = {name: [] for name in JOBS}
     for number in range(1 + (bench.options.rounds or size["rounds"])):
         for name in list(JOBS)[:: -1 if number % 2 else 1]:
             runs[name] += bench.run([JOBS[name]], settings)
-    starts = [{"": name, **start_row(each)} for name, each in runs.items()]
-    times = [{"": row[""], "s": row[f"{when}, s"], "start": when} for row in starts for when in ("first", "again")]
+    starts = [start_row(name, each) for name, each in runs.items()]
     ours = starts[0]["again, s"]["median"]
     return {
         "data": "",
         "model": "",
         "about": f"A file of {size['rows']} rows, {path.stat().st_size / 2**20:.0f} MiB",
         "tables": [
-            table("--help", helps, chart(helps, "", "seconds")),
-            table(f"First step over {size['rows']} rows", starts, chart(times, "", "s", by="start")),
+            table("--help", helps, "", "seconds"),
+            table(f"First step over {size['rows']} rows", starts, "", "again, s"),
         ],
         "goals": {
             HELP: (max(row["seconds"]["median"] for row in helps), None),
@@ -61,13 +57,14 @@ def seconds_of_help(script: str, count: int) -> dict[str, float]:
     return spread(seconds[1:])
 
 
-def start_row(runs: list[dict[str, Any]]) -> Row:
+def start_row(name: str, runs: list[Run]) -> Row:
     """`runs`: the first one found no tokens that are kept."""
     first, *again = [run["startup_seconds"] + run["seconds"][0] for run in runs]
     return {
+        "": name,
         "first, s": first,
         "again, s": spread(again),
-        "of it before the first batch, s": spread(run["startup_seconds"] for run in runs[1:])["median"],
+        "of it before the first step, s": statistics.median(run["startup_seconds"] for run in runs[1:]),
         "memory of the process, MiB": runs[-1]["peak_memory_mb"],
     }
 

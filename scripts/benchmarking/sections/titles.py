@@ -1,12 +1,10 @@
 """Titles: training at several lengths of document, and writing them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from benchmarking.context import Bench
 from benchmarking.ratios import joined, speed_row
-from benchmarking.report import BOTH, Goal, Report, Section, chart, cost_goals, cost_values, table
+from benchmarking.report import BOTH, Goal, Report, Section, cost_goals, cost_values, table
 
 TITLES_OTHERS = ("bare", "trainer_best", "trainer")
 COST = "titles: our step costs more than the bare loop's, at the worst length"
@@ -42,8 +40,8 @@ def measure_titles(bench: Bench) -> Report:
         "model": about,
         "about": "Documents cut from real ones and put together to one length",
         "tables": [
-            table("Training", rows, chart(rows, "length", "tokens/s", by="")),
-            table("Ours against the others", compared, chart(compared, "length", "speed (quartiles)", by="")),
+            table("Training", rows, "length", "tokens/s", by=""),
+            table("Ours against the others", compared, "length", "speed (quartiles)", by=""),
         ],
         "goals": goals,
     }
@@ -54,7 +52,7 @@ def prepare(bench: Bench, more: dict[str, Any]) -> tuple[dict[str, Any], str]:
     size, inputs = bench.size("titles"), {"inputs": str(bench.folder / "inputs")}
     asked = {"train_file": bench.source("titles").path, "train": [], "generate_length": None, "beams": 4}
     settings = size | inputs | asked | more
-    bench.run(["title_inputs.titles"], settings)
+    bench.run(["titles.inputs"], settings)
     encoder = "BigBird encoder ({layers} layers, {hidden} wide, blocks of {block_size})".format(**size)
     return settings, f"{encoder} with a BERT decoder ({size['decoder_layers']} layers), random weights"
 
@@ -96,8 +94,8 @@ def measure_writing(bench: Bench) -> Report:
         "model": model,
         "about": f"{documents}, {search}, {len(set(ours['titles']))} of them different",
         "tables": [
-            table("Documents per second", rows, chart(rows, "", "documents/s")),
-            table("Ours against predict", compared, chart(compared, "", "speed (quartiles)")),
+            table("Documents per second", rows, "", "documents/s"),
+            table("Ours against predict", compared, "", "speed (quartiles)"),
         ],
         "goals": {WRITING_GOAL: (speeds.get("trainer"), reason)},
     }
