@@ -15,6 +15,7 @@ ruff format --check --quiet . || {
   echo "error: run ruff format ." >&2
   exit 1
 }
+unset PYTHONDONTWRITEBYTECODE # or hundreds of processes would compile the same sources, each for itself
 export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1
 # Two at a time: half of a test's time is one core's, or a wait for a launcher. What shares runs stays together (tests/conftest.py).
 # A process of the tests that dies is a failure, and not replaced: what is left then would wait for ever (pytest-xdist 3.8.0).
