@@ -2,7 +2,7 @@
 installs anyway, or pictures.
 
     python scripts/make_sample_data.py [--output_dir sample_data] [--packages numpy scipy ...] [--force]
-    python scripts/make_sample_data.py titles [--output_dir sample_titles]   more and shorter docstrings, for titles
+    python scripts/make_sample_data.py titles [--output_dir sample_titles]   parameters with their descriptions
     python scripts/make_sample_data.py images [--output_dir sample_images] [--force]
     python scripts/make_sample_data.py masks [--output_dir sample_masks] [--force]   shapes with masks (sampling/shapes.py)
     python scripts/make_sample_data.py volumes [--output_dir sample_volumes]      spheres in NIfTI volumes (drawing/volumes.py)
@@ -19,19 +19,16 @@ code, reference lists and the libraries' names (`[library]`). Nothing is importe
 sources are parsed and the split is a hash of the text, so the same versions give the same bytes. A second run reuses
 them.
 
-`titles` writes the same files but labels.txt. A row is {"id", "title", "text"}: a text begins with the object's name in words,
-"get feature names out", as its page in a manual does; a title is a summary of plain words, and no two rows have the same. A
-module's rows stay together (about 90/5/5), and a title of the validation or test rows differs from every training title by
-more than one word.
+`titles` writes the same files but labels.txt. A row is {"id", "title", "text"}: a text describes a parameter, the title is the
+parameter's name in words, "max iter". A module's rows stay together (about 90/5/5), and no two texts share half of their
+phrases. Many parameters of different functions have the same name, so most titles of test rows are also those of training rows.
 """
 
 import argparse
-import ast
 import gc
 import hashlib
 import importlib.metadata
 import importlib.util
-import inspect
 import json
 import os
 import re
@@ -45,7 +42,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from sampling import docstrings
 from sampling.digits import draw_digits
+from sampling.docstrings import NAME_PART, described_parameters, documented, is_prose, title_and_text
 from sampling.shapes import draw_shapes
 
 PACKAGES = [
@@ -53,14 +52,14 @@ PACKAGES = [
     *("huggingface_hub", "tokenizers", "nltk", "networkx", "sympy", "deepspeed"),
 ]
 DISTRIBUTIONS = {"sklearn": "scikit-learn"}  # where the name to install is not the name to import
+SOURCES = (Path(__file__), Path(docstrings.__file__))
 SPLITS = ("train", "validation", "test")
 ROWS = tuple(f"{split}.jsonl" for split in SPLITS)
 MIN_CHARACTERS = 300  # of a body; shorter ones are hardly texts
-MIN_TITLED_CHARACTERS = 100  # the same where titles are wanted: names and titles say much, and more rows teach more
-MAX_TITLE_WORDS = 14
+MIN_DESCRIBED_CHARACTERS, MAX_DESCRIBED_CHARACTERS = 60, 600  # of a parameter that gets a title
 MIN_LABEL_ROWS = 40  # training rows below which a label is dropped: nothing could be learnt from fewer
-SKIPPED_FOLDERS = {"tests", "test", "testing", "_vendor", "_vendored", "vendored", "externals", "third_party"}
 
+LABELLED = ("parameters", "returns", "raises", "examples", "references", "notes")
 # Searched in the dotted path of an object, in lower case; an object has every topic that matches.
 TOPICS = {
     "audio": r"audio|speech|whisper|wav2vec|spectr",
@@ -89,227 +88,11 @@ TOPICS = {
     "supervised learning": r"ensemble|\.svm|\.tree|linear_model|neighbors|discriminant|model_selection|naive_bayes",
 }
 
-SECTIONS = {
-    "parameters": "args|arg|arguments|parameter|parameters|other parameters|param|keyword|keyword args|input|inputs",
-    "returns": "returns|return|yields|yield|output|outputs|rtype",
-    "raises": "raises|raise|throws|warns",
-    "examples": "example|examples|usage|usage example|usage examples",
-    "references": "references|reference|bibliography",
-    "notes": "note|notes|important|tip|warning|warnings|caution",
-    "attributes": "attributes|properties|class attributes|fields|type|var|ivar|cvar|vartype",
-    "lists": "see also|seealso|methods",
-    "other": "shape",
-}
-HEADINGS = {alias: section for section, aliases in SECTIONS.items() for alias in aliases.split("|")}
-LABELLED = ("parameters", "returns", "raises", "examples", "references", "notes")
-ENTRIES = {"parameters", "returns", "raises", "attributes"}  # sections of `name : type` items with a description below
-
-UNDERLINE = re.compile(r"\s*([-=~^])\1{2,}\s*$")
-COLON_HEADING = re.compile(r"\s*\**(\w[\w ]*?)\**:{1,2}\**\s*$")
-FIELD = re.compile(r"\s*[:@](param|parameter|arg|keyword|raises?|returns?|(?:var|r)?type|[ic]?var)\b([^:]*):\s*")
-ENTRY = re.compile(r"\s*[-*]?\s*[`*\[]*[\w.*]+[`\]]*(,\s*[`*]*\w+`*)*\s*(\(.*\))?\s*(:|--)(\s|$)")
-SIGNATURE = re.compile(r"[\w.]+\(.*?\)\s*(->.*)?$")
-PLAIN_TITLE = re.compile(r"[A-Z][A-Za-z0-9 ,'()/-]*")
-NAME_PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")  # of get_HTMLName2: get, HTML, Name, 2
-SENTENCE_END = re.compile(r"(?<=[a-z0-9)`'\]][.!?])\s+(?=[A-Z`*\"'])")
-KEPT_DIRECTIVE = re.compile(r"\s*\.\. (note|warning|important|tip|caution|attention|hint|admonition)::")
-LIBRARY = "numpy|scipy|pandas|scikit-learn|sklearn|pytorch|torch|nltk|networkx|sympy|deepspeed|hugging ?face"
-MODULE = "numpy|scipy|pandas|sklearn|torch|nltk|networkx|sympy|deepspeed|transformers|accelerate|datasets|evaluate"
-MARKUP = [  # in this order, over whole texts: none crosses a line
-    (re.compile(r"(?::[\w:+-]+)?:[\w+-]+:`[~!]?([^`\n<]*)[^`\n]*`"), r"\1"),  # :role:`words <target>`
-    (re.compile(r"\[([^\]\n]*)\]\([^)\n]*\)"), r"\1"),  # [words](address)
-    (re.compile(r"`([^`<\n]*?)\s*<[^`>\n]*>`_+"), r"\1"),  # `words <address>`_
-    (re.compile(r"https?://[^\s)]+|\[[\w#]+\]_+|</?\w+[^>\n]*>|🤗|%\(\w+\)s|::?(?=\n|$)|^#+ ", re.MULTILINE), ""),
-    (re.compile(r"\[?`+~?([^`\n]*?)`+\]?_*"), r"\1"),
-    (re.compile(r"(?<!\w)\*{1,2}([^*\s][^*\n]*)\*{1,2}(?!\w)"), r"\1"),
-    (re.compile(r"\(?\bsee (?:the )?(?:notes|references|examples)\b[^.)\n]{0,20}\)?", re.IGNORECASE), ""),
-    (re.compile(rf"\b(?:{MODULE}|tokenizers|huggingface_hub|np|pd|nx|sp|tf|jax|nn)\.(?:[a-z_]\w*\.)*(?=\w)"), ""),
-]
-LIBRARY_NAME = re.compile(rf"\b(?:{LIBRARY})\b(?!-)", re.IGNORECASE)
-
-
-def module_sources(root: Path, shortest: int) -> Iterator[tuple[str, ast.Module]]:
-    """Yield (dotted module name, parsed source) for a package folder, in a fixed order, without tests and copies.
-
-    `shortest`: characters of a string below which a module is left out.
-    """
-    for path in sorted(chain(root.rglob("*.py"), root.rglob("*.pyi"))):
-        parts = path.relative_to(root.parent).with_suffix("").parts
-        if SKIPPED_FOLDERS.intersection(parts) or any(part.startswith("test_") for part in parts):
-            continue
-        source = path.read_bytes()
-        longest = max(map(len, source.split(b'"""')[1::2]), default=0)  # parsing is what takes long: only where it pays
-        if longest < shortest and b"'''" not in source:
-            continue
-        try:
-            tree = ast.parse(source)
-        except (SyntaxError, ValueError):  # templates and files for other Python versions
-            continue
-        yield ".".join(parts).removesuffix(".__init__"), tree
-
-
-def docstrings(module: str, tree: ast.Module) -> Iterator[tuple[str, str, str]]:
-    """Yield (dotted name, kind, docstring) of a module's objects, `add_newdoc` and `add_docstr` calls included."""
-
-    def visit(node: ast.AST, name: str, kind: str) -> Iterator[tuple[str, str, str]]:
-        if doc := ast.get_docstring(node):
-            yield name, kind, doc
-        for child in node.body:
-            if isinstance(child, ast.ClassDef):
-                yield from visit(child, f"{name}.{child.name}", "class")
-            elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
-                yield from visit(child, f"{name}.{child.name}", "method" if kind == "class" else "function")
-            elif isinstance(child, ast.Expr) and isinstance(child.value, ast.Call):
-                yield from added_docstring(module, child.value)
-
-    yield from visit(tree, module, "module")
-
-
-def added_docstring(module: str, call: ast.Call) -> Iterator[tuple[str, str, str]]:
-    """The docstring that a call such as `add_newdoc("numpy", "ndarray", ("sort", "..."))` gives a compiled object."""
-    function = ast.unparse(call.func).rpartition(".")[2]
-    if not function.startswith(("add_newdoc", "add_docstr")) or len(call.args) < 2:
-        return
-    *target, doc = call.args
-    method = isinstance(doc, ast.Tuple) or function == "add_docstr_all"
-    if isinstance(doc, ast.Tuple) and len(doc.elts) == 2:
-        target, doc = [*target, doc.elts[0]], doc.elts[1]
-    if text := literal_text(doc):
-        path = ".".join(part.value if isinstance(part, ast.Constant) else ast.unparse(part) for part in target)
-        name = path if path.startswith(module.partition(".")[0]) else f"{module}.{path}"
-        yield name, "method" if method else "function", inspect.cleandoc(text)
-
-
-def literal_text(node: ast.expr) -> str:
-    """The string that literals, `+` and `.format()` spell, without its `{fields}`; "" for any other expression."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return node.value
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return literal_text(node.left) + literal_text(node.right)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "format":
-        return re.sub(r"\{\w*\}", "", literal_text(node.func.value))
-    return ""
-
-
-def without_code(lines: Iterable[str]) -> Iterator[str]:
-    """Drop fenced and literal blocks, doctests, and every directive with its block, except notes and warnings."""
-    fence, doctest, block = False, False, -1  # block: the indentation that ends the dropped block, -1 outside one
-    for line in lines:
-        stripped, indent = line.strip(), len(line) - len(line.lstrip())
-        kept = False
-        if stripped.startswith("```"):
-            fence = not fence
-        elif not fence and (block < 0 or (stripped and indent <= block)):
-            note = KEPT_DIRECTIVE.match(line)
-            directive = stripped.startswith(".. ") and not note
-            doctest = stripped.startswith((">>>", "... ")) or (doctest and stripped != "")
-            block = indent if not doctest and not note and (directive or stripped.endswith("::")) else -1
-            kept = not doctest and not directive
-        yield KEPT_DIRECTIVE.sub("", line) if kept else ""
-
-
-def prose(doc: str) -> tuple[str, set[str]]:
-    """The sentences of a docstring, one paragraph a line, and the names of the sections (in `HEADINGS`) that it has."""
-    lines = list(without_code(doc.splitlines()))
-    found = {"examples": ">>>" in doc or "```py" in doc, "notes": KEPT_DIRECTIVE.search(doc)}
-    sections = {section for section, present in found.items() if present}
-    section, heading_indent, kept = (
-        "other",
-        -1,
-        [],
-    )  # heading_indent: a line no deeper ends the section, -1 if none does
-    for line, following in zip(lines, [*lines[1:], ""], strict=False):
-        stripped, indent = line.strip(), len(line) - len(line.lstrip())
-        underlined, heading = stripped and UNDERLINE.match(following), COLON_HEADING.match(line)
-        if underlined or (heading and heading[1].lower() in HEADINGS):
-            section = HEADINGS.get(stripped.lower().strip("*:"), "other")
-            heading_indent = -1 if underlined else indent
-            sections.add(section)
-            kept.append("")
-        elif field := FIELD.match(line):
-            sections.add(HEADINGS[field[1]])
-            kept += ["", "" if "type" in field[1] else line[field.end() :]]
-        else:
-            if stripped and indent <= heading_indent:
-                section, heading_indent = "other", -1
-            kept += section_line(section, line, top=indent == 0)
-    return paragraphs(kept), sections
-
-
-def section_line(section: str, line: str, top: bool) -> list[str]:
-    """What is left of one line of a section: lists and references go, an item loses its name and type."""
-    if section in ("lists", "references"):
-        return [""]
-    if section in ENTRIES and (entry := ENTRY.match(line)):
-        return ["", "" if top and " :" in entry[0] and not entry[2] else line[entry.end() :]]
-    if section in ENTRIES and top and len(line.split()) < 5:
-        return [""]
-    return [line]
-
-
-def paragraphs(lines: Iterable[str]) -> str:
-    """Join wrapped lines; blank lines, bullets and table rules end a paragraph."""
-    joined: list[list[str]] = [[]]
-    for line in lines:
-        stripped = line.strip()
-        if not stripped or not re.search(r"\w", stripped):
-            joined.append([])
-        elif re.match(r"[-*+] |\d+[.)] ", stripped):
-            joined.append([re.sub(r"^([-*+]|\d+[.)]) +", "", stripped)])
-        else:
-            joined[-1].append(stripped)
-    return inline_text("\n".join(" ".join(words) for words in joined))
-
-
-def inline_text(text: str) -> str:
-    """Plain words: no roles, markup, links, citations or tags; dotted module names shortened to their last part."""
-    for pattern, replacement in MARKUP:
-        text = pattern.sub(replacement, text)
-    return "\n".join(" ".join(line.split()) for line in text.split("\n") if line.strip())
-
-
-def title_and_text(doc: str, mask_libraries: bool) -> tuple[str, str, set[str]]:
-    """Split a docstring into its summary sentence, the rest, and the names of the sections (in `HEADINGS`) that it has.
-
-    The title is "" where there is no usable summary. `mask_libraries`: whether their names give way to `[library]` in the text.
-    """
-    while SIGNATURE.match(doc.partition("\n")[0].strip()):
-        doc = doc.partition("\n")[2].strip()
-    summary, _, body = doc.partition("\n\n")
-    if any(UNDERLINE.match(line) or COLON_HEADING.match(line) or FIELD.match(line) for line in summary.splitlines()):
-        summary, body = summary.partition("\n")[0], summary.partition("\n")[2] + "\n\n" + body
-    first, *rest = SENTENCE_END.split(paragraphs(summary.splitlines()).replace("\n", " "), maxsplit=1)
-    text, sections = prose(body)
-    text = "\n".join([*rest, text]).strip()
-    text = LIBRARY_NAME.sub("[library]", text) if mask_libraries else text
-    words = len(first.split())
-    usable = 3 <= words <= 40 and first[0].isalpha() and first[-1] not in ":,;=" and not ENTRY.match(first)
-    return (first if usable else ""), text.replace(first, ""), sections
-
-
-def documented(root: Path, shortest: int) -> Iterator[tuple[str, str, str, str]]:
-    """Yield (module, dotted name, kind, docstring) of a package folder's objects, each docstring once.
-
-    `shortest`: characters of a docstring.
-    """
-    seen: set[str] = set()
-    for module, tree in module_sources(root, shortest):
-        for name, kind, doc in docstrings(module, tree):
-            if len(doc) < shortest or doc in seen or "licensed under" in doc.lower():
-                continue
-            seen.add(doc)
-            yield module, name, kind, doc
-
-
-def is_prose(text: str) -> bool:
-    """Whether a text is neither table nor formula."""
-    return sum(map(str.isalpha, text)) + text.count(" ") >= 0.8 * len(text)
-
 
 def package_rows(root: Path) -> Iterator[dict]:
     """Yield the rows (id, title, text, labels) of one package folder; no duplicate is removed yet."""
     for _, name, kind, doc in documented(root, MIN_CHARACTERS):
-        title, text, sections = title_and_text(doc, mask_libraries=True)
+        title, text, sections = title_and_text(doc)
         if not title or len(text) < MIN_CHARACTERS or not is_prose(text):
             continue
         topics = [f"topic:{topic}" for topic, pattern in TOPICS.items() if re.search(pattern, name.lower())]
@@ -320,12 +103,12 @@ def package_rows(root: Path) -> Iterator[dict]:
 
 def title_rows(root: Path) -> Iterator[dict]:
     """Yield the rows (id, module, title, text) of one package folder; no duplicate is removed yet."""
-    for module, name, _, doc in documented(root, MIN_TITLED_CHARACTERS):
-        title, text, _ = title_and_text(doc, mask_libraries=False)
-        title, heading = title.rstrip(" ."), " ".join(NAME_PART.findall(name.rpartition(".")[2])).lower()
-        usable = PLAIN_TITLE.fullmatch(title) and len(title.split()) <= MAX_TITLE_WORDS
-        if usable and len(text) >= MIN_TITLED_CHARACTERS and is_prose(text):
-            yield {"id": name, "module": module, "title": title, "text": f"{heading}\n{text}"}
+    for module, name, _, doc in documented(root, MIN_DESCRIBED_CHARACTERS):
+        for parameter, text in dict(described_parameters(doc)).items():
+            title, text = " ".join(NAME_PART.findall(parameter)).lower(), text.lstrip(" ,;:.-")
+            usable = len(title) > 2 and parameter not in ("args", "kwargs") and text[:1].isalpha() and is_prose(text)
+            if usable and MIN_DESCRIBED_CHARACTERS <= len(text) <= MAX_DESCRIBED_CHARACTERS:
+                yield {"id": f"{name}.{parameter}", "module": module, "title": title, "text": text}
 
 
 def without_duplicates(rows: Iterable[dict]) -> list[dict]:
@@ -378,27 +161,13 @@ def split_rows(rows: Iterable[dict], min_label_rows: int = MIN_LABEL_ROWS) -> tu
 
 
 def split_titles(rows: Iterable[dict]) -> dict[str, list[dict]]:
-    """Share rows of different titles out by the MD5 of their module, ordered by that of their text.
-
-    Of rows with the same title the first is kept. A validation or test row is dropped if its title becomes that of a training
-    row by changing, adding or removing one word.
-    """
-    first = {normalised(row["title"]): row for row in reversed(list(rows))}
-    hashed = sorted((hashlib.md5(normalised(row["text"]).encode()).hexdigest(), row["id"], row) for row in first.values())
+    """Share rows out by the MD5 of their module, ordered by that of their text."""
+    hashed = sorted((hashlib.md5(normalised(row["text"]).encode()).hexdigest(), row["id"], row) for row in rows)
     splits: dict[str, list[dict]] = {name: [] for name in SPLITS}
     for _, _, row in hashed:
         share = int(hashlib.md5(row.pop("module").encode()).hexdigest()[:8], 16) % 20
         splits[SPLITS[max(share - 17, 0)]].append(row)
-    known = {form for row in splits["train"] for form in one_word_less(row["title"])}
-    for split in ("validation", "test"):
-        splits[split] = [row for row in splits[split] if known.isdisjoint(one_word_less(row["title"]))]
     return splits
-
-
-def one_word_less(title: str) -> set[tuple[str, ...]]:
-    """The words of a title, and those without each of them: titles that share a form differ by one word at most."""
-    words = tuple(normalised(title).split())
-    return {words, *(words[:place] + words[place + 1 :] for place in range(len(words)))}
 
 
 def installed(packages: Iterable[str]) -> tuple[dict[str, Path], dict[str, str]]:
@@ -516,7 +285,7 @@ def make_texts(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int
         "what": args.what,
         "versions": versions,
         "python": ".".join(map(str, sys.version_info[:2])),
-        "script": hashlib.md5(Path(__file__).read_bytes()).hexdigest(),
+        "script": hashlib.md5(b"".join(map(Path.read_bytes, SOURCES))).hexdigest(),
         "min_label_rows": args.min_label_rows,
     }
     made = None if args.force else reusable(args.output_dir, origin)
