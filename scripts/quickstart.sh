@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # From nothing to a trained model and its first predictions, on a CPU, without a model hub:
 #   bash scripts/quickstart.sh            multi-label classification of documentation texts
-#   bash scripts/quickstart.sh titlegen   titles for the same texts, by a small BigBird encoder-decoder
+#   bash scripts/quickstart.sh titlegen   names for descriptions of parameters, by a small BigBird encoder-decoder
 #   bash scripts/quickstart.sh image_classify   pictures of digits, by a small CNN
 #   bash scripts/quickstart.sh segment    shapes in pictures, by a small SegFormer
 #   bash scripts/quickstart.sh segment3d  balls in noisy volumes (NIfTI), by a small 3-D U-Net
@@ -25,6 +25,10 @@ case $task in
 image_classify) python scripts/make_sample_data.py images --output_dir sample_images ;;
 segment) python scripts/make_sample_data.py masks --output_dir sample_masks ;;
 segment3d) python scripts/make_sample_data.py volumes --output_dir sample_volumes ;;
+titlegen)
+  [ -f sample_titles/sample_data.json ] || echo "preparing the sample data (about a minute)"
+  python scripts/make_sample_data.py titles --output_dir sample_titles
+  ;;
 *)
   [ -f sample_data/sample_data.json ] || echo "preparing the sample data (about a minute)"
   python scripts/make_sample_data.py --output_dir sample_data
@@ -64,15 +68,16 @@ PY
   ;;
 titlegen)
   loads='AutoModelForSeq2SeqLM.from_pretrained("BEST").generate(...)' predicted=titles
-  python app/titlegen.py --config app/recipes/quickstart_titlegen.yaml \
-    --train_file sample_data/train.jsonl --validation_file sample_data/validation.jsonl --test_file sample_data/test.jsonl \
+  python app/titlegen.py --config app/recipes/quickstart_titlegen.yaml --train_file sample_titles/train.jsonl \
+    --validation_file sample_titles/validation.jsonl --test_file sample_titles/test.jsonl \
     --do_train --do_eval --do_predict --output_dir "$run" --resume_from_checkpoint auto
   python - "$run" <<'PY'
 import json, sys
 
-with open("sample_data/test.jsonl") as texts, open(sys.argv[1] + "/predictions.jsonl") as predictions:
-    for number, (text, prediction) in zip(range(5), zip(texts, predictions)):
-        print(f"\nreference  {json.loads(text)['title']}\ngenerated  {json.loads(prediction)['title']}")
+with open("sample_titles/test.jsonl") as texts, open(sys.argv[1] + "/predictions.jsonl") as predictions:
+    for number, (line, prediction) in zip(range(8), zip(texts, predictions)):
+        row = json.loads(line)
+        print(f"\n{row['text'][:100]}\n  title      {row['title']}\n  generated  {json.loads(prediction)['title']}")
 PY
   ;;
 image_classify)
