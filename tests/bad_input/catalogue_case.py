@@ -122,11 +122,11 @@ def written(name: str, value: object) -> list[str]:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Every file below a folder and a hash of what it holds."""
+    """Every file below a folder, but for Python's own, and a hash of what it holds."""
     return {
         path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and not path.is_symlink()
+        if path.is_file() and not path.is_symlink() and path.parent.name != "__pycache__"
     }
 
 

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 HEADINGS = (
     "launch  ", "precision  ", "global batch  ", "steps  ", "learning rate  ", "note  ", "resume  ", "step ", "predictions  ",
-    "optimizer  ", "results  ", "done  ", "memory  ", "training  ",
+    "optimizer  ", "results  ", "done  ", "memory  ", "training  ", "average  ",
     "               (weights ", "               and ",
     *(f"               {metric}" for metric in ("loss  ", "f1_", "tuned_f1_", "average_precision_macro  ")),
 )  # fmt: skip
@@ -182,6 +182,7 @@ def test_the_output_is_rank_0s_and_says_each_thing_once(name, launched):
 
     assert [line for line in ours if not line.startswith(HEADINGS)] == []
     assert {heading: sum(line.startswith(heading) for line in ours) for heading in ONCE} == dict.fromkeys(ONCE, 1)
+    assert sum(line.startswith("average  ") for line in ours) == JOBS[name].averages
     evaluations = 1 if (JOBS[name].resumes or ("", 0))[1] > 3 else 2
     assert sum(line.startswith("step ") for line in ours) == evaluations
     errors = [line for finished in launched(name).finished for line in finished.err.splitlines()]

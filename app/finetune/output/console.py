@@ -23,7 +23,7 @@ class _Lossy(io.FileIO):
 
 def say(*lines: str) -> None:
     """Prints lines for the reader of a run, unless it is to be quiet. Warnings and errors go to stderr instead."""
-    if not _quiet:
+    if lines and not _quiet:
         print(*lines, sep="\n", flush=True)
 
 
