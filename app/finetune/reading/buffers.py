@@ -26,7 +26,7 @@ from finetune.reading.cache import cache_folder, kept, kept_below
 from finetune.reading.columns import shows_nothing
 from finetune.reading.fingerprint import fingerprint
 from finetune.reading.problems import place
-from finetune.reading.splits import cell_of, check_columns, class_names, files_named, load_from
+from finetune.reading.splits import cell_of, check_columns, class_names, files_named, load_from, open_stream
 from finetune.reading.stored_rows import Row, open_rows, write_rows
 from finetune.reading.tables import Source, Table, kind_of, read_rows
 
@@ -184,7 +184,7 @@ def _files(arguments: Any, columns: tuple[str, ...]) -> tuple[list[Shard], list[
 def _dataset(arguments: Any, columns: tuple[str, ...]) -> tuple[list[Shard], list[str], dict[str, list[str]]]:
     """(the shards of the training split of --dataset_name, what tells them from others, the names of columns of classes)."""
     shown = arguments.dataset_split or "train"
-    found, version = load_from(arguments, "train", partial(_open, shown))
+    found, version = load_from(arguments, "train", partial(open_stream, shown))
     path, number = f"{arguments.dataset_name} ({shown})", found.num_shards
     if found.column_names is not None:  # else rows without a column are found when they are read
         check_columns(found, f"dataset {arguments.dataset_name}, split {shown}", columns)
@@ -192,14 +192,6 @@ def _dataset(arguments: Any, columns: tuple[str, ...]) -> tuple[list[Shard], lis
     classes = {name: names for name in columns if (names := class_names(features.get(name))) is not None}
     shards = [Shard(f"{path}, shard {each}", partial(_shard_rows, found, number, each, columns)) for each in range(number)]
     return shards, [version, shown], classes
-
-
-def _open(split: str, *name: str | None, **version: Any) -> tuple[datasets.IterableDataset, str]:
-    """(a split of a data set, a hash of its files' versions)."""
-    import datasets
-
-    builder = datasets.load_dataset_builder(*name, **version)
-    return builder.as_streaming_dataset(split=split), str(builder.hash)
 
 
 def _shard_rows(

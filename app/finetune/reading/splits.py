@@ -152,12 +152,31 @@ def _dataset_split(arguments: Any, split: str, required: tuple[str, ...], option
     import datasets
 
     wanted = getattr(arguments, SPLITS[split])
-    found = load_from(arguments, split, partial(datasets.load_dataset, split=wanted))
+    # `load_dataset` brings all splits to the disk.
+    load = partial(_read_stream, wanted or split) if arguments.streaming else partial(datasets.load_dataset, split=wanted)
+    found = load_from(arguments, split, load)
+    if arguments.streaming:
+        wanted = wanted or split
     if wanted is None and split not in found:
         return None
     rows, shown = (found[split], split) if wanted is None else (found, wanted)
     check_columns(rows, f"dataset {arguments.dataset_name}, split {shown}", required)
     return table_of(rows, f"{arguments.dataset_name} ({shown})", required, optional)
+
+
+def open_stream(split: str, *name: str | None, **version: Any) -> tuple[datasets.IterableDataset, str]:
+    """(a split of a data set, of which nothing is read yet; a hash of its files' versions)."""
+    import datasets
+
+    builder = datasets.load_dataset_builder(*name, **version)
+    return builder.as_streaming_dataset(split=split), str(builder.hash)
+
+
+def _read_stream(split: str, *name: str | None, **version: Any) -> datasets.Dataset:
+    import datasets
+
+    rows, _ = open_stream(split, *name, **version)
+    return datasets.Dataset.from_list(list(rows), features=rows.features)
 
 
 def load_from(arguments: Any, split: str, load: Callable[..., Any]) -> Any:

@@ -7,6 +7,7 @@ import pytest
 
 from finetune.errors import InputError
 from finetune.reading.buffers import SHARDS, START, Buffers
+from finetune.reading.splits import read_split
 
 NONE = ("train_file", "dataset_name", "dataset_config_name", "dataset_revision", "dataset_split", "cache_dir")
 
@@ -97,7 +98,7 @@ def test_what_is_missing_is_told_at_once_and_what_is_wrong_where_it_is_read(file
     assert len(starts) > 2
 
 
-def test_the_shards_of_a_data_set_with_names_of_classes(tmp_path, token_cache):
+def test_the_shards_of_a_data_set_with_names_of_classes(tmp_path, token_cache, arguments, monkeypatch):
     features = datasets.Features({"text": datasets.Value("string"), "labels": datasets.ClassLabel(names=["no", "yes"])})
     (tmp_path / "data").mkdir()
     for number in range(3):
@@ -112,6 +113,12 @@ def test_the_shards_of_a_data_set_with_names_of_classes(tmp_path, token_cache):
     assert sorted([*table.columns["text"], *rest.columns["text"]]) == [
         f"t{number}{row}" for number in range(3) for row in range(4)
     ]
+    monkeypatch.delattr(datasets, "load_dataset")  # it would bring all splits to the disk
+    (tmp_path / "data" / "train-2-of-3.parquet").rename(tmp_path / "data" / "validation-0-of-1.parquet")
+    given = arguments(dataset_name=str(tmp_path), streaming=True, max_eval_samples=3)
+    assert list(read_split(given, "validation", ("text", "labels")).columns["labels"]) == ["no", "yes", "yes"]
+    with pytest.raises(InputError, match=r"--dataset_name .*: cannot be loaded \(Bad split: test"):
+        read_split(given, "test", ("text",))
     with pytest.raises(InputError, match="has no column 'title'; it has text, labels"):
         buffers(tmp_path / "run", dataset_name=str(tmp_path), columns=("text", "title"))
     with pytest.raises(InputError, match=r"--dataset_split dev of --dataset_name .*: cannot be loaded \(Bad split: dev"):
