@@ -1,4 +1,4 @@
-"""The run's folder is taken: processes compared, checkpoint found, run.json written."""
+"""Opens a run: compares the processes, locks the output folder, finds the checkpoint to resume from, writes run.json."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from finetune.arguments.parsing import as_dict
 from finetune.checkpoints import checkpoint, local_copy, shards
 from finetune.errors import InputError
 from finetune.launching import rendezvous, signals
-from finetune.launching.processes import Run, in_force
+from finetune.launching.processes import Run, launch_summary
 from finetune.output import run_folder, status, written
 from finetune.output.files import write_json
 from finetune.output.run_folder import BEST
 from finetune.output.versions import library_versions
 from finetune.plan import Plan, describe
 
-_lock: Any = None  # of the folder, held until the process ends
+_lock: Any = None  # of the output folder; held until the process ends
 
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """A folder that a run has taken.
+    """A run that holds the lock of its output folder.
 
-    `fingerprint`: what a checkpoint must share with the run. `resume`: the checkpoint to resume from. `replace`, on rank 0:
-    removes the run that --overwrite_output_dir gives up. That is the last thing before the training: a model that does not fit
-    on its device, or into DeepSpeed, must not cost it.
+    `fingerprint`: see `make_fingerprint`. `resume`: the checkpoint to resume from. `replace`, on rank 0 with
+    --overwrite_output_dir: removes the previous run. Call it just before training: an error in building or preparing the model
+    must not cost that run.
     """
 
     fingerprint: dict[str, Any]
@@ -42,22 +42,22 @@ class OpenedRun:
     replace: Callable[[], None] | None
 
 
-def make_fingerprint(arguments: Any, plan: Plan | None, of_task: dict[str, Any]) -> dict[str, Any]:
-    """What must be equal on every machine, and for a checkpoint to be this run's: the task's part, the order of rows, and
-    the optimizer and the average of weights, on which it depends what a checkpoint holds."""
+def make_fingerprint(arguments: Any, plan: Plan | None, task_fingerprint: dict[str, Any]) -> dict[str, Any]:
+    """Returns the run fingerprint, which must be equal on all machines and in the checkpoint to resume from: the task's part,
+    the order of rows, and the optimizer and weight average, which decide the content of a checkpoint."""
     if plan is None:
-        return of_task
+        return task_fingerprint
     order = {"global_batch_size": plan.batch.global_batch_size, "length_grouping": arguments.length_grouping}
-    of_state = {"optim": optimizers.in_words(arguments), "ema_decay": arguments.ema_decay}
-    return {**of_task, **order, "seed": arguments.seed, **of_state}
+    content = {"optim": optimizers.in_words(arguments), "ema_decay": arguments.ema_decay}
+    return {**task_fingerprint, **order, "seed": arguments.seed, **content}
 
 
 def open_run(
     run: Run, arguments: Any, plan: Plan | None, fingerprint: dict[str, Any], notes: list[str], details: dict[str, Any]
 ) -> OpenedRun:
-    """Compares the processes' data, takes the folder, prints what is requested and what is in force, writes run.json.
+    """Compares the processes' data, locks the folder, writes run.json and prints the launch, the plan and `notes`.
 
-    `fingerprint` may not change over a resume; `details` is what the task wants in run.json besides. Raises `InputError`.
+    `details`: the task's own entries of run.json. Raises `InputError`.
     """
     own = {"rank": run.launch.rank, "host": platform.node(), "compared": {"data": fingerprint}}
     differences = rendezvous.differences(run.gather([own]))
@@ -66,21 +66,24 @@ def open_run(
     folder = Path(arguments.output_dir)
     description = {**_description(run, arguments, plan, fingerprint), **details} if plan is not None else {}
     signals.limit(arguments.max_train_time)
-    resume, replaces = run.on_main(partial(_take, run, arguments, plan, fingerprint, description))
+    resume, replaces = run.on_main(partial(_take_folder, run, arguments, plan, fingerprint, description))
     if arguments.shared_output_dir:
         local_copy.check_shared(run, folder)
-    lines = [*in_force(run), *(describe(plan) if plan else [])]
+    lines = [*launch_summary(run), *(describe(plan) if plan else [])]
     lines += [f"note           {note}" for note in notes]
     if plan and (resume is not None or arguments.resume_from_checkpoint is not None):
         lines.append(f"resume         {resume or 'no checkpoint yet, starting from the beginning'}")
     run.print(*lines)
-    return OpenedRun(fingerprint, resume, partial(_replace, folder, description) if replaces else None)
+    return OpenedRun(fingerprint, resume, partial(_replace_run, folder, description) if replaces else None)
 
 
-def _take(
+def _take_folder(
     run: Run, arguments: Any, plan: Plan | None, fingerprint: dict[str, Any], description: dict[str, Any]
 ) -> tuple[Path | None, bool]:
-    """(the checkpoint to resume from, whether the run that is there is to be replaced later); rank 0 only."""
+    """Locks the folder, checks it again and writes run.json, unless a previous run is to be replaced later; rank 0 only.
+
+    Returns (checkpoint to resume from, whether a previous run is to be replaced).
+    """
     global _lock
     folder = Path(arguments.output_dir)
     _lock = run_folder.lock(folder)
@@ -90,7 +93,8 @@ def _take(
     restarted = run_folder.was_restarted(folder)
     resume = "auto" if restarted else arguments.resume_from_checkpoint
     holds_a_run = run_folder.holds_a_run(folder)
-    run_folder.check_output_dir(folder, True, arguments.overwrite_output_dir, resume is not None)  # others may have come since
+    # Another run may have used the folder since the preflight check.
+    run_folder.check_output_dir(folder, True, arguments.overwrite_output_dir, resume is not None)
     if arguments.overwrite_output_dir and not restarted and holds_a_run:
         return None, True
     if not holds_a_run:
@@ -98,22 +102,23 @@ def _take(
     run_folder.recover_folder(folder / BEST)
     for name in (checkpoint.FOLDER, run_folder.BEST_MODELS, run_folder.KEPT_WEIGHTS):
         checkpoint.tidy(folder / name)
-    found = None if resume is None else checkpoint.find(folder / checkpoint.FOLDER, resume)
+    path = None if resume is None else checkpoint.find(folder / checkpoint.FOLDER, resume)
     step = 0
-    if found is not None:
-        step = checkpoint.load_state(found, fingerprint).step
-        if checkpoint.is_sharded(found):
-            shards.check_launch(found, run.launch)
+    if path is not None:
+        step = checkpoint.load_state(path, fingerprint).step
+        if checkpoint.is_sharded(path):
+            shards.check_launch(path, run.launch)
     _begin(folder, description, step)
-    return found, False
+    return path, False
 
 
-def _replace(folder: Path, description: dict[str, Any]) -> None:
+def _replace_run(folder: Path, description: dict[str, Any]) -> None:
     run_folder.clear(folder)
     _begin(folder, description, 0)
 
 
 def _begin(folder: Path, description: dict[str, Any], step: int) -> None:
+    """Writes run.json and status.json."""
     written.add(folder, folder / run_folder.RUN_FILE)
     write_json(folder / run_folder.RUN_FILE, description)
     status.begin(folder, step)
@@ -148,5 +153,5 @@ def _hardware(device: torch.device) -> str:
 
 
 def _as_json_values(config: dict[str, Any] | None) -> dict[str, Any] | None:
-    """DeepSpeed's and Accelerate's additions include infinities, which JSON does not have."""
+    """Replaces infinities, which DeepSpeed and Accelerate add and JSON does not have, by "inf"."""
     return None if config is None else json.loads(json.dumps(config, default=str).replace("Infinity", '"inf"'))

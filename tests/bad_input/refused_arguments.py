@@ -117,7 +117,7 @@ CONTRADICTIONS = [
              decoder_model_name_or_path="models/encoder"),
     argument("fp16 on a CPU", r"fp16 is not available on a CPU; use bf16", tasks=BOTH, mixed_precision="fp16"),
     argument("nccl on a CPU", r"--ddp_backend nccl needs GPUs", ddp_backend="nccl"),
-    argument("shards of one process", r"--checkpoint_format sharded: one process.* shares out nothing.*leave it out \(full\)",
+    argument("shards of one process", r"--checkpoint_format sharded: one process or DDP has no shards.*leave it out",
              tasks=BOTH, checkpoint_format="sharded"),
     argument("format that is none", r"--checkpoint_format: 'shard' is not one of full, sharded; did you mean sharded\?",
              checkpoint_format="shard"),
@@ -208,7 +208,7 @@ DEEPSPEED = [
     in_zero("weights that DeepSpeed mistakes", r"ds\.json: remove zero_optimization\.round_robin_gradients",
             zero_optimization={"stage": 2, "round_robin_gradients": True}),
     in_zero("shards of one process", r"--checkpoint_format sharded: one process", asked={"checkpoint_format": "sharded"}),
-    in_zero("section that DeepSpeed gave up", r"ds\.json: DeepSpeed does not take it: .*elasticity",
+    in_zero("section that DeepSpeed gave up", r"ds\.json: DeepSpeed refuses it: .*elasticity",
             elasticity={"enabled": True}),
 ]  # fmt: skip
 

@@ -16,7 +16,7 @@ TITLE = Case("a title is missing", [r"train\.jsonl:2: title is missing"], argume
 # Rank 0 alone looks at its folder, before the processes have met; the others hear of it.
 TAKEN = Case("another run's folder", [r"--output_dir run already holds a run"], arguments={"overwrite_output_dir": None})
 # Found when the processes have met: by rank 0 alone, and by all at once.
-CHECKPOINT = Case("no checkpoint", [r"run/nothing: is no checkpoint's folder"],
+CHECKPOINT = Case("no checkpoint", [r"run/nothing: is not a checkpoint"],
                   arguments={"overwrite_output_dir": None, "resume_from_checkpoint": "run/nothing"})  # fmt: skip
 VOCABULARY = Case("tokenizer and model that do not belong together", [r"token ids up to \d+, the model only \d+ embeddings"],
                   arguments={"model_name_or_path": "models/larger_vocabulary", "from_scratch": None, "config_name": None,

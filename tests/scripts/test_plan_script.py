@@ -150,7 +150,7 @@ def test_batch_sizes_of_a_deepspeed_file_that_differ(run, tmp_path):
     code, _, problems = run(("--num_processes", "2"), "--deepspeed", str(config))
     assert code == 2
     assert any("train_batch_size is 7 but --global_batch_size is 32" in problem for problem in problems)
-    assert any('zero_allow is "auto", which nothing fills in' in problem for problem in problems)
+    assert any('zero_allow is "auto", which the run cannot fill in' in problem for problem in problems)
 
 
 @pytest.mark.parametrize(

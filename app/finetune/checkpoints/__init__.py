@@ -1,6 +1,6 @@
-"""Checkpoints: their format, saving and restoring, sharded ones, and copies for machines without a shared disk.
+"""Checkpoints: format, saving and restoring, sharded checkpoints, and copies for machines without a shared disk.
 
-A checkpoint is complete or absent, and a run that resumes from one ends with the bytes of the run that never stopped.
+A checkpoint is complete or absent. A resumed run ends with the same bytes as an uninterrupted one.
 
 May import: finetune.errors, finetune.launching, finetune.optimizers, finetune.output.
 """

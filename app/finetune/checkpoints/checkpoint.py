@@ -1,8 +1,8 @@
-"""The format of a checkpoint: finding, checking and reading one. `saving` writes it.
+"""Finds, checks and reads checkpoints; `saving` writes them.
 
-Full checkpoints hold fp32 weights and the optimizer's moments by parameter name, so that every launch can read them. Where
-gathering these is too costly, the processes of ZeRO write shards (see `shards`). Neither holds random-number states or the
-data order: both are functions of (seed, step).
+A full checkpoint holds fp32 weights and the optimizer's moments by parameter name, so that every launch can read it. A sharded
+one holds a shard of each ZeRO process (see `shards`). Neither holds random-number states or the data order: both are functions
+of (seed, step).
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ MANIFEST = "manifest.json"
 STATE = "state.json"
 RUN_FINGERPRINT = "run_fingerprint.json"
 HASH = re.compile("[0-9a-f]{16,}")
-# Parts of a run's fingerprint as messages name them; others are named as they are.
-IN_WORDS = {
+# Names of fingerprint keys in messages; other keys appear as they are.
+KEY_NAMES = {
     "global_batch_size": "the global batch (--global_batch_size)",
     "optim": "the optimizer (--optim, --optim_args)",
     "ema_decay": "the average of the weights (--ema_decay)",
@@ -49,40 +49,40 @@ IN_WORDS = {
     "train_content": "the content of the training rows (--train_file)",
     "validation_content": "the content of the validation rows (--validation_file)",
 }
-# What checkpoints without these parts were trained by.
-OLDER = {"optim": optimizers.DEFAULT, "sampling": "random", "ema_decay": None}
+# Values for older checkpoints, whose fingerprints lack these keys.
+OLDER_DEFAULTS = {"optim": optimizers.DEFAULT, "sampling": "random", "ema_decay": None}
 WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
-AVERAGE = "average/"  # before the names of averaged weights, beside the optimizer's state
+AVERAGE_PREFIX = "average/"  # of averaged weights in OPTIMIZER or in a shard
 FULL_FILES = (WEIGHTS, OPTIMIZER, STATE, RUN_FINGERPRINT)
-SHARDED_FILES = (shards.LAYOUT, STATE, RUN_FINGERPRINT)  # and the shards
+SHARDED_FILES = (shards.LAYOUT, STATE, RUN_FINGERPRINT)  # besides the shards
 LEFT_BEHIND = ".left_behind"  # suffix of checkpoints that are set aside (see `saving`)
 
 
 @dataclass
 class TrainState:
-    """The progress of a run, apart from weights and moments. Everything else follows from the arguments and the data."""
+    """The progress of a run apart from weights and moments. Everything else follows from the arguments and the data."""
 
     step: int = 0  # global batches trained on
-    updates: int = 0  # optimizer updates: steps that were not skipped for an fp16 overflow; the learning rate follows these
+    updates: int = 0  # optimizer updates (steps without an fp16 overflow); the learning rate follows these
     skipped_in_a_row: int = 0
     loss_total: float = 0.0  # sum of the steps' mean losses
     losses: list[float] = field(default_factory=list)  # of the steps since the last line of history.jsonl
     train_seconds: float = 0.0
-    tokens: int | None = None  # None: the rows have no tokens
-    padded_tokens: int | None = None  # the same with padding
+    tokens: int | None = None  # without padding; None if rows have no tokens
+    padded_tokens: int | None = None  # with padding
     best_metric: float | None = None
-    best_metric_name: str | None = None  # what `best_metric` is the value of
-    best_loss: float | None = None  # that of the best model; None if the task has no "loss" among its scores
+    best_metric_name: str | None = None
+    best_loss: float | None = None  # of the best model; None if the task's scores have no "loss"
     best_step: int | None = None
     evaluations_without_best: int = 0
-    kept: list[dict[str, Any]] = field(default_factory=list)  # {"step", "metric", "loss"} of the best, see `BestModels`
-    unevaluated: bool = False  # the run was stopped before or inside the evaluation that was due at `step`
+    kept: list[dict[str, Any]] = field(default_factory=list)  # {"step", "metric", "loss"} of the best models (see `BestModels`)
+    unevaluated: bool = False  # the run stopped before it finished the evaluation due at `step`
     loss_scale: dict[str, Any] | None = None
     halvings: int = 0  # of micro-batches that did not fit into memory (see `training.splitting`)
-    stream: Any = None  # where the rows of the epoch of `step` begin (see `training.stream`)
+    stream: Any = None  # start of the current epoch's rows (see `training.stream`)
 
     def count_tokens(self, tokens: int | None, padded_tokens: int | None) -> None:
-        """Adds the tokens of a step; None for rows without tokens."""
+        """Adds the tokens of a step (None for rows without tokens)."""
         if tokens is not None:
             self.tokens = (self.tokens or 0) + tokens
         if padded_tokens is not None:
@@ -90,7 +90,7 @@ class TrainState:
 
 
 def tidy(folder: Path) -> None:
-    """Restores checkpoints that a crash left half renamed, and removes unfinished ones; rank 0 only."""
+    """Restores checkpoints that a crash left half renamed and removes unfinished ones; rank 0 only."""
     for old in folder.glob(".step_*.old"):
         recover_folder(folder / old.name.removeprefix(".").removesuffix(".old"))
         shutil.rmtree(old, ignore_errors=True)
@@ -99,32 +99,32 @@ def tidy(folder: Path) -> None:
 
 
 def find(folder: Path, requested: str) -> Path | None:
-    """The checkpoint to resume from: the requested path, or for "auto" the newest complete one (None if there is none).
+    """Returns the checkpoint to resume from: the requested path, or for "auto" the newest complete one (None without any).
 
     Raises `InputError` if the path is not a complete checkpoint, or if "auto" finds only damaged ones.
     """
     if requested != "auto":
         path = Path(requested)
-        problem = damage(path) if (path / MANIFEST).exists() else "is no checkpoint's folder"
+        problem = damage(path) if (path / MANIFEST).exists() else "is not a checkpoint"
         if problem:
             known = ", ".join(map(str, list_checkpoints(folder))) or "none"
-            raise InputError(f"--resume_from_checkpoint {path}: {problem}; those of this run: {known}; or give auto")
+            raise InputError(f"--resume_from_checkpoint {path}: {problem}; this run's checkpoints: {known}; or give auto")
         return path
     damaged = []
     for path in reversed(list_checkpoints(folder)):
         problem = damage(path)
         if problem is None:
             for line in damaged:
-                say(f"warning: {line}; going back to {path.name}")
+                say(f"warning: {line}; resuming from {path.name}")
             return path
         damaged.append(f"checkpoint {path}: {problem}")
     if damaged:
-        raise InputError(*damaged, "no complete checkpoint is left; --overwrite_output_dir starts afresh")
+        raise InputError(*damaged, "no complete checkpoint is left; --overwrite_output_dir starts again")
     return None
 
 
 def damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint's files, or None."""
+    """Describes what is wrong with a checkpoint's files; None if nothing is."""
     if not path.is_dir():
         return "is not a folder"
     try:
@@ -146,13 +146,13 @@ def damage(path: Path) -> str | None:
 
 
 def list_checkpoints(folder: Path, suffix: str = "") -> list[Path]:
-    """The step_N folders, oldest step first; with `LEFT_BEHIND` those that were set aside."""
+    """The step_N folders by ascending step; with the suffix `LEFT_BEHIND` those that were set aside."""
     name = re.compile(rf"step_\d+{re.escape(suffix)}")
     return sorted((path for path in folder.glob("step_*") if name.fullmatch(path.name) and path.is_dir()), key=step_of)
 
 
 def step_of(path: Path) -> int:
-    """The N of a step_N folder, set aside or not."""
+    """The N of a step_N folder, also of one that was set aside."""
     return int(path.name.removeprefix("step_").partition(".")[0])
 
 
@@ -162,21 +162,20 @@ def is_sharded(path: Path) -> bool:
 
 
 def frozen_names(model: torch.nn.Module) -> set[str]:
-    """The parameters that are not trained: the pretrained model has them, so that full checkpoints leave them out."""
-    named = model.named_parameters(remove_duplicate=False)
-    return {name for name, parameter in named if not parameter.requires_grad}
+    """Names of the frozen parameters. Full checkpoints leave them out: the pretrained model has them."""
+    return {name for name, parameter in model.named_parameters(remove_duplicate=False) if not parameter.requires_grad}
 
 
 def load_weights(path: Path, model: torch.nn.Module) -> None:
-    """Loads a checkpoint's weights, those that are trained, into a model that is not prepared yet. Does nothing for a sharded
-    checkpoint, whose weights `restore_optimizer` restores.
+    """Loads a checkpoint's trained weights into a model that is not prepared yet. Does nothing for a sharded checkpoint:
+    `restore_optimizer` loads its weights.
 
     Raises `InputError` for a checkpoint of another model.
     """
     if is_sharded(path):
         return
     try:
-        # It knows that tied weights are saved under one name.
+        # `load_model` handles tied weights, which are saved under one name.
         missing, unexpected = load_model(model, path / WEIGHTS, strict=False)
     except RuntimeError as error:
         raise InputError(f"checkpoint {path} is of another model: {' '.join(str(error).split())[:500]}") from None
@@ -186,8 +185,8 @@ def load_weights(path: Path, model: torch.nn.Module) -> None:
 
 
 def load_state(path: Path, run_fingerprint: dict[str, Any]) -> TrainState:
-    """A checkpoint's state. Raises `InputError` with every difference to `run_fingerprint`, in words."""
-    saved = {**OLDER, **json.loads((path / RUN_FINGERPRINT).read_text(encoding="utf-8"))}
+    """Reads a checkpoint's state. Raises `InputError` listing every difference to `run_fingerprint`."""
+    saved = {**OLDER_DEFAULTS, **json.loads((path / RUN_FINGERPRINT).read_text(encoding="utf-8"))}
     differences = [
         f"checkpoint {path} is of another run: {_difference(key, saved.get(key), value)}"
         for key, value in run_fingerprint.items()
@@ -195,24 +194,26 @@ def load_state(path: Path, run_fingerprint: dict[str, Any]) -> TrainState:
     ]
     if differences:
         differences[-1] += (
-            ". Resume with the files and arguments that the run began with, or begin another: name another --output_dir, or "
-            "replace this run by --overwrite_output_dir"
+            ". Resume with the original files and arguments, or start a new run: name another --output_dir, or replace this "
+            "run with --overwrite_output_dir"
         )
         raise InputError(*differences)
     state = json.loads((path / STATE).read_text(encoding="utf-8"))
     unknown = state.keys() - {field.name for field in fields(TrainState)}
     if unknown:
-        raise InputError(f"checkpoint {path} is of another version of this code: it has {', '.join(sorted(unknown))}")
+        raise InputError(
+            f"checkpoint {path} is of another version of this code: {STATE} has the unknown keys {', '.join(sorted(unknown))}"
+        )
     return TrainState(**state)
 
 
 def restore_optimizer(
     run: Run, path: Path, model: Any, optimizer: Any, state: TrainState, idle_step: Callable[[], None]
 ) -> None:
-    """Restores moments and loss scale after `prepare`, and the weights that `load_weights` cannot: those of a sharded
-    checkpoint, and the fp32 weights that DeepSpeed keeps beside a model in half precision.
+    """Restores moments and loss scale after `prepare`. Also restores the weights of a sharded checkpoint, and DeepSpeed's fp32
+    master weights of a half-precision model.
 
-    `idle_step` makes a step that moves nothing: DeepSpeed's optimizers have no state before their first step. Raises
+    `idle_step` makes a step that changes no weight: DeepSpeed's optimizers have no state before their first step. Raises
     `InputError` for shards in another layout.
     """
     with_deepspeed = run.deepspeed_config is not None
@@ -233,17 +234,18 @@ def restore_optimizer(
 
 
 def load_average(path: Path, rank: int) -> dict[str, torch.Tensor]:
-    """The averaged weights of a checkpoint by parameter name, or of a sharded one this process's parts by number."""
+    """The averaged weights of a checkpoint by parameter name; of a sharded one this process's parts by group number."""
     with safe_open(path / (shards.name_of(rank) if is_sharded(path) else OPTIMIZER), "pt") as file:
-        return {name.removeprefix(AVERAGE): file.get_tensor(name) for name in file.keys() if name.startswith(AVERAGE)}  # noqa: SIM118
+        names = [name for name in file.keys() if name.startswith(AVERAGE_PREFIX)]  # noqa: SIM118
+        return {name.removeprefix(AVERAGE_PREFIX): file.get_tensor(name) for name in names}
 
 
 def _load_moments(path: Path) -> dict[str, dict[str, torch.Tensor]]:
-    """Of Adam {"exp_avg": {parameter name: tensor}, "exp_avg_sq": {...}}; others have other names."""
+    """{key: {parameter name: tensor}}, where the keys are the optimizer's: "exp_avg" and "exp_avg_sq" for Adam."""
     moments: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in load_file(path / OPTIMIZER).items():
         key, _, parameter = name.partition("/")
-        if not name.startswith(AVERAGE):
+        if not name.startswith(AVERAGE_PREFIX):
             moments.setdefault(key, {})[parameter] = tensor
     return moments
 
@@ -253,15 +255,16 @@ def _restore_moments(model: torch.nn.Module, optimizer: Any, moments: dict[str, 
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             name = names[parameter]
-            theirs = {key: tensors[name] for key, tensors in moments.items() if name in tensors}
-            restored = {key: fsdp_state.part_of(tensor, parameter) for key, tensor in theirs.items()}
+            restored = {
+                key: fsdp_state.part_of(tensors[name], parameter) for key, tensors in moments.items() if name in tensors
+            }
             if restored:
-                optimizer.state[parameter] = {**_count(optimizer, group, parameter, updates), **restored}
+                optimizer.state[parameter] = {**_step_entry(optimizer, group, parameter, updates), **restored}
 
 
-def _count(optimizer: Any, group: dict[str, Any], parameter: torch.Tensor, updates: int) -> dict[str, Any]:
-    """The number of updates as an optimizer keeps it for a parameter, if it does."""
-    if isinstance(optimizer, torch.optim.SGD) or group.get("hidden"):  # the latter are Muon's
+def _step_entry(optimizer: Any, group: dict[str, Any], parameter: torch.Tensor, updates: int) -> dict[str, Any]:
+    """{"step": number of updates} in the type that the optimizer keeps for a parameter; empty if it keeps none."""
+    if isinstance(optimizer, torch.optim.SGD) or group.get("hidden"):  # hidden: Muon's groups
         return {}
     if type(optimizer).__module__.startswith("bitsandbytes"):
         return {"step": updates}
@@ -269,20 +272,20 @@ def _count(optimizer: Any, group: dict[str, Any], parameter: torch.Tensor, updat
 
 
 def _difference(key: str, then: Any, now: Any) -> str:
-    """What differs between two values of a fingerprint."""
-    what = IN_WORDS.get(key, key)
+    """Describes how the value of a fingerprint key changed."""
+    what = KEY_NAMES.get(key, key)
     if isinstance(then, list) and isinstance(now, list):
         pairs = enumerate(zip_longest(then, now), start=1)
         number, (before, after) = next(pair for pair in pairs if pair[1][0] != pair[1][1])
         changed = f"number {number}, which was {_brief(before)}, is now {_brief(after)}"
-        return f"{what} had {len(then)} entries, has {len(now)}; the first that differs is {changed}"
+        return f"{what} had {len(then)} entries, has {len(now)}; the first difference is {changed}"
     if isinstance(then, dict) and isinstance(now, dict):
-        changes = {part: "has other content" for part in now if now[part] != then.get(part)}
-        changes |= dict.fromkeys(now.keys() - then.keys(), "was not there")
-        changes |= dict.fromkeys(then.keys() - now.keys(), "is not there")
+        changes = {part: "has changed" for part in now if now[part] != then.get(part)}
+        changes |= dict.fromkeys(now.keys() - then.keys(), "is new")
+        changes |= dict.fromkeys(then.keys() - now.keys(), "is missing")
         return f"{what} differ: {', '.join(f'{part} {change}' for part, change in sorted(changes.items()))}"
     if HASH.fullmatch(str(then)) and HASH.fullmatch(str(now)):
-        return f"{what} changed since"
+        return f"{what} has changed"
     return f"{what} was {_brief(then)}, is now {_brief(now)}"
 
 

@@ -1,7 +1,7 @@
 """Temporary copies of rank 0's files for machines that do not share its disk.
 
-Only rank 0 writes results. Machines without a shared disk receive what every process must read again (a checkpoint to resume
-from, the best model) through the process group, and remove it after use.
+Only rank 0 writes results. Files that every process must read again (the checkpoint to resume from, the best model) are sent to
+the other machines through the process group. Each machine removes its copy after use.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pathlib import Path
 from finetune.errors import InputError, where
 from finetune.launching.processes import Run
 
-CHUNK_BYTES = 16 * 1024 * 1024  # sent at a time, to every process
+CHUNK_BYTES = 16 * 1024 * 1024  # per broadcast
 
 
 def fetch(run: Run, folder: Path, shared: bool) -> Path:
-    """Returns where this process can read rank 0's `folder`: the folder itself, or a copy for its own machine (see `discard`).
+    """Returns a path where this process can read rank 0's `folder`: the folder itself or a copy on its machine (see `discard`).
 
     `shared`: all machines see the folder, so nothing is sent. All processes must call this. Raises `InputError` on every
     process if a machine cannot store its copy.
@@ -47,7 +47,7 @@ def discard(run: Run, place: Path, folder: Path) -> None:
     if place != folder and run.launch.local_rank == 0:
         shutil.rmtree(place, ignore_errors=True)
         with contextlib.suppress(OSError):
-            os.removedirs(place.parent)  # as far as they are empty
+            os.removedirs(place.parent)  # stops at the first folder that is not empty
 
 
 def check_shared(run: Run, folder: Path) -> None:
@@ -58,18 +58,18 @@ def check_shared(run: Run, folder: Path) -> None:
         if token.exists():
             break
         time.sleep(0.1)
-    blind = [process for process in run.gather([None if token.exists() else where()]) if process]
+    without = [process for process in run.gather([None if token.exists() else where()]) if process]
     run.on_main(lambda: token.unlink(missing_ok=True))
-    if blind:
+    if without:
         raise InputError(
-            f"--shared_output_dir: {folder} on {', '.join(blind)} is not rank 0's folder; mount it there, or leave "
+            f"--shared_output_dir: {folder} on {', '.join(without)} is not rank 0's folder; mount it there, or leave "
             "--shared_output_dir out"
         )
 
 
 def _receive(run: Run, folder: Path, files: list[str], target: Path | None) -> str | None:
-    """Copies rank 0's files to `target` if that is given. Returns why they could not be written: a process that cannot write
-    still takes part in the broadcasts, since the others wait for it."""
+    """Takes part in the broadcasts of rank 0's files and writes them to `target`, if not None. Returns the reason if they
+    cannot be written, instead of raising: the other processes wait for this one in the broadcasts."""
     problem = None
     if target is not None:
         shutil.rmtree(target, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Saves checkpoints while the run goes on: full ones from rank 0, sharded ones from every process of ZeRO.
+"""Saves checkpoints in the background: full ones from rank 0, sharded ones from every ZeRO process.
 
 Training waits only while the state is copied to host memory. A thread then writes the files to a temporary folder, computes
 their checksums, flushes them and renames the folder: a checkpoint is complete or absent.
@@ -38,17 +38,18 @@ class CheckpointTarget:
 
     folder: Path
     run_fingerprint: dict[str, Any]
-    limit: int  # checkpoints to keep beside that of the best model
+    limit: int  # checkpoints to keep besides the best model's
     writer: Background
-    before_write: Callable[[], None]  # called by rank 0's writer before a checkpoint takes its place
+    before_write: Callable[[], None]  # called by rank 0's writer before it renames the temporary folder
     sharded: bool = False
 
 
 @dataclass(frozen=True)
 class _Pending:
-    """A checkpoint that the writer has yet to write.
+    """A checkpoint that is not written yet.
 
-    `texts`: file name -> content; made at once, since the run goes on changing its `TrainState`. `size`: bytes of all tensors.
+    `texts`: {file name: content}, built at once because training goes on changing the `TrainState`. `size`: bytes of all
+    tensors.
     """
 
     target: CheckpointTarget
@@ -65,21 +66,16 @@ class _Pending:
 def full_weights(run: Run, model: Any) -> dict[str, torch.Tensor]:
     """The model's weights and persistent buffers by name, fp32, in rank 0's host memory; empty on the other ranks. All
     processes must call it."""
-    if run.fsdp is not None:
-        return fsdp_state.full_weights(model, run.is_main)
     if run.deepspeed_config is None:
-        if not run.is_main:
-            return {}
-        copies: dict[Any, torch.Tensor] = {}  # one copy per storage, so that tied weights stay tied
-        state = run.unwrapped(model).state_dict()
-        return {name: copies.setdefault((t.data_ptr(), t.shape), _to_host(t)) for name, t in state.items()}
+        return fsdp_state.full_weights(run.unwrapped(model), run.is_main)
     parameters = deepspeed_state.full_parameters(model, run.is_main)
     if not run.is_main:
         return {}
     module = model.module
-    names = {parameter: name for name, parameter in module.named_parameters()}  # a tied weight has one name here, several below
-    weights = {name: parameters[names[parameter]] for name, parameter in module.named_parameters(remove_duplicate=False)}
-    return weights | {name: _to_host(tensor) for name, tensor in module.state_dict().items() if name not in weights}
+    first_names = {parameter: name for name, parameter in module.named_parameters()}  # a tied weight has several names
+    weights = {name: parameters[first_names[parameter]] for name, parameter in module.named_parameters(remove_duplicate=False)}
+    buffers = {name: tensor for name, tensor in module.state_dict().items() if name not in weights}
+    return weights | {name: fsdp_state.to_host(tensor) for name, tensor in buffers.items()}
 
 
 def save(
@@ -90,13 +86,13 @@ def save(
     state: TrainState,
     average: dict[str, torch.Tensor] | None = None,
 ) -> None:
-    """Copies the state to host memory and has the target's writer save it as step_N, then remove the oldest checkpoints beyond
-    the limit. All processes must call it. `average`: that of the weights, if the run keeps one (see `checkpoint.load_average`).
+    """Copies the state to host memory. The target's writer then saves it as step_N and removes the oldest checkpoints beyond
+    the limit. All processes must call it. `average`: the averaged weights, as `checkpoint.load_average` returns them.
 
-    Waits for the previous checkpoint if that is still being written; raises what `wait` raises.
+    First waits for the previous checkpoint; raises what `wait` raises.
     """
     wait(run, target.writer)
-    average = {f"{checkpoint.AVERAGE}{name}": tensor for name, tensor in (average or {}).items()}
+    average = {f"{checkpoint.AVERAGE_PREFIX}{name}": tensor for name, tensor in (average or {}).items()}
     if target.sharded:
         _save_sharded(run, target, model, state, average)
     else:
@@ -104,9 +100,9 @@ def save(
 
 
 def wait(run: Run, writer: Background) -> None:
-    """Waits until the checkpoint in flight, if there is one, is on disk. All processes must call it, also before the run ends.
+    """Waits until the checkpoint that is being written is on disk. All processes must call it, also before the run ends.
 
-    Raises `TrainingError` on every process if it could not be written.
+    Raises `TrainingError` on every process if the checkpoint could not be written.
     """
     problem = None
     if not run.is_main:
@@ -114,8 +110,8 @@ def wait(run: Run, writer: Background) -> None:
             writer.wait()
         except TrainingError as error:
             problem = f"{where()}: {error}"
-    problems = [each for each in run.gather([problem]) if each]
-    writer.hurry()  # the other processes' shards are there, or one of them never will be
+    problems = list(filter(None, run.gather([problem])))
+    writer.hurry()  # all other processes have written their shards, or have failed
     if problems:
         raise TrainingError("\n".join(problems))
     run.on_main(writer.wait)
@@ -134,13 +130,13 @@ def _save_full(
     if not run.is_main:
         return
     flat = {f"{key}/{name}": tensor for key, tensors in moments.items() for name, tensor in tensors.items()} | average
-    files = {checkpoint.WEIGHTS: _without_duplicates(weights), checkpoint.OPTIMIZER: flat}
+    files = {checkpoint.WEIGHTS: _without_tied(weights), checkpoint.OPTIMIZER: flat}
     size = sum(tensor.nbytes for tensors in files.values() for tensor in tensors.values())
     target.writer.start(partial(_write_full, _Pending(target, state.step, state.best_step, _texts(target, state), size), files))
 
 
 def _write_full(pending: _Pending, files: dict[str, dict[str, torch.Tensor]]) -> None:
-    with _explained_failures(pending):
+    with _explain_failures(pending):
         _check_free_space(pending)
         _commit(pending, partial(replace_folder, pending.path, partial(_fill, pending, files)))
 
@@ -165,16 +161,16 @@ def _save_sharded(run: Run, target: CheckpointTarget, model: Any, state: TrainSt
 
 
 def _begin_sharded(pending: _Pending) -> Path:
-    with _explained_failures(pending):
+    with _explain_failures(pending):
         _check_free_space(pending)
-        # A unique name: a process that outlived its run may still write to the folder that run began.
+        # A unique name: a process that outlived an earlier run may still write to that run's folder.
         place = pending.path.with_name(f".{pending.path.name}.{os.urandom(4).hex()}.unfinished")
         place.mkdir()
     return place
 
 
 def _write_sharded(pending: _Pending, launch: Launch, place: Path, shard: dict[str, torch.Tensor]) -> None:
-    with _explained_failures(pending):
+    with _explain_failures(pending):
         try:
             shards.write(place, launch.rank, shard)
             if launch.rank == 0:
@@ -187,15 +183,15 @@ def _write_sharded(pending: _Pending, launch: Launch, place: Path, shard: dict[s
             raise
 
 
-# Both
+# Both kinds
 
 
-def _commit(pending: _Pending, put: Callable[[], None]) -> None:
-    """Has `put` put a checkpoint in its place, and moves others out of its way."""
+def _commit(pending: _Pending, rename: Callable[[], None]) -> None:
+    """Makes a checkpoint visible by `rename`. Sets later checkpoints aside before and removes old ones after."""
     pending.target.before_write()
-    _set_later_aside(pending)
-    put()
-    _rotate(pending)
+    _set_aside_later(pending)
+    rename()
+    _remove_old(pending)
     status.saved(pending.step)
 
 
@@ -218,9 +214,9 @@ def _check_free_space(pending: _Pending) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def _set_later_aside(pending: _Pending) -> None:
-    """Sets aside the checkpoints after this one's step: the run resumed from an earlier one, or they are damaged. "auto" must
-    not find them again, and they must not push out the run's own; they are removed when the run has passed them."""
+def _set_aside_later(pending: _Pending) -> None:
+    """Renames the checkpoints of later steps: the run resumed from an earlier one, or they are damaged. "auto" must not find
+    them, and they must not count for the limit. They are removed when the run reaches their step."""
     later = [path for path in list_checkpoints(pending.target.folder) if step_of(path) > pending.step]
     for path in later:
         aside = path.with_name(path.name + LEFT_BEHIND)
@@ -229,10 +225,10 @@ def _set_later_aside(pending: _Pending) -> None:
         written.rename(path, aside)
     if later:
         names = ", ".join(path.name for path in later)
-        say(f"note           {names}: later than this run; kept as step_N{LEFT_BEHIND} until it gets there")
+        say(f"note           {names}: later than this run's step; kept as step_N{LEFT_BEHIND} until the run reaches it")
 
 
-def _rotate(pending: _Pending) -> None:
+def _remove_old(pending: _Pending) -> None:
     target = pending.target
     passed = [path for path in list_checkpoints(target.folder, LEFT_BEHIND) if step_of(path) <= pending.step]
     old = [path for path in list_checkpoints(target.folder)[: -target.limit] if step_of(path) != pending.best_step]
@@ -241,8 +237,8 @@ def _rotate(pending: _Pending) -> None:
 
 
 @contextlib.contextmanager
-def _explained_failures(pending: _Pending) -> Iterator[None]:
-    """Turns any error into a `TrainingError` that says what remains and what to do."""
+def _explain_failures(pending: _Pending) -> Iterator[None]:
+    """Turns any error into a `TrainingError` that names the newest complete checkpoint and says what to do."""
     try:
         yield
     except TrainingError:
@@ -254,10 +250,10 @@ def _explained_failures(pending: _Pending) -> Iterator[None]:
         cause = str(error)
         if free < size or getattr(error, "errno", None) == errno.ENOSPC or os.strerror(errno.ENOSPC) in cause:
             cause = f"the disk is full: a checkpoint takes {size / 1e6:.1f} MB and {free / 1e6:.1f} MB are free"
-        remains = f"{kept[-1].name} is whole and stays" if kept else "There is no earlier one"
+        remains = f"{kept[-1].name} is complete and stays" if kept else "There is no earlier one"
         raise TrainingError(
-            f"checkpoint {pending.path} could not be written ({cause}). {remains}; when the cause is gone, run the same "
-            "command with --resume_from_checkpoint auto"
+            f"checkpoint {pending.path} could not be written ({cause}). {remains}; remove the cause, then run the same command "
+            "with --resume_from_checkpoint auto"
         ) from error
 
 
@@ -268,15 +264,8 @@ def _moments(run: Run, model: Any, optimizer: Any) -> dict[str, dict[str, torch.
     if run.deepspeed_config is not None:
         return deepspeed_state.full_moments(model, run.is_main)
     if run.fsdp is not None:
-        return fsdp_state.full_moments(model, optimizer.optimizer, run.is_main)
-    if not run.is_main:
-        return {}
-    moments: dict[str, dict[str, torch.Tensor]] = {}
-    for name, parameter in run.unwrapped(model).named_parameters():
-        for key, value in optimizer.optimizer.state.get(parameter, {}).items():
-            if key != "step":  # follows from the state of the run
-                moments.setdefault(key, {})[name] = _to_host(value)
-    return moments
+        fsdp_state.reshard(model)  # an evaluation leaves gathered weights
+    return fsdp_state.full_moments(run.unwrapped(model), optimizer.optimizer, run.is_main)
 
 
 def _loss_scale(run: Run, model: Any) -> dict[str, Any] | None:
@@ -285,12 +274,7 @@ def _loss_scale(run: Run, model: Any) -> dict[str, Any] | None:
     return run.accelerator.scaler.state_dict() if run.accelerator.scaler is not None else None
 
 
-def _to_host(tensor: torch.Tensor) -> torch.Tensor:
-    tensor = tensor.detach()
-    return tensor.to("cpu", torch.float32 if tensor.is_floating_point() else tensor.dtype, copy=True)
-
-
-def _without_duplicates(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """safetensors refuses two names for one storage; a tied weight is saved under its first name."""
+def _without_tied(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Keeps only the first name of a tied weight: safetensors refuses two names for one storage."""
     names: dict[int, str] = {}
     return {name: t for name, t in weights.items() if names.setdefault(t.data_ptr(), name) == name or t.numel() == 0}

@@ -1,5 +1,5 @@
-"""How a job starts and ends on any number of processes: the launch, the rendezvous of machines, the process group, DeepSpeed.
-It receives signals, finds lost processes by their heartbeats, and turns every failure into one message and an exit code.
+"""Starts and ends a job of any number of processes: launch description, rendezvous, process group, DeepSpeed and FSDP.
+It handles signals, detects lost processes by heartbeats, and turns every failure into one message and an exit code.
 
 May import: finetune.errors, finetune.output, finetune.plan, finetune.reading.
 """

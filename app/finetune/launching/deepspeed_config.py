@@ -1,8 +1,8 @@
-"""DeepSpeed's configuration file: read, checked, completed, and put in force.
+"""Reads, checks and completes DeepSpeed's configuration file, and adapts DeepSpeed to the run.
 
-Together with `deepspeed_state` this is the only place that knows DeepSpeed, which is imported by the functions that need it:
-other launches do without. The run's arguments own every optimization number; a DeepSpeed file owns how memory is laid out. So
-"auto" is filled in here, and a number that differs from the run's is an error.
+The run's arguments own every optimization number; a DeepSpeed file owns the memory layout. So every "auto" is filled in here,
+and a number that differs from the run's is an error. Only this module and `deepspeed_state` use DeepSpeed; functions import it
+because other launches do not need it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ OWNED_BY_ARGUMENTS = {
     "scheduler": "--lr_scheduler_type and --warmup_steps own it",
 }
 OURS = "--learning_rate, --lr_scheduler_type and the like decide"
-OPTIMIZERS = ("Adam", "AdamW")  # types of an "optimizer" section that are ours; DeepSpeed's Adam is AdamW
-# What `accelerate launch` makes of settings that stand in its own config file.
+OPTIMIZERS = ("Adam", "AdamW")  # accepted in an "optimizer" section; DeepSpeed's Adam is AdamW
+# Environment variables by which `accelerate launch` passes the DeepSpeed settings of its own config file.
 INLINE_SETTINGS = {
     "zero_stage": "ACCELERATE_DEEPSPEED_ZERO_STAGE",
     "offload_optimizer_device": "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE",
@@ -43,7 +43,7 @@ INLINE_SETTINGS = {
 
 
 def read_config(path: str, search: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """Reads a DeepSpeed file; a relative path is looked for in the working directory, then in `search`.
+    """Reads a DeepSpeed file. A relative path is searched in the working directory, then in `search`.
 
     Raises `InputError` naming file, line and reason.
     """
@@ -60,38 +60,37 @@ def read_config(path: str, search: tuple[Path, ...] = ()) -> dict[str, Any]:
 
 
 def inline_config(environment: Mapping[str, str], repository: Path, source: str, problems: list[str]) -> dict[str, Any] | None:
-    """The DeepSpeed file that settings of an accelerate config stand for: the shipped file of that stage, and the offloading
-    that they ask for. None, and an entry in `problems`, for settings that cannot be honoured."""
-    given = {name: environment[variable] for name, variable in INLINE_SETTINGS.items() if variable in environment}
-    stage = given.get("zero_stage", "2")
-    places = {name: given.get(f"offload_{name}_device", "none") for name in ("optimizer", "param")}
+    """Builds a configuration from the DeepSpeed settings of an accelerate config: the shipped file of their ZeRO stage with
+    their offloading. Adds unsupported settings to `problems` and returns None for them."""
+    settings = {name: environment[variable] for name, variable in INLINE_SETTINGS.items() if variable in environment}
+    stage = settings.get("zero_stage", "2")
+    devices = {name: settings.get(f"offload_{name}_device", "none") for name in ("optimizer", "param")}
     if stage not in ("1", "2", "3"):
-        found = f"zero_stage is {stage}, expected 1, 2 or 3 (without ZeRO, launch with accelerate_configs/ddp.yaml)"
-    elif "nvme" in places.values():
-        found = (
+        problem = f"zero_stage is {stage}, expected 1, 2 or 3 (without ZeRO, launch with accelerate_configs/ddp.yaml)"
+    elif "nvme" in devices.values():
+        problem = (
             "offloading to nvme needs a file; write deepspeed_config_file instead (start from ds_configs/zero3_offload.json)"
         )
-    elif places["param"] != "none" and stage != "3":
-        found = f"offload_param_device is {places['param']} but zero_stage is {stage}; ZeRO-3 alone offloads parameters"
-    elif "deepspeed_moe_layer_cls_names" in given:
-        found = "mixture-of-experts models are not supported; remove deepspeed_moe_layer_cls_names"
+    elif devices["param"] != "none" and stage != "3":
+        problem = f"offload_param_device is {devices['param']} but zero_stage is {stage}; only ZeRO-3 offloads parameters"
+    elif "deepspeed_moe_layer_cls_names" in settings:
+        problem = "mixture-of-experts models are not supported; remove deepspeed_moe_layer_cls_names"
     else:
         config = read_config(str(repository / "ds_configs" / f"zero{stage}.json"))
-        offloaded = {
-            f"offload_{name}": {"device": place, "pin_memory": True} for name, place in places.items() if place != "none"
+        config["zero_optimization"] |= {
+            f"offload_{name}": {"device": device, "pin_memory": True} for name, device in devices.items() if device != "none"
         }
-        config["zero_optimization"].update(offloaded)
-        clipping, accumulation = given.get("gradient_clipping", "auto"), given.get("gradient_accumulation_steps", "1")
+        clipping, accumulation = settings.get("gradient_clipping", "auto"), settings.get("gradient_accumulation_steps", "1")
         config["gradient_clipping"] = clipping if clipping == "auto" else float(clipping)
-        # The wizard asks how much the script is told to accumulate, and writes 1 where nobody answers.
+        # 1 is the default of `accelerate config`, so it is no request.
         config["gradient_accumulation_steps"] = "auto" if accumulation in ("1", "auto") else int(accumulation)
         return config
-    problems.append(f"{source}: {found}")
+    problems.append(f"{source}: {problem}")
     return None
 
 
 def declared_precision(config: dict[str, Any]) -> str | None:
-    """The precision that the file switches on: "fp16" or "bf16"; "no" if it switches both off, None if it leaves it open."""
+    """The precision that the file enables: "fp16" or "bf16"; "no" if it disables both, None if it declares none."""
     enabled = {kind: config.get(kind, {}).get("enabled", "auto") for kind in ("fp16", "bf16")}
     for kind, value in enabled.items():
         if value is True:
@@ -100,49 +99,50 @@ def declared_precision(config: dict[str, Any]) -> str | None:
 
 
 def stage_of(config: dict[str, Any]) -> int:
-    """The ZeRO stage the file asks for; 0 when it asks for none."""
+    """The file's ZeRO stage; 0 without one."""
     stage = config.get("zero_optimization", {}).get("stage", 0)
     return stage if type(stage) is int else 0
 
 
-def swaps_to_disk(config: dict[str, Any]) -> bool:
-    """Whether weights or the optimizer's state are kept on a disk (ZeRO-Infinity)."""
+def uses_nvme(config: dict[str, Any]) -> bool:
+    """Whether weights or the optimizer's state are offloaded to a disk (ZeRO-Infinity)."""
     memory = config.get("zero_optimization", {})
     return '"nvme"' in json.dumps([memory.get("offload_optimizer"), memory.get("offload_param")])
 
 
 def problems(config: dict[str, Any], source: str, max_grad_norm: float, mixed_precision: str | None) -> list[str]:
-    """What in a DeepSpeed file cannot be run as the arguments ask, batch sizes apart; one message each."""
+    """Contradictions between a DeepSpeed file and the arguments, and values that are not supported; batch sizes apart."""
     messages = [
-        f"{source}: remove the section {key!r}: {why}"
+        f"remove the section {key!r}: {why}"
         for key, why in OWNED_BY_ARGUMENTS.items()
-        if key in config and not _is_ours(config, key)
+        if key in config and not _has_only_autos(config, key)
     ]
     enabled_kinds = {kind: config.get(kind, {}).get("enabled", "auto") for kind in ("fp16", "bf16")}
     for kind, enabled in enabled_kinds.items():
         if enabled not in (True, False, "auto"):
-            messages.append(f'{source}: {kind}.enabled must be true, false or "auto", found {enabled!r}')
+            messages.append(f'{kind}.enabled must be true, false or "auto", found {enabled!r}')
     if stage_of(config) not in (1, 2, 3):
-        messages.append(f"{source}: zero_optimization.stage must be 1, 2 or 3 (without ZeRO, launch with ddp.yaml instead)")
+        messages.append(
+            "zero_optimization.stage must be 1, 2 or 3 (without ZeRO, launch with accelerate_configs/ddp.yaml instead)"
+        )
     clipping = config.get("gradient_clipping", "auto")
     if clipping not in ("auto", max_grad_norm):
-        messages.append(f'{source}: gradient_clipping is {clipping} but --max_grad_norm is {max_grad_norm:g}; make it "auto"')
+        messages.append(f'gradient_clipping is {clipping} but --max_grad_norm is {max_grad_norm:g}; make it "auto"')
     if config.get("zero_optimization", {}).get("round_robin_gradients") is True:
-        # DeepSpeed 0.19 then looks for a weight's master copy where another weight's is.
-        messages.append(f"{source}: remove zero_optimization.round_robin_gradients: DeepSpeed confuses weights with it")
+        # DeepSpeed 0.19 then returns the master copy of another weight.
+        messages.append("remove zero_optimization.round_robin_gradients: DeepSpeed confuses weights with it")
     declared = declared_precision(config)
     if all(enabled is True for enabled in enabled_kinds.values()):
-        messages.append(f"{source}: fp16 and bf16 are both enabled; keep one")
+        messages.append("fp16 and bf16 are both enabled; keep one")
     if mixed_precision not in (None, declared) and declared is not None:
-        contradiction = f"its precision is {declared} but --mixed_precision is {mixed_precision}"
-        messages.append(f'{source}: {contradiction}; make "enabled" "auto"')
-    return messages
+        messages.append(f'its precision is {declared} but --mixed_precision is {mixed_precision}; make "enabled" "auto"')
+    return [f"{source}: {message}" for message in messages]
 
 
 def complete_config(config: dict[str, Any], source: str, batch: Any, max_grad_norm: float, precision: str) -> dict[str, Any]:
-    """Returns the file with every "auto" filled in from the run. `batch` is a `plan.BatchShape`.
+    """Returns the configuration with every "auto" filled in from the run. `batch` is a `plan.BatchShape`.
 
-    Raises `InputError` listing each number that contradicts the run's, and each "auto" that nothing fills in.
+    Raises `InputError` listing all numbers that contradict the run's, and every "auto" that has no value in the run.
     """
     full = {key: value for key, value in json.loads(json.dumps(config)).items() if key not in OWNED_BY_ARGUMENTS}
     own = {
@@ -157,53 +157,53 @@ def complete_config(config: dict[str, Any], source: str, batch: Any, max_grad_no
     if full.get("train_batch_size", "auto") not in ("auto", batch.global_batch_size):
         declared, ours = full["train_batch_size"], batch.global_batch_size
         messages.append(f'{source}: train_batch_size is {declared} but --global_batch_size is {ours}; make it "auto"')
-    # DeepSpeed checks this product and uses it for nothing else; an uneven global batch is a little smaller.
+    # DeepSpeed only checks this product; a global batch that does not divide evenly is a little smaller.
     full.update(own, train_batch_size=batch.micro_batch_size * batch.accumulation * batch.world_size)
     full["gradient_clipping"] = float(max_grad_norm)
     for kind in ("fp16", "bf16"):
         full.setdefault(kind, {})["enabled"] = precision == kind
     zero = full["zero_optimization"]
     zero.update({key: value for key, value in BUCKETS.items() if zero.get(key) == "auto"})
-    # Without it a torch optimizer beside an offload section would be exchanged for one that must be compiled.
+    # Else DeepSpeed replaces a torch optimizer under offloading by one that must be compiled.
     full.setdefault("zero_force_ds_cpu_optimizer", False)
-    full["zero_allow_untested_optimizer"] = True  # `finetune.optimizers` says which ones work
-    messages += [f'{source}: {path} is "auto", which nothing fills in; write a value' for path in _autos(full)]
+    full["zero_allow_untested_optimizer"] = True  # `finetune.optimizers` refuses those that fail
+    messages += [f'{source}: {path} is "auto", which the run cannot fill in; write a value' for path in _autos(full)]
     if messages:
         raise InputError(*messages)
     return full
 
 
 def check_by_deepspeed(config: dict[str, Any], source: str) -> None:
-    """Raises `InputError` with what DeepSpeed itself does not take in a complete configuration; it would say so only when the
-    model is handed over."""
+    """Raises `InputError` if DeepSpeed itself refuses a complete configuration. Otherwise DeepSpeed would raise only after the
+    model is built."""
     from deepspeed.runtime.config import DeepSpeedConfig
 
     copy = json.loads(json.dumps(config))
-    # Before there is a process group DeepSpeed counts one process.
+    # Without a process group DeepSpeed counts one process.
     copy["train_batch_size"] = copy["train_micro_batch_size_per_gpu"] * copy["gradient_accumulation_steps"]
     try:
         DeepSpeedConfig(copy)
     except Exception as error:  # pydantic's, assertions and DeepSpeed's own
-        each = getattr(error, "errors", None)
-        if each is None:
-            raise InputError(f"{source}: DeepSpeed does not take it: {' '.join(str(error).split())[:300]}") from None
+        field_errors = getattr(error, "errors", None)
+        if field_errors is None:
+            raise InputError(f"{source}: DeepSpeed refuses it: {' '.join(str(error).split())[:300]}") from None
         raise InputError(
-            *(f"{source}: {'.'.join(map(str, e['loc']))} is {e['input']!r:.60}: {e['msg'].lower()}" for e in each())
+            *(f"{source}: {'.'.join(map(str, e['loc']))} is {e['input']!r:.60}: {e['msg'].lower()}" for e in field_errors())
         ) from None
 
 
 def plugin(config: dict[str, Any]) -> Any:
-    """Accelerate's DeepSpeed plugin around a complete configuration."""
+    """Accelerate's DeepSpeed plugin for a complete configuration."""
     from accelerate.utils import DeepSpeedPlugin
 
     return DeepSpeedPlugin(hf_ds_config=config, zero3_init_flag=False)
 
 
-def build_models_whole(accelerator: Any) -> None:
-    """Stops transformers from partitioning a model while it is built.
+def disable_partitioned_init(accelerator: Any) -> None:
+    """Stops transformers from partitioning a model while it is built; transformers ignores `zero3_init_flag`.
 
-    It does so whatever `zero3_init_flag` says. Weights built whole on every process are the same under every launch, and
-    DeepSpeed partitions them when the model is prepared; the price is one full copy in host memory for a moment.
+    Every process builds the whole model, so initial weights are the same under every launch. DeepSpeed partitions them in
+    `prepare`. The cost is one full copy in host memory until then.
     """
     from transformers.integrations import unset_hf_deepspeed_config
 
@@ -212,26 +212,26 @@ def build_models_whole(accelerator: Any) -> None:
 
 
 def skip_shared_memory_operator() -> None:
-    """Keeps DeepSpeed from compiling its shared-memory operator for CPUs, which takes minutes, a compiler and ninja.
+    """Stops DeepSpeed from compiling its shared-memory operator for CPUs, which takes minutes, a compiler and ninja.
 
     Only `inference_all_reduce` uses it. Call this before DeepSpeed starts its communication.
     """
-    # Not an import statement: in `deepspeed.comm`, the name `torch` stands for torch itself.
+    # Not an import statement: in `deepspeed.comm`, the name `torch` is torch itself.
     importlib.import_module("deepspeed.comm.torch").build_shm_op = _no_operator
 
 
 def _no_operator() -> None:
-    """What DeepSpeed's own function returns where the operator cannot be built."""
+    """Returns None, as DeepSpeed's own function does if the operator cannot be built."""
 
 
-def bound_waits(timeout: Any) -> None:
-    """Makes DeepSpeed's copy of the process group, over which it exchanges gradients, wait no longer than the group itself."""
+def set_group_timeout(timeout: Any) -> None:
+    """Gives DeepSpeed's own process group, which reduces gradients, the run's timeout."""
     from deepspeed.utils import groups
 
     groups._WORLD_GROUP = dist.new_group(timeout=timeout)
 
 
-def _is_ours(config: dict[str, Any], key: str) -> bool:
+def _has_only_autos(config: dict[str, Any], key: str) -> bool:
     """Whether an "optimizer" or a "scheduler" section leaves all numbers to the run."""
     section = config[key] if isinstance(config[key], dict) else {}
     params, known = section.get("params"), key != "optimizer" or section.get("type") in OPTIMIZERS
@@ -239,6 +239,7 @@ def _is_ours(config: dict[str, Any], key: str) -> bool:
 
 
 def _autos(config: dict[str, Any], prefix: str = "") -> list[str]:
+    """Dotted paths of all values "auto"."""
     paths = []
     for key, value in config.items():
         if value == "auto":

@@ -173,8 +173,8 @@ def start(launch: Launch, batch: BatchShape | None, report_to: tuple[str, ...] =
             project_config=ProjectConfiguration(project_dir=output_dir, logging_dir=output_dir),
         )
     if config is not None:
-        deepspeed_config.build_models_whole(accelerator)
-        deepspeed_config.bound_waits(timeout)
+        deepspeed_config.disable_partitioned_init(accelerator)
+        deepspeed_config.set_group_timeout(timeout)
     if accelerator.num_processes != launch.world_size:
         raise InputError(
             f"the launcher started {launch.world_size} processes but {accelerator.num_processes} found each other; "
@@ -188,7 +188,7 @@ def start(launch: Launch, batch: BatchShape | None, report_to: tuple[str, ...] =
     return Run(launch, accelerator, config, fsdp)
 
 
-def in_force(run: Run) -> list[str]:
+def launch_summary(run: Run) -> list[str]:
     """What the launch came to, in words; printed before the first step."""
     launch = run.launch
     stage = f"ZeRO-{launch.zero_stage} ({launch.deepspeed_file})" if run.deepspeed_config else "no ZeRO"

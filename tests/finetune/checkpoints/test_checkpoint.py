@@ -90,9 +90,9 @@ def test_another_runs_checkpoint_is_refused_field_by_field(trained):
     differences = [problem.partition(": ")[2] for problem in caught.value.problems]
     assert differences == [
         "rows was 8, is now 9",
-        'labels had 2 entries, has 2; the first that differs is number 1, which was "a", is now "b"',
-        "seed was null, is now 1. Resume with the files and arguments that the run began with, or begin another: name another "
-        "--output_dir, or replace this run by --overwrite_output_dir",
+        'labels had 2 entries, has 2; the first difference is number 1, which was "a", is now "b"',
+        "seed was null, is now 1. Resume with the original files and arguments, or start a new run: name another "
+        "--output_dir, or replace this run with --overwrite_output_dir",
     ]
 
 
@@ -108,11 +108,11 @@ def test_a_checkpoint_of_another_optimizer_is_refused(trained):
 @pytest.mark.parametrize(
     ("key", "then", "now", "told"),
     [
-        ("label_list", ["a"], ["a", "b"], 'the label list had 1 entries, has 2; the first that differs is number 2, which '
+        ("label_list", ["a"], ["a", "b"], 'the label list had 1 entries, has 2; the first difference is number 2, which '
          'was null, is now "b"'),
-        ("train_content", "0" * 16, "1" * 16, "the content of the training rows (--train_file) changed since"),
+        ("train_content", "0" * 16, "1" * 16, "the content of the training rows (--train_file) has changed"),
         ("model", {"config.json": "3 bytes", "a": "1"}, {"config.json": "4 bytes", "b": "1"},
-         "the model's files differ: a is not there, b was not there, config.json has other content"),
+         "the model's files differ: a is missing, b is new, config.json has changed"),
     ],
 )  # fmt: skip
 def test_differences_are_told_in_words(key, then, now, told):
@@ -168,7 +168,7 @@ def test_later_checkpoints_stay_set_aside_until_the_run_has_passed_them(trained,
     flip(tmp_path / "step_9" / "state.json")
     save_step(4, limit=1)
     assert names(tmp_path) == ["step_10.left_behind", "step_4", "step_9.left_behind"]
-    assert "step_9, step_10: later than this run; kept as step_N.left_behind" in capsys.readouterr().out
+    assert "step_9, step_10: later than this run's step; kept as step_N.left_behind" in capsys.readouterr().out
     assert find(tmp_path, "auto") == tmp_path / "step_4"
     assert damage(tmp_path / "step_10.left_behind") is None
     save_step(9, limit=1)
@@ -259,7 +259,7 @@ def test_a_checkpoint_is_requested_by_its_path(trained, tmp_path):
     flip(path / "model.safetensors")
     with pytest.raises(InputError, match=r"--resume_from_checkpoint .*step_2: model\.safetensors was changed"):
         find(tmp_path, str(path))
-    with pytest.raises(InputError, match=r"step_3: is no checkpoint.s folder; those of this run: "):
+    with pytest.raises(InputError, match="step_3: is not a checkpoint; this run's checkpoints: "):
         find(tmp_path, str(tmp_path / "step_3"))
 
 
@@ -275,7 +275,7 @@ def test_a_failed_save_harms_no_earlier_one(trained, tmp_path, monkeypatch):
 
     monkeypatch.setattr(saving, "save_file", full_disk)
     for step in (2, 4):
-        with pytest.raises(TrainingError, match=r"the disk is full: a checkpoint takes 0\.0 MB .* step_2 is whole and stays"):
+        with pytest.raises(TrainingError, match=r"the disk is full: a checkpoint takes 0\.0 MB .* step_2 is complete"):
             save_step(step, limit=1)
     assert list(tmp_path.iterdir()) == [path]
     assert damage(path) is None
@@ -301,7 +301,7 @@ def test_whatever_fails_the_earlier_checkpoint_stays(trained, tmp_path, monkeypa
 
     with monkeypatch.context() as patch:
         patch.setattr(module, name, refuse)
-        with pytest.raises(TrainingError, match=r"step_4 could not be written \(.*Stale file handle.*\)\. step_2 is whole"):
+        with pytest.raises(TrainingError, match=r"step_4 could not be written \(.*Stale file handle.*\)\. step_2 is complete"):
             save_step(4, limit=1)
     assert names(tmp_path) == ["step_2"]
     assert damage(tmp_path / "step_2") is None
@@ -343,7 +343,7 @@ def test_a_checkpoint_of_a_later_version_is_refused(trained):
     path = save_step(2)
     stored = json.loads((path / "state.json").read_text())
     (path / "state.json").write_text(json.dumps({**stored, "mood": 3}))
-    with pytest.raises(InputError, match="of another version of this code: it has mood"):
+    with pytest.raises(InputError, match=r"state\.json has the unknown keys mood"):
         load_state(path, RUN_FINGERPRINT)
 
 
@@ -359,7 +359,7 @@ def test_tied_weights_may_be_kept_under_one_name(start_run, tmp_path):
     weights = saving.full_weights(run, model)
     assert set(weights) == {"first.weight", "second.weight"}
     weights["second.weight"] = weights["first.weight"]  # one memory, as a partitioned model's are
-    saving.save_file(saving._without_duplicates(weights), tmp_path / "model.safetensors")
+    saving.save_file(saving._without_tied(weights), tmp_path / "model.safetensors")
     other = Tied()
     load_weights(tmp_path, other)
     torch.testing.assert_close(other.second.weight, model.first.weight, rtol=0, atol=0)

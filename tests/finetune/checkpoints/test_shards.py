@@ -206,7 +206,7 @@ def test_a_process_that_cannot_write_fails_all_and_harms_no_earlier_checkpoint(s
 
     monkeypatch.setattr(shards, "save_file", full_disk)
     monkeypatch.setattr(shards, "HURRIED_SECONDS", 0)
-    with pytest.raises(TrainingError, match=r"step_4 could not be written \(the disk is full: .*step_2 is whole and stays"):
+    with pytest.raises(TrainingError, match=r"step_4 could not be written \(the disk is full: .*step_2 is complete and stays"):
         save_step(4, limit=1)
     writer_thread.finish_all()
     tidy(tmp_path)
@@ -249,7 +249,7 @@ def test_a_process_that_ends_does_not_wait_long_for_one_that_is_gone(tmp_path, m
     shards.write(tmp_path, 0, {})
 
     def look():
-        with pytest.raises(OSError, match="no shard of rank 1, 2 came"):
+        with pytest.raises(OSError, match="rank 1, 2 did not write its shard"):
             shards.collect(tmp_path, 3, 600, writer.is_hurried)
 
     writer.start(look)
@@ -276,7 +276,7 @@ def test_shards_go_on_under_their_own_launch_only(save_step):
         with pytest.raises(InputError) as caught:
             shards.check_launch(path, launch)
         (problem,) = caught.value.problems
-        assert f"in the shards of 2 process(es) under ZeRO-2, this launch is {now}. " in problem
+        assert f"has the shards of 2 process(es) under ZeRO-2, this launch is {now}. " in problem
         assert "once under that launch with --checkpoint_format full" in problem
 
 
@@ -292,7 +292,7 @@ def another_order(engine):
 def test_shards_of_another_layout_are_refused(save_step, change):
     path, other = save_step(2), engine_of(0)
     change(other)
-    with pytest.raises(InputError, match=r"shards of another layout.* --checkpoint_format full then writes it anew"):
+    with pytest.raises(InputError, match=r"shards of another layout.* --checkpoint_format full to make"):
         shards.restore(path, launch_of(), other, UPDATES)
 
 
@@ -304,24 +304,24 @@ SWAPPED = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nv
     [
         (launch_of(), False, []),
         (launch_of(world_size=4, local=2), True, []),
-        (launch_of(world_size=1), False, ["one process, or DDP, shares out nothing"]),
-        (launch_of(stage=0), False, ["DDP, shares out nothing"]),
-        (launch_of(stage=0, fsdp=FsdpSettings()), False, ["shards are DeepSpeed's, not FSDP's; use DeepSpeed"]),
+        (launch_of(world_size=1), False, ["one process or DDP has no shards"]),
+        (launch_of(stage=0), False, ["DDP has no shards"]),
+        (launch_of(stage=0, fsdp=FsdpSettings()), False, ["FSDP is not supported; use DeepSpeed"]),
         (launch_of(world_size=4, local=2), False, ["add --shared_output_dir"]),
-        (launch_of(stage=3, config=SWAPPED), False, ["ds.json keeps the optimizer or the weights on a disk (nvme)"]),
+        (launch_of(stage=3, config=SWAPPED), False, ["ds.json offloads to nvme; offload to cpu"]),
     ],
 )
 def test_launches_that_have_no_shards_are_refused(launch, shared, expected):
     found = shards.refusals(launch, shared)
     assert len(found) == len(expected)
     assert all(words in problem for words, problem in zip(expected, found, strict=True))
-    assert all(problem.startswith("--checkpoint_format sharded: ") and "(full)" in problem for problem in found)
+    assert all(problem.startswith("--checkpoint_format sharded: ") and "leave it out" in problem for problem in found)
 
 
 @pytest.mark.parametrize(
     ("world_size", "local", "given", "expected"),
     [
-        (2, 2, {}, "DDP, shares out nothing"),
+        (2, 2, {}, "DDP has no shards"),
         (4, 2, {"deepspeed": "ds_configs/zero3.json"}, "add --shared_output_dir if all machines see --output_dir"),
     ],
 )

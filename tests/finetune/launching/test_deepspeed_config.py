@@ -73,8 +73,8 @@ def test_every_contradiction_and_every_auto_is_named():
         'ds.json: train_micro_batch_size_per_gpu is 3 but the run\'s is 2; make it "auto"',
         'ds.json: gradient_accumulation_steps is 5 but the run\'s is 4; make it "auto"',
         'ds.json: train_batch_size is 60 but --global_batch_size is 30; make it "auto"',
-        'ds.json: zero_optimization.sub_group_size is "auto", which nothing fills in; write a value',
-        'ds.json: zero_optimization.offload_param.ratio is "auto", which nothing fills in; write a value',
+        'ds.json: zero_optimization.sub_group_size is "auto", which the run cannot fill in; write a value',
+        'ds.json: zero_optimization.offload_param.ratio is "auto", which the run cannot fill in; write a value',
     ]
 
 

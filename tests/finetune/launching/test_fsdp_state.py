@@ -130,6 +130,7 @@ def test_a_sharded_model_trains_as_it_is_and_its_state_goes_out_and_back(optim, 
     weights = fsdp_state.full_weights(sharded, True)
     torch.testing.assert_close(weights, dict(plain.state_dict()), rtol=1e-5, atol=1e-6)
     assert weights["head.weight"] is weights["words.weight"]
+    fsdp_state.reshard(sharded)
     moments = fsdp_state.full_moments(sharded, ours, True)
     assert moments.keys() == kept_states
     trained = {name: parameter for name, parameter in plain.named_parameters() if parameter.requires_grad}

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from finetune.errors import InputError
 from finetune.launching import processes
 from finetune.launching.launch import Machine, describe_launch
-from finetune.launching.processes import in_force
+from finetune.launching.processes import launch_summary
 
 
 def test_a_started_run_of_one_process(start_run):
@@ -22,7 +22,7 @@ def test_a_started_run_of_one_process(start_run):
     assert run.leave_process_group() is False
     with pytest.raises(InputError, match="wrong"):
         run.on_main(lambda: (_ for _ in ()).throw(InputError("wrong")))
-    assert in_force(run)[0] == "launch         python: 1 process(es) on cpu, no communication, no ZeRO"
+    assert launch_summary(run)[0] == "launch         python: 1 process(es) on cpu, no communication, no ZeRO"
 
 
 def test_a_model_is_found_in_its_wrapper(start_run):
@@ -44,7 +44,7 @@ def test_tensorfloat_is_for_gpus_and_only_on_request(start_run, environment, arg
     monkeypatch.setattr(torch, "set_float32_matmul_precision", precisions.append)
     run = start_run()
     assert precisions == []
-    line = in_force(replace(run, launch=replace(run.launch, tf32=True)))[1]
+    line = launch_summary(replace(run, launch=replace(run.launch, tf32=True)))[1]
     assert line == "precision      fp32, matrix products in TF32"
     processes.start(replace(run.launch, tf32=True), None)
     assert precisions == ["high"]
