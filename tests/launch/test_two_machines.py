@@ -254,7 +254,7 @@ def test_what_keeps_machines_apart_is_named(pair):
 
     assert {name: ended.code for name, ended in finished.items()} == dict.fromkeys(commands, 2)
     said = {name: "\n".join(problems(ended)) for name, ended in finished.items()}
-    assert f"1 of 2 processes did not come to alpha:{ports[0]} within 8 s: rank 1 (machine 1, beta)." in said["alone"]
+    assert f"1 of 2 processes did not connect to alpha:{ports[0]} within 8 s: rank 1 (machine 1, beta)." in said["alone"]
     assert f"rank 1 of 2 (beta): machine 0, alpha did not answer at alpha:{ports[1]} within 8 s" in said["late"]
     assert f"port {ports[2]} of alpha is in use" in said["taken"]
     for name in ("interface", "other interface"):

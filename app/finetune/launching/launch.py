@@ -1,7 +1,7 @@
-"""Which launcher started this process and what it requests: processes, backend, precision.
+"""Describes the launch: launcher, processes, backend, precision, DeepSpeed or FSDP.
 
-`describe_launch` reads the environment before anything is started, so that bad input ends a job before a process group
-exists; `processes.start` starts the run.
+`describe_launch` only reads the environment and the arguments, so that bad input ends a job before a process group exists;
+`processes.start` starts the run.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from torch.distributed import Backend
 
 from finetune.errors import InputError
 from finetune.launching import deepspeed_config, fsdp_config
-from finetune.launching.fsdp_config import FsdpSettings
+from finetune.launching.fsdp_config import FsdpSettings, is_on
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-LEFT_OVER = "Variables of a launcher are set; if they are left over in this shell: unset {}. Else start by torchrun"
-PLUGINS = {
+LEFTOVER_ADVICE = "If the variable is left over in this shell: unset {}; else start the job with torchrun"
+UNSUPPORTED_PLUGINS = {
     "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
     "ACCELERATE_USE_PARALLELISM_CONFIG": "a parallelism_config",
 }
 MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
-# DeepSpeed settings that stand in the accelerate config itself, as messages name their source.
+# Takes the place of a DeepSpeed file's name when the accelerate config itself has the settings.
 INLINE = "deepspeed_config of the accelerate config"
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The part of a machine that a launch depends on."""
+    """The devices of one machine."""
 
     gpus: int
     bf16: bool  # whether its GPUs support it
-    kind: str = "cuda"  # torch's name of these devices: cuda, xpu, npu, mps
+    kind: str = "cuda"  # torch's device type: cuda, xpu, npu, mps
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """What the launcher and the arguments request; known before any process group exists."""
+    """The launch that launcher and arguments request; known before a process group exists."""
 
     launcher: str  # python, torchrun, accelerate, deepspeed
     rank: int
@@ -56,8 +56,8 @@ class Launch:
     deepspeed_config: dict[str, Any] | None
     max_grad_norm: float
     tf32: bool = False
-    gpu: str = "cuda"  # torch's name of the devices, if it is not the CPU
-    torch_compile: bool = False  # requested by the accelerate config
+    gpu: str = "cuda"  # torch's device type of the machine's accelerators
+    torch_compile: bool = False  # the accelerate config requests it
     fsdp: FsdpSettings | None = None
 
     @property
@@ -66,17 +66,17 @@ class Launch:
 
     @property
     def micro_batches_by_tokens(self) -> bool:
-        """Whether micro-batches are sized in tokens by default: on a CPU. A DeepSpeed file may declare their rows."""
+        """Whether micro-batches are sized in tokens by default: on CPUs, unless a DeepSpeed file may declare their rows."""
         return self.use_cpu and self.deepspeed_config is None
 
     @property
     def gathers_weights(self) -> bool:
-        """Whether weights are gathered while the model computes, so that all processes must make the same forward passes."""
+        """Whether forward passes gather weights (ZeRO-3, FSDP), so that all processes must make the same number of them."""
         return self.zero_stage == 3 or self.fsdp is not None
 
     @property
     def recomputes_activations(self) -> bool:
-        """Whether the accelerate config asks for what --gradient_checkpointing does."""
+        """Whether the accelerate config requests activation checkpointing."""
         return self.fsdp is not None and self.fsdp.activation_checkpointing
 
     @property
@@ -85,7 +85,7 @@ class Launch:
 
 
 def this_machine() -> Machine:
-    """The GPUs of this machine, or what torch has in place of them."""
+    """This machine's GPUs or other accelerators."""
     device = torch.accelerator.current_accelerator(check_available=True)
     if device is None:
         return Machine(0, True)
@@ -93,36 +93,35 @@ def this_machine() -> Machine:
 
 
 def describe_launch(arguments: Any, machine: Machine | None = None) -> Launch:
-    """Reads what the launcher set and what the arguments request; starts nothing. `machine`: the one to be launched on, if it
-    is not this one.
+    """Reads the launcher's variables and the arguments; starts nothing. `machine`: the machine of a launch that is only
+    planned; None for this one.
 
     Raises `InputError` listing every contradiction between launcher, DeepSpeed file and arguments.
     """
-    is_here, machine = machine is None, machine or this_machine()
-    rank, world_size, local_rank, local_world = _place_in_job()
-    use_cpu = machine.gpus == 0 or arguments.use_cpu or _is_on("ACCELERATE_USE_CPU")
+    is_planned = machine is not None
+    machine = machine or this_machine()
+    rank, world_size, local_rank, local_world_size = _ranks_and_sizes()
+    use_cpu = machine.gpus == 0 or arguments.use_cpu or is_on(os.environ, "ACCELERATE_USE_CPU")
+    device_type = "cpu" if use_cpu else machine.kind
 
-    problems: list[str] = _unsupported_plugins() + _process_problems(world_size)
-    compiles = _compiles(problems)
-    if is_here:
-        problems += _meeting_problems(world_size)
+    problems: list[str] = _unsupported_plugins() + _unsupported_launchers(world_size)
+    torch_compile = _torch_compile(problems)
+    if not is_planned:
+        problems += _rendezvous_problems(world_size)
     file, config = _deepspeed_config(arguments, problems)
-    settings = fsdp_config.read_settings(os.environ, problems)
+    fsdp = fsdp_config.read_settings(os.environ, problems)
     precision = _precision(arguments, config, problems)
     if config is not None:
         problems += deepspeed_config.problems(config, file, arguments.max_grad_norm, arguments.mixed_precision)
-    if settings is not None:
-        problems += _fsdp_problems(settings, file, precision, "cpu" if use_cpu else machine.kind)
-    if precision == "fp16" and (use_cpu or machine.kind == "mps"):
-        problems.append(f"fp16 is not available on {'a CPU' if use_cpu else 'MPS'}; use bf16 or no mixed precision")
-    if precision == "bf16" and not use_cpu and not machine.bf16:
-        problems.append("bf16 is not available on this GPU; use fp16 or no mixed precision")
-    backend = "gloo" if use_cpu else Backend.default_device_backend_map.get(machine.kind, "gloo")
+    if fsdp is not None:
+        problems += _fsdp_problems(fsdp, file, precision, device_type)
+    problems += _precision_problems(precision, device_type, machine.bf16)
+    backend = Backend.default_device_backend_map.get(device_type, "gloo")
     if arguments.ddp_backend not in (None, "gloo", backend):
-        found = "needs GPUs" if use_cpu else f"is not that of {machine.kind} devices ({backend})"
-        problems.append(f"--ddp_backend {arguments.ddp_backend} {found}; leave it out or use gloo")
-    if not use_cpu and local_world > machine.gpus:
-        problems.append(f"{local_world} processes on this machine but {machine.gpus} GPU(s); start as many as GPUs")
+        why = "needs GPUs" if use_cpu else f"is not the backend of {device_type} devices ({backend})"
+        problems.append(f"--ddp_backend {arguments.ddp_backend} {why}; leave it out or use gloo")
+    if not use_cpu and local_world_size > machine.gpus:
+        problems.append(f"{local_world_size} processes on this machine but {machine.gpus} GPU(s); start one process per GPU")
     if problems:
         raise InputError(*problems)
     return Launch(
@@ -130,7 +129,7 @@ def describe_launch(arguments: Any, machine: Machine | None = None) -> Launch:
         rank=rank,
         local_rank=local_rank,
         world_size=world_size,
-        local_world_size=local_world,
+        local_world_size=local_world_size,
         use_cpu=use_cpu,
         backend=arguments.ddp_backend or backend,
         precision=precision,
@@ -140,74 +139,71 @@ def describe_launch(arguments: Any, machine: Machine | None = None) -> Launch:
         max_grad_norm=arguments.max_grad_norm,
         tf32=arguments.tf32 and not use_cpu,
         gpu=machine.kind,
-        torch_compile=compiles,
-        fsdp=settings,
+        torch_compile=torch_compile,
+        fsdp=fsdp,
     )
 
 
-def _is_on(variable: str) -> bool:
-    return os.environ.get(variable, "").lower() in ("true", "1", "yes")
-
-
-def _place_in_job() -> tuple[int, int, int, int]:
-    """(rank, number of processes; the same on this machine). Raises `InputError` naming a variable that cannot be true: a shell
-    keeps what was exported for another job."""
+def _ranks_and_sizes() -> tuple[int, int, int, int]:
+    """(rank, world size, local rank, local world size). Raises `InputError` naming an impossible value, which a shell may have
+    kept from another job."""
     world_size = _whole_number("WORLD_SIZE", 1)
     local_size = _whole_number("LOCAL_SIZE" if "LOCAL_SIZE" in os.environ else "LOCAL_WORLD_SIZE", 1)  # DeepSpeed's name first
     rank, local_rank = _whole_number("RANK", 0), _whole_number("LOCAL_RANK", 0)
-    # A launcher may say nothing of the machine.
+    # Not every launcher sets the local size.
     sizes = {"RANK": (rank, world_size), "LOCAL_RANK": (local_rank, local_size if local_size > 1 else world_size)}
     for name, (number, size) in sizes.items():
         if number >= size:
-            what = f"{name}={number} but there are {size} process(es), so there is no such one"
-            raise InputError(f"{what}. {LEFT_OVER.format(name)}")
+            raise InputError(f"{name}={number} but there are only {size} process(es). {LEFTOVER_ADVICE.format(name)}")
     return rank, world_size, local_rank, local_size
 
 
 def _whole_number(variable: str, least: int) -> int:
     text = os.environ.get(variable, str(least))
     if not text.isdecimal() or int(text) < least:
-        raise InputError(f"{variable}={text!r}: expected a whole number of at least {least}. {LEFT_OVER.format(variable)}")
+        raise InputError(
+            f"{variable}={text!r}: expected a whole number of at least {least}. {LEFTOVER_ADVICE.format(variable)}"
+        )
     return int(text)
 
 
-def _meeting_problems(world_size: int) -> list[str]:
-    """What keeps several processes from finding each other: variables that every launcher sets."""
+def _rendezvous_problems(world_size: int) -> list[str]:
+    """Missing or wrong variables without which several processes cannot find each other."""
     port, missing = os.environ.get("MASTER_PORT", ""), [name for name in ("RANK", "MASTER_ADDR") if not os.environ.get(name)]
     if world_size == 1 or (port.isdecimal() and 0 < int(port) < 65536 and not missing):
         return []
     what = f"WORLD_SIZE={world_size} but {' and '.join(missing)} not set" if missing else f"MASTER_PORT={port!r} is no port"
-    return [f"{what}, so the processes cannot meet. {LEFT_OVER.format('WORLD_SIZE')}"]
+    return [f"{what}, so the processes cannot connect. {LEFTOVER_ADVICE.format('WORLD_SIZE')}"]
 
 
 def _unsupported_plugins() -> list[str]:
-    """What Accelerate would wrap the model in by itself, and a checkpoint or an export could not look into."""
+    """Plugins by which Accelerate would wrap the model itself, so that checkpoints and exports could not read its weights."""
     return [
-        f"the accelerate config asks for {name} ({variable}), which is not supported; share out memory by a DeepSpeed file "
-        "(accelerate_configs/zero2.yaml, zero3.yaml), or launch with accelerate_configs/ddp.yaml"
-        for variable, name in PLUGINS.items()
-        if _is_on(variable)
+        f"the accelerate config asks for {name} ({variable}), which is not supported; use accelerate_configs/ddp.yaml, or "
+        "zero2.yaml or zero3.yaml to save memory"
+        for variable, name in UNSUPPORTED_PLUGINS.items()
+        if is_on(os.environ, variable)
     ]
 
 
-def _process_problems(world_size: int) -> list[str]:
-    """What started several processes, or was to start them, so that each takes itself for the only one."""
+def _unsupported_launchers(world_size: int) -> list[str]:
+    """Launchers under which every process would run as if it were the only one."""
     env, advice = os.environ, "launch with accelerate_configs/cpu_ddp.yaml (MULTI_GPU with use_cpu: true), or torchrun"
     by_mpi = next((name for name in MPI_SIZES if env.get(name, "1") not in ("", "0", "1")), None)
     if world_size == 1 and by_mpi is not None:
         return [f"MPI started {env[by_mpi]} processes ({by_mpi}), which is not supported; {advice}"]
-    if world_size == 1 and _is_on("ACCELERATE_USE_CPU") and "MASTER_ADDR" in env and "WORLD_SIZE" not in env:
+    if world_size == 1 and is_on(env, "ACCELERATE_USE_CPU") and "MASTER_ADDR" in env and "WORLD_SIZE" not in env:
         return [f"the accelerate config asks for several processes on CPUs (MULTI_CPU) but Accelerate starts one; {advice}"]
     return []
 
 
-def _compiles(problems: list[str]) -> bool:
-    """Whether the accelerate config asks for what --torch_compile does."""
+def _torch_compile(problems: list[str]) -> bool:
+    """Whether the accelerate config requests torch.compile; adds unsupported settings of it to `problems`."""
     env = os.environ
     backend, mode = env.get("ACCELERATE_DYNAMO_BACKEND", "no").lower(), env.get("ACCELERATE_DYNAMO_MODE", "default")
     if backend in ("no", ""):
         return False
-    if backend != "inductor" or mode != "default" or _is_on("ACCELERATE_DYNAMO_USE_FULLGRAPH"):
+    if backend != "inductor" or mode != "default" or is_on(env, "ACCELERATE_DYNAMO_USE_FULLGRAPH"):
         problems.append(
             f"the accelerate config asks for dynamo_backend {backend}, dynamo_mode {mode}, dynamo_use_fullgraph "
             f"{env.get('ACCELERATE_DYNAMO_USE_FULLGRAPH', 'False').lower()}; only inductor in mode default without fullgraph "
@@ -225,38 +221,46 @@ def _launcher(arguments: Any) -> str:
 
 
 def _deepspeed_config(arguments: Any, problems: list[str]) -> tuple[str | None, dict[str, Any] | None]:
+    """(name of the DeepSpeed file, its content); None for each that is missing. Adds errors to `problems`."""
     requested = arguments.deepspeed or arguments.deepspeed_config
     by_launcher = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE")
-    uses = _is_on("ACCELERATE_USE_DEEPSPEED")
-    file = requested or (by_launcher if uses else None)
-    if uses and file is None:
-        return INLINE, deepspeed_config.inline_config(os.environ, REPOSITORY, INLINE, problems)
+    is_enabled = is_on(os.environ, "ACCELERATE_USE_DEEPSPEED")
+    file = requested or (by_launcher if is_enabled else None)
+    if file is None:
+        return (
+            (INLINE, deepspeed_config.inline_config(os.environ, REPOSITORY, INLINE, problems)) if is_enabled else (None, None)
+        )
     try:
-        config = deepspeed_config.read_config(file, search=(REPOSITORY,)) if file else None
+        config = deepspeed_config.read_config(file, search=(REPOSITORY,))
         if requested and by_launcher and deepspeed_config.read_config(by_launcher, search=(REPOSITORY,)) != config:
             problems.append(f"--deepspeed {requested} but the accelerate config names {by_launcher}, which differs; keep one")
-        if file:
-            return file, config
+        return file, config
     except InputError as error:
         problems += error.problems
         return file, None
-    return None, None
 
 
 def _fsdp_problems(settings: FsdpSettings, deepspeed_file: str | None, precision: str, device_type: str) -> list[str]:
-    """What FSDP cannot be combined with."""
-    found = []
+    problems = []
     if deepspeed_file is not None:
-        found.append(f"--deepspeed {deepspeed_file} but the accelerate config asks for FSDP; keep one")
+        problems.append(f"--deepspeed {deepspeed_file} but the accelerate config asks for FSDP; keep one")
     if precision == "fp16":
-        found.append("fp16 is not supported under FSDP; use bf16, or ZeRO (accelerate_configs/zero3.yaml) in fp16")
+        problems.append("fp16 is not supported under FSDP; use bf16, or ZeRO (accelerate_configs/zero3.yaml) in fp16")
     if settings.offload_params and device_type not in ("cpu", "cuda"):
-        found.append(f"{fsdp_config.SOURCE}: fsdp_offload_params is not supported on {device_type}; leave it out")
-    return found
+        problems.append(f"{fsdp_config.SOURCE}: fsdp_offload_params is not supported on {device_type}; leave it out")
+    return problems
+
+
+def _precision_problems(precision: str, device_type: str, has_bf16: bool) -> list[str]:
+    if precision == "fp16" and device_type in ("cpu", "mps"):
+        return [f"fp16 is not available on {'a CPU' if device_type == 'cpu' else 'MPS'}; use bf16 or no mixed precision"]
+    if precision == "bf16" and device_type != "cpu" and not has_bf16:
+        return ["bf16 is not available on this GPU; use fp16 or no mixed precision"]
+    return []
 
 
 def _precision(arguments: Any, config: dict[str, Any] | None, problems: list[str]) -> str:
-    # Accelerate sets "no" where its config says nothing, so "no" from there is no request.
+    # "no" is also Accelerate's default, so it is no request.
     by_launcher = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     requested = arguments.mixed_precision
     if by_launcher not in ("no", "fp16", "bf16"):

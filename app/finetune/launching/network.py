@@ -1,4 +1,4 @@
-"""This machine's network interfaces: which one leads to the other machines, and whether the one that the user named exists."""
+"""This machine's network interfaces and addresses."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from finetune.errors import InputError
 
 
 def addresses() -> list[tuple[str, str]]:
-    """(network interface, IPv4 address), for each address of this machine."""
-    found = psutil.net_if_addrs().items()
-    return [(name, entry.address) for name, entries in found for entry in entries if entry.family == socket.AF_INET]
+    """(network interface, IPv4 address) of every address of this machine."""
+    interfaces = psutil.net_if_addrs().items()
+    return [(name, entry.address) for name, entries in interfaces for entry in entries if entry.family == socket.AF_INET]
 
 
 def own_address(host: str) -> str | None:
-    """The address from which this machine would talk to `host`; nothing is sent. None if there is no route."""
+    """This machine's address on the route to `host`; None without a route. Sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((host, 9))
@@ -32,10 +32,10 @@ def is_loopback(address: str | None) -> bool:
 
 
 def check_variables() -> None:
-    """Raises `InputError` if GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME name no interface of this machine."""
+    """Raises `InputError` if GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names no interface of this machine."""
     known, host = addresses(), socket.gethostname()
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        # NCCL takes prefixes, "=" before exact names, and "^" before those to leave out.
+        # NCCL's syntax: prefixes, "=" before exact names, "^" before excluded names.
         setting = os.environ.get(variable, "")
         names = tuple(setting.removeprefix("=").split(","))
         if not setting.startswith("^") and not any(name.startswith(names) for name, _ in known):

@@ -1,8 +1,8 @@
 """Rendezvous of a job's machines before any work: finds missing machines, differences between them, and early failures.
 
 It uses the store of the future process group (the launcher's own, or one that rank 0 opens at MASTER_ADDR:MASTER_PORT), so it
-needs no further port. A process that fails before the group exists leaves a failure notice there, and the other machines end
-with it instead of waiting for a peer that will not come.
+needs no other port. A process that fails before the group exists leaves a failure notice in the store. The other processes read
+the notice and end too, instead of waiting until the timeout.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from finetune.errors import InputError, in_short, where
 from finetune.launching import network
 
 POLL_SECONDS = 0.1
-NOTICE_SECONDS = 10  # how long a failing process keeps the store open for those who have not read its failure notice
-MACHINE_NAMES = "FINETUNE_MACHINES"  # names in the order of ranks, set by our own launching scripts
-MAX_DIFFERENCES = 20  # that are printed
+NOTICE_SECONDS = 10  # time for the other processes to read a failure notice before its sender closes the store
+MACHINE_NAMES = "FINETUNE_MACHINES"  # variable with the machines' names by rank, set by our launching scripts
+MAX_DIFFERENCES = 20  # printed
 PORT_OPTIONS = "(--master_port of deepspeed and torchrun, --main_process_port of accelerate, MASTER_PORT)"
 
 RankInfo = dict[str, Any]  # "rank", "host", "address", "compared" (see `wait_for_all_ranks`)
 
 
 class RemoteError(InputError):
-    """Another process's failure, read from its failure notice."""
+    """The failure of another process, from its failure notice."""
 
     def __init__(self, process: str, problems: list[str], code: int):
         super().__init__(*problems[:-1], f"{problems[-1]} [{process}]")
@@ -53,18 +53,18 @@ class Rendezvous:
         return f"{self.host}:{self.port}"
 
     def machine(self, number: int) -> str:
-        """A machine's number, and its name if our launching scripts have set it."""
+        """A machine's number, with its name if that is known."""
         return f"{number}, {self.machine_names[number]}" if number < len(self.machine_names) else str(number)
 
-    def open(self, timeout: float) -> None:
-        """Connects to the store. Raises `InputError` if rank 0 is not there within `timeout` seconds or its port is taken."""
+    def connect(self, timeout: float) -> None:
+        """Connects to the store. Raises `InputError` if rank 0 does not answer in `timeout` seconds or its port is in use."""
         import torch.distributed as dist  # torch is not imported before the arguments are parsed
 
         is_host = self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         if not is_host:
             self._wait_for_port(timeout)
         try:
-            # Shared with the process group, which opens the same port in this process later on.
+            # multi_tenant: the process group later opens the same port in this process.
             store = dist.TCPStore(
                 self.host,
                 self.port,
@@ -77,23 +77,23 @@ class Rendezvous:
         except (RuntimeError, OSError) as error:
             if is_host:
                 raise InputError(
-                    f"port {self.port} of {socket.gethostname()} is in use, so the machines cannot meet at {self.address}; "
-                    f"choose another on every machine {PORT_OPTIONS}"
+                    f"port {self.port} of {socket.gethostname()} is in use, so the machines cannot connect to {self.address}; "
+                    f"choose another port on every machine {PORT_OPTIONS}"
                 ) from error
-            raise InputError(f"{where()}: cannot talk to rank 0 at {self.address} ({in_short(error)})") from error
-        # A launcher that restarts its workers keeps its store.
+            raise InputError(f"{where()}: cannot connect to rank 0 at {self.address} ({in_short(error)})") from error
+        # A new prefix for each restart: a launcher that restarts its workers keeps its store.
         self.store = dist.PrefixStore(f"finetune/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
     def gather(self, phase: str, info: RankInfo, timeout: int, argument: str) -> list[RankInfo]:
-        """Every rank's info, in the order of ranks, once all are there and rank 0 finds no difference between them.
+        """Waits for all ranks and returns their infos by rank. Rank 0 compares the infos.
 
-        Raises `InputError` with the differences or, after `timeout` seconds (which `argument` sets), the missing ranks; on the
-        other ranks `RemoteError`.
+        Raises `InputError` on rank 0 with the differences, or with the missing ranks after `timeout` seconds; the other ranks
+        raise it as a `RemoteError`. `argument`: the command-line argument that sets `timeout`.
         """
         self.store.set(f"{phase}/{self.rank}", json.dumps(info, default=str))
         result, missing = f"{phase}/result", range(self.world_size)
-        # The others wait longer than rank 0, which can say more.
-        until = time.monotonic() + timeout + (0 if self.rank == 0 else NOTICE_SECONDS)
+        # The other ranks wait longer than rank 0, whose message names the missing ranks.
+        deadline = time.monotonic() + timeout + (0 if self.rank == 0 else NOTICE_SECONDS)
         while True:
             if self.rank == 0:
                 missing = [rank for rank in missing if not self._has(f"{phase}/{rank}")]
@@ -109,31 +109,31 @@ class Rendezvous:
             if self._has("failed"):
                 notice = json.loads(self.store.get("failed"))
                 raise RemoteError(notice["process"], notice["problems"], notice["code"])
-            if time.monotonic() > until:
-                raise InputError(self._missing(missing, timeout, argument))
+            if time.monotonic() > deadline:
+                raise InputError(self._timeout_message(missing, timeout, argument))
             time.sleep(POLL_SECONDS)
 
-    def send_failure_notice(self, problems: list[str], code: int, patience: float) -> None:
-        """Leaves the notice; on the machine that hosts the store, waits up to `patience` seconds until all have sent or read
-        one."""
+    def send_failure_notice(self, problems: list[str], code: int, timeout: float) -> None:
+        """Leaves the notice in the store. On the store's machine, waits up to `timeout` seconds until every process has called
+        this: processes that read the notice fail too, and then call it."""
         self.store.compare_set("failed", "", json.dumps({"process": where(), "problems": problems, "code": code}))
         self.store.add("notified", 1)
-        until = time.monotonic() + (patience if self.rank < self.local_world_size else 0)
-        while time.monotonic() < until and self.store.add("notified", 0) < self.world_size:
+        deadline = time.monotonic() + (timeout if self.rank < self.local_world_size else 0)
+        while time.monotonic() < deadline and self.store.add("notified", 0) < self.world_size:
             time.sleep(POLL_SECONDS)
 
     def _wait_for_port(self, timeout: float) -> None:
-        until = time.monotonic() + timeout
+        deadline = time.monotonic() + timeout
         while True:
             try:
                 socket.create_connection((self.host, self.port), timeout=max(1, min(5, timeout))).close()
                 return
             except OSError as error:
-                if time.monotonic() > until:
+                if time.monotonic() > deadline:
                     raise InputError(
                         f"{where()}: machine {self.machine(0)} did not answer at {self.address} within {timeout:.0f} s "
-                        f"({error.strerror or error}); start the same command there, check the address and that no firewall "
-                        "closes the port, or wait longer with --start_timeout"
+                        f"({error.strerror or error}); start the same command there, check the address and the firewall, or "
+                        "wait longer with --start_timeout"
                     ) from None
             time.sleep(POLL_SECONDS)
 
@@ -142,16 +142,16 @@ class Rendezvous:
             return self.store.check([key])
         except RuntimeError as error:
             raise InputError(
-                f"{where()}: rank 0's machine ended before the job began; its own message says why ({in_short(error)})"
+                f"{where()}: rank 0's machine ended before the job began; see the message there ({in_short(error)})"
             ) from None
 
-    def _missing(self, ranks: list[int], timeout: float, argument: str) -> str:
+    def _timeout_message(self, missing: list[int], timeout: float, argument: str) -> str:
         if self.rank != 0:
-            return f"{where()}: rank 0 said nothing for {timeout + NOTICE_SECONDS:.0f} s ({argument})"
-        named = ", ".join(f"rank {rank} (machine {self.machine(rank // self.local_world_size)})" for rank in ranks)
+            return f"{where()}: rank 0 did not answer for {timeout + NOTICE_SECONDS:.0f} s ({argument})"
+        names = ", ".join(f"rank {rank} (machine {self.machine(rank // self.local_world_size)})" for rank in missing)
         return (
-            f"{len(ranks)} of {self.world_size} processes did not come to {self.address} within {timeout:.0f} s: {named}. "
-            f"Start the same command on every machine, with its own rank; {argument} waits longer"
+            f"{len(missing)} of {self.world_size} processes did not connect to {self.address} within {timeout:.0f} s: {names}. "
+            f"Start the same command on every machine, with its own rank, or wait longer with {argument}"
         )
 
 
@@ -160,7 +160,7 @@ _completed = False
 
 
 def from_environment() -> Rendezvous | None:
-    """This process's place according to the launcher; None for a job of one machine, which needs no rendezvous."""
+    """The rendezvous that the launcher's variables describe; None for a job on one machine."""
     env = os.environ
     world_size = int(env.get("WORLD_SIZE", 1))
     local_world_size = int(env.get("LOCAL_WORLD_SIZE", env.get("LOCAL_SIZE", 1)))
@@ -171,42 +171,42 @@ def from_environment() -> Rendezvous | None:
 
 
 def wait_for_all_ranks(compared: dict[str, Any], timeout: int) -> None:
-    """Waits until every process of the job is there and compares what they are about to do.
+    """Waits until every process of the job has started, and compares their inputs. Does nothing on one machine.
 
-    `compared`: what must be equal on every machine, by name; a process may leave names out. Does nothing on one machine.
-    Raises `InputError` naming the machines that did not come within `timeout` seconds, or every difference.
+    `compared`: {section: {name: value}} that must be equal on all machines; a process may leave sections out. Raises
+    `InputError` naming the machines that did not connect within `timeout` seconds, or every difference.
     """
     global _rendezvous
     _rendezvous = from_environment()
     if _rendezvous is not None:
         network.check_variables()
-        _rendezvous.open(timeout)
+        _rendezvous.connect(timeout)
         _rendezvous.gather("start", _rank_info(_rendezvous, compared), timeout, "--start_timeout")
 
 
 def wait_until_ready(timeout: int) -> None:
-    """Waits until every process has read its data, so that the process group's own wait is short, and chooses the network
-    interface for gloo. Raises `InputError` as `wait_for_all_ranks`."""
+    """Waits until every process has read its data, so that all open the process group at the same time, and chooses gloo's
+    network interface. Raises `InputError` as `wait_for_all_ranks`."""
     if _rendezvous is not None:
         infos = _rendezvous.gather("ready", _rank_info(_rendezvous, {}), timeout, "--ddp_timeout")
         _choose_interface(_rendezvous.rank, [other["address"] for other in infos])
 
 
 def complete() -> None:
-    """The process group exists: from now on it reports failures."""
+    """Ends the rendezvous: the process group exists, and failures reach the other processes through it."""
     global _completed
     _completed = True
 
 
-def send_failure_notice(problems: list[str], code: int, patience: float = NOTICE_SECONDS) -> None:
-    """Tells the processes that wait in the rendezvous why this one will not come. Never raises; `patience` bounds, in seconds,
-    the wait for the store and the wait for the others."""
+def send_failure_notice(problems: list[str], code: int, timeout: float = NOTICE_SECONDS) -> None:
+    """Tells the processes that wait in the rendezvous why this one failed. Never raises. `timeout`: seconds to wait for the
+    store, and again for the other processes."""
     with contextlib.suppress(Exception):
         rendezvous = _rendezvous or from_environment()
         if rendezvous is not None and not _completed:
             if rendezvous.store is None:
-                rendezvous.open(patience)
-            rendezvous.send_failure_notice(problems, code, patience)
+                rendezvous.connect(timeout)
+            rendezvous.send_failure_notice(problems, code, timeout)
 
 
 def _rank_info(rendezvous: Rendezvous, compared: dict[str, Any]) -> RankInfo:
@@ -216,24 +216,24 @@ def _rank_info(rendezvous: Rendezvous, compared: dict[str, Any]) -> RankInfo:
 
 
 def differences(infos: list[RankInfo]) -> list[str]:
-    """What the ranks have that rank 0 has not, each once per machine."""
+    """Describes every difference between a rank and rank 0, once per machine."""
     first, lines = infos[0], {}
     for info in infos[1:]:
         for section in info["compared"].keys() & first["compared"].keys():
-            here, there = info["compared"][section], first["compared"][section]
-            for name in sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name)):
-                is_here, is_there = ("absent" if x.get(name) is None else f"{x[name]!s:.80}" for x in (here, there))
-                line = f"{name} is {is_here}, but {is_there}"
+            own, expected = info["compared"][section], first["compared"][section]
+            for name in sorted(name for name in own.keys() | expected.keys() if own.get(name) != expected.get(name)):
+                value, other = ("absent" if x.get(name) is None else f"{x[name]!s:.80}" for x in (own, expected))
+                line = f"{name} is {value}, but {other}"
                 message = f"rank {info['rank']} ({info['host']}): {line} on rank 0 ({first['host']})"
                 lines.setdefault((info["host"], line), message)
-    found = sorted(lines.values())
-    if len(found) > MAX_DIFFERENCES:
-        found[MAX_DIFFERENCES:] = [f"... and {len(found) - MAX_DIFFERENCES} more"]
-    return [*found, "every machine needs the same code, libraries, files and arguments"] if found else []
+    messages = sorted(lines.values())
+    if len(messages) > MAX_DIFFERENCES:
+        messages[MAX_DIFFERENCES:] = [f"... and {len(messages) - MAX_DIFFERENCES} more"]
+    return [*messages, "every machine needs the same code, libraries, files and arguments"] if messages else []
 
 
 def _choose_interface(rank: int, addresses: list[str | None]) -> None:
-    """Names the network interface for gloo, which would otherwise take the one of the host name: often loopback."""
+    """Sets gloo's network interface. Gloo's default is the interface of the host name, which is often loopback."""
     own = addresses[rank]
     others = [address for address in addresses if address and not network.is_loopback(address)]
     if network.is_loopback(own) and others:

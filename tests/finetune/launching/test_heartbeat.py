@@ -62,7 +62,7 @@ def test_a_silent_process_is_named(job):
     job(0, 1, 2)
     assert heartbeat.peer_status() == PeerStatus()
     only_rank_1_is_silent(job)
-    lost = "rank 1 (machine1) no longer answers: killed, stopped, or cut off from the network"
+    lost = "rank 1 (machine1) no longer answers: killed, suspended, or cut off from the network"
     assert heartbeat.peer_status() == PeerStatus(lost=lost)
 
 

@@ -168,14 +168,14 @@ def test_accelerate_says_no_to_what_nobody_asked_for(machine, arguments):
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        ({"WORLD_SIZE": "4"}, "WORLD_SIZE=4 but RANK and MASTER_ADDR not set, so the processes cannot meet. "),
-        ({"RANK": "1"}, "RANK=1 but there are 1 process(es), so there is no such one"),
-        ({"LOCAL_RANK": "3"}, "LOCAL_RANK=3 but there are 1 process(es)"),
-        ({**TORCHRUN, "LOCAL_RANK": "2"}, "LOCAL_RANK=2 but there are 2 process(es)"),
+        ({"WORLD_SIZE": "4"}, "WORLD_SIZE=4 but RANK and MASTER_ADDR not set, so the processes cannot connect. "),
+        ({"RANK": "1"}, "RANK=1 but there are only 1 process(es)"),
+        ({"LOCAL_RANK": "3"}, "LOCAL_RANK=3 but there are only 1 process(es)"),
+        ({**TORCHRUN, "LOCAL_RANK": "2"}, "LOCAL_RANK=2 but there are only 2 process(es)"),
         ({"WORLD_SIZE": "abc"}, "WORLD_SIZE='abc': expected a whole number of at least 1"),
         ({"WORLD_SIZE": ""}, "unset WORLD_SIZE"),
         ({"LOCAL_SIZE": "x"}, "LOCAL_SIZE='x'"),
-        ({**RANKS, "MASTER_ADDR": "a", "MASTER_PORT": "0"}, "MASTER_PORT='0' is no port, so the processes cannot meet"),
+        ({**RANKS, "MASTER_ADDR": "a", "MASTER_PORT": "0"}, "MASTER_PORT='0' is no port, so the processes cannot connect"),
     ],
 )
 def test_variables_left_over_in_a_shell_are_named(machine, arguments, variables, message):

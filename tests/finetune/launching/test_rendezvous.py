@@ -48,14 +48,14 @@ def together(port, infos, *, timeout=60, local=1, names=(), act=None):
         place = Rendezvous(rank, len(infos), local, "127.0.0.1", port, names)
         places.append(place)  # rank 0's holds the store, for as long as the others read it
         try:
-            place.open(timeout)
+            place.connect(timeout)
             if act and act(rank, place):
                 return
             outcome[rank] = place.gather("start", infos[rank], timeout, "--start_timeout")
         except InputError as error:
             outcome[rank] = error
             with suppress(Exception):
-                place.send_failure_notice(error.problems, error.exit_code, patience=1)
+                place.send_failure_notice(error.problems, error.exit_code, timeout=1)
 
     threads = [threading.Thread(target=come, args=(rank,)) for rank, one in enumerate(infos) if one is not None]
     for thread in threads:
@@ -108,8 +108,8 @@ def test_a_machine_that_does_not_come_is_named(port):
     infos = [info(0), info(1), None, None]
     found = together(port, infos, timeout=1, local=2, names=("node7", "node9"))[0].problems
     assert len(found) == 1
-    assert f"2 of 4 processes did not come to 127.0.0.1:{port} within 1 s: rank 2 (machine 1, node9), " in found[0]
-    assert "--start_timeout waits longer" in found[0]
+    assert f"2 of 4 processes did not connect to 127.0.0.1:{port} within 1 s: rank 2 (machine 1, node9), " in found[0]
+    assert "wait longer with --start_timeout" in found[0]
 
 
 def test_a_machine_whose_rank_0_does_not_come_says_so(port):
@@ -120,7 +120,7 @@ def test_a_machine_whose_rank_0_does_not_come_says_so(port):
 def test_a_failure_before_the_rendezvous_reaches_the_other_machines(port):
     def act(rank, place):
         if rank == 1:
-            place.send_failure_notice(["train.csv:3: bad"], 2, patience=1)
+            place.send_failure_notice(["train.csv:3: bad"], 2, timeout=1)
         return rank == 1
 
     started = time.monotonic()
@@ -138,7 +138,7 @@ def test_a_port_that_is_taken_is_named(job, port):
 def test_a_failure_notice_that_nobody_reads_is_soon_over(job, port):
     job["RANK"] = "1"
     started = time.monotonic()
-    send_failure_notice(["bad"], 2, patience=1)
+    send_failure_notice(["bad"], 2, timeout=1)
     assert time.monotonic() - started < 10
 
 

@@ -76,12 +76,12 @@ def test_the_cause_is_printed_before_its_echoes(ended, environment, monkeypatch)
 
 def test_who_no_longer_answers_is_named(ended, monkeypatch, tmp_path):
     status.begin(tmp_path, 3)
-    lost = "rank 1 (beta) no longer answers: killed, stopped, or cut off from the network"
+    lost = "rank 1 (beta) no longer answers: killed, suspended, or cut off from the network"
     monkeypatch.setattr(heartbeat, "peer_status", lambda: PeerStatus(lost=lost))
     code, text, _ = ended(RuntimeError("Timed out waiting 10000ms for recv operation to complete"))
     assert code == 3
     assert text.startswith("error on rank 0 of 1 (")
-    assert "rank 1 (beta) no longer answers: killed, stopped, or cut off from the network. The same command with" in text
+    assert "rank 1 (beta) no longer answers: killed, suspended, or cut off from the network. The same command with" in text
     assert text.endswith("(RuntimeError: Timed out waiting 10000ms for recv operation to complete)\n")
     found = json.loads((tmp_path / "status.json").read_text())
     assert (found["state"], found["step"], found["reason"][:13]) == ("failed", 3, "rank 1 (beta)")
