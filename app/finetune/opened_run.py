@@ -65,7 +65,7 @@ def open_run(
         raise InputError(*differences)
     folder = Path(arguments.output_dir)
     description = {**_description(run, arguments, plan, fingerprint), **details} if plan is not None else {}
-    signals.limit(arguments.max_train_time)
+    signals.set_time_limit(arguments.max_train_time)
     resume, replaces = run.on_main(partial(_take_folder, run, arguments, plan, fingerprint, description))
     if arguments.shared_output_dir:
         local_copy.check_shared(run, folder)
@@ -122,7 +122,7 @@ def _begin(folder: Path, description: dict[str, Any], step: int) -> None:
     written.add(folder, folder / run_folder.RUN_FILE)
     write_json(folder / run_folder.RUN_FILE, description)
     status.begin(folder, step)
-    signals.on_end(partial(status.end, "stopped"))
+    signals.on_immediate_stop(partial(status.end, "stopped"))
 
 
 def _description(run: Run, arguments: Any, plan: Plan, fingerprint: dict[str, Any]) -> dict[str, Any]:

@@ -102,9 +102,9 @@ def test_connection_errors_between_machines_are_explained(environment, machines)
     environment["GLOO_SOCKET_IFNAME"] = "eth0"
     launch = SimpleNamespace(world_size=2, local_world_size=2 // machines, backend="gloo")
     error = RuntimeError("Gloo connectFullMesh failed with [pair.cc:156] timed out\nmore")
-    with pytest.raises(InputError if machines == 2 else RuntimeError) as caught, processes._connection_errors_explained(launch):
+    with pytest.raises(InputError if machines == 2 else RuntimeError) as caught, processes._explain_connection_errors(launch):
         raise error
     if machines == 2:
         assert "over network interface eth0 (Gloo connectFullMesh failed with [pair.cc:156] timed out)" in str(caught.value)
-    with pytest.raises(RuntimeError, match="of another kind"), processes._connection_errors_explained(launch):
+    with pytest.raises(RuntimeError, match="of another kind"), processes._explain_connection_errors(launch):
         raise RuntimeError("of another kind")

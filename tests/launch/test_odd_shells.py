@@ -55,6 +55,6 @@ def test_a_file_that_may_not_grow_is_named(tmp_path):
 def check_end(finished, path, advice):
     assert finished.code == 3, finished.err
     (line,) = [line for line in finished.err.splitlines() if line.startswith("error")]
-    assert f"larger than is allowed here ([Errno 27] File too large: '{path}')" in line
+    assert f"a file would exceed the size limit ([Errno 27] File too large: '{path}')" in line
     assert advice in line
     assert "Traceback" not in finished.err

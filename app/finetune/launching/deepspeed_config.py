@@ -29,7 +29,6 @@ OWNED_BY_ARGUMENTS = {
     "optimizer": "--optim, --learning_rate, --weight_decay and --adam_* own it",
     "scheduler": "--lr_scheduler_type and --warmup_steps own it",
 }
-OURS = "--learning_rate, --lr_scheduler_type and the like decide"
 OPTIMIZERS = ("Adam", "AdamW")  # accepted in an "optimizer" section; DeepSpeed's Adam is AdamW
 # Environment variables by which `accelerate launch` passes the DeepSpeed settings of its own config file.
 INLINE_SETTINGS = {

@@ -161,9 +161,8 @@ def _ranks_and_sizes() -> tuple[int, int, int, int]:
 def _whole_number(variable: str, least: int) -> int:
     text = os.environ.get(variable, str(least))
     if not text.isdecimal() or int(text) < least:
-        raise InputError(
-            f"{variable}={text!r}: expected a whole number of at least {least}. {LEFTOVER_ADVICE.format(variable)}"
-        )
+        what = f"{variable}={text!r}: expected a whole number of at least {least}"
+        raise InputError(f"{what}. {LEFTOVER_ADVICE.format(variable)}")
     return int(text)
 
 
@@ -227,9 +226,9 @@ def _deepspeed_config(arguments: Any, problems: list[str]) -> tuple[str | None, 
     is_enabled = is_on(os.environ, "ACCELERATE_USE_DEEPSPEED")
     file = requested or (by_launcher if is_enabled else None)
     if file is None:
-        return (
-            (INLINE, deepspeed_config.inline_config(os.environ, REPOSITORY, INLINE, problems)) if is_enabled else (None, None)
-        )
+        if not is_enabled:
+            return None, None
+        return INLINE, deepspeed_config.inline_config(os.environ, REPOSITORY, INLINE, problems)
     try:
         config = deepspeed_config.read_config(file, search=(REPOSITORY,))
         if requested and by_launcher and deepspeed_config.read_config(by_launcher, search=(REPOSITORY,)) != config:

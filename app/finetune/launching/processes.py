@@ -1,4 +1,4 @@
-"""A started run: its process group, its one Accelerator, and the few things that are done over all processes."""
+"""Starts a run: process group and Accelerator."""
 
 from __future__ import annotations
 
@@ -37,12 +37,15 @@ NETWORK_WORDS = ("gloo", "connect", "address", "interface", "socket", "timed out
 
 @dataclass(frozen=True)
 class Run:
-    """A started run: the Accelerator and the few things that are done over all processes."""
+    """A started run: its launch, its Accelerator and its collective operations.
+
+    All processes must call `prepare`, `sum`, `any`, `gather`, `gather_rows`, `broadcast`, `on_main` and `wait`.
+    """
 
     launch: Launch
     accelerator: Accelerator
-    deepspeed_config: dict[str, Any] | None  # complete, as DeepSpeed gets it
-    fsdp: FsdpSettings | None = None  # None if the run does not train
+    deepspeed_config: dict[str, Any] | None  # complete; None without DeepSpeed or training
+    fsdp: FsdpSettings | None = None  # None without FSDP or training
 
     @property
     def is_main(self) -> bool:
@@ -53,21 +56,21 @@ class Run:
         return self.accelerator.device
 
     def unwrapped(self, model: Any) -> Any:
-        """The model without DDP or DeepSpeed around it; FSDP puts nothing around a model."""
+        """The model without its DDP or DeepSpeed wrapper; FSDP2 has none."""
         if self.deepspeed_config is not None:
             return self.accelerator.unwrap_model(model)
-        # Accelerate's own way imports DeepSpeed, for half a second, wherever it is installed.
+        # Not `unwrap_model`: it imports an installed DeepSpeed, which takes half a second.
         return model.module if isinstance(model, DistributedDataParallel) else model
 
     def prepare(
         self, model: torch.nn.Module, build_optimizer: Callable[[torch.nn.Module], torch.optim.Optimizer]
     ) -> tuple[Any, Any]:
-        """Hands a model that is whole on every process, and its optimizer, to Accelerate; under FSDP the model is sharded
-        before. Raises `InputError` for FSDP settings that do not fit the model."""
+        """Prepares a model that is whole on every process, and its optimizer, with Accelerate; under FSDP shards the model
+        first. Raises `InputError` for FSDP settings that do not fit the model."""
         if self.fsdp is None:
             return self.accelerator.prepare(model, build_optimizer(model))
         fsdp_state.shard(model, self.fsdp, self.device, torch.bfloat16 if self.launch.precision == "bf16" else None)
-        # Autocast, and no DDP around it.
+        # Adds autocast; evaluation_mode: no DDP.
         model = self.accelerator.prepare_model(model, device_placement=False, evaluation_mode=True)
         return model, self.accelerator.prepare_optimizer(build_optimizer(model))
 
@@ -77,21 +80,21 @@ class Run:
             say(*lines)
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The sum of a tensor over all processes, on every process."""
+        """The sum of a tensor over all processes."""
         heartbeat.progress()
         return tensor if self.launch.world_size == 1 else self.accelerator.reduce(tensor, "sum")
 
     def any(self, condition: bool) -> bool:
-        """Whether a condition holds on any process, on every process."""
+        """Whether a condition holds on any process."""
         return self.sum(torch.tensor(float(condition), device=self.device)).item() > 0
 
     def gather(self, records: list) -> list:
-        """Concatenates the processes' lists, on every process."""
+        """Concatenates the processes' lists."""
         heartbeat.progress()
         return records if self.launch.world_size == 1 else gather_object(records)
 
     def gather_rows(self, tensor: Any) -> Any:
-        """Concatenates the processes' tensors, (own rows, ...) on the CPU, along their rows; on every process, on the CPU."""
+        """Concatenates the processes' tensors, each (own rows, ...) on the CPU, along their rows; the result is on the CPU."""
         heartbeat.progress()
         if self.launch.world_size == 1:
             return tensor
@@ -102,12 +105,12 @@ class Run:
         return torch.cat([part[:count] for part, count in zip(gathered, counts, strict=True)])
 
     def broadcast(self, value: Any) -> Any:
-        """Rank 0's value, on every process."""
+        """Returns rank 0's value."""
         heartbeat.progress()
         return value if self.launch.world_size == 1 else broadcast_object_list([value])[0]
 
     def on_main(self, work: Callable[[], Any]) -> Any:
-        """Runs `work` on rank 0 and gives its result to all; an exception there is raised on every process."""
+        """Runs `work` on rank 0 and returns its result, or raises its exception, on every process."""
         outcome: tuple[Any, Exception | None] = (None, None)
         if self.is_main:
             try:
@@ -124,7 +127,7 @@ class Run:
         self.accelerator.wait_for_everyone()
 
     def leave_process_group(self) -> bool:
-        """Waits for the others, and closes NCCL's group. Returns whether there is a process group."""
+        """Waits for the other processes and destroys NCCL's group. Returns whether there is a process group."""
         if not (dist.is_available() and dist.is_initialized()):
             return False
         self.wait()
@@ -134,35 +137,35 @@ class Run:
 
 
 def start(launch: Launch, batch: BatchShape | None, report_to: tuple[str, ...] = (), output_dir: str | None = None) -> Run:
-    """Creates the process group and the Accelerator. `batch` is None for a run that does not train: then no DeepSpeed and no
-    FSDP either, as evaluation has no optimizer state to share out and runs on full copies.
+    """Creates the process group and the Accelerator. `batch` is None for a run that does not train; it uses neither DeepSpeed
+    nor FSDP, because without optimizer state every process can hold the whole model.
 
     Raises `InputError` for a DeepSpeed file that contradicts the run, and for machines that cannot reach each other.
     """
     quiet_libraries(launch)
-    # A shell may well end before its `python`; a launcher must not. DeepSpeed's has a parent: the command that users know.
+    # Plain python has no launcher. DeepSpeed's launcher process is a child of the `deepspeed` command.
     signals.watch_launcher({"python": 0, "deepspeed": 2}.get(launch.launcher, 1))
     rendezvous.wait_until_ready(launch.timeout_seconds)
     if launch.use_cpu:
-        # DeepSpeed looks for an accelerator when it is imported; Accelerate's own CPU switch would drop DeepSpeed silently.
+        # DeepSpeed reads this when it is imported. Accelerate's own CPU switch would silently disable DeepSpeed.
         os.environ["DS_ACCELERATOR"] = "cpu"
-        _share_cores(launch)
+        _divide_cores(launch)
     if launch.tf32:
         torch.set_float32_matmul_precision("high")
     config = _deepspeed_config(launch, batch)
     fsdp = launch.fsdp if batch is not None else None
     if config is not None or fsdp is not None:
-        _single_process_group(launch)
-    _forget_settings_of_the_launcher()
+        _set_single_process_variables(launch)
+    _clear_launcher_variables()
     timeout = timedelta(seconds=launch.timeout_seconds)
-    # Buffers are constants in encoders; without their broadcast processes may evaluate at their own pace.
+    # No broadcast of buffers: in encoders they are constants, and processes may evaluate different numbers of batches.
     handlers: list[Any] = [DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)]
     backend = _backend(launch, fsdp)
     if launch.world_size > 1 or config is not None or fsdp is not None:
         handlers.append(InitProcessGroupKwargs(backend=backend, timeout=timeout))
     _start_group_after_restart(launch, backend, timeout)
-    # DeepSpeed prints on every process while it starts; what is printed is rank 0's.
-    with contextlib.redirect_stdout(sys.stderr), _connection_errors_explained(launch):
+    # DeepSpeed prints on every process while it starts; stdout belongs to rank 0.
+    with contextlib.redirect_stdout(sys.stderr), _explain_connection_errors(launch):
         accelerator = Accelerator(
             cpu=launch.use_cpu and config is None,
             mixed_precision=launch.precision,
@@ -184,12 +187,12 @@ def start(launch: Launch, batch: BatchShape | None, report_to: tuple[str, ...] =
     if launch.world_size > 1:
         store = dist.PrefixStore("heartbeat", dist.distributed_c10d._get_default_store().clone())
         heartbeat.start(store, launch.rank, launch.world_size, launch.timeout_seconds)
-        signals.on_end(heartbeat.send_shutdown_notice)
+        signals.on_immediate_stop(heartbeat.send_shutdown_notice)
     return Run(launch, accelerator, config, fsdp)
 
 
 def launch_summary(run: Run) -> list[str]:
-    """What the launch came to, in words; printed before the first step."""
+    """Describes launcher, processes, backend and precision; printed before the first step."""
     launch = run.launch
     stage = f"ZeRO-{launch.zero_stage} ({launch.deepspeed_file})" if run.deepspeed_config else "no ZeRO"
     if run.fsdp is not None:
@@ -197,9 +200,12 @@ def launch_summary(run: Run) -> list[str]:
     tf32 = ", matrix products in TF32" if launch.tf32 else ""
     backend = launch.backend if launch.world_size > 1 or run.deepspeed_config else "no communication"
     owned = [key for key in deepspeed_config.OWNED_BY_ARGUMENTS if key in (launch.deepspeed_config or {})]
-    notes = [f"note           {' and '.join(owned)} of {launch.deepspeed_file}: {deepspeed_config.OURS}"] if owned else []
+    notes = []
+    if owned:
+        sections = " and ".join(owned)
+        notes.append(f"note           {sections} of {launch.deepspeed_file}: ignored; --learning_rate etc. decide")
     if run.fsdp is not None and run.fsdp.cpu_ram_efficient_loading:
-        notes.append("note           fsdp_cpu_ram_efficient_loading: every process builds the whole model, then shards it")
+        notes.append("note           fsdp_cpu_ram_efficient_loading: ignored; every process builds the whole model")
     return [
         f"launch         {launch.launcher}: {launch.world_size} process(es) on {run.device.type}, {backend}, {stage}",
         f"precision      {launch.precision if launch.precision != 'no' else 'fp32'}{tf32}",
@@ -207,23 +213,23 @@ def launch_summary(run: Run) -> list[str]:
     ]
 
 
-def _forget_settings_of_the_launcher() -> None:
-    """Removes what the run does itself, or has put into its complete DeepSpeed configuration: Accelerate would do it again."""
+def _clear_launcher_variables() -> None:
+    """Removes the variables whose settings the run applies itself: Accelerate would apply them again."""
     own = ("ACCELERATE_DYNAMO_BACKEND", fsdp_config.SWITCH, fsdp_config.BUILDS_ON_ONE_PROCESS, "ACCELERATE_CONFIG_DS_FIELDS")
     for name in (*own, *deepspeed_config.INLINE_SETTINGS.values()):
         os.environ.pop(name, None)
 
 
 def _backend(launch: Launch, fsdp: FsdpSettings | None) -> str:
-    """The backend of the process group: FSDP adds up the norm of gradients where they are, which may be host memory."""
-    in_host_memory = fsdp is not None and fsdp.offload_params and launch.backend == "nccl"
-    return "cuda:nccl,cpu:gloo" if in_host_memory else launch.backend
+    """The process group's backend. Under FSDP with offloading, gradients are in host memory and their norm needs gloo."""
+    needs_both = fsdp is not None and fsdp.offload_params and launch.backend == "nccl"
+    return "cuda:nccl,cpu:gloo" if needs_both else launch.backend
 
 
 def _deepspeed_config(launch: Launch, batch: BatchShape | None) -> dict[str, Any] | None:
     """The complete DeepSpeed configuration; None if the run does not train under DeepSpeed."""
     if launch.deepspeed_config is None or batch is None:
-        # Accelerate would read the launcher's file again and start DeepSpeed from it.
+        # With this variable Accelerate would start DeepSpeed with the launcher's file.
         os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)
         return None
     config = deepspeed_config.complete_config(
@@ -235,8 +241,8 @@ def _deepspeed_config(launch: Launch, batch: BatchShape | None) -> dict[str, Any
 
 
 @contextlib.contextmanager
-def _connection_errors_explained(launch: Launch) -> Iterator[None]:
-    """Says what to look at when machines that have met cannot connect to each other, or another run has the port."""
+def _explain_connection_errors(launch: Launch) -> Iterator[None]:
+    """Raises `InputError` if the port is in use, or if machines cannot connect to each other after the rendezvous."""
     try:
         yield
     except RuntimeError as error:
@@ -245,40 +251,40 @@ def _connection_errors_explained(launch: Launch) -> Iterator[None]:
             raise InputError(
                 f"port {port} of {host} is in use, perhaps by another run; choose another {rendezvous.PORT_OPTIONS}"
             ) from error
-        of_network = any(word in str(error).lower() for word in NETWORK_WORDS)
-        if launch.world_size == launch.local_world_size or launch.backend != "gloo" or not of_network:
+        is_network_error = any(word in str(error).lower() for word in NETWORK_WORDS)
+        if launch.world_size == launch.local_world_size or launch.backend != "gloo" or not is_network_error:
             raise
         reason = str(error).strip().splitlines()[0][:300]
         interface = os.environ.get("GLOO_SOCKET_IFNAME")
         over = f"network interface {interface}" if interface else "their host names"
         raise InputError(
-            f"{where()}: met the others, but cannot connect to each of them over {over} ({reason}). Machines must reach "
-            "each other on every port; GLOO_SOCKET_IFNAME names the network interface that they share"
+            f"{where()}: cannot connect to all other processes over {over} ({reason}). Machines must reach each other on every "
+            "port; set GLOO_SOCKET_IFNAME to the network interface that they share"
         ) from error
 
 
-def _share_cores(launch: Launch) -> None:
+def _divide_cores(launch: Launch) -> None:
     if launch.local_world_size > 1 and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // launch.local_world_size))
 
 
-def _single_process_group(launch: Launch) -> None:
-    """DeepSpeed and FSDP need a process group even for one process; `python` and a one-process launcher provide for none."""
+def _set_single_process_variables(launch: Launch) -> None:
+    """Sets the variables of a process group of one process, which DeepSpeed and FSDP need, if no launcher has."""
     if launch.world_size > 1:
         return
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     defaults = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-    # Under plain python nobody set these for this job: a shell may have kept them from another.
+    # Under plain python existing values are from another job in the same shell.
     os.environ.update(defaults if launch.launcher == "python" else {**defaults, **os.environ})
 
 
 def _start_group_after_restart(launch: Launch, backend: str, timeout: timedelta) -> None:
-    """Opens the process group of a job that torchrun has restarted, under a prefix of its own.
+    """Opens the process group of a job that torchrun has restarted, under a new prefix in the store.
 
     With a static rendezvous (`--master_port`, `accelerate launch`) the launcher keeps its store over restarts (torch 2.13), and
-    processes would find the addresses of those that died in it. Accelerate takes a group that is there.
+    new processes would read the addresses of dead ones. Accelerate uses an existing group.
     """
     restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     if restarts == 0 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
@@ -295,8 +301,8 @@ def _start_group_after_restart(launch: Launch, backend: str, timeout: timedelta)
 
 
 def quiet_libraries(launch: Launch) -> None:
-    """Leaves the libraries' reports of what is meant to be so unsaid."""
-    # Rank 0 reports; the others would report the same. transformers warns of every parameter that a new head lacks.
+    """Silences warnings about intended behaviour."""
+    # Other ranks would repeat rank 0's warnings. transformers warns about every parameter of a new head.
     level = logging.WARNING if launch.rank == 0 else logging.ERROR
     for name in ("accelerate", "torch.distributed"):
         logging.getLogger(name).setLevel(level)

@@ -1,4 +1,4 @@
-"""How a run ends: done, stopped on request, or with one message and an exit code for the whole job."""
+"""Ends a run: done, stopped on request, or failed with one message and an exit code for the whole job."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from finetune.errors import (
 from finetune.launching import heartbeat, rendezvous, signals
 from finetune.output import status, writer_thread
 
-if TYPE_CHECKING:  # it imports torch
+if TYPE_CHECKING:  # imports torch
     from finetune.launching.processes import Run
 
-RESUME = "The same command with --resume_from_checkpoint auto goes on from the newest checkpoint"
-OTHERS_SECONDS = 3  # in which a launcher ends the other processes of a machine once the first one has failed
-_reporting = threading.Lock()  # taken by who reports a lost peer first: the main thread or the heartbeat's
+RESUME = "The same command with --resume_from_checkpoint auto resumes from the newest checkpoint"
+REPORT_DELAY_SECONDS = 3  # a launcher needs less to end a machine's other processes after one has failed
+_reporting = threading.Lock()  # held by the thread that reports a lost peer: the main thread or the heartbeat's
 
 
 @contextlib.contextmanager
 def failures_end_the_job(debug: bool) -> Iterator[None]:
-    """Turns the exceptions of `finetune.errors` into one message and an exit code; any other keeps its stack trace.
+    """Turns the exceptions of `finetune.errors` into one message and an exit code; other exceptions keep their stack trace.
 
-    A message that every process of a machine has is printed by the first. The others wait a moment before they print theirs:
-    the launcher has ended them by then, unless the first one is well, and then their message is the one that counts.
+    If every process of a machine fails, only local rank 0 prints its message: the others wait some seconds before they print,
+    and the launcher ends them meanwhile. If local rank 0 has not failed, they survive the wait and print theirs.
     """
-    with signals.listen(), heartbeat.report_lost_peers(_exit_over_a_lost_peer):
+    with signals.listen(), heartbeat.report_lost_peers(_exit_after_lost_peer):
         try:
             yield
         except StopRequested as error:
@@ -51,9 +51,9 @@ def failures_end_the_job(debug: bool) -> Iterator[None]:
             _report_known(error, debug)
             _exit(error.exit_code)
         except Exception as error:
-            explained = None if heartbeat.is_network_error(error) else _shortage(error)
-            if explained is not None:
-                _report_known(TrainingError(explained), debug)
+            explanation = None if heartbeat.is_network_error(error) else _explain_shortage(error)
+            if explanation is not None:
+                _report_known(TrainingError(explanation), debug)
                 _exit(EXIT_TRAINING_FAILED)
             _exit(_report_unknown(error, debug))
 
@@ -61,7 +61,7 @@ def failures_end_the_job(debug: bool) -> Iterator[None]:
 def _exit(code: int) -> None:
     sys.stdout.flush()
     writer_thread.finish_all()
-    # Not sys.exit: a process group that lost its peers can hang in its destructors.
+    # Not sys.exit: the destructors of a process group without its peers can hang.
     signals.exit_now(code)
 
 
@@ -70,7 +70,7 @@ def _report_known(error: InputError | TrainingError, debug: bool) -> None:
     status.end("failed", str(error))
     signals.exit_with(error.exit_code, reported=True)
     rendezvous.send_failure_notice(problems, error.exit_code)
-    _let_the_first_rank_report()
+    _let_local_rank_0_report()
     if debug:
         traceback.print_exc()
     bullets = "".join(f"\n  - {problem}" for problem in problems)
@@ -91,27 +91,26 @@ def _report_unknown(error: Exception, debug: bool) -> int:
     return EXIT_TRAINING_FAILED
 
 
-def _shortage(error: Exception) -> str | None:
-    """What there was too little of, and what to do; None for any other error."""
+def _explain_shortage(error: Exception) -> str | None:
+    """The message for a full disk or a lack of memory; None for other errors."""
     again = RESUME if status.has_begun() else "Then run the same command again"
     if is_out_of_space(error):
         too_large = getattr(error, "errno", None) == errno.EFBIG or os.strerror(errno.EFBIG) in str(error)
-        what = "a file would be larger than is allowed here" if too_large else "the disk is full"
+        what = "a file would exceed the size limit" if too_large else "the disk is full"
         advice = "Raise the limit (ulimit -f)" if too_large else "Make room"
-        return f"{what} ({error}). What was whole before still is. {advice}. {again}"
+        return f"{what} ({error}). Files that were complete before still are. {advice}. {again}"
     if is_out_of_memory(error):
         return f"out of memory ({in_short(error)}). Free memory, or give smaller batches or a smaller model. {again}"
     return None
 
 
 def _report_lost_peer(message: str, debug: bool) -> int:
-    """A collective failed: the consequence of something in another process. Reports which, if that one cannot; returns the exit
-    code.
+    """Reports a failed collective with the process that caused it, and returns the exit code.
 
-    Asking takes a few seconds, in which a launcher that knows of a dead process ends this one: then nothing is left to report.
+    Prints nothing if the launcher ends this process first: it knows of the failure and reports it.
     """
     if not _reporting.acquire(blocking=False):
-        threading.Event().wait()  # `_exit_over_a_lost_peer` ends the process
+        threading.Event().wait()  # `_exit_after_lost_peer` ends the process
     status.failing(message)
     if signals.requested() is not None:
         return EXIT_TRAINING_FAILED
@@ -120,7 +119,7 @@ def _report_lost_peer(message: str, debug: bool) -> int:
         status.end("stopped", peers.stopped)
         return EXIT_STOPPED
     status.end("failed", peers.lost or message)
-    _let_the_first_rank_report()
+    _let_local_rank_0_report()
     if signals.requested() is not None:
         return EXIT_TRAINING_FAILED
     if debug or peers.lost is None:
@@ -129,22 +128,21 @@ def _report_lost_peer(message: str, debug: bool) -> int:
     return EXIT_TRAINING_FAILED
 
 
-def _exit_over_a_lost_peer(lost: str) -> None:
-    """Ends this process from the heartbeat's thread: the main thread waits for the lost process in a collective that nothing
-    breaks off in time."""
+def _exit_after_lost_peer(lost: str) -> None:
+    """Ends this process from the heartbeat's thread: the main thread is blocked in a collective with the lost process."""
     if not _reporting.acquire(blocking=False):
         return
     signals.exit_with(EXIT_TRAINING_FAILED, reported=True)
     status.end("failed", lost)
-    _let_the_first_rank_report()
+    _let_local_rank_0_report()
     if signals.requested() is None:
         _print_error(f"{lost}. {RESUME}")
     _exit(EXIT_TRAINING_FAILED)
 
 
-def _let_the_first_rank_report() -> None:
+def _let_local_rank_0_report() -> None:
     if os.environ.get("LOCAL_RANK", "0") != "0":
-        time.sleep(OTHERS_SECONDS)
+        time.sleep(REPORT_DELAY_SECONDS)
 
 
 def _print_error(message: str) -> None:
@@ -152,15 +150,15 @@ def _print_error(message: str) -> None:
 
 
 def stop_requested(run: Run) -> bool:
-    """Whether any process was requested to stop; all must call it."""
+    """Whether any process was requested to stop. All processes must call it."""
     return run.any(signals.requested() is not None)
 
 
 def stop_run(run: Run, place: str) -> NoReturn:
-    """Prints on rank 0, once, who requested the stop and at which `place` the run stops; raises `StopRequested` on every
-    process, all of which must call it."""
-    requests = [(rank, why) for rank, why in run.gather([(run.launch.rank, signals.requested())]) if why is not None]
-    reason = ", ".join(sorted({why for _, why in requests}))
+    """Raises `StopRequested` on every process; rank 0 prints the reason, the requested ranks and the `place` of the stop. All
+    processes must call it."""
+    requests = [(rank, reason) for rank, reason in run.gather([(run.launch.rank, signals.requested())]) if reason is not None]
+    reason = ", ".join(sorted({reason for _, reason in requests}))
     message = f"stopped on request ({reason}; rank {', '.join(str(rank) for rank, _ in requests)}): {place}"
     if run.is_main:
         status.end("stopped", reason)
@@ -173,11 +171,11 @@ def stop_run(run: Run, place: str) -> NoReturn:
 
 
 def finish(run: Run) -> None:
-    """Closes trackers, waits for the others, and ends a process that had a process group, with exit code 0.
+    """Closes trackers and waits for the other processes. A process with a process group then exits at once with code 0.
 
-    Neither the interpreter nor gloo's groups are torn down then: DeepSpeed keeps references to groups, and threads of theirs
-    that wake up too late abort a process whose work is done ("terminate called without an active exception"; seen twice, in
-    ZeRO-2 runs on busy machines). NCCL wants its groups to be destroyed.
+    It skips the teardown of the interpreter and of gloo's groups: DeepSpeed keeps references to groups, and their late threads
+    can abort the finished process ("terminate called without an active exception", seen twice in ZeRO-2 runs on busy machines).
+    NCCL's groups must be destroyed.
     """
     heartbeat.stop()
     signals.exit_with(0, reported=True)

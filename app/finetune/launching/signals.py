@@ -1,7 +1,7 @@
-"""Requests to stop: a signal, a launcher that is gone, the end of --max_train_time.
+"""Requests to stop: a signal, the death of the launcher, the end of --max_train_time.
 
-A thread reads signals from the pipe that Python's C-level handler writes to. A handler written in Python would run in the main
-thread only, which may be blocked in a collective that no other process enters any more.
+A thread reads signals from the pipe that Python's C-level handler writes to. A Python handler would run in the main thread,
+which may be blocked in a collective.
 """
 
 from __future__ import annotations
@@ -20,33 +20,32 @@ import psutil
 
 from finetune.errors import EXIT_STOPPED
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)  # the last: the terminal is closed
-# A terminal and Slurm signal every process, and the launcher then passes it on: one request that comes twice.
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)  # SIGHUP: the terminal is closed
+# A terminal and Slurm signal every process, and the launcher forwards the signal: one request arrives twice.
 SAME_REQUEST_SECONDS = 2.0
-NOTHING_TO_SAVE = "there was nothing to be saved"
-POLL_SECONDS = 1.0  # between two checks whether the launcher is still there
+NOTHING_TO_SAVE = "nothing to save"
+POLL_SECONDS = 1.0  # between two checks of the launcher
 
 _started = 0.0
 _reason: str | None = None
 _requested_at = 0.0
-_deadline: tuple[float, str] | None = None
-_exit_code: int | None = EXIT_STOPPED  # a request ends the process at once with this code; None: it waits for the training loop
+_deadline: tuple[float, str] | None = None  # (time, reason)
+_exit_code: int | None = EXIT_STOPPED  # of an immediate stop; None: a request waits for the training loop
 _reported = False
-_at_stop = NOTHING_TO_SAVE
+_stop_message = NOTHING_TO_SAVE
 _callbacks: list[Callable[[str], None]] = []
 _ancestors: tuple[int, ...] = ()
 _generations = 0
-_listening_process: int | None = None  # a forked process does not listen by its parent's thread
+_listening_process: int | None = None  # a forked process inherits the variables but not the thread
 
 
 @contextlib.contextmanager
 def listen() -> Iterator[None]:
-    """Treats SIGTERM, SIGUSR1, SIGINT and SIGHUP as requests to stop; not a SIGHUP that `nohup` has this process ignore. Main
-    thread only.
+    """Handles SIGTERM, SIGUSR1, SIGINT and SIGHUP (unless `nohup` ignores it) as requests to stop. Main thread only.
 
-    Outside of a training loop (see `defer`) there is nothing to save, and a request ends the process at once with exit code
-    75. In a training loop, the first request waits for the loop to look; a second ends the process with 128 + the signal.
-    Inside another such context it does nothing.
+    Outside a training loop (see `defer`), a request stops the process at once with exit code 75. In a training loop, the first
+    request waits for the loop to check `requested`; a second one ends the process with 128 + the signal. A nested call does
+    nothing.
     """
     global _started, _ancestors, _listening_process
     if _listening_process == os.getpid():
@@ -55,16 +54,16 @@ def listen() -> Iterator[None]:
     _listening_process = os.getpid()
     _separate_forks()
     _reset()
-    _started, _ancestors = time.monotonic(), _line_of_descent(2)
+    _started, _ancestors = time.monotonic(), _ancestor_ids(2)
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     closed = threading.Event()
     thread = threading.Thread(target=_watch, args=(reading, closed), name="requests to stop", daemon=True)
     under_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    heard = [number for number in SIGNALS if not (under_nohup and number == signal.SIGHUP)]
-    before = {number: signal.signal(number, _write_to_pipe) for number in heard}
-    for number in heard:
-        signal.siginterrupt(number, False)  # system calls of the libraries go on
+    handled = [number for number in SIGNALS if not (under_nohup and number == signal.SIGHUP)]
+    before = {number: signal.signal(number, _write_to_pipe) for number in handled}
+    for number in handled:
+        signal.siginterrupt(number, False)  # system calls of libraries are restarted
     old_pipe = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     thread.start()
     try:
@@ -83,53 +82,55 @@ def listen() -> Iterator[None]:
 
 
 def requested() -> str | None:
-    """Why this process was requested to stop, or None. Other processes may be the requested ones: agree before acting on it."""
+    """The reason why this process should stop, or None. Requests may reach single processes: agree before acting on one."""
     if _reason is None and _deadline is not None and time.monotonic() >= _deadline[0]:
         return _deadline[1]
     return _reason
 
 
 def defer() -> None:
-    """From here on a request waits until the training loop looks at `requested`."""
+    """From now on a request waits until the training loop checks `requested`."""
     global _exit_code
     _exit_code = None
 
 
 def exit_with(code: int, reported: bool = False) -> None:
-    """From here on a request ends the process at once with this exit code: there is nothing to save. `reported`: the reason
-    for the end has been printed. With EXIT_STOPPED, so does a request that the training loop has not looked at."""
+    """From now on a request stops the process at once with this exit code. `reported`: the reason has been printed already.
+
+    With EXIT_STOPPED, also acts on an earlier request that the training loop has not seen.
+    """
     global _exit_code, _reported
     _exit_code, _reported = code, reported
     if code == EXIT_STOPPED and not reported and _reason is not None:
-        _exit(f"{_reason}: ended at once, {_at_stop}", code)
+        _exit(f"{_reason}: ended at once, {_stop_message}", code)
 
 
-def says_at_stop(words: str) -> None:
-    """What a request says from here on when it ends the process at once, in place of that there was nothing to be saved."""
-    global _at_stop
-    _at_stop = words
+def set_stop_message(message: str) -> None:
+    """Replaces "nothing to save" in the message of an immediate stop."""
+    global _stop_message
+    _stop_message = message
 
 
-def limit(seconds: float | None) -> None:
-    """Requests a stop so many seconds after `listen` began."""
+def set_time_limit(seconds: float | None) -> None:
+    """Requests a stop this many seconds after `listen` began."""
     global _deadline
     _deadline = None if seconds is None else (_started + seconds, f"--max_train_time {seconds:g} is over")
 
 
 def watch_launcher(generations: int) -> None:
-    """Takes the death of this process's parent (1) or of its parent's parent as well (2) for a request."""
+    """Requests a stop when this process's parent dies (1), or its parent or grandparent (2)."""
     global _generations
     _generations = generations
 
 
-def on_end(callback: Callable[[str], None]) -> None:
-    """Calls `callback` with the reason before a request ends the process at once, after the callbacks registered before."""
+def on_immediate_stop(callback: Callable[[str], None]) -> None:
+    """Calls `callback` with the reason before a request stops the process at once. Callbacks run in order of registration."""
     _callbacks.append(callback)
 
 
 def exit_now(code: int) -> None:
-    """Ends the process without tearing it down, and with it the children that run its own command: workers of a DataLoader or
-    of tokenization, which may ignore signals."""
+    """Ends the process without cleanup. Also kills its workers (of a DataLoader or of tokenization), which may ignore signals:
+    they are the children with its own command line."""
     try:
         own = psutil.Process()
         for child in own.children():
@@ -141,7 +142,7 @@ def exit_now(code: int) -> None:
 
 
 def ignore_signals(_worker: int = 0) -> None:
-    """For a DataLoader's workers: a signal to the whole process group is their parent's business."""
+    """Initialises a DataLoader worker: its parent handles signals to the process group."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
@@ -150,22 +151,23 @@ def _reset() -> None:
     global _reason, _requested_at, _deadline, _generations
     _reason, _requested_at, _deadline, _generations = None, 0.0, None, 0
     _callbacks.clear()
-    says_at_stop(NOTHING_TO_SAVE)
+    set_stop_message(NOTHING_TO_SAVE)
     exit_with(EXIT_STOPPED)
 
 
 def _write_to_pipe(*_: object) -> None:
-    """Does nothing: Python writes to the pipe for every signal that has a handler."""
+    """Does nothing. Python writes to the pipe for every signal that has a handler."""
 
 
 def _watch(pipe: int, closed: threading.Event) -> None:
     while not closed.is_set():
         readable, _, _ = select.select([pipe], [], [], POLL_SECONDS)
         for number in os.read(pipe, 64) if readable else b"":
-            if number in SIGNALS:  # libraries handle others, SIGCHLD among them
+            if number in SIGNALS:  # libraries handle other signals, such as SIGCHLD
                 _receive(signal.Signals(number))
-        if _generations and _reason is None and _line_of_descent(_generations) != _ancestors[:_generations]:
-            _request("the launcher is gone")  # a process that loses its parent gets another
+        # A process that loses its parent gets another one.
+        if _generations and _reason is None and _ancestor_ids(_generations) != _ancestors[:_generations]:
+            _request("the launcher is gone")
 
 
 def _receive(number: signal.Signals) -> None:
@@ -178,7 +180,7 @@ def _receive(number: signal.Signals) -> None:
 def _request(reason: str) -> None:
     global _reason, _requested_at
     if _exit_code is not None:
-        _exit(f"{reason}: ended at once, {_at_stop}", _exit_code)
+        _exit(f"{reason}: ended at once, {_stop_message}", _exit_code)
     _reason, _requested_at = reason, time.monotonic()
 
 
@@ -193,20 +195,20 @@ def _exit(reason: str, code: int) -> None:
     exit_now(code)
 
 
-def _line_of_descent(generations: int) -> tuple[int, ...]:
-    """The process ids of the parent, its parent, and so on; fewer where they cannot be read."""
-    line = [os.getppid()]
+def _ancestor_ids(generations: int) -> tuple[int, ...]:
+    """Process ids of the parent, grandparent and so on; fewer if they cannot be read."""
+    ids = [os.getppid()]
     with contextlib.suppress(psutil.Error):
-        while len(line) < generations:
-            # Not `Process.parents`, which compares start times: they move when the clock is set.
-            line.append(psutil.Process(line[-1]).ppid())
-    return tuple(line)
+        while len(ids) < generations:
+            # Not `Process.parents`: it compares start times, which change when the clock is set.
+            ids.append(psutil.Process(ids[-1]).ppid())
+    return tuple(ids)
 
 
 @functools.cache
 def _separate_forks() -> None:
-    """Keeps a forked worker from writing into its parent's pipe and from surviving the signals of its parent."""
-    # A signal that comes between the fork and the worker's first step waits until the worker has its own handlers.
+    """Gives forked workers the default handlers. With ours, a worker would write into its parent's pipe and ignore SIGTERM."""
+    # Signals between the fork and the worker's first step stay pending until the worker has its own handlers.
     os.register_at_fork(
         before=functools.partial(signal.pthread_sigmask, signal.SIG_BLOCK, SIGNALS),
         after_in_parent=functools.partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, SIGNALS),

@@ -80,7 +80,7 @@ class Unfinished:
     def remove(self) -> None:
         """The predictions are written."""
         self._run.on_main(partial(_remove, self._folder))
-        signals.says_at_stop(signals.NOTHING_TO_SAVE)
+        signals.set_stop_message(signals.NOTHING_TO_SAVE)
 
     # Rank 0
 
@@ -127,7 +127,7 @@ class Unfinished:
         except OSError as error:
             return f"cannot be written ({error.strerror})"
         self.rounds = rounds
-        signals.says_at_stop(f"the same command goes on after {self.num_kept} of {self._num_rows} rows")
+        signals.set_stop_message(f"the same command goes on after {self.num_kept} of {self._num_rows} rows")
         return None
 
 

@@ -51,7 +51,7 @@ def test_tensorfloat_is_for_gpus_and_only_on_request(start_run, environment, arg
 
 
 def test_deepspeed_for_one_process_gets_an_address(environment, arguments):
-    processes._single_process_group(describe_launch(arguments()))
+    processes._set_single_process_variables(describe_launch(arguments()))
     assert (environment["WORLD_SIZE"], environment["RANK"], environment["MASTER_ADDR"]) == ("1", "0", "127.0.0.1")
     assert 0 < int(environment["MASTER_PORT"]) < 65536
 
@@ -61,5 +61,5 @@ def test_a_port_of_another_run_is_named(environment, arguments):
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
         environment["MASTER_PORT"] = str(port)
-        with pytest.raises(InputError, match=f"port {port} of .* is in use"), processes._connection_errors_explained(launch):
+        with pytest.raises(InputError, match=f"port {port} of .* is in use"), processes._explain_connection_errors(launch):
             dist.TCPStore("127.0.0.1", port, 1, is_master=True)

@@ -140,7 +140,7 @@ def test_a_full_disk_is_no_stack_trace(ended, error, tmp_path):
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 9 bytes.\nmore"), "DefaultCPUAlloc"),
         (MemoryError(), "out of memory (MemoryError). Free memory"),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "out of memory ([Errno 12]"),
-        (OSError(errno.EFBIG, "File too large", "o/x"), "'o/x'). What was whole before still is. Raise"),
+        (OSError(errno.EFBIG, "File too large", "o/x"), "'o/x'). Files that were complete before still are. Raise"),
         (OSError(errno.ENOSPC, "No space left on device", "o/x"), "full ([Errno 28] No space left on device: 'o/x')"),
     ],
 )  # fmt: skip

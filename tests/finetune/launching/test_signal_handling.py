@@ -39,7 +39,7 @@ def ends(body, rank="0", begin=BEGIN):
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT", "SIGHUP"])
 def test_with_nothing_to_save_a_request_ends_the_process(name):
     found = ends(f"request(signal.{name}); time.sleep(60)")
-    assert found == (75, "", f"stopped: {name}: ended at once, there was nothing to be saved\n")
+    assert found == (75, "", f"stopped: {name}: ended at once, nothing to save\n")
 
 
 def test_under_nohup_a_closed_terminal_is_no_request():
@@ -95,9 +95,9 @@ def test_a_reported_end_is_not_reported_again():
 
 
 def test_callbacks_get_the_reason_in_order():
-    say = "".join(f"signals.on_end(lambda why: print({number}, why, flush=True)); " for number in (1, 2))
+    say = "".join(f"signals.on_immediate_stop(lambda why: print({number}, why, flush=True)); " for number in (1, 2))
     code, out, _ = ends(f"{say}request(); time.sleep(60)")
-    reason = "SIGTERM: ended at once, there was nothing to be saved\n"
+    reason = "SIGTERM: ended at once, nothing to save\n"
     assert (code, out) == (75, f"1 {reason}2 {reason}")
 
 
@@ -106,7 +106,7 @@ def test_a_request_after_the_last_look():
     body = "signals.defer(); request(); print(received(), flush=True); signals.exit_with(75); print('still there', flush=True)"
     code, out, said = ends(body)
     assert (code, out) == (75, "SIGTERM\n")
-    assert said == "stopped: SIGTERM: ended at once, there was nothing to be saved\n"
+    assert said == "stopped: SIGTERM: ended at once, nothing to save\n"
     body = "signals.defer(); request(); received(); signals.exit_with(3); print('still there', flush=True)"
     assert ends(body)[1] == "still there\n"
 
@@ -189,19 +189,19 @@ else:
 
 def test_time_that_is_over(monkeypatch):
     with signals.listen():
-        signals.limit(1000.0)
+        signals.set_time_limit(1000.0)
         assert signals.requested() is None
         later = time.monotonic() + 1000
         monkeypatch.setattr(time, "monotonic", lambda: later)
         assert signals.requested() == "--max_train_time 1000 is over"
-        signals.limit(None)
+        signals.set_time_limit(None)
         assert signals.requested() is None
 
 
 def test_listening_leaves_everything_as_it_was():
     before = [signal.getsignal(number) for number in signals.SIGNALS]
     with signals.listen():
-        signals.limit(0.001)
+        signals.set_time_limit(0.001)
     assert [signal.getsignal(number) for number in signals.SIGNALS] == before
     assert signal.set_wakeup_fd(-1) == -1
     assert signals.requested() is None
