@@ -32,9 +32,8 @@ _lock: Any = None  # of the output folder; held until the process ends
 class OpenedRun:
     """A run that holds the lock of its output folder.
 
-    `fingerprint`: see `make_fingerprint`. `resume`: the checkpoint to resume from. `replace`, on rank 0 with
-    --overwrite_output_dir: removes the previous run. Call it just before training: an error in building or preparing the model
-    must not cost that run.
+    `resume`: the checkpoint to resume from. `replace`, on rank 0 with --overwrite_output_dir: removes the previous run. Call it
+    just before training, so that an error in preparing the model does not cost that run.
     """
 
     fingerprint: dict[str, Any]
@@ -43,13 +42,13 @@ class OpenedRun:
 
 
 def make_fingerprint(arguments: Any, plan: Plan | None, task_fingerprint: dict[str, Any]) -> dict[str, Any]:
-    """Returns the run fingerprint, which must be equal on all machines and in the checkpoint to resume from: the task's part,
-    the order of rows, and the optimizer and weight average, which decide the content of a checkpoint."""
+    """The values that must be equal on all machines and in a checkpoint to resume from."""
     if plan is None:
         return task_fingerprint
     order = {"global_batch_size": plan.batch.global_batch_size, "length_grouping": arguments.length_grouping}
-    content = {"optim": optimizers.in_words(arguments), "ema_decay": arguments.ema_decay}
-    return {**task_fingerprint, **order, "seed": arguments.seed, **content}
+    # These decide which tensors a checkpoint has.
+    state = {"optim": optimizers.in_words(arguments), "ema_decay": arguments.ema_decay}
+    return {**task_fingerprint, **order, "seed": arguments.seed, **state}
 
 
 def open_run(
@@ -80,10 +79,8 @@ def open_run(
 def _take_folder(
     run: Run, arguments: Any, plan: Plan | None, fingerprint: dict[str, Any], description: dict[str, Any]
 ) -> tuple[Path | None, bool]:
-    """Locks the folder, checks it again and writes run.json, unless a previous run is to be replaced later; rank 0 only.
-
-    Returns (checkpoint to resume from, whether a previous run is to be replaced).
-    """
+    """Locks the folder and writes run.json, unless a previous run is to be replaced later; rank 0 only. Returns (checkpoint to
+    resume from, whether to replace a previous run)."""
     global _lock
     folder = Path(arguments.output_dir)
     _lock = run_folder.lock(folder)
@@ -118,7 +115,6 @@ def _replace_run(folder: Path, description: dict[str, Any]) -> None:
 
 
 def _begin(folder: Path, description: dict[str, Any], step: int) -> None:
-    """Writes run.json and status.json."""
     written.add(folder, folder / run_folder.RUN_FILE)
     write_json(folder / run_folder.RUN_FILE, description)
     status.begin(folder, step)

@@ -82,7 +82,7 @@ def _path_conflicts(arguments: Any, folder: Path, train: bool) -> list[str]:
         problems += [
             f"--overwrite_output_dir would remove {name}, which is read; name another --output_dir"
             for name, path in inputs.items()
-            if any(path.is_relative_to(place) for place in removed)
+            if any(path.is_relative_to(other) for other in removed)
         ]
     metrics = predictions.metrics_name(arguments)
     try:

@@ -28,26 +28,26 @@ def fetch(run: Run, folder: Path, shared: bool) -> Path:
     if shared or launch.world_size == launch.local_world_size:
         return folder
     leader = launch.rank - launch.local_rank
-    place = folder.with_name(f".{folder.name}.of_rank_0_for_{leader}") if leader else folder
+    local = folder.with_name(f".{folder.name}.of_rank_0_for_{leader}") if leader else folder
     files = run.on_main(lambda: [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()])
-    target = place if leader and launch.local_rank == 0 else None
+    target = local if leader and launch.local_rank == 0 else None
     problems = [problem for problem in run.gather([_receive(run, folder, files, target)]) if problem]
     if problems:
         if target is not None:
             shutil.rmtree(target, ignore_errors=True)
         raise InputError(*problems)
-    return place
+    return local
 
 
-def discard(run: Run, place: Path, folder: Path) -> None:
+def discard(run: Run, local: Path, folder: Path) -> None:
     """Removes the copy that `fetch` made, once all processes of its machine have read it."""
     if run.launch.world_size == run.launch.local_world_size:
         return
     run.wait()
-    if place != folder and run.launch.local_rank == 0:
-        shutil.rmtree(place, ignore_errors=True)
+    if local != folder and run.launch.local_rank == 0:
+        shutil.rmtree(local, ignore_errors=True)
         with contextlib.suppress(OSError):
-            os.removedirs(place.parent)  # stops at the first folder that is not empty
+            os.removedirs(local.parent)  # stops at the first folder that is not empty
 
 
 def check_shared(run: Run, folder: Path) -> None:

@@ -141,10 +141,10 @@ def _write_full(pending: _Pending, files: dict[str, dict[str, torch.Tensor]]) ->
         _commit(pending, partial(replace_folder, pending.path, partial(_fill, pending, files)))
 
 
-def _fill(pending: _Pending, files: dict[str, dict[str, torch.Tensor]], place: Path) -> None:
+def _fill(pending: _Pending, files: dict[str, dict[str, torch.Tensor]], folder: Path) -> None:
     for name, tensors in files.items():
-        save_file(tensors, place / name)
-    _write_manifest(pending, place, {name: file_record(place / name) for name in files})
+        save_file(tensors, folder / name)
+    _write_manifest(pending, folder, {name: file_record(folder / name) for name in files})
 
 
 # Sharded checkpoints
@@ -156,30 +156,30 @@ def _save_sharded(run: Run, target: CheckpointTarget, model: Any, state: TrainSt
     texts = {shards.LAYOUT: as_json(shards.layout(model, run.launch)), **_texts(target, state)} if run.is_main else {}
     size = run.launch.world_size * sum(tensor.nbytes for tensor in shard.values())
     pending = _Pending(target, state.step, state.best_step, texts, size)
-    place = run.on_main(partial(_begin_sharded, pending))
-    target.writer.start(partial(_write_sharded, pending, run.launch, place, shard))
+    folder = run.on_main(partial(_begin_sharded, pending))
+    target.writer.start(partial(_write_sharded, pending, run.launch, folder, shard))
 
 
 def _begin_sharded(pending: _Pending) -> Path:
     with _explain_failures(pending):
         _check_free_space(pending)
         # A unique name: a process that outlived an earlier run may still write to that run's folder.
-        place = pending.path.with_name(f".{pending.path.name}.{os.urandom(4).hex()}.unfinished")
-        place.mkdir()
-    return place
+        folder = pending.path.with_name(f".{pending.path.name}.{os.urandom(4).hex()}.unfinished")
+        folder.mkdir()
+    return folder
 
 
-def _write_sharded(pending: _Pending, launch: Launch, place: Path, shard: dict[str, torch.Tensor]) -> None:
+def _write_sharded(pending: _Pending, launch: Launch, folder: Path, shard: dict[str, torch.Tensor]) -> None:
     with _explain_failures(pending):
         try:
-            shards.write(place, launch.rank, shard)
+            shards.write(folder, launch.rank, shard)
             if launch.rank == 0:
-                records = shards.collect(place, launch.world_size, launch.timeout_seconds, pending.target.writer.is_hurried)
-                _write_manifest(pending, place, records, shards=launch.world_size)
-                _commit(pending, partial(put_in_place, place, pending.path))
+                records = shards.collect(folder, launch.world_size, launch.timeout_seconds, pending.target.writer.is_hurried)
+                _write_manifest(pending, folder, records, shards=launch.world_size)
+                _commit(pending, partial(put_in_place, folder, pending.path))
         except Exception:
             if launch.rank == 0:
-                shards.clear(place, launch.timeout_seconds, pending.target.writer.is_hurried)
+                shards.clear(folder, launch.timeout_seconds, pending.target.writer.is_hurried)
             raise
 
 
@@ -199,11 +199,11 @@ def _texts(target: CheckpointTarget, state: TrainState) -> dict[str, str]:
     return {checkpoint.STATE: as_json(asdict(state)), checkpoint.RUN_FINGERPRINT: as_json(target.run_fingerprint)}
 
 
-def _write_manifest(pending: _Pending, place: Path, records: dict[str, Any], **more: Any) -> None:
+def _write_manifest(pending: _Pending, folder: Path, records: dict[str, Any], **more: Any) -> None:
     for name, text in pending.texts.items():
-        write_text(place / name, text)
-        records = {**records, name: file_record(place / name)}
-    write_json(place / checkpoint.MANIFEST, {"step": pending.step, **more, "files": records})
+        write_text(folder / name, text)
+        records = {**records, name: file_record(folder / name)}
+    write_json(folder / checkpoint.MANIFEST, {"step": pending.step, **more, "files": records})
 
 
 def _check_free_space(pending: _Pending) -> None:

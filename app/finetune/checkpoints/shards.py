@@ -64,18 +64,18 @@ def check_launch(path: Path, launch: Launch) -> None:
         )
 
 
-def write(place: Path, rank: int, tensors: dict[str, Any]) -> None:
+def write(folder: Path, rank: int, tensors: dict[str, Any]) -> None:
     """Writes a process's shard into an unfinished checkpoint, flushes it, then writes its record. Raises `OSError` and
     `SafetensorError`."""
-    place.mkdir(exist_ok=True)  # rank 0 has made it, but a network file system may not show it yet
-    path = place / name_of(rank)
+    folder.mkdir(exist_ok=True)  # rank 0 has made it, but a network file system may not show it yet
+    path = folder / name_of(rank)
     save_file(tensors, path)
     with path.open("rb") as file:
         os.fsync(file.fileno())
-    write_json(_record(place, rank), file_record(path))
+    write_json(_record(folder, rank), file_record(path))
 
 
-def collect(place: Path, world_size: int, seconds: float, is_hurried: Callable[[], bool]) -> dict[str, dict[str, Any]]:
+def collect(folder: Path, world_size: int, seconds: float, is_hurried: Callable[[], bool]) -> dict[str, dict[str, Any]]:
     """Waits for the records of all shards, removes them and returns {file name of the shard: record}.
 
     Raises `OSError` if records are missing after `seconds` or `HURRIED_SECONDS` after `is_hurried`, or if a shard's size is not
@@ -87,8 +87,8 @@ def collect(place: Path, world_size: int, seconds: float, is_hurried: Callable[[
             deadline, hurried = min(deadline, time.monotonic() + HURRIED_SECONDS), True
         overdue = time.monotonic() > deadline  # taken first, so that the last look follows the deadline
         for rank in range(world_size):
-            if name_of(rank) not in records and _record(place, rank).exists():
-                records[name_of(rank)] = json.loads(_record(place, rank).read_text(encoding="utf-8"))
+            if name_of(rank) not in records and _record(folder, rank).exists():
+                records[name_of(rank)] = json.loads(_record(folder, rank).read_text(encoding="utf-8"))
         missing = [rank for rank in range(world_size) if name_of(rank) not in records]
         if not missing:
             break
@@ -96,18 +96,18 @@ def collect(place: Path, world_size: int, seconds: float, is_hurried: Callable[[
             raise OSError(f"rank {', '.join(map(str, missing))} did not write its shard")
         time.sleep(POLL_SECONDS)
     for rank, name in enumerate(files(world_size)):
-        if (place / name).stat().st_size != records[name]["bytes"]:
-            raise OSError(f"{name} has {(place / name).stat().st_size} bytes, its process wrote {records[name]['bytes']}")
-        _record(place, rank).unlink()
+        if (folder / name).stat().st_size != records[name]["bytes"]:
+            raise OSError(f"{name} has {(folder / name).stat().st_size} bytes, its process wrote {records[name]['bytes']}")
+        _record(folder, rank).unlink()
     return {name: records[name] for name in files(world_size)}
 
 
-def clear(place: Path, seconds: float, is_hurried: Callable[[], bool]) -> None:
+def clear(folder: Path, seconds: float, is_hurried: Callable[[], bool]) -> None:
     """Removes a failed checkpoint once no other process writes to it: after `is_hurried` or `seconds`."""
     deadline = time.monotonic() + seconds
     while not is_hurried() and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
-    shutil.rmtree(place, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def layout(engine: Any, launch: Launch) -> dict[str, Any]:
@@ -132,8 +132,8 @@ def restore(path: Path, launch: Launch, engine: Any, updates: int) -> None:
         deepspeed_state.restore_partition(engine, lambda name: (own if name in own_names else first).get_tensor(name), updates)
 
 
-def _record(place: Path, rank: int) -> Path:
-    return place / f"shard_{rank:05d}.written"
+def _record(folder: Path, rank: int) -> Path:
+    return folder / f"shard_{rank:05d}.written"
 
 
 def _read_layout(path: Path) -> dict[str, Any]:

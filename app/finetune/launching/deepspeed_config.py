@@ -1,6 +1,6 @@
 """Reads, checks and completes DeepSpeed's configuration file, and adapts DeepSpeed to the run.
 
-The run's arguments own every optimization number; a DeepSpeed file owns the memory layout. So every "auto" is filled in here,
+The run's arguments decide every optimization number, a DeepSpeed file the memory layout. So every "auto" is filled in here,
 and a number that differs from the run's is an error. Only this module and `deepspeed_state` use DeepSpeed; functions import it
 because other launches do not need it.
 """
@@ -26,8 +26,8 @@ BUCKETS = {
     "stage3_param_persistence_threshold": 100_000,
 }
 OWNED_BY_ARGUMENTS = {
-    "optimizer": "--optim, --learning_rate, --weight_decay and --adam_* own it",
-    "scheduler": "--lr_scheduler_type and --warmup_steps own it",
+    "optimizer": "--optim, --learning_rate, --weight_decay and --adam_*",
+    "scheduler": "--lr_scheduler_type and --warmup_steps",
 }
 OPTIMIZERS = ("Adam", "AdamW")  # accepted in an "optimizer" section; DeepSpeed's Adam is AdamW
 # Environment variables by which `accelerate launch` passes the DeepSpeed settings of its own config file.
@@ -90,11 +90,15 @@ def inline_config(environment: Mapping[str, str], repository: Path, source: str,
 
 def declared_precision(config: dict[str, Any]) -> str | None:
     """The precision that the file enables: "fp16" or "bf16"; "no" if it disables both, None if it declares none."""
-    enabled = {kind: config.get(kind, {}).get("enabled", "auto") for kind in ("fp16", "bf16")}
+    enabled = _enabled(config)
     for kind, value in enabled.items():
         if value is True:
             return kind
     return "no" if all(value is False for value in enabled.values()) else None
+
+
+def _enabled(config: dict[str, Any]) -> dict[str, Any]:
+    return {kind: config.get(kind, {}).get("enabled", "auto") for kind in ("fp16", "bf16")}
 
 
 def stage_of(config: dict[str, Any]) -> int:
@@ -112,18 +116,16 @@ def uses_nvme(config: dict[str, Any]) -> bool:
 def problems(config: dict[str, Any], source: str, max_grad_norm: float, mixed_precision: str | None) -> list[str]:
     """Contradictions between a DeepSpeed file and the arguments, and values that are not supported; batch sizes apart."""
     messages = [
-        f"remove the section {key!r}: {why}"
-        for key, why in OWNED_BY_ARGUMENTS.items()
+        f"remove the section {key!r}; use {names} instead"
+        for key, names in OWNED_BY_ARGUMENTS.items()
         if key in config and not _has_only_autos(config, key)
     ]
-    enabled_kinds = {kind: config.get(kind, {}).get("enabled", "auto") for kind in ("fp16", "bf16")}
-    for kind, enabled in enabled_kinds.items():
-        if enabled not in (True, False, "auto"):
-            messages.append(f'{kind}.enabled must be true, false or "auto", found {enabled!r}')
+    enabled = _enabled(config)
+    for kind, value in enabled.items():
+        if value not in (True, False, "auto"):
+            messages.append(f'{kind}.enabled must be true, false or "auto", found {value!r}')
     if stage_of(config) not in (1, 2, 3):
-        messages.append(
-            "zero_optimization.stage must be 1, 2 or 3 (without ZeRO, launch with accelerate_configs/ddp.yaml instead)"
-        )
+        messages.append("zero_optimization.stage must be 1, 2 or 3 (without ZeRO, launch with accelerate_configs/ddp.yaml)")
     clipping = config.get("gradient_clipping", "auto")
     if clipping not in ("auto", max_grad_norm):
         messages.append(f'gradient_clipping is {clipping} but --max_grad_norm is {max_grad_norm:g}; make it "auto"')
@@ -131,7 +133,7 @@ def problems(config: dict[str, Any], source: str, max_grad_norm: float, mixed_pr
         # DeepSpeed 0.19 then returns the master copy of another weight.
         messages.append("remove zero_optimization.round_robin_gradients: DeepSpeed confuses weights with it")
     declared = declared_precision(config)
-    if all(enabled is True for enabled in enabled_kinds.values()):
+    if all(value is True for value in enabled.values()):
         messages.append("fp16 and bf16 are both enabled; keep one")
     if mixed_precision not in (None, declared) and declared is not None:
         messages.append(f'its precision is {declared} but --mixed_precision is {mixed_precision}; make "enabled" "auto"')

@@ -154,16 +154,8 @@ def start(launch: Launch, batch: BatchShape | None, report_to: tuple[str, ...] =
         torch.set_float32_matmul_precision("high")
     config = _deepspeed_config(launch, batch)
     fsdp = launch.fsdp if batch is not None else None
-    if config is not None or fsdp is not None:
-        _set_single_process_variables(launch)
     _clear_launcher_variables()
-    timeout = timedelta(seconds=launch.timeout_seconds)
-    # No broadcast of buffers: in encoders they are constants, and processes may evaluate different numbers of batches.
-    handlers: list[Any] = [DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)]
-    backend = _backend(launch, fsdp)
-    if launch.world_size > 1 or config is not None or fsdp is not None:
-        handlers.append(InitProcessGroupKwargs(backend=backend, timeout=timeout))
-    _start_group_after_restart(launch, backend, timeout)
+    handlers = _process_group_handlers(launch, config, fsdp)
     # DeepSpeed prints on every process while it starts; stdout belongs to rank 0.
     with contextlib.redirect_stdout(sys.stderr), _explain_connection_errors(launch):
         accelerator = Accelerator(
@@ -177,7 +169,7 @@ def start(launch: Launch, batch: BatchShape | None, report_to: tuple[str, ...] =
         )
     if config is not None:
         deepspeed_config.disable_partitioned_init(accelerator)
-        deepspeed_config.set_group_timeout(timeout)
+        deepspeed_config.set_group_timeout(timedelta(seconds=launch.timeout_seconds))
     if accelerator.num_processes != launch.world_size:
         raise InputError(
             f"the launcher started {launch.world_size} processes but {accelerator.num_processes} found each other; "
@@ -202,8 +194,7 @@ def launch_summary(run: Run) -> list[str]:
     owned = [key for key in deepspeed_config.OWNED_BY_ARGUMENTS if key in (launch.deepspeed_config or {})]
     notes = []
     if owned:
-        sections = " and ".join(owned)
-        notes.append(f"note           {sections} of {launch.deepspeed_file}: ignored; --learning_rate etc. decide")
+        notes.append(f"note           {' and '.join(owned)} of {launch.deepspeed_file}: ignored; --learning_rate etc. decide")
     if run.fsdp is not None and run.fsdp.cpu_ram_efficient_loading:
         notes.append("note           fsdp_cpu_ram_efficient_loading: ignored; every process builds the whole model")
     return [
@@ -220,10 +211,20 @@ def _clear_launcher_variables() -> None:
         os.environ.pop(name, None)
 
 
-def _backend(launch: Launch, fsdp: FsdpSettings | None) -> str:
-    """The process group's backend. Under FSDP with offloading, gradients are in host memory and their norm needs gloo."""
-    needs_both = fsdp is not None and fsdp.offload_params and launch.backend == "nccl"
-    return "cuda:nccl,cpu:gloo" if needs_both else launch.backend
+def _process_group_handlers(launch: Launch, config: dict[str, Any] | None, fsdp: FsdpSettings | None) -> list[Any]:
+    """Accelerate's settings of DDP and of the process group. Opens the group itself after a restart."""
+    # No broadcast of buffers: in encoders they are constants, and processes may evaluate different numbers of batches.
+    handlers: list[Any] = [DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)]
+    is_sharded = config is not None or fsdp is not None
+    if is_sharded and launch.world_size == 1:
+        _set_single_process_variables(launch)
+    # With FSDP's offloading, gradients are in host memory and their norm needs gloo.
+    needs_gloo = fsdp is not None and fsdp.offload_params and launch.backend == "nccl"
+    backend, timeout = "cuda:nccl,cpu:gloo" if needs_gloo else launch.backend, timedelta(seconds=launch.timeout_seconds)
+    _start_group_after_restart(launch, backend, timeout)
+    if is_sharded or launch.world_size > 1:
+        handlers.append(InitProcessGroupKwargs(backend=backend, timeout=timeout))
+    return handlers
 
 
 def _deepspeed_config(launch: Launch, batch: BatchShape | None) -> dict[str, Any] | None:
@@ -270,8 +271,6 @@ def _divide_cores(launch: Launch) -> None:
 
 def _set_single_process_variables(launch: Launch) -> None:
     """Sets the variables of a process group of one process, which DeepSpeed and FSDP need, if no launcher has."""
-    if launch.world_size > 1:
-        return
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -79,7 +79,7 @@ def _report_known(error: InputError | TrainingError, debug: bool) -> None:
 
 
 def _report_unknown(error: Exception, debug: bool) -> int:
-    """Returns the exit code."""
+    """Reports an unexpected exception; returns the exit code."""
     message = f"{type(error).__name__}: {error}"
     signals.exit_with(EXIT_TRAINING_FAILED, reported=True)
     rendezvous.send_failure_notice([message], EXIT_TRAINING_FAILED)

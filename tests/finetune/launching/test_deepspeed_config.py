@@ -81,8 +81,8 @@ def test_every_contradiction_and_every_auto_is_named():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"optimizer": {}}, "remove the section 'optimizer': --optim, --learning_rate"),
-        ({"scheduler": {}}, "remove the section 'scheduler': --lr_scheduler_type"),
+        ({"optimizer": {}}, "remove the section 'optimizer'; use --optim, --learning_rate"),
+        ({"scheduler": {}}, "remove the section 'scheduler'; use --lr_scheduler_type"),
         ({"zero_optimization": {"stage": 0}}, "stage must be 1, 2 or 3"),
         ({"zero_optimization": {}}, "stage must be 1, 2 or 3"),
         ({"zero_optimization": {"stage": "auto"}}, "stage must be 1, 2 or 3"),
