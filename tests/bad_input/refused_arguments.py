@@ -180,7 +180,7 @@ DEEPSPEED = [
     in_zero("key twice", r"ds\.json: 'zero_optimization' appears twice",
             raw='{"zero_optimization": {"stage": 2}, "zero_optimization": {"stage": 3}}'),
     in_zero("NaN", r"ds\.json: NaN is not JSON", raw='{"zero_optimization": {"stage": 2}, "gradient_clipping": NaN}'),
-    in_zero("optimizer", r"ds\.json: remove the section 'optimizer': --optim", optimizer={"type": "Adam"}),
+    in_zero("optimizer", r"ds\.json: remove the section 'optimizer'; use --optim", optimizer={"type": "Adam"}),
     in_zero("scheduler", r"ds\.json: remove the section 'scheduler'", scheduler={"type": "x"}),
     in_zero("key misspelt", r"stage must be 1, 2 or 3", zero_optimization={}, zero_optimisation={"stage": 3}),
     in_zero("stage 0", r"ds\.json: zero_optimization\.stage must be 1, 2 or 3", zero_optimization={"stage": 0}),

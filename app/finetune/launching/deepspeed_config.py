@@ -7,6 +7,7 @@ because other launches do not need it.
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 from collections.abc import Mapping
@@ -145,21 +146,21 @@ def complete_config(config: dict[str, Any], source: str, batch: Any, max_grad_no
 
     Raises `InputError` listing all numbers that contradict the run's, and every "auto" that has no value in the run.
     """
-    full = {key: value for key, value in json.loads(json.dumps(config)).items() if key not in OWNED_BY_ARGUMENTS}
-    own = {
+    full = {key: value for key, value in copy.deepcopy(config).items() if key not in OWNED_BY_ARGUMENTS}
+    expected = {
         "train_micro_batch_size_per_gpu": batch.micro_batch_size,
         "gradient_accumulation_steps": batch.accumulation,
     }
     messages = [
         f'{source}: {key} is {full[key]} but the run\'s is {value}; make it "auto"'
-        for key, value in own.items()
+        for key, value in expected.items()
         if full.get(key, "auto") not in ("auto", value)
     ]
     if full.get("train_batch_size", "auto") not in ("auto", batch.global_batch_size):
         declared, ours = full["train_batch_size"], batch.global_batch_size
         messages.append(f'{source}: train_batch_size is {declared} but --global_batch_size is {ours}; make it "auto"')
     # DeepSpeed only checks this product; a global batch that does not divide evenly is a little smaller.
-    full.update(own, train_batch_size=batch.micro_batch_size * batch.accumulation * batch.world_size)
+    full.update(expected, train_batch_size=batch.micro_batch_size * batch.accumulation * batch.world_size)
     full["gradient_clipping"] = float(max_grad_norm)
     for kind in ("fp16", "bf16"):
         full.setdefault(kind, {})["enabled"] = precision == kind
@@ -179,11 +180,10 @@ def check_by_deepspeed(config: dict[str, Any], source: str) -> None:
     model is built."""
     from deepspeed.runtime.config import DeepSpeedConfig
 
-    copy = json.loads(json.dumps(config))
     # Without a process group DeepSpeed counts one process.
-    copy["train_batch_size"] = copy["train_micro_batch_size_per_gpu"] * copy["gradient_accumulation_steps"]
+    batch_size = config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"]
     try:
-        DeepSpeedConfig(copy)
+        DeepSpeedConfig(copy.deepcopy(config) | {"train_batch_size": batch_size})
     except Exception as error:  # pydantic's, assertions and DeepSpeed's own
         field_errors = getattr(error, "errors", None)
         if field_errors is None:
@@ -218,11 +218,7 @@ def skip_shared_memory_operator() -> None:
     Only `inference_all_reduce` uses it. Call this before DeepSpeed starts its communication.
     """
     # Not an import statement: in `deepspeed.comm`, the name `torch` is torch itself.
-    importlib.import_module("deepspeed.comm.torch").build_shm_op = _no_operator
-
-
-def _no_operator() -> None:
-    """Returns None, as DeepSpeed's own function does if the operator cannot be built."""
+    importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # as if it could not be built
 
 
 def set_group_timeout(timeout: Any) -> None:
