@@ -256,7 +256,7 @@ def _restore_moments(model: torch.nn.Module, optimizer: Any, moments: dict[str, 
         for parameter in group["params"]:
             name = names[parameter]
             restored = {
-                key: fsdp_state.part_of(tensors[name], parameter) for key, tensors in moments.items() if name in tensors
+                key: fsdp_state.distribute_like(tensors[name], parameter) for key, tensors in moments.items() if name in tensors
             }
             if restored:
                 optimizer.state[parameter] = {**_step_entry(optimizer, group, parameter, updates), **restored}

@@ -76,7 +76,7 @@ def restore_weights(engine: Any, weights: dict[str, Any]) -> None:
     copy_to_module(engine)
 
 
-def own_weights(engine: Any) -> list[Any]:
+def local_weights(engine: Any) -> list[Any]:
     """This process's flat part of each group's fp32 master weights. Does not support offloading to nvme."""
     return [part.detach() for part in _groups(engine.optimizer)[1]]
 

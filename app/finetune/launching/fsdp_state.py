@@ -2,7 +2,7 @@
 
 `Accelerator.prepare` (1.15) is not used: it shards on GPUs only, so tests on CPUs could not cover it, and it refuses models
 whose decoder has its own tied embeddings. Functions import torch's FSDP because that takes a second and other launches do not
-need it. `full`, `full_weights`, `full_moments` and the functions on parts also accept models and tensors that are not sharded.
+need it. All functions but `shard` and `reshard` also work without FSDP.
 """
 
 from __future__ import annotations
@@ -92,14 +92,14 @@ def _numel(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def full(tensor: Any) -> Any:
+def full_tensor(tensor: Any) -> Any:
     """Gathers a sharded tensor on every process; all must call it."""
     if not is_sharded(tensor):
         return tensor
     return tensor.detach().to(tensor.device_mesh.device_type).full_tensor()  # offloaded tensors are in host memory
 
 
-def part_of(tensor: torch.Tensor, parameter: Any) -> torch.Tensor:
+def distribute_like(tensor: torch.Tensor, parameter: Any) -> torch.Tensor:
     """Cuts a tensor of a parameter's full shape to the parameter's shard on this process, and moves it to its device."""
     if is_sharded(parameter):
         from torch.distributed.tensor import distribute_tensor
@@ -109,7 +109,7 @@ def part_of(tensor: torch.Tensor, parameter: Any) -> torch.Tensor:
     return tensor.to(parameter.device)
 
 
-def own_part(tensor: torch.Tensor) -> torch.Tensor:
+def to_local(tensor: torch.Tensor) -> torch.Tensor:
     """This process's part of a tensor, as a view of its memory."""
     return tensor.detach().to_local() if is_sharded(tensor) else tensor.detach()
 
@@ -147,7 +147,7 @@ def full_moments(model: nn.Module, optimizer: torch.optim.Optimizer, wanted: boo
 
 
 def _gather(tensor: Any, wanted: bool) -> torch.Tensor | None:
-    gathered = full(tensor)
+    gathered = full_tensor(tensor)
     return to_host(gathered) if wanted else None
 
 

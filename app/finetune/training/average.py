@@ -33,8 +33,8 @@ class WeightAverage:
     def _weights(self) -> list[torch.Tensor]:
         """The fp32 weights that this process updates."""
         if self.run.deepspeed_config is not None:
-            return deepspeed_state.own_weights(self.model)
-        return [fsdp_state.own_part(parameter) for parameter in self._parameters.values()]
+            return deepspeed_state.local_weights(self.model)
+        return [fsdp_state.to_local(parameter) for parameter in self._parameters.values()]
 
     @torch.no_grad()
     def update(self, updates: int) -> None:
@@ -75,7 +75,7 @@ class WeightAverage:
             self.swap()
         else:
             for part, (name, parameter) in zip(self.parts, self._parameters.items(), strict=True):
-                part.copy_(fsdp_state.own_part(fsdp_state.part_of(state[name], parameter)))
+                part.copy_(fsdp_state.to_local(fsdp_state.distribute_like(state[name], parameter)))
 
 
 @contextmanager

@@ -187,7 +187,7 @@ def set_weights(run: Run, model: Any, weights: Mapping[str, torch.Tensor]) -> No
     else:
         for name, parameter in plain.named_parameters():
             if parameter.requires_grad:
-                fsdp_state.own_part(parameter).copy_(fsdp_state.own_part(fsdp_state.part_of(weights[name], parameter)))
+                fsdp_state.to_local(parameter).copy_(fsdp_state.to_local(fsdp_state.distribute_like(weights[name], parameter)))
     for name, buffer in plain.named_buffers():
         if name in weights:
             buffer.copy_(weights[name])

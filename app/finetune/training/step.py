@@ -97,9 +97,9 @@ def _clip(run: Run, model: Any, max_norm: float) -> torch.Tensor:
     """`Accelerator.clip_grad_norm_`, which multiplies every gradient by 1 where the norm is not above `max_norm`: a GPU is not
     asked for it. On a CPU nothing waits for the answer, and another pass over the gradients can be spared."""
     if run.device.type not in READY:
-        return fsdp_state.full(run.accelerator.clip_grad_norm_(model.parameters(), max_norm))
+        return fsdp_state.full_tensor(run.accelerator.clip_grad_norm_(model.parameters(), max_norm))
     parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
-    norm = fsdp_state.full(torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters]))
+    norm = fsdp_state.full_tensor(torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters]))
     if not norm <= max_norm:  # nor where it is no number
         torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
     return norm
