@@ -149,5 +149,5 @@ def _hardware(device: torch.device) -> str:
 
 
 def _as_json_values(config: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Replaces infinities, which DeepSpeed and Accelerate add and JSON does not have, by "inf"."""
+    """Replaces infinities by "inf": DeepSpeed and Accelerate add them, and JSON has none."""
     return None if config is None else json.loads(json.dumps(config, default=str).replace("Infinity", '"inf"'))

@@ -192,7 +192,7 @@ PLACES = [
     Case("predictions in no folder", [r"--predictions_file no/p\.jsonl: folder no does not exist or cannot be written"],
          arguments={"do_train": "true", "do_predict": "true", "test_file": "valid.csv", "predictions_file": "no/p.jsonl"}),
     Case("checkpoint missing",
-         [r"run/checkpoints/step_9: is not a checkpoint; this run's checkpoints: run/checkpoints/step_1; or give auto"],
+         [r"run/checkpoints/step_9: is not a checkpoint; give auto or a checkpoint of this run \(run/checkpoints/step_1\)"],
          arguments={"overwrite_output_dir": None, "resume_from_checkpoint": "run/checkpoints/step_9"}),
     Case("run for a checkpoint", [r"--resume_from_checkpoint run: is not a checkpoint"],
          arguments={"overwrite_output_dir": None, "resume_from_checkpoint": "run"}),

@@ -108,7 +108,7 @@ def find(folder: Path, requested: str) -> Path | None:
         problem = damage(path) if (path / MANIFEST).exists() else "is not a checkpoint"
         if problem:
             known = ", ".join(map(str, list_checkpoints(folder))) or "none"
-            raise InputError(f"--resume_from_checkpoint {path}: {problem}; this run's checkpoints: {known}; or give auto")
+            raise InputError(f"--resume_from_checkpoint {path}: {problem}; give auto or a checkpoint of this run ({known})")
         return path
     damaged = []
     for path in reversed(list_checkpoints(folder)):

@@ -15,7 +15,7 @@ def grad_norm(engine: Any) -> Any:
 
 
 def full_parameters(engine: Any, wanted: bool) -> dict[str, Any]:
-    """Full fp32 weights by parameter name, on the CPU; None for each unless `wanted`. All processes must call it."""
+    """Full fp32 weights by parameter name, on the CPU; empty unless `wanted`. All processes must call it."""
     from deepspeed.runtime.zero import GatheredParameters
     from deepspeed.utils import safe_get_full_fp32_param
 
@@ -25,13 +25,14 @@ def full_parameters(engine: Any, wanted: bool) -> dict[str, Any]:
         # Frozen parameters have no master copy; under ZeRO-3 they may still be partitioned, and empty here.
         is_partitioned = full is None and hasattr(parameter, "ds_id") and not parameter.numel()
         with GatheredParameters([parameter] if is_partitioned else []):
-            parameters[name] = _fp32_copy(parameter if full is None else full) if wanted else None
+            if wanted:
+                parameters[name] = _fp32_copy(parameter if full is None else full)
     return parameters
 
 
 def full_moments(engine: Any, wanted: bool) -> dict[str, dict[str, Any]]:
-    """Full fp32 moments of the trained weights on the CPU, for Adam {"exp_avg": {name: tensor}, "exp_avg_sq": {...}}; None for
-    each tensor unless `wanted`. All processes must call it."""
+    """Full fp32 moments of the trained weights on the CPU, for Adam {"exp_avg": {name: tensor}, "exp_avg_sq": {...}}; empty
+    unless `wanted`. All processes must call it."""
     from deepspeed.utils import safe_get_full_optimizer_state
 
     _link_moments(engine)
@@ -39,7 +40,8 @@ def full_moments(engine: Any, wanted: bool) -> dict[str, dict[str, Any]]:
     for key in _moment_keys(engine):
         for name, parameter in _trained(engine):
             full = safe_get_full_optimizer_state(parameter, key)
-            moments.setdefault(key, {})[name] = _fp32_copy(full) if wanted else None
+            if wanted:
+                moments.setdefault(key, {})[name] = _fp32_copy(full)
     return moments
 
 

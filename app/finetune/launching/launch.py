@@ -66,7 +66,7 @@ class Launch:
 
     @property
     def micro_batches_by_tokens(self) -> bool:
-        """Whether micro-batches are sized in tokens by default: on CPUs, unless a DeepSpeed file may declare their rows."""
+        """Whether micro-batches are sized in tokens by default: on CPUs without DeepSpeed, whose file may set the rows."""
         return self.use_cpu and self.deepspeed_config is None
 
     @property
@@ -167,7 +167,7 @@ def _whole_number(variable: str, least: int) -> int:
 
 
 def _rendezvous_problems(world_size: int) -> list[str]:
-    """Missing or wrong variables without which several processes cannot find each other."""
+    """Missing or wrong variables that several processes need to find each other."""
     port, missing = os.environ.get("MASTER_PORT", ""), [name for name in ("RANK", "MASTER_ADDR") if not os.environ.get(name)]
     if world_size == 1 or (port.isdecimal() and 0 < int(port) < 65536 and not missing):
         return []

@@ -129,8 +129,7 @@ def on_immediate_stop(callback: Callable[[str], None]) -> None:
 
 
 def exit_now(code: int) -> None:
-    """Ends the process without cleanup. Also kills its workers (of a DataLoader or of tokenization), which may ignore signals:
-    they are the children with its own command line."""
+    """Ends the process without cleanup. Kills its workers (children with its command line) first: they may ignore signals."""
     try:
         own = psutil.Process()
         for child in own.children():

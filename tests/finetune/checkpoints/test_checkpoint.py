@@ -259,7 +259,7 @@ def test_a_checkpoint_is_requested_by_its_path(trained, tmp_path):
     flip(path / "model.safetensors")
     with pytest.raises(InputError, match=r"--resume_from_checkpoint .*step_2: model\.safetensors was changed"):
         find(tmp_path, str(path))
-    with pytest.raises(InputError, match="step_3: is not a checkpoint; this run's checkpoints: "):
+    with pytest.raises(InputError, match="step_3: is not a checkpoint; give auto or a checkpoint of this run "):
         find(tmp_path, str(tmp_path / "step_3"))
 
 
