@@ -57,7 +57,7 @@ from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoModelFor
 from finetune.application import run
 from finetune.errors import InputError
 from finetune.losses.multilabel import MultiLabelLoss, from_config
-from finetune.metrics.multilabel import sigmoid
+from finetune.metrics.multilabel import MetricsOfLabelledRows, sigmoid
 from finetune.metrics.thresholds import decide
 from finetune.models import pretrained
 from finetune.models.adapters import limit_training
@@ -234,8 +234,9 @@ class MultiLabelClassification(TextTask):
             }
 
     def judge(self, best: Predictions, split: TextSplit) -> Judgement:
-        row_scores = label_plots.row_scores(sigmoid(best["logits"]), best["labels"])
-        return Judgement(row_scores, partial(label_plots.show, partial(self.decider.judged, best), self.labels, split.texts))
+        decisions = self.decider.decisions(best, self.thresholds, split)
+        metrics = MetricsOfLabelledRows(sigmoid(best["logits"]), best["labels"], decisions)
+        return Judgement(metrics, partial(label_plots.show, partial(self.decider.judged, best), self.labels, split.texts))
 
     def card(self, folder: Path) -> Card:
         sections = [classifier.CARD_NOTE, *classifier.label_table(folder)]

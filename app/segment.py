@@ -239,7 +239,7 @@ class Segmentation(ImageTask):
             yield line | {"shares": segmenter.shares(mask, self.classes.names), **found}
 
     def judge(self, best: Predictions, split: ImageSplit) -> Judgement:
-        return plots.judge(best, self.classes.names, split.ids)
+        return plots.judge(best, self.classes.names, split.ids, partial(self.score, split=split))
 
     def card(self, folder: Path) -> Card:
         table = segmenter.class_table(read_metrics(folder / "metrics.json"), self.classes.names)

@@ -239,7 +239,7 @@ class VolumeSegmentation(Task):
             yield line
 
     def judge(self, best: Predictions, split: Split) -> Judgement:
-        return plots.judge(best, self.settings.classes, split.ids, first=1)
+        return plots.judge(best, self.settings.classes, split.ids, partial(self.score, split=split), first=1)
 
     def card(self, folder: Path) -> Card:
         table = class_table(read_metrics(folder / "metrics.json"), self.settings.classes)

@@ -3,14 +3,13 @@
 
     python scripts/compare.py runs/a runs/b [runs/c ...] [--plot curves.png]
 
-The first run is what the others are compared with. Where two runs scored the same rows (`row_scores_test.npz`, else
-`row_scores_validation.npz`, which `--report_to html` writes), the difference of the means is given with its 95 % interval and a
-two-sided p value from a paired bootstrap over rows (Efron and Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 16;
-Koehn, "Statistical Significance Tests for Machine Translation Evaluation", EMNLP 2004). On validation rows, by which the best
-model was chosen, a difference looks larger than it is.
+The first run is what the others are compared with. Where two runs scored the same rows, the difference of each headline metric
+comes with its 95 % interval and a two-sided p value from a paired bootstrap over rows (Efron and Tibshirani, "An Introduction
+to the Bootstrap", 1993, chapter 16; Koehn, "Statistical Significance Tests for Machine Translation Evaluation", EMNLP 2004). It
+reads `bootstrap_test.npz`, else `bootstrap_validation.npz`, which `--report_to html` writes. On validation rows, by which the
+best model was chosen, a difference looks larger than it is.
 
     --plot FILE      the curves of all runs in one picture
-    --resamples N    of the bootstrap (default 2000)
 
 Exit codes: 0; 2 for a folder that holds no finished run.
 """
@@ -29,8 +28,8 @@ APP = Path(__file__).resolve().parents[1] / "app"
 sys.path.insert(0, str(APP))
 
 from finetune.errors import InputError  # noqa: E402
-from finetune.metrics.bootstrap import paired_bootstrap  # noqa: E402
-from finetune.output.run_folder import METRICS, ROW_SCORES, RUN_FILE  # noqa: E402
+from finetune.metrics.bootstrap import paired_difference  # noqa: E402
+from finetune.output.run_folder import BOOTSTRAP, METRICS, RUN_FILE  # noqa: E402
 from finetune.reports.figures import COLORS, DPI, new_figure  # noqa: E402
 from finetune.reports.tracker import read_history  # noqa: E402
 
@@ -38,18 +37,18 @@ PLACES = ("output_dir", "config", "run_name", "predictions_file")  # arguments t
 
 
 def read_run(folder: Path) -> dict[str, Any]:
-    """A finished run: its arguments, metrics, history and scores of rows. Raises `InputError`."""
+    """A finished run: its arguments, metrics, history and metrics of resampled rows. Raises `InputError`."""
     try:
         run = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
         metrics = json.loads((folder / METRICS).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"{folder} holds no finished run ({error}); name the --output_dir of one") from None
-    scores = {}
+    resampled = {}
     for split in ("test", "validation"):
-        if (folder / ROW_SCORES.format(split)).exists():
-            with np.load(folder / ROW_SCORES.format(split)) as arrays:
-                scores[split] = dict(arrays)
-    return {"name": str(folder), **run, "metrics": metrics, "history": read_history(folder), "scores": scores}
+        if (folder / BOOTSTRAP.format(split)).exists():
+            with np.load(folder / BOOTSTRAP.format(split)) as arrays:
+                resampled[split] = dict(arrays)
+    return {"name": str(folder), **run, "metrics": metrics, "history": read_history(folder), "resampled": resampled}
 
 
 def differing_arguments(runs: list[dict[str, Any]]) -> dict[str, list[Any]]:
@@ -62,15 +61,15 @@ def differing_arguments(runs: list[dict[str, Any]]) -> dict[str, list[Any]]:
 def same_rows(one: dict[str, Any], other: dict[str, Any]) -> str | None:
     """The split whose rows both runs have scored: test rather than validation; None if there is none."""
     for split in ("test", "validation"):
-        sizes = [{len(scores) for scores in run["scores"].get(split, {}).values()} for run in (one, other)]
+        sizes = [run["resampled"].get(split, {}).get("rows") for run in (one, other)]
         content = f"{split}_content"
         known = [run["fingerprint"].get(content, run["arguments"].get(f"{split}_file")) for run in (one, other)]
-        if sizes[0] and sizes[0] == sizes[1] and known[0] == known[1]:
+        if sizes[0] is not None and sizes[0] == sizes[1] and known[0] == known[1]:
             return split
     return None
 
 
-def report(runs: list[dict[str, Any]], resamples: int) -> list[str]:
+def report(runs: list[dict[str, Any]]) -> list[str]:
     """Lines of text: metrics, arguments, differences."""
     names = [f"[{number}]" for number in range(len(runs))]
     lines = [f"{name} {run['name']}" for name, run in zip(names, runs, strict=True)]
@@ -89,12 +88,13 @@ def report(runs: list[dict[str, Any]], resamples: int) -> list[str]:
     for name, run in zip(names[1:], runs[1:], strict=True):
         split = same_rows(run, runs[0])
         if split is None:
-            lines += ["", f"{name} and [0] have no rows in common that both scored (--report_to html keeps the scores)"]
+            lines += ["", f"{name} and [0] have no rows in common that both scored (--report_to html writes what this needs)"]
             continue
         lines += ["", f"{name} minus [0], {split} rows, paired bootstrap"]
-        for metric in (name for name in runs[0]["scores"][split] if name in run["scores"][split]):
-            mean, low, high, p = paired_bootstrap(run["scores"][split][metric], runs[0]["scores"][split][metric], resamples)
-            lines.append(f"  {metric:<34}{mean:>+10.4f}   95 % {low:+.4f} to {high:+.4f}   p {p:.4f}")
+        ours, theirs = run["resampled"][split], runs[0]["resampled"][split]
+        for metric in (name for name in theirs if name in ours and name != "rows"):
+            difference, low, high, p = paired_difference(ours[metric], theirs[metric])
+            lines.append(f"  {metric:<34}{difference:>+10.4f}   95 % {low:+.4f} to {high:+.4f}   p {p:.4f}")
     return lines
 
 
@@ -115,14 +115,13 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
     parser.add_argument("--plot", type=Path)
-    parser.add_argument("--resamples", type=int, default=2000)
     given = parser.parse_args(argv)
     try:
         runs = [read_run(folder) for folder in given.runs]
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(*report(runs, given.resamples), sep="\n")
+    print(*report(runs), sep="\n")
     if given.plot is not None:
         plot(runs, given.plot)
     return 0

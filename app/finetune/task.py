@@ -14,6 +14,7 @@ import torch
 
 from finetune.errors import InputError
 from finetune.metrics.additional import compute_additional, load_metrics
+from finetune.metrics.bootstrap import MetricsOfRows
 from finetune.plan import Modes
 from finetune.reading.problems import nearest
 
@@ -179,10 +180,10 @@ class Shown(NamedTuple):
 
 
 class Judgement(NamedTuple):
-    """What a labelled file says of a model. `row_scores`: (rows,) by the name of the metric that their mean is, for confidence
-    intervals and scripts/compare.py. `show`: draws, which takes seconds and is for the report alone."""
+    """What a labelled file says of a model. `metrics_of_rows`: the headline metrics of some of its rows, by number, which may
+    repeat: for confidence intervals and scripts/compare.py. `show`: draws, which takes seconds and is for the report alone."""
 
-    row_scores: Mapping[str, np.ndarray] = MappingProxyType({})
+    metrics_of_rows: MetricsOfRows | None = None
     show: Callable[[], Shown] = lambda: Shown({}, [])
 
 

@@ -6,6 +6,7 @@ import pytest
 from launchers import SCRIPTS
 
 from finetune.errors import InputError
+from finetune.metrics.bootstrap import MeansOfRows, bootstrap
 
 spec = importlib.util.spec_from_file_location("compare_script", SCRIPTS / "compare.py")
 compare = importlib.util.module_from_spec(spec)
@@ -22,7 +23,8 @@ def finished(folder, seed=1, test=None, train_file="a.csv", loss=1.0):
     events = [{"step": step, "epoch": 1.0, "loss": loss / step, "eval_loss": loss} for step in (1, 2)]
     (folder / "history.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events), encoding="utf-8")
     if test is not None:
-        np.savez(folder / "row_scores_test.npz", accuracy=test)
+        values = bootstrap(MeansOfRows({"accuracy": test}), len(test))
+        np.savez(folder / "bootstrap_test.npz", rows=len(test), **values)
     return str(folder)
 
 

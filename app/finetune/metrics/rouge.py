@@ -12,7 +12,8 @@ from itertools import islice
 
 import numpy as np
 
-from finetune.metrics.bootstrap import bootstrap_interval
+from finetune.metrics.bootstrap import MeansOfRows, interval
+from finetune.metrics.bootstrap import bootstrap as draw_resamples
 from finetune.metrics.rouge_tokenizers import CJK_TOKENIZERS, UNIT, rouge_tokenizer
 
 ROUGE_METRICS = ("rouge1", "rouge2", "rougeL", "rougeLsum")
@@ -42,12 +43,13 @@ def rouge_scores(
         raise ValueError(f"{len(predictions)} predictions for {len(references)} references: one of each per row")
     names = (*ROUGE_METRICS, "exact_match")
     rouge, exact = row_scores(predictions, references, tokenizer), exact_matches(predictions, references)
-    rows = np.array([[*scores, match] for scores, match in zip(rouge, exact, strict=True)])
-    scores = dict(zip(names, rows.mean(axis=0).tolist() if len(rows) else [None] * len(names), strict=True))
+    by_row = dict(zip(names, [*np.array(rouge).T, np.array(exact)], strict=True)) if rouge else {}
+    scores: dict[str, float | None] = {name: float(by_row[name].mean()) if by_row else None for name in names}
     if bootstrap:
-        low, high = bootstrap_interval(rows, bootstrap, seed) if len(rows) else [[None] * len(names)] * 2
-        scores |= {f"{name}_low": bound for name, bound in zip(names, low, strict=True)}
-        scores |= {f"{name}_high": bound for name, bound in zip(names, high, strict=True)}
+        values = draw_resamples(MeansOfRows(by_row), len(rouge), resamples=bootstrap, seed=seed) if by_row else {}
+        bounds = {name: interval(values[name]) if by_row else (None, None) for name in names}
+        scores |= {f"{name}_low": low for name, (low, _) in bounds.items()}
+        scores |= {f"{name}_high": high for name, (_, high) in bounds.items()}
     return scores
 
 

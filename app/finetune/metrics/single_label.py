@@ -57,10 +57,17 @@ def single_label_scores(logits: np.ndarray, references: np.ndarray, label_smooth
     if references.min() < 0 or references.max() >= classes:
         raise ValueError(f"references must be class numbers below {classes}, found {references.min()} to {references.max()}")
     confusion = confusion_matrix(logits.argmax(axis=1), references, classes)
+    top = {f"top{TOP}_accuracy": top_accuracy(logits, references)} if classes > TOP else {}
+    return {"loss": cross_entropy(logits, references, label_smoothing), **decision_scores(confusion), **top}
+
+
+def decision_scores(confusion: np.ndarray) -> dict[str, float]:
+    """accuracy and f1_macro from a confusion matrix of at least one row."""
     seen = (confusion.sum(axis=0) + confusion.sum(axis=1)) > 0
-    values = [cross_entropy(logits, references, label_smoothing), np.diag(confusion).sum() / len(references)]
-    values += [per_class(confusion)["f1"][seen].mean(), *([top_accuracy(logits, references)] if classes > TOP else [])]
-    return {name: float(value) for name, value in zip(names, values, strict=True)}
+    return {
+        "accuracy": float(np.diag(confusion).sum() / confusion.sum()),
+        "f1_macro": float(per_class(confusion)["f1"][seen].mean()),
+    }
 
 
 def per_class_table(confusion: np.ndarray, labels: list[str]) -> list[dict[str, Any]]:

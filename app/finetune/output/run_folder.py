@@ -22,7 +22,7 @@ RUN_FILE = "run.json"
 STATUS = "status.json"
 CARD = "README.md"
 REPORT = "report.html"
-ROW_SCORES = "row_scores_{}.npz"  # of the validation and of the test rows
+BOOTSTRAP = "bootstrap_{}.npz"  # of the validation and of the test rows
 BEST_PREDICTIONS = "validation_predictions.npz"  # the best model's
 BEST = "best"
 BEST_MODELS, KEPT_WEIGHTS = "best_models", "kept_weights"  # of --keep_best and --average_checkpoints
@@ -42,8 +42,8 @@ OURS = (
     CARD,
     REPORT,
     BEST_PREDICTIONS,
-    ROW_SCORES.format("validation"),
-    ROW_SCORES.format("test"),
+    BOOTSTRAP.format("validation"),
+    BOOTSTRAP.format("test"),
     BEST,
     BEST_MODELS,
     KEPT_WEIGHTS,

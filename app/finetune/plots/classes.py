@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from finetune.metrics.single_label import confusion_matrix
+from finetune.metrics.single_label import confusion_matrix, decision_scores
 from finetune.reports.figures import matrix
 from finetune.task import Judgement, Shown
 
@@ -15,7 +15,12 @@ MOST_CLASSES = 30  # those with most errors are shown
 
 def judge(found: np.ndarray, labels: np.ndarray, names: list[str]) -> Judgement:
     """`found` and `labels`: (rows,) predicted and true class numbers."""
-    return Judgement({"accuracy": (found == labels).astype(float)}, partial(show, found, labels, names))
+    return Judgement(partial(metrics_of_rows, found, labels, len(names)), partial(show, found, labels, names))
+
+
+def metrics_of_rows(predicted: np.ndarray, labels: np.ndarray, num_classes: int, rows: np.ndarray) -> dict[str, float]:
+    """accuracy and f1_macro of some rows. `predicted` and `labels`: (rows,) of all."""
+    return decision_scores(confusion_matrix(predicted[rows], labels[rows], num_classes))
 
 
 def show(found: np.ndarray, labels: np.ndarray, names: list[str]) -> Shown:

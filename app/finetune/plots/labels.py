@@ -27,14 +27,6 @@ def show(judged: Callable[[], Judged], names: list[str], texts: Any) -> Shown:
     return Shown(shown, [worst_rows(chances, labels, decided, names, texts)])
 
 
-def row_scores(chances: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
-    """Scores of each row, (rows,), at a threshold of 0.5, by the name of the metric that their mean is."""
-    decided, wanted = chances > 0.5, labels > 0
-    total = decided.sum(axis=1) + wanted.sum(axis=1)
-    f1 = 2 * (decided & wanted).sum(axis=1) / np.maximum(total, 1)
-    return {"f1_samples": f1, "subset_accuracy": (decided == wanted).all(axis=1).astype(float)}
-
-
 def figures(
     chances: np.ndarray, labels: np.ndarray, thresholds: np.ndarray, decided: np.ndarray, names: list[str]
 ) -> dict[str, Figure]:

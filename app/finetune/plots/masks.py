@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,26 +11,37 @@ import numpy as np
 
 from finetune.metrics.segmentation import PREDICTED, SHARED, TRUE, dice, iou
 from finetune.reports.figures import BLUE, GREY, NAME, legend_below, matrix, new_figure
-from finetune.task import Judgement, Section, Shown
+from finetune.task import Judgement, Predictions, Section, Shown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_ROWS, MOST_BARS, MOST_CONFUSED = 20, 30, 15
+COUNTED = ("loss", "counts", "hd95")  # predictions that metrics are computed from
 
 
-def judge(predictions: Mapping[str, np.ndarray], classes: Sequence[str], ids: Sequence[str], first: int = 0) -> Judgement:
+def judge(
+    predictions: Predictions,
+    classes: Sequence[str],
+    ids: Sequence[str],
+    metrics: Callable[[Predictions], Mapping[str, float | None]],
+    first: int = 0,
+) -> Judgement:
     """`predictions`: `loss` (rows,), `counts` (rows, classes, 3) and, for few classes, `confusion`, (rows, classes, classes) by
-    true and predicted class; `first`: the first class that has metrics of its own."""
+    true and predicted class; `metrics`: of predictions; `first`: the first class that has metrics of its own."""
     counts = predictions["counts"]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # rows without any class
         by_row = {name: np.nanmean(metric(counts)[:, first:], axis=1) for name, metric in (("iou", iou), ("dice", dice))}
-    scores = {"loss": predictions["loss"].astype(float)}
-    scores |= {
-        f"{name}_of_rows": np.nan_to_num(values, nan=1.0) for name, values in by_row.items()
-    }  # nothing there, nothing found
-    return Judgement(scores, partial(show, predictions, classes, ids, scores, first))
+    # A row without any class, in which none was found, has 1.
+    scores = {"loss": predictions["loss"], **{name: np.nan_to_num(values, nan=1.0) for name, values in by_row.items()}}
+    return Judgement(partial(_metrics_of_rows, predictions, metrics), partial(show, predictions, classes, ids, scores, first))
+
+
+def _metrics_of_rows(
+    predictions: Predictions, metrics: Callable[[Predictions], Mapping[str, float | None]], rows: np.ndarray
+) -> Mapping[str, float | None]:
+    return metrics({name: array[rows] for name, array in predictions.items() if name in COUNTED})
 
 
 def show(
@@ -52,7 +63,7 @@ def show(
         worst = known[by_class[row, known].argmin()] if len(known) else None
         found = "-" if worst is None else f"{classes[first + worst]} ({by_class[row, worst]:.2f})"
         rows.append([str(ids[row]), *(f"{scores[name][row]:.4f}" for name in scores), found])
-    header = ["row", *(name.removesuffix("_of_rows") for name in scores), "worst class (IoU)"]
+    header = ["row", *scores, "worst class (IoU)"]
     return Shown(figures, [Section("Worst validation rows", "By loss, worst first.", header, rows)])
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from finetune.metrics.bootstrap import MeansOfRows
 from finetune.metrics.rouge import ROUGE_METRICS, lead_baseline, lead_length, row_scores
 from finetune.reports.figures import BLUE, GREY, ORANGE, legend_below, new_figure
 from finetune.task import Judgement, Section, Shown
@@ -24,7 +25,7 @@ def judge(
     """`lengths`: (rows,) tokens of generated titles, of references and of documents; `titles`: generated ones and references;
     `texts`: by row; `tokenizer`: the name of ROUGE's."""
     by_metric = dict(zip(ROUGE_METRICS, np.array(row_scores(*titles, tokenizer)).T, strict=True))
-    return Judgement(by_metric, partial(show, by_metric["rougeL"], lengths, titles, texts, tokenizer))
+    return Judgement(MeansOfRows(by_metric), partial(show, by_metric["rougeL"], lengths, titles, texts, tokenizer))
 
 
 def show(

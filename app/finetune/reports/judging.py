@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +11,17 @@ import numpy as np
 
 from finetune.errors import in_short
 from finetune.launching.processes import Run
-from finetune.metrics.bootstrap import bootstrap_interval
+from finetune.metrics.bootstrap import bootstrap, interval
 from finetune.output import written
 from finetune.output.console import say
 from finetune.output.files import naming
-from finetune.output.run_folder import BEST_PREDICTIONS, REPORT, ROW_SCORES
+from finetune.output.run_folder import BEST_PREDICTIONS, BOOTSTRAP, REPORT
 from finetune.reports import data, figures
 from finetune.reports.card import write_card
 from finetune.reports.page import write_page
 from finetune.reports.tracker import SPEED, read_history, show_picture, show_table
 from finetune.task import Judgement, Predictions, Section, Shown, Split, Task
 
-RESAMPLES = 1000
 MOST_BYTES = 2**28  # of predictions that are kept: a report is not worth a full disk
 
 
@@ -34,13 +33,26 @@ def keep(folder: Path, best: Predictions) -> None:
         (folder / BEST_PREDICTIONS).unlink(missing_ok=True)
 
 
-def keep_test_scores(folder: Path, task: Task, predictions: Predictions, split: Split) -> None:
-    """Keeps the scores of each test row for scripts/compare.py; rank 0 only. A run that is done stays done."""
+def keep_test_resamples(folder: Path, task: Task, predictions: Predictions, split: Split) -> None:
+    """Keeps metrics of resampled test rows for scripts/compare.py; rank 0 only. An error is a note: the run is done."""
     try:
-        if scores := task.judge(predictions, split).row_scores:
-            _save(folder / ROW_SCORES.format("test"), scores)
+        _resample(folder, "test", predictions, task.judge(predictions, split), task.shown_metrics)
     except Exception as error:
-        say(f"note           no scores of single test rows: {in_short(error)}")
+        say(f"note           no metrics of resampled test rows: {in_short(error)}")
+
+
+def _resample(
+    folder: Path, name: str, predictions: Predictions, judgement: Judgement, names: Collection[str]
+) -> dict[str, np.ndarray]:
+    """(1 + resamples,) values of the metrics `names` of a split, which are also kept in a file; {} without rows."""
+    rows = len(next(iter(predictions.values())))
+    if judgement.metrics_of_rows is None or not rows:
+        return {}
+    elements = max(array.size for array in predictions.values())
+    values = bootstrap(judgement.metrics_of_rows, rows, elements)
+    values = {metric: drawn for metric, drawn in values.items() if metric in names}
+    _save(folder / BOOTSTRAP.format(name), {**values, "rows": np.array(rows)})
+    return values
 
 
 def _save(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
@@ -74,14 +86,15 @@ def write_reports(run: Run, arguments: Any, task: Task, splits: Mapping[str, Spl
 
 def _judge(run: Run, folder: Path, task: Task, splits: Mapping[str, Split]) -> list[Section]:
     """Draws figures into pictures/ and for trackers; returns the tables for the page."""
-    path, judgement = folder / BEST_PREDICTIONS, Judgement()
+    path, judgement, resampled = folder / BEST_PREDICTIONS, Judgement(), {}
     if "validation" in splits and path.exists():
-        with np.load(path) as best:
-            judgement = task.judge(dict(best), splits["validation"])
+        with np.load(path) as file:
+            best = dict(file)
+        judgement = task.judge(best, splits["validation"])
+        resampled = _resample(folder, "validation", best, judgement, {*task.shown_metrics, task.best_metric})
     drawn, sections = judgement.show()
-    if judgement.row_scores:
-        _save(folder / ROW_SCORES.format("validation"), judgement.row_scores)
-        sections = [_intervals(judgement.row_scores), *sections]
+    if resampled:
+        sections = [_intervals(resampled), *sections]
     events, of_data = [*read_history(folder), *read_history(folder, SPEED)], _data(task, splits)
     step = max((event["step"] for event in events), default=0)
     for name, figure in {**figures.curves(events, task.shown_metrics), **drawn, **of_data.figures}.items():
@@ -101,12 +114,13 @@ def _data(task: Task, splits: Mapping[str, Split]) -> Shown:
     return Shown(report.shown.figures, [data.as_section(report.findings)._replace(title="Data: findings"), *tables])
 
 
-def _intervals(row_scores: Mapping[str, np.ndarray]) -> Section:
-    """How far a mean over the validation rows would move with other rows of the same kind."""
-    bounds = bootstrap_interval(np.stack([*row_scores.values()], axis=1), RESAMPLES, seed=0)
-    rows = [
-        [name, f"{scores.mean():.4f}", f"{low:.4f} to {high:.4f}"]
-        for (name, scores), low, high in zip(row_scores.items(), *bounds, strict=True)
-    ]
-    text = f"95 % bootstrap intervals over the validation rows ({RESAMPLES} resamples)."
-    return Section("Confidence", text, ["metric", "mean", "interval"], rows)
+def _intervals(resampled: Mapping[str, np.ndarray]) -> Section:
+    """The table of confidence intervals. `resampled`: by metric, from `bootstrap`."""
+    rows = []
+    for name, values in resampled.items():
+        low, high = interval(values)
+        if not np.isnan([values[0], low, high]).any():
+            rows.append([name, f"{values[0]:.4f}", f"{low:.4f} to {high:.4f}"])
+    resamples = len(next(iter(resampled.values()))) - 1
+    text = f"95 % bootstrap intervals over the validation rows ({resamples} resamples)."
+    return Section("Confidence", text, ["metric", "value", "interval"], rows)

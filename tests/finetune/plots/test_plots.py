@@ -1,19 +1,10 @@
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import accuracy_score, f1_score
 
-from finetune.metrics.segmentation import count_confusion, dice
+from finetune.metrics.segmentation import count_confusion, dice, segmentation_scores
 from finetune.plots import classes, labels, masks, titles
 from finetune.reports.figures import as_picture
-
-
-def rowwise(decided, targets):
-    """scikit-learn's."""
-    return {
-        "f1_samples": f1_score(targets, decided, average="samples", zero_division=0),
-        "subset_accuracy": accuracy_score(targets, decided),
-    }
 
 
 def test_labels_have_figures_and_their_worst_rows():
@@ -28,10 +19,6 @@ def test_labels_have_figures_and_their_worst_rows():
     for figure in found.figures.values():
         assert as_picture(figure).ndim == 3
     assert found.figures["label_f1"].axes[0].get_yticklabels()[0].get_text().endswith(f"({targets.sum(axis=0).max()})")
-    scores = rowwise(chances > 0.5, targets)
-    of_rows = labels.row_scores(chances, targets)
-    assert of_rows["f1_samples"].mean() == pytest.approx(scores["f1_samples"])
-    assert of_rows["subset_accuracy"].mean() == pytest.approx(scores["subset_accuracy"])
     (section,) = found.sections
     assert len(section.rows) == labels.MOST_ROWS
     assert section.rows[0][3] == "text 7"
@@ -62,7 +49,8 @@ def test_a_confusion_matrix_shows_the_classes_with_most_errors(number):
     truth = np.repeat(np.arange(number), 9)
     found = np.append(truth, [number - 1] * 4)
     judgement = classes.judge(found, np.append(truth, [0] * 4), [f"c{label}" for label in range(number)])
-    assert judgement.row_scores["accuracy"].tolist() == [1] * len(truth) + [0] * 4
+    assert judgement.metrics_of_rows(np.arange(len(found)))["accuracy"] == len(truth) / len(found)
+    assert judgement.metrics_of_rows(np.array([0, 0, len(truth)])) == {"accuracy": 2 / 3, "f1_macro": pytest.approx(0.8 / 2)}
     figure = judgement.show().figures["confusion_matrix"]
     shown = [tick.get_text() for tick in figure.axes[0].get_yticklabels()]
     assert len(shown) == min(number, classes.MOST_CLASSES)
@@ -76,10 +64,14 @@ def test_masks_have_scores_of_rows_figures_and_their_worst_rows():
     truth[5] = found[5] = 0  # no class that has metrics
     counted = count_confusion(torch.as_tensor(found), torch.as_tensor(truth), 3)
     predictions = {"loss": np.arange(6.0), **{name: counts.numpy() for name, counts in counted.items()}}
-    judged = masks.judge(predictions, ["background", "a", "b"], list("uvwxyz"), first=1)
-    assert set(judged.row_scores) == {"loss", "iou_of_rows", "dice_of_rows"}
-    assert judged.row_scores["dice_of_rows"][0] == pytest.approx(dice(predictions["counts"][0])[1:].mean())
-    assert judged.row_scores["dice_of_rows"][5] == 1
+    classes = ["background", "a", "b"]
+
+    def score(some):
+        return segmentation_scores(some["counts"].sum(axis=0), classes)
+
+    judged = masks.judge(predictions, classes, list("uvwxyz"), score, first=1)
+    twice_the_first = np.array([0, 0])
+    assert judged.metrics_of_rows(twice_the_first)["mean_dice"] == pytest.approx(dice(predictions["counts"][0]).mean())
     shown = judged.show()
     assert set(shown.figures) == {"class_dice", "class_confusion"}
     for figure in shown.figures.values():
@@ -87,5 +79,6 @@ def test_masks_have_scores_of_rows_figures_and_their_worst_rows():
     (section,) = shown.sections
     assert [row[0] for row in section.rows] == list("zyxwvu")
     assert (section.rows[0][-1], section.rows[1][-1][0]) == ("-", "b")
+    assert section.rows[0][3] == "1.0000"
     del predictions["confusion"]  # too many classes
-    assert set(masks.judge(predictions, ["background", "a", "b"], list("uvwxyz")).show().figures) == {"class_dice"}
+    assert set(masks.judge(predictions, classes, list("uvwxyz"), score).show().figures) == {"class_dice"}

@@ -117,13 +117,17 @@ def test_curves_of_metrics_are_those_of_shares():
     assert [line.get_label() for line in figure.axes[0].get_lines()] == ["rougeL"]
 
 
-def test_scores_of_test_rows_are_kept_and_nothing_is_drawn(finished):
+def test_metrics_of_resampled_test_rows_are_kept_and_nothing_is_drawn(finished):
     class Scored(LinearTask):
-        def judge(self, best, split):
-            return Judgement({"error": best["error"]}, lambda: pytest.fail("drawn"))
+        shown_metrics = ("error",)
 
-    judging.keep_test_scores(finished, Scored(), {"error": np.ones(2)}, range(2))
-    assert np.load(finished / "row_scores_test.npz")["error"].tolist() == [1, 1]
+        def judge(self, best, split):
+            return Judgement(lambda rows: {"error": best["error"][rows].mean(), "other": 1}, lambda: pytest.fail("drawn"))
+
+    judging.keep_test_resamples(finished, Scored(), {"error": np.array([0, 1])}, range(2))
+    with np.load(finished / "bootstrap_test.npz") as kept:
+        assert set(kept) == {"rows", "error"}
+        assert set(kept["error"].tolist()) == {0, 0.5, 1}
 
 
 def test_the_summary_says_when_the_best_model_is_an_average():
