@@ -21,7 +21,7 @@ from finetune.reports.judging import keep_test_scores, write_reports
 from finetune.task import Data, Task
 from finetune.training import loop
 from finetune.training.evaluation import evaluate, predict
-from finetune.training.unfinished import unfinished_predictions
+from finetune.training.partial_predictions import open_partial_predictions
 from finetune.training_setup import eval_rows, finish_training, load_best, prepare_training, release
 
 
@@ -94,11 +94,11 @@ def predict_test(started: Run, arguments: Any, task: Task, model: Any, data: Dat
     rows are labelled."""
     split = data.splits["test"]
     rows = eval_rows(started, arguments, task, split)
-    unfinished = unfinished_predictions(started, arguments, data.fingerprint, rows)
-    predictions, rate = predict(started, model, task, rows, unfinished=unfinished)
+    saved_parts = open_partial_predictions(started, arguments, data.fingerprint, rows)
+    predictions, rate = predict(started, model, task, rows, saved_parts=saved_parts)
     results.write_predictions(started, arguments, task, split, predictions)
-    if unfinished is not None:
-        unfinished.remove()
+    if saved_parts is not None:
+        saved_parts.remove()
     metrics = {"test_rows": len(split), "test_samples_per_second": rate}
     if split.labelled:
         if "html" in arguments.report_to:

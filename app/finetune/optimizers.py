@@ -62,12 +62,12 @@ OPTIMIZERS = {
     DEFAULT: Optimizer(adam=ADAM),
     "adafactor": Optimizer(
         {"beta2_decay": Setting(-0.8, at_least=-math.inf, below=0), "d": Setting(1.0, at_least=1)},
-        whole="it averages over the rows and columns of whole matrices",
+        unshardable="it averages over the rows and columns of whole matrices",
     ),
     "sgd": Optimizer({"momentum": MOMENTUM, "dampening": Setting(0.0, below=1), "nesterov": Setting(False)}),
     "adagrad": Optimizer(
         {"lr_decay": Setting(0.0), "initial_accumulator_value": Setting(0.0), "eps": Setting(1e-10)},
-        whole="DeepSpeed builds it anew with one weight decay for all weights, biases and norms among them",
+        unshardable="DeepSpeed builds it anew with one weight decay for all weights, biases and norms among them",
     ),
     "rmsprop": Optimizer({"alpha": Setting(0.99, below=1), "eps": EPSILON, "momentum": MOMENTUM, "centered": Setting(False)}),
     "muon": Optimizer(
@@ -78,10 +78,10 @@ OPTIMIZERS = {
             "adjust_lr_fn": Setting("match_rms_adamw", choices=("match_rms_adamw", "original")),
         },
         adam=ADAM,
-        whole="it orthogonalises whole matrices",
+        unshardable="it orthogonalises whole matrices",
     ),
     "adamw_bnb_8bit": Optimizer(
-        adam=ADAM, whole="it scales its 8-bit state by blocks of whole weights", package="bitsandbytes"
+        adam=ADAM, unshardable="it scales its 8-bit state by blocks of whole weights", package="bitsandbytes"
     ),
     "lion_32bit": Optimizer(adam=ADAM[:2], package="bitsandbytes"),
 }
