@@ -15,7 +15,7 @@ from finetune.batching.batches import EvalRows, TrainSteps
 from finetune.checkpoints import checkpoint, local_copy, saving
 from finetune.checkpoints.checkpoint import TrainState
 from finetune.kernels.compiling import compile_layers
-from finetune.kernels.embeddings import keep_gradients
+from finetune.kernels.embeddings import reuse_gradient_memory
 from finetune.launching.processes import Run
 from finetune.memory.dry_run import dry_run
 from finetune.memory.estimate import memory_lines
@@ -91,8 +91,8 @@ def prepare_model(run: Run, arguments: Any, task: Task, plan: Plan, model: torch
     layout = layout_of(run.launch, plan.batch, arguments.kernels, state_bytes(arguments, model))
     if run.is_main:
         run.print(*_memory(task, model, steps, layout))
-    if layout.keeps_embeddings:
-        keep_gradients(model)
+    if layout.reuses_gradient_memory:
+        reuse_gradient_memory(model)
     compiles = arguments.torch_compile or run.launch.torch_compile
     if compiles and run.launch.zero_stage == 3:
         # ZeRO-3's hooks around every module break the graph into hundreds of pieces, and torch recompiles until it gives up.

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from finetune.kernels.embeddings import keeps_gradients
+from finetune.kernels.embeddings import can_reuse_gradient_memory
 from finetune.launching import deepspeed_config
 from finetune.launching.fsdp_config import FsdpSettings
 from finetune.plan import BatchShape
@@ -17,42 +17,42 @@ HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class Layout:
-    """Everything about a launch that decides how much memory a process needs."""
+    """The properties of a launch that determine a process's memory."""
 
     world_size: int
     precision: str  # no, fp16, bf16
     on_gpu: bool
     accumulation: int  # micro-batches per optimizer step
-    wrapped: bool  # in DistributedDataParallel, which keeps gradients from step to step
-    stage: int = 0  # of ZeRO; 0: every process has everything
+    wrapped: bool  # in DistributedDataParallel, whose buckets keep gradients allocated
+    stage: int = 0  # of ZeRO; 0: without
     offload_optimizer: bool = False
     offload_parameters: bool = False
-    bucket: int = 0  # elements that ZeRO reduces at once
-    buckets: int = 1  # number of such buffers
-    live_parameters: int = 0  # gathered parameters that ZeRO-3 keeps
+    bucket: int = 0  # elements of a reduction bucket of ZeRO
+    buckets: int = 1
+    live_parameters: int = 0  # elements that ZeRO-3 keeps gathered
     kernels: str = "auto"  # --kernels
-    moments: float = 8.0  # bytes that the optimizer, and --ema_decay, keep of a trained parameter, on average
+    moments: float = 8.0  # average bytes per trained element of optimizer state and --ema_decay
     fsdp: FsdpSettings | None = None
 
     @property
-    def keeps_embeddings(self) -> bool:
-        """Whether gradients of large embeddings are kept from step to step (`finetune.kernels.embeddings`)."""
+    def reuses_gradient_memory(self) -> bool:
+        """Whether gradients of large embeddings stay allocated between steps (`finetune.kernels.embeddings`)."""
         wrapped = self.wrapped or self.fsdp is not None
-        return keeps_gradients(kernels=self.kernels, on_gpu=self.on_gpu, wrapped=wrapped, zero_stage=self.stage)
+        return can_reuse_gradient_memory(kernels=self.kernels, on_gpu=self.on_gpu, wrapped=wrapped, zero_stage=self.stage)
 
     @property
     def own_precision(self) -> torch.dtype | None:
-        """The half precision in which DeepSpeed keeps weights and gradients, and FSDP gathers weights; None for fp32."""
+        """The half precision of DeepSpeed's weights and gradients, and of weights that FSDP gathers; None for fp32."""
         return HALF.get(self.precision) if self.stage or self.fsdp is not None else None
 
     @property
     def autocast(self) -> torch.dtype | None:
-        """The precision that fp32 weights are cast to in the forward pass; None where they are not."""
+        """The precision to which autocast casts fp32 weights in the forward pass; None without autocast."""
         return None if self.stage else HALF.get(self.precision)
 
 
 def layout_of(launch: Any, batch: BatchShape, kernels: str = "auto", moments: float = 8.0) -> Layout:
-    """The layout of a `launch.Launch`. `kernels`: --kernels; `moments`: as `Layout` has it."""
+    """The layout of a `launch.Launch`. `kernels`, `moments`: as in `Layout`."""
     wrapped = launch.world_size > 1 or launch.launcher in ("torchrun", "deepspeed")
     on_gpu = not launch.use_cpu
     plain = Layout(launch.world_size, launch.precision, on_gpu, batch.accumulation, wrapped, kernels=kernels, moments=moments)

@@ -32,7 +32,7 @@ def test_a_training_step_takes_what_was_estimated(arguments, start_run, accumula
     run = start_run(shape)
     expected = estimate(dry_run(model, CLASSIFY, batch, layout_of(run.launch, shape)), layout_of(run.launch, shape))
     weights = sum(x.numel() * x.element_size() for x in [*model.parameters(), *model.buffers()])
-    kept = sum(weight.nbytes for weight in embeddings.keep_gradients(model))
+    kept = sum(weight.nbytes for weight in embeddings.reuse_gradient_memory(model))
     assert (kept > 0) == (large == 300 * 64)
     model, optimizer = run.accelerator.prepare(model, build_optimizer(arguments(), model, 1e-3, lambda *_: 1.0))
 

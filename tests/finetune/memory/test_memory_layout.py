@@ -29,5 +29,5 @@ def test_the_layout_of_a_launch():
     assert not layout_of(launch, BatchShape(8, 1, 4, 2)).wrapped
     launch.fsdp, launch.precision = FsdpSettings(offload_params=True), "bf16"
     found = layout_of(launch, BatchShape(8, 1, 4, 2))
-    assert (found.offload_parameters, found.offload_optimizer, found.keeps_embeddings) == (True, True, False)
+    assert (found.offload_parameters, found.offload_optimizer, found.reuses_gradient_memory) == (True, True, False)
     assert found.own_precision == found.autocast == torch.bfloat16  # gathered in it, and computed as under DDP
