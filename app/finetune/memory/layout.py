@@ -27,11 +27,11 @@ class Layout:
     stage: int = 0  # of ZeRO; 0: without
     offload_optimizer: bool = False
     offload_parameters: bool = False
-    bucket: int = 0  # elements of a reduction bucket of ZeRO
-    buckets: int = 1
+    bucket_size: int = 0  # elements of a reduction bucket of ZeRO
+    num_buckets: int = 1
     live_parameters: int = 0  # elements that ZeRO-3 keeps gathered
     kernels: str = "auto"  # --kernels
-    moments: float = 8.0  # average bytes per trained element of optimizer state and --ema_decay
+    state_bytes: float = 8.0  # average bytes per trained element of optimizer state and --ema_decay
     fsdp: FsdpSettings | None = None
 
     @property
@@ -51,11 +51,13 @@ class Layout:
         return None if self.stage else HALF.get(self.precision)
 
 
-def layout_of(launch: Any, batch: BatchShape, kernels: str = "auto", moments: float = 8.0) -> Layout:
-    """The layout of a `launch.Launch`. `kernels`, `moments`: as in `Layout`."""
+def layout_of(launch: Any, batch: BatchShape, kernels: str = "auto", state_bytes: float = 8.0) -> Layout:
+    """The layout of a `launch.Launch`. `kernels`, `state_bytes`: as in `Layout`."""
     wrapped = launch.world_size > 1 or launch.launcher in ("torchrun", "deepspeed")
     on_gpu = not launch.use_cpu
-    plain = Layout(launch.world_size, launch.precision, on_gpu, batch.accumulation, wrapped, kernels=kernels, moments=moments)
+    plain = Layout(
+        launch.world_size, launch.precision, on_gpu, batch.accumulation, wrapped, kernels=kernels, state_bytes=state_bytes
+    )
     if launch.fsdp is not None:
         return with_fsdp(plain, launch.fsdp)
     return plain if launch.deepspeed_config is None else with_zero(plain, launch.deepspeed_config)
@@ -71,15 +73,15 @@ def with_zero(layout: Layout, config: dict[str, Any]) -> Layout:
     """The layout under a DeepSpeed configuration; missing values are DeepSpeed 0.19's defaults."""
     section = config["zero_optimization"]
     stage = deepspeed_config.stage_of(config)
-    bucket = section.get("reduce_bucket_size", 500_000_000)
+    bucket_size = section.get("reduce_bucket_size", 500_000_000)
     overlaps = section.get("overlap_comm", stage == 3)
     return replace(
         layout,
         stage=stage,
         offload_optimizer=_leaves_the_gpu(section, "offload_optimizer"),
         offload_parameters=stage == 3 and _leaves_the_gpu(section, "offload_param"),
-        bucket=deepspeed_config.BUCKETS["reduce_bucket_size"] if bucket == "auto" else int(bucket),
-        buckets=2 if overlaps and stage < 3 else 1,
+        bucket_size=deepspeed_config.BUCKETS["reduce_bucket_size"] if bucket_size == "auto" else int(bucket_size),
+        num_buckets=2 if overlaps and stage < 3 else 1,
         live_parameters=int(section.get("stage3_max_live_parameters", 1_000_000_000)),
     )
 

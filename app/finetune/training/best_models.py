@@ -197,9 +197,9 @@ def load_weights(run: Run, model: Any, weights: Mapping[str, torch.Tensor]) -> N
             buffer.copy_(weights[name])
 
 
-def check_space(folder: Path, arguments: Any, model: torch.nn.Module, moments: float) -> None:
+def check_space(folder: Path, arguments: Any, model: torch.nn.Module, state_bytes: float) -> None:
     """Raises `InputError` if the disk of the run's `folder` is too small for --keep_best or --average_checkpoints. `model`: not
-    prepared; `moments`: bytes of optimizer state per trained element."""
+    prepared; `state_bytes`: bytes of optimizer state per trained element."""
     several, num_averaged = arguments.keep_best > 1, arguments.average_checkpoints or 0
     if not several and not num_averaged:
         return
@@ -213,7 +213,7 @@ def check_space(folder: Path, arguments: Any, model: torch.nn.Module, moments: f
         "models": models * model_bytes,
         "weights to be averaged": (num_averaged + 1 if num_averaged else 0) * (buffers + 4 * elements),
         # --save_total_limit, the best model's, and one being written.
-        "checkpoints": (arguments.save_total_limit + 2 if saves else 0) * (buffers + round((4 + moments) * elements)),
+        "checkpoints": (arguments.save_total_limit + 2 if saves else 0) * (buffers + round((4 + state_bytes) * elements)),
     }
     folders = [folder / name for name in (BEST, BEST_MODELS, KEPT_WEIGHTS, CHECKPOINTS)]
     present = sum(path.stat().st_size for place in folders for path in place.rglob("*") if path.is_file())

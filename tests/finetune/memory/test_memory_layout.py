@@ -14,8 +14,8 @@ def test_what_a_deepspeed_file_says(request):
     def shipped(name):
         return with_zero(plain, json.loads((request.config.rootpath / "ds_configs" / f"{name}.json").read_text()))
 
-    assert (shipped("zero1").stage, shipped("zero1").buckets) == (1, 1)
-    assert (shipped("zero2").bucket, shipped("zero2").buckets) == (50_000_000, 2)
+    assert (shipped("zero1").stage, shipped("zero1").num_buckets) == (1, 1)
+    assert (shipped("zero2").bucket_size, shipped("zero2").num_buckets) == (50_000_000, 2)
     assert (shipped("zero3").live_parameters, shipped("zero3").offload_optimizer) == (10**9, False)
     assert [shipped(f"zero{n}_offload").offload_parameters for n in (2, 3)] == [False, True]
     assert (plain.autocast, plain.own_precision) == (torch.bfloat16, None)
