@@ -30,9 +30,9 @@ Predictions = dict[str, np.ndarray]  # (rows, ...) each, in the file's order
 class Batch:
     """Rows collated to tensors.
 
-    `rows`: (b,) int64, each row's number in its file, or -1 for a placeholder: it gives every process the same number of
-    forward passes and counts for nothing. `lengths`: the number of tokens with which each row begins, for encoders that compute
-    without padding (`finetune.kernels.row_lengths`); None for other layouts.
+    `rows`: (b,) int64, each row's number in its file, or -1 for a placeholder, which gives every process the same number of
+    forward passes and counts for nothing. `lengths`: tokens of each row if padding follows them, for encoders that compute
+    without padding (`finetune.kernels.row_lengths`); otherwise None.
     """
 
     rows: torch.Tensor
@@ -90,8 +90,8 @@ class Mixture:
         mixture = cls(source, tuple(weight / sum(weights) for weight in weights))
         available = np.bincount(source, minlength=len(weights))
         problems = [
-            f"--mixing_weights: {path}, with a weight of {weight:g}, gives no row to an epoch of {len(source)} ({rows} of its "
-            "rows are left for training); give it more rows or a larger weight, or leave it out"
+            f"--mixing_weights: {path} ({rows} training rows, weight {weight:g}) gives no row to an epoch of {len(source)}; "
+            "give it more rows or a larger weight, or leave it out"
             for path, weight, rows, count in zip(paths, weights, available, mixture.counts, strict=True)
             if not rows or not count
         ]
