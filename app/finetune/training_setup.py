@@ -131,7 +131,7 @@ def fit_options(arguments: Any, task: Task) -> FitOptions:
         save_total_limit=arguments.save_total_limit,
         dataloader_num_workers=arguments.dataloader_num_workers,
         profile=arguments.profile,
-        in_shards=arguments.checkpoint_format == "sharded",
+        sharded=arguments.checkpoint_format == "sharded",
     )
 
 
@@ -222,7 +222,7 @@ def release(run: Run, training: Training) -> None:
 
 def _convert_to_full(run: Run, training: Training, state: TrainState) -> None:
     """Rewrites a sharded checkpoint as a full one. Done at once, because no other save follows if the training is complete."""
-    loop.save(run, training, state, in_shards=False)
+    loop.save(run, training, state, sharded=False)
     loop.wait_for_checkpoint(run, training)
     run.print(f"note           checkpoint step_{state.step} was converted from shards: any launch can resume from it")
 

@@ -54,19 +54,19 @@ class WeightAverage:
         if self.run.deepspeed_config is not None:
             deepspeed_state.copy_to_module(self.model)
 
-    def state(self, in_shards: bool) -> dict[str, torch.Tensor]:
-        """The average for a checkpoint, on the CPU: with `in_shards` this process's parts by number, otherwise the full average
+    def state(self, sharded: bool) -> dict[str, torch.Tensor]:
+        """The average for a checkpoint, on the CPU: with `sharded` this process's parts by number, otherwise the full average
         by parameter name on rank 0. All processes must call it."""
-        if in_shards:
+        if sharded:
             return {str(number): part.to("cpu", copy=True) for number, part in enumerate(self.parts)}
         with averaged(self):
             weights = saving.full_weights(self.run, self.model)
         return {name: weights[name] for name in self._parameters if name in weights}
 
     @torch.no_grad()
-    def restore(self, state: dict[str, torch.Tensor], in_shards: bool) -> None:
+    def restore(self, state: dict[str, torch.Tensor], sharded: bool) -> None:
         """Restores the result of `state`; shards require the same launch. All processes must call it."""
-        if in_shards:
+        if sharded:
             for number, part in enumerate(self.parts):
                 part.copy_(state[str(number)])
         elif self.run.deepspeed_config is not None:  # DeepSpeed can set full tensors in the model only

@@ -61,7 +61,7 @@ def predict(
             arrays.append({name: tensor.cpu()[real] for name, tensor in predictions.items()})
             if stoppable and stop_requested(run):
                 model.train(was_training)
-                raise StopRequested("asked to stop during an evaluation")
+                raise StopRequested("stop requested during an evaluation")
             done += processes * len(numbers[-1])
             phase.update(min(done, len(rows)) - phase.done)
             if saved_parts is not None and saved_parts.is_due(num_batches):

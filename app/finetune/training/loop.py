@@ -211,7 +211,7 @@ def _evaluate_and_save(run: Run, training: Training, state: TrainState, eval_due
     return stops_early
 
 
-def save(run: Run, training: Training, state: TrainState, in_shards: bool | None = None) -> None:
+def save(run: Run, training: Training, state: TrainState, sharded: bool | None = None) -> None:
     """Starts writing a checkpoint (see `saving.save`). All processes must call it."""
     started = time.perf_counter()
     options = training.options
@@ -223,7 +223,7 @@ def save(run: Run, training: Training, state: TrainState, in_shards: bool | None
         options.save_total_limit,
         training.writer,
         training.tracker.flush,  # the history must be on disk before a checkpoint of the same step
-        options.in_shards if in_shards is None else in_shards,
+        options.sharded if sharded is None else sharded,
     )
     average = None if training.average is None else training.average.state(target.sharded)
     with Phase("saving", shown=run.is_main):

@@ -29,7 +29,7 @@ class FitOptions:
     save_total_limit: int
     dataloader_num_workers: int
     profile: int | None = None  # number of steps to profile
-    in_shards: bool = False  # whether checkpoints are sharded
+    sharded: bool = False  # whether checkpoints are sharded
 
 
 @dataclass

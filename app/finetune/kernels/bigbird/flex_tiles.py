@@ -21,7 +21,7 @@ class SmallTiles(InductorChoices):
         super().__init__()
         self.limit = limit
 
-    def uuid(self) -> str:  # of compiled code that is kept on disk
+    def uuid(self) -> str:  # part of the key of torch's compile cache
         return f"tiles of at most {self.limit}"
 
     def get_flex_attention_fwd_configs(self, *of: Any, **named: Any) -> list[Any]:

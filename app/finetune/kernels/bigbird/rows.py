@@ -66,7 +66,7 @@ def draw_blocks(rows: Rows, seed: int, device: torch.device) -> list[Tensor | No
 
 @functools.lru_cache(maxsize=4096)
 def _drawn(blocks: int, shape: Shape, seed: int, device: torch.device) -> Tensor:
-    """(heads, blocks - 2, r)."""
+    """Random blocks, (heads, blocks - 2, r)."""
     return send(torch.tensor(random_blocks(blocks, shape, seed)), device)
 
 
@@ -156,7 +156,7 @@ def _cuts(rows: int, heads: int, elements: int, device: torch.device) -> Iterato
         for row in range(0, rows, step // heads):
             yield slice(row, min(row + step // heads, rows)), slice(0, heads)
         return
-    step = -(-heads // -(-heads // step))  # evenly
+    step = -(-heads // -(-heads // step))  # equal sizes
     for row in range(rows):
         for head in range(0, heads, step):
             yield slice(row, row + 1), slice(head, min(head + step, heads))
