@@ -95,7 +95,7 @@ def _partitioned(run: DryRun, layout: Layout) -> Estimate:
             backward = run.activations + own_gradients + exchange - buckets
         else:
             backward = run.with_gradients if layout.accumulation == 1 else run.activations + all_gradients
-        phases = [
+        phases = [  # backward pass, copy of the gradients, update
             backward + buckets + accumulated,
             gradients + buckets + own_gradients + accumulated,
             own_gradients + flat_copy + fp32_copy,
