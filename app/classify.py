@@ -64,7 +64,7 @@ from finetune.models.adapters import limit_training
 from finetune.plots import labels as label_plots
 from finetune.reading.ragged import Ragged
 from finetune.reading.tables import Table
-from finetune.task import Analysis, Batch, ModelCard, Predictions
+from finetune.task import Batch, Card, Judgement, Predictions
 from finetune.text import classifier
 from finetune.text.decisions import Decider, decider_of
 from finetune.text.labels import Labelled, choose_labels, label_ids, label_names, label_source, note_labels, one_hot
@@ -233,14 +233,14 @@ class MultiLabelClassification(TextTask):
                 "probabilities": {label: round(float(p), 6) for label, p in zip(self.labels, chances, strict=True)},
             }
 
-    def analyse(self, best: Predictions, split: TextSplit) -> Analysis:
+    def judge(self, best: Predictions, split: TextSplit) -> Judgement:
         row_scores = label_plots.row_scores(sigmoid(best["logits"]), best["labels"])
-        return Analysis(row_scores, partial(label_plots.show, partial(self.decider.judged, best), self.labels, split.texts))
+        return Judgement(row_scores, partial(label_plots.show, partial(self.decider.judged, best), self.labels, split.texts))
 
-    def model_card(self, folder: Path) -> ModelCard:
+    def card(self, folder: Path) -> Card:
         sections = [classifier.CARD_NOTE, *classifier.label_table(folder)]
         title, tag = "Multi-label text classification", "text-classification"
-        return ModelCard(title, tag, classifier.usage(self.config), classifier.CARD_METRICS, sections)
+        return Card(title, tag, classifier.usage(self.config), classifier.CARD_METRICS, sections)
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ from finetune.output import predictions as output
 from finetune.output import written
 from finetune.output.run_folder import read_metrics
 from finetune.plots import masks as plots
-from finetune.task import Analysis, Batch, ModelCard, Predictions, check_metric
+from finetune.task import Batch, Card, Judgement, Predictions, check_metric
 
 MEANS = ("mean_iou", "mean_dice", "pixel_accuracy")
 
@@ -238,12 +238,12 @@ class Segmentation(ImageTask):
             found = {"iou": by_class(iou(predictions["counts"][row]), self.classes.names)} if split.labelled else {}
             yield line | {"shares": segmenter.shares(mask, self.classes.names), **found}
 
-    def analyse(self, best: Predictions, split: ImageSplit) -> Analysis:
-        return plots.analyse(best, self.classes.names, split.ids)
+    def judge(self, best: Predictions, split: ImageSplit) -> Judgement:
+        return plots.judge(best, self.classes.names, split.ids)
 
-    def model_card(self, folder: Path) -> ModelCard:
+    def card(self, folder: Path) -> Card:
         table = segmenter.class_table(read_metrics(folder / "metrics.json"), self.classes.names)
-        return ModelCard("Semantic segmentation", "image-segmentation", segmenter.USAGE, ["loss", *MEANS], table)
+        return Card("Semantic segmentation", "image-segmentation", segmenter.USAGE, ["loss", *MEANS], table)
 
 
 if __name__ == "__main__":

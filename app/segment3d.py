@@ -55,7 +55,7 @@ from finetune.output.run_folder import read_metrics, replace_folder
 from finetune.plan import Modes
 from finetune.plots import masks as plots
 from finetune.reading.fingerprint import fingerprint
-from finetune.task import Analysis, Batch, Data, DataInfo, ModelCard, Predictions, Split, Task, check_metric, mixing_fingerprint
+from finetune.task import Batch, Card, Data, Described, Judgement, Predictions, Split, Task, check_metric, mixing_fingerprint
 from finetune.volumes import network
 from finetune.volumes.augmentation import Augmentation
 from finetune.volumes.description import describe_volumes
@@ -107,8 +107,8 @@ class VolumeSegmentation(Task):
         self.prepared = prepared
         return Data(splits, self.run_fingerprint(prepared) | mixing_fingerprint(splits), notes)
 
-    def describe(self, name: str, decode_rows: bool = False) -> DataInfo:
-        return describe_volumes(self.prepared[name], self.settings.classes, decode_rows)
+    def describe(self, name: str, closely: bool = False) -> Described:
+        return describe_volumes(self.prepared[name], self.settings.classes, closely)
 
     def prepare(self, files: dict[str, Volumes], notes: list[str]) -> dict[str, list[Prepared]]:
         """Chooses what the model is made of, or takes an exported one's settings; prepares the volumes by it."""
@@ -238,12 +238,12 @@ class VolumeSegmentation(Task):
                     line[kind] = by_class(values[1:], names)
             yield line
 
-    def analyse(self, best: Predictions, split: Split) -> Analysis:
-        return plots.analyse(best, self.settings.classes, split.ids, first=1)
+    def judge(self, best: Predictions, split: Split) -> Judgement:
+        return plots.judge(best, self.settings.classes, split.ids, first=1)
 
-    def model_card(self, folder: Path) -> ModelCard:
+    def card(self, folder: Path) -> Card:
         table = class_table(read_metrics(folder / "metrics.json"), self.settings.classes)
-        return ModelCard("Segmentation of volumes", None, USAGE, ["loss", *(f"mean_{kind}" for kind in KINDS)], table)
+        return Card("Segmentation of volumes", None, USAGE, ["loss", *(f"mean_{kind}" for kind in KINDS)], table)
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ def make_server(options: argparse.Namespace, rest: list[str], folder: str) -> Se
 
     task = task_of(Path(options.model))
     predictor = load_predictor(task, options.model, folder, [*(CANDIDATES if task == "titlegen" else []), *rest])
-    megabytes = options.max_megabytes or MEGABYTES[predictor.task.input_kind]
+    megabytes = options.max_megabytes or MEGABYTES[predictor.task.takes]
     limits = Limits(options.max_batch, options.max_wait / 1000, options.queue_size, megabytes)
     config = json.loads((Path(options.model) / "config.json").read_text(encoding="utf-8"))
     model = "/".join(Path(options.model).resolve().parts[-2:])  # not where this machine has it

@@ -28,7 +28,7 @@ from finetune.models.sync_batch_norm import allow_single_values, has_batch_norm,
 from finetune.plan import Modes
 from finetune.reading.columns import SHOWN, more, split_off
 from finetune.reading.fingerprint import fingerprint
-from finetune.task import Batch, Data, DataInfo, Split, Task, mixing_fingerprint
+from finetune.task import Batch, Data, Described, Split, Task, mixing_fingerprint
 
 MOST_PIXELS = 50_000_000  # of a picture that is sent to a server
 
@@ -36,7 +36,7 @@ MOST_PIXELS = 50_000_000  # of a picture that is sent to a server
 @dataclass(frozen=True)
 class Targets:
     """What the rows of a split are trained or scored on: (rows,) int64 class numbers, or masks as pictures. `content`: a hash
-    of them; `describe`: fields of `DataInfo` that are known of them."""
+    of them; `describe`: fields of `Described` that are known of them."""
 
     values: np.ndarray | Images
     content: str
@@ -62,7 +62,7 @@ class ImageTask(Task):
     After `load` there are `launch`, `modes`, `splits`, `processing` and what `choose_model` keeps.
     """
 
-    input_kind = "pictures"
+    takes = "pictures"
     memory_advice = "a smaller --per_device_train_batch_size, "
     mask_fill = 0  # class number of what lies outside of a picture that is rotated
 
@@ -102,19 +102,19 @@ class ImageTask(Task):
             notes.append(f"--test_file {' '.join(arguments.test_file)} is not read: --do_predict is not given")
         return Data(self.splits, self._fingerprint(), notes)
 
-    def describe(self, name: str, decode_rows: bool = False) -> DataInfo:
+    def describe(self, name: str, closely: bool = False) -> Described:
         inspected, split = self.inspected[name], self.splits[name]
         sizes = {
             f"{side}, pixels": np.array([getattr(each, side) for each in inspected.headers]) for side in ("width", "height")
         }
-        found = DataInfo(inspected.digests, None, None, None, np.zeros(len(split), dtype=bool), sizes=sizes)
+        found = Described(inspected.digests, None, None, None, np.zeros(len(split), dtype=bool), sizes=sizes)
         if split.targets is not None and split.targets.describe is not None:
             found = found._replace(**split.targets.describe())
-        if not decode_rows:
+        if not closely:
             return found
         with ThreadPoolExecutor(THREADS) as pool:
             pixels = list(pool.map(partial(_pixels, split.images), range(len(split))))
-        return found._replace(similar=pixels, similarity="of equal pixels, in files that are not equal")
+        return found._replace(similar=pixels, nearly="of equal pixels, in files that are not equal")
 
     def read(self, notes: list[str]) -> dict[str, Examples]:
         """The pictures of the splits that the run needs. Raises `InputError` for all that is missing or wrong, in one list."""

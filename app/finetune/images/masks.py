@@ -62,7 +62,7 @@ class InspectedMasks:
         return {value: sum(counts.get(value, 0) for counts in self.counts) for value in values}
 
     def describe(self, classes: Classes) -> dict[str, Any]:
-        """Fields of `DataInfo`: masks of equal pictures should have equal pixels of each class."""
+        """Fields of `Described`: masks of equal pictures should have equal pixels of each class."""
         areas = np.array([[counts.get(value, 0) for value in range(len(classes.names))] for counts in self.counts])
         return {"answers": [tuple(sorted(counts.items())) for counts in self.counts], "areas": (classes.names, areas)}
 

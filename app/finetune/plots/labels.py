@@ -9,7 +9,7 @@ import numpy as np
 
 from finetune.metrics.multilabel import calibration_bins, expected_calibration_error
 from finetune.reports.figures import BLUE, COLORS, GREY, NAME, legend_below, matrix, new_figure
-from finetune.task import ReportContent, Section
+from finetune.task import Section, Shown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,12 +19,12 @@ CHARACTERS = 300  # of a text
 Judged = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
-def show(judged: Callable[[], Judged], names: list[str], texts: Any) -> ReportContent:
+def show(judged: Callable[[], Judged], names: list[str], texts: Any) -> Shown:
     """Figures and the worst rows. `judged` gives probabilities and labels, (rows, labels) of 0 and 1; the model's thresholds,
     (labels,); and decisions, (rows, labels) bool, by thresholds that have not seen the row. `texts`: by row."""
     chances, labels, thresholds, decided = judged()
     shown = figures(chances, labels, thresholds, decided, names)
-    return ReportContent(shown, [worst_rows(chances, labels, decided, names, texts)])
+    return Shown(shown, [worst_rows(chances, labels, decided, names, texts)])
 
 
 def row_scores(chances: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from finetune.metrics.segmentation import PREDICTED, SHARED, TRUE, dice, iou
 from finetune.reports.figures import BLUE, GREY, NAME, legend_below, matrix, new_figure
-from finetune.task import Analysis, ReportContent, Section
+from finetune.task import Judgement, Section, Shown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MOST_ROWS, MOST_BARS, MOST_CONFUSED = 20, 30, 15
 
 
-def analyse(predictions: Mapping[str, np.ndarray], classes: Sequence[str], ids: Sequence[str], first: int = 0) -> Analysis:
+def judge(predictions: Mapping[str, np.ndarray], classes: Sequence[str], ids: Sequence[str], first: int = 0) -> Judgement:
     """`predictions`: `loss` (rows,), `counts` (rows, classes, 3) and, for few classes, `confusion`, (rows, classes, classes) by
     true and predicted class; `first`: the first class that has metrics of its own."""
     counts = predictions["counts"]
@@ -30,7 +30,7 @@ def analyse(predictions: Mapping[str, np.ndarray], classes: Sequence[str], ids: 
     scores |= {
         f"{name}_of_rows": np.nan_to_num(values, nan=1.0) for name, values in by_row.items()
     }  # nothing there, nothing found
-    return Analysis(scores, partial(show, predictions, classes, ids, scores, first))
+    return Judgement(scores, partial(show, predictions, classes, ids, scores, first))
 
 
 def show(
@@ -39,7 +39,7 @@ def show(
     ids: Sequence[str],
     scores: Mapping[str, np.ndarray],
     first: int,
-) -> ReportContent:
+) -> Shown:
     """Dice by class, the confusion matrix, and the worst rows."""
     total = predictions["counts"].sum(axis=0)
     figures = {"class_dice": _dice(total[first:], classes[first:])}
@@ -53,7 +53,7 @@ def show(
         found = "-" if worst is None else f"{classes[first + worst]} ({by_class[row, worst]:.2f})"
         rows.append([str(ids[row]), *(f"{scores[name][row]:.4f}" for name in scores), found])
     header = ["row", *(name.removesuffix("_of_rows") for name in scores), "worst class (IoU)"]
-    return ReportContent(figures, [Section("Worst validation rows", "By loss, worst first.", header, rows)])
+    return Shown(figures, [Section("Worst validation rows", "By loss, worst first.", header, rows)])
 
 
 def _dice(total: np.ndarray, classes: Sequence[str]) -> Figure:

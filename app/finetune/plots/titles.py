@@ -9,7 +9,7 @@ import numpy as np
 
 from finetune.metrics.rouge import ROUGE_METRICS, lead_baseline, lead_length, row_scores
 from finetune.reports.figures import BLUE, GREY, ORANGE, legend_below, new_figure
-from finetune.task import Analysis, ReportContent, Section
+from finetune.task import Judgement, Section, Shown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,13 +18,13 @@ BINS = 8  # of document lengths
 MOST_ROWS, CHARACTERS = 20, 300
 
 
-def analyse(
+def judge(
     lengths: tuple[np.ndarray, np.ndarray, np.ndarray], titles: tuple[list[str], list[str]], texts: Any, tokenizer: str
-) -> Analysis:
+) -> Judgement:
     """`lengths`: (rows,) tokens of generated titles, of references and of documents; `titles`: generated ones and references;
     `texts`: by row; `tokenizer`: the name of ROUGE's."""
     by_metric = dict(zip(ROUGE_METRICS, np.array(row_scores(*titles, tokenizer)).T, strict=True))
-    return Analysis(by_metric, partial(show, by_metric["rougeL"], lengths, titles, texts, tokenizer))
+    return Judgement(by_metric, partial(show, by_metric["rougeL"], lengths, titles, texts, tokenizer))
 
 
 def show(
@@ -33,10 +33,10 @@ def show(
     titles: tuple[list[str], list[str]],
     texts: Any,
     tokenizer: str,
-) -> ReportContent:
+) -> Shown:
     """`scores`: (rows,) ROUGE-L; the rest as in `judge`."""
     found, references, documents = lengths
-    return ReportContent(figures(found, references, scores, documents), [examples(*titles, scores, texts, tokenizer)])
+    return Shown(figures(found, references, scores, documents), [examples(*titles, scores, texts, tokenizer)])
 
 
 def figures(found: np.ndarray, references: np.ndarray, scores: np.ndarray, documents: np.ndarray) -> dict[str, Figure]:

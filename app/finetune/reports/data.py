@@ -15,7 +15,7 @@ import numpy as np
 from finetune.reports import regions
 from finetune.reports.figures import BLUE, COLORS, NAME, legend_below, matrix, new_figure
 from finetune.reports.regions import Finding
-from finetune.task import DataInfo, ReportContent, Section
+from finetune.task import Described, Section, Shown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,7 +32,7 @@ class DataReport(NamedTuple):
     """`shown`: figures and tables."""
 
     findings: list[Finding]
-    shown: ReportContent
+    shown: Shown
 
 
 def describe_texts(
@@ -40,7 +40,7 @@ def describe_texts(
     titles: Sequence[str] | None,
     labels: Sequence[tuple[str, ...]] | None,
     tokens: tuple[np.ndarray, int] | None = None,
-) -> DataInfo:
+) -> Described:
     """Rows of texts with titles, labels or neither. `tokens`: the (rows,) lengths in tokens and their limit; without it lengths
     are in words."""
     contents, similar, words, blank = [], [], [], []
@@ -54,10 +54,10 @@ def describe_texts(
     unit = "words" if tokens is None else "tokens"
     answers = [tuple(sorted(each)) for each in labels] if labels is not None else titles
     nearly = "equal but for case, spaces and punctuation"
-    return DataInfo(contents, similar, answers, labels, np.array(blank, dtype=bool), lengths, unit, limit, nearly)
+    return Described(contents, similar, answers, labels, np.array(blank, dtype=bool), lengths, unit, limit, nearly)
 
 
-def examine(splits: Mapping[str, DataInfo]) -> DataReport:
+def examine(splits: Mapping[str, Described]) -> DataReport:
     """Looks at all the splits of some data: "train", with which others are compared, "validation" and "test"."""
     table, findings = [], []
     splits = {name: splits[name] for name in ("train", "validation", "test") if name in splits}
@@ -66,7 +66,7 @@ def examine(splits: Mapping[str, DataInfo]) -> DataReport:
         table.append([name, *counts])
         findings += found
     header = ["split", "rows", "repeated", "nearly repeated", "contradicting", "in training", "nearly in training", "empty"]
-    nearly = next(iter(splits.values())).similarity
+    nearly = next(iter(splits.values())).nearly
     shown = [place for place, name in enumerate(header) if nearly or not name.startswith("nearly")]
     cells = [[row[place] for place in shown] for row in table]
     sections = [Section("Rows", f"Nearly: {nearly}." if nearly else "", [header[place] for place in shown], cells)]
@@ -89,7 +89,7 @@ def examine(splits: Mapping[str, DataInfo]) -> DataReport:
         findings += _label_findings(counts, pairs)
         sections += _label_tables(labelled, counts, pairs)
         figures |= _label_figures(counts, pairs)
-    return DataReport(findings, ReportContent(figures, sections))
+    return DataReport(findings, Shown(figures, sections))
 
 
 def as_section(findings: list[Finding]) -> Section:
@@ -98,7 +98,7 @@ def as_section(findings: list[Finding]) -> Section:
     return Section("Findings", "", ["found", "what to do"], rows)
 
 
-def _examine_split(name: str, rows: DataInfo, train: DataInfo | None) -> tuple[list[str], list[Finding]]:
+def _examine_split(name: str, rows: Described, train: Described | None) -> tuple[list[str], list[Finding]]:
     """(cells of the table, findings)."""
     number = len(rows.contents)
     repeated = number - len(set(rows.contents))
@@ -108,15 +108,14 @@ def _examine_split(name: str, rows: DataInfo, train: DataInfo | None) -> tuple[l
     empty = int(rows.blank.sum())
     found = []
     if repeated or nearly:
-        what = f"{repeated} {name} row(s) repeat another one" + (f", {nearly} more nearly do" if rows.similarity else "")
+        what = f"{repeated} {name} row(s) repeat another one" + (f", {nearly} more nearly do" if rows.nearly else "")
         found.append(Finding(what, "Leave repetitions out: they weigh several times in the loss and in metrics."))
     if against:
         places = "; ".join(f"rows {first} and {second}" for first, second in against[:MOST_NAMED])
         what = f"{len(against)} {name} row(s) contradict an equal one ({places} of those read, from 0)"
         found.append(Finding(what, "Correct them: no model can be right about both."))
     if leaked or close:
-        nearly_leaked = f", {close} more nearly are" if rows.similarity else ""
-        what = f"{leaked} {name} row(s) are in the training rows too{nearly_leaked}"
+        what = f"{leaked} {name} row(s) are in the training rows too" + (f", {close} more nearly are" if rows.nearly else "")
         found.append(Finding(what, "Take them out of training: scores on rows that were trained on promise too much."))
     if empty:
         found.append(Finding(f"{empty} {name} row(s) are empty", "Fill them or leave them out."))
@@ -128,7 +127,7 @@ def _examine_split(name: str, rows: DataInfo, train: DataInfo | None) -> tuple[l
     return [f"{count:,}" for count in (number, repeated, nearly, len(against), leaked, close, empty)], found
 
 
-def _contradicting(rows: DataInfo) -> list[tuple[int, int]]:
+def _contradicting(rows: Described) -> list[tuple[int, int]]:
     """(an earlier row, a row of equal content and another answer)."""
     if rows.answers is None:
         return []
@@ -137,7 +136,7 @@ def _contradicting(rows: DataInfo) -> list[tuple[int, int]]:
     return [(earlier, row) for earlier, row in pairs if rows.answers[earlier] != rows.answers[row]]
 
 
-def _shared(rows: DataInfo, train: DataInfo) -> tuple[int, int]:
+def _shared(rows: Described, train: Described) -> tuple[int, int]:
     """(rows that training has too, further rows that it nearly has)."""
     exact = set(train.contents)
     leaked = sum(content in exact for content in rows.contents)
@@ -147,7 +146,7 @@ def _shared(rows: DataInfo, train: DataInfo) -> tuple[int, int]:
     return leaked, sum(similar in near for similar in rows.similar) - leaked
 
 
-def _length_table(splits: dict[str, DataInfo]) -> Section:
+def _length_table(splits: dict[str, Described]) -> Section:
     cells = []
     for name, rows in splits.items():
         shown = [f"{value:,.0f}" for value in np.percentile(rows.lengths, [5, 50, 95, 100])]
@@ -156,7 +155,7 @@ def _length_table(splits: dict[str, DataInfo]) -> Section:
     return Section("Lengths", "", ["split", "in", "5 %", "median", "95 %", "longest", "at the limit"], cells)
 
 
-def _length_figure(splits: dict[str, DataInfo]) -> Figure:
+def _length_figure(splits: dict[str, Described]) -> Figure:
     unit = next(iter(splits.values())).unit
     figure, axes = new_figure("Lengths", unit, "share of rows")
     most = max(int(rows.lengths.max()) for rows in splits.values())

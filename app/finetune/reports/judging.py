@@ -20,7 +20,7 @@ from finetune.reports import data, figures
 from finetune.reports.card import write_card
 from finetune.reports.page import write_page
 from finetune.reports.tracker import SPEED, read_history, show_picture, show_table
-from finetune.task import Analysis, Predictions, ReportContent, Section, Split, Task
+from finetune.task import Judgement, Predictions, Section, Shown, Split, Task
 
 RESAMPLES = 1000
 MOST_BYTES = 2**28  # of predictions that are kept: a report is not worth a full disk
@@ -37,7 +37,7 @@ def keep(folder: Path, best: Predictions) -> None:
 def keep_test_scores(folder: Path, task: Task, predictions: Predictions, split: Split) -> None:
     """Keeps the scores of each test row for scripts/compare.py; rank 0 only. A run that is done stays done."""
     try:
-        if scores := task.analyse(predictions, split).row_scores:
+        if scores := task.judge(predictions, split).row_scores:
             _save(folder / ROW_SCORES.format("test"), scores)
     except Exception as error:
         say(f"note           no scores of single test rows: {in_short(error)}")
@@ -57,7 +57,7 @@ def write_reports(run: Run, arguments: Any, task: Task, splits: Mapping[str, Spl
     A run that is done stays done: what goes wrong with the page is a note.
     """
     folder, sections, with_page = Path(arguments.output_dir), [], "html" in arguments.report_to
-    card = task.model_card(folder)
+    card = task.card(folder)
     try:
         if with_page:
             sections = _judge(run, folder, task, splits)
@@ -74,14 +74,14 @@ def write_reports(run: Run, arguments: Any, task: Task, splits: Mapping[str, Spl
 
 def _judge(run: Run, folder: Path, task: Task, splits: Mapping[str, Split]) -> list[Section]:
     """Draws figures into pictures/ and for trackers; returns the tables for the page."""
-    path, analysis = folder / BEST_PREDICTIONS, Analysis()
+    path, judgement = folder / BEST_PREDICTIONS, Judgement()
     if "validation" in splits and path.exists():
         with np.load(path) as best:
-            analysis = task.analyse(dict(best), splits["validation"])
-    drawn, sections = analysis.show()
-    if analysis.row_scores:
-        _save(folder / ROW_SCORES.format("validation"), analysis.row_scores)
-        sections = [_intervals(analysis.row_scores), *sections]
+            judgement = task.judge(dict(best), splits["validation"])
+    drawn, sections = judgement.show()
+    if judgement.row_scores:
+        _save(folder / ROW_SCORES.format("validation"), judgement.row_scores)
+        sections = [_intervals(judgement.row_scores), *sections]
     events, of_data = [*read_history(folder), *read_history(folder, SPEED)], _data(task, splits)
     step = max((event["step"] for event in events), default=0)
     for name, figure in {**figures.curves(events, task.shown_metrics), **drawn, **of_data.figures}.items():
@@ -91,14 +91,14 @@ def _judge(run: Run, folder: Path, task: Task, splits: Mapping[str, Split]) -> l
     return [*sections, *of_data.sections]
 
 
-def _data(task: Task, splits: Mapping[str, Split]) -> ReportContent:
+def _data(task: Task, splits: Mapping[str, Split]) -> Shown:
     """The data report of what the run has read, as scripts/data_report.py makes it."""
     described = {name: task.describe(name) for name in splits} if sum(map(len, splits.values())) <= data.MOST_ROWS else {}
     if None in described.values() or not described:
-        return ReportContent({}, [])
+        return Shown({}, [])
     report = data.examine(described)
     tables = [table._replace(title=f"Data: {table.title.lower()}") for table in report.shown.sections]
-    return ReportContent(report.shown.figures, [data.as_section(report.findings)._replace(title="Data: findings"), *tables])
+    return Shown(report.shown.figures, [data.as_section(report.findings)._replace(title="Data: findings"), *tables])
 
 
 def _intervals(row_scores: Mapping[str, np.ndarray]) -> Section:

@@ -69,7 +69,7 @@ def load_predictor(name: str, model: str, output_dir: str, argv: Sequence[str]) 
     script = importlib.import_module(name)
     classes = [each for each in vars(script).values() if isinstance(each, type) and each.__module__ == name]
     task = next(each for each in classes if issubclass(each, Task))
-    if task.input_kind is None:
+    if task.takes is None:
         raise InputError(
             f"{model}: a model of {name} predicts files only: python app/predict.py {model} FILE --output_dir FOLDER"
         )

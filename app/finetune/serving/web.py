@@ -47,7 +47,7 @@ class Server:
 
     def __init__(self, predictor: Predictor, folder: Path, about: dict[str, Any], limits: Limits) -> None:
         self._predictor, self._folder, self._about, self._limits = predictor, folder, about, limits
-        self._takes = predictor.task.input_kind
+        self._takes = predictor.task.takes
         self._batches = Batches(self._predict, limits.max_batch, limits.max_wait, limits.queue_size)
 
     def application(self) -> web.Application:

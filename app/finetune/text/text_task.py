@@ -28,7 +28,7 @@ from finetune.reading.stored_rows import Column
 from finetune.reading.tables import Table
 from finetune.reading.tokens import encode_cached
 from finetune.reports.data import describe_texts
-from finetune.task import Data, DataInfo, Task, mixing_fingerprint
+from finetune.task import Data, Described, Task, mixing_fingerprint
 from finetune.text.long_documents import LongDocuments
 from finetune.text.splits import TextCollator, TextSplit, TextStream, check_texts, mixture_of, read_tables
 from finetune.text.tokenizer import load_tokenizer, note_unknown, tokenizer_fingerprint
@@ -43,7 +43,7 @@ class TextTask(Task):
     `padding_free`.
     """
 
-    input_kind = "texts"
+    takes = "texts"
     default_max_length = 512
     memory_advice = "a smaller --max_tokens_per_micro_batch or --max_length, "
     source_prefix = ""  # stands before each text
@@ -141,14 +141,14 @@ class TextTask(Task):
             notes.append(f"--test_file {' '.join(arguments.test_file)} is not read: --do_predict is not given")
         return Data(self.splits, self._fingerprint(tokenizer), notes, self.padding_free)
 
-    def describe(self, name: str, decode_rows: bool = False) -> DataInfo:
+    def describe(self, name: str, closely: bool = False) -> Described:
         split, labels = self.splits[name], None
         if isinstance(split.targets, Ragged):
             labels = [tuple(self.labels[number] for number in split.targets[row]) for row in range(len(split))]
         titles = None if split.titles is None else list(split.titles)
         return describe_texts(split.texts, titles, labels, (split.lengths, self.max_length))
 
-    def describe_files(self, launch: Launch, modes: Modes) -> tuple[dict[str, DataInfo], list[str]]:
+    def describe_files(self, launch: Launch, modes: Modes) -> tuple[dict[str, Described], list[str]]:
         """Without a model or tokenizer lengths are in words."""
         arguments, notes, found = self.arguments, [], {}
         if arguments.model_name_or_path or arguments.tokenizer_name or arguments.tokenizer_type == "train":

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from finetune.reading.fingerprint import fingerprint
-from finetune.task import DataInfo
+from finetune.task import Described
 from finetune.volumes.prepared import Prepared
 
 AXES = ("left-right", "back-front", "down-up")
 
 
-def describe_volumes(volumes: Sequence[Prepared], classes: Sequence[str], decode_rows: bool) -> DataInfo:
-    """Volumes of equal files should have labels of equal files. `decode_rows`: their voxels, in the run's spacing, are compared
+def describe_volumes(volumes: Sequence[Prepared], classes: Sequence[str], closely: bool) -> Described:
+    """Volumes of equal files should have labels of equal files. `closely`: their voxels, in the run's spacing, are compared
     too, as compressed files of equal volumes differ."""
     contents, labels = [volume.files[0] for volume in volumes], [volume.files[1:] for volume in volumes]
     sizes = {}
@@ -26,8 +26,8 @@ def describe_volumes(volumes: Sequence[Prepared], classes: Sequence[str], decode
         counts = [[volume.facts["values"].get(str(value), 0) for value in range(len(classes))] for volume in volumes]
         areas = classes, np.array(counts).reshape(-1, len(classes))
     answers = labels if areas else None
-    found = DataInfo(contents, None, answers, None, np.zeros(len(volumes), dtype=bool), sizes=sizes, areas=areas)
-    if not decode_rows:
+    found = Described(contents, None, answers, None, np.zeros(len(volumes), dtype=bool), sizes=sizes, areas=areas)
+    if not closely:
         return found
     voxels = [fingerprint([repr(volume.facts["shape"]), volume.image.tobytes()]) for volume in volumes]
-    return found._replace(similar=voxels, similarity="of equal voxels, in files that are not equal")
+    return found._replace(similar=voxels, nearly="of equal voxels, in files that are not equal")

@@ -51,7 +51,7 @@ def test_the_calibration_error_is_the_weighted_distance_from_the_diagonal():
 
 def test_titles_have_figures_and_examples():
     lengths = np.array([3, 4, 5]), np.array([3, 3, 6]), np.array([10, 50, 90])
-    found = titles.analyse(lengths, (["a b", "c", "x y"], ["a b", "d", "x z"]), ["one", "two", "three"], "default").show()
+    found = titles.judge(lengths, (["a b", "c", "x y"], ["a b", "d", "x z"]), ["one", "two", "three"], "default").show()
     assert [as_picture(figure).shape[2] for figure in found.figures.values()] == [3, 3]
     assert found.sections[0].rows[0] == ["0.000", "c", "d", "two", "0.000", "two"]
     assert found.sections[0].rows[-1] == ["1.000", "a b", "a b", "one", "0.000", "one"]
@@ -61,9 +61,9 @@ def test_titles_have_figures_and_examples():
 def test_a_confusion_matrix_shows_the_classes_with_most_errors(number):
     truth = np.repeat(np.arange(number), 9)
     found = np.append(truth, [number - 1] * 4)
-    analysis = classes.analyse(found, np.append(truth, [0] * 4), [f"c{label}" for label in range(number)])
-    assert analysis.row_scores["accuracy"].tolist() == [1] * len(truth) + [0] * 4
-    figure = analysis.show().figures["confusion_matrix"]
+    judgement = classes.judge(found, np.append(truth, [0] * 4), [f"c{label}" for label in range(number)])
+    assert judgement.row_scores["accuracy"].tolist() == [1] * len(truth) + [0] * 4
+    figure = judgement.show().figures["confusion_matrix"]
     shown = [tick.get_text() for tick in figure.axes[0].get_yticklabels()]
     assert len(shown) == min(number, classes.MOST_CLASSES)
     assert {"c0", f"c{number - 1}"} <= set(shown)
@@ -76,7 +76,7 @@ def test_masks_have_scores_of_rows_figures_and_their_worst_rows():
     truth[5] = found[5] = 0  # no class that has metrics
     counted = count_confusion(torch.as_tensor(found), torch.as_tensor(truth), 3)
     predictions = {"loss": np.arange(6.0), **{name: counts.numpy() for name, counts in counted.items()}}
-    judged = masks.analyse(predictions, ["background", "a", "b"], list("uvwxyz"), first=1)
+    judged = masks.judge(predictions, ["background", "a", "b"], list("uvwxyz"), first=1)
     assert set(judged.row_scores) == {"loss", "iou_of_rows", "dice_of_rows"}
     assert judged.row_scores["dice_of_rows"][0] == pytest.approx(dice(predictions["counts"][0])[1:].mean())
     assert judged.row_scores["dice_of_rows"][5] == 1
@@ -88,4 +88,4 @@ def test_masks_have_scores_of_rows_figures_and_their_worst_rows():
     assert [row[0] for row in section.rows] == list("zyxwvu")
     assert (section.rows[0][-1], section.rows[1][-1][0]) == ("-", "b")
     del predictions["confusion"]  # too many classes
-    assert set(masks.analyse(predictions, ["background", "a", "b"], list("uvwxyz")).show().figures) == {"class_dice"}
+    assert set(masks.judge(predictions, ["background", "a", "b"], list("uvwxyz")).show().figures) == {"class_dice"}
