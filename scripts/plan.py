@@ -345,7 +345,7 @@ def memory_report(task: Any, data: Any, plan: Any, launch: Any, several_machines
         row(name, other)
         for name, other in shipped_layouts(layout, several_machines)
         if not optimizers.refusals(optim, {} if other.stage else None, None, other.fsdp is not None)
-        and not (first.quantization_savings and (other.stage or other.fsdp))  # weights in few bits are not divided
+        and not (first.saved and (other.stage or other.fsdp))  # weights in few bits are not divided
     ]
     print(f"model          {first.parameters:,} weights, {first.trainable:,} of them trained")
     print(f"\nGiB per {'GPU' if layout.on_gpu else 'process'}, for micro-batches of {first.input_size}\n")
@@ -370,9 +370,7 @@ def shipped_layouts(planned: Any, several_machines: bool) -> list[tuple[str, Any
         shards, of_precision = file.deepspeed or file.fsdp, file.precision in ("no", planned.precision)
         if not shards and ((file.processes > 1) != several or not of_precision):
             continue
-        plain = Layout(
-            planned.world_size, planned.precision, True, planned.accumulation, several, state_bytes=planned.state_bytes
-        )
+        plain = Layout(planned.world_size, planned.precision, True, planned.accumulation, several, moments=planned.moments)
         states_precision = file.precision == planned.precision
         name = file.name if states_precision else f"{file.name} --mixed_precision {planned.precision}"
         if file.deepspeed:
