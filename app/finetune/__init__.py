@@ -1,7 +1,7 @@
-"""The engine: it runs any task from its arguments to its output files, under any launch. `application.py` is its table of
-contents; the modules beside it are used by it alone. Packages of kinds of data, models and metrics stand beside the engine's.
+"""The engine runs any task from its arguments to its output files, under any launch. `application.py` is its table of contents.
+The packages beside the engine's hold kinds of data, models and metrics.
 
-What a task of your own needs is here by its short name: `from finetune import Batch, Data, Split, Task, run`.
+A task of your own imports from here: `from finetune import Batch, Data, Split, Task, run`.
 
 May import: nothing.
 """
@@ -10,7 +10,7 @@ import importlib
 from typing import Any
 
 __version__ = "1.0.0"
-# Short name -> module. Imported when asked for: a script reads its arguments before it imports torch.
+# Name -> module. Imported lazily: a script reads its arguments before it imports torch.
 _MODULES = {
     "option": "finetune.arguments.parsing",
     "read_arguments": "finetune.command_line",

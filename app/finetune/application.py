@@ -1,4 +1,4 @@
-"""Runs any task, from its arguments to its output files: the table of contents of the engine."""
+"""Runs any task from its arguments to its output files."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from finetune.reports.judging import keep_test_resamples, write_reports
 from finetune.task import Data, Task
 from finetune.training import loop
 from finetune.training.evaluation import evaluate, predict
-from finetune.training.unfinished import unfinished_predictions
+from finetune.training.partial_predictions import open_partial_predictions
 from finetune.training_setup import eval_rows, finish_training, load_best, prepare_training, release
 
 
 def run(task_class: type[Task], arguments: Any) -> None:
-    """Trains, evaluates and predicts, as the arguments request. Ends the process when something is wrong."""
+    """Trains, evaluates and predicts as the arguments request. Reports errors and ends the process with their exit code."""
     with shutdown.failures_end_the_job(debug=arguments.debug):
         run_task(task_class(arguments), arguments)
 
 
 def run_task(task: Task, arguments: Any) -> None:
-    """A whole run. Raises `InputError` before anything on disk is harmed, `TrainingError` and `StopRequested` later."""
+    """Executes a whole run. Raises `InputError` before it changes existing files, `TrainingError` and `StopRequested` later."""
     modes = arguments.modes
     launch = preflight.check(arguments)
     data = task.load(launch, modes)
@@ -42,7 +42,7 @@ def run_task(task: Task, arguments: Any) -> None:
     started = processes.start(launch, plan.batch if plan else None, arguments.report_to, arguments.output_dir)
     garbage_collection.settle()
     fingerprint = make_fingerprint(arguments, plan, data.fingerprint)
-    # Before the folder is taken: an error in a model must not harm what is there.
+    # Before the output folder is opened: an error in the model must not harm existing files.
     model = build_model(task, arguments.seed) if modes.train else None
     opened = open_run(started, arguments, plan, fingerprint, data.notes, task.details())
 
@@ -72,33 +72,33 @@ def run_task(task: Task, arguments: Any) -> None:
 
 
 def build_model(task: Task, seed: int) -> torch.nn.Module:
-    """The model to be trained, the same initial weights on every process."""
+    """Builds the model to train, with the same initial weights on every process."""
     torch.manual_seed(seed)
     return task.build()
 
 
 def load_exported(started: Run, arguments: Any, task: Task, trained: bool) -> Any:
-    """The best model of this run, or the one that the arguments name, ready to predict on every process."""
+    """Loads this run's best model, or --model_name_or_path without training, and prepares it on every process."""
     named = arguments.model_name_or_path
     model = load_best(started, arguments, task.load_exported) if trained else task.load_exported(named)
     return started.accelerator.prepare_model(model.to(started.device), evaluation_mode=True)
 
 
 def baseline(started: Run, task: Task, split: Any, name: str) -> dict[str, Any]:
-    """The metrics of an answer without a model, named `name`_*."""
+    """The baseline's metrics, prefixed with `name`."""
     return started.on_main(lambda: {f"{name}_{key}": value for key, value in task.baseline(split).items()})
 
 
 def predict_test(started: Run, arguments: Any, task: Task, model: Any, data: Data) -> dict[str, Any]:
-    """Writes predictions of every test row, those that an earlier start has kept among them; returns test_* metrics, scores
-    among them when the rows are labelled."""
+    """Writes the predictions of all test rows, resuming an interrupted prediction. Returns test_* metrics, with scores if the
+    rows are labelled."""
     split = data.splits["test"]
     rows = eval_rows(started, arguments, task, split)
-    unfinished = unfinished_predictions(started, arguments, data.fingerprint, rows)
-    predictions, rate = predict(started, model, task, rows, unfinished=unfinished)
+    saved_parts = open_partial_predictions(started, arguments, data.fingerprint, rows)
+    predictions, rate = predict(started, model, task, rows, saved_parts=saved_parts)
     results.write_predictions(started, arguments, task, split, predictions)
-    if unfinished is not None:
-        unfinished.remove()
+    if saved_parts is not None:
+        saved_parts.remove()
     metrics = {"test_rows": len(split), "test_samples_per_second": rate}
     if split.labelled:
         if "html" in arguments.report_to:
@@ -110,7 +110,7 @@ def predict_test(started: Run, arguments: Any, task: Task, model: Any, data: Dat
 
 
 def report(started: Run, arguments: Any, task: Task, metrics: dict[str, Any]) -> None:
-    """Prints the metrics that a reader looks for first."""
+    """Prints the main metrics."""
     by_split = results.by_split(metrics)
     table = results.table(by_split, task.shown_metrics)
     remarks = [f"{split}: {line}" for split, scores in by_split.items() for line in task.remarks(scores)]

@@ -1,7 +1,7 @@
-"""Python's garbage collection, held back while libraries are imported and texts become lists.
+"""Suspends Python's garbage collection during imports and tokenization.
 
-The gc scans all objects whenever their number has grown by a quarter. torch and transformers create four hundred thousand while
-they are imported, of which almost none is ever freed.
+The gc scans all objects whenever their number has grown by a quarter. Importing torch and transformers creates 400,000 objects,
+almost none of which is ever freed.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 USUAL = gc.get_threshold()
-# Young objects are scanned as usual; the third number prevents full scans.
+# The third number prevents full scans; young objects are still scanned.
 WHILE_STARTING = (10_000, 10, 1_000_000)
 _starting = False
 
 
 def begin() -> None:
-    """For a starting process: until `settle`, only young objects are scanned."""
+    """Prevents full scans until `settle`. Call it when the process starts."""
     global _starting
     _starting = True
     gc.set_threshold(*WHILE_STARTING)
 
 
 def settle() -> None:
-    """From now on gc works as usual, but never scans the objects that exist already: they stay. Call it before there is
-    anything large, such as a model, that may be freed one day. Does nothing in a process without `begin`."""
+    """Restores usual collections, but exempts all existing objects from them forever. Call it before the process creates large
+    objects that may be freed later, such as a model. Does nothing without `begin`."""
     global _starting
     if _starting:
         _starting = False
@@ -35,7 +35,7 @@ def settle() -> None:
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """No collections meanwhile: for work that creates a million lists, none of them in a cycle."""
+    """Disables collections, for code that creates millions of lists without reference cycles."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,5 +1,5 @@
-"""Optimizers by transformers' names (--optim) and their settings (--optim_args). torch, which builds them, is not needed here:
-wrong arguments are reported before it is imported.
+"""Optimizers by transformers' names (--optim) and their settings (--optim_args), without torch: wrong arguments are reported
+before it is imported.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 ADAM = ("adam_beta1", "adam_beta2", "adam_epsilon")
 DEFAULT = "adamw_torch_fused"
-UNDER_FSDP = (DEFAULT, "sgd", "rmsprop")  # torch's own whose state has the shape of the weight
-SMALL_8BIT = 4096  # weights of fewer elements have 32-bit state (bitsandbytes' min_8bit_size)
+UNDER_FSDP = (DEFAULT, "sgd", "rmsprop")  # torch's optimizers whose state has the weight's shape
+SMALL_8BIT = 4096  # smaller weights keep 32-bit state (bitsandbytes' min_8bit_size)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One of --optim_args: its default, whose type it has, and what it may be."""
+    """One of --optim_args. Values have the type of `default`, and are one of `choices` or in [at_least, below)."""
 
     default: Any
     at_least: float = 0
@@ -26,7 +26,7 @@ class Setting:
     choices: tuple[str, ...] = ()
 
     def read(self, text: str) -> Any:
-        """Raises `ValueError` or `KeyError` for a text that is no value of it."""
+        """Parses a value. Raises `ValueError` or `KeyError` if it is invalid."""
         if isinstance(self.default, bool):
             return BOOLEANS[text.lower()]
         value = type(self.default)(text)
@@ -46,28 +46,28 @@ class Setting:
 
 @dataclass(frozen=True)
 class Optimizer:
-    """`adam`: which of --adam_* are its settings. `whole`: why processes cannot each have a part of a weight, if so. `package`:
-    what it needs installed."""
+    """An optimizer's settings and requirements."""
 
     settings: dict[str, Setting] = field(default_factory=dict)
-    adam: tuple[str, ...] = ()
-    whole: str | None = None
-    package: str | None = None
+    adam: tuple[str, ...] = ()  # the --adam_* arguments that it uses
+    unshardable: str | None = None  # why it needs whole weights, not shards; None if it does not
+    package: str | None = None  # that must be installed
 
 
 MOMENTUM, EPSILON = Setting(0.0, below=1), Setting(1e-8)
-# Names and settings are transformers', besides muon, and torch's settings of adafactor; defaults are those of torch, but that
-# Muon's step has the size of AdamW's (Liu et al., arXiv:2502.16982), which trains the other weights at the same rate.
+# Names and settings are transformers', except muon and adafactor's settings, which are torch's. Defaults are torch's, except
+# Muon's adjust_lr_fn: its steps match AdamW's in size (Liu et al., arXiv:2502.16982), which trains the other weights at the
+# same rate.
 OPTIMIZERS = {
     DEFAULT: Optimizer(adam=ADAM),
     "adafactor": Optimizer(
         {"beta2_decay": Setting(-0.8, at_least=-math.inf, below=0), "d": Setting(1.0, at_least=1)},
-        whole="it averages over the rows and columns of whole matrices",
+        unshardable="it averages over the rows and columns of whole matrices",
     ),
     "sgd": Optimizer({"momentum": MOMENTUM, "dampening": Setting(0.0, below=1), "nesterov": Setting(False)}),
     "adagrad": Optimizer(
         {"lr_decay": Setting(0.0), "initial_accumulator_value": Setting(0.0), "eps": Setting(1e-10)},
-        whole="DeepSpeed builds it anew with one weight decay for all weights, biases and norms among them",
+        unshardable="DeepSpeed builds it anew with one weight decay for all weights, biases and norms among them",
     ),
     "rmsprop": Optimizer({"alpha": Setting(0.99, below=1), "eps": EPSILON, "momentum": MOMENTUM, "centered": Setting(False)}),
     "muon": Optimizer(
@@ -78,62 +78,62 @@ OPTIMIZERS = {
             "adjust_lr_fn": Setting("match_rms_adamw", choices=("match_rms_adamw", "original")),
         },
         adam=ADAM,
-        whole="it orthogonalises whole matrices",
+        unshardable="it orthogonalises whole matrices",
     ),
     "adamw_bnb_8bit": Optimizer(
-        adam=ADAM, whole="it scales its 8-bit state by blocks of whole weights", package="bitsandbytes"
+        adam=ADAM, unshardable="it scales its 8-bit state by blocks of whole weights", package="bitsandbytes"
     ),
     "lion_32bit": Optimizer(adam=ADAM[:2], package="bitsandbytes"),
 }
 
 
 def settings_of(arguments: Any) -> dict[str, Any]:
-    """All settings of --optim: those of --optim_args, and defaults."""
+    """The settings of --optim: defaults, overridden by --optim_args."""
     defaults = {name: setting.default for name, setting in OPTIMIZERS[arguments.optim].settings.items()}
-    return defaults | _given(arguments.optim, arguments.optim_args, [])
+    return defaults | _parse(arguments.optim, arguments.optim_args, [])
 
 
 def problems(arguments: Any, defaults: dict[str, Any]) -> list[str]:
-    """What contradicts itself in --optim, --optim_args and --adam_*. `defaults`: of the arguments."""
-    optim, found = arguments.optim, []
-    given = _given(optim, arguments.optim_args, found)
-    if given.get("nesterov") and not found:
-        values = settings_of(arguments)
-        if not values["momentum"] or values.get("dampening"):
-            found.append("--optim_args: nesterov=true needs a momentum above 0, and no dampening")
-    others = [name for name in ADAM if name not in OPTIMIZERS[optim].adam]
+    """Errors in --optim_args and --adam_* for --optim. `defaults`: the arguments' default values by name."""
+    optim, errors = arguments.optim, []
+    values = _parse(optim, arguments.optim_args, errors)
+    if values.get("nesterov") and not errors:
+        settings = settings_of(arguments)
+        if not settings["momentum"] or settings.get("dampening"):
+            errors.append("--optim_args: nesterov=true needs a momentum above 0, and no dampening")
+    unused = [name for name in ADAM if name not in OPTIMIZERS[optim].adam]
     has = ", ".join(OPTIMIZERS[optim].settings)
-    found += [
+    errors += [
         f"--{name} is given but --optim {optim} has no such setting" + (f"; it has --optim_args {has}" if has else "")
-        for name in others
+        for name in unused
         if getattr(arguments, name) != defaults[name]
     ]
-    return found
+    return errors
 
 
 def refusals(
     optim: str, deepspeed_config: dict[str, Any] | None, deepspeed_file: str | None, with_fsdp: bool = False
 ) -> list[str]:
-    """Why a launch cannot train by an optimizer. `deepspeed_config`: DeepSpeed's file, if the launch has one."""
-    chosen, found = OPTIMIZERS[optim], []
-    if chosen.package is not None and importlib.util.find_spec(chosen.package) is None:
-        found.append(f"--optim {optim}: {chosen.package} is not installed (pip install -r requirements-8bit.txt)")
+    """Errors if this launch cannot use the optimizer. `deepspeed_config`: the content of DeepSpeed's file, if there is one."""
+    optimizer, errors = OPTIMIZERS[optim], []
+    if optimizer.package is not None and importlib.util.find_spec(optimizer.package) is None:
+        errors.append(f"--optim {optim}: {optimizer.package} is not installed (pip install -r requirements-8bit.txt)")
     if with_fsdp and optim not in UNDER_FSDP:
-        why = f": {chosen.whole}" if chosen.whole and optim != "adagrad" else ""
-        found.append(f"--optim {optim} does not work under FSDP{why}. Choose {', '.join(UNDER_FSDP)}, or launch without FSDP")
-    if deepspeed_config is not None and chosen.whole is not None:
-        found.append(
-            f"--optim {optim} does not work under ZeRO: {chosen.whole}. Launch without DeepSpeed "
+        why = f": {optimizer.unshardable}" if optimizer.unshardable and optim != "adagrad" else ""
+        errors.append(f"--optim {optim} does not work under FSDP{why}. Choose {', '.join(UNDER_FSDP)}, or launch without FSDP")
+    if deepspeed_config is not None and optimizer.unshardable is not None:
+        errors.append(
+            f"--optim {optim} does not work under ZeRO: {optimizer.unshardable}. Launch without DeepSpeed "
             "(accelerate_configs/ddp.yaml), or choose "
-            + ", ".join(name for name, other in OPTIMIZERS.items() if other.whole is None)
+            + ", ".join(name for name, other in OPTIMIZERS.items() if other.unshardable is None)
         )
     elif deepspeed_config is not None and "optimizer" in deepspeed_config and optim != DEFAULT:
-        found.append(f"{deepspeed_file}: its section 'optimizer' asks for AdamW but --optim is {optim}; remove the section")
-    return found
+        errors.append(f"{deepspeed_file}: its section 'optimizer' asks for AdamW but --optim is {optim}; remove the section")
+    return errors
 
 
 def moments(optim: str, settings: dict[str, Any]) -> int:
-    """How many numbers of 4 bytes an optimizer keeps of each element of a weight, where that is a fixed number."""
+    """The number of fp32 values that an optimizer keeps per element, where it is the same for all weights."""
     if optim == "sgd":
         return int(settings["momentum"] > 0)
     if optim == "rmsprop":
@@ -142,14 +142,14 @@ def moments(optim: str, settings: dict[str, Any]) -> int:
 
 
 def in_words(arguments: Any) -> str:
-    """The optimizer with the settings that are not its defaults: "sgd momentum=0.9"."""
+    """The optimizer's name and changed settings, such as "sgd momentum=0.9"."""
     known, values = OPTIMIZERS[arguments.optim].settings, settings_of(arguments)
     changed = [f"{name}={value}" for name, value in values.items() if value != known[name].default]
     return " ".join([arguments.optim, *changed])
 
 
 def describe(arguments: Any) -> str:
-    """The optimizer and what it keeps, for the reader of the plan."""
+    """The optimizer and the size of its state, for the plan."""
     special = {
         "adafactor": "a number per row and column; --learning_rate is relative to the size of each weight",
         "muon": "4 bytes per element of hidden matrices, 8 per other",
@@ -159,20 +159,20 @@ def describe(arguments: Any) -> str:
     return f"{in_words(arguments)}; its state: {special.get(arguments.optim, regular)}"
 
 
-def _given(optim: str, text: str | None, found: list[str]) -> dict[str, Any]:
-    """--optim_args, "name=value,name=value", as values; adds to `found` what is wrong in it."""
+def _parse(optim: str, text: str | None, errors: list[str]) -> dict[str, Any]:
+    """Parses --optim_args, "name=value,name=value"; appends to `errors`."""
     known, values = OPTIMIZERS[optim].settings, {}
     for part in [part.strip() for part in (text or "").split(",") if part.strip()]:
         name, _, value = (piece.strip() for piece in part.partition("="))
         if name not in known:
             elsewhere = {"weight_decay": "--weight_decay", "lr": "--learning_rate", "betas": "--adam_beta1 and --adam_beta2"}
             has = f"it has {', '.join(known)}" if known else "it has none"
-            found.append(f"--optim_args: {optim} has no {name}; " + (f"give {elsewhere[name]}" if name in elsewhere else has))
+            errors.append(f"--optim_args: {optim} has no {name}; " + (f"give {elsewhere[name]}" if name in elsewhere else has))
         elif name in values:
-            found.append(f"--optim_args: {name} stands twice; keep one")
+            errors.append(f"--optim_args: {name} is given twice; keep one")
         else:
             try:
                 values[name] = known[name].read(value)
             except (ValueError, KeyError):
-                found.append(f"--optim_args: {name} is {value!r}, expected {known[name].expected}")
+                errors.append(f"--optim_args: {name} is {value!r}, expected {known[name].expected}")
     return values

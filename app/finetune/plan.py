@@ -1,7 +1,7 @@
-"""What this run will do: batch arithmetic, number of steps, learning rate, when to act. Pure functions.
+"""The plan of a run: batch arithmetic, steps, learning rate, and when to log, evaluate and save. Pure functions.
 
-The batch belongs to the experiment, the accumulation to the machine: `global_batch_size` is given, the number of forward
-passes per process follows from the number of processes and the micro-batch that fits.
+The batch belongs to the experiment, the accumulation to the machine: users set `global_batch_size`; the number of micro-batches
+per process follows from the number of processes and the micro-batch that fits.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from finetune.task import Split
 
 DEFAULT_GLOBAL_BATCH_SIZE = 32
-# Tokens of a micro-batch on a CPU. Larger ones pad more and leave its caches: 640 Reuters rows in batches of 16 train 1.4
-# times as fast as in one pass a batch, with half the memory (benchmarks/bench_cpu.md); batches of short texts fit anyway.
+# Tokens of a micro-batch on a CPU. Larger ones pad more and overflow the CPU's caches: 640 Reuters rows in batches of 16 train
+# 1.4 times as fast as with one micro-batch per step, in half the memory (benchmarks/bench_cpu.md).
 CPU_TOKENS = 2048
 
 
 class Modes(NamedTuple):
-    """What a run does."""
+    """Which of training, evaluation and prediction a run does."""
 
     train: bool
     evaluate: bool
@@ -34,18 +34,18 @@ class Modes(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchShape:
-    """How one optimizer step's rows are shared out: over `world_size` processes times `accumulation` micro-batches."""
+    """How an optimizer step divides its rows among `world_size` processes and `accumulation` micro-batches each."""
 
     global_batch_size: int
     world_size: int
-    micro_batch_size: int  # most rows of one process
-    accumulation: int  # micro-batches per process and optimizer step; with `max_tokens` the most there can be
-    max_tokens: int | None = None  # most tokens of one process, padding included
-    follows_processes: bool = False  # whether the global batch is that of one process times their number
+    micro_batch_size: int  # maximum rows
+    accumulation: int  # micro-batches per process and optimizer step; a maximum if `max_tokens` is set
+    max_tokens: int | None = None  # maximum tokens of a micro-batch, padding included
+    follows_processes: bool = False  # whether the global batch is a process's batch times the number of processes
 
     @property
     def idle_share(self) -> float:
-        """Share of the processes' time that the uneven last rows leave idle, counted in rows."""
+        """The idle share of the processes' time if the global batch does not divide evenly, counted in rows."""
         per_process = math.ceil(self.global_batch_size / self.world_size)
         return 1 - self.global_batch_size / (per_process * self.world_size)
 
@@ -57,13 +57,13 @@ def derive_batch(
     gradient_accumulation_steps: int | None = None,
     max_tokens: int | None = None,
 ) -> BatchShape:
-    """Fills in the batch sizes that were not given.
+    """Derives the batch sizes that are None.
 
-    `per_device_train_batch_size` is an upper bound when the global batch is given. Without a global batch it is exact, and the
-    global batch is its product with `gradient_accumulation_steps` (1) and the number of processes, as in transformers.
-    `max_tokens` stands in place of both.
+    With a global batch, `per_device_train_batch_size` is an upper bound. Without one it is exact, and the global batch is its
+    product with `gradient_accumulation_steps` (default 1) and the number of processes, as in transformers. `max_tokens`
+    replaces both.
 
-    Raises `InputError` when all three are given and contradict each other.
+    Raises `InputError` if the three contradict each other.
     """
     total, micro, accumulation = global_batch_size, per_device_train_batch_size, gradient_accumulation_steps
     if total is None and micro:
@@ -71,7 +71,7 @@ def derive_batch(
         return BatchShape(world_size * micro * accumulation, world_size, micro, accumulation, follows_processes=True)
     total = total or DEFAULT_GLOBAL_BATCH_SIZE
     per_process = math.ceil(total / world_size)
-    if max_tokens is not None:  # how many passes a step needs depends on its rows: one each where all are long
+    if max_tokens is not None:  # at most one micro-batch per row, if all rows are long
         return BatchShape(total, world_size, per_process, per_process, max_tokens)
     needed = math.ceil(per_process / micro) if micro else accumulation or 1
     if accumulation and needed != accumulation:
@@ -80,14 +80,13 @@ def derive_batch(
             f"{per_process} rows each, which --per_device_train_batch_size {micro} makes {needed} micro-batch(es), but "
             f"--gradient_accumulation_steps is {accumulation}; leave one of the three out"
         )
-    # More passes than rows would be passes over nothing.
-    passes = min(needed, per_process)
-    return BatchShape(total, world_size, math.ceil(total / (world_size * passes)), passes)
+    accumulation = min(needed, per_process)  # no empty micro-batches
+    return BatchShape(total, world_size, math.ceil(total / (world_size * accumulation)), accumulation)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything about a run that follows from its arguments, its number of rows and its number of processes."""
+    """All numbers of a training that follow from its arguments, rows and processes."""
 
     batch: BatchShape
     num_rows: int
@@ -99,17 +98,17 @@ class Plan:
     eval_steps: int | None  # None: never during training
     save_steps: int | None  # None: never
     logging_steps: int
-    lr_factor: float = 1.0  # what --lr_scaling multiplied --learning_rate by
+    lr_factor: float = 1.0  # of --lr_scaling
     lr_scheduler_kwargs: dict[str, Any] | None = None
-    optimizer: str = optimizers.DEFAULT  # in words
+    optimizer: str = optimizers.DEFAULT  # its description
     ema_decay: float | None = None
 
     def epoch_of(self, step: int) -> tuple[int, int]:
-        """(epoch, position in it) of the global batch that optimizer step `step` (0-based) trains on."""
+        """(epoch, step within the epoch) of optimizer step `step`, all 0-based."""
         return divmod(step, self.steps_per_epoch)
 
     def rows_before(self, step: int) -> int:
-        """How many rows are trained on before optimizer step `step` (0-based), each as often as it is."""
+        """The number of rows trained on before optimizer step `step` (0-based), counted again in every epoch."""
         epoch, position = self.epoch_of(step)
         return epoch * self.num_rows + position * self.batch.global_batch_size
 
@@ -119,12 +118,12 @@ class Plan:
         return lr_multiplier(step, self.total_steps, self.warmup_steps, *schedule)
 
     def due(self, step: int, interval: int | None) -> bool:
-        """Whether something done every `interval` steps is due once `step` steps are done."""
+        """Whether an action of every `interval` steps is due after `step` steps. The last step is always one."""
         return interval is not None and (step % interval == 0 or step == self.total_steps)
 
 
 def batch_of(arguments: Any, world_size: int, by_tokens: bool = False) -> BatchShape:
-    """`derive_batch` for the fields of BatchArguments; `by_tokens`: of some number where none of them says more."""
+    """`derive_batch` for BatchArguments. `by_tokens`: limits micro-batches by tokens unless an argument sets their size."""
     a = arguments
     tokens = a.max_tokens_per_micro_batch
     if tokens is None and by_tokens and a.per_device_train_batch_size is None and a.gradient_accumulation_steps is None:
@@ -133,7 +132,7 @@ def batch_of(arguments: Any, world_size: int, by_tokens: bool = False) -> BatchS
 
 
 def evaluation_batch(arguments: Any, by_tokens: bool = False) -> tuple[int, int | None]:
-    """(rows, or else tokens) of an evaluation batch, as BatchArguments' fields request; `by_tokens`: as in `batch_of`."""
+    """(rows, maximum tokens or None) of an evaluation batch. `by_tokens`: as in `batch_of`."""
     tokens = arguments.max_tokens_per_eval_batch
     if tokens is None and by_tokens and arguments.per_device_eval_batch_size is None:
         tokens = CPU_TOKENS
@@ -142,9 +141,7 @@ def evaluation_batch(arguments: Any, by_tokens: bool = False) -> tuple[int, int 
 
 def make_plan(arguments: Any, split: Split, launch: Launch) -> Plan:
     """Derives the plan of a training on `split`. `arguments` has the fields of BatchArguments, OptimizationArguments and
-    RunArguments.
-
-    Raises `InputError` for batch arguments that contradict each other and for a warm-up longer than the run.
+    RunArguments. Raises `InputError` for contradicting batch arguments and for a warm-up longer than the run.
     """
     num_rows = len(split)
     a = arguments
@@ -156,10 +153,10 @@ def make_plan(arguments: Any, split: Split, launch: Launch) -> Plan:
         raise InputError(f"--warmup_steps {warmup} is longer than the run ({total_steps} optimizer steps)")
     scale = batch.global_batch_size / a.base_global_batch_size
     factor = {"none": 1.0, "linear": scale, "sqrt": math.sqrt(scale)}[a.lr_scaling]
-    at_the_end = total_steps if a.modes.evaluate else None
-    every = {"epoch": steps_per_epoch, "steps": _steps(a.eval_steps, total_steps), "no": at_the_end}[a.eval_strategy]
+    only_at_end = total_steps if a.modes.evaluate else None
+    eval_steps = {"epoch": steps_per_epoch, "steps": _steps(a.eval_steps, total_steps), "no": only_at_end}[a.eval_strategy]
     save_strategy = a.save_strategy or ("epoch" if a.save_steps is None else "steps")
-    saved = {"epoch": steps_per_epoch, "steps": _steps(a.save_steps, total_steps) or None, "no": None}[save_strategy]
+    save_steps = {"epoch": steps_per_epoch, "steps": _steps(a.save_steps, total_steps) or None, "no": None}[save_strategy]
     return Plan(
         batch=batch,
         num_rows=num_rows,
@@ -170,8 +167,8 @@ def make_plan(arguments: Any, split: Split, launch: Launch) -> Plan:
         lr_factor=factor,
         lr_scheduler_type=a.lr_scheduler_type,
         lr_scheduler_kwargs=a.lr_scheduler_kwargs,
-        eval_steps=every,
-        save_steps=saved,
+        eval_steps=eval_steps,
+        save_steps=save_steps,
         logging_steps=_steps(a.logging_steps, total_steps),
         optimizer=optimizers.describe(a),
         ema_decay=a.ema_decay,
@@ -179,14 +176,14 @@ def make_plan(arguments: Any, split: Split, launch: Launch) -> Plan:
 
 
 def _steps(number: float | None, total_steps: int) -> int | None:
-    """A number of steps, or the steps of a share below 1 of all of them."""
+    """Converts a share of all steps, below 1, into a number of steps."""
     if number is None or number >= 1:
         return number
     return math.ceil(total_steps * number)
 
 
 def describe(plan: Plan) -> list[str]:
-    """The batch arithmetic in words, printed before the first step."""
+    """The plan as lines for the console."""
     b = plan.batch
     first, last = (plan.learning_rate * plan.lr_multiplier(step) for step in (0, plan.total_steps - 1))
     scaled = f" (--learning_rate times {plan.lr_factor:g}, --lr_scaling)" if plan.lr_factor != 1 else ""
@@ -203,19 +200,19 @@ def describe(plan: Plan) -> list[str]:
     ]
     if plan.ema_decay is not None:
         lines.append(
-            f"note           an average of the weights, of decay {plan.ema_decay:g}, is evaluated and exported (--ema_decay); "
-            "it takes 4 bytes per trained element"
+            f"note           --ema_decay {plan.ema_decay:g}: the averaged weights are evaluated and exported; they take "
+            "4 bytes per trained element"
         )
     if b.follows_processes:
         lines.append(
-            f"note           another number of processes makes another global batch; --global_batch_size {b.global_batch_size} "
-            "keeps it"
+            f"note           the global batch depends on the number of processes; --global_batch_size {b.global_batch_size} "
+            "fixes it"
         )
     if b.max_tokens is None and b.idle_share > 0.1:
         below = b.global_batch_size // b.world_size * b.world_size
         even = [size for size in (below, below + b.world_size) if size > 0]
         lines.append(
-            f"note           {b.idle_share:.0%} of the processes' time is idle: {b.global_batch_size} rows do not share out "
-            f"evenly over {b.world_size} processes; --global_batch_size {' or '.join(map(str, even))} would"
+            f"note           {b.idle_share:.0%} of the processes' time is idle: {b.global_batch_size} rows do not divide "
+            f"evenly among {b.world_size} processes; use --global_batch_size {' or '.join(map(str, even))}"
         )
     return lines

@@ -1,7 +1,6 @@
-"""Learning rates as shares of their peak: pure functions of the step, so a checkpoint holds nothing of them.
+"""Learning-rate schedules as pure functions of the step: checkpoints need no scheduler state.
 
-Names, settings and curves behind the warm-up are those of `transformers.get_scheduler`, besides `multistep`, which is torch's
-MultiStepLR.
+Names, settings and curves after the warm-up are those of `transformers.get_scheduler`; `multistep` is torch's MultiStepLR.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-# Schedules and their settings (--lr_scheduler_kwargs) with defaults; steps that are None follow from the run's.
+# Schedules, their settings (--lr_scheduler_kwargs) and defaults; `lr_multiplier` derives those that are None.
 SCHEDULES: dict[str, dict[str, Any]] = {
     "linear": {},
     "cosine": {"num_cycles": 0.5},
@@ -25,25 +24,26 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 
 
 def problems(kind: str, settings: dict[str, Any]) -> list[str]:
-    """What is wrong with --lr_scheduler_kwargs."""
+    """Errors in --lr_scheduler_kwargs."""
     known = SCHEDULES[kind]
-    found = []
+    errors = []
     for name, value in settings.items():
         numbers = value if isinstance(value, list) else [value]
         if name not in known:
-            found.append(f"--lr_scheduler_kwargs: {kind} has no {name}; it has {', '.join(known) or 'no settings'}")
-        elif isinstance(value, list) != isinstance(known[name], list) or not all(_is_positive(number) for number in numbers):
-            found.append(f"--lr_scheduler_kwargs: {name} is {value!r}, expected {_expected(known[name])}")
-    return found
+            errors.append(f"--lr_scheduler_kwargs: {kind} has no {name}; it has {', '.join(known) or 'no settings'}")
+        elif isinstance(value, list) != isinstance(known[name], list) or not all(map(_is_non_negative, numbers)):
+            expected = "a list of numbers" if isinstance(known[name], list) else "a number of at least 0"
+            errors.append(f"--lr_scheduler_kwargs: {name} is {value!r}, expected {expected}")
+    return errors
 
 
 def lr_multiplier(step: int, total_steps: int, warmup_steps: int, kind: str, settings: dict[str, Any] | None = None) -> float:
     """The learning rate of optimizer step `step` (0-based) as a share of its peak.
 
-    Warm-up is linear and ends at the peak: step s of w has (s + 1) / w, so that the first step already trains. `linear` and
-    `cosine` (Loshchilov and Hutter, arXiv:1608.03983) fall to 0 at the step after the last. `multistep` is multiplied by
-    `gamma` at each of `milestones`, shares of all steps. `warmup_stable_decay` (arXiv:2404.06395) stays at the peak and falls
-    by half a cosine in the last `num_decay_steps`, by default a tenth of the run.
+    Warm-up is linear: step s of w has (s + 1) / w, so the first step already trains. `linear` and `cosine` (Loshchilov and
+    Hutter, arXiv:1608.03983) reach 0 one step after the last. `multistep` multiplies by `gamma` at each of `milestones`, shares
+    of all steps. `warmup_stable_decay` (arXiv:2404.06395) stays at the peak and falls by half a cosine in the last
+    `num_decay_steps`, by default a tenth of the run.
     """
     s = {**SCHEDULES[kind], **(settings or {})}
     if step < warmup_steps:
@@ -70,9 +70,5 @@ def lr_multiplier(step: int, total_steps: int, warmup_steps: int, kind: str, set
     return least + (1 - least) * 0.5 * (1 + math.cos(math.pi * 2 * s["num_cycles"] * min(1.0, done)))
 
 
-def _is_positive(value: Any) -> bool:
+def _is_non_negative(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0 and math.isfinite(value)
-
-
-def _expected(default: Any) -> str:
-    return "a list of numbers" if isinstance(default, list) else "a number of at least 0"

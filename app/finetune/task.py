@@ -1,4 +1,4 @@
-"""What a user writes to train something new: one class in one file. The engine does everything else."""
+"""The class that a user writes to train something new, in one file. The engine does everything else."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from finetune.batching.stream import Stream
     from finetune.launching.launch import Launch
 
-Predictions = dict[str, np.ndarray]  # arrays of a file's rows, (rows, ...) each, in the file's order
+Predictions = dict[str, np.ndarray]  # (rows, ...) each, in the file's order
 
 
 @dataclass(frozen=True)
 class Batch:
     """Rows collated to tensors.
 
-    `rows`: (b,) int64, each row's number in its file; -1 marks a placeholder, which takes part in the forward pass so that
-    every process does the same number of them, and counts for nothing. `lengths`: tokens of each row, at its beginning, for
-    encoders that compute without padding (`finetune.kernels.row_lengths`); None if that is not so, or means nothing.
+    `rows`: (b,) int64, each row's number in its file, or -1 for a placeholder, which gives every process the same number of
+    forward passes and counts for nothing. `lengths`: tokens of each row if padding follows them, for encoders that compute
+    without padding (`finetune.kernels.row_lengths`); otherwise None.
     """
 
     rows: torch.Tensor
@@ -47,13 +47,13 @@ class Batch:
         return self.rows >= 0
 
     def __getitem__(self, rows: slice) -> Batch:
-        """Some of its rows, at the width of all."""
+        """The batch of these rows; its padding is not trimmed."""
         labels = None if self.labels is None else self.labels[rows]
         lengths = None if self.lengths is None else self.lengths[rows]
         return Batch(self.rows[rows], {name: tensor[rows] for name, tensor in self.inputs.items()}, labels, lengths)
 
     def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Batch:
-        """On a device; inputs that are floating-point numbers in `dtype`, if one is given."""
+        """Copies the batch to a device, and floating-point inputs to `dtype` if it is given."""
         return self._each(
             lambda tensor: tensor.to(device, non_blocking=True),
             lambda tensor: tensor.to(device, dtype if tensor.is_floating_point() else None, non_blocking=True),
@@ -70,101 +70,93 @@ class Batch:
 
 @dataclass(frozen=True)
 class Mixture:
-    """Training rows of several sources, numbered from 0, with weights. `source`: (rows,) of each row; `weights`: by source, its
-    share of an epoch, which has as many rows as there are; they sum to 1."""
+    """A weighted mixture of training sources. An epoch has as many rows as all sources together. `source`: (rows,) each row's
+    source number; `weights`: the share of an epoch that each source gets, summing to 1."""
 
     source: np.ndarray
     weights: tuple[float, ...]
 
     @property
     def counts(self) -> np.ndarray:
-        """(sources,) int64: how many rows each source gives an epoch."""
+        """(sources,) int64: the rows of an epoch from each source, rounded by largest remainders."""
         exact = len(self.source) * np.asarray(self.weights)
         counts = np.floor(exact).astype(np.int64)
-        counts[np.argsort(counts - exact, kind="stable")[: len(self.source) - counts.sum()]] += 1  # the largest remainders
+        counts[np.argsort(counts - exact, kind="stable")[: len(self.source) - counts.sum()]] += 1
         return counts
 
     @classmethod
     def of(cls, source: np.ndarray, weights: Sequence[float], paths: Sequence[str], notes: list[str]) -> Mixture:
-        """By --mixing_weights, with a note. `source`: (rows,) as above; `paths`: the sources in words. Raises `InputError` for
-        a source that would give no rows."""
-        found = cls(source, tuple(weight / sum(weights) for weight in weights))
-        there = np.bincount(source, minlength=len(weights))
+        """Builds the mixture of --mixing_weights, `weights`, and appends a note. `paths`: the sources' names. Raises
+        `InputError` for a source without rows in an epoch."""
+        mixture = cls(source, tuple(weight / sum(weights) for weight in weights))
+        available = np.bincount(source, minlength=len(weights))
         problems = [
-            f"--mixing_weights: {path}, with a weight of {weight:g}, gives no row to an epoch of {len(source)} ({rows} of its "
-            "rows are left for training); give it more rows or a larger weight, or leave it out"
-            for path, weight, rows, count in zip(paths, weights, there, found.counts, strict=True)
+            f"--mixing_weights: {path} ({rows} training rows, weight {weight:g}) gives no row to an epoch of {len(source)}; "
+            "give it more rows or a larger weight, or leave it out"
+            for path, weight, rows, count in zip(paths, weights, available, mixture.counts, strict=True)
             if not rows or not count
         ]
         if problems:
             raise InputError(*problems)
-        shares = [f"{count} from the {rows} of {path}" for path, rows, count in zip(paths, there, found.counts, strict=True)]
+        sizes = zip(paths, available, mixture.counts, strict=True)
+        shares = [f"{count} from the {rows} of {path}" for path, rows, count in sizes]
         notes.append(f"rows of an epoch: {', '.join(shares)} (--mixing_weights)")
-        return found
+        return mixture
 
 
 @dataclass(frozen=True)
 class Split:
-    """One file's rows, ready to be batched.
-
-    `collate`: row numbers -> `Batch`. `augment`: (row numbers, epoch) -> `Batch`, what training uses in place of `collate` for
-    data that it varies; a function of (seed, epoch, row), so that every launch and a resumed run see the same. `lengths`:
-    (rows,) tokens of each row, None where rows have none. `padding_multiple`: of what the width of a batch is a multiple, as
-    `collate` pads; `widths`: (rows,) tokens that each row takes if it were alone, where that is not its length rounded up to
-    that multiple. `ids`: what names each row in predictions. `mixture`: how often rows are trained on, where that is not once
-    an epoch. `weights`: (rows,) how likely training draws each row, with replacement, as many times an epoch as there are rows;
-    None: every row once. `content`: gives a hash of all rows, by which a prediction that was interrupted knows them again;
-    None: it begins anew. `stream`: of training rows that are others in each epoch; these are the first one's.
-    """
+    """One file's rows, ready to be batched."""
 
     path: str
-    collate: Callable[[np.ndarray], Batch]
+    collate: Callable[[np.ndarray], Batch]  # row numbers -> batch
     num_rows: int
+    # (row numbers, epoch) -> batch; replaces `collate` in training. A pure function of (seed, epoch, row), so that all launches
+    # and resumed runs see the same data.
     augment: Callable[[np.ndarray, int], Batch] | None = None
     labelled: bool = True
-    lengths: np.ndarray | None = None
-    padding_multiple: int = 1
-    widths: np.ndarray | None = None
-    ids: Sequence[Any] | None = None
-    mixture: Mixture | None = None
-    weights: np.ndarray | None = None
+    lengths: np.ndarray | None = None  # (rows,) tokens; None for data without tokens
+    padding_multiple: int = 1  # `collate` pads batches to a multiple of this width
+    widths: np.ndarray | None = None  # (rows,) padded tokens of each row alone; None: `lengths` rounded up to the multiple
+    ids: Sequence[Any] | None = None  # of the rows, for predictions
+    mixture: Mixture | None = None  # None: one source
+    weights: np.ndarray | None = None  # (rows,) sampling weights for drawing with replacement; None: each row once an epoch
+    # Returns a hash of all rows, which must be unchanged to resume an interrupted prediction; None: it cannot be resumed.
     content: Callable[[], str] | None = None
-    stream: Stream | None = None
+    stream: Stream | None = None  # source of each epoch's training rows; the split holds the first epoch's
 
     def __len__(self) -> int:
         return self.num_rows
 
 
 def mixing_fingerprint(splits: Mapping[str, Split]) -> dict[str, Any]:
-    """What a mixture adds to a run's fingerprint: the order of rows follows from it."""
+    """The mixture's part of a run's fingerprint: it determines the order of rows."""
     mixture = splits["train"].mixture if "train" in splits else None
     return {} if mixture is None else {"mixing": [list(mixture.weights), np.bincount(mixture.source).tolist()]}
 
 
 @dataclass
 class Data:
-    """The files of a run. `splits`: "train", "validation" and "test", those that the run needs. `fingerprint`: what must be
-    equal on every machine, and for a checkpoint to be this run's. `notes`: for the reader of the console."""
+    """The data of a run."""
 
-    splits: dict[str, Split]
-    fingerprint: dict[str, Any]
-    notes: list[str] = field(default_factory=list)
-    padding_free: bool = False  # whether the model computes on a batch's tokens without its padding
+    splits: dict[str, Split]  # those of "train", "validation" and "test" that the run needs
+    fingerprint: dict[str, Any]  # must be equal on every machine, and in a checkpoint to resume from
+    notes: list[str] = field(default_factory=list)  # for the console
+    padding_free: bool = False  # whether the model computes without padding
 
 
 class Card(NamedTuple):
-    """What a task says in a run's README.md. `pipeline_tag`: the hub's; `usage`: Python code that loads best/; `metrics`: names
-    without eval_ or test_, one table row each; `sections`: lines of Markdown."""
+    """The task's part of the model card, a run's README.md."""
 
     title: str
-    pipeline_tag: str | None
-    usage: str
-    metrics: list[str]
-    sections: list[str]
+    pipeline_tag: str | None  # the hub's
+    usage: str  # Python code that loads best/
+    metrics: list[str]  # of the table; names without eval_ or test_
+    sections: list[str]  # lines of Markdown
 
 
 class Section(NamedTuple):
-    """A table of report.html, with a sentence about it."""
+    """A table of report.html with an introductory sentence, `text`."""
 
     title: str
     text: str
@@ -173,58 +165,56 @@ class Section(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """What report.html shows of a model: figures by a name that can be a file's, and tables."""
+    """Figures and tables for report.html."""
 
-    figures: dict[str, Figure]
+    figures: dict[str, Figure]  # by file name without suffix
     sections: list[Section]
 
 
 class Judgement(NamedTuple):
-    """What a labelled file says of a model. `metrics_of_rows`: the headline metrics of some of its rows, by number, which may
-    repeat: for confidence intervals and scripts/compare.py. `show`: draws, which takes seconds and is for the report alone."""
+    """A detailed analysis of a model's predictions."""
 
+    # Headline metrics of some rows, by number, which may repeat: for confidence intervals and scripts/compare.py.
     metrics_of_rows: MetricsOfRows | None = None
+    # Draws figures, which takes seconds; called for report.html only.
     show: Callable[[], Shown] = lambda: Shown({}, [])
 
 
 class Described(NamedTuple):
-    """What a data report looks at in the rows of a split, in their order. `contents`: equal for rows of equal content;
-    `similar`: for rows that nearly are, as `nearly` says, None where that is not looked at; `answers`: what rows of equal
-    content should agree on; `labels`: names by row; `blank`: (rows,) bool; `lengths`: (rows,) in `unit`, of which a model reads
-    `limit`; `sizes`: (rows,) by what is measured; `areas`: class names and (rows, classes) pixels or voxels of each."""
+    """Properties of a split's rows, in their order, for the data report."""
 
-    contents: Sequence[Hashable]
-    similar: Sequence[Hashable] | None
-    answers: Sequence[Hashable] | None
-    labels: Sequence[tuple[str, ...]] | None
-    blank: np.ndarray
-    lengths: np.ndarray | None = None
+    contents: Sequence[Hashable]  # a key per row, equal for duplicates
+    similar: Sequence[Hashable] | None  # a key per row, equal for near duplicates; None: not compared
+    answers: Sequence[Hashable] | None  # targets, which should be equal for duplicates
+    labels: Sequence[tuple[str, ...]] | None  # label names of each row
+    blank: np.ndarray  # (rows,) bool
+    lengths: np.ndarray | None = None  # (rows,) in `unit`
     unit: str = ""
-    limit: int | None = None
-    nearly: str = ""
-    sizes: Mapping[str, np.ndarray] = MappingProxyType({})
-    areas: tuple[Sequence[str], np.ndarray] | None = None
+    limit: int | None = None  # the longest length that the model reads
+    nearly: str = ""  # what near duplicates are, such as "equal but for case"
+    sizes: Mapping[str, np.ndarray] = MappingProxyType({})  # (rows,) by the name of the dimension
+    areas: tuple[Sequence[str], np.ndarray] | None = None  # class names; (rows, classes) pixels or voxels
 
 
 class Task(ABC):
-    """A task, in the order in which a run calls its methods.
+    """A task. A run calls its methods in this order.
 
-    A loss is a sum and a count, so that its mean can be taken over the whole global batch: `num_targets` is called before the
-    first backward pass, because gradients cannot be rescaled once DeepSpeed has stepped inside the last one.
+    A loss is a sum and a count, so that its mean can be taken over the global batch. `num_targets` is called before the first
+    backward pass, because DeepSpeed steps inside the last one, after which gradients cannot be rescaled.
     """
 
     name: str
-    default_metric: str  # the score that decides which model is best, unless --metric_for_best_model names another
+    default_metric: str  # of --metric_for_best_model
     shown_metrics: tuple[str, ...] = ("loss",)  # on the console
-    metric_names: tuple[str, ...] = ()  # those that --metric_for_best_model may name; (): known once there are data
-    evaluates_by_tokens = False  # whether an evaluation batch has a number of tokens by default, on a CPU
-    list_separator = "|"  # between the texts of a list in predictions that are csv
-    memory_advice = ""  # what the message for "out of memory" suggests besides what helps every task
-    takes: str | None = None  # "texts" or "pictures": what `rows_in_memory` makes a split of
+    metric_names: tuple[str, ...] = ()  # choices of --metric_for_best_model; empty if they depend on the data
+    evaluates_by_tokens = False  # whether evaluation batches on a CPU are limited by tokens by default
+    list_separator = "|"  # between the texts of a list in csv predictions
+    memory_advice = ""  # task-specific advice in the out-of-memory message
+    takes: str | None = None  # items of `rows_in_memory`: "texts" or "pictures"; None: not supported
 
     def __init__(self, arguments: Any) -> None:
-        """`arguments`: Launch-, Run-, Optimization- and BatchArguments and a field `model_name_or_path`, the exported model of
-        a run that does not train. Raises `InputError` for arguments that the task cannot work with."""
+        """`arguments`: Launch-, Run-, Optimization- and BatchArguments, and `model_name_or_path`, the exported model if the run
+        does not train. Raises `InputError` for arguments that the task does not support."""
         self.arguments = arguments
         self.additional_metrics = load_metrics(arguments.metrics) if arguments.metrics else []
         if self.metric_names and not arguments.metrics:
@@ -232,121 +222,123 @@ class Task(ABC):
 
     @abstractmethod
     def load(self, launch: Launch, modes: Modes) -> Data:
-        """Reads and checks the run's files. No process group exists yet. Raises `InputError` with what is wrong."""
+        """Reads and checks the run's files, before a process group exists. Raises `InputError`."""
 
     def describe(self, name: str, closely: bool = False) -> Described | None:
-        """What a data report looks at in a split that was loaded; None for a task that cannot say. `closely`: even if every row
-        must be decoded for it."""
+        """Properties of a loaded split for the data report; None if the task has none. `closely`: includes properties that
+        require decoding every row."""
         return None
 
     def describe_files(self, launch: Launch, modes: Modes) -> tuple[dict[str, Described], list[str]]:
-        """(`describe` of every split, notes for the reader) in place of a run; a task may need less for it than for one."""
+        """(`describe` of every split, notes) for scripts/data_report.py. A task may override it to skip what only runs need."""
         data = self.load(launch, modes)
-        found = {name: self.describe(name, closely=True) for name in data.splits}
-        return {name: rows for name, rows in found.items() if rows is not None}, data.notes
+        described = {name: self.describe(name, closely=True) for name in data.splits}
+        return {name: rows for name, rows in described.items() if rows is not None}, data.notes
 
     @abstractmethod
     def build(self) -> torch.nn.Module:
-        """The model to be trained, on the CPU in fp32. torch is seeded. Under `torch.device("meta")` no weights are read."""
+        """Builds the model to train, on the CPU in fp32. The engine has seeded torch. Under `torch.device("meta")` it reads no
+        weights."""
 
     def learning_rate_scale(self, model: torch.nn.Module, parameter: str) -> float:
-        """The learning rate of a parameter of this name as a multiple of --learning_rate."""
+        """The factor on --learning_rate for the parameter of this name."""
         return 1.0
 
     def details(self) -> dict[str, Any]:
-        """What the task adds to run.json."""
+        """The task's entries of run.json."""
         return {}
 
     @abstractmethod
     def num_targets(self, batch: Batch) -> torch.Tensor:
-        """() int64: how many targets (labels, tokens, pixels, voxels) of this batch the loss is a mean over."""
+        """() int64: the number of targets (labels, tokens, pixels, voxels) that the loss averages over."""
 
     @abstractmethod
     def loss_sum(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-        """() float32: the loss summed over those targets."""
+        """() float32: the loss summed over the batch's targets."""
 
     @abstractmethod
     def predict(self, model: torch.nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
-        """Arrays of the batch's rows, (b, ...) each, placeholders included; the same shapes and types for every batch but for
-        b. The engine gathers them over batches and processes."""
+        """Arrays of shape (b, ...), placeholders included; all batches must agree in everything but b. The engine gathers them
+        over batches and processes."""
 
     @abstractmethod
     def score(self, predictions: Predictions, split: Split) -> dict[str, float | None]:
-        """The metrics of a whole labelled file; None where one is undefined. On rank 0 only, like everything below but
+        """The metrics of a whole labelled file; None for undefined ones. Called on rank 0 only, like all methods below except
         `load_exported`."""
 
     def as_references(self, predictions: Predictions, split: Split) -> tuple[Any, Any]:
-        """(predictions, references) as metrics of `evaluate` take them, for --metrics."""
-        raise InputError(f"--metrics: {self.name} has no form of its predictions for other metrics")
+        """(predictions, references) in the format of `evaluate`'s metrics, for --metrics."""
+        raise InputError(f"--metrics: {self.name} does not support additional metrics; leave it out")
 
     def all_scores(self, predictions: Predictions, split: Split) -> dict[str, float | None]:
-        """`score`'s metrics and those of --metrics."""
+        """The metrics of `score` and of --metrics."""
         scores = self.score(predictions, split)
         if self.additional_metrics:
             scores |= compute_additional(self.additional_metrics, *self.as_references(predictions, split), taken=scores)
         return scores
 
     def baseline(self, split: Split) -> dict[str, float | None]:
-        """Metrics of an answer without a model, to compare with."""
+        """Metrics of a baseline without a model."""
         return {}
 
     @abstractmethod
     def export(
         self, path: Path, model: torch.nn.Module, weights: dict[str, torch.Tensor], best: Predictions | None
     ) -> dict[str, Any]:
-        """Writes the best model to the folder `path`, checks it by loading it, and returns what it adds to metrics.json.
+        """Writes the best model to the folder `path`, checks it by loading it, and returns entries for metrics.json.
 
-        `model` gives class and configuration, `weights` the full fp32 weights; `best`: predictions of the validation rows.
+        `model` has the class and configuration, `weights` are the full fp32 weights, `best` its predictions of the validation
+        rows.
         """
 
     def samples(self, best: Predictions) -> dict[str, str]:
-        """Markdown texts to be shown in TensorBoard, by tag."""
+        """Markdown texts for TensorBoard by tag."""
         return {}
 
     def pictures(self, best: Predictions) -> dict[str, np.ndarray]:
-        """Pictures, (height, width, 3) uint8, by a name that can be a file's: shown in TensorBoard and in the model card."""
+        """Pictures for TensorBoard and the model card, (height, width, 3) uint8 by file name without suffix."""
         return {}
 
     @abstractmethod
     def load_exported(self, path: str | Path) -> torch.nn.Module:
-        """The model of an exported folder (or of the hub), on every process. What is reported is what this model gives."""
+        """Loads an exported model from a folder or the hub, on every process. All reported test metrics are this model's."""
 
     def rows_in_memory(self, items: Sequence[Any]) -> Split:
-        """A test split of what no file holds: texts, or pictures as bytes. After `load`. Raises `InputError`."""
+        """Builds a test split of items in memory: texts, or pictures as bytes. Call `load` first. Raises `InputError`."""
         raise NotImplementedError  # `takes` is None
 
     def explain(self, model: torch.nn.Module, item: Any, line: dict[str, Any]) -> dict[str, Any]:
-        """What a page shows of one of `rows_in_memory`'s items beside its prediction `line`. `model`: of `load_exported`."""
+        """Explains the prediction `line` of one of `rows_in_memory`'s items, for a web page. `model`: of `load_exported`."""
         return {}
 
     @abstractmethod
     def prediction_lines(self, predictions: Predictions, split: Split) -> Iterable[dict[str, Any]]:
-        """The lines of predictions.jsonl, one per row, without ids."""
+        """Lines of predictions.jsonl, one per row, without ids."""
 
     def remarks(self, metrics: dict[str, Any]) -> list[str]:
         """Lines for the end of the console output."""
         return []
 
     def limits(self) -> list[str]:
-        """Sentences of the model card about what the model was not made for."""
+        """Sentences about the model's limitations, for the model card."""
         return []
 
     def judge(self, best: Predictions, split: Split) -> Judgement:
-        """Scores of rows, figures and tables from the best model's predictions of a labelled file; at the end of a run."""
+        """Row scores, figures and tables from the best model's predictions of a labelled file, at the end of a run."""
         return Judgement()
 
     def card(self, folder: Path) -> Card:
-        """The model card of the run in `folder`, which holds metrics.json."""
+        """The task's part of the model card. `folder`: the run's, with metrics.json."""
         return Card(self.name, None, "", list(self.shown_metrics), [])
 
     @property
     def best_metric(self) -> str:
-        """The metric that decides which model is best."""
+        """The metric that chooses the best model."""
         return (self.arguments.metric_for_best_model or self.default_metric).removeprefix("eval_")
 
 
 def check_metric(name: str, metrics: Iterable[str]) -> None:
-    """Raises `InputError` for a --metric_for_best_model that a task does not have."""
+    """Raises `InputError` if `name`, --metric_for_best_model, is none of the task's metrics."""
     known = list(metrics)
     if name not in known:
         near = nearest(name, known)

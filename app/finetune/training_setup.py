@@ -1,4 +1,4 @@
-"""What stands before and behind `training.loop.fit`: model and optimizer prepared, the best model exported and loaded."""
+"""Setup of a training for `training.loop.fit`, and export and loading of its best model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from finetune.batching.batches import EvalRows, TrainSteps
 from finetune.checkpoints import checkpoint, local_copy, saving
 from finetune.checkpoints.checkpoint import TrainState
 from finetune.kernels.compiling import compile_layers
-from finetune.kernels.embeddings import keep_gradients
+from finetune.kernels.embeddings import reuse_gradient_memory
 from finetune.launching.processes import Run
 from finetune.memory.dry_run import dry_run
 from finetune.memory.estimate import memory_lines
@@ -39,16 +39,16 @@ from finetune.training.training import FitOptions, Training
 def prepare_training(
     run: Run, arguments: Any, task: Task, data: Data, plan: Plan, model: torch.nn.Module, *, opened: OpenedRun
 ) -> tuple[Training, TrainState]:
-    """Hands model and optimizer to Accelerate and restores the checkpoint to resume from, if there is one."""
+    """Prepares model and optimizer with Accelerate and restores the checkpoint to resume from, if there is one."""
     state, place, resume = TrainState(), None, opened.resume
     folder = Path(arguments.output_dir)
     if resume is not None:
         place = local_copy.fetch(run, resume, arguments.shared_output_dir)
         state = checkpoint.load_state(place, opened.fingerprint)
         checkpoint.load_weights(place, model)
-        _forget_lost_best(run, folder, state)
-        if state.step < plan.total_steps or state.unevaluated:  # else there is nothing left to compare with
-            _compare_by(run, folder, task.best_metric, state)
+        _forget_missing_best(run, folder, state)
+        if state.step < plan.total_steps or state.unevaluated:  # otherwise no evaluation is left
+            _switch_best_metric(run, folder, task.best_metric, state)
     run.on_main(partial(check_space, folder, arguments, model, state_bytes(arguments, model)))
     steps = train_steps(arguments, data, plan, run.launch.rank)
     steps.begin(state.step, state.stream)
@@ -77,26 +77,26 @@ def prepare_training(
     )
     if resume is not None:
         loop.restore(run, place, training, state)
-        training.best_models.forget_lost(state)
+        training.best_models.forget_missing(state)
         if checkpoint.is_sharded(place) and arguments.checkpoint_format == "full":
-            _convert(run, training, state)
+            _convert_to_full(run, training, state)
         local_copy.discard(run, place, resume)
     return training, state
 
 
 def prepare_model(run: Run, arguments: Any, task: Task, plan: Plan, model: torch.nn.Module, steps: TrainSteps) -> None:
-    """What is done to a model before Accelerate gets it; prints the memory that training it will need."""
+    """Applies gradient checkpointing, kernels and compilation before Accelerate wraps the model; prints the memory estimate."""
     if arguments.gradient_checkpointing or run.launch.recomputes_activations:
         checkpoint_activations(model)
     layout = layout_of(run.launch, plan.batch, arguments.kernels, state_bytes(arguments, model))
     if run.is_main:
         run.print(*_memory(task, model, steps, layout))
-    if layout.keeps_embeddings:
-        keep_gradients(model)
+    if layout.reuses_gradient_memory:
+        reuse_gradient_memory(model)
     compiles = arguments.torch_compile or run.launch.torch_compile
     if compiles and run.launch.zero_stage == 3:
-        # ZeRO-3 gathers and frees weights around every module: hundreds of pieces, each compiled anew until torch gives up.
-        run.print("note           --torch_compile is left out under ZeRO-3")
+        # ZeRO-3's hooks around every module break the graph into hundreds of pieces, and torch recompiles until it gives up.
+        run.print("note           --torch_compile is ignored under ZeRO-3")
     elif compiles:
         compile_layers(model)
 
@@ -104,23 +104,23 @@ def prepare_model(run: Run, arguments: Any, task: Task, plan: Plan, model: torch
 def _memory(task: Task, model: torch.nn.Module, steps: TrainSteps, layout: Layout) -> list[str]:
     try:
         return memory_lines(dry_run(model, task, steps.largest_micro_batch(), layout), layout)
-    except Exception as error:  # a model that looks at values in its forward pass is no reason to stop
-        return [f"memory         not known in advance: a dry run of the model fails ({type(error).__name__})"]
+    except Exception as error:  # for example, the forward pass reads values of tensors
+        return [f"memory         no estimate: a dry run of the model fails ({type(error).__name__})"]
 
 
 def train_steps(arguments: Any, data: Data, plan: Plan, rank: int) -> TrainSteps:
-    """A process's batches by optimizer step."""
+    """This process's training batches by optimizer step."""
     return TrainSteps(data.splits["train"], plan, rank, arguments.seed, arguments.length_grouping, data.padding_free)
 
 
 def eval_rows(run: Run, arguments: Any, task: Task, split: Split) -> EvalRows:
-    """A file to be evaluated, longest rows first."""
+    """The batches of an evaluation, longest rows first."""
     by_tokens = task.evaluates_by_tokens and run.device.type == "cpu"
     return EvalRows(split, *evaluation_batch(arguments, by_tokens))
 
 
 def fit_options(arguments: Any, task: Task) -> FitOptions:
-    """The arguments that the loop looks at."""
+    """The arguments of `fit`."""
     greater = arguments.greater_is_better
     return FitOptions(
         seed=arguments.seed,
@@ -131,12 +131,11 @@ def fit_options(arguments: Any, task: Task) -> FitOptions:
         save_total_limit=arguments.save_total_limit,
         dataloader_num_workers=arguments.dataloader_num_workers,
         profile=arguments.profile,
-        in_shards=arguments.checkpoint_format == "sharded",
+        sharded=arguments.checkpoint_format == "sharded",
     )
 
 
 def best_models(run: Run, arguments: Any, task: Task, model: Any) -> BestModels:
-    """What keeps the best models that the arguments ask for."""
     return BestModels(
         run=run,
         folder=Path(arguments.output_dir),
@@ -144,7 +143,7 @@ def best_models(run: Run, arguments: Any, task: Task, model: Any) -> BestModels:
         model=model,
         greater_is_better=fit_options(arguments, task).greater_is_better,
         keep_best=arguments.keep_best,
-        average=arguments.average_checkpoints,
+        num_averaged=arguments.average_checkpoints or 0,
         shared_output_dir=arguments.shared_output_dir,
     )
 
@@ -159,13 +158,13 @@ def export_best(
     *,
     keeps_predictions: bool = False,
 ) -> None:
-    """Writes best/, what the export adds to metrics.json, samples and pictures for TensorBoard; `keeps_predictions`: for the
-    report. All processes must call it."""
+    """Writes best/, its entries of metrics.json, and samples and pictures for TensorBoard. `keeps_predictions`: keeps `best`,
+    the predictions of the validation rows, for the report. All processes must call it."""
     with Phase("exporting", shown=run.is_main):
         weights = saving.full_weights(run, model)
         run.on_main(partial(_export, folder, task, run.unwrapped(model), weights, tracker, best))
         if keeps_predictions:
-            run.on_main(partial(_keep_predictions, folder, best))
+            run.on_main(lambda: None if best is None else judging.keep(folder, best))
 
 
 def _export(
@@ -178,14 +177,8 @@ def _export(
         tracker.picture(name, picture)
 
 
-def _keep_predictions(folder: Path, best: Predictions | None) -> None:
-    """`best`: of a model that was evaluated."""
-    if best is not None:
-        judging.keep(folder, best)
-
-
 def load_best(run: Run, arguments: Any, load: Callable[[Path], Any]) -> Any:
-    """What `load` makes of best/, on every process; machines that do not see rank 0's folder get a copy for the time."""
+    """Calls `load` on best/ on every process. Machines without a shared disk receive a temporary copy."""
     folder = Path(arguments.output_dir) / BEST
     place = local_copy.fetch(run, folder, arguments.shared_output_dir)
     try:
@@ -195,17 +188,18 @@ def load_best(run: Run, arguments: Any, load: Callable[[Path], Any]) -> Any:
 
 
 def finish_training(run: Run, training: Training, state: TrainState) -> dict[str, Any]:
-    """Exports the last model if no evaluation chose one; returns best_* and the best model's eval_* metrics."""
+    """Exports the last model if no evaluation chose one, and the averaged weights of --average_checkpoints. Returns best_* and
+    the exported model's eval_* metrics."""
     if state.best_step is None:
         state.best_step = state.step
         with averaged(training.average):
             training.export(None)
-    found = {}
-    if training.best_models.average is not None:
-        found = training.best_models.export_mean(state, training.validation, training.export)
+    of_average = {}
+    if training.best_models.num_averaged:
+        of_average = training.best_models.export_average(state, training.validation, training.export)
     training.tracker.close()
     run.wait()
-    return run.on_main(partial(_best_metrics, training.output_dir, state)) | found
+    return run.on_main(partial(_best_metrics, training.output_dir, state)) | of_average
 
 
 def _best_metrics(folder: Path, state: TrainState) -> dict[str, Any]:
@@ -216,30 +210,30 @@ def _best_metrics(folder: Path, state: TrainState) -> dict[str, Any]:
 
 
 def release(run: Run, training: Training) -> None:
-    """Lets go of the training model, so that the exported one has room on the device."""
+    """Frees the training model's memory for the exported model."""
     training.steps.close()
     wrapped = training.model
     training.model = training.optimizer = training.export = training.best_models = training.average = None
     if run.deepspeed_config is not None:
         wrapped.destroy()
     del wrapped
-    run.accelerator.free_memory()  # empties the device's cache
+    run.accelerator.free_memory()
 
 
-def _convert(run: Run, training: Training, state: TrainState) -> None:
-    """Writes a checkpoint in shards anew for every launch, before another step: the training may be complete."""
-    loop.save(run, training, state, in_shards=False)
+def _convert_to_full(run: Run, training: Training, state: TrainState) -> None:
+    """Rewrites a sharded checkpoint as a full one. Done at once, because no other save follows if the training is complete."""
+    loop.save(run, training, state, sharded=False)
     loop.wait_for_checkpoint(run, training)
-    run.print(f"note           checkpoint step_{state.step}, which was in shards, is one for every launch now")
+    run.print(f"note           checkpoint step_{state.step} was converted from shards: any launch can resume from it")
 
 
-def _forget_lost_best(run: Run, folder: Path, state: TrainState) -> None:
-    """Lets the best model be chosen anew where the one that the checkpoint remembers is not (it belongs to another folder's
-    run) or is damaged. Rank 0 looks, since machines may not share the folder and must agree."""
+def _forget_missing_best(run: Run, folder: Path, state: TrainState) -> None:
+    """Resets the best model if its files are missing, as in a new output folder, or damaged. Rank 0 checks: machines may not
+    share the folder and must agree."""
     problem = run.on_main(partial(_problem_of_best, folder)) if state.best_step is not None else None
     if problem is None:
         return
-    run.print(f"note           the best model, of step {state.best_step}, {problem}; the best from here on is kept")
+    run.print(f"note           the best model so far (step {state.best_step}) {problem}; later evaluations choose a new one")
     state.best_metric, state.best_step, state.evaluations_without_best, state.kept = None, None, 0, []
 
 
@@ -248,31 +242,34 @@ def _problem_of_best(folder: Path) -> str | None:
         return f"is not in {folder}"
     for file in (folder / BEST).glob("*.safetensors"):
         try:
-            with safe_open(file, "pt"):  # compares the size of the file with its header
+            with safe_open(file, "pt"):  # checks the file size against its header
                 pass
         except (OSError, SafetensorError):
             return f"is damaged: {file} cannot be read"
     return None
 
 
-def _compare_by(run: Run, folder: Path, metric: str, state: TrainState) -> None:
-    """Lets the best model so far be judged by another metric than the one that chose it: by its value in the history. Without
-    one, the best model is chosen anew."""
+def _switch_best_metric(run: Run, folder: Path, metric: str, state: TrainState) -> None:
+    """Adapts the best models to a changed --metric_for_best_model, with values from the history. If the best model has none,
+    resets it."""
     if state.best_step is None or state.best_metric_name == metric:
         return
-    value, *others = run.on_main(
-        lambda: [_evaluated(folder, f"eval_{metric}", step) for step in (state.best_step, *(e["step"] for e in state.kept))]
-    )
-    state.kept = [{**e, "metric": other} for e, other in zip(state.kept, others, strict=True) if None not in (value, other)]
-    by = f"the best model so far, of step {state.best_step}, was chosen by {state.best_metric_name}"
+    steps = [state.best_step, *(evaluation["step"] for evaluation in state.kept)]
+    value, *kept_values = run.on_main(lambda: [_metric_in_history(folder, f"eval_{metric}", step) for step in steps])
+    state.kept = [
+        {**evaluation, "metric": kept_value}
+        for evaluation, kept_value in zip(state.kept, kept_values, strict=True)
+        if None not in (value, kept_value)
+    ]
+    chosen = f"the best model so far (step {state.best_step}) was chosen by {state.best_metric_name}"
     if value is None:
-        run.print(f"note           {by}, and has no {metric}; the best by {metric} from here on is kept")
+        run.print(f"note           {chosen} and has no {metric}; later evaluations choose a new one by {metric}")
         state.best_step = None
     else:
-        run.print(f"note           {by}; from here on {metric} decides, which is {value:.4f} there")
+        run.print(f"note           {chosen}; from now on {metric} decides (its value there: {value:.4f})")
     state.best_metric, state.best_metric_name, state.evaluations_without_best = value, metric, 0
 
 
-def _evaluated(folder: Path, name: str, step: int) -> float | None:
-    """The value that the history has for a metric of the evaluation at this step."""
+def _metric_in_history(folder: Path, name: str, step: int) -> float | None:
+    """The metric of the evaluation at this step; None if the history has none."""
     return next((event[name] for event in read_history(folder) if event["step"] == step and name in event), None)

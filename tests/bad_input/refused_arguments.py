@@ -59,7 +59,7 @@ COMMAND_LINE = [
     argument("weights without files", r"--mixing_weights has 1 for 0 of --train_file", mixing_weights="1", train_file=None),
     argument("weight of nothing", r"--mixing_weights: 0 1 is out of range, expected numbers .* above 0",
              mixing_weights=["0", "1"]),
-    argument("weight that gives no row", r"--mixing_weights: valid\.csv, with a weight of 0\.001, gives no row to an epoch of",
+    argument("weight that gives no row", r"--mixing_weights: valid\.csv \(\d+ training rows, weight 0\.001\) gives no row",
              train_file=["train.csv", "valid.csv"], mixing_weights=["1", "0.001"], validation_file="valid.csv"),
     argument("split without a data set", r"--dataset_split is given but --dataset_name is not", dataset_split="train[:80%]"),
     argument("target language alone", r"--target_lang needs --source_lang", tasks=("titlegen",), target_lang="fr_XX"),

@@ -41,8 +41,8 @@ def as_on_a_gpu(monkeypatch):
     """The paths of a GPU. FlexAttention, which these modes cannot watch, is replaced; its plans are made."""
     monkeypatch.setattr(finetune.kernels.bigbird.flex, "flex_attention", lambda q, k, v, *, score_mod, block_mask: q + k + v)
     monkeypatch.setattr(finetune.kernels.bigbird.layers, "FLEX_DEVICES", ("cpu",))
-    monkeypatch.setattr(finetune.kernels.bigbird.layers, "works", lambda *_: True)
-    monkeypatch.setattr(finetune.training.step, "READY", ())
+    monkeypatch.setattr(finetune.kernels.bigbird.layers, "is_usable", lambda *_: True)
+    monkeypatch.setattr(finetune.training.step, "SYNCHRONOUS", ())
     monkeypatch.setitem(AttentionMaskInterface._global_mapping, "sdpa", mask_without_sync)
 
 

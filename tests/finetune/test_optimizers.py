@@ -14,7 +14,7 @@ def test_what_works_on_whole_weights_is_refused_under_zero(monkeypatch):
         "--optim muon does not work under ZeRO: it orthogonalises whole matrices. Launch without DeepSpeed "
         f"(accelerate_configs/ddp.yaml), or choose {', '.join(working)}"
     ]
-    assert [name for name in optimizers.OPTIMIZERS if optimizers.OPTIMIZERS[name].whole is None] == working
+    assert [name for name in optimizers.OPTIMIZERS if optimizers.OPTIMIZERS[name].unshardable is None] == working
     assert not any(optimizers.refusals(name, None, None) for name in optimizers.OPTIMIZERS)
 
 

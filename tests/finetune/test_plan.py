@@ -131,12 +131,12 @@ def test_due_at_every_interval_and_at_the_end(arguments):
 def test_batch_arithmetic_in_words(arguments):
     lines = describe(plan_of(arguments(global_batch_size=9), 90, 8))
     assert lines[0] == "global batch   9 rows = 8 process(es) x at most 2 rows x 1 micro-batch(es)"
-    assert lines[-1].endswith("9 rows do not share out evenly over 8 processes; --global_batch_size 8 or 16 would")
+    assert lines[-1].endswith("9 rows do not divide evenly among 8 processes; use --global_batch_size 8 or 16")
     assert len(describe(plan_of(arguments(global_batch_size=16), 90, 8))) == 4
-    assert describe(plan_of(arguments(global_batch_size=3), 90, 8))[-1].endswith("--global_batch_size 8 would")
+    assert describe(plan_of(arguments(global_batch_size=3), 90, 8))[-1].endswith("--global_batch_size 8")
     first, *_, last = describe(plan_of(arguments(per_device_train_batch_size=4), 90, 8))
     assert first == "global batch   32 rows = 8 process(es) x at most 4 rows x 1 micro-batch(es)"
-    assert last == "note           another number of processes makes another global batch; --global_batch_size 32 keeps it"
+    assert last == "note           the global batch depends on the number of processes; --global_batch_size 32 fixes it"
 
 
 def test_a_cpu_works_in_passes_of_so_many_tokens_unless_told_otherwise(arguments):

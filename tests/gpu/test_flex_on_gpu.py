@@ -7,7 +7,7 @@ import torch
 from transformers import BigBirdConfig, BigBirdModel
 
 import finetune.kernels.bigbird.layers
-from finetune.kernels.bigbird.flex import works
+from finetune.kernels.bigbird.flex import is_usable
 from finetune.kernels.bigbird.layers import use_bigbird_attention
 from finetune.kernels.row_lengths import row_lengths
 
@@ -58,7 +58,7 @@ def attended(monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("size", [32, 64, 128])
 def test_it_works_on_this_machine(dtype, size):
-    assert works(GPU, dtype, size)
+    assert is_usable(GPU, dtype, size)
 
 
 @pytest.mark.usefixtures("exact")

@@ -201,7 +201,7 @@ def test_a_process_that_runs_out_of_memory_cuts_its_micro_batches_and_all_follow
     folder = place / "full"
     said = run([*torchrun(2), *job(folder, "--per_device_train_batch_size", "4", "--out_of_memory", "1,9")], place).check().out
     assert [line[15:] for line in said.splitlines() if "out of memory" in line] == [
-        f"out of memory by step {step}: micro-batches are cut into {parts} parts; the global batch does not change"
+        f"out of memory by step {step}: micro-batches are split into {parts} parts; the global batch does not change"
         for step, parts in ((1, 2), (2, 4))
     ]
     assert json.loads((folder / "status.json").read_text(encoding="utf-8"))["micro_batch_parts"] == 4

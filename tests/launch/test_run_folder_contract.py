@@ -284,6 +284,6 @@ def test_a_run_that_goes_on_in_another_folder_keeps_a_best_model_of_its_own(laun
     result = launched("deepspeed_zero3")
 
     assert read_json(launched("deepspeed_zero2").folder / "metrics.json")["best_step"] == 3
-    assert "the best model, of step 3, is not in" in result.finished[0].out
+    assert "the best model so far (step 3) is not in" in result.finished[0].out
     assert read_json(result.folder / "metrics.json")["best_step"] == 6
     assert (result.folder / "best" / "model.safetensors").is_file()

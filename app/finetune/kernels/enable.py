@@ -1,11 +1,11 @@
-"""The switch of all kernels: what a model, a process and a step use, by --kernels, --attention and --padding_free.
+"""Switches kernels on, as --kernels, --attention and --padding_free request.
 
-With --kernels reference none of our kernels computes, whatever --attention says:
+With --kernels reference none of our kernels is active, whatever --attention says:
 
-- BigBird is transformers' own: the blocks of a document depend on how far its batch is padded, and one batch of at most 5 + 2 r
-  blocks turns the model to full attention for the rest of the run (transformers issue 20031).
-- Dropout masks on a CPU are torch's: another sample for the same seed.
-- Batches are padded, gradients of embeddings are new tensors, masks on a GPU are made with a question to it.
+- BigBird is transformers' own: a document's result depends on the padding of its batch, and one batch of at most 5 + 2 r blocks
+  switches the model to full attention for the rest of the run (transformers issue 20031).
+- Dropout masks on a CPU are torch's, another sample for the same seed.
+- Batches are padded, embedding gradients are reallocated, and attention masks synchronise with the GPU.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from finetune.kernels.padding_free.encoders import use_padding_free
 
 
 def enable_kernels(model: nn.Module, *, kernels: str, attention: str, padding_free: bool) -> None:
-    """Has `model` compute with our kernels (`kernels` auto) or leaves it alone (reference).
+    """Switches our kernels on in `model` if `kernels` is auto; reference changes nothing.
 
-    `attention`: --attention, see `use_bigbird_attention`; `padding_free`: what `check_padding_free` decided. Parameters, state
-    dict and exported configuration stay as they are. Kernels of `sdpa` attention hold for the whole process.
+    `attention`: --attention, see `use_bigbird_attention`; `padding_free`: the result of `check_padding_free`. Parameters, state
+    dict and exported configuration stay unchanged. Kernels of `sdpa` attention apply to the whole process.
     """
     if kernels == "reference":
         return
@@ -34,6 +34,6 @@ def enable_kernels(model: nn.Module, *, kernels: str, attention: str, padding_fr
 
 
 def enable_device_kernels(device: torch.device, *, kernels: str) -> None:
-    """Has this process use the kernels that belong to a device and not to a model: masks on a GPU."""
+    """Switches on the kernels of a device in this process: attention masks on a GPU."""
     if kernels == "auto":
         use_masks_without_sync(device)

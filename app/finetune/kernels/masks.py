@@ -1,7 +1,7 @@
-"""transformers' attention masks, made without a question to the GPU.
+"""transformers' attention masks without synchronising with the GPU.
 
-Replaces: `transformers.masking_utils.sdpa_mask`, which asks in each forward pass, of encoder and decoder, whether anything
-is padded and leaves the mask out where nothing is; the host waits for the answer until the GPU has done all its work.
+Replaces: `transformers.masking_utils.sdpa_mask`, which reads from the GPU whether a batch has padding, to omit the mask if not.
+In each forward pass of encoder and decoder the host waits until the GPU has finished its work.
 Active: on a GPU, in every model whose attention is transformers' `sdpa`.
 Gain: not yet measured.
 """
@@ -19,7 +19,7 @@ from finetune.kernels.row_lengths import current_row_lengths
 
 
 def use_masks_without_sync(device: torch.device) -> None:
-    """Has this process make `sdpa` masks this way from now on, if `device` is a GPU."""
+    """Registers the masks for `sdpa` attention in this process, if `device` is a GPU."""
     if device.type == "cuda":
         AttentionMaskInterface.register("sdpa", mask_without_sync)
 
@@ -31,7 +31,7 @@ def mask_without_sync(
     allow_is_bidirectional_skip: bool = False,
     **options: Any,
 ) -> Tensor | None:
-    """`sdpa_mask` with the same arguments and meaning; None where the host knows that nothing is padded."""
+    """`sdpa_mask` with the same arguments and meaning; None if the host knows that the batch has no padding."""
     if attention_mask is not None and allow_is_bidirectional_skip:
         lengths = current_row_lengths(*attention_mask.shape)
         if lengths is not None and min(lengths) == attention_mask.shape[1]:

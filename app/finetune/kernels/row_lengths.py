@@ -1,8 +1,8 @@
-"""The lengths of the current batch's rows, as the host knows them.
+"""The lengths of the current batch's rows, on the host.
 
-Whoever computes without padding must know how many tokens are left. Asking a GPU makes the host wait for all work that it
-queued before; the host itself counted the tokens when it collated them. So the engine sets the lengths while it calls a task,
-and modules inside a model ask here, in their forward pass: a backward pass happens elsewhere.
+Kernels without padding need the number of tokens. Reading it from a GPU would make the host wait for all queued work. The
+collator has counted them already, so the engine sets the lengths while it calls a task, and modules read them in their forward
+pass. They are not set in the backward pass.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _LENGTHS: ContextVar[tuple[int, ...] | None] = ContextVar("lengths", default=Non
 
 @contextlib.contextmanager
 def row_lengths(lengths: tuple[int, ...] | None) -> Iterator[None]:
-    """`lengths`: `Batch.lengths` of the batch that a model is about to see."""
+    """Sets `Batch.lengths` for the forward passes inside the `with` block."""
     token = _LENGTHS.set(lengths)
     try:
         yield
@@ -25,7 +25,7 @@ def row_lengths(lengths: tuple[int, ...] | None) -> Iterator[None]:
 
 
 def current_row_lengths(rows: int, width: int) -> tuple[int, ...] | None:
-    """The lengths of the `rows` rows that are padded to `width`; None if they are unknown, or another batch's."""
+    """The lengths of a batch of this many rows, padded to `width`; None if they are unknown or do not fit its shape."""
     lengths = _LENGTHS.get()
-    fit = lengths is not None and len(lengths) == rows and max(lengths, default=0) <= width
-    return lengths if fit else None
+    fits = lengths is not None and len(lengths) == rows and max(lengths, default=0) <= width
+    return lengths if fits else None

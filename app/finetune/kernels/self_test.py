@@ -1,6 +1,6 @@
-"""A kernel for GPUs is tried out before a run relies on it; where it fails, the reference stays, with a warning.
+"""Self-tests of GPU kernels. A kernel that fails is replaced by the reference, with a warning.
 
-Which kernels there are, and what they compute, depends on the chip, the driver, torch's version and how it was built.
+Availability and correctness of kernels depend on the GPU, the driver, and torch's version and build.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-TOLERANCE = 0.05  # of the largest element; bf16 is within 0.01
+TOLERANCE = 0.05  # relative to the largest element; bf16 is within 0.01
 
 
-def passes(problem: Callable[[], str | None], failure: str) -> bool:
-    """Whether `problem()` finds none. Warns otherwise, also where it raises: `failure`, and why."""
+def passes(test: Callable[[], str | None], failure: str) -> bool:
+    """Whether `test()` returns None. If it returns a reason or raises, warns with `failure` and the reason."""
     try:
-        reason = problem()
+        reason = test()
     except Exception as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     if reason is not None:
@@ -24,13 +24,13 @@ def passes(problem: Callable[[], str | None], failure: str) -> bool:
     return reason is None
 
 
-def compare(found: list[Tensor], expected: list[Tensor]) -> str | None:
-    """The greatest difference of the tensors, as a share of the largest element of each, if it is beyond `TOLERANCE`."""
-    difference = max(float((x - y).abs().max() / y.abs().max()) for x, y in zip(found, expected, strict=True))
+def compare(results: list[Tensor], expected: list[Tensor]) -> str | None:
+    """A message if results differ by more than `TOLERANCE` of the largest element of their tensor, otherwise None."""
+    difference = max(float((x - y).abs().max() / y.abs().max()) for x, y in zip(results, expected, strict=True))
     return None if difference <= TOLERANCE else f"it differs by {difference:.1e} of the largest element"
 
 
 def with_gradients(context: Tensor, gradient: Tensor, inputs: list[Tensor]) -> list[Tensor]:
-    """A result and the gradients of its `inputs`."""
+    """`context`, and the gradients of `inputs` after a backward pass from `gradient`."""
     context.backward(gradient)
     return [context.detach(), *(x.grad for x in inputs)]

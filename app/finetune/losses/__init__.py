@@ -1,4 +1,4 @@
-"""Losses of tasks: of labels that a row may have several of, and of segmentation. Each is tested against its formula.
+"""Losses for multi-label classification and segmentation. Each is tested against its formula.
 
 May import: finetune.kernels.
 """

@@ -1,6 +1,6 @@
-"""The memory of a training step, estimated before the first one: state by arithmetic, activations by a dry run.
+"""Memory estimate of a training step: state by arithmetic, activations by a dry run.
 
-The estimate covers any module and input, DDP, ZeRO with offload, autocast and recomputed activations.
+It covers any module and input, DDP, ZeRO with offload, FSDP, autocast and gradient checkpointing.
 
 May import: finetune.kernels, finetune.launching, finetune.plan, finetune.task.
 """

@@ -1,7 +1,6 @@
-"""One forward and backward pass on tensors that have shapes but no values (torch's FakeTensor).
+"""A forward and backward pass on tensors without values (torch's FakeTensor), which measures the peak memory of activations.
 
-Activations are not guessed from a model's dimensions: what is alive at the worst moment of the pass is counted. That holds for
-every architecture, attention and loss, and for recomputed activations.
+It works for every architecture, attention, loss and gradient checkpointing, because it counts the tensors that are alive.
 """
 
 from __future__ import annotations
@@ -25,29 +24,29 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from finetune.kernels.embeddings import keep_gradients
+from finetune.kernels.embeddings import reuse_gradient_memory
 from finetune.kernels.row_lengths import row_lengths
 from finetune.launching.fsdp_state import layers_to_shard
 from finetune.memory.layout import Layout
 from finetune.task import Batch, Task
 
-BYTES = "bytes_per_element"  # what layers in 4 or 8 bits have (finetune.models.quantized); before the first step they hold fp32
+BYTES = "bytes_per_element"  # attribute of layers in 4 or 8 bits (finetune.models.quantized), which hold fp32 before training
 
 
 @dataclass(frozen=True)
 class DryRun:
-    """What a forward and backward pass over one micro-batch needs besides weights."""
+    """Sizes of a model, and peak memory of a forward and backward pass over one micro-batch."""
 
-    parameters: int  # elements of all parameters
-    trainable: int  # elements of the parameters that are trained
-    largest: int  # elements of the largest trained parameter
+    parameters: int  # elements
+    trainable: int  # elements of trained parameters
+    largest_parameter: int  # elements of the largest trained parameter
     buffers: int  # bytes
-    activations: int  # bytes at the worst moment, without finished gradients of parameters
-    with_gradients: int  # bytes at the worst moment, gradients of parameters counted as they come
+    activations: int  # peak bytes without finished gradients of parameters
+    with_gradients: int  # peak bytes with gradients of parameters
     input_shape: tuple[int, ...]  # of the largest input
-    saved: int = 0  # bytes that weights in 4 or 8 bits take less than in fp32
-    largest_layer: int = 0  # elements of the layer with most, of those that FSDP gathers one by one
-    outside_layers: int = 0  # elements that FSDP gathers for the whole pass
+    saved: int = 0  # bytes that weights in 4 or 8 bits save compared with fp32
+    largest_layer: int = 0  # elements of the largest layer that FSDP gathers on its own
+    outside_layers: int = 0  # elements outside of these layers, which stay gathered during the pass
 
     @property
     def input_size(self) -> str:
@@ -56,24 +55,24 @@ class DryRun:
 
 
 def dry_run(model: nn.Module, task: Task, batch: Batch, layout: Layout) -> DryRun:
-    """Does a forward and backward pass of `model` on tensors without values and counts what is alive.
+    """Runs a forward and backward pass of `model` on tensors without values and counts live bytes.
 
-    `model`: any module before it is prepared, on any device, `meta` included; it is neither changed nor copied. Its parameters
-    and floating-point inputs get the precision of `layout`. On a CPU the count is the allocator's but for a few kilobytes
-    (docs/memory.md). For a GPU, attention is fused, dropout keeps a byte per element, and autocast normalises in fp32. Raises
-    whatever a model raises whose forward pass looks at values.
+    `model`: any module before `prepare`, on any device, `meta` included; it is not changed, and its values are not copied. The
+    precision is that of `layout`. On a CPU the result matches the allocator within kilobytes (docs/memory.md). A GPU's kernels
+    are simulated: fused attention, one byte per element for dropout, normalisation in fp32 under autocast. Raises any exception
+    of a model whose forward pass reads values.
     """
     rng_state = torch.get_rng_state()
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
             hollow = _without_values(model, layout.own_precision).train()
-            if layout.autocast is not None:  # as Accelerate wraps it
+            if layout.autocast is not None:  # like Accelerate
                 hollow.forward = convert_outputs_to_fp32(torch.autocast("cpu", dtype=layout.autocast)(hollow.forward))
             inputs = {name: _empty(tensor, layout.own_precision) for name, tensor in batch.inputs.items()}
             labels = None if batch.labels is None else _empty(batch.labels)
-            kept = keep_gradients(hollow) if layout.keeps_embeddings else []
+            kept = reuse_gradient_memory(hollow) if layout.reuses_gradient_memory else []
             for parameter in kept:
-                parameter.grad = torch.zeros_like(parameter)  # of an earlier step
+                parameter.grad = torch.zeros_like(parameter)  # as after an earlier step
             kernels = _GpuKernels(layout.autocast) if layout.on_gpu else nullcontext()
             with _Counter(hollow) as counter, kernels, row_lengths(batch.lengths):
                 _backward(task.loss_sum(hollow, replace(batch, rows=_empty(batch.rows), inputs=inputs, labels=labels)))
@@ -87,7 +86,7 @@ def dry_run(model: nn.Module, task: Task, batch: Batch, layout: Layout) -> DryRu
     return DryRun(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         trainable=sum(trained),
-        largest=max(trained),
+        largest_parameter=max(trained),
         buffers=sum(buffer.nbytes for buffer in model.buffers()),
         activations=counter.most_activations,
         with_gradients=counter.most + sum(4 * parameter.numel() for parameter in kept),
@@ -99,29 +98,29 @@ def dry_run(model: nn.Module, task: Task, batch: Batch, layout: Layout) -> DryRu
 
 
 def _empty(tensor: Tensor, precision: torch.dtype | None = None) -> Tensor:
-    """A tensor without values on the CPU; `precision` is for floating-point tensors."""
+    """A tensor of the same shape without values, on the CPU. `precision`: of floating-point tensors."""
     dtype = precision if precision is not None and tensor.is_floating_point() else tensor.dtype
     return torch.empty(tensor.shape, dtype=dtype, device="cpu")
 
 
 def _without_values(model: nn.Module, precision: torch.dtype | None) -> nn.Module:
-    """A copy of the model whose parameters and buffers have no values; to be called inside FakeTensorMode."""
+    """A copy of the model whose parameters and buffers have no values. Call it inside FakeTensorMode."""
     copies: dict[int, Tensor] = {}
     for tensor in [*model.parameters(), *model.buffers()]:
         hollow = _empty(tensor, precision)
         if isinstance(tensor, nn.Parameter):
             hollow = nn.Parameter(hollow, requires_grad=tensor.requires_grad)
         copies[id(tensor)] = hollow
-    hollow_model = copy.deepcopy(model, copies)  # finds its tensors in `copies`, tied weights as one
+    hollow_model = copy.deepcopy(model, copies)  # takes its tensors from `copies`, so tied weights stay tied
     for module in hollow_model.modules():
-        if hasattr(module, BYTES):  # frozen, so it keeps nothing for the backward pass either
+        if hasattr(module, BYTES):  # its weight is frozen: a linear layer saves nothing more for the backward pass
             module.__class__ = nn.Linear
     return hollow_model
 
 
 def _empty_caches(model: nn.Module) -> None:
-    """Empties the `lru_cache`s of functions in the files of the model's classes (DINOv3's positions, for one): a tensor that
-    they keep of the dry run has no values."""
+    """Clears every `lru_cache` in the modules of the model's classes (for example DINOv3's positions): it may hold tensors
+    without values."""
     for name in {type(module).__module__ for module in model.modules()}:
         for function in [value for value in vars(sys.modules[name]).values() if callable(value)]:
             cells = function.__closure__ or () if isinstance(function, FunctionType) else ()
@@ -131,14 +130,14 @@ def _empty_caches(model: nn.Module) -> None:
 
 
 def _backward(loss: Tensor) -> None:
-    """`loss.backward()` without its Python function, in which torch would switch the modes off: a forward pass that is
-    recomputed would then use other kernels than the first time."""
+    """`loss.backward()` without its Python function, which disables torch function modes: checkpointed layers would be
+    recomputed without `_GpuKernels`."""
     engine = torch.autograd.Variable._execution_engine
     engine.run_backward((loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 class _Counter(TorchDispatchMode):
-    """Counts the bytes of all storages that operations allocate, until they are freed."""
+    """Counts the bytes of live storages that operations allocated."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -181,7 +180,7 @@ class _Counter(TorchDispatchMode):
 
 
 class _GpuKernels(TorchFunctionMode):
-    """Keeps for the backward pass what a GPU's kernels keep."""
+    """Saves for the backward pass what a GPU's kernels save."""
 
     def __init__(self, autocast: torch.dtype | None) -> None:
         super().__init__()
@@ -203,7 +202,7 @@ class _GpuKernels(TorchFunctionMode):
     ) -> Tensor:
         if self.autocast and torch.is_autocast_enabled("cpu"):
             query, key, value = (x.to(self.autocast) for x in (query, key, value))
-        # Kernels add a mask of the queries' type, into which a boolean mask is converted.
+        # Kernels convert a boolean mask to the queries' dtype.
         mask = None if attn_mask is None else attn_mask.to(query.dtype)
         return _FusedAttention.apply(query, key, value, mask)
 
@@ -220,7 +219,7 @@ def _in_fp32(value: Any) -> Any:
 
 
 class _FusedAttention(torch.autograd.Function):
-    """Keeps what FlashAttention (Dao et al., arXiv:2205.14135, section 3.1) and its relatives keep: one number per row, no
+    """Saves what FlashAttention (Dao et al., arXiv:2205.14135, section 3.1) and its relatives save: one number per query, no
     scores."""
 
     @staticmethod

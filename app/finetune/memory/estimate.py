@@ -1,4 +1,4 @@
-"""Bytes per process, from a dry run and a layout."""
+"""Estimates the bytes per process from a dry run and a layout."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from finetune.memory.dry_run import DryRun
 from finetune.memory.layout import Layout
 
 GIB = 2**30
-# What a GPU holds besides tensors: the CUDA context, the libraries' workspaces, NCCL's buffers. Assumed, not measured.
-OUTSIDE_TENSORS = 1.5 * GIB
-# What fragmentation makes unusable, as a share of the tensors.
-FRAGMENTATION = 0.05
+OUTSIDE_TENSORS = 1.5 * GIB  # CUDA context, workspaces of libraries, NCCL buffers. Assumed, not measured.
+FRAGMENTATION = 0.05  # as a share of the tensors
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Bytes per process. `peak` is less than the sum of the parts where they do not exist at the same time."""
+    """Bytes per process. The parts may peak at different times, so `peak` may be less than their sum."""
 
     weights: int
     gradients: int
@@ -24,20 +22,20 @@ class Estimate:
     activations: int
     exchange: int  # communication buffers, copies for the update, weights gathered by ZeRO-3 and FSDP
     peak: int
-    host: int  # host memory that offload needs; 0 without
+    host: int  # host memory for offload
 
 
 def estimate(dry_run: DryRun, layout: Layout) -> Estimate:
-    """What one process needs.
+    """Estimates the memory of one process.
 
-    Per trained parameter, mixed precision with Adam takes K = 12 bytes of optimizer state (fp32 weight and two moments) beside
-    a weight and a gradient in half precision; ZeRO-1 divides the state by the number of processes, ZeRO-2 the gradients too,
-    ZeRO-3 the weights too (Rajbhandari et al., arXiv:1910.02054, sections 3.1 and 5). Under autocast, and in fp32 without
-    ZeRO, the weight itself is fp32, so that K is 8. Other optimizers keep `Layout.moments` in place of two moments. What the
-    paper leaves out is read from DeepSpeed 0.19 and measured (tests/finetune/memory/test_memory_estimate.py, docs/memory.md):
-    the reduction buckets, the copies of the gradients that an update works on, and that ZeRO-3 keeps
-    `stage3_max_live_parameters` gathered weights (1e9 unless the file says otherwise), so that a smaller model is whole on
-    every GPU while it computes.
+    Per trained parameter, mixed precision with Adam takes K = 12 bytes of optimizer state (fp32 weight and two moments), a
+    weight and a gradient in half precision. ZeRO-1 partitions the state over the processes, ZeRO-2 also the gradients, ZeRO-3
+    also the weights (Rajbhandari et al., arXiv:1910.02054, sections 3.1 and 5). Under autocast, and in fp32 without ZeRO, the
+    weight is fp32 already, so K is 8. For other optimizers, `Layout.moments` replaces the two moments.
+
+    Beyond the paper, the estimate covers reduction buckets, copies of gradients during an update, and the weights that ZeRO-3
+    keeps gathered: up to `stage3_max_live_parameters` (default 1e9), so a smaller model is whole on every GPU in a pass. These
+    follow DeepSpeed 0.19's code and measurements (tests/finetune/memory/test_memory_estimate.py, docs/memory.md).
     """
     if layout.fsdp is not None:
         return _sharded(dry_run, layout)
@@ -47,18 +45,18 @@ def estimate(dry_run: DryRun, layout: Layout) -> Estimate:
 def _replicated(run: DryRun, layout: Layout) -> Estimate:
     weights = 4 * run.parameters - run.saved + run.buffers
     gradients, optimizer = 4 * run.trainable, round(layout.moments * run.trainable)
-    # DDP's buckets are the gradients; micro-batches without synchronisation gather them outside the buckets first.
+    # DDP's gradients are views of its buckets, but micro-batches without synchronisation accumulate outside of them.
     exchange = gradients if layout.wrapped and layout.accumulation > 1 else 0
-    # In the first micro-batch of an unwrapped model, gradients are allocated while activations are freed.
-    together = not layout.wrapped and layout.accumulation == 1
-    backward = run.with_gradients if together else run.activations + gradients + exchange
+    # With a single micro-batch and no DDP, gradients are allocated while activations are freed.
+    overlap = not layout.wrapped and layout.accumulation == 1
+    backward = run.with_gradients if overlap else run.activations + gradients + exchange
     peak = weights + optimizer + max(backward, gradients + exchange)
     return Estimate(weights, gradients, optimizer, run.activations, exchange, peak, 0)
 
 
 def _sharded(run: DryRun, layout: Layout) -> Estimate:
-    """FSDP2: fp32 shards; the gathered weights of what lies outside of layers and of two layers, the second one being fetched
-    into a buffer first; and a layer's gradients, in the precision of the gathered weights and copied to fp32 to be summed."""
+    """FSDP2: fp32 shards; the gathered weights outside of layers, and those of two layers with a fetch buffer for the second; a
+    layer's gradients, in the precision of the gathered weights and as an fp32 copy to reduce."""
     size, alone = 2 if layout.autocast else 4, layout.world_size == 1
     own = -(-run.trainable // layout.world_size)
     weights = 4 * -(-run.parameters // layout.world_size) + run.buffers
@@ -70,7 +68,7 @@ def _sharded(run: DryRun, layout: Layout) -> Estimate:
     host = 0
     if layout.offload_parameters:
         host, weights, gradients, optimizer = weights - run.buffers + gradients + optimizer, run.buffers, 0, 0
-    # In the first micro-batch, gradients come while activations go.
+    # With a single micro-batch, gradients are allocated while activations are freed.
     backward = max(run.activations, gradients) if layout.accumulation == 1 else run.activations + gradients
     peak = weights + optimizer + backward + exchange
     return Estimate(weights, gradients, optimizer, run.activations, exchange, peak, host)
@@ -78,18 +76,18 @@ def _sharded(run: DryRun, layout: Layout) -> Estimate:
 
 def _partitioned(run: DryRun, layout: Layout) -> Estimate:
     size, processes = 2 if layout.own_precision else 4, layout.world_size
-    own = -(-run.trainable // processes)  # parameters that one process updates
+    own = -(-run.trainable // processes)  # elements that one process updates
     gathered = size * min(run.parameters, layout.live_parameters) if layout.stage == 3 and processes > 1 else 0
     weights = (size * -(-run.parameters // processes) if layout.stage == 3 else size * run.parameters) + run.buffers
     optimizer = round((4 + layout.moments) * own)
-    buckets = layout.bucket * layout.buckets * size
+    buckets = layout.bucket_size * layout.num_buckets * size
     all_gradients, own_gradients, fp32_copy = size * run.trainable, size * own, 4 * own
     if layout.stage == 3:
         gradients, exchange = own_gradients, gathered + buckets
         phases = [run.activations + gradients + exchange, gradients + buckets + fp32_copy]
     else:
         gradients = all_gradients if layout.stage == 1 or layout.offload_optimizer else own_gradients
-        # Measured: all gradients exist at the end of the backward pass, in stage 2 too.
+        # Measured: all gradients exist at the end of the backward pass, even in stage 2.
         exchange = max(buckets, run.with_gradients - run.activations - gradients)
         accumulated = own_gradients if layout.accumulation > 1 and layout.stage == 2 else 0
         flat_copy = 0 if size == 4 else own_gradients
@@ -97,16 +95,16 @@ def _partitioned(run: DryRun, layout: Layout) -> Estimate:
             backward = run.activations + own_gradients + exchange - buckets
         else:
             backward = run.with_gradients if layout.accumulation == 1 else run.activations + all_gradients
-        phases = [
+        phases = [  # backward pass, copy of the gradients, update
             backward + buckets + accumulated,
             gradients + buckets + own_gradients + accumulated,
             own_gradients + flat_copy + fp32_copy,
         ]
     host = 0
     if layout.offload_optimizer:
-        # The update happens in host memory, so the GPU has no copies for it.
+        # Updates run in host memory, so the GPU needs no copies for them.
         host, optimizer = optimizer + fp32_copy + (own_gradients if layout.stage < 3 else 0), 0
-        phases = [phases[0] + 2 * size * run.largest]
+        phases = [phases[0] + 2 * size * run.largest_parameter]
         if layout.stage == 3:
             phases[0], host, gradients = phases[0] - gradients, host + gradients, 0
     if layout.offload_parameters:
@@ -115,7 +113,7 @@ def _partitioned(run: DryRun, layout: Layout) -> Estimate:
 
 
 def memory_lines(dry_run: DryRun, layout: Layout) -> list[str]:
-    """What a run prints about its memory before the first step."""
+    """The estimate as lines for the console."""
     e, device = estimate(dry_run, layout), "GPU" if layout.on_gpu else "process"
     names = ("weights", "gradients", "optimizer", "activations", *(["exchange"] if e.exchange else []))
     parts = ", ".join(f"{name} {_gib(getattr(e, name))}" for name in names)
@@ -129,7 +127,7 @@ def memory_lines(dry_run: DryRun, layout: Layout) -> list[str]:
 
 
 def needed(estimate: Estimate) -> int:
-    """Bytes that a GPU must have: for the tensors, for fragmentation, and for everything that is not a tensor."""
+    """The GPU memory in bytes that the estimate requires, fragmentation and `OUTSIDE_TENSORS` included."""
     return int(estimate.peak * (1 + FRAGMENTATION) + OUTSIDE_TENSORS)
 
 

@@ -14,18 +14,18 @@ from finetune.launching.processes import Run
 
 
 class WeightAverage:
-    """After update t, average = d average + (1 - d) weights, in fp32, with d = min(decay, (1 + t) / (10 + t)); it starts as the
-    weights.
+    """After update t, average = d average + (1 - d) weights, in fp32, with d = min(decay, (1 + t) / (10 + t)). The initial
+    average is the initial weights.
 
-    The ramp is that of TensorFlow's `ExponentialMovingAverage`: a run of a few hundred updates would else keep much of the
-    initial weights. Each process has the average of the weights that it updates: of all of them under DDP, of its own shards
-    under ZeRO and FSDP. Buffers, such as batch norm's statistics, are not averaged: the model's own serve both.
+    The ramp of d is that of TensorFlow's `ExponentialMovingAverage`; without it, short runs would keep much of the initial
+    weights. Each process averages the weights that it updates: all of them under DDP, its shards under ZeRO and FSDP. Buffers,
+    such as batch norm's statistics, are not averaged.
     """
 
     def __init__(self, run: Run, model: torch.nn.Module, decay: float) -> None:
-        """`model`: prepared, and not yet computed with."""
+        """`model`: prepared, before its first forward pass."""
         self.run, self.model, self.decay = run, model, decay
-        # FSDP registers other parameters while weights are gathered.
+        # While FSDP has gathered weights, it registers other parameters.
         named = run.unwrapped(model).named_parameters()
         self._parameters = {name: parameter for name, parameter in named if parameter.requires_grad}
         self.parts = [part.clone() for part in self._weights()]
@@ -38,7 +38,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, updates: int) -> None:
-        """Takes in the weights of update number `updates`, counted from 1."""
+        """Updates the average after update number `updates`, counted from 1."""
         decay = min(self.decay, (1 + updates) / (10 + updates))
         torch._foreach_lerp_(self.parts, self._weights(), 1 - decay)
 
@@ -46,30 +46,30 @@ class WeightAverage:
     def swap(self) -> None:
         """Exchanges the model's weights and the average, bit for bit. All processes must call it."""
         if self.run.fsdp is not None:
-            fsdp_state.reshard(self.model)  # an evaluation leaves gathered weights, which would be computed with
+            fsdp_state.reshard(self.model)  # otherwise the model keeps computing with weights that an evaluation gathered
         for average, weight in zip(self.parts, self._weights(), strict=True):
-            kept = weight.clone()
+            previous = weight.clone()
             weight.copy_(average)
-            average.copy_(kept)
+            average.copy_(previous)
         if self.run.deepspeed_config is not None:
             deepspeed_state.copy_to_module(self.model)
 
-    def state(self, in_shards: bool) -> dict[str, torch.Tensor]:
-        """What a checkpoint holds of it: `in_shards`, this process's parts by number; else the whole average by parameter name,
-        on rank 0 alone. On the CPU. All processes must call it."""
-        if in_shards:
+    def state(self, sharded: bool) -> dict[str, torch.Tensor]:
+        """The average for a checkpoint, on the CPU: with `sharded` this process's parts by number, otherwise the full average
+        by parameter name on rank 0. All processes must call it."""
+        if sharded:
             return {str(number): part.to("cpu", copy=True) for number, part in enumerate(self.parts)}
         with averaged(self):
             weights = saving.full_weights(self.run, self.model)
         return {name: weights[name] for name in self._parameters if name in weights}
 
     @torch.no_grad()
-    def restore(self, state: dict[str, torch.Tensor], in_shards: bool) -> None:
-        """Takes what `state` gave, from any launch unless it is in shards. All processes must call it."""
-        if in_shards:
+    def restore(self, state: dict[str, torch.Tensor], sharded: bool) -> None:
+        """Restores the result of `state`; shards require the same launch. All processes must call it."""
+        if sharded:
             for number, part in enumerate(self.parts):
                 part.copy_(state[str(number)])
-        elif self.run.deepspeed_config is not None:  # its functions for full tensors write to the model
+        elif self.run.deepspeed_config is not None:  # DeepSpeed can set full tensors in the model only
             self.swap()
             deepspeed_state.restore_weights(self.model, state)
             self.swap()
@@ -80,14 +80,14 @@ class WeightAverage:
 
 @contextmanager
 def averaged(average: WeightAverage | None) -> Iterator[None]:
-    """The model has the averaged weights inside, if there are any. All processes must enter and leave it."""
+    """Swaps the averaged weights, if there are any, into the model. All processes must enter and leave it."""
     if average is None:
         yield
         return
     average.swap()
     try:
         yield
-    except StopRequested:  # which all processes raise; where one fails alone, the others would not answer
+    except StopRequested:  # raised by all processes; after another error, the collective `swap` might hang
         average.swap()
         raise
     average.swap()

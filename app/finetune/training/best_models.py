@@ -1,5 +1,4 @@
-"""What is kept of a run's best evaluations: their exported models (--keep_best) and their weights' mean
-(--average_checkpoints)."""
+"""Keeps the models of a run's best evaluations (--keep_best) and averages their weights (--average_checkpoints)."""
 
 from __future__ import annotations
 
@@ -32,32 +31,32 @@ FILE = "model.safetensors"
 
 @dataclass(frozen=True)
 class BestModels:
-    """The best evaluations of a run, at most as many as are needed, in `TrainState.kept`.
+    """The models of a run's best evaluations. `TrainState.kept` lists these evaluations, best first.
 
-    The exported models of the `keep_best` best are best_models/step_N, the weights of the `average` best, as they were
-    evaluated (those of --ema_decay, if it is given), kept_weights/step_N: all that is trained, and buffers, in fp32 by name, so
-    that the mean does not depend on the launch. `model`: prepared.
+    The `keep_best` best models are exported to best_models/step_N. The weights of the `num_averaged` best models are in
+    kept_weights/step_N: trained parameters and buffers by name, in fp32, as evaluated (with --ema_decay, the averaged ones).
+    They do not depend on the launch.
     """
 
     run: Run
     folder: Path  # the run's
     task: Task
-    model: Any
+    model: Any  # prepared
     greater_is_better: bool
-    keep_best: int = 1  # 1: best/ alone
-    average: int | None = None
+    keep_best: int = 1  # 1: only best/
+    num_averaged: int = 0
     shared_output_dir: bool = False
 
     def add(self, state: TrainState, metric: float, loss: float | None, predictions: Predictions | None) -> None:
-        """Keeps the model of the evaluation at `state.step` if it is one of the best, and removes what is not any more. All
+        """Keeps the model of the evaluation at `state.step` if it is one of the best; removes models that no longer are. All
         processes must call it."""
-        if self.keep_best == 1 and self.average is None:
+        if self.keep_best == 1 and not self.num_averaged:
             return
-        others = [each for each in state.kept if each["step"] != state.step]
-        found = sorted([*others, {"step": state.step, "metric": metric, "loss": loss}], key=self.rank)
-        state.kept = found[: max(self.keep_best, self.average or 0)]
-        steps = [each["step"] for each in state.kept]
-        exported, averaged = steps[: self.keep_best] if self.keep_best > 1 else None, steps[: self.average or 0]
+        earlier = [evaluation for evaluation in state.kept if evaluation["step"] != state.step]
+        evaluations = sorted([*earlier, {"step": state.step, "metric": metric, "loss": loss}], key=self.rank)
+        state.kept = evaluations[: max(self.keep_best, self.num_averaged)]
+        steps = [evaluation["step"] for evaluation in state.kept]
+        exported, averaged = steps[: self.keep_best] if self.keep_best > 1 else None, steps[: self.num_averaged]
         if state.step in steps:
             with Phase("exporting", shown=self.run.is_main):
                 weights = saving.full_weights(self.run, self.model)
@@ -69,64 +68,64 @@ class BestModels:
         self.run.on_main(partial(self._remove_others, exported, averaged))
 
     def rank(self, evaluation: Mapping[str, Any]) -> tuple[float, float, int]:
-        """Sorts evaluations, best first: by metric, then loss, then step."""
+        """Sort key of evaluations, best first: metric, then loss, then step."""
         metric, loss = evaluation["metric"], evaluation["loss"]
         return -metric if self.greater_is_better else metric, math.inf if loss is None else loss, evaluation["step"]
 
-    def forget_lost(self, state: TrainState) -> None:
-        """Leaves out evaluations whose files are gone: the run was resumed in another folder, or from an earlier checkpoint.
-        All processes must call it."""
-        kept = self.run.on_main(partial(self._present, state.kept))
-        if lost := [str(each["step"]) for each in state.kept if each not in kept]:
-            self.run.print(f"note           what was kept of step {', '.join(lost)} is not in {self.folder} any more: left out")
-        state.kept = kept
+    def forget_missing(self, state: TrainState) -> None:
+        """Removes evaluations from `state.kept` whose files are gone, after a resume in another folder or from an earlier
+        checkpoint. All processes must call it."""
+        present = self.run.on_main(partial(self._present, state.kept))
+        if missing := [str(evaluation["step"]) for evaluation in state.kept if evaluation not in present]:
+            self.run.print(f"note           the kept models of step {', '.join(missing)} are missing in {self.folder}: ignored")
+        state.kept = present
 
-    def load_mean(self, state: TrainState) -> list[int]:
-        """Gives the model the mean of the weights and returns the steps that it is of; [] if there are no two. All processes
-        must call it."""
-        steps = [each["step"] for each in state.kept[: self.average]]
+    def load_average(self, state: TrainState) -> list[int]:
+        """Loads the averaged weights into the model. Returns the averaged steps, or [] and changes nothing if there are fewer
+        than two. All processes must call it."""
+        steps = [evaluation["step"] for evaluation in state.kept[: self.num_averaged]]
         if len(steps) < 2:
             return []
         folder = self.folder / KEPT_WEIGHTS
         place = local_copy.fetch(self.run, folder, self.shared_output_dir)
-        set_weights(self.run, self.model, MeanOfFiles([place / f"step_{step}" / FILE for step in steps]))
+        load_weights(self.run, self.model, AveragedFiles([place / f"step_{step}" / FILE for step in steps]))
         local_copy.discard(self.run, place, folder)
         return sorted(steps)
 
-    def export_mean(
+    def export_average(
         self, state: TrainState, validation: EvalRows, export: Callable[[Predictions | None], None]
     ) -> dict[str, Any]:
-        """Evaluates the mean of the best weights, and has it replace best/ if it is not worse than the best model alone, which
-        is then in best_models. Returns what metrics.json says of it. All processes must call it."""
-        steps, name = self.load_mean(state), state.best_metric_name
+        """Evaluates the averaged weights and exports them to best/ if they are not worse than the best model, which moves to
+        best_models/. Returns entries for metrics.json. All processes must call it."""
+        steps, name = self.load_average(state), state.best_metric_name
         if not steps:
-            self.run.print("note           --average_checkpoints: fewer than two evaluations are kept, so there is no mean")
-            return self._export_single(state)
+            self.run.print("note           --average_checkpoints: nothing to average, fewer than two evaluations are kept")
+            return self._restore_best(state)
         metrics, predictions = evaluate(self.run, self.model, self.task, validation)
-        value, single = metrics.get(name), {"metric": state.best_metric, "loss": state.best_loss, "step": state.best_step}
-        # Equal in both, the mean, as of step 0, comes first.
-        wins = value is not None and self.rank({"metric": value, "loss": metrics.get("loss"), "step": 0}) < self.rank(single)
+        value, best = metrics.get(name), {"metric": state.best_metric, "loss": state.best_loss, "step": state.best_step}
+        # Step 0: the average wins a tie.
+        wins = value is not None and self.rank({"metric": value, "loss": metrics.get("loss"), "step": 0}) < self.rank(best)
         self.run.print(
-            f"average        of the weights of steps {', '.join(map(str, steps))}: {name} "
-            f"{'undefined' if value is None else f'{value:.4f}'}, of step {state.best_step} alone {state.best_metric:.4f}; "
-            f"best/ is {'the average' if wins else 'the latter'}"
+            f"average        of steps {', '.join(map(str, steps))}: {name} {'undefined' if value is None else f'{value:.4f}'}; "
+            f"step {state.best_step} alone: {state.best_metric:.4f}; best/ is "
+            f"{'the average' if wins else f'step {state.best_step}'}"
         )
-        found = {"averaged_steps": steps, "average_metric": value}
+        entries = {"averaged_steps": steps, "average_metric": value}
         if not wins:
-            return {**found, **self._export_single(state)}
-        self.run.on_main(partial(_copy, self.folder / BEST, self._single(state), replaces=False))
+            return {**entries, **self._restore_best(state)}
+        self.run.on_main(partial(_copy, self.folder / BEST, self._best_model(state), replaces=False))
         if self.keep_best == 1:
             self.run.on_main(partial(self._remove_others, [state.best_step], steps))
         export(predictions)
         scores = {f"eval_{name}": score for name, score in metrics.items()}
-        return {**found, "exported": "average", "best_metric": value, **scores}
+        return {**entries, "exported": "average", "best_metric": value, **scores}
 
-    def _export_single(self, state: TrainState) -> dict[str, Any]:
-        """Puts the best model alone back, where an earlier end of this run had exported a mean."""
-        self.run.on_main(partial(_copy, self._single(state), self.folder / BEST, replaces=True))
+    def _restore_best(self, state: TrainState) -> dict[str, Any]:
+        """Copies the best model back to best/ if an earlier end of this run exported an average."""
+        self.run.on_main(partial(_copy, self._best_model(state), self.folder / BEST, replaces=True))
         return {"exported": "best"}
 
-    def _single(self, state: TrainState) -> Path:
+    def _best_model(self, state: TrainState) -> Path:
         return self.folder / BEST_MODELS / f"step_{state.best_step}"
 
     def _write_weights(self, step: int, weights: dict[str, torch.Tensor]) -> None:
@@ -137,25 +136,30 @@ class BestModels:
         replace_folder(self.folder / KEPT_WEIGHTS / f"step_{step}", lambda place: save_file(kept, place / FILE))
 
     def _remove_others(self, exported: list[int] | None, averaged: list[int]) -> None:
-        """`exported`: None if best_models holds no more than a mean's best part."""
-        for place, steps in ((BEST_MODELS, exported), (KEPT_WEIGHTS, averaged)):
-            for path in checkpoint.list_checkpoints(self.folder / place):
+        """Removes the models and weights of all other steps. `exported`: None leaves best_models/ alone."""
+        for name, steps in ((BEST_MODELS, exported), (KEPT_WEIGHTS, averaged)):
+            for path in checkpoint.list_checkpoints(self.folder / name):
                 if steps is not None and checkpoint.step_of(path) not in steps:
                     written.remove_folder(path)
 
     def _present(self, kept: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [each for place, each in enumerate(kept) if all(path.exists() for path in self._needed(place, each["step"]))]
+        """The evaluations, of `kept`, whose folders exist."""
+        return [
+            evaluation
+            for position, evaluation in enumerate(kept)
+            if all(folder.exists() for folder in self._folders(position, evaluation["step"]))
+        ]
 
-    def _needed(self, place: int, step: int) -> list[Path]:
-        """What is kept of the evaluation at `step` that is in this `place` among the best, counted from 0."""
-        models = [self.folder / BEST_MODELS] if 1 < self.keep_best > place else []
-        weights = [self.folder / KEPT_WEIGHTS] if place < (self.average or 0) else []
+    def _folders(self, position: int, step: int) -> list[Path]:
+        """The folders of the evaluation at `step`, which is in this position (0: best) of `TrainState.kept`."""
+        models = [self.folder / BEST_MODELS] if 1 < self.keep_best > position else []
+        weights = [self.folder / KEPT_WEIGHTS] if position < self.num_averaged else []
         return [folder / f"step_{step}" for folder in models + weights]
 
 
-class MeanOfFiles(Mapping):
-    """Means of the tensors of safetensors files by name, each computed when it is asked for: integers, such as counts of
-    batches, are those of the first file."""
+class AveragedFiles(Mapping):
+    """Averaged tensors of safetensors files by name, computed lazily. Integers, such as batch counts, come from the first
+    file."""
 
     def __init__(self, paths: list[Path]) -> None:
         self._files = [safe_open(path, "pt") for path in paths]
@@ -177,8 +181,8 @@ class MeanOfFiles(Mapping):
 
 
 @torch.no_grad()
-def set_weights(run: Run, model: Any, weights: Mapping[str, torch.Tensor]) -> None:
-    """Gives a prepared model the trained weights and buffers of these names, full ones. All processes must call it."""
+def load_weights(run: Run, model: Any, weights: Mapping[str, torch.Tensor]) -> None:
+    """Loads full trained weights and buffers into a prepared model. All processes must call it."""
     if run.fsdp is not None:
         fsdp_state.reshard(model)  # an evaluation leaves gathered weights
     plain = run.unwrapped(model)
@@ -193,33 +197,34 @@ def set_weights(run: Run, model: Any, weights: Mapping[str, torch.Tensor]) -> No
             buffer.copy_(weights[name])
 
 
-def check_space(folder: Path, arguments: Any, model: torch.nn.Module, moments: float) -> None:
-    """Raises `InputError` if the disk of the run's `folder` has no room for the best models that are to be kept and the run's
-    other files. `model`: not prepared yet; `moments`: bytes that the optimizer keeps of a trained element."""
-    several, average = arguments.keep_best > 1, arguments.average_checkpoints or 0
-    if not several and not average:
+def check_space(folder: Path, arguments: Any, model: torch.nn.Module, state_bytes: float) -> None:
+    """Raises `InputError` if the disk of the run's `folder` is too small for --keep_best or --average_checkpoints. `model`: not
+    prepared; `state_bytes`: bytes of optimizer state per trained element."""
+    several, num_averaged = arguments.keep_best > 1, arguments.average_checkpoints or 0
+    if not several and not num_averaged:
         return
     buffers = sum(buffer.nbytes for buffer in model.buffers())
-    whole = buffers + 4 * sum(parameter.numel() for parameter in model.parameters())
+    model_bytes = buffers + 4 * sum(parameter.numel() for parameter in model.parameters())
     elements = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     saves = arguments.save_strategy != "no" and arguments.save_steps != 0
-    # best/, those beside it (a mean's best part at least), and one that is written before another is removed.
+    # best/, best_models/ (with an average, at least the best single model), and one written before another is removed.
     models = 2 + (arguments.keep_best if several else 1)
     sizes = {
-        "models": models * whole,
-        "weights to be averaged": (average + 1 if average else 0) * (buffers + 4 * elements),
-        # The newest, that of the best model, and one that is written.
-        "checkpoints": (arguments.save_total_limit + 2 if saves else 0) * (buffers + round((4 + moments) * elements)),
+        "models": models * model_bytes,
+        "weights to be averaged": (num_averaged + 1 if num_averaged else 0) * (buffers + 4 * elements),
+        # --save_total_limit, the best model's, and one being written.
+        "checkpoints": (arguments.save_total_limit + 2 if saves else 0) * (buffers + round((4 + state_bytes) * elements)),
     }
-    places = [folder / name for name in (BEST, BEST_MODELS, KEPT_WEIGHTS, CHECKPOINTS)]
-    present = sum(path.stat().st_size for place in places for path in place.rglob("*") if path.is_file())
-    room = shutil.disk_usage(folder).free + present  # what is there is of this run, or will be replaced
-    if sum(sizes.values()) > room:
-        given = [f"--keep_best {arguments.keep_best}"] * several + [f"--average_checkpoints {average}"] * bool(average)
+    folders = [folder / name for name in (BEST, BEST_MODELS, KEPT_WEIGHTS, CHECKPOINTS)]
+    present = sum(path.stat().st_size for place in folders for path in place.rglob("*") if path.is_file())
+    available = shutil.disk_usage(folder).free + present  # existing files are among `sizes` or will be replaced
+    if sum(sizes.values()) > available:
+        causes = [f"--keep_best {arguments.keep_best}"] if several else []
+        causes += [f"--average_checkpoints {num_averaged}"] if num_averaged else []
         parts = ", ".join(f"{size / 1e9:.1f} GB of {what}" for what, size in sizes.items() if size)
         raise InputError(
-            f"{' and '.join(given)}: the run may take {parts}, and the disk of --output_dir {folder} has room for "
-            f"{room / 1e9:.1f} GB. Make room, name a folder on another disk, or give smaller numbers there or for "
+            f"{' and '.join(causes)}: the run may need {parts}, but the disk of --output_dir {folder} has room for "
+            f"{available / 1e9:.1f} GB. Free space, choose a folder on another disk, or lower these arguments or "
             "--save_total_limit"
         )
 

@@ -1,4 +1,4 @@
-"""How long steps take, measured without making the device wait."""
+"""Step times, measured without synchronising with the device, and memory use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 class StepClock:
-    """Seconds per step. On a GPU the marks are CUDA events, read only after the device was waited for anyway."""
+    """Seconds per step. Marks on a GPU are CUDA events, whose times are read when the host waits for the device anyway."""
 
     def __init__(self, device: torch.device) -> None:
         self.on_gpu = device.type == "cuda"
@@ -19,7 +19,7 @@ class StepClock:
         self._marks: list = []
 
     def mark(self) -> None:
-        """Notes the present: after every step, and once before the first and after every pause."""
+        """Records the time: after every step, before the first one and after a pause."""
         if self.on_gpu:
             event = torch.cuda.Event(enable_timing=True)
             event.record()
@@ -28,7 +28,7 @@ class StepClock:
             self._marks.append(time.perf_counter())
 
     def read(self) -> float:
-        """Turns the marks so far into seconds per step; returns their sum and starts again from the last mark."""
+        """Appends the steps since the last call to `seconds` and returns their sum."""
         if self.on_gpu and self._marks:
             self._marks[-1].synchronize()
         pairs = list(zip(self._marks, self._marks[1:], strict=False))
@@ -38,30 +38,30 @@ class StepClock:
         return sum(new)
 
     def pause(self) -> None:
-        """Forgets the last mark, so that what comes before the next one is not counted as a step."""
+        """Forgets the last mark: the time until the next one is no step."""
         self._marks = []
 
     def recent(self, steps: int) -> float | None:
-        """The mean step time of the last steps, in seconds; None before the first one."""
+        """The mean time of the last `steps` steps in seconds; None before the first one."""
         seconds = self.seconds[-steps:]
         return sum(seconds) / len(seconds) if seconds else None
 
     def percentile(self, share: float) -> float | None:
-        """The step time that `share` of the steps stay below, in seconds; None before the first step."""
+        """The quantile `share`, 0 to 1, of the step times in seconds; None before the first step."""
         ordered = sorted(self.seconds)
         return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
 
 
 def peak_memory_mb(device: torch.device) -> float:
-    """Peak memory of this process in MiB: what the allocator held on a GPU, resident memory on a CPU."""
+    """Peak memory of this process in MiB: allocated on a GPU, resident on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
-    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in bytes there, in KiB on Linux
+    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in bytes on macOS, in KiB on Linux
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
 
 
 def memory_mb(device: torch.device) -> float:
-    """Memory of this process now, in MiB: what the allocator holds on a GPU (it does not wait for it), resident memory on a
+    """Current memory of this process in MiB: reserved by torch's allocator on a GPU (without a synchronisation), resident on a
     CPU."""
     if device.type == "cuda":
         return torch.cuda.memory_reserved(device) / 2**20

@@ -1,4 +1,4 @@
-"""Every row of a file once, whatever the number of processes."""
+"""Evaluation and prediction. Every row of a file counts exactly once, whatever the number of processes."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from finetune.launching.processes import Run
 from finetune.launching.shutdown import stop_requested
 from finetune.output.progress import Phase
 from finetune.task import Batch, Predictions, Task
+from finetune.training.partial_predictions import Part, PartialPredictions
 from finetune.training.step import input_dtype
-from finetune.training.unfinished import Part, Unfinished
 
 
 def evaluate(
     run: Run, model: Any, task: Task, rows: EvalRows, stoppable: bool = False
 ) -> tuple[dict[str, float | None], Predictions | None]:
-    """The metrics of a file, each row counted once whatever the number of processes: (metrics, on every process; predictions,
-    on rank 0)."""
-    predictions, _ = predict(run, model, task, rows, stoppable, what="evaluating")
+    """Evaluates all rows. Returns (metrics, on every process; predictions, None except on rank 0)."""
+    predictions, _ = predict(run, model, task, rows, stoppable, label="evaluating")
     return run.on_main(lambda: task.all_scores(predictions, rows.split)), predictions
 
 
@@ -36,35 +35,37 @@ def predict(
     rows: EvalRows,
     stoppable: bool = False,
     *,
-    what: str = "predicting",
-    unfinished: Unfinished | None = None,
+    label: str = "predicting",
+    saved_parts: PartialPredictions | None = None,
 ) -> tuple[Predictions | None, float]:
-    """(`Task.predict`'s arrays of all rows in the file's order, on rank 0 and None elsewhere; rows per second). `what`: how
-    progress names it; `unfinished`: rows that are predicted already, and where others are kept meanwhile.
+    """Predicts all rows. Returns (`Task.predict`'s arrays in the file's order, None except on rank 0; rows per second).
+    `label`: for the progress bar; `saved_parts`: parts to resume from, and to add to.
 
-    Raises `StopRequested` after a batch if it is `stoppable` and any process was requested to stop, and `TrainingError` if a
-    row is missing or came twice.
+    Raises `StopRequested` after a batch if `stoppable` and any process was requested to stop, and `TrainingError` if a row is
+    missing or duplicated.
     """
     started = time.perf_counter()
     was_training, dtype = model.training, input_dtype(run, model)
     model.eval()
-    numbers: list[torch.Tensor] = []  # of this process, since they were gathered last, as `arrays`
+    numbers: list[torch.Tensor] = []  # rows of this process that are not gathered yet; likewise `arrays`
     arrays: list[dict[str, torch.Tensor]] = []
-    parts, first, before = ([], 0, 0) if unfinished is None else (unfinished.parts, unfinished.rounds, unfinished.num_kept)
+    parts, first, before = [], 0, 0
+    if saved_parts is not None:
+        parts, first, before = saved_parts.parts, saved_parts.num_batches, saved_parts.num_rows
     processes, done = run.launch.world_size, before
-    with Phase(what, "rows", len(rows), before, shown=run.is_main) as phase:
-        for rounds, batch in enumerate(rows.batches(processes, run.launch.rank, first), first + 1):
-            found = _predict_batch(run, model, task, batch, dtype)
+    with Phase(label, "rows", len(rows), before, shown=run.is_main) as phase:
+        for num_batches, batch in enumerate(rows.batches(processes, run.launch.rank, first), first + 1):
+            predictions = _predict_batch(run, model, task, batch, dtype)
             real = batch.is_real
             numbers.append(batch.rows[real])
-            arrays.append({name: tensor.cpu()[real] for name, tensor in found.items()})
+            arrays.append({name: tensor.cpu()[real] for name, tensor in predictions.items()})
             if stoppable and stop_requested(run):
                 model.train(was_training)
-                raise StopRequested("asked to stop during an evaluation")
+                raise StopRequested("stop requested during an evaluation")
             done += processes * len(numbers[-1])
             phase.update(min(done, len(rows)) - phase.done)
-            if unfinished is not None and unfinished.is_due(rounds):
-                unfinished.keep(rounds, _gather(run, numbers, arrays))
+            if saved_parts is not None and saved_parts.is_due(num_batches):
+                saved_parts.save(num_batches, _gather(run, numbers, arrays))
                 numbers, arrays = [], []
     model.train(was_training)
     last, rate = _gather(run, numbers, arrays), (len(rows) - before) / (time.perf_counter() - started)
@@ -72,14 +73,14 @@ def predict(
 
 
 def _gather(run: Run, numbers: list[torch.Tensor], arrays: list[dict[str, torch.Tensor]]) -> Part | None:
-    """What the processes predicted in some batches, on rank 0 and None elsewhere."""
+    """Gathers the predictions of several batches from all processes; None except on rank 0. Empties `arrays`."""
     order = run.gather_rows(torch.cat(numbers))
-    gathered = {name: run.gather_rows(torch.cat([each.pop(name) for each in arrays])) for name in list(arrays[0])}
+    gathered = {name: run.gather_rows(torch.cat([batch.pop(name) for batch in arrays])) for name in list(arrays[0])}
     return Part(order.numpy(), {name: tensor.numpy() for name, tensor in gathered.items()}) if run.is_main else None
 
 
 def _in_order(parts: list[Part], num_rows: int) -> Predictions:
-    """The arrays of all rows, in the file's order. Raises `TrainingError` if a row is missing or came twice."""
+    """Joins the parts in the file's order. Raises `TrainingError` if a row is missing or duplicated."""
     order = np.concatenate([part.rows for part in parts])
     if not np.array_equal(np.sort(order), np.arange(num_rows)):
         raise TrainingError(f"evaluation saw {len(order)} rows instead of each of {num_rows} once; please report this")
@@ -88,9 +89,9 @@ def _in_order(parts: list[Part], num_rows: int) -> Predictions:
 
 
 def _predict_batch(run: Run, model: Any, task: Task, batch: Batch, dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
-    """Raises `TrainingError` for a batch that memory has no room for."""
+    """Calls `Task.predict`. Raises `TrainingError` if memory does not suffice."""
     try:
-        # What does not go through the prepared model's forward, as generate(), would not be autocast.
+        # generate() bypasses the prepared model's forward, which would switch autocast on.
         with run.accelerator.autocast(), row_lengths(batch.lengths):
             return task.predict(model, batch.to(run.device, dtype))
     except Exception as error:
@@ -98,6 +99,6 @@ def _predict_batch(run: Run, model: Any, task: Task, batch: Batch, dtype: torch.
             raise
         largest = max((tuple(tensor.shape) for tensor in batch.inputs.values()), key=lambda shape: torch.Size(shape).numel())
         raise TrainingError(
-            f"out of memory on a batch of {largest[0]} rows x {'x'.join(map(str, largest[1:]))} that is predicted. Try a "
-            f"smaller --per_device_eval_batch_size or --max_tokens_per_eval_batch ({in_short(error)})"
+            f"out of memory while predicting a batch of {largest[0]} rows x {'x'.join(map(str, largest[1:]))}. Try a smaller "
+            f"--per_device_eval_batch_size or --max_tokens_per_eval_batch ({in_short(error)})"
         ) from error

@@ -1,4 +1,4 @@
-"""--gradient_checkpointing: activations are computed again in the backward pass instead of kept."""
+"""--gradient_checkpointing: recomputes activations in the backward pass instead of storing them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from finetune.errors import InputError
 
 
 def checkpoint_activations(model: nn.Module) -> None:
-    """Switches activation checkpointing on. Raises `InputError` for a model that has no layers to do it for.
+    """Switches activation checkpointing on. Raises `InputError` if the model has no layers for it.
 
-    transformers' models do it themselves. In any other the members of its outermost `nn.ModuleList`s and `nn.Sequential`s are
-    computed again, but for those with batch norm, whose statistics a second forward pass would count twice.
+    transformers' models have a method for it. In other models it applies to the members of the outermost `nn.ModuleList`s and
+    `nn.Sequential`s, except those with batch norm: a second forward pass would update the statistics twice.
     """
-    # transformers 5.23 warns of the old name, 5.17 does not know the new one.
+    # transformers 5.23 deprecates the old name, 5.17 lacks the new one.
     switch = getattr(model, "activation_checkpointing_enable", None) or getattr(model, "gradient_checkpointing_enable", None)
     if switch is not None:
         try:
@@ -41,5 +41,5 @@ def _layers(module: nn.Module) -> list[nn.Module]:
 
 
 def has_statistics(module: nn.Module) -> bool:
-    """Whether it is a batch norm that keeps running statistics."""
+    """Whether `module` is a batch norm with running statistics."""
     return isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats

@@ -1,4 +1,4 @@
-"""The training loop: steps, and what is due after one."""
+"""The training loop: steps, logging, evaluation and checkpoints."""
 
 from __future__ import annotations
 
@@ -32,90 +32,31 @@ from finetune.training.splitting import MOST_HALVINGS
 from finetune.training.step import seed_step, train_step
 from finetune.training.training import Training
 
-SKIPPED_LIMIT = 20  # fp16 updates skipped in a row; a scale that starts at 2**16 is down to 1 after 16
-LOOK_SECONDS = 2.0  # the host waits for a GPU at least this often, and learns of requests to stop then
+SKIPPED_LIMIT = 20  # fp16 updates skipped in a row; a loss scale of 2**16 is down to 1 after 16
+READ_SECONDS = 2.0  # the host waits for a GPU at least this often, and then learns of requests to stop
 
 
 def fit(run: Run, training: Training, state: TrainState) -> dict[str, float | None]:
-    """Trains from `state` to the end of the plan, or until early stopping. Returns the train_* metrics; `state` and
-    `training.model` hold the rest.
+    """Trains from `state` to the end of the plan, or until early stopping. Updates `state` and `training.model`; returns the
+    train_* metrics.
 
-    Raises `TrainingError` for a loss or gradient that is not finite, before anything of it is saved, and `StopRequested`
-    after a checkpoint if any process was requested to stop.
+    Raises `TrainingError` for a non-finite loss or gradient, before the step is saved, and `StopRequested` after a checkpoint
+    if any process was requested to stop.
     """
-    plan, options, tracker = training.plan, training.options, training.tracker
     clock = StepClock(run.device)
-    if (state.step >= plan.total_steps and not state.unevaluated) or out_of_patience(options, state):
+    if (state.step >= training.plan.total_steps and not state.unevaluated) or out_of_patience(training.options, state):
         run.print(f"training       is complete ({state.step} steps); nothing to do")
-        known = _train_metrics(run, training, state, clock)
-        return {name: value for name, value in known.items() if value is not None and name != "peak_memory_mb"}
+        metrics = _train_metrics(run, training, state, clock)
+        return {name: value for name, value in metrics.items() if value is not None and name != "peak_memory_mb"}
     signals.defer()
     if stop_requested(run):
         stop_run(run, f"before step {state.step + 1}; there was nothing new to save")
-    pending: list[tuple] = []
     if state.halvings:
-        _cut(training, state, state.halvings)
+        _set_halvings(training, state, state.halvings)
     training.model.train()
-    done = state.unevaluated and _finish_step(run, training, state, True)
-    loader = train_loader(training.steps, state.step, options.dataloader_num_workers, run.device.type == "cuda")
-    if run.is_main:
-        loader = profiled(loader, run.accelerator, options.profile, training.output_dir, tracker.say)
-    tracker.progress.start()
-    look = state.step
-    pace, scale = 0.0, _loss_scale(run)
-    clock.mark()
-    for micro_batches in () if done else loader:
-        step = state.step
-        training.steps.enter(step)
-        multiplier = plan.lr_multiplier(state.updates)
-        set_learning_rate(training.optimizer, multiplier)
-        reseed = partial(seed_step, options.seed, step, run.launch.rank)
-        reseed()
-        try:
-            loss, norm = train_step(
-                run,
-                training.model,
-                training.optimizer,
-                training.task,
-                micro_batches,
-                options.max_grad_norm,
-                splitting=training.splitting,
-                reseed=reseed,
-            )
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            raise TrainingError(_out_of_memory(training, step, micro_batches, error)) from error
-        state.step += 1
-        before, scale, updates = scale, _loss_scale(run), state.updates
-        _count_skipped(run, state, scale < before)
-        if training.average is not None and state.updates > updates:
-            training.average.update(state.updates)
-        pending.append((loss, norm))
-        clock.mark()
-        log_due = plan.due(state.step, plan.logging_steps)
-        eval_due = training.validation is not None and plan.due(state.step, plan.eval_steps)
-        save_due = plan.due(state.step, plan.save_steps)
-        state.count_tokens(*training.steps.tokens(step))
-        requested = False
-        if log_due or eval_due or save_due or _host_is_device(run) or state.step > look:
-            norms, requested, agreed_pace = _read(run, training, state, pending, pace)
-            seconds = clock.read()
-            state.train_seconds += seconds
-            pace = seconds / len(norms)
-            look = state.step + (int(LOOK_SECONDS / agreed_pace) if agreed_pace else 0)
-        tracker.advance(state.losses[-1] if state.losses else None, plan.batch.global_batch_size)
-        if log_due:
-            seconds = clock.recent(len(state.losses))
-            speed = {"samples_per_second": plan.batch.global_batch_size / seconds} if seconds else {}
-            _log_step(training, state, multiplier, norms[-1], {**speed, "memory_mb": memory_mb(run.device)})
-        if requested:
-            _save_and_stop(run, training, state, eval_due)
-        if (eval_due or save_due) and _finish_step(run, training, state, eval_due):
-            break
-        if eval_due or save_due:
-            clock.pause()
-            clock.mark()
+    stopped_early = state.unevaluated and _evaluate_and_save(run, training, state, eval_due=True)
+    if not stopped_early:
+        _run_steps(run, training, state, clock)
     if stop_requested(run):
         _save_and_stop(run, training, state, False)
     wait_for_checkpoint(run, training)
@@ -124,8 +65,79 @@ def fit(run: Run, training: Training, state: TrainState) -> dict[str, float | No
     return _train_metrics(run, training, state, clock)
 
 
+def _run_steps(run: Run, training: Training, state: TrainState, clock: StepClock) -> None:
+    """Trains, logs, evaluates and saves until the plan ends or patience runs out."""
+    plan, tracker = training.plan, training.tracker
+    loader = train_loader(training.steps, state.step, training.options.dataloader_num_workers, run.device.type == "cuda")
+    if run.is_main:
+        loader = profiled(loader, run.accelerator, training.options.profile, training.output_dir, tracker.say)
+    tracker.progress.start()
+    pending: list[tuple] = []  # (loss, gradient norm) of steps that the host has not read from the device
+    next_read = state.step
+    pace, scale = 0.0, _loss_scale(run)
+    clock.mark()
+    for micro_batches in loader:
+        multiplier = plan.lr_multiplier(state.updates)
+        set_learning_rate(training.optimizer, multiplier)
+        pending.append(_step(run, training, state, micro_batches))
+        previous_scale, scale = scale, _loss_scale(run)
+        _count_update(run, training, state, scale < previous_scale)
+        clock.mark()
+        log_due = plan.due(state.step, plan.logging_steps)
+        eval_due = training.validation is not None and plan.due(state.step, plan.eval_steps)
+        save_due = plan.due(state.step, plan.save_steps)
+        requested = False
+        if log_due or eval_due or save_due or _host_is_device(run) or state.step > next_read:
+            norms, requested, mean_pace = _read_losses(run, training, state, pending, pace)
+            seconds = clock.read()
+            state.train_seconds += seconds
+            pace = seconds / len(norms)
+            next_read = state.step + (int(READ_SECONDS / mean_pace) if mean_pace else 0)
+        tracker.advance(state.losses[-1] if state.losses else None, plan.batch.global_batch_size)
+        if log_due:
+            seconds = clock.recent(len(state.losses))
+            speed = {"samples_per_second": plan.batch.global_batch_size / seconds} if seconds else {}
+            _log_step(training, state, multiplier, norms[-1], {**speed, "memory_mb": memory_mb(run.device)})
+        if requested:
+            _save_and_stop(run, training, state, eval_due)
+        if eval_due or save_due:
+            if _evaluate_and_save(run, training, state, eval_due):
+                return
+            clock.pause()
+            clock.mark()
+
+
+def _step(
+    run: Run, training: Training, state: TrainState, micro_batches: list[Batch]
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Does one optimizer step; returns (loss, gradient norm) as `train_step` does. Raises `TrainingError` if memory does not
+    suffice."""
+    step, options = state.step, training.options
+    training.steps.enter(step)
+    reseed = partial(seed_step, options.seed, step, run.launch.rank)
+    reseed()
+    try:
+        result = train_step(
+            run,
+            training.model,
+            training.optimizer,
+            training.task,
+            micro_batches,
+            options.max_grad_norm,
+            splitting=training.splitting,
+            reseed=reseed,
+        )
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise TrainingError(_out_of_memory(training, step, micro_batches, error)) from error
+    state.step += 1
+    state.count_tokens(*training.steps.tokens(step))
+    return result
+
+
 def restore(run: Run, path: Path, training: Training, state: TrainState) -> None:
-    """Puts the optimizer's moments and averaged weights back from a checkpoint whose weights the model already has."""
+    """Restores optimizer state and averaged weights from a checkpoint. The model must have the checkpoint's weights already."""
     idle_step = partial(_idle_step, run, training)
     checkpoint.restore_optimizer(run, path, training.model, training.optimizer, state, idle_step)
     if training.average is not None:
@@ -133,72 +145,74 @@ def restore(run: Run, path: Path, training: Training, state: TrainState) -> None
 
 
 def _idle_step(run: Run, training: Training) -> None:
-    """A step that moves no weight; the optimizer has its state then."""
+    """Does a step at learning rate 0, which creates the optimizer's state."""
     set_learning_rate(training.optimizer, 0.0)
     train_step(run, training.model, training.optimizer, training.task, training.steps[0], 0.0, weight=0.0)
 
 
-def _read(run: Run, training: Training, state: TrainState, pending: list, pace: float) -> tuple[list[float], bool, float]:
-    """Waits for the device once, for all steps since the last time; all processes must call it at the same step.
+def _read_losses(
+    run: Run, training: Training, state: TrainState, pending: list, pace: float
+) -> tuple[list[float], bool, float]:
+    """Reads the losses of the pending steps into `state` with one synchronisation. All processes must call it at the same step.
 
-    Returns (gradient norms of those steps; whether any process was requested to stop; mean of the processes' `pace`, seconds
-    per step). The last two, and how far a process cut its micro-batches, travel with the losses: they cost no exchange and no
-    wait of their own.
+    Returns (gradient norms of these steps; whether any process was requested to stop; the processes' mean `pace`, seconds per
+    step). Requests, paces and halvings of micro-batches travel with the losses in one all-reduce.
     """
     dtype = widest_float(run.device)
     halvings = [float(number == training.splitting.halvings) for number in range(MOST_HALVINGS + 1)]
     mine = torch.tensor([float(signals.requested() is not None), pace, *halvings], dtype=dtype, device=run.device)
-    everything = run.sum(torch.cat([torch.stack([loss.to(dtype) for loss, _ in pending]), mine])).tolist()
-    losses, (requested, paces, *processes) = everything[: len(pending)], everything[len(pending) :]
-    most = max(number for number, count in enumerate(processes) if count)
+    sums = run.sum(torch.cat([torch.stack([loss.to(dtype) for loss, _ in pending]), mine])).tolist()
+    losses, (requested, paces, *processes) = sums[: len(pending)], sums[len(pending) :]
+    most = max(number for number, count in enumerate(processes) if count)  # halvings of any process
     if most > state.halvings:
         training.tracker.say(
-            f"note           out of memory by step {state.step}: micro-batches are cut into {2**most} parts; the global batch "
-            "does not change"
+            f"note           out of memory by step {state.step}: micro-batches are split into {2**most} parts; the global "
+            "batch does not change"
         )
-        _cut(training, state, most)
+        _set_halvings(training, state, most)
     norms = [float(norm) if norm is not None else math.nan for _, norm in pending]
     first = state.step - len(pending)
     pending.clear()
     for offset, (loss, norm) in enumerate(zip(losses, norms, strict=True)):
-        # An fp16 gradient that overflows is skipped and scaled down; a loss that is not finite is no overflow.
+        # fp16 gradients may overflow: the loss scaler skips such steps. A non-finite loss is no overflow.
         if not math.isfinite(loss) or (not math.isfinite(norm) and run.launch.precision != "fp16"):
             raise TrainingError(_not_finite(training, first + offset, loss, norm))
     state.losses += losses
-    for loss in losses:  # one by one, since how many come together depends on the clock
+    for loss in losses:  # not sum(losses): rounding would depend on how many steps were read together
         state.loss_total += loss
     return norms, requested > 0, paces / run.launch.world_size
 
 
-def _cut(training: Training, state: TrainState, halvings: int) -> None:
-    """Has every process cut its micro-batches as the one does that had to cut them most."""
+def _set_halvings(training: Training, state: TrainState, halvings: int) -> None:
+    """Splits micro-batches into 2 ** `halvings` parts from now on. Processes agree on the largest number of any process."""
     state.halvings = training.splitting.halvings = halvings
     status.cut_micro_batches(2**halvings)
 
 
 def _host_is_device(run: Run) -> bool:
+    """Whether reading a result does not wait for a device."""
     return run.device.type == "cpu"
 
 
-def _finish_step(run: Run, training: Training, state: TrainState, eval_due: bool) -> bool:
-    """Evaluates if that is due, saves if that is due; returns whether training stops early."""
+def _evaluate_and_save(run: Run, training: Training, state: TrainState, eval_due: bool) -> bool:
+    """Evaluates and saves, if due. Returns whether training stops early."""
     state.unevaluated = False
     synchronise_buffers(run, training.model)
-    done = False
+    stops_early = False
     try:
         if eval_due:
             with averaged(training.average):
-                done = evaluate_and_keep_best(run, training, state)
+                stops_early = evaluate_and_keep_best(run, training, state)
     except StopRequested:
         _save_and_stop(run, training, state, True)
     save_steps = training.plan.save_steps
-    if training.plan.due(state.step, save_steps) or (done and save_steps is not None):
+    if training.plan.due(state.step, save_steps) or (stops_early and save_steps is not None):
         save(run, training, state)
-    return done
+    return stops_early
 
 
-def save(run: Run, training: Training, state: TrainState, in_shards: bool | None = None) -> None:
-    """Begins a checkpoint of where `training` stands (see `saving.save`). All processes must call it."""
+def save(run: Run, training: Training, state: TrainState, sharded: bool | None = None) -> None:
+    """Starts writing a checkpoint (see `saving.save`). All processes must call it."""
     started = time.perf_counter()
     options = training.options
     synchronise_buffers(run, training.model)
@@ -208,8 +222,8 @@ def save(run: Run, training: Training, state: TrainState, in_shards: bool | None
         training.fingerprint,
         options.save_total_limit,
         training.writer,
-        training.tracker.flush,  # a checkpoint that survives a power cut must not be ahead of the history
-        options.in_shards if in_shards is None else in_shards,
+        training.tracker.flush,  # the history must be on disk before a checkpoint of the same step
+        options.sharded if sharded is None else sharded,
     )
     average = None if training.average is None else training.average.state(target.sharded)
     with Phase("saving", shown=run.is_main):
@@ -218,7 +232,7 @@ def save(run: Run, training: Training, state: TrainState, in_shards: bool | None
 
 
 def wait_for_checkpoint(run: Run, training: Training) -> None:
-    """Waits until the checkpoint in flight, if there is one, is on disk. All processes must call it."""
+    """Waits until a checkpoint that is being written is on disk. All processes must call it."""
     with Phase("saving", shown=run.is_main):
         saving.wait(run, training.writer)
 
@@ -228,12 +242,12 @@ def _save_and_stop(run: Run, training: Training, state: TrainState, unevaluated:
     save(run, training, state)
     wait_for_checkpoint(run, training)
     path = training.output_dir / checkpoint.FOLDER / f"step_{state.step}"
-    done = f"step {state.step} of {training.plan.total_steps} is saved in {path}"
-    stop_run(run, f"{done}; the same command with --resume_from_checkpoint auto goes on")
+    saved = f"step {state.step} of {training.plan.total_steps} is saved in {path}"
+    stop_run(run, f"{saved}; the same command with --resume_from_checkpoint auto goes on")
 
 
 def synchronise_buffers(run: Run, model: torch.nn.Module) -> None:
-    """Gives every process rank 0's saved buffers: batch norm's statistics are of each process's own rows. All must call it."""
+    """Broadcasts rank 0's buffers, because batch norm's statistics differ between processes. All processes must call it."""
     if run.launch.world_size == 1:
         return
     plain = run.unwrapped(model)
@@ -245,11 +259,11 @@ def synchronise_buffers(run: Run, model: torch.nn.Module) -> None:
 
 def _not_finite(training: Training, step: int, loss: float, norm: float) -> str:
     rows = sorted(int(row) for row in training.steps.rows(step))
-    shown = ", ".join(map(str, rows[:32])) + (", ..." if len(rows) > 32 else "")
-    what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient norm is {norm}"
+    listed = ", ".join(map(str, rows[:32])) + (", ..." if len(rows) > 32 else "")
+    problem = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient norm is {norm}"
     buffer = "" if training.steps.split.stream is None else f" in buffer {training.plan.epoch_of(step)[0] + 1}"
     return (
-        f"step {step + 1}: {what}; training rows of that batch{buffer} (0-based): {shown}. Nothing of it was saved. Try a "
+        f"step {step + 1}: {problem}; training rows of that batch{buffer} (0-based): {listed}. The step was not saved. Try a "
         "smaller --learning_rate, a longer --warmup_steps, --max_grad_norm 1, or bf16 instead of fp16"
     )
 
@@ -267,17 +281,19 @@ def _out_of_memory(training: Training, step: int, micro_batches: list[Batch], er
 
 
 def _loss_scale(run: Run) -> float:
-    """torch's scale of fp16 losses; 1.0 where there is none. Waits for the GPU."""
+    """torch's fp16 loss scale, 1.0 without a scaler. Synchronises with the GPU."""
     return run.accelerator.scaler.get_scale() if run.accelerator.scaler is not None else 1.0
 
 
-def _count_skipped(run: Run, state: TrainState, scale_fell: bool) -> None:
-    # A fused optimizer is called for a gradient that overflowed as well and skips it by itself, on the GPU: Accelerate, which
-    # looks whether it was called, does not notice.
+def _count_update(run: Run, training: Training, state: TrainState, scale_fell: bool) -> None:
+    """Counts the step as an update, or as skipped after an fp16 overflow."""
+    # A fused optimizer skips overflowed gradients itself, on the GPU. Accelerate checks only whether its step was called.
     skipped = scale_fell if run.deepspeed_config is None else run.accelerator.optimizer_step_was_skipped
     if run.launch.precision != "fp16" or not skipped:
         state.updates += 1
         state.skipped_in_a_row = 0
+        if training.average is not None:
+            training.average.update(state.updates)
         return
     state.skipped_in_a_row += 1
     if state.skipped_in_a_row >= SKIPPED_LIMIT:

@@ -1,4 +1,4 @@
-"""The optimizer that --optim names, its parameter groups, its state by parameter name, and the learning rate of a step."""
+"""The optimizer of --optim, its parameter groups and learning rates, and the size of its state."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from finetune.launching import fsdp_state
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
-    """Muon (Jordan et al., kellerjordan.github.io/posts/muon) for groups with `hidden`, AdamW for the others, as one optimizer.
+    """Muon (Jordan et al., kellerjordan.github.io/posts/muon) for groups with `hidden`, AdamW for all others, as one optimizer.
 
-    Muon orthogonalises the update of a matrix that maps one hidden layer to the next. Embeddings, outputs, biases and norms get
-    AdamW, as its authors have it.
+    Muon orthogonalises the updates of matrices between hidden layers. As its authors recommend, AdamW trains embeddings,
+    outputs, biases and norms.
     """
 
     def __init__(self, groups: list[dict[str, Any]], muon: dict[str, Any], adamw: dict[str, Any]) -> None:
@@ -29,7 +29,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
-        """One step of both. State and groups are this optimizer's, which loading a state replaces."""
+        """Steps both. `load_state_dict` replaces this optimizer's state and groups, so both parts take them anew."""
         for hidden, part in self._parts:
             part.state = self.state
             part.param_groups = [group for group in self.param_groups if group["hidden"] is hidden]
@@ -44,11 +44,11 @@ def build_optimizer(
     *,
     device_type: str = "cpu",
 ) -> torch.optim.Optimizer:
-    """The optimizer of --optim, without weight decay on biases and norms; by default AdamW (Loshchilov and Hutter,
+    """Builds the optimizer of --optim, without weight decay on biases and norms; the default is AdamW (Loshchilov and Hutter,
     arXiv:1711.05101).
 
-    `learning_rate` is the peak, which `set_learning_rate` moves; `scale_of(model, name)` multiplies it for a parameter.
-    `device_type`: where it will step.
+    `learning_rate`: at its peak; `scale_of(model, name)`: a parameter's factor on it; `device_type`: of the parameters in
+    training.
     """
     decays = _parameters_with_decay(model)
     hidden = hidden_matrices(model) if arguments.optim == "muon" else set()
@@ -69,8 +69,8 @@ def build_optimizer(
 def _make(arguments: Any, groups: list[dict[str, Any]], learning_rate: float, device_type: str) -> torch.optim.Optimizer:
     optim, settings, rate = arguments.optim, optimizers.settings_of(arguments), {"lr": learning_rate}
     adam = {"betas": (arguments.adam_beta1, arguments.adam_beta2), "eps": arguments.adam_epsilon}
-    # One kernel per group; on a CPU it steps a small encoder ten times faster than torch's default, which is fast on a GPU.
-    # There, fused SGD's momentum is undefined if fp16 skips its first step; sharded parameters have fused AdamW alone.
+    # `fused` steps a small encoder on a CPU ten times faster than torch's default. On a GPU the default is fast, and the
+    # momentum of fused SGD is undefined if fp16 skips the first step. For sharded parameters only AdamW can be fused.
     sharded = any(fsdp_state.is_sharded(parameter) for group in groups for parameter in group["params"])
     fused = {"fused": device_type == "cpu" and not sharded}
     if optim == "muon":
@@ -99,7 +99,7 @@ def set_learning_rate(optimizer: Any, multiplier: float) -> None:
 
 
 def hidden_matrices(model: nn.Module) -> set[str]:
-    """Names of the weights of linear layers but the last, which gives the output; weights tied to embeddings are none."""
+    """Names of the linear layers' weights, except the last one, the output's, and those tied to embeddings."""
     embedded = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     linear = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
     names = [name for name, weight in model.named_parameters() if id(weight) in linear - embedded]
@@ -107,7 +107,7 @@ def hidden_matrices(model: nn.Module) -> set[str]:
 
 
 def state_bytes(arguments: Any, model: nn.Module) -> float:
-    """Bytes that the optimizer, and --ema_decay, will keep of a trained parameter's element, on average."""
+    """Bytes of state per trained element, averaged over the model: the optimizer's and that of --ema_decay."""
     optim, total, elements = arguments.optim, 0, 0
     hidden = hidden_matrices(model) if optim == "muon" else set()
     for name, parameter in model.named_parameters():
@@ -118,14 +118,14 @@ def state_bytes(arguments: Any, model: nn.Module) -> float:
         elif optim == "adafactor" or name in hidden:
             total += 4 * size
         elif optim == "adamw_bnb_8bit" and size >= optimizers.SMALL_8BIT:
-            total += 2 * size + 2 * 4 * -(-size // 256)  # two moments of a byte, and the scale of each block of 256
+            total += 2 * size + 2 * 4 * -(-size // 256)  # two 8-bit moments, and an fp32 scale per block of 256
         else:
             total += 4 * size * optimizers.moments(optim, optimizers.settings_of(arguments))
     return total / max(1, elements) + (4 if arguments.ema_decay else 0)
 
 
 def _parameters_with_decay(model: nn.Module) -> set[str]:
-    """Names of the parameters that decay: matrices that are neither biases nor inside a normalisation layer."""
+    """Names of the parameters with weight decay: matrices, except biases and the parameters of normalisation layers."""
     names = set()
     for module_name, module in model.named_modules():
         is_norm = isinstance(module, nn.LayerNorm | nn.GroupNorm | nn.modules.batchnorm._NormBase) or (

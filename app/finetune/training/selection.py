@@ -1,4 +1,4 @@
-"""Which model of a run is the best, and when none has been better for long enough."""
+"""Choice of the best model, and early stopping."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from finetune.training.training import FitOptions, Training
 
 
 def evaluate_and_keep_best(run: Run, training: Training, state: TrainState) -> bool:
-    """Evaluates, exports the model if it is the best so far; returns whether patience has run out."""
+    """Evaluates the model and exports it if it is the best so far. Returns whether training stops early."""
     task, options = training.task, training.options
     metrics, predictions = evaluate(run, training.model, task, training.validation, stoppable=True)
     training.tracker.log(
@@ -42,8 +42,8 @@ def out_of_patience(options: FitOptions, state: TrainState) -> bool:
 
 
 def _is_better(metric: float, loss: float | None, state: TrainState, greater_is_better: bool) -> bool:
-    """Whether a model is better than the best so far. Equal metrics are decided by the loss: the F1 of rare labels may stay 0
-    for epochs while the model learns."""
+    """Whether a model is better than the best so far. The loss breaks ties: the F1 of rare labels may stay 0 for epochs while
+    the model learns."""
     best = state.best_metric
     if metric == best:
         return loss is not None and state.best_loss is not None and loss < state.best_loss

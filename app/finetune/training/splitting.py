@@ -1,11 +1,11 @@
-"""Micro-batches that do not fit into memory are cut into parts.
+"""Splits micro-batches that do not fit into memory, and repeats the step.
 
-The loss is a sum and its mean is taken over the global batch, so that a step in more parts is the same step up to round-off;
-dropout draws another sample, as it does on another number of processes. The step begins again with an empty gradient.
+The loss is a sum, normalised over the global batch, so a step in more parts is the same up to round-off. Only the dropout
+sample changes, as it does with the number of processes.
 
-It does so where the other processes need not know of it: in one process, and under DDP up to the backward pass that exchanges
-gradients. It does not in that pass, under DeepSpeed and FSDP, which exchange in every pass, with batch norm, whose statistics
-are those of a micro-batch, and for a single row.
+A process splits its micro-batches without asking the others. This works in a single process, and under DDP until the backward
+pass that exchanges gradients. It does not work under DeepSpeed and FSDP, which exchange in every pass, nor with batch norm,
+whose statistics depend on the micro-batch.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ MOST_HALVINGS = 16
 
 @dataclass
 class Splitting:
-    """How the micro-batches of a process are cut: each into 2 ** `halvings` parts."""
+    """Splits each micro-batch of a process into 2 ** `halvings` parts."""
 
     halvings: int = 0
-    exchanges: bool = False  # whether the gradients of this step are on their way to other processes
+    exchanging: bool = False  # whether this step has begun to exchange gradients with other processes
 
     def parts(self, batches: list[Batch]) -> list[Batch]:
-        """The batches, cut; none with fewer than one row."""
+        """The parts of all batches, each of at least one row."""
         return [part for batch in batches for part in _parts(batch, 2**self.halvings)]
 
-    def cut_further(self, run: Run, model: Any, batches: list[Batch], error: Exception) -> bool:
-        """Halves the parts after `error`, if it is one of memory and the step can begin again; else returns False."""
+    def halve(self, run: Run, model: Any, batches: list[Batch], error: Exception) -> bool:
+        """Halves the parts if `error` is an out-of-memory error and the step can be repeated; otherwise returns False."""
         most_rows = max(math.ceil(len(batch.rows) / 2**self.halvings) for batch in batches)
         alone = run.launch.world_size == 1 and run.deepspeed_config is None and run.fsdp is None
-        local = (alone or isinstance(model, DistributedDataParallel)) and not self.exchanges
+        local = (alone or isinstance(model, DistributedDataParallel)) and not self.exchanging
         divisible = most_rows > 1 and self.halvings < MOST_HALVINGS and not any(map(has_statistics, model.modules()))
         if not (is_out_of_memory(error) and local and divisible):
             return False
         self.halvings += 1
         return True
 
-    def begin_again(self, run: Run, optimizer: Any) -> None:
-        """Gives back what the aborted step holds. Call it outside of the `except` block, which keeps its tensors alive."""
-        run.accelerator.sync_gradients = True  # without it Accelerate's optimizer keeps the gradients
+    def clear_step(self, run: Run, optimizer: Any) -> None:
+        """Frees the aborted step's memory. Call it outside of the `except` block, which keeps tensors alive."""
+        run.accelerator.sync_gradients = True  # otherwise Accelerate's optimizer keeps the gradients
         optimizer.zero_grad()
         clear_device_cache(garbage_collection=True)
 

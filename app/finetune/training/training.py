@@ -1,4 +1,4 @@
-"""What the parts of a training share."""
+"""The state and options of a training, shared by the modules of this package."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from finetune.training.splitting import Splitting
 
 @dataclass(frozen=True)
 class FitOptions:
-    """The arguments that `fit` itself looks at."""
+    """The arguments of `fit`."""
 
     seed: int
     max_grad_norm: float
@@ -28,13 +28,13 @@ class FitOptions:
     early_stopping_patience: int | None
     save_total_limit: int
     dataloader_num_workers: int
-    profile: int | None = None  # steps that torch's profiler watches
-    in_shards: bool = False  # checkpoints
+    profile: int | None = None  # number of steps to profile
+    sharded: bool = False  # whether checkpoints are sharded
 
 
 @dataclass
 class Training:
-    """What `fit` works on. `export`: writes a better model from the validation rows' predictions; every process calls it."""
+    """Everything that `fit` works on."""
 
     model: Any
     optimizer: Any
@@ -46,9 +46,9 @@ class Training:
     tracker: Tracker
     output_dir: Path
     fingerprint: dict[str, Any]
-    export: Callable[[Predictions | None], None]
+    export: Callable[[Predictions | None], None]  # writes best/, given the validation predictions; all processes call it
     best_models: BestModels | None = None
     average: WeightAverage | None = None
     writer: Background = field(default_factory=Background)  # of checkpoints
     splitting: Splitting = field(default_factory=Splitting)
-    save_stalls: list[float] = field(default_factory=list)  # seconds for which checkpoints held the training
+    save_stalls: list[float] = field(default_factory=list)  # seconds for which each checkpoint blocked the training

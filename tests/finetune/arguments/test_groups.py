@@ -27,7 +27,7 @@ def test_a_plain_command_has_no_contradictions(arguments):
         ({"lr_scheduler_kwargs": {"gamma": 0.5}}, ["--lr_scheduler_kwargs: linear has no gamma"]),
         ({"optim": "sgd", "optim_args": "momentum=1.5"}, ["momentum is '1.5', expected a number at least 0 and below 1"]),
         ({"optim": "sgd", "optim_args": "nesterov=true"}, ["nesterov=true needs a momentum above 0"]),
-        ({"optim": "sgd", "optim_args": "momentum=0.9,momentum=0.8"}, ["momentum stands twice"]),
+        ({"optim": "sgd", "optim_args": "momentum=0.9,momentum=0.8"}, ["momentum is given twice"]),
         ({"optim": "rmsprop", "optim_args": "beta=1"}, ["rmsprop has no beta; it has alpha, eps, momentum, centered"]),
         ({"optim": "sgd", "optim_args": "weight_decay=0.1"}, ["sgd has no weight_decay; give --weight_decay"]),
         ({"optim": "muon", "optim_args": "adjust_lr_fn=own"}, ["expected match_rms_adamw or original"]),

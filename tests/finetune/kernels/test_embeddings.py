@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from finetune.kernels import embeddings
-from finetune.kernels.embeddings import keep_gradients
+from finetune.kernels.embeddings import reuse_gradient_memory
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def passes(number):
 
 def test_gradients_are_those_of_torch_over_passes_and_steps():
     plain, kept = Reader().double(), Reader().double()
-    assert [weight.shape for weight in keep_gradients(kept)] == [(11, 4), (9, 4)]
+    assert [weight.shape for weight in reuse_gradient_memory(kept)] == [(11, 4), (9, 4)]
     places = set()
     for step in range(4):
         for batch in passes(step):
@@ -61,7 +61,7 @@ def test_one_pass_gives_torchs_bits():
     for keep in (False, True):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Embedding(500, 16))
-        assert len(keep_gradients(model) if keep else [0]) == 1
+        assert len(reuse_gradient_memory(model) if keep else [0]) == 1
         torch.manual_seed(1)
         model(ids).backward(torch.randn(8, 300, 16))
         weights.append(model[0].weight.grad)
@@ -70,7 +70,7 @@ def test_one_pass_gives_torchs_bits():
 
 def test_rows_of_an_earlier_step_are_gone_also_after_a_scaling():
     model = nn.Sequential(nn.Embedding(20, 2))
-    keep_gradients(model)
+    reuse_gradient_memory(model)
     model(torch.tensor([1, 2, 2])).sum().backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
     model.zero_grad()
@@ -80,7 +80,7 @@ def test_rows_of_an_earlier_step_are_gone_also_after_a_scaling():
 
 def test_a_gradient_that_somebody_has_set_is_added_to():
     model = nn.Sequential(nn.Embedding(20, 2))
-    keep_gradients(model)
+    reuse_gradient_memory(model)
     model[0].weight.grad = torch.ones(20, 2)
     model(torch.tensor([1])).sum().backward()
     assert model[0].weight.grad.sum() == 40 + 2
@@ -111,14 +111,14 @@ class Tied(nn.Module):
 def test_what_is_left_to_torch(model):
     model = nn.Sequential(model)
     before = [type(module) for module in model.modules()]
-    assert keep_gradients(model) == []
+    assert reuse_gradient_memory(model) == []
     assert [type(module) for module in model.modules()] == before
 
 
 def test_nothing_changes_but_the_gradients_place():
     model = Reader()
     state = copy.deepcopy(model.state_dict())
-    keep_gradients(model)
+    reuse_gradient_memory(model)
     assert list(model.state_dict()) == list(state)
     with torch.no_grad():
         assert torch.equal(model.words(torch.tensor([3])), state["words.weight"][3:4])

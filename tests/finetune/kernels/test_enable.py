@@ -18,7 +18,7 @@ from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAtt
 from finetune.kernels.bigbird.layers import FastBigBirdAttention, FusedGELU
 from finetune.kernels.dropout.attention import attend
 from finetune.kernels.dropout.module import Dropout
-from finetune.kernels.embeddings import keeps_gradients
+from finetune.kernels.embeddings import can_reuse_gradient_memory
 from finetune.kernels.enable import enable_device_kernels, enable_kernels
 from finetune.kernels.masks import mask_without_sync
 from finetune.kernels.padding_free.encoders import NAME
@@ -97,6 +97,6 @@ def test_attention_transformers_leaves_a_bigbird_its_own():
 
 def test_gradients_of_embeddings_are_kept_in_one_process_on_a_cpu():
     alone = {"kernels": "auto", "on_gpu": False, "wrapped": False, "zero_stage": 0}
-    assert keeps_gradients(**alone)
+    assert can_reuse_gradient_memory(**alone)
     for change in ({"kernels": "reference"}, {"on_gpu": True}, {"wrapped": True}, {"zero_stage": 1}):
-        assert not keeps_gradients(**{**alone, **change})
+        assert not can_reuse_gradient_memory(**{**alone, **change})

@@ -90,7 +90,7 @@ def test_a_layer_in_half_precision_takes_what_a_published_formula_says():
     attention sbh 34: of which attention is 11, the other two matrices 19, the norms 4. In BERT the sum before a norm is no
     more needed, so 2 of the 34 are not there; the intermediate size is 4 h."""
     rows, width, hidden = 4, 128, 64
-    layout = Layout(2, "bf16", on_gpu=True, accumulation=1, wrapped=True, stage=2, bucket=1)
+    layout = Layout(2, "bf16", on_gpu=True, accumulation=1, wrapped=True, stage=2, bucket_size=1)
     batch = texts(rows, width)
     batch = Batch(batch.rows, {"input_ids": batch.inputs["input_ids"]}, batch.labels)
     few, many = (bert(num_hidden_layers=n, intermediate_size=4 * hidden, vocab_size=300) for n in (4, 8))

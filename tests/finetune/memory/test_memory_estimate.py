@@ -32,7 +32,7 @@ def test_a_training_step_takes_what_was_estimated(arguments, start_run, accumula
     run = start_run(shape)
     expected = estimate(dry_run(model, CLASSIFY, batch, layout_of(run.launch, shape)), layout_of(run.launch, shape))
     weights = sum(x.numel() * x.element_size() for x in [*model.parameters(), *model.buffers()])
-    kept = sum(weight.nbytes for weight in embeddings.keep_gradients(model))
+    kept = sum(weight.nbytes for weight in embeddings.reuse_gradient_memory(model))
     assert (kept > 0) == (large == 300 * 64)
     model, optimizer = run.accelerator.prepare(model, build_optimizer(arguments(), model, 1e-3, lambda *_: 1.0))
 
@@ -60,7 +60,7 @@ def test_the_states_of_the_zero_paper():
     r = DryRun(7_500_000_000, 7_500_000_000, 10**6, 0, 0, 0, (1, 1))
 
     def states(stage):
-        e = estimate(r, Layout(64, "fp16", True, 1, True, stage, bucket=1))
+        e = estimate(r, Layout(64, "fp16", True, 1, True, stage, bucket_size=1))
         return (e.weights + e.gradients + e.optimizer) / 1e9
 
     assert [states(stage) for stage in (1, 2, 3)] == pytest.approx([31.4, 16.6, 1.9], abs=0.05)
@@ -157,7 +157,7 @@ def test_what_a_run_says():
         "memory         about 3.49 GiB of tensors per GPU, for micro-batches of 16x512",
         "               (weights 0.37, gradients 0.37, optimizer 0.75, activations 2.00; not all at once)",
     ]
-    offloaded = Layout(8, "bf16", True, 1, True, stage=2, offload_optimizer=True, bucket=1000)
+    offloaded = Layout(8, "bf16", True, 1, True, stage=2, offload_optimizer=True, bucket_size=1000)
     assert memory_lines(r, offloaded)[-1] == "               and 0.21 GiB of host memory per process"
     e = estimate(r, offloaded)
     assert e.optimizer == 0

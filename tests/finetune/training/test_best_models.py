@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from finetune.checkpoints.checkpoint import TrainState
 from finetune.errors import InputError
 from finetune.output.run_folder import replace_folder
-from finetune.training.best_models import BestModels, MeanOfFiles, check_space
+from finetune.training.best_models import AveragedFiles, BestModels, check_space
 
 
 class Model(torch.nn.Module):
@@ -70,7 +70,7 @@ def exported_weight(folder):
 
 
 def end(made, state):
-    return made.export_mean(state, eval_rows(*points(22)), export(made))
+    return made.export_average(state, eval_rows(*points(22)), export(made))
 
 
 def test_the_best_models_are_kept(best_models, tmp_path):
@@ -98,7 +98,7 @@ def test_equal_metrics_are_ordered_by_loss_then_by_step(best_models):
 
 
 def test_a_mean_that_is_better_is_exported_and_the_best_model_alone_stays_beside_it(best_models, tmp_path, capsys):
-    (made, model, evaluated), state = best_models(average=2), TrainState()
+    (made, model, evaluated), state = best_models(num_averaged=2), TrainState()
     for step, weight in enumerate([5.0, 0.5, 1.75], start=1):
         evaluated(state, step, weight)
     assert set(load_file(tmp_path / "kept_weights" / "step_2" / "model.safetensors")) == {
@@ -113,12 +113,12 @@ def test_a_mean_that_is_better_is_exported_and_the_best_model_alone_stays_beside
         "weight": 1.125, "frozen": 3.0, "norm.running_mean": 11.25, "norm.running_var": 1.0, "norm.num_batches_tracked": 2
     }  # fmt: skip
     assert exported_weight(tmp_path / "best_models" / "step_2") == 0.5
-    assert "of steps 2, 3: loss 0.1250, of step 2 alone 0.5000; best/ is the average" in capsys.readouterr().out
+    assert "of steps 2, 3: loss 0.1250; step 2 alone: 0.5000; best/ is the average" in capsys.readouterr().out
     assert end(made, state) == found  # as the command does when it is given again
 
 
 def test_a_mean_that_is_worse_is_not_exported(best_models, tmp_path):
-    (made, _, evaluated), state = best_models(average=2, keep_best=3), TrainState()
+    (made, _, evaluated), state = best_models(num_averaged=2, keep_best=3), TrainState()
     for step, weight in enumerate([1.25, 0.0, 3.5], start=1):
         evaluated(state, step, weight)
     assert steps(tmp_path / "kept_weights") == ["step_1", "step_2"]
@@ -128,32 +128,32 @@ def test_a_mean_that_is_worse_is_not_exported(best_models, tmp_path):
 
 
 def test_one_evaluation_has_no_mean(best_models, capsys):
-    (made, _, evaluated), state = best_models(average=3), TrainState()
+    (made, _, evaluated), state = best_models(num_averaged=3), TrainState()
     evaluated(state, 1, 0.5)
     assert end(made, state) == {"exported": "best"}
     assert "fewer than two evaluations" in capsys.readouterr().out
 
 
 def test_a_resumed_run_forgets_what_is_gone(best_models, tmp_path, capsys):
-    (made, _, evaluated), state = best_models(average=2, keep_best=3), TrainState()
+    (made, _, evaluated), state = best_models(num_averaged=2, keep_best=3), TrainState()
     for step, weight in enumerate([0.5, 0.25, 0.0], start=1):
         evaluated(state, step, weight)
     again = TrainState(**json.loads(json.dumps({"kept": state.kept})))
-    made.forget_lost(again)
+    made.forget_missing(again)
     assert again.kept == state.kept
     assert capsys.readouterr().out == ""
     shutil.rmtree(tmp_path / "kept_weights" / "step_2")
     shutil.rmtree(tmp_path / "best_models" / "step_3")
-    made.forget_lost(again)
+    made.forget_missing(again)
     assert [each["step"] for each in again.kept] == [1]
-    assert "what was kept of step 2, 3 is not in" in capsys.readouterr().out
+    assert "the kept models of step 2, 3 are missing in" in capsys.readouterr().out
 
 
 def test_means_are_of_floating_point_numbers_in_double_precision(tmp_path):
     paths = [tmp_path / f"{number}.safetensors" for number in range(3)]
     for number, path in enumerate(paths):
         save_file({"w": torch.tensor([1e8, 1.0, -1e8])[[number]], "n": torch.tensor([number + 5])}, path)
-    mean = MeanOfFiles(paths)
+    mean = AveragedFiles(paths)
     assert {name: tensor.item() for name, tensor in mean.items()} == {"n": 5, "w": pytest.approx(1 / 3)}
     assert "w" in mean
     assert "v" not in mean
@@ -176,5 +176,5 @@ def test_room_for_what_is_kept_is_needed_before_the_training(arguments, tmp_path
     check_space(tmp_path, asked, model, 8.0)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=needed - 31))
     if given:
-        with pytest.raises(InputError, match=r"--(keep_best|average_checkpoints) \d.*Make room"):
+        with pytest.raises(InputError, match=r"--(keep_best|average_checkpoints) \d.*Free space"):
             check_space(tmp_path, asked, model, 8.0)

@@ -21,7 +21,7 @@ class Hungry(LinearTask):
 
 
 def test_out_of_memory_says_what_to_make_smaller(start_run):
-    told = r"on a batch of 4 rows x 3 that is predicted\. Try a smaller --per_device_eval_batch_size .*can't allocate memory\)$"
+    told = r"while predicting a batch of 4 rows x 3\. Try a smaller --per_device_eval_batch_size .*can't allocate memory\)$"
     with pytest.raises(TrainingError, match=told):
         evaluate(start_run(), linear_layer(), Hungry(), eval_rows(*points(11), 4))
 

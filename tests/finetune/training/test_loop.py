@@ -121,7 +121,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_anything_of_it_is_saved(b
         session.fit()
     rows = sorted(session.training.steps.rows(bad).tolist())
     assert str(caught.value).startswith(f"step {bad + 1}: the loss is nan; training rows of that batch (0-based): {rows[0]}, ")
-    assert ", ".join(map(str, rows)) + ". Nothing of it was saved." in str(caught.value)
+    assert ", ".join(map(str, rows)) + ". The step was not saved." in str(caught.value)
     folder = session.training.output_dir / "checkpoints"
     finish_all()  # as the end of the process does
     assert [path.name for path in list_checkpoints(folder)] == [f"step_{step + 1}" for step in range(bad)]
@@ -200,7 +200,7 @@ def test_a_batch_that_does_not_fit_is_computed_in_parts(begin, tmp_path, capsys,
     status.end("done")
     said = [line for line in capsys.readouterr().out.splitlines() if "out of memory" in line]
     assert said == [
-        "note           out of memory by step 5: micro-batches are cut into 2 parts; the global batch does not change"
+        "note           out of memory by step 5: micro-batches are split into 2 parts; the global batch does not change"
     ]
 
 
@@ -285,7 +285,7 @@ def test_skipped_fp16_updates_are_counted_and_too_many_end_the_run(config):
     def count(skipped):
         accelerator = SimpleNamespace(optimizer_step_was_skipped=skipped if config else not skipped)
         run = SimpleNamespace(launch=SimpleNamespace(precision="fp16"), accelerator=accelerator, deepspeed_config=config)
-        loop._count_skipped(run, state, scale_fell=not skipped if config else skipped)
+        loop._count_update(run, SimpleNamespace(average=None), state, scale_fell=not skipped if config else skipped)
 
     state = TrainState()
     for _ in range(SKIPPED_LIMIT - 1):
@@ -419,14 +419,14 @@ def test_a_checkpoint_that_could_not_be_written_ends_the_run(begin, monkeypatch)
 
 def test_a_gpu_is_waited_for_every_other_second(begin, monkeypatch):
     """On a GPU nothing is read between two log lines, unless a request to stop would wait for too long."""
-    seen, real = [], loop._read
+    seen, real = [], loop._read_losses
     session = begin(plan=make_plan(22, epochs=10, logging_steps=1000))
 
     def read(*given):
         seen.append(session.state.step)
         return real(*given)
 
-    monkeypatch.setattr(loop, "_read", read)
+    monkeypatch.setattr(loop, "_read_losses", read)
     monkeypatch.setattr(loop, "_host_is_device", lambda run: False)
     monkeypatch.setattr(loop.StepClock, "read", lambda clock: 0.5 * (seen[-1] - (seen[-2] if len(seen) > 1 else 0)))
     session.fit()

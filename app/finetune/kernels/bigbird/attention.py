@@ -1,15 +1,15 @@
-"""Block-sparse attention as BigBird's, forward and backward.
+"""BigBird's block-sparse attention, forward and backward.
 
-A row of n blocks (its own, whatever its batch is padded to) attends as in transformers' `bigbird_block_sparse_attention`:
+A row of n blocks, not counting the padding of its batch, attends as in transformers' `bigbird_block_sparse_attention`:
 
-- its first and its last block attend to everything;
-- an inner block attends to the first and the last block, to itself and its two neighbours, and to r random blocks, which
-  in training are drawn per layer, head and block, and in evaluation are all block 0 (so that this one counts 1 + r times);
-- a row too short for that (n <= 5 + 2r) attends to everything.
+- The first and the last block attend to everything.
+- An inner block attends to the first and the last block, to itself and its two neighbours, and to r random blocks. In training
+  they are drawn per layer, head and block; in evaluation all are block 0, which counts 1 + r times.
+- A row of n <= 5 + 2r blocks attends to everything.
 
-Attention weights have no dropout, in transformers' block-sparse attention as here. The backward pass computes the weights
-again instead of keeping them (as in FlashAttention, arXiv 2205.14135, algorithm 4): the memory that a layer holds grows
-with the length, not with length x keys. Keys of the window are read in place, only random blocks are copied.
+As in transformers, attention weights have no dropout. The backward pass recomputes the weights (as in FlashAttention, arXiv
+2205.14135, algorithm 4), so a layer stores memory in proportion to the length. Window keys are read in place; only random
+blocks are copied.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from finetune.kernels.threads import in_threads
 
 
 class BlockSparse(torch.autograd.Function):
-    """Query, key and value (batch, width, heads, size) -> as query. `drawn`: the random blocks of each group of rows; None for
-    rows that are evaluated or short."""
+    """Query, key and value (batch, width, heads, size) -> context, shaped as query. `drawn`: the random blocks of each group of
+    rows; None in evaluation and for short rows."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, rows: Rows, drawn: list) -> Tensor:
@@ -50,7 +50,7 @@ class BlockSparse(torch.autograd.Function):
 
 
 def _empty_result(like: Tensor, rows: Rows) -> Tensor:
-    """Contiguous, 0 where no portion writes."""
+    """A contiguous tensor, 0 where no portion writes."""
     whole = rows.groups == [(like.shape[1] // rows.shape.block_size, None)]
     return (torch.empty_like if whole else torch.zeros_like)(like, memory_format=torch.contiguous_format)
 
@@ -65,7 +65,7 @@ def _in_portions(work: Callable, portions: Iterable[Portion], *tensors: Tensor) 
 
 
 def _attention(portion: Portion, query: Tensor, key: Tensor, value: Tensor, context: Tensor) -> None:
-    """Fills the portion's part of `context`. All tensors (batch, width, heads, size)."""
+    """Fills the portion of `context`. All tensors are (batch, width, heads, size)."""
     q, k, v = map(portion.take, (query, key, value))
     q *= q.shape[-1] ** -0.5
     out = torch.empty_like(q)
@@ -83,12 +83,12 @@ def _attention(portion: Portion, query: Tensor, key: Tensor, value: Tensor, cont
 def _attention_backward(
     portion: Portion, query: Tensor, key: Tensor, value: Tensor, context: Tensor, gradient: Tensor, *gradients: Tensor
 ) -> None:  # fmt: skip
-    """Fills the portion's part of the three `gradients`, of query, key and value. All tensors as `_attention`'s."""
+    """Fills the portion of the three `gradients`, of query, key and value. All tensors are shaped as in `_attention`."""
     q, k, v, out, d_out = map(portion.take, (query, key, value, context, gradient))
     scale = q.shape[-1] ** -0.5
     q *= scale
     d_out *= portion.real
-    # sum_j P_ij dP_ij is sum_d O_id dO_id.
+    # sum_j P_ij dP_ij = sum_d O_id dO_id
     delta = out.mul_(d_out).sum(dim=-1, keepdim=True, dtype=torch.float32)
     d_q = torch.empty_like(q)
     d_k, d_v = (torch.zeros_like(k, dtype=torch.float32) for _ in range(2))

@@ -1,5 +1,5 @@
-"""Attention of blocks: those that attend to everything, and inner blocks, each of which attends to the first and last block,
-its window and its random blocks. Work is cut into pieces that fit the cache."""
+"""Attention of blocks, in pieces that fit the CPU's cache. Dense blocks attend to everything; inner blocks attend to the first
+and last block, their window and their random blocks."""
 
 from __future__ import annotations
 
@@ -10,27 +10,26 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-HIDDEN = -10000.0  # added to the score of a key that is not to be seen: transformers' value, exp(HIDDEN) is 0
-# Scores held at once: on a CPU what stays in a thread's cache, elsewhere as many as memory allows, since launches cost more.
-SCORES_PER_THREAD = 2**20
-SCORES_ELSEWHERE = 2**26
+HIDDEN = -10000.0  # added to the scores of masked keys: transformers' value, exp(HIDDEN) is 0
+SCORES_PER_THREAD = 2**20  # scores of a piece on a CPU, to fit a thread's cache
+SCORES_ELSEWHERE = 2**26  # on a GPU, where kernel launches cost more
 
 
 class Backward(NamedTuple):
-    """What a backward pass reads and fills, all (pairs, blocks, block_size, size)."""
+    """Inputs and outputs of a backward pass, (pairs, blocks, block_size, size) each."""
 
     q: Tensor  # scaled
     k: Tensor
     v: Tensor
     d_out: Tensor
-    delta: Tensor  # (pairs, blocks, block_size, 1): sum_j P_ij dP_ij of each query, which the softmax's gradient needs
+    delta: Tensor  # (pairs, blocks, block_size, 1): sum_j P_ij dP_ij of each query, for the softmax's gradient
     d_q: Tensor  # filled
     d_k: Tensor  # added to
     d_v: Tensor  # added to
 
 
 def chunks(pairs: int, blocks: int, scores: int, device: torch.device) -> Iterator[tuple[slice, slice]]:
-    """Cuts `pairs` x `blocks` query blocks, each with so many `scores`, into pieces: whole pairs, or blocks of one pair."""
+    """Cuts `pairs` x `blocks` query blocks into pieces: whole pairs, or blocks of one pair. `scores`: of a query block."""
     room = max(1, (SCORES_PER_THREAD if device.type == "cpu" else SCORES_ELSEWHERE) // scores)
     step = min(room, blocks)
     together = max(1, room // blocks)
@@ -40,7 +39,7 @@ def chunks(pairs: int, blocks: int, scores: int, device: torch.device) -> Iterat
 
 
 def weights_of(scores: Tensor, bias: Tensor) -> Tensor:
-    """Scores (..., keys) and what is added to them -> attention weights in fp32. May write into `scores`."""
+    """Attention weights in fp32 from scores (..., keys) and a bias. May overwrite `scores`."""
     return torch.softmax(scores.float().add_(bias), dim=-1)
 
 
@@ -50,7 +49,7 @@ def ends_of(x: Tensor) -> Tensor:
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, out: Tensor) -> None:
-    """Every block of `q` (pairs, some blocks, block_size, size) attends to every block of `k`; `out` as `q`."""
+    """Fills `out`: every block of `q` (pairs, some blocks, block_size, size) attends to every block of `k`."""
     for pairs, chosen, keys, values, seen in _dense_pieces(q, k, v, bias):
         chunk = q[pairs, chosen].flatten(1, 2)
         weights = weights_of(torch.bmm(chunk, keys.mT), seen).to(v.dtype)
@@ -58,7 +57,7 @@ def dense(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, out: Tensor) -> None:
 
 
 def dense_backward(x: Backward, bias: Tensor) -> None:
-    """`x.q` may hold some of the blocks, as `dense`'s."""
+    """The backward pass of `dense`. `x.q` may hold some of the blocks only."""
     for pairs, chosen, keys, values, seen in _dense_pieces(x.q, x.k, x.v, bias):
         chunk, d_chunk, d = (y[pairs, chosen].flatten(1, 2) for y in (x.q, x.d_out, x.delta))
         weights = weights_of(torch.bmm(chunk, keys.mT), seen)
@@ -85,7 +84,7 @@ def sparse(q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, bias: Tensor, 
 
 
 def sparse_backward(x: Backward, table: Tensor | None, bias: Tensor) -> None:
-    """For the inner blocks of `x`. `table`, `bias`: as `sparse`'s."""
+    """The backward pass of `sparse`, for the inner blocks of `x`. `table`, `bias`: as in `sparse`."""
     for piece in _pieces(x.q, table, bias):
         chunk, d_chunk, keys = piece.of(x.q), piece.of(x.d_out), piece.keys(x.k)
         weights = piece.weights(chunk, keys)
@@ -104,21 +103,21 @@ def _pieces(q: Tensor, table: Tensor | None, bias: Tensor) -> Iterator[_Piece]:
 
 
 class Keys(NamedTuple):
-    """What the query blocks of a piece see, per pair or per query block."""
+    """The keys, or values, that the query blocks of a piece see."""
 
     ends: Tensor  # (pairs, 2 block_size, size): first and last block
-    window: Tensor  # (query blocks, 3 block_size, size): a view where one pair is worked on
+    window: Tensor  # (query blocks, 3 block_size, size): a view if the piece has one pair
     drawn: Tensor | None  # (query blocks, r block_size, size)
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """Some inner query blocks of some pairs. Scores are (query blocks, block_size, keys), keys in the order of `Keys`."""
+    """Some inner query blocks of some pairs. Scores are (query blocks, block_size, keys), with keys in the order of `Keys`."""
 
     pairs: slice
     blocks: slice
     block_size: int
-    drawn: Tensor | None  # (query blocks x r,): random blocks, counted through all pairs
+    drawn: Tensor | None  # (query blocks x r,): random blocks, numbered across all pairs
     bias: Tensor  # (query blocks, 1, keys)
 
     def of(self, x: Tensor) -> Tensor:
@@ -136,7 +135,7 @@ class _Piece:
         return Keys(ends, window, drawn.view(len(window), -1, size))
 
     def products(self, chunk: Tensor, keys: Keys) -> Tensor:
-        """Every query times every key that it sees."""
+        """Scores without bias: each query times each key that it sees."""
         scores = chunk.new_empty(len(chunk), self.block_size, self.bias.shape[-1])
         torch.bmm(self._by_pair(chunk), keys.ends.mT, out=self._ends_of(scores))
         torch.bmm(chunk, keys.window.mT, out=self._window_of(scores))
@@ -148,7 +147,7 @@ class _Piece:
         return weights_of(self.products(chunk, keys), self.bias)
 
     def sums(self, weights: Tensor, values: Keys) -> Tensor:
-        """The values weighted and summed, (pairs, blocks of a pair, block_size, size)."""
+        """Weighted sums of the values, (pairs, blocks of a pair, block_size, size)."""
         total = torch.bmm(self._ends_of(weights), values.ends).view(len(weights), self.block_size, -1)
         total.baddbmm_(self._window_of(weights), values.window)
         if values.drawn is not None:
@@ -156,14 +155,14 @@ class _Piece:
         return total.view(len(values.ends), -1, *total.shape[1:])
 
     def spread(self, weights: Tensor, chunk: Tensor, total: Tensor) -> None:
-        """Adds to every key block of `total` what the query blocks in `chunk` give it: `sums` the other way round."""
+        """The transpose of `sums`: adds the weighted query blocks in `chunk` to the key blocks of `total`."""
         own = total[self.pairs]
         ends = torch.bmm(self._ends_of(weights).mT, self._by_pair(chunk))
         own[:, 0] += ends[:, : self.block_size]
         own[:, -1] += ends[:, self.block_size :]
         window = torch.bmm(self._window_of(weights).mT, chunk).view(len(own), -1, 3, *total.shape[2:])
-        for place in range(3):
-            own[:, self.blocks.start + place - 1 : self.blocks.stop + place - 1] += window[:, :, place]
+        for offset in range(3):
+            own[:, self.blocks.start + offset - 1 : self.blocks.stop + offset - 1] += window[:, :, offset]
         if self.drawn is not None:
             drawn = torch.bmm(self._drawn_of(weights).mT, chunk).view(len(self.drawn), -1)
             total.view(-1, drawn.shape[1]).index_add_(0, self.drawn, drawn.to(total.dtype))
@@ -184,5 +183,5 @@ class _Piece:
 
 
 def through_pairs(table: Tensor, blocks: int) -> Tensor:
-    """Block numbers (pairs, ...) counted through all pairs."""
+    """Renumbers the blocks of `table` (pairs, ...) across all pairs."""
     return table + torch.arange(len(table), device=table.device)[:, None, None] * blocks

@@ -1,9 +1,8 @@
-"""Block-sparse attention as BigBird's in torch's FlexAttention: one compiled kernel each way, for GPUs.
+"""BigBird's block-sparse attention by torch's FlexAttention, for GPUs: one compiled kernel for forward and one for backward.
 
-The blocks that a query block sees are lists of block numbers (torch's BlockMask), made from the plans of `attention.py` by
-tensor operations, for all layers of an encoder at once. A block that counts several times (random blocks fall on block 0 in
-evaluation) has the logarithm of their number added to its scores. Only the last block of a row can be partly padding, so only
-there the kernels look at single tokens.
+Lists of block numbers (torch's BlockMask) say which key blocks a query block sees. They are built by tensor operations for all
+layers of an encoder at once. Scores of a block that counts n times (as block 0 in evaluation) are increased by log(n). Only a
+row's last block may contain padding, so only there the kernels check single tokens.
 """
 
 from __future__ import annotations
@@ -25,42 +24,41 @@ from finetune.kernels.row_lengths import row_lengths
 from finetune.kernels.self_test import compare, passes, with_gradients
 from finetune.kernels.transfer import send
 
-TILE = 64  # queries and keys that a kernel works on at once; blocks are multiples of it
-# The self-test
-SHAPE = Shape(seeds=(0,), heads=2, number=1, block_size=TILE, positions=16 * TILE)
+TILE = 64  # queries and keys per kernel tile; blocks are multiples of it
+# Of the self-test
+SHAPE = Shape(seeds=(0,), heads=2, num_random_blocks=1, block_size=TILE, positions=16 * TILE)
 LENGTHS = (13 * TILE - 5, 11 * TILE, 3 * TILE + 1)
-TWICE = (16 * TILE - 3, 2 * TILE)  # tokens of which 1024 are planned so that blocks are seen twice
-CASES = ((LENGTHS, True), (LENGTHS, False), (TWICE, True))  # and whether it is training: a kernel each
+TWICE = (16 * TILE - 3, 2 * TILE)  # at 1024 tokens some blocks are drawn twice
+CASES = ((LENGTHS, True), (LENGTHS, False), (TWICE, True))  # (lengths, training): each compiles another kernel
 
 
 class Plan(NamedTuple):
-    """What one layer looks at in one forward pass."""
+    """The block mask of one layer in one forward pass."""
 
     mask: BlockMask
-    bias: Callable | None  # added to scores; None where every block counts once
+    bias: Callable | None  # FlexAttention's `score_mod`; None if every block counts once
 
 
 class Plans:
-    """The plans of an encoder's layers for one batch; all layers' are made when the first one asks.
-
-    `mask`: (rows, width), not 0 for real tokens, `lengths[i]` of which begin row i. Does not wait for the device.
+    """The plans of an encoder's layers for one batch. The first call of `of` builds those of all layers, without synchronising
+    with the device. `mask`: (rows, width), not 0 for the first `lengths[i]` tokens of row i.
     """
 
     def __init__(self, mask: Tensor, lengths: tuple[int, ...], shape: Shape) -> None:
         self._tokens, self._width, self._lengths, self._shape = (mask != 0).sum(dim=1), mask.shape[1], lengths, shape
-        self._made: dict[bool, dict[int, Plan]] = {}
+        self._plans: dict[bool, dict[int, Plan]] = {}  # in training or not -> by the layers' seeds
 
     def of(self, seed: int, training: bool) -> Plan:
-        """The plan of the layer with that seed."""
-        if training not in self._made:
+        """The plan of the layer with this seed."""
+        if training not in self._plans:
             counts, twice = _counts(self._tokens, self._lengths, self._width // self._shape.block_size, self._shape, training)
-            self._made[training] = _plans(counts, twice, self._tokens, self._width, self._shape)
-        found = self._made[training]
-        return found.get(seed, found[self._shape.seeds[0]])
+            self._plans[training] = _plans(counts, twice, self._tokens, self._width, self._shape)
+        plans = self._plans[training]
+        return plans.get(seed, plans[self._shape.seeds[0]])  # in evaluation all layers share one
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, plan: Plan) -> Tensor:
-    """Query, key and value (rows, width, heads, size), `mask` (rows, width) bool -> context of that shape, 0 in the padding."""
+    """Query, key and value (rows, width, heads, size), `mask` (rows, width) bool -> context like query, 0 in the padding."""
     function = _compiled() if query.device.type == "cuda" else flex_attention
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     with torch.autocast(query.device.type, enabled=False):
@@ -69,11 +67,10 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, plan: Plan) 
 
 
 def _counts(tokens: Tensor, lengths: tuple[int, ...], blocks: int, shape: Shape, training: bool) -> tuple[Tensor, bool]:
-    """How often each query block sees each key block, (layers, rows, heads, blocks, blocks); and whether any more than once.
-
-    In evaluation, (1, rows, 1, blocks, blocks): layers and heads look at the same.
+    """Returns (how often each query block sees each key block, (layers, rows, heads, blocks, blocks); whether any count exceeds
+    1). In evaluation the counts are (1, rows, 1, blocks, blocks), the same for all layers and heads.
     """
-    number, device = shape.number, tokens.device
+    number, device = shape.num_random_blocks, tokens.device
     own = [max(1, -(-length // shape.block_size)) for length in lengths]
     ends_at = ((tokens + shape.block_size - 1) // shape.block_size).clamp(min=1)[:, None, None]
     query, key = torch.arange(blocks, device=device)[:, None], torch.arange(blocks, device=device)
@@ -84,24 +81,24 @@ def _counts(tokens: Tensor, lengths: tuple[int, ...], blocks: int, shape: Shape,
     if not training:
         return counts + number * (inside & ~dense & (key == 0))[None, :, None], bool(long)
     drawn = torch.stack([_drawn(n, shape, device)[:, :, :blocks] for n in own], dim=1).clamp(max=blocks)
-    found = torch.zeros(*drawn.shape[:-1], blocks + 1, dtype=torch.int32, device=device)
-    found.scatter_add_(-1, drawn, torch.ones_like(drawn, dtype=torch.int32))
-    return counts + found[..., :blocks], any(_sees_twice(n, shape) for n in long)
+    drawn_counts = torch.zeros(*drawn.shape[:-1], blocks + 1, dtype=torch.int32, device=device)
+    drawn_counts.scatter_add_(-1, drawn, torch.ones_like(drawn, dtype=torch.int32))
+    return counts + drawn_counts[..., :blocks], any(_sees_twice(n, shape) for n in long)
 
 
 @functools.lru_cache(maxsize=256)
 def _drawn(blocks: int, shape: Shape, device: torch.device) -> Tensor:
-    """The random blocks of a row of so many, (layers, heads, all blocks, r); where there are none, a number beyond all."""
+    """The random blocks of a row of this many blocks, (layers, heads, all blocks, r), padded with a number above all blocks."""
     most = max(blocks, shape.positions // shape.block_size)
-    table = np.full((len(shape.seeds), shape.heads, most, shape.number), most, dtype=np.int64)
-    if blocks >= shortest_sparse(shape.number):
+    table = np.full((len(shape.seeds), shape.heads, most, shape.num_random_blocks), most, dtype=np.int64)
+    if blocks >= shortest_sparse(shape.num_random_blocks):
         table[:, :, 1 : blocks - 1] = _random_blocks(blocks, shape)
     return send(torch.from_numpy(table), device)
 
 
 @functools.lru_cache(maxsize=256)
 def _sees_twice(blocks: int, shape: Shape) -> bool:
-    """Whether a random block of a row of so many is one that its query block sees anyway, or comes twice."""
+    """Whether any query block of a row of this many blocks draws a block that it sees anyway, or draws one twice."""
     drawn = np.sort(_random_blocks(blocks, shape), axis=-1)
     query = np.arange(1, blocks - 1)[:, None]
     anyway = (drawn == 0) | (drawn == blocks - 1) | (abs(drawn - query) <= 1)
@@ -118,60 +115,60 @@ def _plans(counts: Tensor, twice: bool, tokens: Tensor, width: int, shape: Shape
     last = (torch.arange(counts.shape[-1], device=tokens.device) == (tokens[:, None] - 1) // size)[:, None, None]
     partly, wholly = seen & last, seen & ~last
     lists = [part for blocks in (partly, wholly, partly.mT, wholly.mT) for part in _listed(blocks)]
-    found = {}
+    plans = {}
     for layer, seed in enumerate(shape.seeds[: len(counts)]):
-        looks = _looks(tokens, seen[layer], size, by_head)
-        mask = BlockMask((width, width), *(part[layer] for part in lists), BLOCK_SIZE=(size, size), mask_mod=looks)
-        found[seed] = Plan(mask, None if bias is None else _adds(bias[layer], size, by_head))
-    return found
+        mask_mod = _mask_mod(tokens, seen[layer], size, by_head)
+        mask = BlockMask((width, width), *(part[layer] for part in lists), BLOCK_SIZE=(size, size), mask_mod=mask_mod)
+        plans[seed] = Plan(mask, None if bias is None else _score_mod(bias[layer], size, by_head))
+    return plans
 
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Which blocks are seen, (..., n) bool -> how many, (...,), and their numbers, (..., n), the seen ones first."""
+    """Converts a mask (..., n) to (counts, (...,); block numbers with the seen ones first, (..., n)), int32 as in BlockMask."""
     return blocks.sum(dim=-1, dtype=torch.int32), blocks.byte().argsort(dim=-1, descending=True, stable=True).int()
 
 
 # Closures, because FlexAttention compiles functions of exactly these arguments.
-def _looks(tokens: Tensor, seen: Tensor, size: int, by_head: int) -> Callable:
-    # Compiled kernels ask this in the blocks of the first list only, torch's reference for a CPU everywhere.
-    def looks(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+def _mask_mod(tokens: Tensor, seen: Tensor, size: int, by_head: int) -> Callable:
+    # Compiled kernels call this for partly seen blocks only, torch's reference on a CPU for all.
+    def is_seen(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (key < tokens[row]) & seen[row, head * by_head, query // size, key // size]
 
-    return looks
+    return is_seen
 
 
-def _adds(bias: Tensor, size: int, by_head: int) -> Callable:
-    def adds(score: Tensor, row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+def _score_mod(bias: Tensor, size: int, by_head: int) -> Callable:
+    def add_bias(score: Tensor, row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return score + bias[row, head * by_head, query // size, key // size]
 
-    return adds
+    return add_bias
 
 
 @functools.cache
 def _compiled() -> Callable:
     """`flex_attention`, compiled for any number of rows and blocks."""
-    # It loads torch's compiler, which takes seconds and is needed on GPUs only.
+    # This import loads torch's compiler, in seconds; only GPUs need it.
     from finetune.kernels.bigbird.flex_tiles import limit_tiles
 
     limit_tiles(TILE)
-    # With and without gradients, biases and several rows: each is compiled once, and there are more of them than the usual 8.
+    # Variants with and without gradients, biases and several rows exceed torch's default limit of 8.
     torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
     return torch.compile(flex_attention, dynamic=True)
 
 
 @functools.cache
-def works(device: torch.device, dtype: torch.dtype, size: int) -> bool:
-    """Whether it compiles on `device` for heads of `size`, forward and backward, and is right. What is compiled for this small
-    batch serves every later one."""
+def is_usable(device: torch.device, dtype: torch.dtype, size: int) -> bool:
+    """Self-test: whether FlexAttention compiles on `device` for heads of `size`, and its results and gradients equal
+    `BlockSparse`'s. Later batches reuse the compiled code."""
     return passes(lambda: _problem(device, dtype, size), f"FlexAttention is not used for BigBird ({dtype}, heads of {size})")
 
 
 def _problem(device: torch.device, dtype: torch.dtype, size: int) -> str | None:
     if device.type == "cuda" and importlib.util.find_spec("triton") is None:
         raise ModuleNotFoundError("triton is not installed")
-    # The first pass of a run asks, whatever it is: an evaluation, or one whose activations are to be computed again.
-    apart = torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, lambda saved: saved)
-    with torch.inference_mode(False), torch.enable_grad(), apart:
+    # The test runs inside the first forward pass: isolate it from inference mode and the hooks of activation checkpointing.
+    no_hooks = torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, lambda saved: saved)
+    with torch.inference_mode(False), torch.enable_grad(), no_hooks:
         problems = (_difference(device, dtype, size, lengths, training) for lengths, training in CASES)
         return next(filter(None, problems), None)
 
@@ -186,11 +183,11 @@ def _difference(device: torch.device, dtype: torch.dtype, size: int, lengths: tu
     gradient = inputs[3] * mask[..., None, None]
     results = []
     for use_flex in (True, False):
-        given = [x.clone().requires_grad_() for x in inputs[:3]]
+        leaves = [x.clone().requires_grad_() for x in inputs[:3]]
         if use_flex:
-            context = attend(*given, mask, Plans(mask, lengths, SHAPE).of(0, training))
+            context = attend(*leaves, mask, Plans(mask, lengths, SHAPE).of(0, training))
         else:
             drawn = draw_blocks(rows, 0, device) if training else [None] * len(rows.groups)
-            context = BlockSparse.apply(*given, rows, drawn)
-        results.append(with_gradients(context, gradient, given))
+            context = BlockSparse.apply(*leaves, rows, drawn)
+        results.append(with_gradients(context, gradient, leaves))
     return compare(*results)

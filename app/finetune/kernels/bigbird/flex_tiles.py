@@ -1,6 +1,7 @@
-"""torch's choice of tiles for FlexAttention, none larger than a block.
+"""Limits torch's tile sizes for FlexAttention to the block size.
 
-Left alone, torch 2.11 and 2.13 take tiles of 128 for the backward pass on Hopper, and find that they do not divide a block.
+By default, torch 2.11 and 2.13 choose tiles of 128 for the backward pass on Hopper and then fail because they do not divide a
+block.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class SmallTiles(InductorChoices):
         super().__init__()
         self.limit = limit
 
-    def uuid(self) -> str:  # of compiled code that is kept on disk
+    def uuid(self) -> str:  # part of the key of torch's compile cache
         return f"tiles of at most {self.limit}"
 
     def get_flex_attention_fwd_configs(self, *of: Any, **named: Any) -> list[Any]:
@@ -31,20 +32,20 @@ class SmallTiles(InductorChoices):
 
 
 def limit_tiles(limit: int) -> None:
-    """Has this process compile with small tiles, unless another choice was configured."""
+    """Limits tiles in this process, unless `inductor_choices_class` was configured."""
     if inductor.inductor_choices_class is None:
         inductor.inductor_choices_class = functools.partial(SmallTiles, limit)  # called once per thread
         V.set_choices_handler(SmallTiles(limit))
 
 
 def shrink(configs: list[Any], limit: int) -> list[Any]:
-    """The same without tiles beyond `limit`; four warps work on those that were larger."""
-    found = []
+    """Reduces tiles to `limit` and uses four warps for reduced ones; drops duplicates."""
+    shrunk = []
     for config in configs:
         sides = [name for name in vars(config) if name.startswith("block_")]
         if any(getattr(config, side) > limit for side in sides):
             changed = {side: min(limit, getattr(config, side)) for side in sides}
             config = type(config)(**{**vars(config), **changed, "num_warps": 4})
-        if config not in found:
-            found.append(config)
-    return found
+        if config not in shrunk:
+            shrunk.append(config)
+    return shrunk

@@ -1,4 +1,4 @@
-"""transformers' BigBird encoders with this attention: the same parameters, the same result, less work."""
+"""Puts our attention into transformers' BigBird encoders: the same parameters and results."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from transformers.models.bigbird_pegasus.modeling_bigbird_pegasus import (
 
 from finetune.kernels.bigbird.attention import BlockSparse
 from finetune.kernels.bigbird.dry_run import BlockSparseDryRun
-from finetune.kernels.bigbird.flex import TILE, Plans, attend, works
+from finetune.kernels.bigbird.flex import TILE, Plans, attend, is_usable
 from finetune.kernels.bigbird.plan import Shape
 from finetune.kernels.bigbird.rows import Rows, draw_blocks, read_rows
 from finetune.kernels.row_lengths import current_row_lengths
 
-FLEX_DEVICES = ("cuda",)  # where FlexAttention has kernels both ways
+FLEX_DEVICES = ("cuda",)  # with FlexAttention kernels for forward and backward
 
 
 def use_bigbird_attention(model: torch.nn.Module, kind: str = "auto") -> bool:
-    """Makes every block-sparse BigBird encoder in `model` use this attention, and its activation in one kernel; False if there
-    is none.
+    """Switches every block-sparse BigBird encoder in `model` to our attention and fused activation. Returns False if there is
+    none.
 
-    `kind`: auto, FlexAttention on a GPU where it works, gathered blocks elsewhere; blocks, the latter everywhere; transformers,
-    none: the model is left alone.
+    `kind`: auto, FlexAttention on a GPU if it works and gathered blocks otherwise; blocks, always gathered blocks;
+    transformers, no change.
 
-    Parameters and state dict stay as they are. From then on the encoders keep their kind of attention at any width (one
-    that transformers would turn dense on a narrow batch attends densely in that batch alone).
+    Parameters and state dict stay unchanged. The encoders keep their attention type after narrow batches, which use full
+    attention in that batch only.
     """
-    found = False
+    any_encoder = False
     for encoder in model.modules() if kind != "transformers" else ():
         if isinstance(encoder, BigBirdModel | BigBirdPegasusEncoder) and encoder.attention_type == "block_sparse":
             for layer in encoder.modules():
@@ -44,8 +44,8 @@ def use_bigbird_attention(model: torch.nn.Module, kind: str = "auto") -> bool:
             shape = _shape([layer for layer in encoder.modules() if isinstance(layer, _Fast)])
             encoder.create_masks_for_block_sparse_attn = functools.partial(_masks, shape=shape, use_flex=kind == "auto")
             encoder.set_attention_type = _keep_attention_type
-            found = True
-    return found
+            any_encoder = True
+    return any_encoder
 
 
 def _shape(layers: list[Any]) -> Shape:
@@ -54,7 +54,7 @@ def _shape(layers: list[Any]) -> Shape:
 
 
 def _masks(attention_mask: Tensor, block_size: int, *, shape: Shape, use_flex: bool) -> tuple[Rows, None, None, None]:
-    """In place of transformers' four masks: the first one reaches every layer untouched."""
+    """Replaces transformers' four masks by `Rows`: the first one is passed to every layer unchanged."""
     rows = read_rows(attention_mask, shape)
     lengths = current_row_lengths(*rows.mask.shape)
     if use_flex and lengths is not None and attention_mask.device.type in FLEX_DEVICES and block_size % TILE == 0:
@@ -63,16 +63,16 @@ def _masks(attention_mask: Tensor, block_size: int, *, shape: Shape, use_flex: b
 
 
 def _keep_attention_type(value: str) -> None:
-    """In place of the switch to full attention: rows too short for sparsity have it anyway."""
+    """Replaces transformers' switch to full attention, which our attention chooses row by row."""
 
 
 class _Fast:
-    """The forward pass of a block-sparse layer; everything else is the class it is mixed into."""
+    """The forward pass of a block-sparse layer, as a mixin."""
 
     def forward(self, hidden_states: Tensor, *masks: Any, from_blocked_mask: Rows | None = None, **_: Any) -> tuple:
-        """(rows, width, hidden) -> the same, and None in place of the weights. 0 for tokens that are not real.
+        """(rows, width, hidden) -> (context of that shape, 0 in the padding; None in place of attention weights).
 
-        Called by transformers as forward(hidden, band_mask, from_mask, to_mask, from_blocked_mask, to_blocked_mask).
+        transformers calls forward(hidden, band_mask, from_mask, to_mask, from_blocked_mask, to_blocked_mask).
         """
         rows = masks[3] if from_blocked_mask is None else from_blocked_mask
         shape = (*hidden_states.shape[:2], self.num_attention_heads, self.attention_head_size)
@@ -81,8 +81,8 @@ class _Fast:
 
 
 class FusedGELU(NewGELUActivation):
-    """The activation of BigBird's feed-forward layers (gelu_new), the same formula in one kernel each way: written out it takes
-    eight passes over the widest tensor of a layer, and keeps several of them for the backward pass."""
+    """BigBird's activation gelu_new in one kernel. transformers' formula takes eight passes over the widest tensor of a layer
+    and stores several of them for the backward pass."""
 
     def forward(self, input: Tensor) -> Tensor:
         return gelu(input, approximate="tanh")
@@ -105,10 +105,10 @@ FAST = {
 
 @torch.compiler.disable
 def _attend(layer: Any, query: Tensor, key: Tensor, value: Tensor, rows: Rows) -> Tensor:
-    """Query, key and value (rows, width, heads, size) -> context of that shape, as `layer` attends."""
+    """Query, key and value (rows, width, heads, size) -> context of that shape."""
     if isinstance(query, FakeTensor):
         return BlockSparseDryRun.apply(query, key, value, rows.shape)
-    if rows.plans is not None and works(query.device, query.dtype, query.shape[-1]):
+    if rows.plans is not None and is_usable(query.device, query.dtype, query.shape[-1]):
         return attend(query, key, value, rows.mask, rows.plans.of(layer.seed, layer.training))
     drawn = draw_blocks(rows, layer.seed, query.device) if layer.training else [None] * len(rows.groups)
     return BlockSparse.apply(query, key, value, rows, drawn)

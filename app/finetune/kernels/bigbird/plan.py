@@ -1,4 +1,4 @@
-"""Which attention a BigBird run uses, how its batches are padded, and which random blocks its layers look at."""
+"""Decisions about BigBird without torch: the attention type of a run, the padding of batches, and random blocks."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ import numpy as np
 from finetune.errors import InputError
 
 KINDS = ("block_sparse", "original_full")
-# For these lengths transformers draws the random blocks as the paper's code did (`bigbird_block_sparse_attention`).
+# For these lengths transformers draws the random blocks like the paper's code (`bigbird_block_sparse_attention`).
 PAPER_LENGTHS = frozenset({1024, 3072, 4096})
 
 
 class Shape(NamedTuple):
-    """What the random blocks of an encoder's layers depend on, besides the lengths of rows."""
+    """The settings of an encoder that determine its layers' random blocks, together with the lengths of rows."""
 
     seeds: tuple[int, ...]  # of the layers
     heads: int
-    number: int  # random blocks of an inner block
+    num_random_blocks: int  # per inner block
     block_size: int
-    positions: int
+    positions: int  # of the position table
 
 
 def shortest_sparse(random_blocks: int) -> int:
-    """The fewest blocks that block-sparse attention works on; a shorter row gets full attention, as in transformers."""
+    """The minimum number of blocks for block-sparse attention; shorter rows use full attention, as in transformers."""
     return 5 + 2 * random_blocks + 1
 
 
 def choose_attention(config: Any, max_length: int) -> str | None:
-    """Sets `attention_type` of a BigBird encoder's configuration for the whole run, and returns what a reader should know.
+    """Sets `attention_type` in a BigBird encoder's configuration: full attention if rows of `max_length` tokens are too short
+    for sparsity, otherwise block-sparse attention. Returns a note or None.
 
-    `config`: a BigBird, BigBirdPegasus or encoder-decoder configuration; any other is left alone. Full attention when no
-    row of `max_length` tokens can be long enough for sparsity, block-sparse attention otherwise. Raises `InputError` when
-    `max_length`, filled up to a whole block, passes the position table.
+    `config`: of BigBird, BigBirdPegasus or an encoder-decoder model; other models stay unchanged. Raises `InputError` if
+    `max_length`, rounded up to whole blocks, exceeds the position table.
     """
     encoder = _encoder(config)
     if encoder is None:
@@ -47,7 +47,7 @@ def choose_attention(config: Any, max_length: int) -> str | None:
         return f"BigBird uses full attention: block-sparse attention needs more than {shortest - block} tokens (--max_length)"
     if _round_up(max_length, block) > positions:
         raise InputError(
-            f"--max_length {max_length} fills {_round_up(max_length, block)} positions in blocks of {block}, the model has "
+            f"--max_length {max_length} needs {_round_up(max_length, block)} positions in blocks of {block}, but the model has "
             f"{positions}; give at most {positions // block * block}"
         )
     encoder.attention_type = "block_sparse"
@@ -57,7 +57,7 @@ def choose_attention(config: Any, max_length: int) -> str | None:
 
 
 def padding_of(config: Any) -> int:
-    """What a batch's width must be a multiple of, in tokens."""
+    """The number of tokens of which a batch's width must be a multiple."""
     encoder = _encoder(config)
     if encoder is None or encoder.attention_type != "block_sparse":
         return 1
@@ -65,12 +65,11 @@ def padding_of(config: Any) -> int:
 
 
 def random_blocks(blocks: int, shape: Shape, seed: int) -> np.ndarray:
-    """The blocks that transformers draws in training for the inner query blocks 1 .. blocks - 2 of a row, for the layer of
-    that seed.
+    """The random blocks that transformers draws in training for the inner query blocks 1 .. blocks - 2 of a row, for the layer
+    with this seed.
 
-    Returns int64 (heads, blocks - 2, number); a block may be one that the query sees anyway and then counts twice. Drawn once
-    for the longest row, since the plans of shorter ones are its beginning. Raises `ValueError` for a row longer than the
-    position table.
+    Returns int64 (heads, blocks - 2, num_random_blocks). A drawn block that the query sees anyway counts twice. Shorter rows
+    use a prefix of the longest row's blocks. Raises `ValueError` for a row longer than the position table.
     """
     paper = blocks * shape.block_size in PAPER_LENGTHS
     if not paper and blocks > shape.positions // shape.block_size:
@@ -80,7 +79,7 @@ def random_blocks(blocks: int, shape: Shape, seed: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=256)
 def _draw(paper: bool, shape: Shape, seed: int) -> np.ndarray:
-    """A plan by transformers' own methods, which draw from numpy's global generator; its state is put back."""
+    """Draws by transformers' own methods, which use numpy's global generator; its state is restored."""
     from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention as Source
 
     _, heads, number, block_size, positions = shape

@@ -1,10 +1,9 @@
-"""Attention with dropout on a CPU, in pieces: some rows, some heads of one row, or some queries of one head; and the package's
-switch.
+"""Attention with dropout on a CPU, and the switch of this package.
 
-The backward pass computes attention weights again instead of keeping them (as in FlashAttention, arXiv 2205.14135, algorithm
-4); of the mask, which takes long to draw, a byte per weight is kept. Softmax's division, dropout's scale and that of the scores
-are done on tensors (tokens, size), which are smaller. Powers are of 2, because MKL's exp (torch 2.13) is 5 to 20 times slower
-where a result is too small for fp32, and an attention mask is there to make it so.
+It works in pieces: some rows, some heads of one row, or some queries of one head. The backward pass recomputes attention
+weights (as in FlashAttention, arXiv 2205.14135, algorithm 4) but stores the dropout mask, a byte per weight, because drawing it
+is slow. The softmax's division, dropout's scale and the scores' scale apply to the smaller (tokens, size) tensors. The softmax
+uses powers of 2: MKL's exp (torch 2.13) is 5 to 20 times slower on results too small for fp32, as of masked scores.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from finetune.kernels.dropout.module import Dropout, DropoutMask, is_active
 
-IGNORED_OPTIONS = {"output_attentions", "use_cache"}  # they change nothing here
+IGNORED_OPTIONS = {"output_attentions", "use_cache"}  # they do not affect the result
 WEIGHTS_AT_ONCE = 2**21
 LOG2E = math.log2(math.e)
 
@@ -32,9 +31,7 @@ Place = tuple[slice, ...]  # rows and heads, or rows, heads and queries
 
 def use_cpu_dropout(model: nn.Module) -> None:
     """Replaces every `nn.Dropout` of `model` by ours, and transformers' `sdpa` attention in this process by `attend`.
-
-    Parameters, state dict and configuration stay as they are.
-    """
+    Parameters, state dict and configuration stay unchanged."""
     for module in model.modules():
         if type(module) is nn.Dropout and not module.inplace:
             module.__class__ = Dropout
@@ -70,9 +67,9 @@ def attend(
 def dropout_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, p: float, scale: float | None = None
 ) -> Tensor:  # fmt: skip
-    """`scaled_dot_product_attention` of (rows, heads, tokens, size) whose weights are dropped with probability `p`.
+    """`scaled_dot_product_attention` of (rows, heads, tokens, size) with dropout probability `p`.
 
-    `mask` expands to (rows, heads, queries, keys): bool, true where a query sees a key, or what is added to the scores.
+    `mask` expands to (rows, heads, queries, keys): bool, true where a query sees a key, or a float to add to the scores.
     """
     if not is_active(query, p) or (mask is not None and mask.requires_grad):
         return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=p, scale=scale)
@@ -82,20 +79,20 @@ def dropout_attention(
 
 
 def _compact(mask: Tensor) -> Tensor:
-    """The same mask in four dimensions, of size 1 where it repeats itself."""
+    """The mask in four dimensions, reduced to size 1 where it is expanded."""
     mask = mask[(None,) * (4 - mask.dim())]
     mask = mask[tuple(slice(None) if stride else slice(1) for stride in mask.stride())]
-    # transformers repeats which keys are real for every query. A dry run (finetune.memory_estimate) has no values to compare.
+    # transformers repeats the padding mask for every query. A dry run has no values to compare.
     if mask.dtype == torch.bool and (isinstance(mask, FakeTensor) or torch.equal(mask, mask[:, :, :1].expand_as(mask))):
         return mask[:, :, :1]
     return mask
 
 
 class DropoutAttention(torch.autograd.Function):
-    """Query (rows, heads, queries, size), key, value (rows, heads, keys, size) -> as query.
+    """Query (rows, heads, queries, size), key and value (rows, heads, keys, size) -> context, shaped as query.
 
-    `mask`: None or (rows, heads, queries, keys) with sizes of 1 allowed, bool or what is added to the scores. Half precision is
-    computed in single. A query that sees no key gets 0, as from torch's own.
+    `mask`: None, or bool or float as in `dropout_attention`, (rows, heads, queries, keys) or 1 in any dimension. Half precision
+    is computed in fp32. A query that sees no key gets 0, as in torch.
     """
 
     @staticmethod
@@ -105,7 +102,7 @@ class DropoutAttention(torch.autograd.Function):
         rows, heads, queries, _ = query.shape
         dtype = torch.promote_types(query.dtype, torch.float32)
         limits, dropout = torch.finfo(dtype), DropoutMask.draw(p)
-        # As transformers wants it once heads and tokens change places.
+        # Contiguous after transformers transposes heads and tokens.
         context = query.new_empty(rows, queries, heads, value.shape[-1]).transpose(1, 2)
         highest, total = (query.new_empty(rows, heads, queries, 1, dtype=dtype) for _ in range(2))
         kept = query.new_empty(rows, heads, queries, key.shape[2], dtype=torch.uint8)
@@ -135,11 +132,11 @@ class DropoutAttention(torch.autograd.Function):
             k, v = _take(key, pairs, dtype), _take(value, pairs, dtype)
             d_k, d_v = torch.empty_like(k), torch.empty_like(v)
             for chunk in chunks:
-                place, beta = (*pairs, chunk), int(chunk.start > 0)  # the first chunk overwrites, others add
+                place, beta = (*pairs, chunk), int(chunk.start > 0)  # the first chunk overwrites d_k and d_v, later ones add
                 q, top, sums, out, d_out = (_take(x, place, dtype) for x in (query, highest, total, context, gradient))
                 weights = _scores(q.mul_(scale * LOG2E), k, mask, place).sub_(top).exp2_()
                 factors = _take(kept, place, dtype)
-                # What the softmax's gradient needs of each query, sum_j P_ij dP_ij, is sum_d O_id dO_id, dropout or not.
+                # The softmax's gradient needs sum_j P_ij dP_ij of each query. It equals sum_d O_id dO_id, also with dropout.
                 delta = out.mul_(d_out).sum(dim=-1, keepdim=True)
                 d_weights = torch.bmm(d_out.mul_(ctx.dropout_scale), v.mT)
                 d_scores = torch.addcmul(delta.neg_(), d_weights, factors, out=d_weights).mul_(weights)
@@ -152,7 +149,7 @@ class DropoutAttention(torch.autograd.Function):
 
 
 def _pieces(shape: torch.Size) -> Iterator[tuple[Place, list[slice]]]:
-    """Rows and heads of a piece, and its chunks of queries. `shape`: rows, heads, queries, keys."""
+    """Yields each piece's (rows, heads) and its chunks of queries. `shape`: (rows, heads, queries, keys)."""
     rows, heads, queries, keys = shape
     step, chunk = max(1, WEIGHTS_AT_ONCE // (queries * keys)), max(1, WEIGHTS_AT_ONCE // keys)
     chunks = [slice(start, min(start + chunk, queries)) for start in range(0, queries, chunk)]
@@ -162,7 +159,7 @@ def _pieces(shape: torch.Size) -> Iterator[tuple[Place, list[slice]]]:
 
 
 def _take(x: Tensor, place: Place, dtype: torch.dtype) -> Tensor:
-    """A contiguous copy of this part of (rows, heads, tokens, size), as (rows x heads, tokens, size)."""
+    """A contiguous copy of a part of (rows, heads, tokens, size), as (rows x heads, tokens, size)."""
     part = x[place]
     return x.new_empty(part.shape, dtype=dtype).copy_(part).flatten(0, 1)
 

@@ -1,9 +1,9 @@
-"""Dropout masks, drawn by all threads; and `nn.Dropout` with them.
+"""Dropout masks drawn by all threads, and an `nn.Dropout` that uses them.
 
-torch (2.13) draws dropout on a CPU element by element in one thread, in a quarter of the time of a BERT's training step. Here
-numpy's SFC64, seeded from torch's generator and the number of the piece, draws 64 bits at a time, 16 of which decide about an
-element. The dropped share is a multiple of 2**-16, and the rest is scaled by that very share, so that the expectation is the
-input. The sample is not torch's; the same seed gives the same sample on any number of threads.
+On a CPU, torch (2.13) draws dropout element by element in one thread, which takes a quarter of a BERT's training step. Here
+numpy's SFC64 draws 64 bits for four elements at a time. Its seed comes from torch's generator and the number of the piece, so
+the sample depends on the seed but not on the number of threads; it differs from torch's. The dropout rate is rounded to a
+multiple of 2**-16, and the scale follows the rounded rate, so the expectation is exactly the input.
 """
 
 from __future__ import annotations
@@ -20,52 +20,52 @@ from torch.overrides import has_torch_function_unary
 from finetune.kernels.threads import in_threads
 
 LEVELS = 2**16
-PIECE = 2**20  # elements with a random stream of their own; the sample depends on it
+PIECE = 2**20  # elements per random stream; the sample depends on it
 
 
 class DropoutMask(NamedTuple):
-    """Which elements of one tensor are dropped."""
+    """A random mask for one tensor."""
 
     seed: int
-    dropped_levels: int  # of LEVELS
+    dropped_levels: int  # of LEVELS: the dropout rate
 
     @classmethod
     def draw(cls, p: float) -> DropoutMask:
-        """Of probability `p`, 0 < p < 1; seeded by torch's generator, which advances by one number."""
+        """A mask of dropout probability `p`, 0 < p < 1. Draws one number from torch's generator."""
         seed = torch.randint(2**63 - 1, ())
-        # In a dry run (finetune.memory_estimate) numbers have no values.
+        # In a dry run tensors have no values.
         return cls(0 if isinstance(seed, FakeTensor) else int(seed), min(round(p * LEVELS), LEVELS - 1))
 
     @property
     def scale(self) -> float:
-        """The factor of elements that are kept."""
+        """The factor on kept elements."""
         return LEVELS / (LEVELS - self.dropped_levels)
 
     def fill(self, kept: Tensor) -> None:
-        """Sets `kept` (uint8, contiguous) to 1, or to 0 where an element is dropped."""
+        """Sets `kept` (uint8, contiguous) to 0 for dropped elements and 1 for kept ones."""
         pieces = kept.view(-1).split(PIECE)
         if not isinstance(kept, FakeTensor):
             in_threads(lambda number: self._fill(number, pieces[number]), range(len(pieces)))
 
     def _fill(self, number: int, kept: Tensor) -> None:
         levels = np.random.SFC64([self.seed, number]).random_raw(-(-len(kept) // 4)).view(np.int16)[: len(kept)]
-        # numpy compares 5 to 20 times as fast as torch.
+        # numpy compares 5 to 20 times faster than torch.
         np.greater_equal(levels, self.dropped_levels - LEVELS // 2, out=kept.numpy().view(np.bool_))
 
 
 def is_active(x: Tensor, p: float) -> bool:
-    """Whether this package drops elements of `x`: on a CPU, but not in compiled code, nor where a mode (the dry run of a GPU's
-    memory) must see torch's own function."""
+    """Whether our dropout applies to `x`: on a CPU, except in compiled code and under a torch function mode (a dry run for a
+    GPU), which must see torch's function."""
     return x.device.type == "cpu" and 0 < p < 1 and not torch.compiler.is_compiling() and not has_torch_function_unary(x)
 
 
 def dropout(x: Tensor, p: float) -> Tensor:
-    """`torch.nn.functional.dropout(x, p)` with another sample of the mask."""
+    """`torch.nn.functional.dropout(x, p)` with another sample."""
     return _DropoutFunction.apply(x, p) if is_active(x, p) else functional.dropout(x, p)
 
 
 class Dropout(nn.Dropout):
-    """torch's module with this function."""
+    """`nn.Dropout` with this function."""
 
     def forward(self, input: Tensor) -> Tensor:
         return dropout(input, self.p) if self.training else input
@@ -88,5 +88,5 @@ class _DropoutFunction(torch.autograd.Function):
 
 
 def _apply(x: Tensor, kept: Tensor, scale: float) -> Tensor:
-    # Multiplying by bytes would be much slower.
+    # Multiplying by uint8 would be much slower.
     return (x.contiguous() * kept.to(x.dtype)).mul_(scale)

@@ -1,5 +1,5 @@
-"""The rows of a batch behind each other, without the padding between them, and attention over them by three ways, of which
-those of GPUs are tried out before a run relies on them."""
+"""Batches whose rows are concatenated without padding, and three attention kernels for them. Those for GPUs are tested before
+use."""
 
 from __future__ import annotations
 
@@ -23,26 +23,27 @@ LENGTHS, HEADS, DROPOUT = (65, 1, 17, 17, 130), 2, 0.1  # of the self-test
 
 @dataclass(eq=False)
 class PaddingFreeBatch:
-    """Where the rows of a padding-free batch lie. It travels through an encoder's layers in the attention mask's place.
+    """The positions of the rows in a padding-free batch. It passes through an encoder's layers in place of the attention mask.
 
-    No tuple and not frozen: torch.compile looks into tuples that pass through a layer, and torch 2.11 into frozen data classes
-    too, and would compile the layer anew for each batch, or each number of rows.
+    It is no tuple and not frozen: torch.compile traces into tuples, and torch 2.11 into frozen dataclasses, and would recompile
+    a layer for each batch, or each number of rows.
     """
 
-    lengths: tuple[int, ...]  # tokens of each row, as the host knows them
-    starts: Tensor  # (rows + 1,) int64: the first token of each row among all, and their number
-    index: Tensor  # (tokens,) int64: each token's place in the padded batch, rows joined
+    lengths: tuple[int, ...]  # tokens of each row, on the host
+    starts: Tensor  # (rows + 1,) int64: cumulative lengths from 0 (`cu_seqlens`)
+    index: Tensor  # (tokens,) int64: each token's position in the flattened padded batch
     width: int  # of the padded batch
 
 
 def padding_free_batch(mask: Tensor, lengths: tuple[int, ...]) -> PaddingFreeBatch:
-    """`mask`: (rows, width), not 0 for the real tokens, `lengths[i]` of which begin row i. Does not wait for the device."""
+    """Builds the positions without synchronising with the device. `mask`: (rows, width), not 0 for the first `lengths[i]`
+    tokens of row i."""
     starts = pad((mask != 0).sum(dim=1).cumsum(dim=0), (1, 0))
     tokens, width = sum(lengths), mask.shape[1]
-    # A row's tokens move by as much as the padding of the rows before them.
+    # A row's tokens are shifted by the padding of the rows before it.
     padding = torch.arange(len(lengths), device=mask.device) * width - starts[:-1]
-    moved = torch.repeat_interleave(padding, starts.diff(), output_size=tokens)
-    return PaddingFreeBatch(lengths, starts, torch.arange(tokens, device=mask.device) + moved, width)
+    shifts = torch.repeat_interleave(padding, starts.diff(), output_size=tokens)
+    return PaddingFreeBatch(lengths, starts, torch.arange(tokens, device=mask.device) + shifts, width)
 
 
 def remove_padding(padded: Tensor, rows: PaddingFreeBatch) -> Tensor:
@@ -51,7 +52,7 @@ def remove_padding(padded: Tensor, rows: PaddingFreeBatch) -> Tensor:
 
 
 def restore_padding(flat: Tensor, rows: PaddingFreeBatch) -> Tensor:
-    """(1, tokens, size) -> (rows, width, size), 0 where there is no token."""
+    """(1, tokens, size) -> (rows, width, size), 0 in the padding."""
     padded = flat.new_zeros(len(rows.lengths) * rows.width, flat.shape[-1])
     return padded.index_copy(0, rows.index, flat[0]).view(len(rows.lengths), rows.width, -1)
 
@@ -70,40 +71,40 @@ def attend(
 ) -> tuple[Tensor, None]:
     """transformers' AttentionInterface: query, key and value (batch, heads, tokens, size) -> (batch, tokens, heads, size).
 
-    `rows`: where the rows of the one sequence lie; or, for a batch whose lengths nobody knew, which tokens of
-    (batch, tokens) are real; or None if all are.
+    `rows`: the rows of a padding-free batch, which is one sequence; for a padded batch of unknown lengths, its mask (batch,
+    tokens); None without padding.
     """
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if not isinstance(rows, PaddingFreeBatch):
-        seen = None if rows is None else rows[:, None, None, :].expand(-1, 1, query.shape[2], -1)
-        context = dropout_attention(query, key, value, seen, dropout, scale)
+        mask = None if rows is None else rows[:, None, None, :].expand(-1, 1, query.shape[2], -1)
+        context = dropout_attention(query, key, value, mask, dropout, scale)
         return context.transpose(1, 2), None
     tokens = tuple(x[0].transpose(0, 1) for x in (query, key, value))
     kernel = by_length
     if query.device.type != "cpu":
         kind = (query.device, query.dtype, query.shape[-1])
-        if has_flash(tokens[0], dropout, scale) and works(flash, *kind, with_dropout=False):
+        if has_flash(tokens[0], dropout, scale) and is_usable(flash, *kind, with_dropout=False):
             kernel = flash
-        elif works(jagged, *kind, with_dropout=dropout > 0):
+        elif is_usable(jagged, *kind, with_dropout=dropout > 0):
             kernel = jagged
     return kernel(*tokens, rows, dropout, scale)[None], None
 
 
-# Three ways: query, key and value (tokens, heads, size) -> a tensor of that shape.
+# The kernels: query, key and value (tokens, heads, size) -> context of that shape.
 def by_length(query: Tensor, key: Tensor, value: Tensor, rows: PaddingFreeBatch, dropout: float, scale: float) -> Tensor:
-    """One call of torch's attention for equally long neighbours: on any device, in any precision."""
+    """The reference, for any device and precision: one call of attention for consecutive rows of equal length."""
     groups = [(length, len(list(same))) for length, same in itertools.groupby(rows.lengths)]
     sizes = [length * number for length, number in groups]
-    found = []
+    contexts = []
     for (length, number), *parts in zip(groups, *(x.split(sizes) for x in (query, key, value)), strict=True):
         q, k, v = (x.unflatten(0, (number, length)).transpose(1, 2) for x in parts)
         context = dropout_attention(q, k, v, None, dropout, scale)
-        found.append(context.transpose(1, 2).flatten(0, 1))
-    return torch.cat(found)
+        contexts.append(context.transpose(1, 2).flatten(0, 1))
+    return torch.cat(contexts)
 
 
 def flash(query: Tensor, key: Tensor, value: Tensor, rows: PaddingFreeBatch, dropout: float, scale: float) -> Tensor:
-    """Flash attention over rows of any length; see `has_flash`."""
+    """torch's varlen flash attention; see `has_flash`."""
     from torch.nn.attention.varlen import varlen_attn
 
     starts, longest = rows.starts.int(), max(rows.lengths)
@@ -111,20 +112,20 @@ def flash(query: Tensor, key: Tensor, value: Tensor, rows: PaddingFreeBatch, dro
 
 
 def jagged(query: Tensor, key: Tensor, value: Tensor, rows: PaddingFreeBatch, dropout: float, scale: float) -> Tensor:
-    """Told the shortest and the longest row, jagged tensors need not ask the device."""
-    known = {"offsets": rows.starts, "min_seqlen": min(rows.lengths), "max_seqlen": max(rows.lengths)}
+    """torch's attention over jagged tensors. With the minimum and maximum length they need not synchronise with the device."""
+    layout = {"offsets": rows.starts, "min_seqlen": min(rows.lengths), "max_seqlen": max(rows.lengths)}
     q, k, v = (
-        torch.nested.nested_tensor_from_jagged(x.contiguous(), **known).transpose(1, 2) for x in (query, key, value)
+        torch.nested.nested_tensor_from_jagged(x.contiguous(), **layout).transpose(1, 2) for x in (query, key, value)
     )  # fmt: skip
     context = scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=scale).transpose(1, 2).values()
     if context.requires_grad:
-        # torch 2.13 reads a gradient that is part of a larger tensor from that tensor's beginning.
+        # torch 2.13 ignores the storage offset of a gradient that is a view.
         context.register_hook(lambda gradient: gradient.clone() if gradient.storage_offset() else gradient)
     return context
 
 
 def has_flash(query: Tensor, dropout: float, scale: float) -> bool:
-    """Whether `varlen_attn` has a kernel for it: half precision, heads of up to 256, no dropout, Ampere or later."""
+    """Whether `varlen_attn` supports these inputs: half precision, head size up to 256, no dropout, Ampere or later."""
     if dropout or not math.isclose(scale, query.shape[-1] ** -0.5):
         return False
     fits = query.dtype in HALF and query.shape[-1] % 8 == 0 and query.shape[-1] <= 256
@@ -137,10 +138,10 @@ def _capability(device: torch.device) -> tuple[int, int]:
 
 
 @functools.cache
-def works(kernel: Callable, device: torch.device, dtype: torch.dtype, size: int, with_dropout: bool) -> bool:
-    """Whether a kernel runs on `device` for heads of `size`, forward and backward, and is right; with dropout,
-    whether it gives numbers."""
-    failure = f"padding-free attention does without its {kernel.__name__} kernel ({dtype}, heads of {size})"
+def is_usable(kernel: Callable, device: torch.device, dtype: torch.dtype, size: int, with_dropout: bool) -> bool:
+    """Self-test: whether a kernel runs on `device` for heads of `size`, and its results and gradients equal the reference; with
+    dropout, whether they are finite."""
+    failure = f"padding-free attention does not use its {kernel.__name__} kernel ({dtype}, heads of {size})"
     return passes(lambda: _problem(kernel, device, dtype, size, with_dropout), failure)
 
 
@@ -151,11 +152,11 @@ def _problem(kernel: Callable, device: torch.device, dtype: torch.dtype, size: i
     with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():
         problem = compare(_results(kernel, inputs, mask, 0.0), _results(by_length, inputs, mask, 0.0))
         if problem is None and with_dropout and not all(x.isfinite().all() for x in _results(kernel, inputs, mask, DROPOUT)):
-            problem = "with dropout it gives no numbers"
+            problem = "its results with dropout are not finite"
     return problem
 
 
 def _results(kernel: Callable, inputs: Tensor, mask: Tensor, dropout: float) -> list[Tensor]:
-    given = [x.clone().requires_grad_() for x in inputs[:3]]
-    context = kernel(*given, padding_free_batch(mask, LENGTHS), dropout, inputs.shape[-1] ** -0.5)
-    return with_gradients(context, inputs[3], given)
+    leaves = [x.clone().requires_grad_() for x in inputs[:3]]
+    context = kernel(*leaves, padding_free_batch(mask, LENGTHS), dropout, inputs.shape[-1] ** -0.5)
+    return with_gradients(context, inputs[3], leaves)

@@ -1,11 +1,10 @@
-"""Encoders of the BERT family without work on padding: the same modules, parameters and results.
+"""Encoders of the BERT family without computation on padding: the same modules, parameters and results.
 
-Between the embeddings and whatever reads the last layer (a pooler, a head, a decoder) a padded batch (rows, width) becomes one
-sequence of its real tokens, in which attention keeps to each row. Everything else in a layer works token by token and need not
-know. A forward pass whose lengths the host does not know (`finetune.kernels.row_lengths`) is padded as ever.
+Between the embeddings and the last layer, a padded batch (rows, width) becomes one sequence of its real tokens, in which
+attention is restricted to each row. Everything else in a layer works token by token. If the host does not know the row lengths
+(`finetune.kernels.row_lengths`), the forward pass is padded.
 
-With dropout, padded and padding-free passes draw different masks of the same distribution; without they give the same to
-rounding.
+Without dropout, padded and padding-free passes agree up to rounding; with dropout they draw different masks.
 """
 
 from __future__ import annotations
@@ -32,31 +31,32 @@ from finetune.kernels.padding_free.attention import (
 )
 from finetune.kernels.row_lengths import current_row_lengths
 
-NAME = "padding_free"  # of our attention among transformers'; in no file that is exported
+NAME = "padding_free"  # of our attention in transformers' AttentionInterface; never exported
 ENCODERS = (BertEncoder, RobertaEncoder, XLMRobertaEncoder, CamembertEncoder, ElectraEncoder, DistilBertEncoder)
 
 
 def use_padding_free(model: nn.Module) -> bool:
-    """Makes every encoder of the BERT family in `model` compute without padding; False if there is none. Decoders are left."""
-    found = False
+    """Makes every encoder of the BERT family in `model` compute without padding, but no decoder. Returns False if there is
+    none."""
+    any_encoder = False
     for owner in model.modules():
         layers = getattr(owner, "transformer" if isinstance(owner, DistilBertModel) else "encoder", None)
         if not isinstance(layers, ENCODERS) or getattr(owner.config, "is_decoder", False):
             continue
         AttentionInterface.register(NAME, attend)
         AttentionMaskInterface.register(NAME, _mask)
-        for module in (owner, *layers.modules()):  # an EncoderDecoderModel gives its encoder, but not the layers, a copy
+        for module in (owner, *layers.modules()):  # in an EncoderDecoderModel their configurations are different objects
             if hasattr(module, "config"):
                 module.config._attn_implementation = NAME
         if _enter not in layers._forward_pre_hooks.values():
             layers.register_forward_pre_hook(_enter, with_kwargs=True)
             layers.register_forward_hook(_leave, with_kwargs=True)
-        found = True
-    return found
+        any_encoder = True
+    return any_encoder
 
 
 def _mask(*_: Any, attention_mask: Tensor | None = None, **__: Any) -> Tensor | None:
-    """In place of transformers' mask for every pair of tokens: which tokens are real, (rows, width), without a look at it."""
+    """Passes the padding mask (rows, width) on, in place of transformers' mask for every pair of tokens."""
     return attention_mask
 
 

@@ -1,4 +1,4 @@
-"""Which models can compute without padding, and whether a run does. No torch."""
+"""Decides whether a run computes without padding. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ SUPPORTED = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbe
 
 
 def check_padding_free(padding_free: str, *, kernels: str, config: Any, on_gpu: bool, padding_side: str) -> bool:
-    """--padding_free (auto, on, off) as a decision. `config`: that of the encoder; `padding_side`: the tokenizer's.
-
-    auto: on a GPU, where the model can. Raises `InputError` if it is requested and the model, the tokenizer or --kernels
-    reference does not allow it.
+    """Resolves --padding_free (auto, on, off); auto means on a GPU, if possible. `config`: of the encoder; `padding_side`: of
+    the tokenizer. Raises `InputError` if on is impossible with the model, the tokenizer or --kernels reference.
     """
     reason = _reason(config, padding_side)
     if padding_free == "on" and kernels == "reference":
@@ -28,9 +26,9 @@ def _reason(config: Any, padding_side: str) -> str | None:
     if config.model_type not in SUPPORTED:
         return f"a {config.model_type} model cannot: only {', '.join(SUPPORTED)} encoders can compute without padding"
     if getattr(config, "auto_map", None):
-        return "the model comes with code of its own"
+        return "the model has custom code"
     if padding_side != "right":
         return "the tokenizer puts padding before the text"
     if getattr(config, "chunk_size_feed_forward", 0):
-        return "the configuration cuts the feed-forward layers into chunks of the padded row (chunk_size_feed_forward)"
+        return "the configuration computes feed-forward layers in chunks of the padded row (chunk_size_feed_forward)"
     return None

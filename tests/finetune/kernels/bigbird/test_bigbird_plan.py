@@ -111,7 +111,7 @@ def test_a_full_attention_configuration_is_switched_for_long_runs_and_the_reader
 def test_padding_to_the_block_must_fit_the_position_table():
     tight = BigBirdConfig(block_size=16, num_random_blocks=2, max_position_embeddings=500)
     assert choose_attention(tight, 496) is None
-    with pytest.raises(InputError, match=r"--max_length 497 fills 512 positions in blocks of 16, .* 500; give at most 496"):
+    with pytest.raises(InputError, match=r"--max_length 497 needs 512 positions in blocks of 16, .* 500; give at most 496"):
         choose_attention(tight, 497)
 
 

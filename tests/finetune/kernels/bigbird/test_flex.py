@@ -26,9 +26,9 @@ def reference(monkeypatch):
     """torch computes it on a CPU, backward too, from the same plans; blocks may be small. Anew after each test."""
     monkeypatch.setattr(torchs, "_validate_device", lambda *_: None)
     monkeypatch.setattr(torchs, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
-    finetune.kernels.bigbird.flex.works.cache_clear()
+    finetune.kernels.bigbird.flex.is_usable.cache_clear()
     yield
-    finetune.kernels.bigbird.flex.works.cache_clear()
+    finetune.kernels.bigbird.flex.is_usable.cache_clear()
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def calls(reference, monkeypatch):
 
     monkeypatch.setattr(finetune.kernels.bigbird.layers, "FLEX_DEVICES", ("cpu",))
     monkeypatch.setattr(finetune.kernels.bigbird.layers, "TILE", 1)
-    monkeypatch.setattr(finetune.kernels.bigbird.layers, "works", lambda *_: True)
+    monkeypatch.setattr(finetune.kernels.bigbird.layers, "is_usable", lambda *_: True)
     monkeypatch.setattr(finetune.kernels.bigbird.layers, "attend", attend)
     return found
 
@@ -131,7 +131,7 @@ def test_a_first_pass_of_any_kind_tries_it_out(mode, reference, monkeypatch):
         states = model(input_ids=ids, attention_mask=mask)[0]
     if mode != "inference":
         states.sum().backward()
-    assert finetune.kernels.bigbird.flex.works.cache_info().misses == 1
+    assert finetune.kernels.bigbird.flex.is_usable.cache_info().misses == 1
     assert torch.equal(torch.rand(1), drawn)  # the run's generator is left alone
     torch.testing.assert_close(states, expected, atol=1e-5, rtol=0)
 
@@ -152,7 +152,7 @@ def test_what_it_is_not_used_for(calls):
     assert calls == []
 
 
-SHAPE = Shape(seeds=(3, 5), heads=2, number=2, block_size=4, positions=128)
+SHAPE = Shape(seeds=(3, 5), heads=2, num_random_blocks=2, block_size=4, positions=128)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -220,7 +220,7 @@ def test_it_is_tried_out_before_it_is_used(reference, monkeypatch):
     assert finetune.kernels.bigbird.flex._sees_twice(16, finetune.kernels.bigbird.flex.SHAPE)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert finetune.kernels.bigbird.flex.works(CPU, torch.float32, 16)
+        assert finetune.kernels.bigbird.flex.is_usable(CPU, torch.float32, 16)
 
     monkeypatch.setattr(finetune.kernels.bigbird.flex, "CASES", finetune.kernels.bigbird.flex.CASES[:1])
 
@@ -229,10 +229,10 @@ def test_it_is_tried_out_before_it_is_used(reference, monkeypatch):
 
     monkeypatch.setattr(finetune.kernels.bigbird.flex, "attend", fails)
     with pytest.warns(UserWarning, match="not used for BigBird .* heads of 24.*: RuntimeError: no kernel for this chip"):
-        assert not finetune.kernels.bigbird.flex.works(CPU, torch.float32, 24)
+        assert not finetune.kernels.bigbird.flex.is_usable(CPU, torch.float32, 24)
     monkeypatch.setattr(finetune.kernels.bigbird.flex, "attend", lambda q, *others: attend(1.2 * q, *others))
     with pytest.warns(UserWarning, match="differs by .* of the largest element"):
-        assert not finetune.kernels.bigbird.flex.works(CPU, torch.float32, 32)
+        assert not finetune.kernels.bigbird.flex.is_usable(CPU, torch.float32, 32)
 
 
 def test_tiles_divide_a_block():

@@ -13,7 +13,7 @@ LENGTHS = (90, 33, 96, 40, 5, 90)
 def parts(heads, lengths=LENGTHS, size=4):
     """The portions of a batch of rows of these lengths, in blocks of 8; and a tensor of its shape."""
     mask = torch.arange(96) < torch.tensor(lengths)[:, None]
-    rows = read_rows(mask, Shape(seeds=(0,), heads=heads, number=1, block_size=8, positions=96))
+    rows = read_rows(mask, Shape(seeds=(0,), heads=heads, num_random_blocks=1, block_size=8, positions=96))
     x = torch.randn(len(lengths), 96, heads, size)
     return list(portions_of(rows, [None] * len(rows.groups), x)), x, mask
 

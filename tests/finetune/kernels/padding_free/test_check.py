@@ -6,16 +6,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from finetune.kernels.padding_free.attention import by_length, jagged, works
+from finetune.kernels.padding_free.attention import by_length, is_usable, jagged
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
 def forgetful():
-    works.cache_clear()
+    is_usable.cache_clear()
     yield
-    works.cache_clear()
+    is_usable.cache_clear()
 
 
 @pytest.mark.parametrize("with_dropout", [False, True])
@@ -25,7 +25,7 @@ def test_a_kernel_that_works_is_taken_and_leaves_the_runs_generator_alone(dtype,
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         warnings.filterwarnings("ignore", message="The PyTorch API of nested tensors is in prototype")
-        assert works(jagged, CPU, dtype, 8, with_dropout)
+        assert is_usable(jagged, CPU, dtype, 8, with_dropout)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -46,9 +46,9 @@ def gives_nan(query, key, value, rows, dropout, scale):
     [
         (raises, False, "RuntimeError: no kernel for this chip"),
         (forgets_rows, False, "it differs by"),
-        (gives_nan, True, "with dropout it gives no numbers"),
+        (gives_nan, True, "its results with dropout are not finite"),
     ],
 )
 def test_one_that_does_not_is_left_with_a_warning(kernel, with_dropout, reason):
     with pytest.warns(UserWarning, match=reason):
-        assert not works(kernel, CPU, torch.float32, 8, with_dropout)
+        assert not is_usable(kernel, CPU, torch.float32, 8, with_dropout)

@@ -5,9 +5,9 @@ import pytest
 from linear_task import LinearTask, eval_rows, linear_layer, points
 
 from finetune.launching import signals
-from finetune.training import unfinished
+from finetune.training import partial_predictions
 from finetune.training.evaluation import predict
-from finetune.training.unfinished import PARTS, Unfinished
+from finetune.training.partial_predictions import PARTS, PartialPredictions
 
 ROWS, BATCH = 203, 2
 
@@ -34,14 +34,14 @@ class Counts(LinearTask):
 def attempt(start_run, tmp_path, monkeypatch):
     """A function that predicts with a task that is killed after some rows, going on from what is kept: (the task, its
     predictions, what is kept)."""
-    monkeypatch.setattr(unfinished, "SECONDS", -1.0)
+    monkeypatch.setattr(partial_predictions, "SECONDS", -1.0)
     run, folder = start_run(), tmp_path / "predictions.jsonl.unfinished"
 
     def begin(most=ROWS, model=1):
         task, rows = Counts(most), eval_rows(*points(ROWS), BATCH)
-        kept = Unfinished(run, folder, lambda: {"the model": model, "the rows": [ROWS]}, rows)
+        kept = PartialPredictions(run, folder, lambda: {"the model": model, "the rows": [ROWS]}, rows)
         try:
-            predictions, _ = predict(run, linear_layer(), task, rows, unfinished=kept)
+            predictions, _ = predict(run, linear_layer(), task, rows, saved_parts=kept)
         except KilledError:
             predictions = None
         return task, predictions, kept
@@ -72,7 +72,7 @@ def test_another_prediction_begins_anew_and_says_why(attempt, capsys):
     attempt(most=120)
     task, predictions, _ = attempt(model=2)
     assert task.done == ROWS
-    assert "was of another prediction (changed: the model); this one begins anew" in capsys.readouterr().out
+    assert "is of another prediction (changed: the model); starting again" in capsys.readouterr().out
     assert len(predictions["error"]) == ROWS
 
 
@@ -83,21 +83,21 @@ def test_a_damaged_part_is_predicted_again(attempt, tmp_path):
     parts[2].write_bytes(parts[2].read_bytes()[:100])
     _, predictions, kept = attempt()
     assert predictions["numbers"].tolist() == list(range(ROWS))
-    assert kept.rounds > 0
+    assert kept.num_batches > 0
 
 
 def test_small_files_and_a_full_disk_keep_nothing(attempt, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "predictions.jsonl.unfinished"
-    monkeypatch.setattr(unfinished, "MOST_BYTES", 100)
+    monkeypatch.setattr(partial_predictions, "MOST_BYTES", 100)
     _, predictions, _ = attempt()
     assert len(predictions["error"]) == ROWS
-    assert "which are not kept before they are complete; if this is interrupted" in capsys.readouterr().out
-    monkeypatch.setattr(unfinished, "MOST_BYTES", 10**9)
+    assert "are too large to save in parts; an interrupted prediction cannot be resumed" in capsys.readouterr().out
+    monkeypatch.setattr(partial_predictions, "MOST_BYTES", 10**9)
     folder.write_text("a file where the folder should be")
     _, predictions, _ = attempt()
     assert len(predictions["error"]) == ROWS
     assert "cannot be written (File exists)" in capsys.readouterr().out
     folder.unlink()
-    monkeypatch.setattr(unfinished, "SECONDS", 1000.0)
+    monkeypatch.setattr(partial_predictions, "SECONDS", 1000.0)
     attempt()
     assert list(tmp_path.iterdir()) == []
