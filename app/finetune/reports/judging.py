@@ -14,7 +14,7 @@ from finetune.launching.processes import Run
 from finetune.metrics.bootstrap import bootstrap_interval
 from finetune.output import written
 from finetune.output.console import say
-from finetune.output.files import naming
+from finetune.output.files import path_in_errors
 from finetune.output.run_folder import BEST_PREDICTIONS, REPORT, ROW_SCORES
 from finetune.reports import data, figures
 from finetune.reports.card import write_card
@@ -46,7 +46,7 @@ def keep_test_scores(folder: Path, task: Task, predictions: Predictions, split: 
 def _save(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     unfinished = path.with_suffix(".unfinished.npz")
     written.add(path.parent, path, unfinished)
-    with naming(path):
+    with path_in_errors(path):
         np.savez(unfinished, **arrays)
         os.replace(unfinished, path)
 

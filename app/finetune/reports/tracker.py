@@ -21,7 +21,7 @@ from PIL import Image
 
 from finetune.output import written
 from finetune.output.console import say
-from finetune.output.files import naming, write_json
+from finetune.output.files import path_in_errors, write_json
 from finetune.output.progress import Phase
 from finetune.output.run_folder import PICTURES, TRACKERS, check_present, read_metrics
 from finetune.task import Section
@@ -62,10 +62,10 @@ class Tracker:
         self.given: dict[str, int] = read_metrics(output_dir / TRACKERS).get(GIVEN, {}) if self.first_step else {}
         for event in (event for path in paths for event in _events(path)):
             self.given |= {key: max(event["step"], self.given.get(key, 0)) for key in event}
-        with naming(self.path):
+        with path_in_errors(self.path):
             _keep_until(self.path, self.first_step)
             self.history = self.path.open("a", encoding="utf-8")
-        with naming(self.speed_path):
+        with path_in_errors(self.speed_path):
             _keep_until(self.speed_path, self.first_step)
             self.speed = self.speed_path.open("a", encoding="utf-8")
 
@@ -101,18 +101,18 @@ class Tracker:
         if not self.is_main:
             return
         check_present(self.folder)
-        with naming(self.path):
+        with path_in_errors(self.path):
             self.history.write(json.dumps(event, ensure_ascii=False, allow_nan=False) + "\n")
             self.history.flush()
         if speed:
-            with naming(self.speed_path):
+            with path_in_errors(self.speed_path):
                 self.speed.write(json.dumps({"step": event["step"], **speed}) + "\n")
                 self.speed.flush()
         metrics = {key: value for key, value in event.items() if isinstance(value, int | float) and key != "step"} | (
             speed or {}
         )
         new = {key: value for key, value in metrics.items() if event["step"] > self.given.get(key, -1)}
-        with naming(self.folder / TENSORBOARD):
+        with path_in_errors(self.folder / TENSORBOARD):
             for tracker in self.accelerator.trackers:
                 if values := metrics if tracker.name == TENSORBOARD else new:
                     tracker.log(values, step=event["step"])
@@ -147,7 +147,7 @@ class Tracker:
     def flush(self) -> None:
         """Forces the history so far to disk."""
         if self.is_main:
-            with naming(self.path):
+            with path_in_errors(self.path):
                 os.fsync(self.history.fileno())
 
     def close(self) -> None:
@@ -184,7 +184,7 @@ def show_picture(accelerator: Any, folder: Path, name: str, picture: np.ndarray,
     check_present(folder)
     written.add(folder, path)
     path.parent.mkdir(exist_ok=True)
-    with naming(path):
+    with path_in_errors(path):
         Image.fromarray(picture).save(path)
     for tracker in accelerator.trackers:
         if tracker.name == TENSORBOARD:

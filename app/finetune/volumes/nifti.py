@@ -15,7 +15,7 @@ from nibabel.orientations import apply_orientation, axcodes2ornt, io_orientation
 from torch.nn import functional
 
 from finetune.errors import InputError
-from finetune.output.files import naming
+from finetune.output.files import path_in_errors
 
 IGNORED = 255  # what voxels that count nowhere are in labels
 UNREADABLE = (
@@ -129,7 +129,7 @@ def write_like(path: Path, mask: np.ndarray, image: Path) -> None:
     header.set_slope_inter(1, 0)
     header["cal_min"] = header["cal_max"] = 0  # the display window of the image's intensities
     unfinished = path.with_name(f".unfinished_{path.name}")
-    with naming(path):
+    with path_in_errors(path):
         nibabel.save(type(original)(apply_orientation(mask, back).astype(np.uint8), original.affine, header), unfinished)
         unfinished.replace(path)
 
