@@ -1,4 +1,4 @@
-"""The end of a run for its readers: figures and tables of the best model, the model card, report.html."""
+"""The reports at the end of a run: figures and tables of the best model, the model card, report.html."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from finetune.reports.tracker import SPEED, read_history, show_picture, show_tab
 from finetune.task import Judgement, Predictions, Section, Shown, Split, Task
 
 RESAMPLES = 1000
-MOST_BYTES = 2**28  # of predictions that are kept: a report is not worth a full disk
+MOST_BYTES = 2**28  # of saved predictions
 
 
 def keep(folder: Path, best: Predictions) -> None:
-    """Keeps the best model's predictions of the validation rows for the report; rank 0 only."""
+    """Saves the best model's predictions of the validation rows for the report, unless they are too large. Rank 0 only."""
     if sum(array.nbytes for array in best.values()) <= MOST_BYTES:
         _save(folder / BEST_PREDICTIONS, best)
     else:
@@ -35,7 +35,7 @@ def keep(folder: Path, best: Predictions) -> None:
 
 
 def keep_test_scores(folder: Path, task: Task, predictions: Predictions, split: Split) -> None:
-    """Keeps the scores of each test row for scripts/compare.py; rank 0 only. A run that is done stays done."""
+    """Saves the scores of each test row for scripts/compare.py. Rank 0 only. An error is a note: the run is done."""
     try:
         if scores := task.judge(predictions, split).row_scores:
             _save(folder / ROW_SCORES.format("test"), scores)
@@ -52,15 +52,13 @@ def _save(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def write_reports(run: Run, arguments: Any, task: Task, splits: Mapping[str, Split]) -> None:
-    """Writes the model card and, if --report_to asks for it, report.html; rank 0 only.
-
-    A run that is done stays done: what goes wrong with the page is a note.
-    """
+    """Writes the model card and, with --report_to html, report.html. Rank 0 only. Errors of the page are notes: the run is
+    done."""
     folder, sections, with_page = Path(arguments.output_dir), [], "html" in arguments.report_to
     card = task.card(folder)
     try:
         if with_page:
-            sections = _judge(run, folder, task, splits)
+            sections = _draw_figures(run, folder, task, splits)
     except Exception as error:
         say(f"note           no figures for {folder / REPORT}: {in_short(error)}")
     write_card(folder, *card, arguments=arguments, limits=task.limits())
@@ -72,8 +70,8 @@ def write_reports(run: Run, arguments: Any, task: Task, splits: Mapping[str, Spl
         say(f"note           no {folder / REPORT}: {in_short(error)}")
 
 
-def _judge(run: Run, folder: Path, task: Task, splits: Mapping[str, Split]) -> list[Section]:
-    """Draws figures into pictures/ and for trackers; returns the tables for the page."""
+def _draw_figures(run: Run, folder: Path, task: Task, splits: Mapping[str, Split]) -> list[Section]:
+    """Writes figures to pictures/ and sends figures and tables to trackers. Returns the tables."""
     path, judgement = folder / BEST_PREDICTIONS, Judgement()
     if "validation" in splits and path.exists():
         with np.load(path) as best:
@@ -82,17 +80,17 @@ def _judge(run: Run, folder: Path, task: Task, splits: Mapping[str, Split]) -> l
     if judgement.row_scores:
         _save(folder / ROW_SCORES.format("validation"), judgement.row_scores)
         sections = [_intervals(judgement.row_scores), *sections]
-    events, of_data = [*read_history(folder), *read_history(folder, SPEED)], _data(task, splits)
+    events, data_report = [*read_history(folder), *read_history(folder, SPEED)], _data_report(task, splits)
     step = max((event["step"] for event in events), default=0)
-    for name, figure in {**figures.curves(events, task.shown_metrics), **drawn, **of_data.figures}.items():
+    for name, figure in {**figures.curves(events, task.shown_metrics), **drawn, **data_report.figures}.items():
         show_picture(run.accelerator, folder, name, figures.as_picture(figure), step)
     for table in sections:
         show_table(run.accelerator, table, step)
-    return [*sections, *of_data.sections]
+    return [*sections, *data_report.sections]
 
 
-def _data(task: Task, splits: Mapping[str, Split]) -> Shown:
-    """The data report of what the run has read, as scripts/data_report.py makes it."""
+def _data_report(task: Task, splits: Mapping[str, Split]) -> Shown:
+    """The report of scripts/data_report.py for the run's data; empty for large data."""
     described = {name: task.describe(name) for name in splits} if sum(map(len, splits.values())) <= data.MOST_ROWS else {}
     if None in described.values() or not described:
         return Shown({}, [])
@@ -102,7 +100,7 @@ def _data(task: Task, splits: Mapping[str, Split]) -> Shown:
 
 
 def _intervals(row_scores: Mapping[str, np.ndarray]) -> Section:
-    """How far a mean over the validation rows would move with other rows of the same kind."""
+    """Bootstrap confidence intervals of means over the validation rows."""
     bounds = bootstrap_interval(np.stack([*row_scores.values()], axis=1), RESAMPLES, seed=0)
     rows = [
         [name, f"{scores.mean():.4f}", f"{low:.4f} to {high:.4f}"]

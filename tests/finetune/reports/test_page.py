@@ -63,7 +63,7 @@ def test_the_page_has_figures_tables_and_no_text_that_is_run(finished):
     assert names == {"curve_loss", "curve_learning_rate", "curve_grad_norm", "errors"}
     assert page.count("data:image/png;base64,") == 4
     assert "12 rows were trained on for 3 steps of 4 rows, in 60.0 seconds on 1 process (cpu)" in page
-    assert "The best model is that of the last one, judged by loss (0.6000)" in page
+    assert "The best model is that of the last step, selected by loss (0.6000)" in page
     assert "&lt;script&gt;alert(1)" in page
     assert "<script" not in page
     assert "<b>bold" not in page
@@ -129,4 +129,4 @@ def test_scores_of_test_rows_are_kept_and_nothing_is_drawn(finished):
 def test_the_summary_says_when_the_best_model_is_an_average():
     values = METRICS | {"exported": "average", "averaged_steps": [1, 3]}
     said = " ".join(summary(RUN, values, (), "loss"))
-    assert "The best model is the average of the weights of steps 1, 3, judged by loss (0.6000)" in said
+    assert "The best model is the average of the weights of steps 1, 3, selected by loss (0.6000)" in said
