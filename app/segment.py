@@ -62,11 +62,11 @@ from finetune.models.pretrained import check_kind, check_weights, load_config, l
 from finetune.models.processors import load_processor
 from finetune.output import predictions as output
 from finetune.output import written
-from finetune.output.run_folder import read_metrics
 from finetune.plots import masks as plots
+from finetune.reports.card import class_tables
 from finetune.task import Batch, Card, Judgement, Predictions, check_metric
 
-MEANS = ("mean_iou", "mean_dice", "pixel_accuracy")
+KINDS = {"iou": "IoU", "dice": "Dice"}  # metric of a class -> header of a table
 
 
 class Segmentation(ImageTask):
@@ -74,7 +74,7 @@ class Segmentation(ImageTask):
 
     name = "segment"
     default_metric = "mean_iou"
-    shown_metrics = ("loss", *MEANS)
+    shown_metrics = ("loss", "mean_iou", "mean_dice", "pixel_accuracy")
     mask_fill = masks.IGNORED
 
     # Data
@@ -112,8 +112,8 @@ class Segmentation(ImageTask):
             totals = splits["train"].class_totals(self.num_classes)
             class_weights = balanced_class_weights(totals) if a.class_weights == "balanced" else None
             if self.modes.evaluate:
-                names = [f"{kind}_{name}" for kind in ("iou", "dice") for name in self.classes.names]
-                check_metric(self.best_metric, ["loss", *MEANS, *names])
+                of_classes = [f"{kind}_{name}" for kind in KINDS for name in self.classes.names]
+                check_metric(self.best_metric, [*self.shown_metrics, *of_classes])
         weights = a.cross_entropy_weight, a.dice_weight, class_weights
         loss = SegmentationLoss(*weights, masks.IGNORED, label_smoothing=a.label_smoothing_factor)
         self.loss = loss if self.modes.train else loss.with_settings(getattr(self.config, "loss_settings", None))
@@ -242,8 +242,8 @@ class Segmentation(ImageTask):
         return plots.judge(best, self.classes.names, split.ids)
 
     def card(self, folder: Path) -> Card:
-        table = segmenter.class_table(read_metrics(folder / "metrics.json"), self.classes.names)
-        return Card("Semantic segmentation", "image-segmentation", segmenter.USAGE, ["loss", *MEANS], table)
+        tables, metrics = class_tables(folder, self.classes.names, KINDS), list(self.shown_metrics)
+        return Card("Semantic segmentation", "image-segmentation", segmenter.USAGE, metrics, tables)
 
 
 if __name__ == "__main__":

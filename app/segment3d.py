@@ -51,10 +51,11 @@ from finetune.losses.segmentation import SegmentationLoss
 from finetune.metrics.segmentation import by_class, count_confusion, dice, iou, mean_of_defined
 from finetune.output import predictions as output
 from finetune.output import written
-from finetune.output.run_folder import read_metrics, replace_folder
+from finetune.output.run_folder import replace_folder
 from finetune.plan import Modes
 from finetune.plots import masks as plots
 from finetune.reading.fingerprint import fingerprint
+from finetune.reports.card import class_tables
 from finetune.task import Batch, Card, Data, Described, Judgement, Predictions, Split, Task, check_metric, mixing_fingerprint
 from finetune.volumes import network
 from finetune.volumes.augmentation import Augmentation
@@ -64,9 +65,9 @@ from finetune.volumes.nifti import IGNORED
 from finetune.volumes.patches import Patches
 from finetune.volumes.predictions import WholeVolumes, picture, volume_facts, write_masks
 from finetune.volumes.prepared import Prepared, check_headers, check_values, choose_classes, prepare
-from finetune.volumes.settings import USAGE, Settings, check_weights, choose_spacing, class_table, load_weights, weights_hash
+from finetune.volumes.settings import USAGE, Settings, check_weights, choose_spacing, load_weights, weights_hash
 
-KINDS = ("dice", "iou", "hd95")
+KINDS = {"dice": "Dice", "iou": "IoU", "hd95": "95% Hausdorff, mm"}  # metric of a class -> header of a table
 
 
 class VolumeSegmentation(Task):
@@ -87,11 +88,10 @@ class VolumeSegmentation(Task):
         files = find_splits(arguments, notes)
         check_headers(files, notes)
         prepared = self.prepare(files, notes)
-        labelled = {name: volumes.labelled for name, volumes in files.items()}
         self.loss = self.choose_loss()
         classes = self.settings.classes
         self.whole = {
-            name: WholeVolumes(volumes, labelled[name], name == "test", len(classes))
+            name: WholeVolumes(volumes, files[name].labelled, keeps_masks=name == "test", num_classes=len(classes))
             for name, volumes in prepared.items()
             if name != "train"
         }
@@ -100,8 +100,8 @@ class VolumeSegmentation(Task):
             splits["train"] = self.patch_split(prepared["train"], files["train"], notes)
             notes.insert(0, self.settings.training_note(prepared["train"], arguments.patches_per_volume))
             if modes.evaluate:
-                by_class = [f"{kind}_{name}" for kind in KINDS for name in classes[1:]]
-                check_metric(self.best_metric, ["loss", *(f"mean_{kind}" for kind in KINDS), *by_class])
+                of_classes = (f"{kind}_{name}" for kind in KINDS for name in classes[1:])
+                check_metric(self.best_metric, [*self.shown_metrics, *of_classes])
         if arguments.test_file is not None and not modes.predict:
             notes.append(f"--test_file {' '.join(arguments.test_file)} is not read: --do_predict is not given")
         self.prepared = prepared
@@ -242,8 +242,8 @@ class VolumeSegmentation(Task):
         return plots.judge(best, self.settings.classes, split.ids, first=1)
 
     def card(self, folder: Path) -> Card:
-        table = class_table(read_metrics(folder / "metrics.json"), self.settings.classes)
-        return Card("Segmentation of volumes", None, USAGE, ["loss", *(f"mean_{kind}" for kind in KINDS)], table)
+        tables = class_tables(folder, self.settings.classes[1:], KINDS)
+        return Card("Segmentation of volumes", None, USAGE, list(self.shown_metrics), tables)
 
 
 if __name__ == "__main__":

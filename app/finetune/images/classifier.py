@@ -86,9 +86,7 @@ def class_numbers(examples: Examples, names: list[str], labels: list[str]) -> np
         shown = [
             f"{examples.where(row)}: unknown class {names[row]!r}{_suggestion(names[row], labels)}" for row in wrong[:SHOWN]
         ]
-        raise InputError(
-            *shown, *more(len(wrong)), f"the model's classes are {', '.join(labels[:SHOWN])}{' ...' * (len(labels) > SHOWN)}"
-        )
+        raise InputError(*shown, *more(len(wrong)), f"the model's classes are {listed(labels)}")
     return np.array([numbers[name] for name in names], dtype=np.int64)
 
 
@@ -103,7 +101,7 @@ def note_classes(numbers: np.ndarray, labels: list[str], notes: list[str]) -> No
     missing = [label for label, count in zip(labels, counts, strict=True) if not count]
     notes.append(f"{len(labels)} classes, of {counts[counts > 0].min()} to {counts.max()} training pictures each")
     if missing:
-        notes.append(f"no training picture has the class {', '.join(missing[:SHOWN])}{' ...' * (len(missing) > SHOWN)}")
+        notes.append(f"no training picture has the class {listed(missing)}")
 
 
 def choose_labels(own: list[str] | None, training: list[str] | None, config: Any) -> list[str]:

@@ -236,9 +236,9 @@ def numbered_classes(train: InspectedMasks, ignored: frozenset[int]) -> Classes:
     if len(values) < 2 or values != list(range(len(values))) or len(values) > MOST_CLASSES:
         besides = f" besides the ignored {', '.join(map(str, sorted(ignored)))}" if ignored else ""
         raise InputError(
-            f"the training masks have the value(s) {', '.join(map(str, values[:SHOWN]))}{' ...' * (len(values) > SHOWN)}"
-            f"{besides}; expected class numbers 0, 1, 2 and so on. Name the classes in --classes_file if no mask has some of "
-            "them, or save the masks again (with 1 in place of 255, if they have 0 and 255)"
+            f"the training masks have the value(s) {listed([str(value) for value in values])}{besides}; expected class numbers "
+            "0, 1, 2 and so on. Name the classes in --classes_file if no mask has some of them, or save the masks again (with "
+            "1 in place of 255, if they have 0 and 255)"
         )
     return Classes([str(value) for value in values], ignored)
 
@@ -310,12 +310,12 @@ def check_values(inspected: InspectedMasks, classes: Classes) -> None:
         if value not in known
     ]
     if problems:
-        numbered = ", ".join(f"{number} {name}" for number, name in enumerate(classes.names[:SHOWN]))
+        numbered = listed([f"{number} {name}" for number, name in enumerate(classes.names)])
         raise InputError(
             *problems[:SHOWN],
             *more(len(problems)),
-            f"the classes are {numbered}{' ...' * (len(classes.names) > SHOWN)}, and {sorted(classes.ignored)} is ignored; "
-            "name all classes in --classes_file, or the value to be ignored by --ignore_index",
+            f"the classes are {numbered}, and {sorted(classes.ignored)} is ignored; name all classes in --classes_file, or the "
+            "value to be ignored by --ignore_index",
         )
 
 

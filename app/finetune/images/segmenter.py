@@ -22,7 +22,6 @@ from finetune.images.folders import picture_extensions
 from finetune.images.masks import IGNORED
 from finetune.images.processing import Processing, processing_of
 from finetune.output import written
-from finetune.reports.card import markdown_table
 from finetune.reports.figures import with_legend
 
 # Of losses, by the run's precision: the exported model computes in fp32.
@@ -271,13 +270,3 @@ def _overlay(picture: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
     mask = np.asarray(Image.fromarray(mask).resize(size, Image.Resampling.NEAREST))
     mixed = resized // 3 + (palette()[mask].astype(np.uint16) * 2 // 3).astype(np.uint8)
     return np.where((mask == IGNORED)[..., None], 0, mixed).astype(np.uint8)
-
-
-def class_table(metrics: dict[str, Any], labels: list[str]) -> list[str]:
-    """Markdown tables of IoU and Dice by class, for validation and test."""
-    lines = []
-    for prefix, split in (("eval", "validation"), ("test", "test")):
-        if f"{prefix}_mean_iou" in metrics:
-            rows = [[label, *(metrics.get(f"{prefix}_{kind}_{label}") for kind in ("iou", "dice"))] for label in labels]
-            lines += [f"## Classes ({split})", "", *markdown_table(["class", "IoU", "Dice"], rows), ""]
-    return lines

@@ -16,7 +16,7 @@ from huggingface_hub.utils import validate_repo_id
 from finetune.output import written
 from finetune.output.console import say
 from finetune.output.files import write_text
-from finetune.output.run_folder import CARD, PICTURES, check_present
+from finetune.output.run_folder import CARD, METRICS, PICTURES, check_present, read_metrics
 
 LIMITS = (
     "The best model was selected on the validation rows, so their metrics are optimistic. The test rows selected nothing.",
@@ -119,6 +119,17 @@ def markdown_table(header: list[str], rows: list[list[Any]]) -> list[str]:
     """Lines of a Markdown table. Floats get four decimals, None is a dash."""
     lines = ["| " + " | ".join(map(_cell, row)) + " |" for row in [header, *rows]]
     return [lines[0], "|" + " --- |" * len(header), *lines[1:]]
+
+
+def class_tables(folder: Path, classes: Sequence[str], columns: dict[str, str]) -> list[str]:
+    """Markdown tables of the metrics of each class, for validation and test, of the run in `folder`. `columns`: metric ->
+    header."""
+    metrics, lines = read_metrics(folder / METRICS), []
+    for prefix, split in SPLITS.items():
+        if any(f"{prefix}_mean_{metric}" in metrics for metric in columns):
+            rows = [[name, *(metrics.get(f"{prefix}_{metric}_{name}") for metric in columns)] for name in classes]
+            lines += [f"## Classes ({split})", "", *markdown_table(["class", *columns.values()], rows), ""]
+    return lines
 
 
 def _cell(value: Any) -> str:

@@ -19,6 +19,7 @@ from finetune.output.files import file_record, write_json
 from finetune.output.progress import Phase
 from finetune.reading.cache import kept
 from finetune.reading.fingerprint import file_state, fingerprint
+from finetune.reading.problems import listed
 from finetune.volumes.files import VolumeFile, Volumes
 from finetune.volumes.nifti import IGNORED, check_pair, read_header, read_image, read_label, resample, resampled_shape
 
@@ -166,7 +167,4 @@ def check_values(volumes: list[Prepared], classes: list[str], notes: list[str]) 
     if problems:
         raise InputError(*problems[:20])
     if empty:
-        more = f" and {len(empty) - 3} more" if len(empty) > 3 else ""
-        notes.append(
-            f"{', '.join(empty[:3])}{more}: no voxel of any class; Dice and distance are undefined where none is predicted"
-        )
+        notes.append(f"{listed(empty)}: no voxel of any class; Dice and distance are undefined if none is predicted")

@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 
 from finetune.errors import InputError
 from finetune.output.files import file_record, write_json
-from finetune.reports.card import markdown_table
 from finetune.volumes.files import Volumes
 from finetune.volumes.network import build_unet, unet_settings
 from finetune.volumes.nifti import read_header
@@ -154,13 +153,3 @@ def weights_hash(path: str | None) -> str | None:
         return None if path is None else file_record(Path(path) / WEIGHTS)["sha256"][:16]
     except OSError as error:
         raise InputError(NO_MODEL.format(path, f"{WEIGHTS}: {error.strerror}")) from None
-
-
-def class_table(metrics: dict[str, Any], classes: list[str]) -> list[str]:
-    """Markdown tables of Dice, IoU and Hausdorff distance by class, for validation and test."""
-    kinds, lines = ("dice", "iou", "hd95"), []
-    for prefix, split in (("eval", "validation"), ("test", "test")):
-        if f"{prefix}_mean_dice" in metrics:
-            rows = [[name, *(metrics.get(f"{prefix}_{kind}_{name}") for kind in kinds)] for name in classes[1:]]
-            lines += [f"### Classes, {split}", "", *markdown_table(["class", "Dice", "IoU", "95% Hausdorff, mm"], rows), ""]
-    return lines
