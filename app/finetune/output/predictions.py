@@ -78,7 +78,7 @@ def problem(path: Path, folder: Path, replaced: bool) -> str | None:
     return f"exists and does not hold predictions of a run in {folder}; move it away, or name another file"
 
 
-def is_file_to_be(path: Path) -> bool:
+def is_regular_file(path: Path) -> bool:
     """Whether writing to the path makes a regular file: False for pipes, devices and open descriptors."""
     return _descriptor(path) is None and not _is_device(path)
 
@@ -89,7 +89,7 @@ def write(path: Path, folder: Path, lines: Iterable[dict[str, Any]], list_separa
     separator = SEPARATORS.get(path.suffix.lower())
     texts = map(as_line, lines) if separator is None else as_table(lines, separator, list_separator)
     descriptor = _descriptor(path)
-    if is_file_to_be(path):
+    if is_regular_file(path):
         check_present(path)
         free, number = path, 1
         while problem(free, folder, False) is not None and os.path.lexists(free):

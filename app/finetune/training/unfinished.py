@@ -135,7 +135,7 @@ def unfinished_predictions(run: Run, arguments: Any, fingerprint: dict[str, Any]
     """What is kept of this command's predictions of a test file; None if they go to no file, or nothing tells whether the rows
     are the same. `fingerprint`: the task's, `Data.fingerprint`."""
     path = output.path_of(arguments)
-    if rows.split.content is None or not output.is_file_to_be(path):
+    if rows.split.content is None or not output.is_regular_file(path):
         return None
     describe = partial(_describe, run, arguments, fingerprint, rows)
     return Unfinished(run, path.with_name(f"{path.name}.unfinished"), describe, rows)
