@@ -25,7 +25,7 @@ from finetune.output import status
 from finetune.output.progress import Phase
 from finetune.output.run_folder import BEST, merge_metrics
 from finetune.plan import Plan, evaluation_batch
-from finetune.reports import judging
+from finetune.reports import final_report
 from finetune.reports.tracker import Tracker, project_of, read_history
 from finetune.task import Data, Predictions, Split, Task
 from finetune.training import loop
@@ -181,7 +181,7 @@ def _export(
 def _keep_predictions(folder: Path, best: Predictions | None) -> None:
     """`best`: of a model that was evaluated."""
     if best is not None:
-        judging.keep(folder, best)
+        final_report.save_best_predictions(folder, best)
 
 
 def load_best(run: Run, arguments: Any, load: Callable[[Path], Any]) -> Any:

@@ -10,7 +10,7 @@ from linear_task import LinearTask
 
 from finetune.arguments.parsing import option
 from finetune.output import written
-from finetune.reports import figures, judging
+from finetune.reports import figures, final_report
 from finetune.reports.page import summary
 from finetune.task import Judgement, Section, Shown
 
@@ -41,7 +41,7 @@ def finished(tmp_path):
     (tmp_path / "run.json").write_text(json.dumps(RUN), encoding="utf-8")
     (tmp_path / "metrics.json").write_text(json.dumps(METRICS), encoding="utf-8")
     (tmp_path / "history.jsonl").write_text("".join(json.dumps(event) + "\n" for event in HISTORY), encoding="utf-8")
-    judging.keep(tmp_path, {"error": np.arange(3.0)})
+    final_report.save_best_predictions(tmp_path, {"error": np.arange(3.0)})
     return tmp_path
 
 
@@ -53,7 +53,7 @@ class Asked:
 
 def write(folder, task, report_to=("html",)):
     run = SimpleNamespace(accelerator=SimpleNamespace(trackers=[]))
-    judging.write_reports(run, Asked(str(folder), report_to), task, {"validation": range(3)})
+    final_report.write_reports(run, Asked(str(folder), report_to), task, {"validation": range(3)})
 
 
 def test_the_page_has_figures_tables_and_no_text_that_is_run(finished):
@@ -95,8 +95,8 @@ def test_without_html_there_is_a_card_alone(finished):
 
 
 def test_predictions_that_are_too_large_are_not_kept(finished, monkeypatch):
-    monkeypatch.setattr(judging, "MOST_BYTES", 8)
-    judging.keep(finished, {"error": np.arange(3.0)})
+    monkeypatch.setattr(final_report, "MOST_BYTES", 8)
+    final_report.save_best_predictions(finished, {"error": np.arange(3.0)})
     assert not (finished / "validation_predictions.npz").exists()
 
 
@@ -122,7 +122,7 @@ def test_scores_of_test_rows_are_kept_and_nothing_is_drawn(finished):
         def judge(self, best, split):
             return Judgement({"error": best["error"]}, lambda: pytest.fail("drawn"))
 
-    judging.keep_test_scores(finished, Scored(), {"error": np.ones(2)}, range(2))
+    final_report.save_test_scores(finished, Scored(), {"error": np.ones(2)}, range(2))
     assert np.load(finished / "row_scores_test.npz")["error"].tolist() == [1, 1]
 
 

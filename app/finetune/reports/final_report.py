@@ -26,7 +26,7 @@ RESAMPLES = 1000
 MOST_BYTES = 2**28  # of saved predictions
 
 
-def keep(folder: Path, best: Predictions) -> None:
+def save_best_predictions(folder: Path, best: Predictions) -> None:
     """Saves the best model's predictions of the validation rows for the report, unless they are too large. Rank 0 only."""
     if sum(array.nbytes for array in best.values()) <= MOST_BYTES:
         _save(folder / BEST_PREDICTIONS, best)
@@ -34,7 +34,7 @@ def keep(folder: Path, best: Predictions) -> None:
         (folder / BEST_PREDICTIONS).unlink(missing_ok=True)
 
 
-def keep_test_scores(folder: Path, task: Task, predictions: Predictions, split: Split) -> None:
+def save_test_scores(folder: Path, task: Task, predictions: Predictions, split: Split) -> None:
     """Saves the scores of each test row for scripts/compare.py. Rank 0 only. An error is a note: the run is done."""
     try:
         if scores := task.judge(predictions, split).row_scores:
