@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from finetune.images.augmentation import Augmentation, row_generator
 from finetune.images.decoding import ALPHA, DEEP, too_deep
 from finetune.images.examples import Examples, read_examples
 from finetune.images.processing import Processing
-from finetune.images.sources import THREADS, ArrayImages, EncodedImages, Images, Inspection
+from finetune.images.sources import ArrayImages, EncodedImages, Images, Inspection, map_rows
 from finetune.launching.launch import Launch
 from finetune.models import adapters
 from finetune.models.export import export_model
@@ -81,7 +80,6 @@ class ImageTask(Task):
         return mask.astype(np.int64)
 
     def load(self, launch: Launch, modes: Modes) -> Data:
-        """Finds the pictures, reads their headers, chooses the model."""
         arguments, notes = self.arguments, []
         self.launch, self.modes, self.notes = launch, modes, notes
         adapters.check_quantization(arguments, launch)
@@ -112,8 +110,7 @@ class ImageTask(Task):
             described = described._replace(**split.targets.describe())
         if not closely:
             return described
-        with ThreadPoolExecutor(THREADS) as pool:
-            pixel_hashes = list(pool.map(partial(_pixel_hash, split.images), range(len(split))))
+        pixel_hashes = map_rows(partial(_pixel_hash, split.images), len(split), "comparing pictures", "pictures")
         return described._replace(similar=pixel_hashes, nearly="of equal pixels, in files that are not equal")
 
     def read(self, notes: list[str]) -> dict[str, Examples]:

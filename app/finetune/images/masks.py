@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,8 +14,7 @@ import numpy as np
 from finetune.errors import InputError
 from finetune.images.examples import LIMITS, Examples, above_folders, from_table, named_from, read_each, read_examples
 from finetune.images.folders import pictures_below
-from finetune.images.sources import THREADS, EncodedImages, Images, Inspection
-from finetune.output.progress import Phase
+from finetune.images.sources import EncodedImages, Images, Inspection, map_rows
 from finetune.reading.cache import kept
 from finetune.reading.columns import SHOWN, more
 from finetune.reading.fingerprint import fingerprint
@@ -281,22 +279,13 @@ def _inspect(examples: Examples, pictures: Inspection) -> InspectedMasks:
 
 
 def _write_counts(masks: Images, folder: Path) -> None:
-    results, problems = [], []
-    with ThreadPoolExecutor(THREADS) as pool, Phase("reading masks", "masks", len(masks)) as bar:
-        for result in pool.map(partial(_count_values, masks), range(len(masks))):
-            (problems if isinstance(result, str) else results).append(result)
-            bar.update()
-    if problems:
-        raise InputError(*problems[:SHOWN], *more(len(problems)))
-    (folder / "counts.json").write_text(json.dumps(results), encoding="utf-8")
+    counts = map_rows(partial(_count_values, masks), len(masks), "reading masks", "masks")
+    (folder / "counts.json").write_text(json.dumps(counts), encoding="utf-8")
 
 
-def _count_values(masks: Images, row: int) -> dict[int, int] | str:
-    """Value -> number of pixels of a mask, or an error message."""
-    try:
-        values, counts = np.unique(np.asarray(masks.load_mask(row)), return_counts=True)
-    except InputError as error:
-        return "; ".join(error.problems)
+def _count_values(masks: Images, row: int) -> dict[int, int]:
+    """Value -> number of pixels of a mask."""
+    values, counts = np.unique(np.asarray(masks.load_mask(row)), return_counts=True)
     return {int(value): int(count) for value, count in zip(values, counts, strict=True)}
 
 

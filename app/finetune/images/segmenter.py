@@ -185,9 +185,9 @@ def window_logits(
         yield (total / count)[..., : size[0], : size[1]]
     if equal_passes and dist.is_initialized():
         own = sum(map(len, passes))
-        most = torch.tensor(own, device=pixels.device)
-        dist.all_reduce(most, op=dist.ReduceOp.MAX)
-        for _ in range(int(most) - own):
+        max_passes = torch.tensor(own, device=pixels.device)
+        dist.all_reduce(max_passes, op=dist.ReduceOp.MAX)
+        for _ in range(int(max_passes) - own):
             model(pixel_values=pixels.new_zeros(1, pixels.shape[1], *window))
 
 

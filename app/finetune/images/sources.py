@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -169,23 +169,14 @@ class EncodedImages(Images):
         return [file_state(self.folder / cell) if isinstance(cell := self.cells[row], str) else None for row in rows]
 
     def _inspect(self) -> Inspection:
-        results, problems = [], []
-        with ThreadPoolExecutor(THREADS) as pool, Phase("looking at pictures", "pictures", len(self)) as bar:
-            for result in pool.map(self._inspect_one, range(len(self))):
-                (problems if isinstance(result, str) else results).append(result)
-                bar.update()
-        if problems:
-            raise InputError(*problems[:SHOWN], *more(len(problems)))
+        results = map_rows(self._inspect_one, len(self), "looking at pictures", "pictures")
         return Inspection([header for header, _ in results], [digest for _, digest in results])
 
-    def _inspect_one(self, row: int) -> tuple[Header, str] | str:
-        """(header, hash), or an error message."""
-        try:
-            encoded, name = self.encoded(row), self.name(row)
-            content = encoded if isinstance(encoded, bytes) else _read_bytes(encoded, name)
-            return read_header(content, name), hashlib.sha256(content).hexdigest()
-        except InputError as error:
-            return "; ".join(error.problems)
+    def _inspect_one(self, row: int) -> tuple[Header, str]:
+        """(header, hash) of a picture."""
+        encoded, name = self.encoded(row), self.name(row)
+        content = encoded if isinstance(encoded, bytes) else _read_bytes(encoded, name)
+        return read_header(content, name), hashlib.sha256(content).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -225,9 +216,9 @@ class JoinedImages(Images):
                 problems += error.problems
         if problems:
             raise InputError(*problems[:SHOWN], *more(len(problems)))
-        places = list(zip(self.part.tolist(), self.row.tolist(), strict=True))
-        headers = [inspected[part].headers[row] for part, row in places]
-        return Inspection(headers, [inspected[part].digests[row] for part, row in places])
+        pairs = list(zip(self.part.tolist(), self.row.tolist(), strict=True))
+        headers = [inspected[part].headers[row] for part, row in pairs]
+        return Inspection(headers, [inspected[part].digests[row] for part, row in pairs])
 
     def beside(self, cells: Sequence[Any], where: Callable[[int], str]) -> JoinedImages:
         cells, others = list(cells), []
@@ -235,6 +226,26 @@ class JoinedImages(Images):
             rows = np.flatnonzero(self.part == number)
             others.append(images.beside([cells[row] for row in rows], Renumbered(where, rows)))
         return JoinedImages(others, self.part)
+
+
+def map_rows(function: Callable[[int], Any], num_rows: int, phase: str, unit: str) -> list[Any]:
+    """The results of a function for all rows, computed in threads with a progress bar. Raises `InputError` with the problems of
+    all rows."""
+    results, errors = [], []
+    with ThreadPoolExecutor(THREADS) as pool, Phase(phase, unit, num_rows) as bar:
+        for result in pool.map(partial(_result_or_error, function), range(num_rows)):
+            (errors if isinstance(result, InputError) else results).append(result)
+            bar.update()
+    if errors:
+        raise InputError(*("; ".join(error.problems) for error in errors[:SHOWN]), *more(len(errors)))
+    return results
+
+
+def _result_or_error(function: Callable[[int], Any], row: int) -> Any:
+    try:
+        return function(row)
+    except InputError as error:
+        return error
 
 
 def rows_in_parts(part: np.ndarray) -> np.ndarray:

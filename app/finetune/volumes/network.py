@@ -66,9 +66,9 @@ def volume_logits(
         image.float()[None, None], tuple(patch_size), window_batch_size, windows, overlap=overlap, mode="gaussian"
     )[0]
     if equal_passes and dist.is_initialized():
-        most = torch.tensor(windows.passes, device=image.device)
-        dist.all_reduce(most, op=dist.ReduceOp.MAX)
-        for _ in range(int(most) - windows.passes):
+        max_passes = torch.tensor(windows.passes, device=image.device)
+        dist.all_reduce(max_passes, op=dist.ReduceOp.MAX)
+        for _ in range(int(max_passes) - windows.passes):
             windows(torch.zeros(1, 1, *patch_size, device=image.device))
     return resample(logits, size)
 

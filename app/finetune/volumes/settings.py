@@ -69,8 +69,8 @@ class Settings:
         patch = arguments.patch_size
         if patch is None:
             median = np.median([volume.facts["shape"] for volume in train], axis=0)
-            most = max(stride, MOST_PATCH // stride * stride)
-            patch = tuple(min(most, math.ceil(size / stride) * stride) for size in median)
+            largest = max(stride, MOST_PATCH // stride * stride)
+            patch = tuple(min(largest, math.ceil(size / stride) * stride) for size in median)
         if all(size == stride for size in patch):
             raise InputError(
                 f"patches of {'x'.join(map(str, patch))} voxels are one voxel at the network's lowest level, too few for "
