@@ -52,7 +52,6 @@ class Processing:
         return image if image.size == size else image.resize(size, Image.Resampling.BILINEAR)
 
     def resize_mask(self, mask: Image.Image) -> Image.Image:
-        """A mask resized to the input's size, nearest neighbour."""
         size = self.size[::-1]
         return mask if mask.size == size else mask.resize(size, Image.Resampling.NEAREST)
 

@@ -173,7 +173,6 @@ class EncodedImages(Images):
         return Inspection([header for header, _ in results], [digest for _, digest in results])
 
     def _inspect_one(self, row: int) -> tuple[Header, str]:
-        """(header, hash) of a picture."""
         encoded, name = self.encoded(row), self.name(row)
         content = encoded if isinstance(encoded, bytes) else _read_bytes(encoded, name)
         return read_header(content, name), hashlib.sha256(content).hexdigest()

@@ -41,7 +41,6 @@ class Phase:
         self.bar: Any = None
 
     def start(self) -> Phase:
-        """Starts the clock."""
         self.started = self.begun = self.refreshed = self.logged = time.monotonic()
         self.lines, self.done_when_logged = 0, self.done
         _phases.append(self)

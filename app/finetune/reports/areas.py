@@ -98,5 +98,4 @@ def _columns(counts: np.ndarray) -> tuple[list[str], list[str]]:
 
 
 def shortened(names: list[str]) -> str:
-    """The first names."""
     return f"{', '.join(names[:MOST_NAMES])}{', ...' if len(names) > MOST_NAMES else ''}"

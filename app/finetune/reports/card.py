@@ -144,7 +144,6 @@ def _table(values: dict[str, Any], metrics: Sequence[str]) -> list[str]:
 
 
 def _pictures(folder: Path) -> list[str]:
-    """Markdown links to the files in pictures/."""
     return [f"![{path.stem}]({PICTURES}/{path.name})\n" for path in sorted((folder / PICTURES).glob("*.png"))]
 
 

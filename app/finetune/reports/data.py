@@ -28,8 +28,6 @@ MOST_ROWS = 200_000  # larger data get no report at the end of a run, since it w
 
 
 class DataReport(NamedTuple):
-    """`shown`: figures and tables."""
-
     findings: list[Finding]
     shown: Shown
 
@@ -83,7 +81,6 @@ def examine(splits: Mapping[str, Described]) -> DataReport:
 
 
 def as_section(findings: list[Finding]) -> Section:
-    """The findings as a table."""
     rows = [list(finding) for finding in findings] or [["nothing unusual", ""]]
     return Section("Findings", "", ["found", "what to do"], rows)
 

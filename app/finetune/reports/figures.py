@@ -19,7 +19,6 @@ FONT_SIZE, LINE = 16, 22  # pixels, of legends of pictures
 
 
 def new_figure(title: str, x: str = "", y: str = "", *, height: float = 3.6) -> tuple[Figure, Any]:
-    """(figure, axes)."""
     from matplotlib.figure import Figure  # pyplot would keep figures in memory and look for a display
 
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
@@ -35,7 +34,6 @@ def new_figure(title: str, x: str = "", y: str = "", *, height: float = 3.6) -> 
 
 
 def legend_below(figure: Figure) -> None:
-    """Adds a legend below the axes."""
     axes = figure.axes[0]
     names = axes.get_legend_handles_labels()[1]
     figure.legend(loc="outside lower center", ncols=2 if max(map(len, names)) > 12 else 3, fontsize=8, frameon=False)

@@ -56,7 +56,6 @@ def table(scores: dict[str, dict[str, Any]], names: tuple[str, ...]) -> list[str
 
 
 def plain_table(header: list[str], rows: list[list[str]]) -> list[str]:
-    """Lines of an aligned table."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in [header, *rows]]
 

@@ -120,13 +120,11 @@ class Tracker:
             self.say(f"{step:<15}epoch {event['epoch']:.2f}, {values}")
 
     def advance(self, loss: float | None, batch_size: int) -> None:
-        """Counts a step in the progress bar."""
         rate = self.progress.rate
         speed = f", {batch_size * rate:,.1f} samples/s" if rate else ""
         self.progress.update(note=None if loss is None else f"loss {loss:.4f}{speed}")
 
     def say(self, line: str) -> None:
-        """Prints a line on rank 0."""
         if self.is_main:
             say(line)
 
@@ -142,7 +140,6 @@ class Tracker:
             show_picture(self.accelerator, self.folder, name, picture, self.step)
 
     def flush(self) -> None:
-        """Forces the history to disk."""
         if self.is_main:
             with path_in_errors(self.path):
                 os.fsync(self.history.fileno())

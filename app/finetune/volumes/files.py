@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from finetune.errors import InputError
-from finetune.reading.columns import split_off
+from finetune.reading.columns import SHOWN, more, split_off
 from finetune.reading.problems import described
 from finetune.reading.splits import above, check_alike, files_named
 from finetune.reading.tables import Table, read_table
@@ -84,7 +84,7 @@ def find_splits(arguments: Any, notes: list[str]) -> dict[str, Volumes]:
         notes.append(f"{len(held_out)} training volumes are kept for validation (--validation_split)")
     problems = [problem for name, volumes in splits.items() for problem in _missing(volumes, name)]
     if problems:
-        raise InputError(*problems)
+        raise InputError(*problems[:SHOWN], *more(len(problems)))
     return splits
 
 
@@ -103,7 +103,7 @@ def _find(arguments: Any, split: str) -> Volumes | None:
         except InputError as error:
             problems += error.problems
     if problems:
-        raise InputError(*problems[:20])
+        raise InputError(*problems[:SHOWN], *more(len(problems)))
     parts = [(volumes, number) for volumes, number in parts if volumes is not None]
     return _joined(argument, parts) if len(parts) > 1 else next((volumes for volumes, _ in parts), None)
 
@@ -176,7 +176,7 @@ def _names_of_split(folder: Path, split: str, names: list[str], encoding: str) -
         elif name_of_split == split:
             selected.append(name)
     if problems:
-        raise InputError(*problems[:20])
+        raise InputError(*problems[:SHOWN], *more(len(problems)))
     return selected
 
 
@@ -196,7 +196,7 @@ def _from_table(table: Table, arguments: Any) -> Volumes:
         name = table.columns[arguments.id_column][row] if arguments.id_column in table.columns else _stem(Path(image).name)
         files.append(VolumeFile(str(name), base / image, None if label is None else base / label))
     if problems:
-        raise InputError(*problems[:20])
+        raise InputError(*problems[:SHOWN], *more(len(problems)))
     return Volumes(table.path, files)
 
 
@@ -213,7 +213,7 @@ def _missing(volumes: Volumes, split: str) -> list[str]:
     duplicate = next((name for name, count in Counter(file.id for file in volumes.files).items() if count > 1), None)
     if split == "test" and duplicate is not None:
         problems.append(f"{volumes.path}: two volumes are named {duplicate}; give each a name of its own in --id_column")
-    return problems[:20]
+    return problems
 
 
 def _stem(name: str) -> str:

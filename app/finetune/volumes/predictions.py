@@ -65,7 +65,6 @@ class WholeVolumes:
         return {"slice": torch.from_numpy(crop(mask[:, :, height], (0, 0), self.slice_size, 0)).to(batch.rows.device)}
 
     def content(self) -> str:
-        """A hash of the files."""
         return fingerprint(volume.content for volume in self.volumes)
 
     @property

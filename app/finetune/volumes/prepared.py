@@ -18,6 +18,7 @@ from finetune.errors import InputError
 from finetune.output.files import file_record, write_json
 from finetune.output.progress import Phase
 from finetune.reading.cache import kept
+from finetune.reading.columns import SHOWN, more
 from finetune.reading.fingerprint import file_state, fingerprint
 from finetune.reading.problems import listed
 from finetune.volumes.files import VolumeFile, Volumes
@@ -64,7 +65,7 @@ class Prepared:
 
 
 def prepare(volumes: Volumes, spacing: tuple[float, ...], ignore_index: int | None) -> list[Prepared]:
-    """Prepares the volumes that are not in the cache. Raises `InputError` with at most 20 problems."""
+    """Prepares the volumes that are not in the cache. Raises `InputError` with the problems of all files."""
     prepared, problems = [], []
     with Phase(f"preparing {volumes.path}", "volumes") as bar:
         for file in volumes.files:
@@ -74,7 +75,7 @@ def prepare(volumes: Volumes, spacing: tuple[float, ...], ignore_index: int | No
                 problems += error.problems
             bar.update()
     if problems:
-        raise InputError(*problems[:20])
+        raise InputError(*problems[:SHOWN], *more(len(problems)))
     return prepared
 
 
@@ -136,7 +137,7 @@ def check_headers(splits: dict[str, Volumes], notes: list[str]) -> None:
         except InputError as error:
             problems += error.problems
     if problems:
-        raise InputError(*problems[:20])
+        raise InputError(*problems[:SHOWN], *more(len(problems)))
 
 
 def choose_classes(train: list[Prepared], names: tuple[str, ...] | None) -> list[str]:
@@ -165,6 +166,6 @@ def check_values(volumes: list[Prepared], classes: list[str], notes: list[str]) 
         if volume.file.label is not None and not set(values) - {0, IGNORED}:
             empty.append(volume.file.label.name)
     if problems:
-        raise InputError(*problems[:20])
+        raise InputError(*problems[:SHOWN], *more(len(problems)))
     if empty:
         notes.append(f"{listed(empty)}: no voxel of any class; Dice and distance are undefined if none is predicted")

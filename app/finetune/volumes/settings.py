@@ -119,7 +119,6 @@ class Settings:
         Settings.read(folder).load_model(folder)
 
     def load_model(self, path: str | Path) -> torch.nn.Module:
-        """The network with the weights of an exported folder."""
         model = build_unet(self.unet)
         load_weights(model, path)
         return model
