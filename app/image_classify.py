@@ -1,4 +1,4 @@
-"""Classification of pictures: a small CNN, or any image classifier of transformers; cross-entropy over classes.
+"""Image classification with a small CNN or any image classifier of transformers.
 
     python app/image_classify.py --train_file PICTURES/train --validation_file PICTURES/val --output_dir runs/a
     python app/image_classify.py --train_file mnist --validation_file mnist --output_dir runs/mnist     (MNIST's four files)
@@ -11,7 +11,7 @@ Pictures come from a folder per class, from csv, tsv, json, jsonl or parquet wit
 idx files, or from a dataset of `datasets`. `best/` of a transformers model loads with pipeline("image-classification");
 README.md in the output folder shows how to load the small CNN.
 
-Predict with it, no labels needed:
+Predict, with or without labels:
 
     python app/image_classify.py --do_predict --model_name_or_path runs/a/best --test_file FOLDER --output_dir runs/a
 """
@@ -35,7 +35,7 @@ class Arguments(ImageArguments, groups.AdapterArguments):
 
     label_column: str = option("label", help="column of a picture's class")
     image_size: int | None = option(
-        at_least=16, help="train on pictures of N x N pixels (default: the small CNN, their own size; others, the model's)"
+        at_least=16, help="resize pictures to N x N pixels (default: the model's size; for a small CNN, the pictures' own)"
     )
 
 
@@ -57,7 +57,7 @@ from finetune.images import classifier
 from finetune.images.examples import Examples
 from finetune.images.image_task import ImageSplit, ImageTask, Targets, check_finite
 from finetune.images.processing import Processing, processing_of
-from finetune.images.sources import Inspected, JoinedImages
+from finetune.images.sources import Inspection, JoinedImages
 from finetune.metrics.single_label import confusion_matrix, per_class_table
 from finetune.models.pretrained import check_kind, check_weights, load_config, load_model_and_new_names, on_meta
 from finetune.models.processors import load_processor
@@ -76,39 +76,39 @@ class ImageClassification(ImageTask):
 
     # Data
 
-    def choose_model(self, examples: dict[str, Examples], inspected: dict[str, Inspected], notes: list[str]) -> Processing:
+    def choose_model(self, examples: dict[str, Examples], inspected: dict[str, Inspection], notes: list[str]) -> Processing:
         arguments, self.processor = self.arguments, None
-        named = arguments.config_name or arguments.model_name_or_path
-        if named is None and "train" not in examples:
+        name_or_path = arguments.config_name or arguments.model_name_or_path
+        if name_or_path is None and "train" not in examples:
             raise InputError("no model: give --model_name_or_path, or --do_train to train a small CNN")
-        # A test file need not have classes.
-        self.names = {split: classifier.class_names(found) for split, found in examples.items() if _has_classes(split, found)}
-        found = classifier.sorted_classes(self.names["train"], examples["train"].declared) if "train" in examples else None
-        self.config = read_config(named)
-        if named is None:
-            self.config = classifier.new_small_cnn(arguments, examples["train"], inspected["train"], found)
+        # Test files may have no classes.
+        self.names = {split: classifier.class_names(rows) for split, rows in examples.items() if _has_classes(split, rows)}
+        classes = classifier.sorted_classes(self.names["train"], examples["train"].declared) if "train" in examples else None
+        self.config = read_config(name_or_path)
+        if name_or_path is None:
+            self.config = classifier.new_small_cnn(arguments, examples["train"], inspected["train"], classes)
         elif self.config is None:
             self.config = load_config(arguments)
             check_kind(arguments, self.config, MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, "classify pictures")
             check_weights(arguments)
             self.processor = load_processor(arguments, self.config, arguments.image_size)
         self.smoothing = arguments.label_smoothing_factor
-        if not self.modes.train:  # scored as in its training
+        if not self.modes.train:  # the loss is that of the model's training
             self.smoothing = getattr(self.config, "label_smoothing_factor", self.smoothing)
         self.own_labels = None if arguments.from_scratch else classifier.own_labels(self.config)
-        self.labels = classifier.choose_labels(self.own_labels, found, self.config)
+        self.labels = classifier.choose_labels(self.own_labels, classes, self.config)
         if isinstance(self.config, SmallCNNConfig):
             self.config = classifier.with_labels(self.config, self.labels, arguments)
             return classifier.small_cnn_processing(self.config)
         return processing_of(self.processor, getattr(self.config, "num_channels", 3))
 
     def encode_targets(
-        self, examples: dict[str, Examples], inspected: dict[str, Inspected], notes: list[str]
+        self, examples: dict[str, Examples], inspected: dict[str, Inspection], notes: list[str]
     ) -> dict[str, Targets]:
         numbers = {split: classifier.class_numbers(examples[split], names, self.labels) for split, names in self.names.items()}
         if "train" in numbers:
             classifier.note_classes(numbers["train"], self.labels, notes)
-        return {split: Targets.of_numbers(found) for split, found in numbers.items()}
+        return {split: Targets.of_numbers(class_numbers) for split, class_numbers in numbers.items()}
 
     def describe(self, name: str, closely: bool = False) -> Described:
         targets, rows = self.splits[name].targets, super().describe(name, closely)
@@ -148,13 +148,11 @@ class ImageClassification(ImageTask):
     # Evaluation and prediction
 
     def predict(self, model: torch.nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
-        found = {"logits": model(pixel_values=batch.inputs["pixel_values"]).logits.float()}
-        return found if batch.labels is None else {**found, "labels": batch.labels}
+        outputs = {"logits": model(pixel_values=batch.inputs["pixel_values"]).logits.float()}
+        return outputs if batch.labels is None else {**outputs, "labels": batch.labels}
 
     def score(self, predictions: Predictions, split: ImageSplit) -> dict[str, float | None]:
-        from finetune.metrics.image_metrics import (
-            SingleLabelMetric,  # imports evaluate: at the first score, not at the start
-        )
+        from finetune.metrics.image_metrics import SingleLabelMetric  # imports evaluate, which is slow
 
         check_finite(predictions["logits"], "logits", split)
         return SingleLabelMetric().compute(
@@ -169,10 +167,10 @@ class ImageClassification(ImageTask):
     def export(
         self, path: Path, model: torch.nn.Module, weights: dict[str, torch.Tensor], best: Predictions | None
     ) -> dict[str, Any]:
-        check, added = self.load_exported, {}
+        check, metrics = self.load_exported, {}
         if best is not None:
             confusion = confusion_matrix(best["logits"].argmax(axis=1), best["labels"], len(self.labels))
-            added = {"eval_per_class": per_class_table(confusion, self.labels), "eval_confusion_matrix": confusion.tolist()}
+            metrics = {"eval_per_class": per_class_table(confusion, self.labels), "eval_confusion_matrix": confusion.tolist()}
             split = self.splits["validation"]
             rows = classifier.rows_to_check(len(split))
             inputs, precision = split.collate(rows).inputs["pixel_values"], self.rounding
@@ -181,16 +179,16 @@ class ImageClassification(ImageTask):
             replace_folder(path, partial(save_small_cnn, self.config, weights, check))
         else:
             self.save_best(path, model, classifier.plain_model(model), weights, check)
-        return added
+        return metrics
 
     def samples(self, best: Predictions) -> dict[str, str]:
         confusion = confusion_matrix(best["logits"].argmax(axis=1), best["labels"], len(self.labels))
         return {"confusion matrix": "\n".join(classifier.confusion_table(confusion.tolist(), self.labels))}
 
     def load_exported(self, path: str | Path) -> torch.nn.Module:
-        small = read_config(path)
-        if small is not None:
-            return load_small_cnn(path, small)
+        config = read_config(path)  # None unless it is a small CNN
+        if config is not None:
+            return load_small_cnn(path, config)
         return self.load_trained(AutoModelForImageClassification, path)
 
     def prediction_lines(self, predictions: Predictions, split: ImageSplit) -> Iterator[dict[str, Any]]:
@@ -198,7 +196,7 @@ class ImageClassification(ImageTask):
         lines = classifier.prediction_lines(predictions["logits"], self.labels)
         if not isinstance(split.images, JoinedImages):
             return lines
-        # Rows of several files are numbered through: each line names its picture.
+        # The ids of several files are numbered through, so each line names its picture.
         return ({"image": split.images.name(row), **line} for row, line in enumerate(lines))
 
     def judge(self, best: Predictions, split: ImageSplit) -> Judgement:

@@ -29,7 +29,7 @@ from finetune.command_line import prepare_process
 from finetune.errors import InputError
 from finetune.launching.shutdown import failures_end_the_job
 from finetune.output import written
-from finetune.output.predictions import as_line, is_file_to_be
+from finetune.output.predictions import as_line, is_regular_file
 
 BY_MODEL_TYPE = {"small_cnn": "image_classify", "monai_unet": "segment3d"}
 BY_ENDING = {
@@ -109,7 +109,7 @@ def command_line(request: Request) -> list[str]:
     file = given.file if given.text is None else str(_texts(given.text))
     output = given.output or (None if given.output_dir else "/dev/stdout")
     output_dir = given.output_dir or str(_temporary())
-    if given.output is not None and is_file_to_be(Path(given.output)) and Path(given.output).is_file():
+    if given.output is not None and is_regular_file(Path(given.output)) and Path(given.output).is_file():
         _replace(Path(given.output), Path(output_dir), given)
     named = {
         "model_name_or_path": given.model,

@@ -1,4 +1,4 @@
-"""Semantic segmentation of pictures: any such model of transformers, such as DeepLabV3+ and SegFormer.
+"""Semantic segmentation of pictures with models of transformers, such as DeepLabV3+ and SegFormer.
 
     python app/segment.py --model_name_or_path nvidia/mit-b0 --train_file CAMVID/train --validation_file CAMVID/validation \\
         --output_dir runs/a
@@ -7,11 +7,11 @@
     torchrun --nproc_per_node 8 app/segment.py ...the same...
 
 Pictures and masks come from images/ and masks/ with files of equal names, from CamVid's or Cityscapes' folders, from csv, tsv,
-json, jsonl or parquet with columns image and label, or from a dataset of `datasets`. A mask's pixel is the number of its class;
-classes.txt beside the folders names them. Scores and predicted masks are in each picture's own size. `best/` loads with
+json, jsonl or parquet with columns image and label, or from a dataset of `datasets`. Masks hold class numbers; classes.txt
+beside the folders names them. Scores and predicted masks are in each picture's own size. `best/` loads with
 pipeline("image-segmentation").
 
-Predict with it, no masks needed; they go to predictions/ in the output folder:
+Predict, with or without true masks; predicted masks go to predictions/ in the output folder:
 
     python app/segment.py --do_predict --model_name_or_path runs/a/best --test_file FOLDER --output_dir runs/a
 """
@@ -53,7 +53,7 @@ from finetune.images.classifier import labels_of, own_labels, plain_model, rows_
 from finetune.images.examples import Examples
 from finetune.images.image_task import ImageSplit, ImageTask, Targets, check_finite
 from finetune.images.processing import Processing
-from finetune.images.sources import Images, Inspected
+from finetune.images.sources import Images, Inspection
 from finetune.losses.segmentation import SegmentationLoss, balanced_class_weights
 from finetune.metrics.segmentation import by_class, count_confusion, iou, segmentation_scores
 from finetune.models.adapters import adapted_name
@@ -62,19 +62,19 @@ from finetune.models.pretrained import check_kind, check_weights, load_config, l
 from finetune.models.processors import load_processor
 from finetune.output import predictions as output
 from finetune.output import written
-from finetune.output.run_folder import read_metrics
 from finetune.plots import masks as plots
+from finetune.reports.card import class_tables
 from finetune.task import Batch, Card, Judgement, Predictions, check_metric
 
-MEANS = ("mean_iou", "mean_dice", "pixel_accuracy")
+KINDS = {"iou": "IoU", "dice": "Dice"}  # metric of a class -> header of a table
 
 
 class Segmentation(ImageTask):
-    """Every picture is one target: its loss is the mean cross-entropy of its pixels + Dice."""
+    """Every picture is one target. Its loss is the mean cross-entropy of its pixels plus the Dice loss."""
 
     name = "segment"
     default_metric = "mean_iou"
-    shown_metrics = ("loss", *MEANS)
+    shown_metrics = ("loss", "mean_iou", "mean_dice", "pixel_accuracy")
     mask_fill = masks.IGNORED
 
     # Data
@@ -82,7 +82,7 @@ class Segmentation(ImageTask):
     def read_split(self, split: str, notes: list[str]) -> Examples | None:
         return masks.read_pairs(self.arguments, split, notes)
 
-    def choose_model(self, examples: dict[str, Examples], inspected: dict[str, Inspected], notes: list[str]) -> Processing:
+    def choose_model(self, examples: dict[str, Examples], inspected: dict[str, Inspection], notes: list[str]) -> Processing:
         a = self.arguments
         if self.modes.predict:
             written.check_foreign(Path(a.output_dir), [output.folder_of(a).name])
@@ -90,42 +90,44 @@ class Segmentation(ImageTask):
         check_kind(a, self.config, MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING, "segment pictures")
         check_weights(a)
         processor, channels = load_processor(a, self.config, None), getattr(self.config, "num_channels", 3)
-        size = (a.image_size * 2)[:2] if a.image_size else segmenter.own_size(processor)
+        size = (a.image_size * 2)[:2] if a.image_size else segmenter.default_size(processor)
         self.own_labels = None if a.from_scratch else own_labels(self.config)
-        self.windows = segmenter.by_windows(a, processor, exported=self.own_labels is not None)
+        self.uses_windows = segmenter.uses_windows(a, processor, exported=self.own_labels is not None)
         self.overlap = getattr(self.config, "overlap", segmenter.OVERLAP) if a.overlap is None else a.overlap
         self.unused = segmenter.unused_parameters(self.config, channels, size)
-        self.processor = segmenter.processor_for(processor, size, self.windows)
+        self.processor = segmenter.processor_for(processor, size, self.uses_windows)
         return segmenter.processing_for(self.processor, size, channels, a.config_name or a.model_name_or_path)
 
     def encode_targets(
-        self, examples: dict[str, Examples], inspected: dict[str, Inspected], notes: list[str]
+        self, examples: dict[str, Examples], inspected: dict[str, Inspection], notes: list[str]
     ) -> dict[str, Targets]:
-        a, weights = self.arguments, None
-        found = masks.inspect_masks(examples, inspected)
-        self.classes = masks.choose_classes(a, found.get("train"), self.own_labels, labels_of(self.config))
-        self.num_classes, self.class_of = len(self.classes.names), self.classes.numbers()
-        for split in found.values():
+        a, class_weights = self.arguments, None
+        splits = masks.inspect_masks(examples, inspected)
+        self.classes = masks.choose_classes(a, splits.get("train"), self.own_labels, labels_of(self.config))
+        self.num_classes, self.class_of_value = len(self.classes.names), self.classes.lookup_table()
+        for split in splits.values():
             masks.check_values(split, self.classes)
-        if "train" in found:
-            masks.note_classes(found["train"], self.classes, notes)
-            totals = found["train"].class_totals(self.num_classes)
-            weights = balanced_class_weights(totals) if a.class_weights == "balanced" else None
+        if "train" in splits:
+            masks.note_classes(splits["train"], self.classes, notes)
+            totals = splits["train"].class_totals(self.num_classes)
+            class_weights = balanced_class_weights(totals) if a.class_weights == "balanced" else None
             if self.modes.evaluate:
-                names = [f"{kind}_{name}" for kind in ("iou", "dice") for name in self.classes.names]
-                check_metric(self.best_metric, ["loss", *MEANS, *names])
-        parts = a.cross_entropy_weight, a.dice_weight, weights
-        loss = SegmentationLoss(*parts, masks.IGNORED, label_smoothing=a.label_smoothing_factor)
+                of_classes = [f"{kind}_{name}" for kind in KINDS for name in self.classes.names]
+                check_metric(self.best_metric, [*self.shown_metrics, *of_classes])
+        weights = a.cross_entropy_weight, a.dice_weight, class_weights
+        loss = SegmentationLoss(*weights, masks.IGNORED, label_smoothing=a.label_smoothing_factor)
         self.loss = loss if self.modes.train else loss.with_settings(getattr(self.config, "loss_settings", None))
         self.sizes = {split: [(header.height, header.width) for header in inspected[split].headers] for split in inspected}
-        return {split: Targets(each.masks, each.content, partial(each.describe, self.classes)) for split, each in found.items()}
+        return {
+            name: Targets(split.masks, split.content, partial(split.describe, self.classes)) for name, split in splits.items()
+        }
 
     def mask_labels(self, mask: np.ndarray) -> np.ndarray:
-        return self.class_of[mask]
+        return self.class_of_value[mask]
 
     def make_augmentation(self) -> Augmentation:
-        scales = self.arguments.random_scale or ((1.0, 1.0) if self.windows else None)
-        return replace(super().make_augmentation(), scales=scales, native=self.windows, colour=self.processing.middle)
+        scales = self.arguments.random_scale or ((1.0, 1.0) if self.uses_windows else None)
+        return replace(super().make_augmentation(), scales=scales, native=self.uses_windows, colour=self.processing.mean_colour)
 
     def task_fingerprint(self) -> dict[str, Any]:
         a = self.arguments
@@ -133,20 +135,20 @@ class Segmentation(ImageTask):
         return {"labels": self.classes.names, "ignored": sorted(self.classes.ignored), "loss": loss, "scales": scales}
 
     def collate_to_evaluate(self, split: str, images: Images, targets: Targets | None, rows: np.ndarray) -> Batch:
-        """Masks, and with windows pictures, in their own size, filled up to the largest. Inputs: `size`, (b, 2) height and
-        width; `mask`, of a test split: the room for a packed mask."""
+        """Keeps masks, and with windows pictures too, in their own size, padded to the largest of the batch. Inputs: `size`,
+        (b, 2) height and width; for a test split, `mask`, an empty buffer of the size of a packed mask."""
         pictures = [images.load(int(row), self.processing.mode) for row in rows]
         sizes = torch.tensor([picture.size[::-1] for picture in pictures])
-        largest, shown = sizes.amax(0).tolist(), np.asarray if self.windows else self.processing.fit
-        pixels = [self.processing.normalize(np.stack([shown(picture)]))[0] for picture in pictures]
-        filled = segmenter.filled(pixels, largest if self.windows else self.processing.size, 0)
-        inputs, labels = {"pixel_values": filled, "size": sizes}, None
+        largest, to_array = sizes.amax(0).tolist(), np.asarray if self.uses_windows else self.processing.fit
+        pixels = [self.processing.normalize(np.stack([to_array(picture)]))[0] for picture in pictures]
+        padded = segmenter.pad_and_stack(pixels, largest if self.uses_windows else self.processing.size, 0)
+        inputs, labels = {"pixel_values": padded, "size": sizes}, None
         if split == "test":
-            room = max(packed_bytes(height * width, self.num_classes) for height, width in self.sizes["test"])
-            inputs["mask"] = torch.empty(len(rows), room, dtype=torch.uint8)
+            num_bytes = max(packed_bytes(height * width, self.num_classes) for height, width in self.sizes["test"])
+            inputs["mask"] = torch.empty(len(rows), num_bytes, dtype=torch.uint8)
         if targets is not None:
-            drawn = [self.mask_labels(np.asarray(targets.values.load_mask(int(row)))) for row in rows]
-            labels = segmenter.filled([torch.from_numpy(mask) for mask in drawn], largest, masks.IGNORED)
+            truth = [self.mask_labels(np.asarray(targets.values.load_mask(int(row)))) for row in rows]
+            labels = segmenter.pad_and_stack([torch.from_numpy(mask) for mask in truth], largest, masks.IGNORED)
         return Batch(torch.as_tensor(rows, dtype=torch.int64), inputs, labels)
 
     # Training
@@ -172,29 +174,27 @@ class Segmentation(ImageTask):
 
     def predict(self, model: torch.nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
         rows = [self.predict_row(logits, batch, row) for row, logits in enumerate(self.logits(model, batch))]
-        return {name: torch.stack([found[name] for found in rows]) for name in rows[0]}
+        return {name: torch.stack([outputs[name] for outputs in rows]) for name in rows[0]}
 
-    def logits(self, model: torch.nn.Module, batch: Batch, alone: bool = False) -> Iterator[torch.Tensor]:
-        """(1, classes, height, width) of each row in its own size. `alone`: on this process only."""
+    def logits(self, model: torch.nn.Module, batch: Batch, one_process: bool = False) -> Iterator[torch.Tensor]:
+        """Yields (1, classes, height, width) for each row in its own size. `one_process`: other processes do not call it."""
         pixels, sizes = batch.inputs["pixel_values"], batch.inputs["size"].tolist()
-        if not self.windows:
+        if not self.uses_windows:
             return segmenter.whole_logits(model, pixels, sizes)
-        alike = self.launch.gathers_weights and not alone
-        window, at_once = self.processing.size, self.arguments.window_batch_size
-        windows = {"window": window, "overlap": self.overlap, "window_batch_size": at_once, "all_alike": alike}
-        return segmenter.window_logits(model, pixels, sizes, **windows)
+        windows = segmenter.Windows(self.processing.size, self.overlap, self.arguments.window_batch_size)
+        return segmenter.window_logits(model, pixels, sizes, windows, self.launch.gathers_weights and not one_process)
 
     def predict_row(self, logits: torch.Tensor, batch: Batch, row: int) -> dict[str, torch.Tensor]:
-        """A labelled row's loss and counts; a test row's mask, packed."""
-        predicted, found = logits.argmax(1).to(torch.uint8), {}
+        """Loss and counts of a labelled row; the packed mask of a test row."""
+        predicted, outputs = logits.argmax(1).to(torch.uint8), {}
         if batch.labels is not None:
             truth = batch.labels[row : row + 1, : logits.shape[2], : logits.shape[3]]
             counted = count_confusion(predicted, truth, self.num_classes, masks.IGNORED)
-            found = {"loss": self.loss(logits, truth)[0], **{name: counts[0] for name, counts in counted.items()}}
+            outputs = {"loss": self.loss(logits, truth)[0], **{name: counts[0] for name, counts in counted.items()}}
         if "mask" in batch.inputs:
             packed = pack(predicted[0].cpu().numpy(), self.num_classes, batch.inputs["mask"].shape[1])
-            found["mask"] = torch.from_numpy(packed).to(logits.device)
-        return found
+            outputs["mask"] = torch.from_numpy(packed).to(logits.device)
+        return outputs
 
     def score(self, predictions: Predictions, split: ImageSplit) -> dict[str, float | None]:
         check_finite(predictions["loss"], "losses", split)
@@ -208,42 +208,42 @@ class Segmentation(ImageTask):
         return {}
 
     def check_export(self, best: Predictions | None, folder: Path) -> None:
-        """Compares an exported folder's losses of some validation rows with the run's; keeps its masks, to be looked at."""
+        """Compares losses of the exported model on some validation rows with the run's. Keeps its masks for `pictures`."""
         model, split = self.load_exported(folder).eval(), self.splits.get("validation")
         if best is None:
             return
-        self.shown, losses, rows = [], [], rows_to_check(len(split))
+        self.examples, losses, rows = [], [], rows_to_check(len(split))
         for row in rows:
             batch = split.collate(np.array([row]))
             with torch.no_grad():
-                (logits,) = self.logits(model, batch, alone=True)
+                (logits,) = self.logits(model, batch, one_process=True)
             losses.append(float(self.loss(logits, batch.labels)[0]))
             picture = np.asarray(split.images.load(int(row), self.processing.mode))
-            self.shown.append((picture, batch.labels[0].numpy(), logits[0].argmax(0).to(torch.uint8).numpy()))
+            self.examples.append((picture, batch.labels[0].numpy(), logits[0].argmax(0).to(torch.uint8).numpy()))
         segmenter.check_losses(np.array(losses), best["loss"][rows], self.rounding)
 
     def pictures(self, best: Predictions) -> dict[str, np.ndarray]:
-        return {"image_truth_prediction": segmenter.overlays(self.shown, self.classes.names)}
+        return {"image_truth_prediction": segmenter.overlays(self.examples, self.classes.names)}
 
     def load_exported(self, path: str | Path) -> torch.nn.Module:
         return self.load_trained(AutoModelForSemanticSegmentation, path)
 
     def prediction_lines(self, predictions: Predictions, split: ImageSplit) -> Iterator[dict[str, Any]]:
-        """Writes the masks meanwhile."""
+        """Also writes the masks."""
         folder, files = output.folder_of(self.arguments), segmenter.mask_names(split.ids)
         for row, packed in enumerate(predictions["mask"]):
             mask = unpack(packed, self.sizes["test"][row], self.num_classes)
             segmenter.write_mask(mask, folder / files[row])
             line = {"image": split.images.name(row), "mask": f"{folder.name}/{files[row]}"}
-            found = {"iou": by_class(iou(predictions["counts"][row]), self.classes.names)} if split.labelled else {}
-            yield line | {"shares": segmenter.shares(mask, self.classes.names), **found}
+            scores = {"iou": by_class(iou(predictions["counts"][row]), self.classes.names)} if split.labelled else {}
+            yield line | {"shares": segmenter.shares(mask, self.classes.names), **scores}
 
     def judge(self, best: Predictions, split: ImageSplit) -> Judgement:
         return plots.judge(best, self.classes.names, split.ids, partial(self.score, split=split))
 
     def card(self, folder: Path) -> Card:
-        table = segmenter.class_table(read_metrics(folder / "metrics.json"), self.classes.names)
-        return Card("Semantic segmentation", "image-segmentation", segmenter.USAGE, ["loss", *MEANS], table)
+        tables, metrics = class_tables(folder, self.classes.names, KINDS), list(self.shown_metrics)
+        return Card("Semantic segmentation", "image-segmentation", segmenter.USAGE, metrics, tables)
 
 
 if __name__ == "__main__":

@@ -5,12 +5,12 @@
     deepspeed --num_gpus 8 app/segment3d.py --deepspeed ds_configs/zero2.json ...the same...
     torchrun --nproc_per_node 8 app/segment3d.py ...the same...
 
-FOLDER has images/ and labels/ with files of equal names and, where it holds several splits, split.csv with columns file and
-split (train, validation, test). Volumes are brought to one orientation and voxel size and normalised to mean 0 and deviation 1;
-scores and predictions are in each file's own grid. `best/` holds model.safetensors and config.json; the run's README.md has the
-lines that load them with MONAI alone.
+FOLDER has images/ and labels/ with files of equal names and, if it holds several splits, split.csv with columns file and split
+(train, validation, test). Volumes are resampled to one orientation and voxel size and normalised to mean 0 and deviation 1.
+Scores and predictions are in each file's own grid. `best/` holds model.safetensors and config.json; the run's README.md shows
+how to load them with MONAI alone.
 
-Predict with it, no labels needed; masks go to predictions/ in the output folder:
+Predict, with or without labels; masks go to predictions/ in the output folder:
 
     python app/segment3d.py --do_predict --model_name_or_path runs/a/best --test_file FOLDER --output_dir runs/a
 
@@ -51,10 +51,11 @@ from finetune.losses.segmentation import SegmentationLoss
 from finetune.metrics.segmentation import by_class, count_confusion, dice, iou, mean_of_defined
 from finetune.output import predictions as output
 from finetune.output import written
-from finetune.output.run_folder import read_metrics, replace_folder
+from finetune.output.run_folder import replace_folder
 from finetune.plan import Modes
 from finetune.plots import masks as plots
 from finetune.reading.fingerprint import fingerprint
+from finetune.reports.card import class_tables
 from finetune.task import Batch, Card, Data, Described, Judgement, Predictions, Split, Task, check_metric, mixing_fingerprint
 from finetune.volumes import network
 from finetune.volumes.augmentation import Augmentation
@@ -64,13 +65,13 @@ from finetune.volumes.nifti import IGNORED
 from finetune.volumes.patches import Patches
 from finetune.volumes.predictions import WholeVolumes, picture, volume_facts, write_masks
 from finetune.volumes.prepared import Prepared, check_headers, check_values, choose_classes, prepare
-from finetune.volumes.settings import USAGE, Settings, check_weights, choose_spacing, class_table, content_of, describe
+from finetune.volumes.settings import USAGE, Settings, check_weights, choose_spacing, load_weights, weights_hash
 
-KINDS = ("dice", "iou", "hd95")
+KINDS = {"dice": "Dice", "iou": "IoU", "hd95": "95% Hausdorff, mm"}  # metric of a class -> header of a table
 
 
 class VolumeSegmentation(Task):
-    """Every patch is one target: its loss is cross-entropy over its voxels + Dice."""
+    """Every patch is one target. Its loss is the mean cross-entropy of its voxels plus the Dice loss."""
 
     name = "segment3d"
     default_metric = "mean_dice"
@@ -87,21 +88,20 @@ class VolumeSegmentation(Task):
         files = find_splits(arguments, notes)
         check_headers(files, notes)
         prepared = self.prepare(files, notes)
-        labelled = {name: volumes.labelled for name, volumes in files.items()}
         self.loss = self.choose_loss()
         classes = self.settings.classes
         self.whole = {
-            name: WholeVolumes(volumes, labelled[name], name == "test", len(classes))
+            name: WholeVolumes(volumes, files[name].labelled, keeps_masks=name == "test", num_classes=len(classes))
             for name, volumes in prepared.items()
             if name != "train"
         }
         splits = {name: self.whole_split(whole, files[name].path) for name, whole in self.whole.items()}
         if modes.train:
             splits["train"] = self.patch_split(prepared["train"], files["train"], notes)
-            notes.insert(0, describe(self.settings, prepared["train"], arguments.patches_per_volume))
+            notes.insert(0, self.settings.training_note(prepared["train"], arguments.patches_per_volume))
             if modes.evaluate:
-                by_class = [f"{kind}_{name}" for kind in KINDS for name in classes[1:]]
-                check_metric(self.best_metric, ["loss", *(f"mean_{kind}" for kind in KINDS), *by_class])
+                of_classes = (f"{kind}_{name}" for kind in KINDS for name in classes[1:])
+                check_metric(self.best_metric, [*self.shown_metrics, *of_classes])
         if arguments.test_file is not None and not modes.predict:
             notes.append(f"--test_file {' '.join(arguments.test_file)} is not read: --do_predict is not given")
         self.prepared = prepared
@@ -111,33 +111,33 @@ class VolumeSegmentation(Task):
         return describe_volumes(self.prepared[name], self.settings.classes, closely)
 
     def prepare(self, files: dict[str, Volumes], notes: list[str]) -> dict[str, list[Prepared]]:
-        """Chooses what the model is made of, or takes an exported one's settings; prepares the volumes by it."""
-        a, named = self.arguments, self.arguments.model_name_or_path
-        known = None if named is None else Settings.read(named).given(a)
-        spacing = choose_spacing(a.spacing, files["train"]) if known is None else known.spacing
+        """Reads the settings of an exported model, or chooses them; prepares the volumes."""
+        a, path = self.arguments, self.arguments.model_name_or_path
+        exported = None if path is None else Settings.read(path).updated(a)
+        spacing = choose_spacing(a.spacing, files["train"]) if exported is None else exported.spacing
         prepared = {name: prepare(volumes, spacing, a.ignore_index) for name, volumes in files.items()}
-        classes = choose_classes(prepared["train"], a.class_names) if known is None else known.classes
+        classes = choose_classes(prepared["train"], a.class_names) if exported is None else exported.classes
         check_weights(a.class_weights, classes)
         for volumes in prepared.values():
             check_values(volumes, classes, notes)
-        self.settings = known or Settings.choose(a, classes, spacing, prepared["train"])
+        self.settings = exported or Settings.choose(a, classes, spacing, prepared["train"])
         return prepared
 
     def choose_loss(self) -> SegmentationLoss:
-        """What the arguments say; of a model that is not trained further, the loss of its training."""
+        """The loss of the arguments; without training, the loss that the model was trained with."""
         a = self.arguments
-        parts, smoothing = (a.cross_entropy_weight, a.dice_weight, a.class_weights), a.label_smoothing_factor
-        loss = SegmentationLoss(*parts, IGNORED, include_background=False, label_smoothing=smoothing)
+        weights, smoothing = (a.cross_entropy_weight, a.dice_weight, a.class_weights), a.label_smoothing_factor
+        loss = SegmentationLoss(*weights, IGNORED, include_background=False, label_smoothing=smoothing)
         if not a.modes.train:
             return loss.with_settings(self.settings.loss)
         self.settings = replace(self.settings, loss=loss.settings())
         return loss
 
     def patch_split(self, volumes: list[Prepared], files: Volumes, notes: list[str]) -> Split:
-        a, known = self.arguments, self.settings
-        augmentation = Augmentation(a.random_rotation, a.random_scale, a.random_intensity, a.random_noise, known.spacing)
-        drawn = a.patches_per_volume, a.foreground_share, a.flip_axes, a.seed
-        patches = Patches(volumes, known.patch_size, *drawn, augmentation)
+        a, settings = self.arguments, self.settings
+        augmentation = Augmentation(a.random_rotation, a.random_scale, a.random_intensity, a.random_noise, settings.spacing)
+        sampling = a.patches_per_volume, a.foreground_share, a.flip_axes, a.seed
+        patches = Patches(volumes, settings.patch_size, *sampling, augmentation)
         mixture = files.mixture(a.mixing_weights, a.patches_per_volume, notes)
         return Split(files.path, patches.batch, len(patches), augment=patches.batch, mixture=mixture)
 
@@ -150,7 +150,7 @@ class VolumeSegmentation(Task):
         return {
             "task": self.name,
             "model": self.settings.as_dict(),
-            "weights": content_of(a.model_name_or_path),
+            "weights": weights_hash(a.model_name_or_path),
             "patches": [a.patches_per_volume, a.foreground_share, *a.flip_axes],
             "augmentation": [a.random_rotation, list(a.random_scale or ()), a.random_intensity, a.random_noise],
             **{f"{name}_volumes": len(volumes) for name, volumes in trained.items()},
@@ -162,7 +162,7 @@ class VolumeSegmentation(Task):
     def build(self) -> torch.nn.Module:
         model = network.build_unet(self.settings.unet)
         if self.arguments.model_name_or_path is not None and next(model.parameters()).device.type != "meta":
-            self.settings.load_weights(model, self.arguments.model_name_or_path)
+            load_weights(model, self.arguments.model_name_or_path)
         return model
 
     def num_targets(self, batch: Batch) -> torch.Tensor:
@@ -175,10 +175,10 @@ class VolumeSegmentation(Task):
 
     def predict(self, model: torch.nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
         rows = [self.predict_volume(model, batch, row) for row in range(len(batch.rows))]
-        return {name: torch.stack([found[name] for found in rows]) for name in rows[0]}
+        return {name: torch.stack([outputs[name] for outputs in rows]) for name in rows[0]}
 
     def predict_volume(self, model: torch.nn.Module, batch: Batch, row: int) -> dict[str, torch.Tensor]:
-        """Statistics of a volume with a label, in its file's grid, and what is kept of its mask."""
+        """Loss and counts of a labelled volume, in its file's grid; the packed mask or a slice of it."""
         a, num_classes = self.arguments, len(self.settings.classes)
         image, size, spacing = volume_facts(batch, row)
         logits = network.volume_logits(
@@ -188,21 +188,21 @@ class VolumeSegmentation(Task):
             patch_size=self.settings.patch_size,
             overlap=self.settings.overlap,
             window_batch_size=a.window_batch_size,
-            all_alike=self.launch.gathers_weights,
+            equal_passes=self.launch.gathers_weights,
         )
         predicted = network.classes_of(logits)
-        mask, found = predicted.cpu().numpy(), {}
+        mask, scores = predicted.cpu().numpy(), {}
         if batch.labels is not None:
             truth = batch.labels[row][tuple(map(slice, size))]
             distances = network.hausdorff95(mask, truth.cpu().numpy(), spacing, num_classes)
             counted = count_confusion(predicted[None], truth[None], num_classes, IGNORED)
-            found = {"loss": self.loss(logits[None], truth[None])[0], **{name: counts[0] for name, counts in counted.items()}}
-            found["hd95"] = torch.from_numpy(distances).to(logits.device)
+            scores = {"loss": self.loss(logits[None], truth[None])[0], **{name: counts[0] for name, counts in counted.items()}}
+            scores["hd95"] = torch.from_numpy(distances).to(logits.device)
         split = self.whole["test" if "mask" in batch.inputs else "validation"]
-        return found | split.kept(batch, row, mask)
+        return scores | split.mask_output(batch, row, mask)
 
     def score(self, predictions: Predictions, split: Split) -> dict[str, float | None]:
-        """Means over volumes of each class's metrics, and over classes of those."""
+        """Each class's metrics as means over volumes, and their means over classes."""
         counts, names = predictions["counts"], self.settings.classes[1:]
         scores: dict[str, float | None] = {"loss": float(predictions["loss"].mean(dtype=np.float64))}
         for kind, values in zip(KINDS, (dice(counts), iou(counts), predictions["hd95"].astype(np.float64)), strict=True):
@@ -224,7 +224,7 @@ class VolumeSegmentation(Task):
         return Settings.read(path).load_model(path)
 
     def prediction_lines(self, predictions: Predictions, split: Split) -> Iterator[dict[str, Any]]:
-        """Writes the masks meanwhile."""
+        """Also writes the masks."""
         whole, names = self.whole["test"], self.settings.classes[1:]
         folder = output.folder_of(self.arguments)
         for row, (path, mask) in enumerate(write_masks(whole, predictions["mask"], folder, Path(self.arguments.output_dir))):
@@ -242,8 +242,8 @@ class VolumeSegmentation(Task):
         return plots.judge(best, self.settings.classes, split.ids, partial(self.score, split=split), first=1)
 
     def card(self, folder: Path) -> Card:
-        table = class_table(read_metrics(folder / "metrics.json"), self.settings.classes)
-        return Card("Segmentation of volumes", None, USAGE, ["loss", *(f"mean_{kind}" for kind in KINDS)], table)
+        tables = class_tables(folder, self.settings.classes[1:], KINDS)
+        return Card("Segmentation of volumes", None, USAGE, list(self.shown_metrics), tables)
 
 
 if __name__ == "__main__":

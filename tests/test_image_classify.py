@@ -103,7 +103,7 @@ def test_the_small_cnn_from_mnist_files_to_predictions_and_a_card_that_runs(tmp_
         "image_classify", arguments(tmp_path, train_file=tmp_path / "files", model_name_or_path=run / "best", output_dir="x")
     )
     assert ended.code == 2
-    assert "tells the classes 0, 1 apart, but the training pictures have dark, light; add --from_scratch" in ended.err
+    assert "has the classes 0, 1, but the training pictures have dark, light; add --from_scratch" in ended.err
 
 
 def test_a_model_of_transformers_loads_in_a_pipeline(tmp_path, script):  # noqa: F811

@@ -189,7 +189,7 @@ def test_deeplab_by_windows_on_rows_of_datasets(tmp_path, data, script):  # noqa
     exported = segment.Segmentation(segment.Arguments(output_dir="run", do_eval=True, model_name_or_path=str(best),
                                                       validation_file=str(data / "val")))  # fmt: skip
     exported.load(LAUNCH, Modes(False, True, False))
-    assert (exported.windows, exported.overlap) == (True, 0.5)
+    assert (exported.uses_windows, exported.overlap) == (True, 0.5)
     assert (exported.loss.label_smoothing, exported.loss.dice_weight) == (0.1, 0.5)
     ended = script("segment", ["--do_predict", f"--model_name_or_path={best}", f"--test_file={data / 'val' / 'images'}",
                                f"--output_dir={tmp_path / 'predicted'}"])  # fmt: skip
@@ -224,7 +224,7 @@ def test_micro_batches_and_two_processes_train_the_same_weights_without_batch_no
         ({"dice_weight": 0.0, "cross_entropy_weight": 0.0}, "are both 0; there is nothing to learn"),
         ({"random_scale": (2.0, 1.0)}, "--random_scale 2.0,1.0: expected two numbers, the lower one first"),
         ({"random_scale": (1.0, 2.0), "random_crop": 0.5}, "--random_scale and --random_crop are both given; keep one"),
-        ({"random_crop": 0.5, "inference": "sliding_window"}, "--random_crop resizes what it takes"),
+        ({"random_crop": 0.5, "inference": "sliding_window"}, "--random_crop resizes its crops"),
         ({"image_size": (1, 2, 3)}, "--image_size has 3 numbers, expected HEIGHT,WIDTH"),
         ({"metrics": ("accuracy",)}, "--metrics: masks are scored by IoU, Dice and pixel accuracy alone"),
         ({"config_name": None}, "no model: give --model_name_or_path, or --config_name with --from_scratch"),

@@ -59,7 +59,7 @@ def test_the_help_has_no_arguments_of_tokens(capsys):
         ({"spacing": (1.0, 2.0)}, "--spacing has 2 numbers, expected 3"),
         ({"patch_size": (16, 16, 20)}, "--patch_size 16,16,20: each must be a multiple of 16, the product of --strides"),
         ({"dice_weight": 0.0, "cross_entropy_weight": 0.0}, "are both 0; there is nothing to learn"),
-        ({"flip_axes": ("x", "none")}, "--flip_axes none stands beside axes; keep one"),
+        ({"flip_axes": ("x", "none")}, "--flip_axes has none and an axis; keep one"),
         ({"metrics": ("accuracy",)}, "--metrics: volumes are scored by Dice, IoU and Hausdorff distance alone"),
         ({"metric_for_best_model": "mean_hd95"}, "is a distance: add --greater_is_better false"),
         ({"do_predict": True, "test_file": "t"}, "--model_name_or_path is missing: name the folder of an exported model"),

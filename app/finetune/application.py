@@ -17,7 +17,7 @@ from finetune.output.predictions import metrics_name
 from finetune.output.run_folder import merge_metrics
 from finetune.plan import make_plan
 from finetune.reports import results
-from finetune.reports.judging import keep_test_resamples, write_reports
+from finetune.reports.final_report import save_test_resamples, write_reports
 from finetune.task import Data, Task
 from finetune.training import loop
 from finetune.training.evaluation import evaluate, predict
@@ -102,7 +102,7 @@ def predict_test(started: Run, arguments: Any, task: Task, model: Any, data: Dat
     metrics = {"test_rows": len(split), "test_samples_per_second": rate}
     if split.labelled:
         if "html" in arguments.report_to:
-            started.on_main(partial(keep_test_resamples, Path(arguments.output_dir), task, predictions, split))
+            started.on_main(partial(save_test_resamples, Path(arguments.output_dir), task, predictions, split))
         scores = started.on_main(lambda: task.all_scores(predictions, split))
         metrics |= {f"test_{name}": value for name, value in scores.items()}
         metrics |= baseline(started, task, split, "test")

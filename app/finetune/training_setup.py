@@ -25,7 +25,7 @@ from finetune.output import status
 from finetune.output.progress import Phase
 from finetune.output.run_folder import BEST, merge_metrics
 from finetune.plan import Plan, evaluation_batch
-from finetune.reports import judging
+from finetune.reports import final_report
 from finetune.reports.tracker import Tracker, project_of, read_history
 from finetune.task import Data, Predictions, Split, Task
 from finetune.training import loop
@@ -164,7 +164,7 @@ def export_best(
         weights = saving.full_weights(run, model)
         run.on_main(partial(_export, folder, task, run.unwrapped(model), weights, tracker, best))
         if keeps_predictions:
-            run.on_main(lambda: None if best is None else judging.keep(folder, best))
+            run.on_main(lambda: None if best is None else final_report.save_best_predictions(folder, best))
 
 
 def _export(

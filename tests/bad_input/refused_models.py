@@ -161,9 +161,9 @@ PLACES = [
         for folder, name in [("project", "README.md"), ("project", "run.json"), ("run", "tensorboard/mine"),
                              ("run", "checkpoints/mine.ckpt")]
     ),
-    Case("lock that is a link", [r"--output_dir run: \.lock in it is a link; remove it"], files={"mine.txt": "mine"},
+    Case("lock that is a link", [r"--output_dir run: its file \.lock is a link; remove it"], files={"mine.txt": "mine"},
          make=link("run/.lock", "../mine.txt")),
-    Case("lock of somebody else's", [r"--output_dir new: \.lock in it is not a run's; move it away"],
+    Case("lock of somebody else's", [r"--output_dir new: its file \.lock is not a run's; move it away"],
          arguments={"output_dir": "new"}, files={"new/.lock": "mine"}),
     Case("metrics that are no JSON", [r"run/metrics\.json: cannot be read \(Expecting value.*; move it away"],
          arguments={"overwrite_output_dir": None, "resume_from_checkpoint": "auto"}, files={"run/metrics.json": "oops"}),
@@ -174,10 +174,10 @@ PLACES = [
         Case(f"predictions over {what}", [said], arguments=PREDICTIONS | {"predictions_file": name},
              files={"mine.jsonl": "mine"}, make=make)
         for what, name, said, make in [
-            ("another file", "mine.jsonl", "would be replaced, but does not hold predictions", None),
+            ("another file", "mine.jsonl", "exists and does not hold predictions", None),
             ("a link", "link.jsonl", "is a link; name the file itself", link("link.jsonl", "mine.jsonl")),
-            ("a run's metrics", "run/metrics.json", "is a place for other files of the run", None),
-            ("a model's configuration", "run/best/config.json", "is a place for other files", None),
+            ("a run's metrics", "run/metrics.json", "is reserved for other files of the run", None),
+            ("a model's configuration", "run/best/config.json", "is reserved for other files", None),
         ]
     ),
     Case("model inside the run that is replaced",

@@ -84,7 +84,7 @@ def test_classes_of_masks_are_counted_by_area():
     }  # fmt: skip
     assert "nearly repeated" not in found["Rows"][0]  # nobody has looked
     assert [finding.found for finding in report.findings] == [
-        "1 of 2 train masks have one class alone, or none that counts",
+        "1 of 2 train masks have one class only, or are ignored altogether",
         "no train mask has the class square",
         "no validation mask has the class disc",
         "1 classes have less than 1% of the training area: disc (0.25%)",

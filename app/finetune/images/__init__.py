@@ -1,5 +1,5 @@
-"""Pictures in two dimensions: where they are found, how they are decoded, varied and brought to a model's size, and what
-image tasks share. Nothing is decoded before a batch needs it.
+"""Data and models of image tasks (2-D): sources, decoding, augmentation, preprocessing, classification and segmentation heads.
+Pictures are decoded lazily, when a batch needs them.
 
 May import: finetune.arguments, finetune.errors, finetune.launching, finetune.models, finetune.output, finetune.plan,
 finetune.reading, finetune.reports, finetune.task.

@@ -1,4 +1,4 @@
-"""Pictures varied at random, masks together with them; what a row gets is a function of (seed, epoch, row)."""
+"""Random augmentation of pictures and their masks, as a function of (seed, epoch, row)."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image, ImageEnhance
 
-RATIO = (3 / 4, 4 / 3)  # of a crop's width to its height
-# numpy takes [seed, epoch] and [seed, epoch, 0] for the same: without this, row 0 would share the draws of the order.
+ASPECT_RATIOS = (3 / 4, 4 / 3)  # of crops: width / height
+# Seeds numpy apart from the data order: it treats [seed, epoch] and [seed, epoch, 0] alike.
 STREAM = 1
 
 
-def generator_of(seed: int, epoch: int, row: int) -> np.random.Generator:
-    """What decides how a row is varied: the same under any launch, in any worker, and after a resume."""
+def row_generator(seed: int, epoch: int, row: int) -> np.random.Generator:
+    """The generator for a row's augmentation: the same under any launch, in any worker, and after a resume."""
     return np.random.default_rng([seed, epoch, row, STREAM])
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """`size`: (height, width) of a crop. `crop`: the least share of the area that is kept, None for no crop; `flip`: left
-    and right are swapped half of the time; `rotation`: degrees at most, to either side; `jitter`: by which share brightness,
-    contrast and saturation change at most. `scales`: a crop of `size` from the picture enlarged by a factor between these two;
-    1 is `size` itself or, with `native`, the picture's own. `fill`: a mask's value where it shows what is outside of the
-    picture, `colour` the picture's there."""
+    """Random changes of a picture and its mask.
+
+    `size`: (height, width) of crops. `crop`: the least share of the area that a random resized crop keeps; None: no such crop.
+    `flip`: flip left to right with probability 0.5. `rotation`: the largest angle in degrees. `jitter`: the largest relative
+    change of brightness, contrast and saturation. `scales`: (low, high) of a random scale, at which a crop of `size` is taken;
+    scale 1 is `size` or, with `native`, the picture's own size. `fill`, `colour`: values of mask and picture outside of it.
+    """
 
     size: tuple[int, int]
     crop: float | None = None
@@ -38,17 +40,17 @@ class Augmentation:
 
     @property
     def is_off(self) -> bool:
-        return not (self.gives_size or self.flip or self.rotation or self.jitter)
+        return not (self.has_fixed_size or self.flip or self.rotation or self.jitter)
 
     @property
-    def gives_size(self) -> bool:
-        """Whether what it gives has `size`."""
+    def has_fixed_size(self) -> bool:
+        """Whether results have `size`, not the size of the picture."""
         return self.crop is not None or self.scales is not None
 
     def __call__(
         self, image: Image.Image, mask: Image.Image | None, generator: np.random.Generator
     ) -> tuple[Image.Image, Image.Image | None]:
-        """A variation of a picture and of its mask. With `crop` or `scales` they have `size`, without their own."""
+        """A randomly changed copy of a picture and its mask."""
         if self.jitter:
             image = _jittered(image, self.jitter, generator)
         if self.rotation:
@@ -64,50 +66,51 @@ class Augmentation:
             mask = mask and mask.resize(size, Image.Resampling.NEAREST, box)
         if self.scales is not None:
             factor, size = math.exp(generator.uniform(*np.log(self.scales))), self.size[::-1]
-            full = tuple(max(1, round(length * factor)) for length in (image.size if self.native else size))
-            rooms = [there - wanted for there, wanted in zip(full, size, strict=True)]
-            start = tuple(int(generator.integers(min(0, room), max(0, room) + 1)) for room in rooms)
-            image = window(image, full, start, size, fill=self.colour, resample=Image.Resampling.BILINEAR)
-            mask = mask and window(mask, full, start, size, fill=self.fill, resample=Image.Resampling.NEAREST)
+            scaled = tuple(max(1, round(length * factor)) for length in (image.size if self.native else size))
+            margins = [length - crop for length, crop in zip(scaled, size, strict=True)]
+            start = tuple(int(generator.integers(min(0, margin), max(0, margin) + 1)) for margin in margins)
+            image = scaled_crop(image, scaled, start, size, fill=self.colour, resample=Image.Resampling.BILINEAR)
+            mask = mask and scaled_crop(mask, scaled, start, size, fill=self.fill, resample=Image.Resampling.NEAREST)
         return image, mask
 
 
-def crop_box(size: tuple[int, int], least: float, generator: np.random.Generator) -> tuple[int, int, int, int]:
-    """(left, top, right, bottom) of a crop of a picture of `size` (width, height): a share of its area between `least` and 1,
-    width to height between 3/4 and 4/3 (on a logarithmic scale), within the picture. As in Szegedy et al., arXiv:1409.4842."""
+def crop_box(size: tuple[int, int], min_area: float, generator: np.random.Generator) -> tuple[int, int, int, int]:
+    """(left, top, right, bottom) of a random crop within a picture of `size` (width, height). It has a share of the area
+    between `min_area` and 1, and a log-uniform aspect ratio from 3/4 to 4/3, as in Szegedy et al., arXiv:1409.4842."""
     width, height = size
-    area = width * height * generator.uniform(least, 1.0)
-    ratio = math.exp(generator.uniform(math.log(RATIO[0]), math.log(RATIO[1])))
-    across = min(width, max(1, round(math.sqrt(area * ratio))))
-    down = min(height, max(1, round(math.sqrt(area / ratio))))
-    left, top = int(generator.integers(width - across + 1)), int(generator.integers(height - down + 1))
-    return left, top, left + across, top + down
+    area = width * height * generator.uniform(min_area, 1.0)
+    ratio = math.exp(generator.uniform(*map(math.log, ASPECT_RATIOS)))
+    crop_width = min(width, max(1, round(math.sqrt(area * ratio))))
+    crop_height = min(height, max(1, round(math.sqrt(area / ratio))))
+    left, top = int(generator.integers(width - crop_width + 1)), int(generator.integers(height - crop_height + 1))
+    return left, top, left + crop_width, top + crop_height
 
 
-def window(
+def scaled_crop(
     image: Image.Image,
-    full: tuple[int, int],
+    scaled: tuple[int, int],
     start: tuple[int, int],
     size: tuple[int, int],
     *,
     fill: int | tuple[int, ...],
     resample: Image.Resampling,
 ) -> Image.Image:
-    """What begins at `start` of a picture resized to `full`, and `fill` where that reaches beyond it; (width, height) all."""
-    inside = [(max(0, begin), min(there, begin + length)) for begin, there, length in zip(start, full, size, strict=True)]
+    """The crop of `size` at `start` of a picture that is resized to `scaled`, with `fill` beyond its borders. All are
+    (width, height)."""
+    inside = [(max(0, first), min(limit, first + length)) for first, limit, length in zip(start, scaled, size, strict=True)]
     (left, right), (top, bottom) = inside
-    across, down = image.width / full[0], image.height / full[1]
-    box = (left * across, top * down, min(image.width, right * across), min(image.height, bottom * down))
-    part = image.resize((right - left, bottom - top), resample, box)
-    if part.size == size:
-        return part
-    whole = Image.new(image.mode, size, fill)
-    whole.paste(part, (left - start[0], top - start[1]))
-    return whole
+    x_step, y_step = image.width / scaled[0], image.height / scaled[1]
+    box = (left * x_step, top * y_step, min(image.width, right * x_step), min(image.height, bottom * y_step))
+    crop = image.resize((right - left, bottom - top), resample, box)
+    if crop.size == size:
+        return crop
+    padded = Image.new(image.mode, size, fill)
+    padded.paste(crop, (left - start[0], top - start[1]))
+    return padded
 
 
-def _jittered(image: Image.Image, share: float, generator: np.random.Generator) -> Image.Image:
+def _jittered(image: Image.Image, amount: float, generator: np.random.Generator) -> Image.Image:
     enhancers = [ImageEnhance.Brightness, ImageEnhance.Contrast, *([ImageEnhance.Color] if image.mode == "RGB" else [])]
     for enhancer in enhancers:
-        image = enhancer(image).enhance(generator.uniform(1 - share, 1 + share))
+        image = enhancer(image).enhance(generator.uniform(1 - amount, 1 + amount))
     return image

@@ -1,4 +1,4 @@
-"""Classes of pictures: which there are, the model that tells them apart, and its export."""
+"""Image classification: class names, model configuration, the check of the export, predictions and tables."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ import torch
 from finetune.errors import InputError, TrainingError
 from finetune.images.examples import Examples
 from finetune.images.processing import Processing
-from finetune.images.sources import Inspected
+from finetune.images.sources import Inspection
 from finetune.models.small_cnn import LEAST_SIZE, SmallCNNConfig
 from finetune.reading.columns import SHOWN, more
 from finetune.reading.problems import described, listed, nearest
 from finetune.reports.card import markdown_table
 
-MOST_CLASSES = 20  # of a confusion matrix that is shown; metrics.json has it whole
+MOST_CLASSES = 20  # of a confusion matrix in the report; metrics.json has the whole matrix
 CHECKED_ROWS = 4
 SHOWN_CLASSES = 10  # of a prediction
-# The exported model computes in fp32; a run in half precision reported what half precision gave it.
+# Of probabilities, by the run's precision: the exported model computes in fp32.
 TOLERANCE = {"no": 1e-4, "bf16": 5e-2, "fp16": 1e-2}
 CARD_METRICS = ["loss", "accuracy", "top5_accuracy", "f1_macro"]
 USAGE = """from transformers import pipeline
 classify = pipeline("image-classification", model="best")
 classify("picture.png")  # classes and their probabilities"""
-# Without code of this repository: what best/ holds is all that is needed.
+# Needs no code of this repository.
 SMALL_CNN_USAGE = """import json, numpy, torch
 from PIL import Image
 from safetensors.torch import load_file
@@ -47,7 +47,7 @@ print(config["id2label"][str(model(pixels).argmax().item())])"""
 
 
 def class_names(examples: Examples) -> list[str]:
-    """Each row's class as a text. Raises `InputError` for rows without one, each with its place."""
+    """The class name of each row. Raises `InputError` naming rows without a class."""
     if examples.classes is None:
         raise InputError(
             f"{examples.path}: has no classes; expected a folder for each class, a column (--label_column) or, beside MNIST's "
@@ -68,53 +68,53 @@ def _is_class(value: Any) -> bool:
 
 
 def sorted_classes(names: list[str], declared: Sequence[str] = ()) -> list[str]:
-    """The different classes: as the source declares them, or else by number where all are whole numbers, by alphabet otherwise.
-    Raises `InputError` for fewer than two."""
-    found = sorted(set(names))
-    if len(found) < 2:
-        raise InputError(f"the training pictures have one class only ({found[0]!r}); a classifier needs two or more")
+    """The distinct classes: in the declared order, else sorted, as numbers if all are numbers. Raises `InputError` for fewer
+    than two."""
+    distinct = sorted(set(names))
+    if len(distinct) < 2:
+        raise InputError(f"the training pictures have one class only ({distinct[0]!r}); a classifier needs two or more")
     if declared:
         return list(declared)
-    return sorted(found, key=int) if all(name.isdecimal() for name in found) else found
+    return sorted(distinct, key=int) if all(name.isdecimal() for name in distinct) else distinct
 
 
 def class_numbers(examples: Examples, names: list[str], labels: list[str]) -> np.ndarray:
-    """(rows,) int64: each row's class number. Raises `InputError` for classes that are not among `labels`, with their rows."""
-    number = {label: place for place, label in enumerate(labels)}
-    wrong = [row for row, name in enumerate(names) if name not in number]
+    """(rows,) int64: the class number of each row. Raises `InputError` naming rows whose class is not among `labels`."""
+    numbers = {label: number for number, label in enumerate(labels)}
+    wrong = [row for row, name in enumerate(names) if name not in numbers]
     if wrong:
-        shown = [f"{examples.where(row)}: unknown class {names[row]!r}{_meant(names[row], labels)}" for row in wrong[:SHOWN]]
-        raise InputError(
-            *shown, *more(len(wrong)), f"the model's classes are {', '.join(labels[:SHOWN])}{' ...' * (len(labels) > SHOWN)}"
-        )
-    return np.array([number[name] for name in names], dtype=np.int64)
+        shown = [
+            f"{examples.where(row)}: unknown class {names[row]!r}{_suggestion(names[row], labels)}" for row in wrong[:SHOWN]
+        ]
+        raise InputError(*shown, *more(len(wrong)), f"the model's classes are {listed(labels)}")
+    return np.array([numbers[name] for name in names], dtype=np.int64)
 
 
-def _meant(name: str, labels: list[str]) -> str:
+def _suggestion(name: str, labels: list[str]) -> str:
     near = nearest(name, labels)
     return f"; did you mean {near!r}?" if near else ""
 
 
 def note_classes(numbers: np.ndarray, labels: list[str], notes: list[str]) -> None:
-    """Notes how many classes there are, and those that no training picture has."""
+    """Notes the number and sizes of the classes, and classes without a training picture."""
     counts = np.bincount(numbers, minlength=len(labels))
     missing = [label for label, count in zip(labels, counts, strict=True) if not count]
     notes.append(f"{len(labels)} classes, of {counts[counts > 0].min()} to {counts.max()} training pictures each")
     if missing:
-        notes.append(f"no training picture has the class {', '.join(missing[:SHOWN])}{' ...' * (len(missing) > SHOWN)}")
+        notes.append(f"no training picture has the class {listed(missing)}")
 
 
-def choose_labels(own: list[str] | None, found: list[str] | None, config: Any) -> list[str]:
-    """The class list. `own`: those of the model that is named; `found`: those of the training pictures. The model's order stays
-    where they are the same classes, or where nothing is trained."""
-    if found is None:
+def choose_labels(own: list[str] | None, training: list[str] | None, config: Any) -> list[str]:
+    """The class list. `own`: the model's classes; `training`: those of the training pictures, None without training. Keeps the
+    model's order if both have the same classes."""
+    if training is None:
         return labels_of(config)
-    return own if own is not None and sorted(own) == sorted(found) else found
+    return own if own is not None and sorted(own) == sorted(training) else training
 
 
 def with_labels(config: SmallCNNConfig, labels: list[str], arguments: Any) -> SmallCNNConfig:
-    """A small CNN for these classes. Raises `InputError` for one that is trained for others, or for pictures of another size
-    than is requested."""
+    """The configuration of a small CNN with these classes. Raises `InputError` if it was trained for other classes or another
+    --image_size."""
     if arguments.image_size is not None and config.image_size != (arguments.image_size,) * 2:
         height, width = config.image_size
         raise InputError(
@@ -122,16 +122,16 @@ def with_labels(config: SmallCNNConfig, labels: list[str], arguments: Any) -> Sm
         )
     if labels != labels_of(config) and not arguments.from_scratch:
         raise InputError(
-            f"{arguments.model_name_or_path}: tells the classes {listed(labels_of(config))} apart, but the training pictures "
-            f"have {listed(labels)}; add --from_scratch to start anew"
+            f"{arguments.model_name_or_path}: has the classes {listed(labels_of(config))}, but the training pictures have "
+            f"{listed(labels)}; add --from_scratch to start anew"
         )
     smoothing = arguments.label_smoothing_factor if arguments.modes.train else config.label_smoothing_factor
     return replace(config, id2label=dict(enumerate(labels)), label_smoothing_factor=smoothing)
 
 
-def new_small_cnn(arguments: Any, examples: Examples, inspected: Inspected, labels: list[str]) -> SmallCNNConfig:
-    """The small CNN for training pictures: of their size, and of one channel where all are grey. Raises `InputError` for sizes
-    that differ while --image_size is not given, and for pictures that are too small."""
+def new_small_cnn(arguments: Any, examples: Examples, inspected: Inspection, labels: list[str]) -> SmallCNNConfig:
+    """A small CNN for training pictures: of their size, with one channel if all are grey. Raises `InputError` for pictures of
+    several sizes without --image_size, and for pictures that are too small."""
     image_mode, image_size = arguments.image_mode, arguments.image_size
     grey = image_mode == "L" or (image_mode == "auto" and all(header.is_grey for header in inspected.headers))
     size = (image_size, image_size) if image_size else next(iter(inspected.sizes))
@@ -163,13 +163,13 @@ def labels_of(config: Any) -> list[str]:
 
 
 def own_labels(config: Any) -> list[str] | None:
-    """The classes that a configuration names; None for LABEL_0, LABEL_1, ... as every untrained one has them."""
+    """The class names of a configuration; None if they are the default LABEL_0, LABEL_1, ..."""
     labels = labels_of(config)
     return labels if any(label != f"LABEL_{number}" for number, label in enumerate(labels)) else None
 
 
 def configure(config: Any, labels: list[str], label_smoothing_factor: float) -> None:
-    """Makes a configuration that of a classifier with these classes, which has the same loss wherever it is evaluated."""
+    """Sets classes and loss in a configuration. It keeps the label smoothing, so that later evaluations have the same loss."""
     config.label_smoothing_factor = label_smoothing_factor
     config.id2label = dict(enumerate(labels))
     config.label2id = {label: number for number, label in enumerate(labels)}
@@ -177,14 +177,14 @@ def configure(config: Any, labels: list[str], label_smoothing_factor: float) -> 
 
 
 def renew_head(model: Any) -> None:
-    """Random weights for what stands behind a model's body: it was trained for other classes."""
+    """Re-initialises the head, which was trained for other classes."""
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear) and not name.startswith(f"{model.base_model_prefix}."):
             model._init_weights(module)
 
 
 def plain_model(model: Any) -> Any:
-    """An fp32 model without weights, to save others' weights with; the trained one may be partitioned or in half precision."""
+    """An fp32 model on the meta device, to export weights with: the trained model may be partitioned or in half precision."""
     config = type(model.config).from_dict(model.config.to_dict())
     config.dtype = torch.float32
     with torch.device("meta"):
@@ -192,24 +192,22 @@ def plain_model(model: Any) -> Any:
 
 
 def rows_to_check(num_rows: int) -> np.ndarray:
-    """A few rows of a file, evenly spaced."""
+    """A few evenly spaced rows of a file."""
     return np.linspace(0, num_rows - 1, min(CHECKED_ROWS, num_rows)).astype(int)
 
 
 def check_export(
-    load: Callable[[Path], torch.nn.Module], inputs: torch.Tensor | None, logits: np.ndarray, precision: str, folder: Path
+    load: Callable[[Path], torch.nn.Module], inputs: torch.Tensor, logits: np.ndarray, precision: str, folder: Path
 ) -> None:
-    """Loads an exported folder and compares its probabilities with the run's. `inputs`: pixel values of some pictures, None to
-    load only; `logits`: (pictures, classes) the run's for them.
+    """Loads an exported folder and compares its probabilities with the run's. `inputs`: pixel values of some pictures;
+    `logits`: (pictures, classes) of the run for them.
 
-    Raises `TrainingError` if they differ by more than round-off (or, in half precision, than its rounding).
+    Raises `TrainingError` if they differ by more than the rounding of `precision`.
     """
     model = load(folder).eval()
-    if inputs is None:
-        return
     with torch.no_grad():
-        found = model(pixel_values=inputs).logits.double().softmax(-1)
-    difference = float((found - torch.as_tensor(logits).double().softmax(-1)).abs().max())
+        probabilities = model(pixel_values=inputs).logits.double().softmax(-1)
+    difference = float((probabilities - torch.as_tensor(logits).double().softmax(-1)).abs().max())
     if not difference <= TOLERANCE[precision]:
         raise TrainingError(
             f"the exported model does not give the run's probabilities (difference {difference:.1e}); nothing was replaced. "
@@ -218,31 +216,32 @@ def check_export(
 
 
 def prediction_lines(logits: np.ndarray, labels: list[str]) -> Iterator[dict[str, Any]]:
-    """The class of each row and the probabilities of the likeliest, best first. `logits`: (rows, classes)."""
-    chances = torch.as_tensor(logits).double().softmax(-1).numpy()
-    for row, order in zip(chances, np.argsort(-chances, axis=1, kind="stable")[:, :SHOWN_CLASSES], strict=True):
-        yield {"label": labels[order[0]], "probabilities": {labels[place]: round(float(row[place]), 6) for place in order}}
+    """Yields the predicted class of each row and the highest probabilities, best first. `logits`: (rows, classes)."""
+    probabilities = torch.as_tensor(logits).double().softmax(-1).numpy()
+    best = np.argsort(-probabilities, axis=1, kind="stable")[:, :SHOWN_CLASSES]
+    for row, order in zip(probabilities, best, strict=True):
+        yield {"label": labels[order[0]], "probabilities": {labels[number]: round(float(row[number]), 6) for number in order}}
 
 
 def confusion_table(confusion: list[list[int]], labels: list[str]) -> list[str]:
-    """A confusion matrix as Markdown, a row a class; of many classes the pairs that are confused most."""
+    """A confusion matrix as Markdown, one row per class; for many classes, a list of the most confused pairs."""
     counts = np.array(confusion)
     if len(labels) <= MOST_CLASSES:
         rows = [[f"**{label}**", *row] for label, row in zip(labels, counts.tolist(), strict=True)]
         return markdown_table(["is \\ predicted", *labels], rows)
     wrong = counts - np.diag(np.diag(counts))
-    worst = [divmod(place, len(labels)) for place in np.argsort(-wrong, axis=None, kind="stable")[:MOST_CLASSES].tolist()]
+    worst = [divmod(index, len(labels)) for index in np.argsort(-wrong, axis=None, kind="stable")[:MOST_CLASSES].tolist()]
     rows = [[labels[i], labels[j], int(wrong[i, j])] for i, j in worst if wrong[i, j]]
     return markdown_table(["is", "predicted", "pictures"], rows)
 
 
 def card_sections(folder: Path, labels: list[str]) -> list[str]:
-    """The confusion matrix and the per-class metrics of metrics.json as Markdown; nothing without an evaluation."""
-    found = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
-    table = found.get("eval_per_class")
+    """Confusion matrix and per-class metrics from metrics.json as Markdown; [] without an evaluation."""
+    metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+    table = metrics.get("eval_per_class")
     if not table:
         return []
     columns = list(table[0])
     rows = [[row[column] for column in columns] for row in table]
-    matrix = confusion_table(found["eval_confusion_matrix"], labels)
+    matrix = confusion_table(metrics["eval_confusion_matrix"], labels)
     return ["## Confusion matrix (validation)", "", *matrix, "", "## Classes (validation)", "", *markdown_table(columns, rows)]

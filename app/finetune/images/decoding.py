@@ -1,4 +1,4 @@
-"""Pictures decoded strictly with Pillow: what is no whole picture of 8 bits is an error that names it."""
+"""Strict decoding with Pillow. Broken, truncated and 16-bit pictures are errors that name the file."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from finetune.errors import InputError, in_short, is_out_of_memory
 GREY = ("1", "L", "LA", "La")
 DEEP = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")  # more than 8 bits a channel
 ALPHA = ("LA", "La", "PA", "RGBA", "RGBa")
-TURNED = (5, 6, 7, 8)  # EXIF orientations that swap width and height
-Encoded = bytes | Path  # a picture as it is stored
+TRANSPOSED = (5, 6, 7, 8)  # EXIF orientations that swap width and height
+Encoded = bytes | Path  # an undecoded picture
 
 
 class Header(NamedTuple):
-    """What a picture says of itself: size in pixels as it is shown, and Pillow's mode."""
+    """Size in pixels, after EXIF rotation, and Pillow's mode."""
 
     width: int
     height: int
@@ -31,17 +31,17 @@ class Header(NamedTuple):
 
 
 def read_header(encoded: Encoded, name: str) -> Header:
-    """Size and mode, without decoding the pixels. Raises `InputError` that begins with `name`."""
+    """Reads a picture's header without decoding its pixels. `name`: starts the message of an `InputError`."""
     with _opened(encoded, name) as image:
         width, height = image.size
-        turned = _orientation(image) in TURNED
-        return Header(height, width, image.mode) if turned else Header(width, height, image.mode)
+        return Header(height, width, image.mode) if _orientation(image) in TRANSPOSED else Header(width, height, image.mode)
 
 
 def decode(encoded: Encoded, name: str, mode: str) -> Image.Image:
-    """A picture in `mode`, "L" or "RGB", as a viewer shows it: turned as its EXIF data say, palettes looked up. An alpha
-    channel is dropped. Raises `InputError` that begins with `name` for what is broken, truncated or has more than 8 bits a
-    channel."""
+    """A picture in `mode`, "L" or "RGB". Applies the EXIF rotation and the palette, drops an alpha channel.
+
+    Raises `InputError`, starting with `name`, if it is broken, truncated or has more than 8 bits per channel.
+    """
     image = _decoded(encoded, name)
     if image.mode in DEEP:
         raise InputError(f"{name}: {too_deep(image.mode)}")
@@ -49,8 +49,8 @@ def decode(encoded: Encoded, name: str, mode: str) -> Image.Image:
 
 
 def decode_mask(encoded: Encoded, name: str) -> Image.Image:
-    """A picture of class numbers, mode "L" or, above 255, "I": the values of a grey picture, or the indices (not the colours)
-    of one with a palette. Raises `InputError` that begins with `name` for colours."""
+    """A mask of class numbers in mode "L" or, above 255, "I": the values of a grey picture, or the indices (not the colours)
+    of one with a palette. Raises `InputError`, starting with `name`, for colours."""
     image = _decoded(encoded, name)
     if image.mode in ("L", "I"):
         return image
@@ -66,18 +66,18 @@ def decode_mask(encoded: Encoded, name: str) -> Image.Image:
 
 
 def too_deep(mode: str) -> str:
-    """Why a picture of this mode, one of DEEP, is refused."""
+    """The error message for a picture of this mode, one of DEEP."""
     return (
-        f"has more than 8 bits a pixel (Pillow's mode {mode}); which of its values are black and white is not known. Save it "
-        "with 8 bits, scaled as you want it"
+        f"has more than 8 bits a pixel (Pillow's mode {mode}), so its black and white levels are unknown. Save it with 8 bits, "
+        "scaled as you want it"
     )
 
 
 def _orientation(image: Image.Image) -> int | None:
     try:
-        # Not PNG's own method, which decodes the picture first.
+        # The method of PNG pictures would decode the pixels first.
         return Image.Image.getexif(image).get(ExifTags.Base.Orientation)
-    except Exception as error:  # EXIF data that are damaged have none; decoding will say more
+    except Exception as error:  # damaged EXIF data count as none
         if is_out_of_memory(error):
             raise
         return None
@@ -88,7 +88,7 @@ def _decoded(encoded: Encoded, name: str) -> Image.Image:
         try:
             image.load()
             return ImageOps.exif_transpose(image)
-        except Exception as error:  # each of Pillow's formats raises its own
+        except Exception as error:  # Pillow's formats raise exceptions of many types
             if is_out_of_memory(error):
                 raise
             raise InputError(
@@ -102,10 +102,10 @@ def _opened(encoded: Encoded, name: str) -> Image.Image:
     except FileNotFoundError:
         raise InputError(f"{name}: this file does not exist") from None
     except UnidentifiedImageError:
-        found = encoded[:16] if isinstance(encoded, bytes) else encoded.open("rb").read(16)
-        what = "is empty" if not found else f"is no picture that Pillow can read (it begins with {found!r})"
-        raise InputError(f"{name}: {what}; copy it again or leave it out") from None
-    except Exception as error:  # each of Pillow's formats raises its own; DecompressionBombError is a bare Exception
+        start = encoded[:16] if isinstance(encoded, bytes) else encoded.open("rb").read(16)
+        reason = "is empty" if not start else f"is no picture that Pillow can read (it begins with {start!r})"
+        raise InputError(f"{name}: {reason}; copy it again or leave it out") from None
+    except Exception as error:  # Pillow's formats raise exceptions of many types
         if is_out_of_memory(error):
             raise
         raise InputError(f"{name}: cannot be opened as a picture ({in_short(error)})") from None

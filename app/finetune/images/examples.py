@@ -1,4 +1,4 @@
-"""The pictures of a split with the classes that stand beside them, from any of the forms that users have."""
+"""Reads the pictures and classes of a split from folders, idx files, tables or data sets."""
 
 from __future__ import annotations
 
@@ -30,9 +30,12 @@ LIMITS = {"train": "max_train_samples", "validation": "max_eval_samples", "test"
 
 @dataclass(frozen=True)
 class Examples:
-    """`classes`: what the source has as each row's class, None where it has none. `where`: what messages call a row.
-    `declared`: the names of all classes, in their order, where the source gives them. `source`: (rows,) of several sources, the
-    number of the argument's value that each row is of; `sources`: the first source of each, in words."""
+    """The pictures of a split with their labels.
+
+    `path`: the source. `classes`: the label of each row, such as a class name or the path of a mask; None without labels.
+    `where`: row -> its name in messages. `declared`: all class names in order, if the source lists them. With several sources,
+    `source` has for each row the number of the argument's value that it comes from; `sources`: a path for each such number.
+    """
 
     path: str
     images: Images
@@ -47,96 +50,95 @@ class Examples:
         return len(self.images)
 
     def take(self, rows: np.ndarray) -> Examples:
-        # Lists first: one cell of a table at a time is slow.
+        # As lists first: reading a table cell by cell is slow.
         classes, ids = (None if cells is None else list(cells) for cells in (self.classes, self.ids))
         classes, ids = classes and [classes[row] for row in rows], [ids[row] for row in rows]
         source, where = None if self.source is None else self.source[rows], Renumbered(self.where, rows)
         return replace(self, images=self.images.take(rows), classes=classes, ids=ids, where=where, source=source)
 
     def mixture(self, weights: Sequence[float] | None, notes: list[str]) -> Mixture | None:
-        """How --mixing_weights mixes the sources (`Mixture.of`); None without weights."""
+        """The `Mixture` of the sources by --mixing_weights; None without weights."""
         return None if weights is None else Mixture.of(self.source, weights, self.sources, notes)
 
 
 def read_examples(arguments: Any, split: str, notes: list[str]) -> Examples | None:
-    """The pictures of "train", "validation" or "test" from `--*_file`, folders and files, or from --dataset_name; None when
-    neither is given. `arguments`: those of ImageArguments.
+    """The pictures of "train", "validation" or "test", from --*_file or --dataset_name; None if neither is given.
 
-    Raises `InputError` for what is wrong with a source; the pictures themselves are looked at by `Images.inspect`.
+    Raises `InputError` for problems of a source. `Images.inspect` checks the pictures themselves.
     """
-    named = getattr(arguments, f"{split}_file")
-    if named is None:
+    files = getattr(arguments, f"{split}_file")
+    if files is None:
         return _from_dataset(arguments, split)
-    paths = files_named(f"--{split}_file", named)
-    found = read_each(f"--{split}_file", paths, partial(_from_path, arguments, split, above_folders(paths), notes))
-    most = getattr(arguments, LIMITS[split])
-    if found is None or most is None or most >= len(found):
-        return found
-    # A folder's first pictures are all of one class.
+    paths = files_named(f"--{split}_file", files)
+    examples = read_each(f"--{split}_file", paths, partial(_from_path, arguments, split, above_folders(paths), notes))
+    limit = getattr(arguments, LIMITS[split])
+    if examples is None or limit is None or limit >= len(examples):
+        return examples
+    # The first pictures of a folder are all of one class: take evenly spaced ones.
     by_class = any(Path(path).is_dir() and images_file(Path(path), split) is None for path, _ in paths)
-    return found.take(np.linspace(0, len(found) - 1, most).astype(np.int64) if by_class else np.arange(most))
+    return examples.take(np.linspace(0, len(examples) - 1, limit).astype(np.int64) if by_class else np.arange(limit))
 
 
 def read_each(argument: str, paths: Sequence[tuple[str, int]], read: Callable[[str], Examples | None]) -> Examples | None:
-    """What `read` finds in all the sources of `files_named`, one after the other; None if it finds none. Raises `InputError`
-    with what is wrong in each, and where only some have labels."""
-    found, problems = [], []
+    """Reads all sources and joins them; None if there are none. `paths`: from `files_named`. Raises `InputError` with the
+    problems of all, and if only some have labels."""
+    parts, problems = [], []
     for path, number in paths:
         try:
-            found.append((read(path), number))
+            parts.append((read(path), number))
         except InputError as error:
             problems += error.problems
     if problems:
         raise InputError(*problems[:SHOWN], *more(len(problems)))
-    found = [(examples, number) for examples, number in found if examples is not None]
-    return _joined(argument, found) if len(found) > 1 else next((examples for examples, _ in found), None)
+    parts = [(examples, number) for examples, number in parts if examples is not None]
+    return _joined(argument, parts) if len(parts) > 1 else next((examples for examples, _ in parts), None)
 
 
-def _joined(argument: str, found: Sequence[tuple[Examples, int]]) -> Examples:
-    parts, numbers = zip(*found, strict=True)
-    check_alike(argument, [(each.path, each.classes is not None) for each in parts])
-    lengths = [len(each) for each in parts]
+def _joined(argument: str, numbered: Sequence[tuple[Examples, int]]) -> Examples:
+    parts, numbers = zip(*numbered, strict=True)
+    check_alike(argument, [(examples.path, examples.classes is not None) for examples in parts])
+    lengths = [len(examples) for examples in parts]
     part = np.repeat(np.arange(len(parts)), lengths)
-    images = JoinedImages([each.images for each in parts], part)
-    ids, classes = [], None if parts[0].classes is None else [name for each in parts for name in each.classes]
-    for each in parts:  # numbered rows go on where the last source ended
-        ids += range(len(ids), len(ids) + len(each)) if isinstance(each.ids, range) else each.ids
+    images = JoinedImages([examples.images for examples in parts], part)
+    classes = None if parts[0].classes is None else [name for examples in parts for name in examples.classes]
+    ids: list[Any] = []
+    for examples in parts:  # numbered rows are numbered through
+        ids += range(len(ids), len(ids) + len(examples)) if isinstance(examples.ids, range) else examples.ids
     return Examples(
         path=f"{parts[0].path} and {len(parts) - 1} more",
         images=images,
         classes=classes,
-        where=JoinedPlaces([each.where for each in parts], part, images.row),
+        where=JoinedPlaces([examples.where for examples in parts], part, images.row),
         ids=ids,
-        declared=parts[0].declared if len({each.declared for each in parts}) == 1 else (),
+        declared=parts[0].declared if len({examples.declared for examples in parts}) == 1 else (),
         source=np.repeat(numbers, lengths),
         sources=tuple(parts[numbers.index(number)].path for number in dict.fromkeys(numbers)),
     )
 
 
 def above_folders(paths: Sequence[tuple[str, int]]) -> str | None:
-    """`above` of the folders among several sources: their pictures are named from there, so that no two have one name."""
+    """The folder above all source folders. Ids of pictures are paths from there, so that they are unique."""
     return above([path for path, _ in paths if Path(path).is_dir()])
 
 
 def _from_path(arguments: Any, split: str, base: str | None, notes: list[str], path: str) -> Examples:
-    """`base`: the folder from which pictures are named, None for `path`."""
-    place = Path(path)
-    if not place.is_dir():
-        return _from_idx(place) if is_idx(place) else from_table(arguments, split, place)
-    images = images_file(place, split)
-    return _from_folder(place, base, notes) if images is None else _from_idx(images)
+    """`base`: the folder that ids are relative to, None for `path`."""
+    source = Path(path)
+    if not source.is_dir():
+        return _from_idx(source) if is_idx(source) else from_table(arguments, split, source)
+    images = images_file(source, split)
+    return _from_folder(source, base, notes) if images is None else _from_idx(images)
 
 
 def _from_idx(path: Path) -> Examples:
     pixels, labels = read_idx(path, 3), labels_file(path)
     classes = None
     if labels is not None:
-        numbers = read_idx(labels, 1)
-        if len(numbers) != len(pixels):
+        classes = read_idx(labels, 1).tolist()
+        if len(classes) != len(pixels):
             raise InputError(
-                f"{labels}: has {len(numbers)} labels for the {len(pixels)} pictures of {path}; they do not belong together"
+                f"{labels}: has {len(classes)} labels for the {len(pixels)} pictures of {path}; they do not belong together"
             )
-        classes = numbers.tolist()
     images = ArrayImages(str(path), pixels)
     return Examples(str(path), images, classes, images.name, range(len(pixels)))
 
@@ -149,12 +151,12 @@ def _from_folder(path: Path, base: str | None, notes: list[str]) -> Examples:
 
 
 def named_from(base: str | None, folder: Path, names: list[str]) -> list[str]:
-    """Names of files in a folder as they are there or, with `base`, from that folder above it."""
+    """File names in a folder, relative to `base` if that is given."""
     return names if base is None else [str(Path(os.path.relpath(folder, base), name)) for name in names]
 
 
 def _columns(arguments: Any, split: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(required, optional) columns of a table. Raises `InputError` for one that is used twice."""
+    """(required columns, optional columns) of a table. Raises `InputError` if pictures and labels share a column."""
     image, label, id_column = arguments.image_column, arguments.label_column, arguments.id_column
     if image == label:
         raise InputError(f"column {image!r} is used twice; pictures and labels need columns of their own")
@@ -180,7 +182,7 @@ def from_table(arguments: Any, split: str, path: Path) -> Examples:
 
 
 def _of_table(arguments: Any, split: str, table: Table, folder: Path) -> Examples:
-    """`folder`: from which its paths are."""
+    """`folder`: the table's paths are relative to it."""
     label, id_column = arguments.label_column, arguments.id_column
     if split == "test":
         check_ids(table, id_column)
@@ -190,8 +192,8 @@ def _of_table(arguments: Any, split: str, table: Table, folder: Path) -> Example
 
 
 def _holds_pictures(path: Path, column: str) -> bool:
-    """Whether a parquet file's column holds the pictures themselves and not their paths. False for a file that cannot be read:
-    the reader of tables says why."""
+    """Whether a column of a parquet file holds pictures, not their paths. False for an unreadable file: `read_table` reports
+    the error."""
     try:
         schema = pyarrow.parquet.read_schema(path)
     except (pyarrow.ArrowException, OSError):
@@ -201,10 +203,10 @@ def _holds_pictures(path: Path, column: str) -> bool:
 
 
 def _parquet_rows(path: Path, column: str) -> datasets.Dataset:
-    """The rows of a parquet file, mapped from a copy in the cache of `datasets`; pictures are not decoded."""
-    import datasets  # takes half a second: not for pictures in memory
+    """The rows of a parquet file, memory-mapped from the cache of `datasets`, with undecoded pictures."""
+    import datasets  # takes half a second, and only parquet files need it
 
     try:
         return datasets.Dataset.from_parquet(str(path)).cast_column(column, datasets.Image(decode=False))
-    except Exception as error:  # of pyarrow and of `datasets`
+    except Exception as error:  # pyarrow's and those of `datasets`
         raise InputError(f"{path}: cannot be read ({str(error).splitlines()[0][:200]})") from None

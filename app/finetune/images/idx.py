@@ -1,4 +1,4 @@
-"""The idx files of MNIST and its relatives, plain or .gz (http://yann.lecun.com/exdb/mnist).
+"""Reads the idx files of MNIST and similar data sets, plain or .gz (http://yann.lecun.com/exdb/mnist).
 
 Big-endian: two zero bytes, the type (8: uint8), the number of dimensions, each dimension as int32, then the values.
 """
@@ -15,29 +15,29 @@ import numpy as np
 from finetune.errors import InputError, in_short
 
 UINT8 = 8
-# The prefixes of a split's files in a folder that holds all four.
+# File name prefixes of each split.
 PREFIXES = {"train": ("train",), "validation": ("validation", "t10k", "test"), "test": ("t10k", "test")}
 
 
 def is_idx(path: Path) -> bool:
-    """Whether a file is one of pictures, by its name."""
+    """Whether a file holds pictures in idx format, by its name."""
     return "-idx3-" in path.name or ".idx3-" in path.name
 
 
 def images_file(folder: Path, split: str) -> Path | None:
-    """A split's file of pictures in a folder; None if it has none."""
-    found = (file for prefix in PREFIXES[split] for file in sorted(folder.glob(f"{prefix}-images[-.]idx3-ubyte*")))
-    return next((file for file in found if file.name.endswith(("ubyte", ".gz"))), None)
+    """The images file of a split in a folder; None if there is none."""
+    files = (file for prefix in PREFIXES[split] for file in sorted(folder.glob(f"{prefix}-images[-.]idx3-ubyte*")))
+    return next((file for file in files if file.name.endswith(("ubyte", ".gz"))), None)
 
 
 def labels_file(images: Path) -> Path | None:
-    """The file of labels that belongs to one of pictures; packed or not, whichever is there."""
+    """The labels file, plain or .gz, that belongs to an images file; None if there is none."""
     name = images.name.replace("images", "labels").replace("idx3", "idx1").removesuffix(".gz")
     return next((file for file in (images.with_name(name), images.with_name(f"{name}.gz")) if file.is_file()), None)
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
-    """An array of uint8. Raises `InputError` for a file of another type or number of dimensions, or one that is not whole."""
+    """The array, uint8. Raises `InputError` for another type or number of dimensions, and for a truncated file."""
     try:
         content = path.read_bytes()
         if path.suffix == ".gz":
@@ -46,7 +46,7 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
         raise InputError(f"{path}: cannot be read ({in_short(error)}); copy it again") from None
     if len(content) < 4 or content[:2] != b"\0\0":
         raise InputError(
-            f"{path}: is no idx file: it begins with {content[:4]!r}, expected two zero bytes; give MNIST's files as downloaded"
+            f"{path}: is no idx file: it begins with {content[:4]!r}, expected two zero bytes; give the files as downloaded"
         )
     if content[2] != UINT8 or content[3] != dimensions:
         raise InputError(
@@ -55,11 +55,11 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
         )
     start = 4 + 4 * dimensions
     shape = np.frombuffer(content[4:start], ">i4")
-    wanted = start + math.prod(map(int, shape))
-    if len(content) != wanted:
+    expected = start + math.prod(map(int, shape))
+    if len(content) != expected:
         raise InputError(
-            f"{path}: has {len(content)} bytes, but {' x '.join(map(str, shape))} values take {wanted}; copy it again"
+            f"{path}: has {len(content)} bytes, but {' x '.join(map(str, shape))} values take {expected}; copy it again"
         )
-    if not wanted - start:
+    if expected == start:
         raise InputError(f"{path}: no rows")
     return np.frombuffer(content, np.uint8, offset=start).reshape(tuple(map(int, shape)))

@@ -1,10 +1,9 @@
-"""What all image tasks share: pictures found, checked, decoded when a batch needs them, varied by (seed, epoch, row)."""
+"""The base class of image tasks: reads and checks pictures, decodes and augments them in batches, builds and exports models."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,11 +14,11 @@ import torch
 from PIL import Image
 
 from finetune.errors import InputError, TrainingError
-from finetune.images.augmentation import Augmentation, generator_of
+from finetune.images.augmentation import Augmentation, row_generator
 from finetune.images.decoding import ALPHA, DEEP, too_deep
 from finetune.images.examples import Examples, read_examples
 from finetune.images.processing import Processing
-from finetune.images.sources import THREADS, ArrayImages, EncodedImages, Images, Inspected
+from finetune.images.sources import ArrayImages, EncodedImages, Images, Inspection, map_rows
 from finetune.launching.launch import Launch
 from finetune.models import adapters
 from finetune.models.export import export_model
@@ -30,13 +29,13 @@ from finetune.reading.columns import SHOWN, more, split_off
 from finetune.reading.fingerprint import fingerprint
 from finetune.task import Batch, Data, Described, Split, Task, mixing_fingerprint
 
-MOST_PIXELS = 50_000_000  # of a picture that is sent to a server
+MOST_PIXELS = 50_000_000  # of a picture in a request to a server
 
 
 @dataclass(frozen=True)
 class Targets:
-    """What the rows of a split are trained or scored on: (rows,) int64 class numbers, or masks as pictures. `content`: a hash
-    of them; `describe`: fields of `Described` that are known of them."""
+    """The targets of a split. `values`: (rows,) int64 class numbers, or masks. `content`: a hash of them. `describe`: returns
+    fields of `Described` for the data report."""
 
     values: np.ndarray | Images
     content: str
@@ -49,7 +48,7 @@ class Targets:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSplit(Split):
-    """A split of pictures. `targets`: None without; `where`: what messages call a row."""
+    """A split of pictures. `targets`: None without labels. `where`: row -> its name in messages."""
 
     images: Images
     targets: Targets | None
@@ -57,31 +56,30 @@ class ImageSplit(Split):
 
 
 class ImageTask(Task):
-    """Loading for tasks whose rows are pictures. A task says what its targets are and which model sees the pictures.
+    """Base class of tasks whose rows are pictures. A subclass defines targets and model.
 
-    After `load` there are `launch`, `modes`, `splits`, `processing` and what `choose_model` keeps.
+    `load` sets `launch`, `modes`, `notes`, `inspected`, `processing`, `augmentation` and `splits`.
     """
 
     takes = "pictures"
     memory_advice = "a smaller --per_device_train_batch_size, "
-    mask_fill = 0  # class number of what lies outside of a picture that is rotated
+    mask_fill = 0  # mask value outside of a rotated picture
 
     @abstractmethod
-    def choose_model(self, examples: dict[str, Examples], inspected: dict[str, Inspected], notes: list[str]) -> Processing:
-        """Decides on the model's configuration, checked; how pictures become its input. By split; "train" first."""
+    def choose_model(self, examples: dict[str, Examples], inspected: dict[str, Inspection], notes: list[str]) -> Processing:
+        """Chooses and checks the model's configuration. Returns its preprocessing. `examples`, `inspected`: by split."""
 
     @abstractmethod
     def encode_targets(
-        self, examples: dict[str, Examples], inspected: dict[str, Inspected], notes: list[str]
+        self, examples: dict[str, Examples], inspected: dict[str, Inspection], notes: list[str]
     ) -> dict[str, Targets]:
-        """The targets of the splits that have some. Raises `InputError` for what is wrong with them."""
+        """The targets of the labelled splits. Raises `InputError` for invalid labels."""
 
     def mask_labels(self, mask: np.ndarray) -> np.ndarray:
-        """(height, width) int64 targets of a mask's values."""
+        """Maps the values of a mask to targets, (height, width) int64."""
         return mask.astype(np.int64)
 
     def load(self, launch: Launch, modes: Modes) -> Data:
-        """Finds the pictures, reads their headers, chooses the model. Raises `InputError`."""
         arguments, notes = self.arguments, []
         self.launch, self.modes, self.notes = launch, modes, notes
         adapters.check_quantization(arguments, launch)
@@ -95,7 +93,7 @@ class ImageTask(Task):
             check_grey(examples, inspected)
         targets = self.encode_targets(examples, inspected, notes)
         self.augmentation = self.make_augmentation()
-        self.splits = {name: self._split(name, found, targets.get(name), inspected[name]) for name, found in examples.items()}
+        self.splits = {name: self._split(name, rows, targets.get(name), inspected[name]) for name, rows in examples.items()}
         if modes.train:
             notes.insert(0, f"{len(self.splits['train'])} training pictures, read as {self.input_words()}")
         if arguments.test_file is not None and not modes.predict:
@@ -105,42 +103,40 @@ class ImageTask(Task):
     def describe(self, name: str, closely: bool = False) -> Described:
         inspected, split = self.inspected[name], self.splits[name]
         sizes = {
-            f"{side}, pixels": np.array([getattr(each, side) for each in inspected.headers]) for side in ("width", "height")
+            f"{side}, pixels": np.array([getattr(header, side) for header in inspected.headers]) for side in ("width", "height")
         }
-        found = Described(inspected.digests, None, None, None, np.zeros(len(split), dtype=bool), sizes=sizes)
+        described = Described(inspected.digests, None, None, None, np.zeros(len(split), dtype=bool), sizes=sizes)
         if split.targets is not None and split.targets.describe is not None:
-            found = found._replace(**split.targets.describe())
+            described = described._replace(**split.targets.describe())
         if not closely:
-            return found
-        with ThreadPoolExecutor(THREADS) as pool:
-            pixels = list(pool.map(partial(_pixels, split.images), range(len(split))))
-        return found._replace(similar=pixels, nearly="of equal pixels, in files that are not equal")
+            return described
+        pixel_hashes = map_rows(partial(_pixel_hash, split.images), len(split), "comparing pictures", "pictures")
+        return described._replace(similar=pixel_hashes, nearly="of equal pixels, in files that are not equal")
 
     def read(self, notes: list[str]) -> dict[str, Examples]:
-        """The pictures of the splits that the run needs. Raises `InputError` for all that is missing or wrong, in one list."""
-        wanted = [name for name, needed in zip(("train", "validation", "test"), self.modes, strict=True) if needed]
-        found, problems = {}, []
-        for split in wanted:
+        """The pictures of the splits that the run needs. Raises `InputError` with all problems."""
+        examples, problems = {}, []
+        for split, needed in zip(("train", "validation", "test"), self.modes, strict=True):
             try:
-                examples = self.read_split(split, notes)
+                rows = self.read_split(split, notes) if needed else None
             except InputError as error:
                 problems += error.problems
                 continue
-            if examples is not None:
-                found[split] = examples
-            elif split != "validation" or not self.modes.train:
+            if rows is not None:
+                examples[split] = rows
+            elif needed and (split != "validation" or not self.modes.train):
                 problems.append(f"no {split} pictures: give --{split}_file or --dataset_name")
         if problems:
             raise InputError(*problems)
-        if self.modes.train and self.modes.evaluate and "validation" not in found:
-            train = found["train"]
+        if self.modes.train and self.modes.evaluate and "validation" not in examples:
+            train = examples["train"]
             parts = split_off(train, self.arguments.validation_split, self.arguments.seed)
-            found |= {name: train.take(rows) for name, rows in zip(("train", "validation"), parts, strict=True)}
+            examples |= {name: train.take(rows) for name, rows in zip(("train", "validation"), parts, strict=True)}
             notes.append(f"{len(parts[1])} training pictures are kept for validation (--validation_split)")
-        return found
+        return examples
 
     def read_split(self, split: str, notes: list[str]) -> Examples | None:
-        """The pictures of a split; None where the arguments name none."""
+        """The pictures of a split; None if the arguments name no source."""
         return read_examples(self.arguments, split, notes)
 
     def make_augmentation(self) -> Augmentation:
@@ -149,31 +145,32 @@ class ImageTask(Task):
         return Augmentation(size, a.random_crop, a.random_flip, a.random_rotation, a.color_jitter, fill)
 
     def input_words(self) -> str:
-        """What the model sees, in words."""
+        """The size and mode of the model's input, for messages."""
         height, width = self.processing.size
         return f"{width}x{height} {'grey levels' if self.processing.mode == 'L' else 'RGB'}"
 
     def fit(self, image: Image.Image, mask: Image.Image | None) -> tuple[np.ndarray, np.ndarray | None]:
-        """A picture, and its mask, in the size of the model's input."""
+        """A picture and its mask, resized to the model's input."""
         return self.processing.fit(image), None if mask is None else np.asarray(self.processing.resize_mask(mask))
 
-    def _split(self, name: str, examples: Examples, targets: Targets | None, inspected: Inspected) -> ImageSplit:
-        collate = partial(self._collate, examples.images, targets)
-        if name != "train":
-            collate = partial(self.collate_to_evaluate, name, examples.images, targets)
-        varied = name == "train" and not self.augmentation.is_off
+    def _split(self, name: str, examples: Examples, targets: Targets | None, inspected: Inspection) -> ImageSplit:
+        is_train, images = name == "train", examples.images
+        if is_train:
+            collate = partial(self._collate, images, targets)
+        else:
+            collate = partial(self.collate_to_evaluate, name, images, targets)
         return ImageSplit(
             path=examples.path,
             collate=collate,
             num_rows=len(examples),
-            augment=collate if varied else None,
+            augment=collate if is_train and not self.augmentation.is_off else None,
             labelled=targets is not None,
             ids=examples.ids,
             content=partial(_content, inspected, targets),
-            images=examples.images,
+            images=images,
             targets=targets,
             where=examples.where,
-            mixture=examples.mixture(self.arguments.mixing_weights, self.notes) if name == "train" else None,
+            mixture=examples.mixture(self.arguments.mixing_weights, self.notes) if is_train else None,
         )
 
     def rows_in_memory(self, items: Sequence[bytes]) -> ImageSplit:
@@ -191,15 +188,15 @@ class ImageTask(Task):
         return self._split("test", examples["test"], None, inspected["test"])
 
     def collate_to_evaluate(self, split: str, images: Images, targets: Targets | None, rows: np.ndarray) -> Batch:
-        """Rows of "validation" or "test"."""
+        """Collates rows of the "validation" or "test" split."""
         return self._collate(images, targets, rows)
 
     def _collate(self, images: Images, targets: Targets | None, rows: np.ndarray, epoch: int | None = None) -> Batch:
-        """Pictures as the model's input; varied, where an epoch is given."""
+        """Collates rows; with an epoch, augments them."""
         values = None if targets is None else targets.values
         labels = torch.from_numpy(values[rows]) if isinstance(values, np.ndarray) else None
-        if epoch is None and self._fits(images) and not isinstance(values, Images):
-            pixels = images.pixels[rows]  # no picture is handled by itself
+        if epoch is None and self._needs_no_fit(images) and not isinstance(values, Images):
+            pixels = images.pixels[rows]  # the whole batch at once
         else:
             pairs = [self._pair(images, values, int(row), epoch) for row in rows]
             pixels = np.stack([picture for picture, _ in pairs])
@@ -207,25 +204,25 @@ class ImageTask(Task):
                 labels = torch.from_numpy(np.stack([self.mask_labels(mask) for _, mask in pairs]))
         return Batch(torch.as_tensor(rows, dtype=torch.int64), {"pixel_values": self.processing.normalize(pixels)}, labels)
 
-    def _fits(self, images: Images) -> bool:
-        """Whether an array of pictures is the model's input but for its scale."""
+    def _needs_no_fit(self, images: Images) -> bool:
+        """Whether the pictures are an array that already has the mode and size of the model's input."""
         if not isinstance(images, ArrayImages) or self.processing.processor is not None:
             return False
         same_mode = (images.pixels.ndim == 3) == (self.processing.mode == "L")
         return same_mode and images.pixels.shape[1:3] == self.processing.size
 
     def _pair(self, images: Images, masks: Any, row: int, epoch: int | None) -> tuple[np.ndarray, np.ndarray | None]:
-        """A picture and its mask, if it has one, as arrays of the input's size."""
+        """(picture, mask or None) of a row as arrays of the input's size; with an epoch, augmented."""
         image = images.load(row, self.processing.mode)
         mask = masks.load_mask(row) if isinstance(masks, Images) else None
         if epoch is not None:
-            image, mask = self.augmentation(image, mask, generator_of(self.arguments.seed, epoch, row))
-            if self.augmentation.gives_size:
+            image, mask = self.augmentation(image, mask, row_generator(self.arguments.seed, epoch, row))
+            if self.augmentation.has_fixed_size:
                 return np.asarray(image), None if mask is None else np.asarray(mask)
         return self.fit(image, mask)
 
     def load_trained(self, auto_class: Any, path: str | Path) -> torch.nn.Module:
-        """The model of transformers in a folder or on the hub. Raises `InputError` for one without a trained head."""
+        """Loads a model of transformers from a folder or the hub. Raises `InputError` if its head is not trained."""
         arguments = replace(self.arguments, model_name_or_path=str(path), config_name=None, from_scratch=False)
         model, new_names = load_model_and_new_names(auto_class, arguments, load_config(arguments))
         if new_names:
@@ -233,8 +230,8 @@ class ImageTask(Task):
         return model
 
     def limit_training(self, model: Any) -> Any:
-        """A pretrained model of which only what the arguments name is trained, and its head. Raises `InputError` for layers
-        that it does not have."""
+        """Applies --lora_r and --freeze: freezes the other parameters, except for the head. Raises `InputError` for layers that
+        the model does not have."""
         if self.arguments.layerwise_lr_decay is not None and not hasattr(model.config, "num_hidden_layers"):
             kind = model.config.model_type
             raise InputError(f"--layerwise_lr_decay: a {kind} model's layers are not numbered throughout; leave it out")
@@ -247,89 +244,88 @@ class ImageTask(Task):
 
     @property
     def rounding(self) -> str:
-        """The precision whose rounding lies between the trained model and best/."""
+        """The precision that decides how far outputs of best/ may differ from the run's."""
         return adapters.rounded_as(self.arguments, self.launch.precision)
 
     def save_best(self, path: Path, model: Any, plain: Any, weights: dict[str, torch.Tensor], check: Callable) -> None:
-        """Writes best/. `plain`: a model of the trained `model`'s class and configuration, without weights."""
+        """Writes best/. `plain`: a model without weights, of the same class and configuration as the trained `model`."""
         saved, weights = adapters.to_export(model, plain, weights, self.arguments)
         export_model(path, saved, weights, check, self.processor)
 
     def with_batch_norm(self, model: torch.nn.Module) -> torch.nn.Module:
-        """A model whose batch norm is what --sync_batch_norm says. Raises `InputError` where it has none."""
-        there, several = has_batch_norm(model), self.launch.world_size > 1
-        if self.arguments.sync_batch_norm and not there:
+        """Applies --sync_batch_norm. Raises `InputError` if the model has no batch norm."""
+        has_norm, several = has_batch_norm(model), self.launch.world_size > 1
+        if self.arguments.sync_batch_norm and not has_norm:
             raise InputError("--sync_batch_norm: this model has no batch norm; leave it out")
         if self.arguments.sync_batch_norm and several:
             return synchronise_batch_norm(model, on_gpu=self.launch.device_type == "cuda")
-        if there and several:
+        if has_norm and several:
             self.notes.append("batch norm: each process normalises its own rows (--sync_batch_norm: those of all together)")
         return allow_single_values(model)
 
     def _fingerprint(self) -> dict[str, Any]:
-        """What must be equal on every machine, and for a checkpoint to be this run's."""
-        arguments, found = self.arguments, {}
+        """The run's fingerprint: equal on every machine, and equal to that of a checkpoint to resume from."""
+        arguments, rows = self.arguments, {}
         for name in (name for name in self.splits if name != "test"):
-            found[f"{name}_rows"] = len(self.splits[name])
-            found[f"{name}_content"] = self.splits[name].content()[:16]
+            rows[f"{name}_rows"] = len(self.splits[name])
+            rows[f"{name}_content"] = self.splits[name].content()[:16]
         weights = None if arguments.from_scratch else arguments.model_name_or_path
-        varied = [arguments.random_crop, arguments.random_flip, arguments.random_rotation, arguments.color_jitter]
+        augmentation = [arguments.random_crop, arguments.random_flip, arguments.random_rotation, arguments.color_jitter]
         return {
             "task": self.name,
             "model": model_content(arguments.config_name or arguments.model_name_or_path, weights),
             **self.task_fingerprint(),
             "input": self.input_words(),
-            "augmentation": varied,
+            "augmentation": augmentation,
             "sync_batch_norm": arguments.sync_batch_norm,
             **adapters.fingerprint(arguments),
             **mixing_fingerprint(self.splits),
-            **found,
+            **rows,
         }
 
     def task_fingerprint(self) -> dict[str, Any]:
-        """What the task adds to the run's fingerprint."""
+        """Further entries of a task for the run's fingerprint."""
         return {}
 
 
-def inspect_all(examples: dict[str, Examples], notes: list[str]) -> dict[str, Inspected]:
-    """Headers and hashes of all the pictures; notes what is read otherwise than it may be meant, and pictures that stand twice.
-    Raises `InputError` for files that are missing, no pictures, or have more than 8 bits a pixel."""
+def inspect_all(examples: dict[str, Examples], notes: list[str]) -> dict[str, Inspection]:
+    """Inspects the pictures of all splits. Notes dropped alpha channels, and training pictures in other splits. Raises
+    `InputError` for files that are missing, no pictures, or have more than 8 bits per pixel."""
     inspected, problems = {}, []
-    for split, found in examples.items():
+    for split, rows in examples.items():
         try:
-            inspected[split] = found.images.inspect()
+            inspected[split] = rows.images.inspect()
         except InputError as error:
             problems += error.problems
             continue
         headers = inspected[split].headers
         deep = [row for row, header in enumerate(headers) if header.mode in DEEP]
-        problems += [f"{found.images.name(row)}: {too_deep(headers[row].mode)}" for row in deep[:SHOWN]] + more(len(deep))
-        if clear := sum(header.mode in ALPHA for header in headers):
-            notes.append(f"{found.path}: {clear} of {len(found)} pictures have an alpha channel, which is dropped")
+        problems += [f"{rows.images.name(row)}: {too_deep(headers[row].mode)}" for row in deep[:SHOWN]] + more(len(deep))
+        if num_alpha := sum(header.mode in ALPHA for header in headers):
+            notes.append(f"{rows.path}: {num_alpha} of {len(rows)} pictures have an alpha channel, which is dropped")
     if problems:
         raise InputError(*problems)
     if "train" in inspected:
-        seen = set(inspected["train"].digests)
+        digests = set(inspected["train"].digests)
         for split in ("validation", "test"):
-            if split in inspected and (shared := sum(digest in seen for digest in inspected[split].digests)):
+            if split in inspected and (shared := sum(digest in digests for digest in inspected[split].digests)):
                 notes.append(f"{shared} of {len(examples[split])} {split} pictures are in the training data too")
     return inspected
 
 
-def _pixels(images: Images, row: int) -> str:
-    """A hash of a decoded picture."""
+def _pixel_hash(images: Images, row: int) -> str:
     picture = images.load(row, "RGB")
     return fingerprint([repr(picture.size), picture.tobytes()])
 
 
-def check_grey(examples: dict[str, Examples], inspected: dict[str, Inspected]) -> None:
-    """Raises `InputError` for colour pictures that a model of one channel would get."""
+def check_grey(examples: dict[str, Examples], inspected: dict[str, Inspection]) -> None:
+    """Raises `InputError` for colour pictures, which a model with one input channel cannot use."""
     problems = []
-    for split, found in examples.items():
+    for split, rows in examples.items():
         colour = [row for row, header in enumerate(inspected[split].headers) if not header.is_grey]
         problems += [
-            f"{found.images.name(row)}: a colour picture ({inspected[split].headers[row].mode}), but the model sees grey "
-            "levels only; give --image_mode L to have colours turned into grey, or train a model of colours (--image_mode RGB)"
+            f"{rows.images.name(row)}: a colour picture ({inspected[split].headers[row].mode}), but the model sees grey levels "
+            "only; convert pictures to grey by --image_mode L, or train a model of colours (--image_mode RGB)"
             for row in colour[:SHOWN]
         ] + more(len(colour))
     if problems:
@@ -337,7 +333,7 @@ def check_grey(examples: dict[str, Examples], inspected: dict[str, Inspected]) -
 
 
 def check_finite(values: np.ndarray, what: str, split: ImageSplit) -> None:
-    """Raises `TrainingError` naming the first picture of a split whose values, (rows, ...), are NaN or infinite."""
+    """Raises `TrainingError`, naming the first picture, if values, (rows, ...), are NaN or infinite. `what`: their name."""
     wrong = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
     if len(wrong):
         advice = "leave them out, or compute with --mixed_precision no" if len(wrong) < len(values) else "the model diverged"
@@ -347,5 +343,5 @@ def check_finite(values: np.ndarray, what: str, split: ImageSplit) -> None:
         )
 
 
-def _content(inspected: Inspected, targets: Targets | None) -> str:
+def _content(inspected: Inspection, targets: Targets | None) -> str:
     return fingerprint([inspected.content, *([] if targets is None else [targets.content])])

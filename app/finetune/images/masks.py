@@ -1,10 +1,9 @@
-"""Masks beside pictures: folders of both, the names of the classes, and which values the masks have."""
+"""Reads and checks masks for segmentation: pairs of pictures and masks, class names, pixel counts."""
 
 from __future__ import annotations
 
 import json
 import re
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,41 +14,40 @@ import numpy as np
 from finetune.errors import InputError
 from finetune.images.examples import LIMITS, Examples, above_folders, from_table, named_from, read_each, read_examples
 from finetune.images.folders import pictures_below
-from finetune.images.sources import THREADS, EncodedImages, Images, Inspected
-from finetune.output.progress import Phase
+from finetune.images.sources import EncodedImages, Images, Inspection, map_rows
 from finetune.reading.cache import kept
 from finetune.reading.columns import SHOWN, more
 from finetune.reading.fingerprint import fingerprint
 from finetune.reading.problems import listed
 from finetune.reading.splits import files_named
 
-# What a split's folder may be called.
+# Folder names of each split.
 SPLIT_FOLDERS = {"train": ("train", "training"), "validation": ("validation", "val", "valid"), "test": ("test", "testing")}
-ENDS = ("_leftImg8bit", "_gtFine_labelTrainIds")  # of Cityscapes' names of a picture and its mask
+CITYSCAPES_SUFFIXES = ("_leftImg8bit", "_gtFine_labelTrainIds")  # of the names of a picture and its mask
 CLASSES_FILE = "classes.txt"
-NUMBERED = re.compile(r"(\d+)[\s,;:]+(\S.*)")
-NOT_COUNTED = re.compile(r"\s*\(ignored?\)$", re.IGNORECASE)
-IGNORED = 255  # what becomes of the values that do not count
+NUMBERED_LINE = re.compile(r"(\d+)[\s,;:]+(\S.*)")
+IGNORE_MARK = re.compile(r"\s*\(ignored?\)$", re.IGNORECASE)
+IGNORED = 255  # target of ignored pixels
 MOST_CLASSES = 255
 
 
 @dataclass(frozen=True)
 class Classes:
-    """`names` of the values 0, 1, ...; `ignored`: values that do not count."""
+    """`names`: classes of the mask values 0, 1, ...; `ignored`: mask values left out of loss and metrics."""
 
     names: list[str]
     ignored: frozenset[int]
 
-    def numbers(self) -> np.ndarray:
-        """(values,) uint8: the class of each value of a mask, or IGNORED."""
-        found = np.full(max(IGNORED, *self.ignored, 0) + 1, IGNORED, dtype=np.uint8)
-        found[: len(self.names)] = np.arange(len(self.names))
-        return found
+    def lookup_table(self) -> np.ndarray:
+        """(values,) uint8: mask value -> class number or IGNORED."""
+        table = np.full(max(IGNORED, *self.ignored, 0) + 1, IGNORED, dtype=np.uint8)
+        table[: len(self.names)] = np.arange(len(self.names))
+        return table
 
 
 @dataclass(frozen=True)
 class InspectedMasks:
-    """The masks of a split. `counts`: how many pixels of each value every mask has."""
+    """The masks of a split. `content`: a hash of them. `counts`: for each mask, value -> number of pixels."""
 
     masks: Images
     content: str
@@ -57,17 +55,17 @@ class InspectedMasks:
 
     @property
     def totals(self) -> dict[int, int]:
-        """Pixels of each value in all masks."""
+        """Value -> number of pixels in all masks."""
         values = sorted({value for counts in self.counts for value in counts})
         return {value: sum(counts.get(value, 0) for counts in self.counts) for value in values}
 
     def describe(self, classes: Classes) -> dict[str, Any]:
-        """Fields of `Described`: masks of equal pictures should have equal pixels of each class."""
+        """Fields of `Described` for the data report. Equal pictures should have equal counts of pixels."""
         areas = np.array([[counts.get(value, 0) for value in range(len(classes.names))] for counts in self.counts])
         return {"answers": [tuple(sorted(counts.items())) for counts in self.counts], "areas": (classes.names, areas)}
 
     def class_totals(self, num_classes: int) -> np.ndarray:
-        """(classes,) int64: pixels of each class in all masks."""
+        """(classes,) int64: the number of pixels of each class in all masks."""
         return np.array([self.totals.get(value, 0) for value in range(num_classes)])
 
 
@@ -75,32 +73,32 @@ class InspectedMasks:
 
 
 def read_pairs(arguments: Any, split: str, notes: list[str]) -> Examples | None:
-    """The pictures of a split with the paths of their masks as `classes`, None for a test split without. From folders, or from
-    a table or dataset with a column of masks. A folder of several splits may be named once, as --train_file."""
+    """The pictures of a split, with its masks as `classes`: from folders, or from a table or data set with a column of masks.
+    Looks for the split in the folders of --train_file if its own argument is missing. None if there is no such split."""
     own = getattr(arguments, f"{split}_file")
-    named = own or arguments.train_file
+    sources = own or arguments.train_file
     argument = f"--{split if own else 'train'}_file"
-    paths = [] if named is None else files_named(argument, named)
+    paths = [] if sources is None else files_named(argument, sources)
     if not any(Path(path).is_dir() for path, _ in paths):
         return read_examples(arguments, split, notes)
-    if own is None:  # a table is of one split
+    if own is None:  # only folders can hold several splits
         paths = [(path, number) for path, number in paths if Path(path).is_dir()]
-    found = read_each(argument, paths, partial(_from_path, arguments, split, above_folders(paths), notes))
-    most = getattr(arguments, LIMITS[split])
-    return found if found is None or most is None or most >= len(found) else found.take(np.arange(most))
+    examples = read_each(argument, paths, partial(_from_path, arguments, split, above_folders(paths), notes))
+    limit = getattr(arguments, LIMITS[split])
+    return examples if examples is None or limit is None or limit >= len(examples) else examples.take(np.arange(limit))
 
 
 def _from_path(arguments: Any, split: str, base: str | None, notes: list[str], path: str) -> Examples | None:
-    """`base`: the folder from which pictures are named, None for the folder that they are in."""
+    """`base`: the folder that ids are relative to, None for the folder of the pictures."""
     if not Path(path).is_dir():
         return from_table(arguments, split, Path(path))
-    places = _places(Path(path), split, is_own=getattr(arguments, f"{split}_file") is not None)
-    return None if places is None else _pairs(*places, base, notes)
+    folders = _split_folders(Path(path), split, is_own=getattr(arguments, f"{split}_file") is not None)
+    return None if folders is None else _pairs(*folders, base, notes)
 
 
-def _places(root: Path, split: str, is_own: bool) -> tuple[Path, Path | None] | None:
-    """(folder of pictures, folder of masks) of a split below `root`. `is_own`: whether that may be the split's own folder, and
-    not one of several splits. None for the masks of a test split without."""
+def _split_folders(root: Path, split: str, is_own: bool) -> tuple[Path, Path | None] | None:
+    """(folder of pictures, folder of masks) of a split below `root`; None without the split. A test split may have no masks.
+    `is_own`: `root` is the value of the split's own argument, so it may hold this split alone."""
     pairs = []
     for name in SPLIT_FOLDERS[split]:
         pairs += [
@@ -111,12 +109,12 @@ def _places(root: Path, split: str, is_own: bool) -> tuple[Path, Path | None] | 
         ]
     if is_own:
         pairs += [(root / "images", root / "masks"), (root, root.with_name(f"{root.name}annot"))]
-    there = next((pair for pair in pairs if all(place.is_dir() for place in pair)), None)
-    if there is not None:
-        return there
+    complete = next((pair for pair in pairs if all(folder.is_dir() for folder in pair)), None)
+    if complete is not None:
+        return complete
     if split == "test":
-        alone = [images for images, _ in pairs if images.is_dir()]
-        return (alone[0], None) if alone else None
+        without_masks = [images for images, _ in pairs if images.is_dir()]
+        return (without_masks[0], None) if without_masks else None
     if not is_own:
         return None
     raise InputError(
@@ -127,77 +125,79 @@ def _places(root: Path, split: str, is_own: bool) -> tuple[Path, Path | None] | 
 
 
 def _pairs(images: Path, masks: Path | None, base: str | None, notes: list[str]) -> Examples:
-    pictures = _by_name(images, ENDS[0], notes)
-    if not pictures:
+    picture_paths = _by_name(images, CITYSCAPES_SUFFIXES[0], notes)
+    if not picture_paths:
         raise InputError(f"{images}: holds no pictures")
-    ids = named_from(base, images, [str(path.relative_to(images)) for path in pictures.values()])
-    shown = EncodedImages([str(path) for path in pictures.values()], Path())
+    ids = named_from(base, images, [str(path.relative_to(images)) for path in picture_paths.values()])
+    pictures = EncodedImages([str(path) for path in picture_paths.values()], Path())
     if masks is None:
-        return Examples(str(images), shown, None, shown.name, ids)
-    city = any(path.stem.endswith(ENDS[0]) for path in pictures.values())
-    drawn = _by_name(masks, ENDS[1] if city else "", [], only=city)
-    missing = [f"{path}: no mask in {masks}; expected {name}.png" for name, path in pictures.items() if name not in drawn]
+        return Examples(str(images), pictures, None, pictures.name, ids)
+    is_cityscapes = any(path.stem.endswith(CITYSCAPES_SUFFIXES[0]) for path in picture_paths.values())
+    mask_paths = _by_name(masks, CITYSCAPES_SUFFIXES[1] if is_cityscapes else "", [], only=is_cityscapes)
+    missing = [
+        f"{path}: no mask in {masks}; expected {name}.png" for name, path in picture_paths.items() if name not in mask_paths
+    ]
     if missing:
         raise InputError(*missing[:SHOWN], *more(len(missing)))
-    if others := [str(path.relative_to(masks)) for name, path in drawn.items() if name not in pictures]:
+    if others := [str(path.relative_to(masks)) for name, path in mask_paths.items() if name not in picture_paths]:
         notes.append(f"{masks}: {len(others)} mask(s) without a picture are left out: {listed(others)}")
-    return Examples(str(images), shown, [str(drawn[name]) for name in pictures], shown.name, ids)
+    return Examples(str(images), pictures, [str(mask_paths[name]) for name in picture_paths], pictures.name, ids)
 
 
-def _by_name(folder: Path, end: str, notes: list[str], only: bool = False) -> dict[str, Path]:
-    """The pictures below a folder by relative path without extension and without `end`; `only` those with it. Raises
-    `InputError` for two of one name."""
-    found: dict[str, Path] = {}
+def _by_name(folder: Path, suffix: str, notes: list[str], only: bool = False) -> dict[str, Path]:
+    """The pictures below a folder, by relative path without extension and without `suffix`. `only`: leaves out names without
+    the suffix. Raises `InputError` for two pictures of one name."""
+    paths: dict[str, Path] = {}
     for path in pictures_below(folder, notes):
         name = str(path.relative_to(folder).with_suffix(""))
-        if only and not name.endswith(end):
+        if only and not name.endswith(suffix):
             continue
-        name = name.removesuffix(end)
-        if name in found:
-            raise InputError(f"{path}: {found[name].name} has the same name; a picture and its mask are paired by name")
-        found[name] = path
-    return found
+        name = name.removesuffix(suffix)
+        if name in paths:
+            raise InputError(f"{path}: {paths[name].name} has the same name; a picture and its mask are paired by name")
+        paths[name] = path
+    return paths
 
 
 # Classes
 
 
 def find_classes_file(arguments: Any) -> Path | None:
-    """--classes_file, or classes.txt beside the training data or one folder above. Raises `InputError` for one that is named
-    and is not there, and where several sources have different ones."""
+    """--classes_file, or classes.txt in or beside the training data; None if there is none. Raises `InputError` for a missing
+    --classes_file, and if several sources have different classes.txt."""
     if arguments.classes_file is not None:
         if not Path(arguments.classes_file).is_file():
             raise InputError(f"--classes_file {arguments.classes_file}: no such file")
         return Path(arguments.classes_file)
     if arguments.train_file is None:
         return None
-    found = []
+    files = []
     for path in (Path(path).absolute() for path, _ in files_named("--train_file", arguments.train_file)):
-        found += [place / CLASSES_FILE for place in (path, path.parent) if (place / CLASSES_FILE).is_file()][:1]
-    found = list({path.read_bytes(): path for path in reversed(found)}.values())[::-1]  # those that differ
-    if len(found) > 1:
-        raise InputError(f"{found[0]} and {found[1]} are not equal; name the file that counts by --classes_file")
-    return found[0] if found else None
+        files += [folder / CLASSES_FILE for folder in (path, path.parent) if (folder / CLASSES_FILE).is_file()][:1]
+    different = list({path.read_bytes(): path for path in reversed(files)}.values())[::-1]
+    if len(different) > 1:
+        raise InputError(f"{different[0]} and {different[1]} are not equal; name the right one by --classes_file")
+    return different[0] if different else None
 
 
 def read_classes(path: Path) -> Classes:
-    """The classes of a file with a name a line, numbered from 0, or a number and a name; "(ignore)" behind a name says that its
-    pixels do not count. Raises `InputError` with the file and the line."""
+    """Reads a classes file: one name per line, numbered from 0, or lines of a number and a name. "(ignore)" behind a name marks
+    a value to be ignored. Raises `InputError` with file and line."""
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 at byte {error.start}; expected a class a line") from None
-    parts = [NUMBERED.fullmatch(line) for line in lines]
-    numbered = all(part for part, line in zip(parts, lines, strict=True) if line)
+        raise InputError(f"{path}: not UTF-8 at byte {error.start}; expected a class per line") from None
+    matches = [NUMBERED_LINE.fullmatch(line) for line in lines]
+    numbered = all(match for match, line in zip(matches, lines, strict=True) if line)
     names: dict[int, str] = {}
     ignored, problems = set(), []
     for number, line in enumerate(lines):
         if not line:
             continue
-        value, name = (int(parts[number][1]), parts[number][2]) if numbered else (len(names) + len(ignored), line)
+        value, name = (int(matches[number][1]), matches[number][2]) if numbered else (len(names) + len(ignored), line)
         if value in names or value in ignored:
             problems.append(f"{path}:{number + 1}: the value {value} is there twice")
-        elif NOT_COUNTED.search(name):
+        elif IGNORE_MARK.search(name):
             ignored.add(value)
         elif name in names.values():
             problems.append(f"{path}:{number + 1}: the class {name!r} is there twice")
@@ -214,8 +214,8 @@ def read_classes(path: Path) -> Classes:
 
 
 def choose_classes(arguments: Any, train: InspectedMasks | None, own: list[str] | None, of_config: list[str]) -> Classes:
-    """The classes: of the classes file, else `own`, what a trained model has, else numbers, as many as the training masks have.
-    `of_config`: what a model that is not trained is made for. Raises `InputError`."""
+    """Chooses the classes: those of the classes file, else `own`, the class names of the model, else the values of the training
+    masks. `of_config`: all class labels of the model, used without training. Raises `InputError`."""
     file, ignored = find_classes_file(arguments), frozenset([arguments.ignore_index])
     if file is None and own is None and train is not None:
         return numbered_classes(train, ignored)
@@ -224,19 +224,19 @@ def choose_classes(arguments: Any, train: InspectedMasks | None, own: list[str] 
         raise InputError(f"{file}: names {len(classes.names)} classes, but the model has {len(of_config)}")
     if not ignored.isdisjoint(range(len(classes.names))):
         name = classes.names[arguments.ignore_index]
-        raise InputError(f"--ignore_index {arguments.ignore_index} is the class {name!r}; give a value that no class has")
+        raise InputError(f"--ignore_index {arguments.ignore_index} is the class {name!r}; give a value that is no class")
     return Classes(classes.names, classes.ignored | ignored)
 
 
 def numbered_classes(train: InspectedMasks, ignored: frozenset[int]) -> Classes:
-    """The values of the training masks as classes without names. Raises `InputError` unless they are 0, 1, 2 and so on."""
+    """The values of the training masks as classes. Raises `InputError` unless they are 0, 1, 2 and so on."""
     values = sorted(set(train.totals) - ignored)
     if len(values) < 2 or values != list(range(len(values))) or len(values) > MOST_CLASSES:
-        besides = f" besides {', '.join(map(str, sorted(ignored)))}, which does not count" if ignored else ""
+        besides = f" besides the ignored {', '.join(map(str, sorted(ignored)))}" if ignored else ""
         raise InputError(
-            f"the training masks have the value(s) {', '.join(map(str, values[:SHOWN]))}{' ...' * (len(values) > SHOWN)}"
-            f"{besides}; expected 0, 1, 2 and so on, the number of each pixel's class. Name the classes in --classes_file if "
-            "some are in no mask, or save the masks anew (of a mask of 0 and 255: with 1 in place of 255)"
+            f"the training masks have the value(s) {listed([str(value) for value in values])}{besides}; expected class numbers "
+            "0, 1, 2 and so on. Name the classes in --classes_file if no mask has some of them, or save the masks again (with "
+            "1 in place of 255, if they have 0 and 255)"
         )
     return Classes([str(value) for value in values], ignored)
 
@@ -244,82 +244,74 @@ def numbered_classes(train: InspectedMasks, ignored: frozenset[int]) -> Classes:
 # Masks
 
 
-def inspect_masks(examples: dict[str, Examples], inspected: dict[str, Inspected]) -> dict[str, InspectedMasks]:
-    """Decodes every mask once, and keeps what was found under a hash of the files. Raises `InputError` with all masks that are
-    missing or broken, have colours, or another size than their picture."""
-    found, problems = {}, []
-    for split, these in examples.items():
+def inspect_masks(examples: dict[str, Examples], inspected: dict[str, Inspection]) -> dict[str, InspectedMasks]:
+    """Decodes the masks of all splits and counts their values; caches the counts. Raises `InputError` listing masks that are
+    missing, broken or coloured, or differ in size from their picture."""
+    masks, problems = {}, []
+    for split, rows in examples.items():
         try:
-            if these.classes is not None:
-                found[split] = _inspect(these, inspected[split])
+            if rows.classes is not None:
+                masks[split] = _inspect(rows, inspected[split])
             elif split != "test":
-                problems.append(f"{these.path}: has no masks; expected a folder of them, or a column (--label_column)")
+                problems.append(f"{rows.path}: has no masks; expected a folder of them, or a column (--label_column)")
         except InputError as error:
             problems += error.problems
     if problems:
         raise InputError(*problems)
-    return found
+    return masks
 
 
-def _inspect(examples: Examples, pictures: Inspected) -> InspectedMasks:
+def _inspect(examples: Examples, pictures: Inspection) -> InspectedMasks:
     masks = examples.images.beside(examples.classes, examples.where)
-    seen = masks.inspect()
+    inspection = masks.inspect()
     wrong = [
         f"{masks.name(row)}: {mask.width}x{mask.height} pixels, but its picture {examples.images.name(row)} has "
         f"{picture.width}x{picture.height}; they must be equal"
-        for row, (mask, picture) in enumerate(zip(seen.headers, pictures.headers, strict=True))
+        for row, (mask, picture) in enumerate(zip(inspection.headers, pictures.headers, strict=True))
         if mask[:2] != picture[:2]
     ]
     if wrong:
         raise InputError(*wrong[:SHOWN], *more(len(wrong)))
-    path = kept("masks", fingerprint([*seen.digests])[:40], partial(_store_counts, masks))
-    counts = json.loads((path / "counts.json").read_text(encoding="utf-8"))
-    return InspectedMasks(masks, seen.content, [{int(value): count for value, count in each.items()} for each in counts])
+    folder = kept("masks", fingerprint(inspection.digests)[:40], partial(_write_counts, masks))
+    by_mask = json.loads((folder / "counts.json").read_text(encoding="utf-8"))
+    counts = [{int(value): count for value, count in counts.items()} for counts in by_mask]
+    return InspectedMasks(masks, inspection.content, counts)
 
 
-def _store_counts(masks: Images, folder: Path) -> None:
-    found, problems = [], []
-    with ThreadPoolExecutor(THREADS) as pool, Phase("reading masks", "masks", len(masks)) as bar:
-        for counts in pool.map(partial(_counts, masks), range(len(masks))):
-            (problems if isinstance(counts, str) else found).append(counts)
-            bar.update()
-    if problems:
-        raise InputError(*problems[:SHOWN], *more(len(problems)))
-    (folder / "counts.json").write_text(json.dumps(found), encoding="utf-8")
+def _write_counts(masks: Images, folder: Path) -> None:
+    counts = map_rows(partial(_count_values, masks), len(masks), "reading masks", "masks")
+    (folder / "counts.json").write_text(json.dumps(counts), encoding="utf-8")
 
 
-def _counts(masks: Images, row: int) -> dict[int, int] | str:
-    """Pixels of each value, or what is wrong with the mask."""
-    try:
-        values, counts = np.unique(np.asarray(masks.load_mask(row)), return_counts=True)
-    except InputError as error:
-        return "; ".join(error.problems)
+def _count_values(masks: Images, row: int) -> dict[int, int]:
+    """Value -> number of pixels of a mask."""
+    values, counts = np.unique(np.asarray(masks.load_mask(row)), return_counts=True)
     return {int(value): int(count) for value, count in zip(values, counts, strict=True)}
 
 
-def check_values(found: InspectedMasks, classes: Classes) -> None:
-    """Raises `InputError` for masks with values that are no class, each with its file."""
+def check_values(inspected: InspectedMasks, classes: Classes) -> None:
+    """Raises `InputError` naming masks with values that are no class."""
     known = {*range(len(classes.names)), *classes.ignored}
     problems = [
-        f"{found.masks.name(row)}: {count} pixels of unknown class {value}"
-        for row, counts in enumerate(found.counts)
+        f"{inspected.masks.name(row)}: {count} pixels of unknown class {value}"
+        for row, counts in enumerate(inspected.counts)
         for value, count in counts.items()
         if value not in known
     ]
     if problems:
-        named = ", ".join(f"{number} {name}" for number, name in enumerate(classes.names[:SHOWN]))
+        numbered = listed([f"{number} {name}" for number, name in enumerate(classes.names)])
         raise InputError(
             *problems[:SHOWN],
             *more(len(problems)),
-            f"the classes are {named}{' ...' * (len(classes.names) > SHOWN)}, and {sorted(classes.ignored)} does not count; "
-            "give the file that names all by --classes_file, or a value that does not count by --ignore_index",
+            f"the classes are {numbered}, and {sorted(classes.ignored)} is ignored; name all classes in --classes_file, or the "
+            "value to be ignored by --ignore_index",
         )
 
 
 def note_classes(train: InspectedMasks, classes: Classes, notes: list[str]) -> None:
-    """Notes how many classes there are, what does not count, and classes without a pixel."""
+    """Notes the number of classes, the share of ignored pixels, and classes without a pixel."""
     totals = train.totals
-    pixels, uncounted = sum(totals.values()), sum(totals.get(value, 0) for value in classes.ignored)
-    notes.append(f"{len(classes.names)} classes; {uncounted / pixels:.1%} of the training pixels do not count")
+    pixels, ignored = sum(totals.values()), sum(totals.get(value, 0) for value in classes.ignored)
+    notes.append(f"{len(classes.names)} classes; {ignored / pixels:.1%} of the training pixels are ignored")
     if missing := [name for number, name in enumerate(classes.names) if not totals.get(number)]:
         notes.append(f"no training mask has the class {listed(missing)}")

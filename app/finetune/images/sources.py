@@ -1,4 +1,4 @@
-"""Where pictures are: an array in memory, files, or cells of a table. Only what a batch needs is decoded."""
+"""Sources of pictures: an array in memory, files, cells of a table. Pictures are decoded lazily."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,13 @@ from finetune.reading.columns import SHOWN, more
 from finetune.reading.fingerprint import file_state, fingerprint
 from finetune.reading.problems import described
 
-THREADS, GROUP = 8, 1024  # that look at files, as they wait for the disk; files in a piece of their work
-FORM, FOUND = "1", "pictures.parquet"  # of what is kept
+THREADS, GROUP = 8, 1024  # threads that read files; files per job of theirs
+CACHE_VERSION, CACHE_FILE = "1", "pictures.parquet"
 
 
 @dataclass(frozen=True)
-class Inspected:
-    """What is known of pictures before any is decoded. `digests`: a hash of each one's content."""
+class Inspection:
+    """The headers and content hashes of pictures, read without decoding them."""
 
     headers: list[Header]
     digests: list[str]
@@ -43,39 +43,39 @@ class Inspected:
 
     @property
     def sizes(self) -> set[tuple[int, int]]:
-        """The different (height, width)."""
+        """The distinct (height, width)."""
         return {(header.height, header.width) for header in self.headers}
 
 
 class Images(ABC):
-    """Pictures, or masks, by number."""
+    """A sequence of pictures or masks. A row is the number of one."""
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
     def name(self, row: int) -> str:
-        """What messages call a picture: its file, or its row in one."""
+        """The name of a picture in messages: its file, or its row in a file."""
 
     @abstractmethod
     def load(self, row: int, mode: str) -> Image.Image:
-        """A picture in `mode`, "L" or "RGB". Raises `InputError` for one that is broken."""
+        """Decodes a picture in `mode`, "L" or "RGB". Raises `InputError` for a broken one."""
 
     @abstractmethod
     def load_mask(self, row: int) -> Image.Image:
-        """A picture of class numbers (`decoding.decode_mask`)."""
+        """Decodes a mask of class numbers (`decoding.decode_mask`)."""
 
     @abstractmethod
     def take(self, rows: np.ndarray) -> Images:
-        """Some of them, in this order."""
+        """The pictures of these rows, in this order."""
 
     @abstractmethod
-    def inspect(self) -> Inspected:
-        """Headers and hashes of all. Raises `InputError` with all that are missing or no pictures."""
+    def inspect(self) -> Inspection:
+        """Reads all headers and hashes. Raises `InputError` listing files that are missing or no pictures."""
 
     @abstractmethod
     def beside(self, cells: Sequence[Any], where: Callable[[int], str]) -> Images:
-        """Other pictures that the same source has for these rows, such as masks. Raises `InputError` if it can have none."""
+        """The masks of these pictures, from another column of the same source. Raises `InputError` if it has no columns."""
 
 
 @dataclass(frozen=True)
@@ -100,19 +100,19 @@ class ArrayImages(Images):
     def take(self, rows: np.ndarray) -> ArrayImages:
         return ArrayImages(self.path, self.pixels[rows])
 
-    def inspect(self) -> Inspected:
+    def inspect(self) -> Inspection:
         height, width = self.pixels.shape[1:3]
         header = Header(width, height, "L" if self.pixels.ndim == 3 else "RGB")
-        return Inspected([header] * len(self), [hashlib.sha256(picture).hexdigest() for picture in self.pixels])
+        return Inspection([header] * len(self), [hashlib.sha256(picture).hexdigest() for picture in self.pixels])
 
     def beside(self, cells: Sequence[Any], where: Callable[[int], str]) -> Images:
-        raise InputError(f"{self.path}: holds pictures with class numbers, not with masks; give a folder or a table of both")
+        raise InputError(f"{self.path}: has class numbers in place of masks; give a folder or a table of pictures and masks")
 
 
 @dataclass(frozen=True)
 class EncodedImages(Images):
-    """`cells`: a path (relative to `folder`), or {"bytes": ..., "path": ...} as `datasets` stores pictures. `where`: what
-    messages call a row that has no file."""
+    """`cells`: paths relative to `folder`, encoded bytes, or {"bytes": ..., "path": ...} as in `datasets`. `where`: row -> its
+    name in messages, if it has no file."""
 
     cells: Sequence[Any]
     folder: Path
@@ -134,7 +134,7 @@ class EncodedImages(Images):
         return decode_mask(self.encoded(row), self.name(row))
 
     def encoded(self, row: int) -> Encoded:
-        """Raises `InputError` for a cell that is no picture."""
+        """The bytes or the path of a picture. Raises `InputError` for another cell."""
         cell = self.cells[row]
         if isinstance(cell, bytes):
             return cell
@@ -150,48 +150,37 @@ class EncodedImages(Images):
         cells = self.cells.take(rows) if hasattr(self.cells, "take") else [self.cells[row] for row in rows]
         return EncodedImages(cells, self.folder, Renumbered(self.where, rows))
 
-    def inspect(self) -> Inspected:
-        """What is found in files is kept until the size or the time of change of one differs, so that a start does not read
-        them all again."""
+    def inspect(self) -> Inspection:
+        """Cached for files, until the size or modification time of one changes."""
         with ThreadPoolExecutor(THREADS) as pool:
             groups = (range(start, min(len(self), start + GROUP)) for start in range(0, len(self), GROUP))
             states = [state for group in pool.map(self._states, groups) for state in group]
         if None in states:
             return self._inspect()
-        place = kept("pictures", fingerprint([FORM, *states])[:40], lambda folder: _store(self._inspect(), folder / FOUND))
-        return _stored(place / FOUND)
+        key = fingerprint([CACHE_VERSION, *states])[:40]
+        folder = kept("pictures", key, lambda folder: _write_cache(self._inspect(), folder / CACHE_FILE))
+        return _read_cache(folder / CACHE_FILE)
 
     def beside(self, cells: Sequence[Any], where: Callable[[int], str]) -> EncodedImages:
         return EncodedImages(cells, self.folder, where)
 
     def _states(self, rows: range) -> list[str | None]:
-        """`file_state` of pictures, None of one that is no file."""
+        """`file_state` of each file, None for a cell that is no path."""
         return [file_state(self.folder / cell) if isinstance(cell := self.cells[row], str) else None for row in rows]
 
-    def _inspect(self) -> Inspected:
-        found, problems = [], []
-        # Threads, since the disk is what takes time; a file is read whole for its hash, and its header from memory.
-        with ThreadPoolExecutor(THREADS) as pool, Phase("looking at pictures", "pictures", len(self)) as bar:
-            for outcome in pool.map(self._inspect_one, range(len(self))):
-                (problems if isinstance(outcome, str) else found).append(outcome)
-                bar.update()
-        if problems:
-            raise InputError(*problems[:SHOWN], *more(len(problems)))
-        return Inspected([header for header, _ in found], [digest for _, digest in found])
+    def _inspect(self) -> Inspection:
+        results = map_rows(self._inspect_one, len(self), "looking at pictures", "pictures")
+        return Inspection([header for header, _ in results], [digest for _, digest in results])
 
-    def _inspect_one(self, row: int) -> tuple[Header, str] | str:
-        """(header, hash), or what is wrong with the picture."""
-        try:
-            encoded, name = self.encoded(row), self.name(row)
-            content = encoded if isinstance(encoded, bytes) else _content(encoded, name)
-            return read_header(content, name), hashlib.sha256(content).hexdigest()
-        except InputError as error:
-            return "; ".join(error.problems)
+    def _inspect_one(self, row: int) -> tuple[Header, str]:
+        encoded, name = self.encoded(row), self.name(row)
+        content = encoded if isinstance(encoded, bytes) else _read_bytes(encoded, name)
+        return read_header(content, name), hashlib.sha256(content).hexdigest()
 
 
 @dataclass(frozen=True)
 class JoinedImages(Images):
-    """Pictures of several sources. `part`: (rows,) the number of each row's source, whose rows keep their order."""
+    """Pictures of several sources. `part`: (rows,) the number of each row's source. Rows of a source keep their order."""
 
     parts: Sequence[Images]
     part: np.ndarray
@@ -201,7 +190,7 @@ class JoinedImages(Images):
 
     @cached_property
     def row(self) -> np.ndarray:
-        """(rows,) the number of each row in its source."""
+        """(rows,) each row's number within its source."""
         return rows_in_parts(self.part)
 
     def name(self, row: int) -> str:
@@ -217,7 +206,7 @@ class JoinedImages(Images):
         part, row = self.part[rows], self.row[rows]
         return JoinedImages([images.take(row[part == number]) for number, images in enumerate(self.parts)], part)
 
-    def inspect(self) -> Inspected:
+    def inspect(self) -> Inspection:
         inspected, problems = [], []
         for images in self.parts:
             try:
@@ -226,9 +215,9 @@ class JoinedImages(Images):
                 problems += error.problems
         if problems:
             raise InputError(*problems[:SHOWN], *more(len(problems)))
-        places = list(zip(self.part.tolist(), self.row.tolist(), strict=True))
-        headers = [inspected[part].headers[row] for part, row in places]
-        return Inspected(headers, [inspected[part].digests[row] for part, row in places])
+        pairs = list(zip(self.part.tolist(), self.row.tolist(), strict=True))
+        headers = [inspected[part].headers[row] for part, row in pairs]
+        return Inspection(headers, [inspected[part].digests[row] for part, row in pairs])
 
     def beside(self, cells: Sequence[Any], where: Callable[[int], str]) -> JoinedImages:
         cells, others = list(cells), []
@@ -238,28 +227,48 @@ class JoinedImages(Images):
         return JoinedImages(others, self.part)
 
 
+def map_rows(function: Callable[[int], Any], num_rows: int, phase: str, unit: str) -> list[Any]:
+    """The results of a function for all rows, computed in threads with a progress bar. Raises `InputError` with the problems of
+    all rows."""
+    results, errors = [], []
+    with ThreadPoolExecutor(THREADS) as pool, Phase(phase, unit, num_rows) as bar:
+        for result in pool.map(partial(_result_or_error, function), range(num_rows)):
+            (errors if isinstance(result, InputError) else results).append(result)
+            bar.update()
+    if errors:
+        raise InputError(*("; ".join(error.problems) for error in errors[:SHOWN]), *more(len(errors)))
+    return results
+
+
+def _result_or_error(function: Callable[[int], Any], row: int) -> Any:
+    try:
+        return function(row)
+    except InputError as error:
+        return error
+
+
 def rows_in_parts(part: np.ndarray) -> np.ndarray:
-    """(rows,) int64: how many earlier rows have the same number in `part`, (rows,)."""
-    found = np.empty(len(part), dtype=np.int64)
+    """(rows,) int64: each row's number within its part. `part`: (rows,) the number of the part."""
+    rows = np.empty(len(part), dtype=np.int64)
     for number in np.unique(part):
-        found[part == number] = np.arange(np.count_nonzero(part == number))
-    return found
+        rows[part == number] = np.arange(np.count_nonzero(part == number))
+    return rows
 
 
-def _store(found: Inspected, path: Path) -> None:
-    widths, heights, modes = zip(*found.headers, strict=True) if found.headers else ((), (), ())
-    columns = {"width": widths, "height": heights, "mode": modes, "digest": found.digests}
+def _write_cache(inspection: Inspection, path: Path) -> None:
+    widths, heights, modes = zip(*inspection.headers, strict=True) if inspection.headers else ((), (), ())
+    columns = {"width": widths, "height": heights, "mode": modes, "digest": inspection.digests}
     parquet.write_table(pyarrow.table({name: list(values) for name, values in columns.items()}), path)
 
 
-def _stored(path: Path) -> Inspected:
+def _read_cache(path: Path) -> Inspection:
     columns = parquet.read_table(path).to_pydict()
-    return Inspected(list(map(Header, columns["width"], columns["height"], columns["mode"])), columns["digest"])
+    return Inspection(list(map(Header, columns["width"], columns["height"], columns["mode"])), columns["digest"])
 
 
 @dataclass(frozen=True)
 class JoinedPlaces:
-    """`where` of the rows of several sources; see `JoinedImages`."""
+    """`where` for rows of several sources; see `JoinedImages`."""
 
     wheres: Sequence[Callable[[int], str]]
     part: np.ndarray
@@ -271,7 +280,7 @@ class JoinedPlaces:
 
 @dataclass(frozen=True)
 class Renumbered:
-    """`where` of some rows of what was taken from."""
+    """`where` for a selection of rows."""
 
     where: Callable[[int], str]
     rows: np.ndarray
@@ -280,7 +289,7 @@ class Renumbered:
         return self.where(int(self.rows[row]))
 
 
-def _content(path: Path, name: str) -> bytes:
+def _read_bytes(path: Path, name: str) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:

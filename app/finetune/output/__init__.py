@@ -1,5 +1,4 @@
-"""What a run leaves on disk: its folder, files that are whole or absent, how it ended, and the versions that it is made of.
-Also the thread that writes files while the run goes on.
+"""The run's folder and its files: atomic writes, predictions, status, versions. Also console output and a writer thread.
 
 May import: finetune.errors.
 """

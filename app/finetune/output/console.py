@@ -1,5 +1,4 @@
-"""The console: what a run says on it, and that it may go away: a reader that has read enough (`| head`), a closed terminal, a
-closed stdout, a full disk."""
+"""Console output. It never fails, even if the console goes away (`| head`, a closed terminal or stdout, a full disk)."""
 
 from __future__ import annotations
 
@@ -11,8 +10,8 @@ from typing import Any, TextIO
 _quiet = False
 
 
-class _Lossy(io.FileIO):
-    """A file whose text is lost where it cannot be written: no training ends because nobody reads what it says."""
+class _LossyFile(io.FileIO):
+    """A file that drops what it cannot write."""
 
     def write(self, data: Any) -> int | None:
         try:
@@ -22,13 +21,13 @@ class _Lossy(io.FileIO):
 
 
 def say(*lines: str) -> None:
-    """Prints lines for the reader of a run, unless it is to be quiet. Warnings and errors go to stderr instead."""
+    """Prints lines to stdout, unless --quiet. Warnings and errors go to stderr instead."""
     if lines and not _quiet:
         print(*lines, sep="\n", flush=True)
 
 
 def be_quiet() -> None:
-    """From now on `say` and progress print nothing (--quiet)."""
+    """Silences `say` and progress (--quiet)."""
     global _quiet
     _quiet = True
 
@@ -38,26 +37,25 @@ def is_quiet() -> bool:
 
 
 def survive_a_lost_console() -> None:
-    """Makes printing never fail. A stream that is closed from the start leads nowhere, and its number is taken: the next file
-    to be opened would get it, and whatever libraries print."""
-    for number in range(3):
+    """Makes printing never fail. Opens /dev/null in place of a closed standard stream: otherwise the next file that is opened
+    would get its descriptor, and with it whatever libraries print."""
+    for descriptor in range(3):
         try:
-            os.fstat(number)
+            os.fstat(descriptor)
         except OSError:
-            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+            os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
     sys.stdout = _lossy(sys.stdout, 1)
     sys.stderr = _lossy(sys.stderr, 2)
     sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr
 
 
-def _lossy(stream: TextIO | None, number: int) -> TextIO:
+def _lossy(stream: TextIO | None, descriptor: int) -> TextIO:
     if stream is not None:
         stream.flush()
-    is_terminal = os.isatty(number)
     return io.TextIOWrapper(
-        io.BufferedWriter(_Lossy(number, "w", closefd=False)),
+        io.BufferedWriter(_LossyFile(descriptor, "w", closefd=False)),
         encoding=getattr(stream, "encoding", None) or "utf-8",
         errors="backslashreplace",
-        line_buffering=is_terminal or number == 2,
+        line_buffering=os.isatty(descriptor) or descriptor == 2,
         write_through=getattr(stream, "write_through", False),
     )

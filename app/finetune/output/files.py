@@ -1,4 +1,4 @@
-"""Files that are whole or absent."""
+"""Atomic file writes, file hashes, fsync."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from finetune.errors import is_out_of_space
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Writes a JSON file so that it is the old one or the new one, never half of it."""
+    """Writes a JSON file atomically: a crash leaves the old file or the new one."""
     write_text(path, as_json(content))
 
 
@@ -25,11 +25,11 @@ def as_json(content: Any) -> str:
 
 
 def write_text(path: Path, text: str | Iterable[str], before: Callable[[Path], None] | None = None) -> None:
-    """As `write_json`, for a text or its pieces. `before` is called with the written file before it takes its place."""
+    """Writes a text, or the pieces of one, atomically. Calls `before` with the complete temporary file before renaming it."""
     unfinished = path.with_name(f".{path.name}.unfinished")
     unfinished.unlink(missing_ok=True)
     try:
-        with naming(path):
+        with path_in_errors(path):
             with unfinished.open("x", encoding="utf-8", newline="") as file:  # "x": follows no link
                 file.writelines([text] if isinstance(text, str) else text)
                 file.flush()
@@ -43,8 +43,8 @@ def write_text(path: Path, text: str | Iterable[str], before: Callable[[Path], N
 
 
 @contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Has an error of writing name the file: the system does so when it is opened only, other languages' libraries never."""
+def path_in_errors(path: Path) -> Iterator[None]:
+    """Adds the path to errors of writing: the system names it only in errors of opening, compiled libraries never."""
     try:
         yield
     except OSError as error:
@@ -60,16 +60,16 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def file_record(path: Path) -> dict[str, Any]:
-    """A file's size and hash, as manifests hold them."""
+    """The size and hash of a file, for a manifest."""
     with path.open("rb") as file:
         return {"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "bytes": file.tell()}
 
 
-def flush(place: Path) -> None:
+def flush(path: Path) -> None:
     """Forces a file, or a folder and everything below it, to disk."""
-    for path in [*place.rglob("*"), place]:
-        if not path.is_symlink():
-            flush_one(path)
+    for file in [*path.rglob("*"), path]:
+        if not file.is_symlink():
+            flush_one(file)
 
 
 def flush_one(path: Path) -> None:

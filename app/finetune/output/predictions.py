@@ -1,4 +1,4 @@
-"""Where predictions and a test file's metrics go, and in which format. Rank 0 only."""
+"""Paths and formats of prediction files, and the name of the metrics file. Rank 0 only."""
 
 from __future__ import annotations
 
@@ -16,54 +16,55 @@ from finetune.output import written
 from finetune.output.files import write_text
 from finetune.output.run_folder import METRICS, OURS, PREDICTIONS, check_present, holds_trained_run
 
-# Opened anew, a standard output that is a file would lose what it holds.
+# Written through the open descriptor: opening such a path again would truncate a file behind it.
 DESCRIPTOR = re.compile(r"/dev/(stdout|stderr)|(?:/dev|/proc/self)/fd/(\d+)")
-PATTERN = re.compile(r"[-_.]*[*?\[\]]+")  # what makes a name one of several files
+WILDCARDS = re.compile(r"[-_.]*[*?\[\]]+")
 DATA_SUFFIX = re.compile(r"\.(csv|tsv|txt|json|jsonl|parquet)(\.gz)?$", re.IGNORECASE)
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 
 
 def path_of(arguments: Any) -> Path:
-    """Where this command's predictions go: --predictions_file, or the default in the run's folder."""
+    """The path of this command's predictions: --predictions_file, or the default in the run's folder."""
     if arguments.predictions_file is not None:
         return Path(arguments.predictions_file)
     return Path(arguments.output_dir) / _beside_a_run(arguments, PREDICTIONS)
 
 
 def metrics_name(arguments: Any) -> str:
-    """The file of this command's metrics in the run's folder."""
+    """The name of this command's metrics file in the run's folder."""
     return _beside_a_run(arguments, METRICS)
 
 
 def folder_of(arguments: Any) -> Path:
-    """The folder for files that this command's predictions name, such as masks: in the run's folder, wherever the lines go."""
+    """The folder, in the run's folder, for files that the predictions refer to, such as masks."""
     return Path(arguments.output_dir) / _beside_a_run(arguments, Path(PREDICTIONS).stem)
 
 
 def _beside_a_run(arguments: Any, name: str) -> str:
-    """A command that predicts in a finished run's folder leaves that run's predictions and metrics alone."""
+    """`name`, or with the test file's name appended if the command only predicts in the folder of a finished run: it must not
+    replace that run's own predictions and metrics."""
     if arguments.modes.train or not arguments.modes.predict or not holds_trained_run(Path(arguments.output_dir)):
         return name
     stem, suffix = os.path.splitext(name)
-    named = arguments.test_file or "test"
-    first, others = (named, 0) if isinstance(named, str) else (named[0], len(named) - 1)
-    data = PATTERN.sub("", DATA_SUFFIX.sub("", Path(first).name)) or "test"
+    test_file = arguments.test_file or "test"
+    first, others = (test_file, 0) if isinstance(test_file, str) else (test_file[0], len(test_file) - 1)
+    data = WILDCARDS.sub("", DATA_SUFFIX.sub("", Path(first).name)) or "test"
     return f"{stem}_{data}{f'_and_{others}_more' if others else ''}{suffix}"
 
 
 def problem(path: Path, folder: Path, replaced: bool) -> str | None:
-    """Why predictions of the run in `folder` cannot be written to `path`, or None. `replaced`: whether the run that is there
-    is removed before."""
+    """Why predictions of the run in `folder` cannot be written to `path`; None if they can. `replaced`: whether the command
+    removes the run in `folder` first."""
     if _descriptor(path) is not None:
         return None if os.path.exists(path) else "is not open"
-    place, base = Path(os.path.realpath(path.parent)) / path.name, Path(os.path.realpath(folder))
-    own = [base / name for name in (*OURS, written.LIST, ".lock") if name != PREDICTIONS]
-    if any(place.is_relative_to(name) for name in own):
-        return f"is a place for other files of the run in {folder}; name another"
+    target, run_folder = Path(os.path.realpath(path.parent)) / path.name, Path(os.path.realpath(folder))
+    reserved = [run_folder / name for name in (*OURS, written.LIST, ".lock") if name != PREDICTIONS]
+    if any(target.is_relative_to(name) for name in reserved):
+        return f"is reserved for other files of the run in {folder}; name another file"
     try:
         if path.is_symlink():
             return "is a link; name the file itself"
-    except OSError as error:  # a name that is too long
+    except OSError as error:  # such as a name that is too long
         return f"cannot be written ({error.strerror})"
     if path.is_dir():
         return "is a folder; name a file in it"
@@ -72,23 +73,23 @@ def problem(path: Path, folder: Path, replaced: bool) -> str | None:
     if not path.exists():
         writable = path.parent.is_dir() and os.access(path.parent, os.W_OK)
         return None if writable else f"folder {path.parent} does not exist or cannot be written"
-    if (replaced and place == base / PREDICTIONS) or (path.is_file() and written.is_predictions(folder, path)):
+    if (replaced and target == run_folder / PREDICTIONS) or (path.is_file() and written.is_predictions(folder, path)):
         return None
-    return f"would be replaced, but does not hold predictions of a run in {folder}; move it away, or name another"
+    return f"exists and does not hold predictions of a run in {folder}; move it away, or name another file"
 
 
-def is_file_to_be(path: Path) -> bool:
-    """Whether predictions that go there make a file, which a pipe, a device and an open descriptor do not."""
+def is_regular_file(path: Path) -> bool:
+    """Whether writing to the path makes a regular file: False for pipes, devices and open descriptors."""
     return _descriptor(path) is None and not _is_device(path)
 
 
 def write(path: Path, folder: Path, lines: Iterable[dict[str, Any]], list_separator: str) -> Path:
-    """Writes predictions, as csv if the name ends so, else as JSON lines. Returns the path: another one, if something that is
-    not ours has come to lie at `path`. Raises `TrainingError` for a device or pipe that fails."""
+    """Writes predictions as csv or tsv by the suffix, else as JSON lines. Returns the path, which has a number added if a
+    file that is not ours has appeared at `path`. Raises `TrainingError` for a device or pipe that fails."""
     separator = SEPARATORS.get(path.suffix.lower())
     texts = map(as_line, lines) if separator is None else as_table(lines, separator, list_separator)
     descriptor = _descriptor(path)
-    if is_file_to_be(path):
+    if is_regular_file(path):
         check_present(path)
         free, number = path, 1
         while problem(free, folder, False) is not None and os.path.lexists(free):
@@ -110,7 +111,7 @@ def as_line(content: dict[str, Any]) -> str:
 
 
 def as_table(lines: Iterable[dict[str, Any]], separator: str, list_separator: str) -> Iterator[str]:
-    """The lines of a csv file. A mapping gets a column per key; a list of texts is joined."""
+    """Yields the lines of a csv file. A mapping becomes a column per key; a list of texts is joined."""
     text, writer = io.StringIO(), None
     for line in lines:
         cells = _cells(line, list_separator)

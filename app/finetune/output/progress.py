@@ -1,7 +1,7 @@
-"""Progress of the phases of a run: a bar on a terminal, a line now and then in a log.
+"""Progress of the phases of a run: bars on a terminal, occasional lines in a log.
 
-Bars go to stderr and vanish when their phase ends. A log gets a line per tenth of a phase or per minute, at most about a
-hundred: a run of a week is not a book.
+Bars go to stderr and vanish when their phase ends. A log gets a line per tenth of a phase, or per minute if a hundredth is
+done, so at most about a hundred lines.
 """
 
 from __future__ import annotations
@@ -17,40 +17,39 @@ from finetune.output.console import is_quiet, say
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-DELAY = 1.0  # seconds that a phase must last to be shown on a terminal
-BETWEEN_REFRESHES = 0.1  # seconds
-BETWEEN_LINES = 10.0  # seconds at least between two lines of a log
-A_LINE_AFTER = 60.0  # seconds after which a further hundredth of the work is worth a line
+BAR_DELAY = 1.0  # seconds before a phase gets a bar
+REFRESH_INTERVAL = 0.1  # seconds
+MIN_LINE_INTERVAL = 10.0  # seconds between two log lines, each after a tenth of the work
+SLOW_LINE_INTERVAL = 60.0  # seconds between two log lines, each after a hundredth of the work
 
-_display: Progress | None = None  # the one that all bars share: a phase inside another has its line below it
-_phases: list[Phase] = []  # those that have begun, outermost first
+_display: Progress | None = None  # shared by all bars: a nested phase has its bar below the outer one
+_phases: list[Phase] = []  # running phases, outermost first
 
 
 class Phase:
-    """A part of a run that takes time. Use it as a context; `update` counts what is done.
+    """A part of a run with a progress bar. Use it as a context manager; `update` counts.
 
-    `total` may be unknown. Without a `unit` there is nothing to count: a terminal shows the phase while it lasts. `done`: where
-    a resumed run begins. Rates do not count what was done before, nor the time of phases inside this one.
+    `total` may be unknown. Without a `unit` nothing is counted: a terminal shows the phase while it lasts. `done`: where a
+    resumed run begins. Rates exclude earlier work and the time of nested phases.
     """
 
-    def __init__(self, what: str, unit: str = "", total: int | None = None, done: int = 0, shown: bool = True) -> None:
-        self.what, self.unit, self.total, self.done, self.first = what, unit, total, done, done
+    def __init__(self, name: str, unit: str = "", total: int | None = None, done: int = 0, shown: bool = True) -> None:
+        self.name, self.unit, self.total, self.done, self.first = name, unit, total, done, done
         self.shown = shown and not is_quiet()
         self.note = ""
         self.process = os.getpid()
         self.bar: Any = None
 
     def start(self) -> Phase:
-        """Begins to count time."""
-        self.started = self.begun = self.refreshed = self.said = time.monotonic()
-        self.lines, self.done_when_said = 0, self.done
+        self.started = self.begun = self.refreshed = self.logged = time.monotonic()
+        self.lines, self.done_when_logged = 0, self.done
         _phases.append(self)
         if not self.unit:
             self.update(0)
         return self
 
     def stop(self) -> None:
-        """Ends the phase; once more does nothing."""
+        """Ends the phase. A second call does nothing."""
         global _display
         if self not in _phases:
             return
@@ -71,41 +70,41 @@ class Phase:
         self.stop()
 
     def update(self, number: int = 1, note: str | None = None) -> None:
-        """Counts `number` more; `note`: what is to be said besides, as a loss."""
+        """Counts `number` more units. `note`: a text to show in place of the rate, such as a loss."""
         self.done += number
         self.note = self.note if note is None else note
         if not self.shown:
             return
-        # A bar belongs to one process: others that work for it write lines.
+        # Only the process that made the phase draws its bar; forked workers print lines.
         if sys.stderr.isatty() and os.getpid() == self.process:
             self._draw()
         elif self.unit and self._line_is_due():
-            self.said, self.done_when_said, self.lines = time.monotonic(), self.done, self.lines + 1
-            say(f"{self.what:<15}{self.describe()}")
+            self.logged, self.done_when_logged, self.lines = time.monotonic(), self.done, self.lines + 1
+            say(f"{self.name:<15}{self.describe()}")
 
     @property
     def rate(self) -> float:
-        """Units per second; 0 before there is anything to divide."""
+        """Units per second; 0 at the start."""
         seconds, done = time.monotonic() - self.started, self.done - self.first
         return done / seconds if seconds > 0 else 0.0
 
     def describe(self) -> str:
-        """What is done, what the phase's note says, the rate and the time that is left."""
-        done, said, left = self._parts(" of ")
-        return ", ".join(part for part in (f"{done} {self.unit}", said, left and f"{left} left") if part)
+        """The count, the note or the rate, and the remaining time, for a log line."""
+        count, note, left = self._parts(" of ")
+        return ", ".join(part for part in (f"{count} {self.unit}", note, left and f"{left} left") if part)
 
-    def _parts(self, of: str) -> tuple[str, str, str]:
-        """(what is done; the note, or else the rate; the time that is left)."""
+    def _parts(self, separator: str) -> tuple[str, str, str]:
+        """(count, note or rate, remaining time)."""
         if not self.unit:
             return "", "", ""
-        speed = f"{self.rate:,.{0 if self.rate >= 10 else 2}f} {self.unit}/s" if self.rate else ""
+        rate = f"{self.rate:,.{0 if self.rate >= 10 else 2}f} {self.unit}/s" if self.rate else ""
         left = _clock((self.total - self.done) / self.rate) if self.total and self.rate else ""
-        return f"{self.done:,}{of}{self.total:,}" if self.total else f"{self.done:,}", self.note or speed, left
+        return f"{self.done:,}{separator}{self.total:,}" if self.total else f"{self.done:,}", self.note or rate, left
 
     def _draw(self) -> None:
         global _display
         now = time.monotonic()
-        if self.unit and (now - self.begun < DELAY or now - self.refreshed < BETWEEN_REFRESHES):
+        if self.unit and (now - self.begun < BAR_DELAY or now - self.refreshed < REFRESH_INTERVAL):
             return
         self.refreshed = now
         if _display is None:
@@ -113,7 +112,7 @@ class Phase:
             from rich.progress import BarColumn, Progress, TextColumn
             from rich.table import Column
 
-            # Not refreshed by a thread of its own: it would be copied into worker processes by a fork.
+            # No refresh thread: worker processes are forked.
             _display = Progress(
                 TextColumn("{task.description}", table_column=Column(no_wrap=True)),
                 BarColumn(bar_width=None),
@@ -126,26 +125,26 @@ class Phase:
                 redirect_stderr=True,
             )
             _display.start()
-            _display.console.show_cursor(True)  # a process that is killed leaves the terminal as it was
+            _display.console.show_cursor(True)  # a killed process could not restore it
         state = {"completed": self.done, "text": "  ".join(part for part in self._parts("/") if part)}
         if self.bar is None:
-            self.bar = _display.add_task(self.what, total=self.total, **state)
+            self.bar = _display.add_task(self.name, total=self.total, **state)
         _display.update(self.bar, **state, refresh=True)
 
     def _line_is_due(self) -> bool:
-        waited = time.monotonic() - self.said
+        waited = time.monotonic() - self.logged
         if self.total is None:
-            return waited >= A_LINE_AFTER * 2**self.lines
-        tenth = self.done * 10 // self.total > self.done_when_said * 10 // self.total
-        hundredth = self.done - self.done_when_said >= self.total / 100
-        return (tenth and waited >= BETWEEN_LINES) or (hundredth and waited >= A_LINE_AFTER)
+            return waited >= SLOW_LINE_INTERVAL * 2**self.lines
+        tenth = self.done * 10 // self.total > self.done_when_logged * 10 // self.total
+        hundredth = self.done - self.done_when_logged >= self.total / 100
+        return (tenth and waited >= MIN_LINE_INTERVAL) or (hundredth and waited >= SLOW_LINE_INTERVAL)
 
 
-def counted(things: Iterable[Any], what: str, unit: str, total: int | None = None) -> Iterator[Any]:
-    """The things, with progress that counts them."""
-    with Phase(what, unit, total) as phase:
-        for thing in things:
-            yield thing
+def counted(items: Iterable[Any], name: str, unit: str, total: int | None = None) -> Iterator[Any]:
+    """Yields the items and shows their progress."""
+    with Phase(name, unit, total) as phase:
+        for item in items:
+            yield item
             phase.update()
 
 

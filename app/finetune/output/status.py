@@ -1,7 +1,6 @@
-"""status.json: whether a training run goes on, and how it ended.
+"""status.json: the state of a training run ("running", "done", "stopped", "failed"). Rank 0 only.
 
-A launcher's exit code does not tell: torchrun turns every code but 0 into 1, and deepspeed's is 0 when it was killed itself.
-Written on rank 0 only, and only by a run that has taken its folder.
+A launcher's exit code is not enough: torchrun turns every code but 0 into 1, and a killed deepspeed launcher returns 0.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from finetune.output import written
 from finetune.output.files import as_json, write_json
 from finetune.output.run_folder import STATUS, is_present
 
-_lock = threading.Lock()  # checkpoints are written, and signals received, by threads
+_lock = threading.Lock()  # the checkpoint and signal threads write the status too
 _path: Path | None = None
 _step = 0
 _micro_batch_parts = 1
 
 
 def begin(folder: Path, step: int) -> None:
-    """The run has taken `folder` and starts from `step`. A process that may be ended by a signal must have `stopped` called."""
+    """Writes that the run in `folder`, which this process has locked, starts from `step`."""
     global _path, _step, _micro_batch_parts
     _path, _step, _micro_batch_parts = folder / STATUS, step, 1
     written.add(folder, _path)
@@ -31,7 +30,7 @@ def begin(folder: Path, step: int) -> None:
 
 
 def saved(step: int) -> None:
-    """The run goes on, and what it has done up to `step` is on disk. A disk too full to say so is no reason to end."""
+    """Writes the step of the newest checkpoint. Ignores a full disk."""
     global _step
     _step = step
     with contextlib.suppress(OSError):
@@ -39,7 +38,7 @@ def saved(step: int) -> None:
 
 
 def cut_micro_batches(parts: int) -> None:
-    """Micro-batches did not fit into memory: each is cut into so many parts from here on."""
+    """Writes into how many parts each micro-batch is now cut, because it did not fit into memory. Ignores a full disk."""
     global _micro_batch_parts
     _micro_batch_parts = parts
     with contextlib.suppress(OSError):
@@ -47,31 +46,31 @@ def cut_micro_batches(parts: int) -> None:
 
 
 def failing(reason: str) -> None:
-    """The run fails; `end` may still say better why, if this process lives that long."""
-    _write_anyhow("failed", reason)
+    """Writes a first reason of a failure. `end` may replace it, if this process lives that long."""
+    _write_or_overwrite("failed", reason)
 
 
 def has_begun() -> bool:
-    """Whether this process is a training run's and writes its status."""
+    """Whether this process writes the status of a training run."""
     return _path is not None
 
 
 def end(state: str, reason: str | None = None) -> None:
-    """The run ends: "done", "stopped" or "failed". Does nothing before `begin`, and nothing the second time; never raises for
-    a disk that is full or gone, since that may be why the run ends."""
+    """Writes "done", "stopped" or "failed". Does nothing before `begin` or after another `end`. Ignores a disk that is full
+    or gone: that may be why the run ends."""
     global _path
-    _write_anyhow(state, reason)
+    _write_or_overwrite(state, reason)
     _path = None
 
 
 def _write(state: str, reason: str | None) -> None:
     with _lock:
-        if _path is not None and is_present(_path):  # else another folder may have its name
+        if _path is not None and is_present(_path):  # a folder that was moved may have been replaced by another run's
             write_json(_path, _content(state, reason))
 
 
-def _write_anyhow(state: str, reason: str | None) -> None:
-    """Writes over the old file where there is no room for a new one: it has its place on the disk."""
+def _write_or_overwrite(state: str, reason: str | None) -> None:
+    """Overwrites the file in place if the disk has no room for a new one."""
     try:
         _write(state, reason)
     except OSError:

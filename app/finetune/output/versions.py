@@ -1,4 +1,4 @@
-"""What the run is made of: library versions and the application's own sources."""
+"""Versions of the libraries and of the application's source files."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def library_versions() -> dict[str, str | None]:
-    """Python's version and those of the libraries that decide a run's numbers; None for one that is not installed."""
+    """Versions of Python and of the libraries that influence a run's numbers; None for a library that is not installed."""
     return {"python": platform.python_version(), **{name: _version(name) for name in LIBRARIES}}
 
 
 def code_version() -> dict[str, str]:
-    """A short hash of each source file that a run is made of: the package `finetune` and the script that was started."""
+    """A short hash of each source file: the package `finetune` and the started script."""
     script = Path(sys.argv[0]).resolve()
     files = {f"app/finetune/{path.relative_to(PACKAGE).as_posix()}": path for path in PACKAGE.rglob("*.py")}
     if script.suffix == ".py" and script.is_file() and script not in files.values():

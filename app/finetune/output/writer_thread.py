@@ -1,4 +1,4 @@
-"""A thread that writes while the run goes on: one piece of work at a time, whose error is raised where the run next looks."""
+"""A thread that writes files while training continues."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ _all: weakref.WeakSet[Background] = weakref.WeakSet()
 
 
 class Background:
-    """At most one piece of work in flight. Work must not use the process group: the run uses it meanwhile."""
+    """Runs one job at a time in a thread. Jobs must not use the process group: training uses it at the same time."""
 
     def __init__(self) -> None:
         self.thread = ThreadPoolExecutor(1, "background work")
-        self._work: Future | None = None
+        self._job: Future | None = None
         self._hurried = threading.Event()
         _all.add(self)
 
-    def start(self, work: Callable[[], None]) -> None:
-        """Waits for the piece before, raises its error if it had one, and begins this one."""
+    def start(self, job: Callable[[], None]) -> None:
+        """Waits for the previous job, raises its error if it failed, and starts this one."""
         self.wait()
         self._hurried.clear()
-        self._work = self.thread.submit(work)
+        self._job = self.thread.submit(job)
 
     def wait(self) -> None:
-        """Waits until nothing is in flight; raises the error of what was, once."""
-        work, self._work = self._work, None
-        if work is not None:
-            work.result()
+        """Waits for the running job; raises its error, once."""
+        job, self._job = self._job, None
+        if job is not None:
+            job.result()
 
     def hurry(self) -> None:
-        """Tells the work in flight that what it waits for has come, or will not come."""
+        """Asks the running job to stop waiting for other processes."""
         self._hurried.set()
 
     def is_hurried(self) -> bool:
-        """Whether work that waits for another process should finish soon: after `hurry`, or before this process exits."""
+        """Whether a job should stop waiting for other processes: after `hurry`, or before this process exits."""
         return self._hurried.is_set() or _exiting.is_set()
 
 
 def finish_all() -> None:
-    """Waits for all work in flight, whether it succeeds or not; for a process that is about to exit."""
+    """Waits for all running jobs, whether they succeed or not. For a process that is about to exit."""
     _exiting.set()
     for writer in list(_all):
         writer.thread.shutdown()

@@ -1,4 +1,4 @@
-"""Figures for classification of pictures."""
+"""Figures for image classification."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from finetune.metrics.single_label import confusion_matrix, decision_scores
 from finetune.reports.figures import matrix
 from finetune.task import Judgement, Shown
 
-MOST_CLASSES = 30  # those with most errors are shown
+MOST_CLASSES = 30
 
 
-def judge(found: np.ndarray, labels: np.ndarray, names: list[str]) -> Judgement:
-    """`found` and `labels`: (rows,) predicted and true class numbers."""
-    return Judgement(partial(metrics_of_rows, found, labels, len(names)), partial(show, found, labels, names))
+def judge(predicted: np.ndarray, labels: np.ndarray, names: list[str]) -> Judgement:
+    """`predicted` and `labels`: (rows,) predicted and true class numbers."""
+    return Judgement(partial(metrics_of_rows, predicted, labels, len(names)), partial(show, predicted, labels, names))
 
 
 def metrics_of_rows(predicted: np.ndarray, labels: np.ndarray, num_classes: int, rows: np.ndarray) -> dict[str, float]:
@@ -23,13 +23,13 @@ def metrics_of_rows(predicted: np.ndarray, labels: np.ndarray, num_classes: int,
     return decision_scores(confusion_matrix(predicted[rows], labels[rows], num_classes))
 
 
-def show(found: np.ndarray, labels: np.ndarray, names: list[str]) -> Shown:
-    """The confusion matrix of the classes with most errors."""
-    confusion = confusion_matrix(found, labels, len(names))
-    wrong = confusion.sum(axis=0) + confusion.sum(axis=1) - 2 * confusion.diagonal()
-    shown = np.sort(np.argsort(-wrong, kind="stable")[:MOST_CLASSES])
-    counts = confusion[np.ix_(shown, shown)]
-    shares = counts / np.maximum(confusion.sum(axis=1)[shown, None], 1)
-    title, ticks = "Confusion matrix: rows are true classes", [names[number] for number in shown]
+def show(predicted: np.ndarray, labels: np.ndarray, names: list[str]) -> Shown:
+    """The confusion matrix, for the classes with the most errors."""
+    confusion = confusion_matrix(predicted, labels, len(names))
+    errors = confusion.sum(axis=0) + confusion.sum(axis=1) - 2 * confusion.diagonal()
+    chosen = np.sort(np.argsort(-errors, kind="stable")[:MOST_CLASSES])
+    counts = confusion[np.ix_(chosen, chosen)]
+    shares = counts / np.maximum(confusion.sum(axis=1)[chosen, None], 1)
+    title, ticks = "Confusion matrix: rows are true classes", [names[number] for number in chosen]
     figure = matrix(title, counts, ticks, x="predicted", y="true", shares=shares)
     return Shown({"confusion_matrix": figure}, [])

@@ -1,4 +1,4 @@
-"""Figures and tables for segmentation, of pictures and of volumes."""
+"""Figures and tables for segmentation of pictures and volumes."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ def judge(
     metrics: Callable[[Predictions], Mapping[str, float | None]],
     first: int = 0,
 ) -> Judgement:
-    """`predictions`: `loss` (rows,), `counts` (rows, classes, 3) and, for few classes, `confusion`, (rows, classes, classes) by
-    true and predicted class; `metrics`: of predictions; `first`: the first class that has metrics of its own."""
+    """`predictions`: `loss` (rows,), `counts` (rows, classes, 3) and, for few classes, `confusion` (rows, true classes,
+    predicted classes). `metrics`: computes the metrics of predictions. `first`: the first class to be scored; 1 leaves out the
+    background."""
     counts = predictions["counts"]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # rows without any class
+        warnings.simplefilter("ignore", RuntimeWarning)  # nanmean of rows without any class
         by_row = {name: np.nanmean(metric(counts)[:, first:], axis=1) for name, metric in (("iou", iou), ("dice", dice))}
-    # A row without any class, in which none was found, has 1.
+    # A row without any class, in truth and prediction, is right.
     scores = {"loss": predictions["loss"], **{name: np.nan_to_num(values, nan=1.0) for name, values in by_row.items()}}
     return Judgement(partial(_metrics_of_rows, predictions, metrics), partial(show, predictions, classes, ids, scores, first))
 
@@ -61,8 +62,8 @@ def show(
     for row in np.argsort(-scores["loss"], kind="stable")[:MOST_ROWS].tolist():
         known = np.flatnonzero(~np.isnan(by_class[row]))
         worst = known[by_class[row, known].argmin()] if len(known) else None
-        found = "-" if worst is None else f"{classes[first + worst]} ({by_class[row, worst]:.2f})"
-        rows.append([str(ids[row]), *(f"{scores[name][row]:.4f}" for name in scores), found])
+        worst_class = "-" if worst is None else f"{classes[first + worst]} ({by_class[row, worst]:.2f})"
+        rows.append([str(ids[row]), *(f"{scores[name][row]:.4f}" for name in scores), worst_class])
     header = ["row", *scores, "worst class (IoU)"]
     return Shown(figures, [Section("Worst validation rows", "By loss, worst first.", header, rows)])
 
@@ -70,13 +71,13 @@ def show(
 def _dice(total: np.ndarray, classes: Sequence[str]) -> Figure:
     """Dice, precision and recall of each class over all rows; `total`: (classes, 3)."""
     chosen = np.argsort(-total[:, TRUE], kind="stable")[:MOST_BARS]
-    places, total = np.arange(len(chosen)), total[chosen]
+    positions, total = np.arange(len(chosen)), total[chosen]
     figure, axes = new_figure("Dice by class, over all validation rows", "", height=1.5 + 0.3 * len(chosen))
-    axes.barh(places, np.nan_to_num(dice(total)), color=BLUE, label="Dice")
-    for marker, label, of in (("<", "precision", PREDICTED), (">", "recall", TRUE)):
-        share = total[:, SHARED] / np.maximum(total[:, of], 1)
-        axes.plot(share, places, marker, color="black", markerfacecolor=GREY, markersize=5, label=label)
-    axes.set_yticks(places, [classes[number][:NAME] for number in chosen])
+    axes.barh(positions, np.nan_to_num(dice(total)), color=BLUE, label="Dice")
+    for marker, label, denominator in (("<", "precision", PREDICTED), (">", "recall", TRUE)):
+        share = total[:, SHARED] / np.maximum(total[:, denominator], 1)
+        axes.plot(share, positions, marker, color="black", markerfacecolor=GREY, markersize=5, label=label)
+    axes.set_yticks(positions, [classes[number][:NAME] for number in chosen])
     axes.set_xlim(0, 1.02)
     axes.invert_yaxis()
     legend_below(figure)
@@ -84,10 +85,10 @@ def _dice(total: np.ndarray, classes: Sequence[str]) -> Figure:
 
 
 def _confusion(confusion: np.ndarray, classes: Sequence[str]) -> Figure:
-    """Of each true class, to the next percent, what its pixels or voxels are taken for."""
+    """The confusion matrix in percent of each true class, for the classes with the most errors."""
     shares = confusion / np.maximum(confusion.sum(axis=1, keepdims=True), 1)
-    wrong = confusion.sum(axis=0) + confusion.sum(axis=1) - 2 * confusion.diagonal()
-    chosen = np.sort(np.argsort(-wrong, kind="stable")[:MOST_CONFUSED])
+    errors = confusion.sum(axis=0) + confusion.sum(axis=1) - 2 * confusion.diagonal()
+    chosen = np.sort(np.argsort(-errors, kind="stable")[:MOST_CONFUSED])
     shares = shares[np.ix_(chosen, chosen)]
-    title, names = "What each true class is taken for, % of its area", [classes[number] for number in chosen]
+    title, names = "Predicted class by true class, % of its area", [classes[number] for number in chosen]
     return matrix(title, (shares * 100).round().astype(int), names, x="predicted", y="true", shares=shares)

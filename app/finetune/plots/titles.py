@@ -22,8 +22,8 @@ MOST_ROWS, CHARACTERS = 20, 300
 def judge(
     lengths: tuple[np.ndarray, np.ndarray, np.ndarray], titles: tuple[list[str], list[str]], texts: Any, tokenizer: str
 ) -> Judgement:
-    """`lengths`: (rows,) tokens of generated titles, of references and of documents; `titles`: generated ones and references;
-    `texts`: by row; `tokenizer`: the name of ROUGE's."""
+    """`lengths`: (rows,) tokens of generated titles, of references, and of documents. `titles`: (generated, references).
+    `texts`: by row. `tokenizer`: the name of ROUGE's tokenizer."""
     by_metric = dict(zip(ROUGE_METRICS, np.array(row_scores(*titles, tokenizer)).T, strict=True))
     return Judgement(MeansOfRows(by_metric), partial(show, by_metric["rougeL"], lengths, titles, texts, tokenizer))
 
@@ -36,37 +36,37 @@ def show(
     tokenizer: str,
 ) -> Shown:
     """`scores`: (rows,) ROUGE-L; the rest as in `judge`."""
-    found, references, documents = lengths
-    return Shown(figures(found, references, scores, documents), [examples(*titles, scores, texts, tokenizer)])
+    generated, references, documents = lengths
+    return Shown(figures(generated, references, scores, documents), [examples(*titles, scores, texts, tokenizer)])
 
 
-def figures(found: np.ndarray, references: np.ndarray, scores: np.ndarray, documents: np.ndarray) -> dict[str, Figure]:
-    """Figures by name. All are (rows,): tokens of generated titles, of references, each row's ROUGE-L, tokens of documents."""
+def figures(generated: np.ndarray, references: np.ndarray, scores: np.ndarray, documents: np.ndarray) -> dict[str, Figure]:
+    """Figures by name. `generated`, `references`, `documents`: (rows,) tokens. `scores`: (rows,) ROUGE-L."""
     figure, axes = new_figure("Length of titles", "tokens", "titles")
-    edges = np.arange(0, max(int(found.max()), int(references.max())) + 2) - 0.5
-    axes.hist([references, found], edges, color=[GREY, BLUE], label=["references", "generated"])
+    edges = np.arange(0, max(int(generated.max()), int(references.max())) + 2) - 0.5
+    axes.hist([references, generated], edges, color=[GREY, BLUE], label=["references", "generated"])
     legend_below(figure)
     by_length, axes = new_figure("ROUGE-L by document length", "tokens of the document (median of an eighth)", "mean ROUGE-L")
     parts = [part for part in np.array_split(np.argsort(documents, kind="stable"), BINS) if len(part)]
-    middle, mean = [np.median(documents[part]) for part in parts], [scores[part].mean() for part in parts]
-    spread = [scores[part].std() / np.sqrt(len(part)) for part in parts]
-    axes.errorbar(middle, mean, yerr=spread, color=ORANGE, marker="o", linewidth=1.4, capsize=3)
+    medians, means = [np.median(documents[part]) for part in parts], [scores[part].mean() for part in parts]
+    standard_errors = [scores[part].std() / np.sqrt(len(part)) for part in parts]
+    axes.errorbar(medians, means, yerr=standard_errors, color=ORANGE, marker="o", linewidth=1.4, capsize=3)
     axes.set_ylim(bottom=0)
     return {"title_lengths": figure, "title_rouge_by_length": by_length}
 
 
-def examples(found: list[str], references: list[str], scores: np.ndarray, texts: Any, tokenizer: str) -> Section:
-    """Titles beside references, first sentences and the documents' beginnings: the worst, the median and the best rows."""
+def examples(generated: list[str], references: list[str], scores: np.ndarray, texts: Any, tokenizer: str) -> Section:
+    """The worst, the median and the best rows: titles, references, first sentences and the start of the documents."""
     order = np.argsort(scores, kind="stable")
     third = MOST_ROWS // 3
     middle = max(0, len(order) // 2 - third // 2)
     chosen = dict.fromkeys([*order[:third], *order[middle : middle + third], *order[-third:]])
-    most = lead_length(references)
-    leads = [lead_baseline(texts[int(row)], most) for row in chosen]
-    of_leads = np.array(row_scores(leads, [references[row] for row in chosen], tokenizer))[:, ROUGE_METRICS.index("rougeL")]
+    limit = lead_length(references)
+    leads = [lead_baseline(texts[int(row)], limit) for row in chosen]
+    lead_scores = np.array(row_scores(leads, [references[row] for row in chosen], tokenizer))[:, ROUGE_METRICS.index("rougeL")]
     rows = [
-        [f"{scores[row]:.3f}", found[row], references[row], lead, f"{of_lead:.3f}", texts[int(row)][:CHARACTERS]]
-        for row, lead, of_lead in zip(chosen, leads, of_leads, strict=True)
+        [f"{scores[row]:.3f}", generated[row], references[row], lead, f"{lead_score:.3f}", texts[int(row)][:CHARACTERS]]
+        for row, lead, lead_score in zip(chosen, leads, lead_scores, strict=True)
     ]
     header = ["ROUGE-L", "generated", "reference", "first sentence", "its ROUGE-L", "document"]
     return Section("Examples", "The worst, the middle and the best validation rows by ROUGE-L.", header, rows)

@@ -1,6 +1,6 @@
-"""What a run tells its reader: progress, history, trackers, profile, metrics and predictions, and the model card.
+"""Reports of a run: history, trackers, profile, figures, data report, predictions, model card, report.html, upload to the hub.
 
-Everything is written by rank 0 from what the run has computed; nothing here changes the training.
+Rank 0 writes them. Nothing here changes the training.
 
 May import: finetune.errors, finetune.launching, finetune.metrics, finetune.output, finetune.task.
 """

@@ -1,4 +1,4 @@
-"""README.md of a run: a model card with metadata for the hub, metrics and figures."""
+"""README.md of a run: a model card with metadata for the hub."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from huggingface_hub.utils import validate_repo_id
 from finetune.output import written
 from finetune.output.console import say
 from finetune.output.files import write_text
-from finetune.output.run_folder import CARD, PICTURES, check_present
+from finetune.output.run_folder import CARD, METRICS, PICTURES, check_present, read_metrics
 
 LIMITS = (
-    "Validation rows chose the model that is kept, so their metrics are optimistic; test rows chose nothing.",
-    "Other data than those of the training may give worse results, and were not tried.",
+    "The best model was selected on the validation rows, so their metrics are optimistic. The test rows selected nothing.",
+    "Data that differ from the training data were not tried and may give worse results.",
 )
-SPLITS = {"eval": "validation", "test": "test"}  # prefix of metrics -> name of the split
+SPLITS = {"eval": "validation", "test": "test"}  # prefix of metrics -> split
 
 
 def write_card(
@@ -36,11 +36,11 @@ def write_card(
     arguments: Any = None,
     limits: Sequence[str] = (),
 ) -> None:
-    """Writes the card of the run in `folder` from its run.json, metrics.json and pictures/.
+    """Writes the model card of the run in `folder` from its run.json, metrics.json and pictures/.
 
-    `pipeline_tag`: the hub's name of the task, None for a model that the hub does not know; `usage`: Python code that loads
-    best/; `metrics`: names without eval_ or test_, one table row each; `sections`: further Markdown lines of the task;
-    `arguments`: the run's, of which those that differ from their defaults are shown; `limits`: sentences of the task.
+    `pipeline_tag`: the hub's name of the task, None if it has none. `usage`: Python code that loads best/. `metrics`: names
+    without eval_ or test_, a table row each. `sections`: Markdown lines of the task. `arguments`: those of the run; the card
+    shows the ones that differ from their defaults. `limits`: sentences of the task.
     """
     run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     values = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
@@ -64,18 +64,19 @@ def write_card(
     body += _table(values, metrics)
     body += ["", *_pictures(folder), *sections, "", "## Training", "", *_facts(run, values), ""]
     if arguments is not None:
-        body += ["```yaml", yaml.safe_dump(_given(arguments), allow_unicode=True, sort_keys=False).strip(), "```", ""]
+        changed = yaml.safe_dump(_changed(arguments), allow_unicode=True, sort_keys=False)
+        body += ["```yaml", changed.strip(), "```", ""]
     body += ["## Limits", "", *(f"- {limit}" for limit in [*limits, *LIMITS]), ""]
     check_present(folder / CARD)
     if written.foreign(folder, [CARD]):
-        say(f"note           {folder / CARD} is not a run's and stays; there is no model card")
+        say(f"note           no model card is written: {folder / CARD} is not a run's file")
         return
     written.add(folder, folder / CARD)
     write_text(folder / CARD, "\n".join(body) + "\n")
 
 
 def _hub_id(name: str | None) -> str | None:
-    """A repository's name on the hub; None for a local path, which the hub rejects and nobody else should see."""
+    """The name if it can be a repository on the hub; None for a local path, which the hub rejects and others must not see."""
     if name is None or Path(name).exists():
         return None
     try:
@@ -85,16 +86,16 @@ def _hub_id(name: str | None) -> str | None:
     return name
 
 
-def _given(arguments: Any) -> dict[str, Any]:
-    """The arguments that differ from their defaults and that all machines share. Files and folders are names without a path."""
-    found = {}
+def _changed(arguments: Any) -> dict[str, Any]:
+    """The arguments that differ from their defaults, without those of a single machine. Paths are shortened to file names."""
+    changed = {}
     for field in dataclasses.fields(arguments):
         value = getattr(arguments, field.name)
         if value != field.default and (field.metadata["reads"] or not field.metadata["per_machine"]):
             parts = value if isinstance(value, tuple) else (value,)
             parts = [_hub_id(part) or Path(part).name for part in parts] if field.metadata["path"] else list(parts)
-            found[field.name] = parts if isinstance(value, tuple) else parts[0]
-    return found
+            changed[field.name] = parts if isinstance(value, tuple) else parts[0]
+    return changed
 
 
 def _results(pipeline_tag: str, dataset: str | None, values: dict[str, Any], metrics: Sequence[str]) -> list[EvalResult]:
@@ -115,9 +116,20 @@ def _results(pipeline_tag: str, dataset: str | None, values: dict[str, Any], met
 
 
 def markdown_table(header: list[str], rows: list[list[Any]]) -> list[str]:
-    """Lines of a Markdown table; numbers with four decimals, None as a dash."""
+    """Lines of a Markdown table. Floats get four decimals, None is a dash."""
     lines = ["| " + " | ".join(map(_cell, row)) + " |" for row in [header, *rows]]
     return [lines[0], "|" + " --- |" * len(header), *lines[1:]]
+
+
+def class_tables(folder: Path, classes: Sequence[str], columns: dict[str, str]) -> list[str]:
+    """Markdown tables of the metrics of each class, for validation and test, of the run in `folder`. `columns`: metric ->
+    header."""
+    metrics, lines = read_metrics(folder / METRICS), []
+    for prefix, split in SPLITS.items():
+        if any(f"{prefix}_mean_{metric}" in metrics for metric in columns):
+            rows = [[name, *(metrics.get(f"{prefix}_{metric}_{name}") for metric in columns)] for name in classes]
+            lines += [f"## Classes ({split})", "", *markdown_table(["class", *columns.values()], rows), ""]
+    return lines
 
 
 def _cell(value: Any) -> str:
@@ -132,7 +144,6 @@ def _table(values: dict[str, Any], metrics: Sequence[str]) -> list[str]:
 
 
 def _pictures(folder: Path) -> list[str]:
-    """Links to the pictures of the best model, which are beside the card."""
     return [f"![{path.stem}]({PICTURES}/{path.name})\n" for path in sorted((folder / PICTURES).glob("*.png"))]
 
 

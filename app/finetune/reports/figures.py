@@ -1,4 +1,4 @@
-"""Figures of a run: curves of its history, and what tasks draw with the same looks."""
+"""Figures with a common style: curves of a run's history, matrices, legends."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ if TYPE_CHECKING:
 
 BLUE, ORANGE, GREEN, GREY = "#2563eb", "#ea580c", "#16a34a", "#94a3b8"
 COLORS = (BLUE, ORANGE, GREEN, "#9333ea", "#dc2626", "#0891b2", "#ca8a04", "#db2777", "#475569")
-WIDTH, DPI = 5.2, 150  # inches: small, for letters that can be read on a phone
-NAME = 28  # characters of a name beside an axis
-LETTERS, LINE = 16, 22  # pixels, of what is written beside pictures
+WIDTH, DPI = 5.2, 150  # inches: narrow, so that text is readable on a phone
+NAME = 28  # characters of a tick label
+FONT_SIZE, LINE = 16, 22  # pixels, of legends of pictures
 
 
 def new_figure(title: str, x: str = "", y: str = "", *, height: float = 3.6) -> tuple[Figure, Any]:
-    """(a figure, its axes)."""
-    from matplotlib.figure import Figure  # not pyplot: that one keeps figures and looks for a display
+    from matplotlib.figure import Figure  # pyplot would keep figures in memory and look for a display
 
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     axes = figure.add_subplot()
@@ -35,7 +34,6 @@ def new_figure(title: str, x: str = "", y: str = "", *, height: float = 3.6) -> 
 
 
 def legend_below(figure: Figure) -> None:
-    """Names the lines of a figure where they hide none of it."""
     axes = figure.axes[0]
     names = axes.get_legend_handles_labels()[1]
     figure.legend(loc="outside lower center", ncols=2 if max(map(len, names)) > 12 else 3, fontsize=8, frameon=False)
@@ -44,7 +42,7 @@ def legend_below(figure: Figure) -> None:
 def matrix(
     title: str, counts: np.ndarray, names: list[str], *, x: str = "", y: str = "", shares: np.ndarray | None = None
 ) -> Figure:
-    """Cells with `counts`, (names, names), whose colour is that of `shares` from 0 to 1, by default of the largest count."""
+    """A matrix of `counts`, (names, names). The colours show `shares` from 0 to 1, by default shares of the largest count."""
     shares = counts / max(1, counts.max(initial=0)) if shares is None else shares
     figure, axes = new_figure(title, x, y, height=2.4 + 0.2 * len(names))
     axes.grid(False)
@@ -71,31 +69,31 @@ def as_picture(figure: Figure) -> np.ndarray:
 
 
 def with_legend(picture: np.ndarray, text: str, colours: Mapping[str, Sequence[int]]) -> np.ndarray:
-    """A picture, (height, width, 3) uint8, under what it shows and above the names of its colours, many in a line."""
-    font, width = ImageFont.load_default(LETTERS), picture.shape[1]
-    room = max([font.getlength(_plain(name)) for name in colours], default=0) + 2 * LINE
-    columns = max(1, int(width // room))
-    below = Image.new("RGB", (width, LINE * -(-len(colours) // columns)), "white")
-    draw = ImageDraw.Draw(below)
+    """Adds a title above a picture, (height, width, 3) uint8, and a legend of its colours below it."""
+    font, width = ImageFont.load_default(FONT_SIZE), picture.shape[1]
+    entry_width = max([font.getlength(_ascii(name)) for name in colours], default=0) + 2 * LINE
+    columns = max(1, int(width // entry_width))
+    legend = Image.new("RGB", (width, LINE * -(-len(colours) // columns)), "white")
+    draw = ImageDraw.Draw(legend)
     for number, (name, colour) in enumerate(colours.items()):
-        left, top = int(number % columns * room), number // columns * LINE
+        left, top = int(number % columns * entry_width), number // columns * LINE
         draw.rectangle((left + 3, top + 4, left + LINE - 5, top + LINE - 4), fill=tuple(map(int, colour)), outline="black")
-        draw.text((left + LINE, top + 1), _plain(name), fill="black", font=font)
-    above = Image.new("RGB", (width, LINE), "white")
-    ImageDraw.Draw(above).text((3, 1), text, fill="black", font=font)
-    return np.concatenate([np.asarray(above), picture, np.asarray(below)])
+        draw.text((left + LINE, top + 1), _ascii(name), fill="black", font=font)
+    title = Image.new("RGB", (width, LINE), "white")
+    ImageDraw.Draw(title).text((3, 1), text, fill="black", font=font)
+    return np.concatenate([np.asarray(title), picture, np.asarray(legend)])
 
 
-def _plain(name: str) -> str:
+def _ascii(name: str) -> str:
     return name.encode("ascii", "replace").decode()[:NAME]
 
 
 def curves(history: list[dict[str, Any]], shown_metrics: tuple[str, ...]) -> dict[str, Figure]:
-    """Figures by name from the events of history.jsonl and speed.jsonl: losses, learning rate, gradient norm, metrics of the
-    validation rows, speed, memory. Leaves out what has fewer than two points."""
-    found = {}
+    """Figures of the events of history.jsonl and speed.jsonl: losses, validation metrics, learning rate, gradient norm, speed,
+    memory. Leaves out figures with fewer than two points."""
+    figures = {}
     losses = {"training": "loss", "validation": "eval_loss"}
-    # Shares share an axis; lengths and distances would hide them.
+    # Only metrics up to 1: lengths and distances need another scale.
     shares = [name for name in shown_metrics if all(value <= 1 for _, value in _points(history, f"eval_{name}"))]
     metrics = {name: f"eval_{name}" for name in shares if name != "loss"}
     for name, title, lines in [
@@ -106,22 +104,22 @@ def curves(history: list[dict[str, Any]], shown_metrics: tuple[str, ...]) -> dic
         ("curve_speed", "Samples per second since the last point", {"": "samples_per_second"}),
         ("curve_memory", "Memory of the first process, MiB", {"": "memory_mb"}),
     ]:
-        points = {label: _points(history, key) for label, key in lines.items()}
-        points = {label: each for label, each in points.items() if each}
-        if max(map(len, points.values()), default=0) < 2:
+        by_label = {label: points for label, key in lines.items() if (points := _points(history, key))}
+        if max(map(len, by_label.values()), default=0) < 2:
             continue
         figure, axes = new_figure(title, "optimizer step", height=2.8)
         axes.locator_params("x", integer=True, nbins=7)
-        for color, (label, each) in zip(COLORS, points.items(), strict=False):
-            marker = "o" if len(each) < 30 else None
-            axes.plot(*zip(*each, strict=True), color=color, label=label, linewidth=1.4, marker=marker, markersize=3)
-        if any(points):
+        for color, (label, points) in zip(COLORS, by_label.items(), strict=False):
+            marker = "o" if len(points) < 30 else None
+            axes.plot(*zip(*points, strict=True), color=color, label=label, linewidth=1.4, marker=marker, markersize=3)
+        if any(by_label):
             legend_below(figure)
         if name in ("curve_speed", "curve_memory"):
             axes.set_ylim(0, axes.get_ylim()[1] * 1.05)
-        found[name] = figure
-    return found
+        figures[name] = figure
+    return figures
 
 
 def _points(history: list[dict[str, Any]], key: str) -> list[tuple[int, float]]:
+    """(step, value) of each event that has the key."""
     return [(event["step"], event[key]) for event in history if event.get(key) is not None]

@@ -1,4 +1,4 @@
-"""report.html of a run: one page that needs no network, readable on a phone and on paper."""
+"""report.html of a run: a single page that needs no network, for phones and paper too."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from finetune.reports.results import by_split
 from finetune.task import Section
 
 FIRST = tuple(f"curve_{name}" for name in ("loss", "metrics", "learning_rate", "grad_norm", "speed", "memory"))
-MOST_PICTURES = 40  # overlays may be many; the rest stays in the folder
+MOST_PICTURES = 40
 
 
 def write_page(
     folder: Path, title: str, shown: Sequence[str], others: Sequence[str], sections: Sequence[Section], best_by: str
 ) -> None:
-    """Writes report.html of the run in `folder` from its run.json, metrics.json and pictures. `shown`: names of metrics without
-    eval_ or test_; `others`: of those that a reader may unfold; `best_by`: as in `summary`."""
+    """Writes report.html of the run in `folder` from its run.json, metrics.json and pictures/. `shown`: metrics without eval_
+    or test_; `others`: metrics in a collapsed table; `best_by`: as in `summary`."""
     run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     values = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
     pictures = sorted((folder / PICTURES).glob("*.png"), key=_in_order)[:MOST_PICTURES]
@@ -44,44 +44,45 @@ def write_page(
 
 
 def render(template: str, *, pictures: dict[str, bytes], **values: Any) -> str:
-    """A page from one of the templates beside this file. `pictures`: PNG files by name."""
+    """Renders a template of this folder. `pictures`: name -> content of a PNG file."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined  # at the end of a run, not at its start
 
-    # Texts of users stand in the page: everything is escaped.
+    # The page contains users' texts, so everything is escaped.
     templates = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined)
     encoded = [(name.replace("_", " "), base64.b64encode(picture).decode()) for name, picture in pictures.items()]
     return templates.get_template(template).render(pictures=encoded, **values)
 
 
 def summary(run: dict[str, Any], values: dict[str, Any], metrics: Sequence[str], best_by: str) -> list[str]:
-    """The run in three sentences. `best_by`: the metric that decided which model is best."""
+    """Sentences about the run. `best_by`: the metric that selected the best model."""
     plan, time = run["plan"], _duration(values.get("train_runtime") or 0)
     steps = f"{values.get('train_steps')} steps of {plan['batch']['global_batch_size']} rows"
     where = f"{run['world_size']} {'process' if run['world_size'] == 1 else 'processes'} ({run['device']})"
-    said = [f"{plan['num_rows']:,} rows were trained on for {steps}, in {time} on {where}."]
+    sentences = [f"{plan['num_rows']:,} rows were trained on for {steps}, in {time} on {where}."]
     if values.get("best_metric") is not None:
         best, last = values["best_step"], values.get("train_steps")
-        which = "that of the last one" if best == last else f"that of step {best} of {last}"
+        which = "that of the last step" if best == last else f"that of step {best} of {last}"
         if values.get("exported") == "average":
             which = f"the average of the weights of steps {', '.join(map(str, values['averaged_steps']))}"
-        said.append(f"The best model is {which}, judged by {best_by} ({values['best_metric']:.4f}) on the validation rows.")
-    for split, scores in by_split(values).items():
-        known = [f"{name} {scores[name]:.4f}" for name in metrics if isinstance(scores.get(name), float)]
-        if split == "test" and known:
-            said.append(f"On the test rows: {', '.join(known[:4])}.")
-    return said
+        score = f"{best_by} ({values['best_metric']:.4f})"
+        sentences.append(f"The best model is {which}, selected by {score} on the validation rows.")
+    scores = by_split(values)["test"]
+    known = [f"{name} {scores[name]:.4f}" for name in metrics if isinstance(scores.get(name), float)]
+    if known:
+        sentences.append(f"On the test rows: {', '.join(known[:4])}.")
+    return sentences
 
 
 def _duration(seconds: float) -> str:
-    """In the unit that a reader would choose."""
+    """In hours, minutes or seconds, whichever is at least 2."""
     size, unit = next((size, unit) for size, unit in ((3600, "hours"), (60, "minutes"), (0, "seconds")) if seconds >= 2 * size)
     return f"{seconds / max(1, size):.1f} {unit}"
 
 
 def _in_order(path: Path) -> tuple[int, str]:
-    """Curves first, figures of the data last."""
-    place = FIRST.index(path.stem) if path.stem in FIRST else len(FIRST)
-    return place + path.stem.startswith("data_"), path.stem
+    """The sort key of a picture: curves first, figures of the data last."""
+    rank = FIRST.index(path.stem) if path.stem in FIRST else len(FIRST)
+    return rank + path.stem.startswith("data_"), path.stem
 
 
 def _facts(run: dict[str, Any], values: dict[str, Any]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Profiles a few training steps: a trace, the time of each part of a step, and the costliest operations."""
+"""Profiles training steps: a trace, the time of each part of a step, and the most expensive operations."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch.profiler import record_function
 from finetune.output import written
 
 TRACE = Path("profile") / "trace.json"
-PARTS = ("data", "forward", "backward", "optimizer")  # the names that `part` gets, in the order of a step
-SKIPPED = 3  # steps that fill caches and compile; the last of them warms the profiler up
+PARTS = ("data", "forward", "backward", "optimizer")  # arguments of `part`, in the order of a step
+SKIPPED = 3  # steps that fill caches and compile; the profiler warms up in the last one
 SHOWN = 10  # operations
 
 part = record_function
@@ -24,10 +24,10 @@ part = record_function
 def profiled(
     items: Iterable, accelerator: Accelerator, steps: int | None, output_dir: Path, say: Callable[[str], None]
 ) -> Iterator:
-    """Yields `items`, one per training step, and profiles `steps` of them after the first few; None: none.
+    """Yields `items`, one per training step, and profiles `steps` steps after the first few; None: no steps.
 
-    Writes a trace for chrome://tracing or Perfetto to `output_dir`/profile and prints which operations cost most: time of the
-    GPU, or on a CPU of the thread that trains.
+    Writes a trace for chrome://tracing or Perfetto to `output_dir`/profile. Prints the most expensive operations, by time of
+    the GPU or, on a CPU, of the training thread.
     """
     if steps is None:
         yield from _fetch(items)
@@ -69,7 +69,7 @@ def _report(profiler: Any, device: str, path: Path, say: Callable[[str], None]) 
 
 
 def describe(averages: Any, device: str) -> list[str]:
-    """The parts of a step and the costliest operations, from a profiler's averages."""
+    """Lines about the parts of a step and the most expensive operations. `averages`: `profiler.key_averages()`."""
     total = "cpu_time_total" if device == "cpu" else "device_time_total"
     times = {event.key: getattr(event, total) for event in averages}
     parts = {name: times[name] for name in PARTS if name in times}

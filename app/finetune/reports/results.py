@@ -1,4 +1,4 @@
-"""What a run leaves for others: predictions, a copy on the hub."""
+"""The results of a run: predictions, tables of metrics, final values for trackers, upload to the hub."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from finetune.output import predictions as output
 from finetune.output.run_folder import BEST, CARD, PICTURES
 from finetune.task import Predictions, Split, Task
 
-FINAL = ("test_", "best_")  # beginnings of names
+FINAL_PREFIXES = ("test_", "best_")  # of the metrics that trackers get at the end
 
 
 def write_predictions(run: Run, arguments: Any, task: Task, split: Split, predictions: Predictions | None) -> None:
-    """Writes the predictions, one line per row, in the input's order. `predictions`: on rank 0."""
+    """Writes the predictions, one line per row, in the input's order. `predictions`: needed on rank 0 only."""
     run.print(f"predictions    {run.on_main(partial(_write, arguments, task, split, predictions))}")
 
 
@@ -35,7 +35,7 @@ def _lines(task: Task, split: Split, predictions: Predictions) -> Iterator[dict[
 
 
 def by_split(metrics: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The metrics of a run, named eval_* and test_*, by the split that they are of."""
+    """The metrics eval_* and test_* of a run, by split and without their prefixes."""
     return {
         split: {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
         for split, prefix in (("validation", "eval_"), ("test", "test_"))
@@ -43,7 +43,7 @@ def by_split(metrics: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def table(scores: dict[str, dict[str, Any]], names: tuple[str, ...]) -> list[str]:
-    """Lines of a table: a row for each of the metrics `names` that any split has, a column for each split that has any."""
+    """Lines of a table with a row per metric and a column per split. Leaves out empty rows and columns."""
     shown = {split: known for split, known in scores.items() if any(known.get(name) is not None for name in names)}
     rows = [name for name in names if any(known.get(name) is not None for known in shown.values())]
     width = max(map(len, rows), default=0) + 2
@@ -56,43 +56,42 @@ def table(scores: dict[str, dict[str, Any]], names: tuple[str, ...]) -> list[str
 
 
 def plain_table(header: list[str], rows: list[list[str]]) -> list[str]:
-    """Lines of a table whose columns are as wide as they need."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in [header, *rows]]
 
 
 def track(run: Run, metrics: dict[str, Any]) -> None:
-    """Gives trackers the run's final numbers: those of the test rows and of the best model."""
-    final = {name: value for name, value in metrics.items() if isinstance(value, int | float) and name.startswith(FINAL)}
+    """Sends the final metrics, of the test rows and the best model, to trackers."""
+    final = {
+        name: value for name, value in metrics.items() if isinstance(value, int | float) and name.startswith(FINAL_PREFIXES)
+    }
     if run.accelerator.trackers and final:
         run.accelerator.log(final, step=metrics.get("train_steps"))
 
 
 def check_upload(arguments: Any) -> None:
-    """Creates the repository of --push_to_hub, if it is asked for and is not there, and asks the hub for the right to write to
-    it. Raises `InputError`: better now than after the training."""
+    """With --push_to_hub, creates the repository and checks the right to write to it, before the training. Raises
+    `InputError`."""
     if arguments.push_to_hub and not arguments.hub_dry_run:
         try:
             HfApi().auth_check(_repository(arguments), write=True)
-        except Exception as error:  # the network's, the hub's and those of names
+        except Exception as error:  # errors of the network, of the hub, and of invalid names
             raise InputError(
                 f"--push_to_hub: cannot write to {_name(arguments)} on the hub ({in_short(error)}); log in with a token that "
-                "may (hf auth login), or leave --push_to_hub out and upload best/ later (hf upload)"
+                "may write (hf auth login), or leave --push_to_hub out and upload best/ later (hf upload)"
             ) from None
 
 
 def push_to_hub(run: Run, arguments: Any) -> None:
-    """Uploads best/, the run's card and its pictures, if --push_to_hub asks for it. The run is done even if the hub does not
-    take them."""
+    """With --push_to_hub, uploads best/, the model card and pictures/. An error is a note: the run is done."""
     if arguments.push_to_hub:
         run.print(*run.on_main(partial(_describe_upload if arguments.hub_dry_run else _upload, arguments)))
 
 
 def _upload(arguments: Any) -> list[str]:
-    """Returns what came of it, in words.
+    """Uploads all files in one commit; returns lines for the console.
 
-    One commit holds everything. Files that the repository has, and contents that an interrupted upload left on the hub, are
-    not sent again.
+    Files that the repository or an interrupted upload already has are not sent again.
     """
     try:
         repository = _repository(arguments)
@@ -112,12 +111,12 @@ def _describe_upload(arguments: Any) -> list[str]:
 
 
 def _files(arguments: Any) -> dict[str, Path]:
-    """The files to upload by their names in the repository."""
+    """Name in the repository -> file to upload."""
     folder = Path(arguments.output_dir)
     best = {path.relative_to(folder / BEST).as_posix(): path for path in sorted((folder / BEST).rglob("*"))}
-    beside = [*sorted((folder / PICTURES).glob("*")), folder / CARD]
-    found = best | {path.relative_to(folder).as_posix(): path for path in beside}
-    return {name: path for name, path in found.items() if path.is_file()}
+    others = [*sorted((folder / PICTURES).glob("*")), folder / CARD]
+    files = best | {path.relative_to(folder).as_posix(): path for path in others}
+    return {name: path for name, path in files.items() if path.is_file()}
 
 
 def _repository(arguments: Any) -> str:

@@ -1,7 +1,6 @@
-"""What a run says while it runs: history.jsonl, speed.jsonl, the console, the progress bar, TensorBoard and other trackers.
+"""Logging during training: history.jsonl, speed.jsonl, the console, the progress bar, TensorBoard and other trackers.
 
-history.jsonl holds only what the run computes, no clock, so that two equal runs write equal bytes. What the machine makes of it
-is in speed.jsonl.
+history.jsonl holds no times, so that equal runs write equal bytes. Speed and memory go to speed.jsonl.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ from PIL import Image
 
 from finetune.output import written
 from finetune.output.console import say
-from finetune.output.files import naming, write_json
+from finetune.output.files import path_in_errors, write_json
 from finetune.output.progress import Phase
 from finetune.output.run_folder import PICTURES, TRACKERS, check_present, read_metrics
 from finetune.task import Section
 
 HISTORY, SPEED, TENSORBOARD, DVCLIVE = "history.jsonl", "speed.jsonl", "tensorboard", "dvclive"
-# Where services look for it themselves.
+# Environment variables of services for the project.
 PROJECT_VARIABLES = ("WANDB_PROJECT", "MLFLOW_EXPERIMENT_NAME", "COMET_PROJECT_NAME", "CLEARML_PROJECT", "SWANLAB_PROJ_NAME")
-# How Accelerate's trackers go on with a run: where its id is in theirs, the setting that takes it, and further settings.
-CONTINUED: dict[str, tuple[str, str, dict[str, Any]]] = {
+# How Accelerate's trackers resume a run: (attribute that holds its id, keyword that takes the id, further keywords).
+RESUMED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "wandb": ("id", "id", {"resume": "allow"}),
     "mlflow": ("info.run_id", "run_id", {}),
     "comet_ml": ("id", "experiment_key", {}),
@@ -39,10 +38,10 @@ CONTINUED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "swanlab": ("id", "id", {"resume": "allow"}),
     "trackio": ("name", "name", {"resume": "allow"}),
 }
-# The setting for --run_name.
-NAMED = {"wandb": "name", "mlflow": "run_name", "clearml": "task_name", "swanlab": "experiment_name", "trackio": "name"}
-GIVEN = "given_until"  # in trackers.json: by value, the last step that trackers have got it for
-IN_LISTS = ("wandb", "swanlab")  # whose `log_images` takes lists
+# The keyword for --run_name.
+RUN_NAME = {"wandb": "name", "mlflow": "run_name", "clearml": "task_name", "swanlab": "experiment_name", "trackio": "name"}
+LAST_LOGGED = "given_until"  # key in trackers.json: for each value, the last step that was sent to trackers
+IMAGE_LISTS = ("wandb", "swanlab")  # trackers whose `log_images` takes lists
 
 
 class Tracker:
@@ -57,84 +56,80 @@ class Tracker:
             return
         self.path, self.speed_path = output_dir / HISTORY, output_dir / SPEED
         written.add(output_dir, self.path, self.speed_path)
-        # The last step of each value that trackers got before the run was resumed from an earlier one: most would keep both.
+        # A run resumed from an earlier step repeats values; most trackers would keep both.
         paths = (self.path, self.speed_path) if self.first_step else ()
-        self.given: dict[str, int] = read_metrics(output_dir / TRACKERS).get(GIVEN, {}) if self.first_step else {}
+        self.last_logged: dict[str, int] = read_metrics(output_dir / TRACKERS).get(LAST_LOGGED, {}) if self.first_step else {}
         for event in (event for path in paths for event in _events(path)):
-            self.given |= {key: max(event["step"], self.given.get(key, 0)) for key in event}
-        with naming(self.path):
-            _keep_until(self.path, self.first_step)
+            self.last_logged |= {key: max(event["step"], self.last_logged.get(key, 0)) for key in event}
+        with path_in_errors(self.path):
+            _truncate_history(self.path, self.first_step)
             self.history = self.path.open("a", encoding="utf-8")
-        with naming(self.speed_path):
-            _keep_until(self.speed_path, self.first_step)
+        with path_in_errors(self.speed_path):
+            _truncate_history(self.speed_path, self.first_step)
             self.speed = self.speed_path.open("a", encoding="utf-8")
 
     def start_trackers(self, project: str, run_name: str | None, arguments: dict[str, Any]) -> None:
-        """Opens the trackers that the Accelerator was made with; a resumed run goes on with those it had. TensorBoard writes to
-        tensorboard/ in the run's folder, for others `project` names where runs are collected."""
+        """Starts the Accelerator's trackers, or resumes their runs. TensorBoard writes to tensorboard/ in the run's folder.
+        `project`: the other trackers' project."""
         if not self.accelerator.log_with:
             return
-        plain = {key: value if isinstance(value, int | float | str | bool) else str(value) for key, value in arguments.items()}
+        config = {key: value if isinstance(value, int | float | str | bool) else str(value) for key, value in arguments.items()}
         # Runs in one working directory would overwrite each other's folder "dvclive".
         kwargs: dict[str, dict[str, Any]] = {DVCLIVE: {"dir": str(self.folder / DVCLIVE), "resume": self.first_step > 0}}
-        kwargs |= {tracker: {name: run_name} for tracker, name in NAMED.items() if run_name}
-        board: dict[str, Any] = {}
+        kwargs |= {tracker: {keyword: run_name} for tracker, keyword in RUN_NAME.items() if run_name}
+        tensorboard_kwargs: dict[str, Any] = {}
         if self.is_main:
             if self.first_step:
-                board["purge_step"] = self.first_step + 1  # what was logged later comes again
-                kwargs = _continued(kwargs, read_metrics(self.folder / TRACKERS))
+                tensorboard_kwargs["purge_step"] = self.first_step + 1  # later events are logged again
+                kwargs = _resumed(kwargs, read_metrics(self.folder / TRACKERS))
                 if any((self.folder / name).exists() for name in (TRACKERS, TENSORBOARD)):
-                    plain = None  # they have the arguments, and some refuse those that have changed
+                    config = None  # trackers already have the arguments, and some refuse changed ones
             events = f"{TENSORBOARD}/*events.out.tfevents.*.{glob.escape(socket.gethostname())}.{os.getpid()}.*"
             written.add_patterns(self.folder, events, f"{TENSORBOARD}/[0-9]*/hparams.yml")
-        # By its name alone Accelerate would make the project TensorBoard's folder.
-        tensorboard = TensorBoardTracker(TENSORBOARD, self.folder, **board)
-        self.accelerator.log_with = [tensorboard if str(each) == TENSORBOARD else each for each in self.accelerator.log_with]
-        self.accelerator.init_trackers(project, config=plain, init_kwargs=kwargs)
+        # If it gets only the name, Accelerate uses the project as TensorBoard's folder.
+        tensorboard = TensorBoardTracker(TENSORBOARD, self.folder, **tensorboard_kwargs)
+        self.accelerator.log_with = [tensorboard if str(name) == TENSORBOARD else name for name in self.accelerator.log_with]
+        self.accelerator.init_trackers(project, config=config, init_kwargs=kwargs)
         if self.is_main and any(tracker.name != TENSORBOARD for tracker in self.accelerator.trackers):
             written.add(self.folder, self.folder / TRACKERS)
-            write_json(self.folder / TRACKERS, {**_ids(self.accelerator.trackers), GIVEN: self.given})
+            write_json(self.folder / TRACKERS, {**_ids(self.accelerator.trackers), LAST_LOGGED: self.last_logged})
 
     def log(self, event: dict[str, Any], shown: tuple[str, ...] = (), speed: dict[str, float] | None = None) -> None:
-        """Records one event, which has "step"; the keys `shown` go to the console too. `speed`: what goes to speed.jsonl."""
+        """Logs one event, which has "step". `shown`: keys to print. `speed`: values for speed.jsonl."""
         self.step = event["step"]
         if not self.is_main:
             return
         check_present(self.folder)
-        with naming(self.path):
+        with path_in_errors(self.path):
             self.history.write(json.dumps(event, ensure_ascii=False, allow_nan=False) + "\n")
             self.history.flush()
         if speed:
-            with naming(self.speed_path):
+            with path_in_errors(self.speed_path):
                 self.speed.write(json.dumps({"step": event["step"], **speed}) + "\n")
                 self.speed.flush()
-        metrics = {key: value for key, value in event.items() if isinstance(value, int | float) and key != "step"} | (
-            speed or {}
-        )
-        new = {key: value for key, value in metrics.items() if event["step"] > self.given.get(key, -1)}
-        with naming(self.folder / TENSORBOARD):
+        metrics = {key: value for key, value in event.items() if isinstance(value, int | float) and key != "step"}
+        metrics |= speed or {}
+        new = {key: value for key, value in metrics.items() if event["step"] > self.last_logged.get(key, -1)}
+        with path_in_errors(self.folder / TENSORBOARD):
             for tracker in self.accelerator.trackers:
                 if values := metrics if tracker.name == TENSORBOARD else new:
                     tracker.log(values, step=event["step"])
         if shown:
-            known = {key: event[key] for key in shown if event.get(key) is not None}
-            shown_metrics = ", ".join(f"{key} {value:.4f}" for key, value in known.items())
-            at = f"step {event['step']}"
-            self.say(f"{at:<15}epoch {event['epoch']:.2f}, {shown_metrics}")
+            values = ", ".join(f"{key} {event[key]:.4f}" for key in shown if event.get(key) is not None)
+            step = f"step {event['step']}"
+            self.say(f"{step:<15}epoch {event['epoch']:.2f}, {values}")
 
     def advance(self, loss: float | None, batch_size: int) -> None:
-        """Counts a step in the progress that is shown."""
         rate = self.progress.rate
         speed = f", {batch_size * rate:,.1f} samples/s" if rate else ""
         self.progress.update(note=None if loss is None else f"loss {loss:.4f}{speed}")
 
     def say(self, line: str) -> None:
-        """Prints a line on rank 0."""
         if self.is_main:
             say(line)
 
     def text(self, tag: str, markdown: str) -> None:
-        """Shows a text in TensorBoard, if that is where the run reports to."""
+        """Adds a text to TensorBoard, if the run reports to it."""
         for tracker in self.accelerator.trackers if self.is_main else []:
             if tracker.name == TENSORBOARD:
                 tracker.writer.add_text(tag, markdown)
@@ -145,9 +140,8 @@ class Tracker:
             show_picture(self.accelerator, self.folder, name, picture, self.step)
 
     def flush(self) -> None:
-        """Forces the history so far to disk."""
         if self.is_main:
-            with naming(self.path):
+            with path_in_errors(self.path):
                 os.fsync(self.history.fileno())
 
     def close(self) -> None:
@@ -158,69 +152,69 @@ class Tracker:
 
 
 def project_of(arguments: Any, task: str) -> str:
-    """What --project_name says, or else the environment, or else the name of the task."""
-    given = (os.environ[name] for name in PROJECT_VARIABLES if os.environ.get(name))
-    return arguments.project_name or next(given, task)
+    """The project: --project_name, else the environment's, else the name of the task."""
+    from_environment = (os.environ[name] for name in PROJECT_VARIABLES if os.environ.get(name))
+    return arguments.project_name or next(from_environment, task)
 
 
-def _continued(kwargs: dict[str, Any], ids: dict[str, str]) -> dict[str, Any]:
-    """Settings of trackers that go on with the runs of these ids."""
-    known = {name: {CONTINUED[name][1]: ids[name], **CONTINUED[name][2]} for name in CONTINUED if name in ids}
-    return {name: {**kwargs.get(name, {}), **known.get(name, {})} for name in {*kwargs, *known}}
+def _resumed(kwargs: dict[str, Any], ids: dict[str, str]) -> dict[str, Any]:
+    """Adds the keywords that resume the runs of these ids to those of the trackers."""
+    resuming = {name: {id_name: ids[name], **more} for name, (_, id_name, more) in RESUMED.items() if name in ids}
+    return {name: {**kwargs.get(name, {}), **resuming.get(name, {})} for name in {*kwargs, *resuming}}
 
 
 def _ids(trackers: list[Any]) -> dict[str, str]:
-    """The ids that services gave the run, by tracker."""
-    found = {}
-    for each in trackers:
-        with contextlib.suppress(AttributeError, KeyError):  # one that has none begins a new run when the training is resumed
-            found[each.name] = str(attrgetter(CONTINUED[each.name][0])(each.tracker))
-    return found
+    """The ids of the run at services, by tracker."""
+    ids = {}
+    for tracker in trackers:
+        with contextlib.suppress(AttributeError, KeyError):  # a tracker without ids starts a new run after a resume
+            ids[tracker.name] = str(attrgetter(RESUMED[tracker.name][0])(tracker.tracker))
+    return ids
 
 
 def show_picture(accelerator: Any, folder: Path, name: str, picture: np.ndarray, step: int) -> None:
-    """Writes a picture, (height, width, 3) uint8, to pictures/NAME.png, and gives it to trackers, as far as Accelerate can."""
+    """Writes a picture, (height, width, 3) uint8, to pictures/NAME.png, and sends it to trackers that take pictures."""
     path = folder / PICTURES / f"{name}.png"
     check_present(folder)
     written.add(folder, path)
     path.parent.mkdir(exist_ok=True)
-    with naming(path):
+    with path_in_errors(path):
         Image.fromarray(picture).save(path)
     for tracker in accelerator.trackers:
         if tracker.name == TENSORBOARD:
             tracker.writer.add_image(name, picture, dataformats="HWC")
         elif hasattr(tracker, "log_images"):
             image = Image.fromarray(picture)
-            tracker.log_images({name: [image] if tracker.name in IN_LISTS else image}, step=step)
+            tracker.log_images({name: [image] if tracker.name in IMAGE_LISTS else image}, step=step)
 
 
 def show_table(accelerator: Any, table: Section, step: int) -> None:
-    """Gives a table to trackers, as far as Accelerate can."""
+    """Sends a table to trackers that take tables."""
     for tracker in accelerator.trackers:
         if hasattr(tracker, "log_table"):
             tracker.log_table(table.title, columns=table.header, data=table.rows, step=step)
 
 
 def read_history(output_dir: Path, name: str = HISTORY) -> list[dict[str, Any]]:
-    """The events of history.jsonl so far, or of SPEED."""
+    """The events of history.jsonl or speed.jsonl."""
     path = output_dir / name
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [json.loads(line) for line in lines]
 
 
 def _events(path: Path) -> list[dict[str, Any]]:
-    """Those of a file that may not be there, without a last line that a crash cut short."""
-    found: list[dict[str, Any]] = []
+    """The events of a file, without a last line that a crash truncated; [] without the file."""
+    events: list[dict[str, Any]] = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
         try:
-            found.append(json.loads(line))
+            events.append(json.loads(line))
         except json.JSONDecodeError:
             break
-    return found
+    return events
 
 
-def _keep_until(path: Path, step: int) -> None:
-    """Drops the events after `step`, and a last line that a crash cut short: the run that goes on writes them again."""
+def _truncate_history(path: Path, step: int) -> None:
+    """Drops the events after `step`, and a truncated last line: the resumed run writes them again."""
     if not path.exists():
         return
     lines = path.read_text(encoding="utf-8").splitlines()

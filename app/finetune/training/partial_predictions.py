@@ -136,7 +136,7 @@ def open_partial_predictions(
     """Opens the saved parts of this command's test predictions. Returns None if the predictions go to no regular file, or the
     rows have no content hash. `fingerprint`: `Data.fingerprint`."""
     path = output.path_of(arguments)
-    if rows.split.content is None or not output.is_file_to_be(path):
+    if rows.split.content is None or not output.is_regular_file(path):
         return None
     describe = partial(_describe, run, arguments, fingerprint, rows)
     return PartialPredictions(run, path.with_name(f"{path.name}.unfinished"), describe, rows)

@@ -1,5 +1,4 @@
-"""Volumes: NIfTI files found, checked, brought into one orientation and spacing; patches, pictures, predictions in the input's
-grid; MONAI's U-Net and sliding windows. Nothing here trains.
+"""Segmentation of volumes (3-D). NIfTI files, resampling, patches, augmentation, MONAI's U-Net, predictions.
 
 May import: finetune.arguments, finetune.errors, finetune.models, finetune.output, finetune.reading, finetune.reports,
 finetune.task.

@@ -1,4 +1,4 @@
-"""The arguments of tasks on volumes."""
+"""Arguments of tasks on volumes."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class NetworkArguments:
     """Network (MONAI's UNet with instance norm)"""
 
     model_name_or_path: str | None = option(
-        reads=True, help="folder of an exported model, to predict with or to start from; its settings are used"
+        reads=True, help="folder of an exported model, to predict with or to start training from; it keeps its settings"
     )
     channels: tuple[int, ...] = option((16, 32, 64, 128, 256), at_least=1, help="channels of each level")
     strides: tuple[int, ...] = option((2, 2, 2, 2), at_least=1, help="downsampling between levels, one fewer than channels")
-    num_res_units: int = option(2, at_least=0, help="residual units of a level; 0: plain convolutions")
+    num_res_units: int = option(2, at_least=0, help="residual units per level; 0: plain convolutions")
     dropout: float = option(0.0, at_least=0, below=1, help="dropout of each convolution")
 
     def problems(self) -> list[str]:
@@ -75,19 +75,19 @@ class VolumeArguments(
     class_names: tuple[str, ...] | None = option(
         help="names of the labels 1, 2, ...; 0 is the background (default: numbers, as many as training labels have)"
     )
-    ignore_index: int | None = option(at_least=0, help="label of voxels that count nowhere")
+    ignore_index: int | None = option(at_least=0, help="label of voxels left out of loss and metrics")
     spacing: tuple[float, ...] | None = option(
-        above=0, help="voxel size to compute in, in mm along right, anterior, superior (default: median of the training images)"
+        above=0, help="voxel size to resample to, in mm along right, anterior, superior (default: median of training images)"
     )
     patch_size: tuple[int, ...] | None = option(
         at_least=1, help="voxels of a training patch and of a window (default: the median training image, at most 96 each)"
     )
-    patches_per_volume: int = option(4, at_least=1, help="training patches of each volume in an epoch; each is a row")
+    patches_per_volume: int = option(4, at_least=1, help="training patches per volume and epoch; each is a row")
     foreground_share: float = option(
         0.5,
         at_least=0,
         at_most=1,
-        help="share of the patches around a voxel of a class, all classes alike; others lie anywhere",
+        help="share of patches centred on a voxel of a random class; the others are placed at random",
     )
     flip_axes: tuple[str, ...] = option(
         ("x", "y", "z"),
@@ -95,16 +95,14 @@ class VolumeArguments(
         help="axes along which half of the patches are flipped: x left-right, y back-front, z bottom-top",
     )
     random_rotation: float = option(
-        0.0, at_least=0, at_most=180, help="turn patches by so many degrees at most about each axis"
+        0.0, at_least=0, at_most=180, help="rotate patches by up to this many degrees about each axis"
     )
-    random_scale: tuple[float, ...] | None = option(
-        above=0, help="LOW,HIGH: enlarge patches by a random factor between the two"
-    )
+    random_scale: tuple[float, ...] | None = option(above=0, help="LOW,HIGH: scale patches by a random factor in this range")
     random_intensity: float = option(
-        0.0, at_least=0, below=1, help="change contrast by this share at most, brightness by this many standard deviations"
+        0.0, at_least=0, below=1, help="change contrast by up to this share, brightness by up to this many standard deviations"
     )
     random_noise: float = option(
-        0.0, at_least=0, help="add Gaussian noise to patches, of this standard deviation at most (a volume's own is 1)"
+        0.0, at_least=0, help="add Gaussian noise of up to this standard deviation to patches (volumes have deviation 1)"
     )
     cross_entropy_weight: float = option(1.0, at_least=0, help="weight of the cross-entropy in the loss")
     dice_weight: float = option(1.0, at_least=0, help="weight of the Dice loss, which is computed per patch")
@@ -112,14 +110,14 @@ class VolumeArguments(
         at_least=0, help="weights of background and classes in the cross-entropy (default: all 1)"
     )
     overlap: float | None = option(
-        at_least=0, below=1, help="share by which neighbouring windows overlap in prediction (default: 0.5, or the model's)"
+        at_least=0, below=1, help="overlap of neighbouring windows, as a share of a window (default: 0.5, or the model's)"
     )
-    window_batch_size: int = option(4, at_least=1, help="windows in one forward pass of a prediction")
+    window_batch_size: int = option(4, at_least=1, help="windows per forward pass in prediction")
 
-    evaluation_rows = 1  # volumes of one batch are padded to the largest of them
+    evaluation_rows = 1  # volumes are padded to the largest of the batch
 
     def problems(self) -> list[str]:
-        found = [
+        problems = [
             f"{name} is not installed: pip install -r {REQUIREMENTS}"
             for name in ("monai", "nibabel")
             if importlib.util.find_spec(name) is None
@@ -127,30 +125,35 @@ class VolumeArguments(
         for name in ("spacing", "patch_size"):
             value = getattr(self, name)
             if value is not None and len(value) != 3:
-                found.append(f"--{name} has {len(value)} numbers, expected 3")
+                problems.append(f"--{name} has {len(value)} numbers, expected 3")
         stride = math.prod(self.strides)
         if self.patch_size is not None and any(size % stride for size in self.patch_size):
             sizes = ",".join(map(str, self.patch_size))
-            found.append(f"--patch_size {sizes}: each must be a multiple of {stride}, the product of --strides")
+            problems.append(f"--patch_size {sizes}: each must be a multiple of {stride}, the product of --strides")
         if self.cross_entropy_weight == self.dice_weight == 0:
-            found.append("--cross_entropy_weight and --dice_weight are both 0; there is nothing to learn")
+            problems.append("--cross_entropy_weight and --dice_weight are both 0; there is nothing to learn")
         scale = self.random_scale
         if scale is not None and (len(scale) != 2 or scale[0] > scale[1]):
-            found.append(f"--random_scale {','.join(map(str, scale))}: expected two numbers, the lower one first")
+            problems.append(f"--random_scale {','.join(map(str, scale))}: expected two numbers, the lower one first")
         if "none" in self.flip_axes and len(self.flip_axes) > 1:
-            found.append("--flip_axes none stands beside axes; keep one")
+            problems.append("--flip_axes has none and an axis; keep one")
         if self.metrics:
-            found.append("--metrics: volumes are scored by Dice, IoU and Hausdorff distance alone; leave it out")
+            problems.append("--metrics: volumes are scored by Dice, IoU and Hausdorff distance alone; leave it out")
         best = (self.metric_for_best_model or "").removeprefix("eval_")
         if "hd95" in best and self.greater_is_better is not False:
-            found.append(f"--metric_for_best_model {best} is a distance: add --greater_is_better false")
-        wants = {"train": self.modes.train, "test": self.modes.predict and self.test_file is None}
-        if wants["train"] and self.train_file is None:
-            found.append("no training volumes: give --train_file FOLDER")
-        if not self.modes.train and self.model_name_or_path is None:
-            found.append("--model_name_or_path is missing: name the folder of an exported model")
-        if wants["test"] and self.train_file is None:
-            found.append("no test volumes: give --test_file")
-        if not self.modes.train and self.modes.evaluate and self.validation_file is None and self.train_file is None:
-            found.append("no validation volumes: give --validation_file")
-        return found
+            problems.append(f"--metric_for_best_model {best} is a distance: add --greater_is_better false")
+        return problems + self._missing_arguments()
+
+    def _missing_arguments(self) -> list[str]:
+        modes, problems = self.modes, []
+        if not modes.train and self.model_name_or_path is None:
+            problems.append("--model_name_or_path is missing: name the folder of an exported model")
+        if self.train_file is not None:  # its split.csv may name volumes of every split
+            return problems
+        if modes.train:
+            problems.append("no training volumes: give --train_file FOLDER")
+        if modes.predict and self.test_file is None:
+            problems.append("no test volumes: give --test_file")
+        if modes.evaluate and not modes.train and self.validation_file is None:
+            problems.append("no validation volumes: give --validation_file")
+        return problems

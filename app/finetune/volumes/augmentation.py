@@ -1,4 +1,4 @@
-"""Patches of volumes varied at random: turned, scaled, made brighter or darker, with noise."""
+"""Random augmentation of patches: rotation, scale, intensity, noise."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from finetune.volumes.nifti import IGNORED
 
 @dataclass(frozen=True)
 class Augmentation:
-    """`rotation`: degrees at most about each axis, to either side; `scales`: a patch is enlarged by a factor between these two;
-    `intensity`: a value v becomes v * a + b with a within this of 1 and b of 0; `noise`: the largest standard deviation of
-    Gaussian noise. Values have mean 0 and deviation 1 in a volume. `spacing`: voxel size in mm, in which patches are turned."""
+    """`rotation`: the largest angle about each axis in degrees. `scales`: (low, high) of the scale factor. `intensity`: a value
+    v becomes v * a + b, where |a - 1| and |b| are at most this; volumes have mean 0 and deviation 1. `noise`: the largest
+    standard deviation of Gaussian noise. `spacing`: voxel size in mm."""
 
     rotation: float = 0.0
     scales: tuple[float, ...] | None = None
@@ -25,17 +25,17 @@ class Augmentation:
     spacing: tuple[float, ...] = (1.0, 1.0, 1.0)
 
     def matrix(self, generator: np.random.Generator) -> np.ndarray | None:
-        """(3, 3): voxels from the middle of a varied patch -> voxels from the same point in the volume. None where nothing is
-        turned or scaled."""
+        """A random (3, 3) matrix that maps voxel offsets from the centre of the new patch to offsets in the volume. None
+        without rotation and scale."""
         if not self.rotation and self.scales is None:
             return None
-        turn = Rotation.from_euler("xyz", generator.uniform(-self.rotation, self.rotation, 3), degrees=True).as_matrix()
+        rotation = Rotation.from_euler("xyz", generator.uniform(-self.rotation, self.rotation, 3), degrees=True).as_matrix()
         factor = np.exp(generator.uniform(*np.log(self.scales or (1.0, 1.0))))
         spacing = np.array(self.spacing)
-        return turn * spacing / spacing[:, None] / factor
+        return rotation * spacing / spacing[:, None] / factor
 
-    def colour(self, image: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        """Values of a patch, float32, in the same shape."""
+    def change_intensity(self, image: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        """Changes contrast and brightness of a patch, float32, and adds noise."""
         if self.intensity:
             image = image * np.float32(1 + generator.uniform(-self.intensity, self.intensity))
             image = image + np.float32(generator.uniform(-self.intensity, self.intensity))
@@ -45,28 +45,28 @@ class Augmentation:
         return image
 
 
-def cut(values: np.ndarray, start: Sequence[int], size: Sequence[int], fill: int) -> np.ndarray:
-    """The part of an array that begins at `start`, filled up where it reaches beyond the array's borders."""
-    ends = [begin + length for begin, length in zip(start, size, strict=True)]
-    inside = tuple(slice(max(0, begin), end) for begin, end in zip(start, ends, strict=True))
-    margins = [(max(0, -begin), max(0, end - there)) for begin, end, there in zip(start, ends, values.shape, strict=True)]
+def crop(values: np.ndarray, start: Sequence[int], size: Sequence[int], fill: int) -> np.ndarray:
+    """The crop of `size` at `start`, padded with `fill` beyond the array's borders."""
+    ends = [first + length for first, length in zip(start, size, strict=True)]
+    inside = tuple(slice(max(0, first), end) for first, end in zip(start, ends, strict=True))
+    margins = [(max(0, -first), max(0, end - length)) for first, end, length in zip(start, ends, values.shape, strict=True)]
     return np.pad(values[inside], margins, constant_values=fill)
 
 
-def cut_turned(
+def crop_transformed(
     image: np.ndarray, label: np.ndarray, start: Sequence[int], size: Sequence[int], matrix: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """As `cut` of an image and its label, turned and scaled by `matrix` about the middle of the part: linear between the voxels
-    of the image, the nearest of the label. What lies outside of the volume is 0, its mean, and does not count."""
-    middle = (np.array(size) - 1) / 2
-    offset = np.array(start) + middle - matrix @ middle
-    # What the part needs is a box around its turned corners; a whole volume need not be read.
+    """(image, label): crops as by `crop`, rotated and scaled by `matrix` about their centre. Linear interpolation of the image,
+    nearest neighbour of the label. Outside of the volume the image is 0, its mean, and the label `IGNORED`."""
+    centre = (np.array(size) - 1) / 2
+    offset = np.array(start) + centre - matrix @ centre
+    # Only a box around the transformed corners is read, not the whole volume.
     corners = np.array(np.meshgrid(*([0, length - 1] for length in size))).reshape(3, -1)
-    reached = matrix @ corners + offset[:, None]
-    first, last = np.floor(reached.min(1)).astype(int), np.ceil(reached.max(1)).astype(int)
+    transformed = matrix @ corners + offset[:, None]
+    first, last = np.floor(transformed.min(1)).astype(int), np.ceil(transformed.max(1)).astype(int)
     box = first.tolist(), (last - first + 1).tolist()
-    found = [
-        affine_transform(cut(values, *box, fill), matrix, offset - first, tuple(size), order=order, mode="nearest")
+    image, label = (
+        affine_transform(crop(values, *box, fill), matrix, offset - first, tuple(size), order=order, mode="nearest")
         for values, fill, order in ((image, 0, 1), (label, IGNORED, 0))
-    ]
-    return found[0], found[1]
+    )
+    return image, label

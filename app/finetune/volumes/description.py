@@ -1,4 +1,4 @@
-"""What a data report looks at in volumes."""
+"""Volumes for the data report."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ AXES = ("left-right", "back-front", "down-up")
 
 
 def describe_volumes(volumes: Sequence[Prepared], classes: Sequence[str], closely: bool) -> Described:
-    """Volumes of equal files should have labels of equal files. `closely`: their voxels, in the run's spacing, are compared
-    too, as compressed files of equal volumes differ."""
+    """Describes volumes by hashes of their files: equal image files should have equal label files. `closely`: hashes the voxels
+    too, because compressed files of equal volumes differ."""
     contents, labels = [volume.files[0] for volume in volumes], [volume.files[1:] for volume in volumes]
     sizes = {}
     for name, unit in (("size", "voxels"), ("spacing", "mm")):
@@ -26,8 +26,8 @@ def describe_volumes(volumes: Sequence[Prepared], classes: Sequence[str], closel
         counts = [[volume.facts["values"].get(str(value), 0) for value in range(len(classes))] for volume in volumes]
         areas = classes, np.array(counts).reshape(-1, len(classes))
     answers = labels if areas else None
-    found = Described(contents, None, answers, None, np.zeros(len(volumes), dtype=bool), sizes=sizes, areas=areas)
+    described = Described(contents, None, answers, None, np.zeros(len(volumes), dtype=bool), sizes=sizes, areas=areas)
     if not closely:
-        return found
-    voxels = [fingerprint([repr(volume.facts["shape"]), volume.image.tobytes()]) for volume in volumes]
-    return found._replace(similar=voxels, nearly="of equal voxels, in files that are not equal")
+        return described
+    voxel_hashes = [fingerprint([repr(volume.facts["shape"]), volume.image.tobytes()]) for volume in volumes]
+    return described._replace(similar=voxel_hashes, nearly="of equal voxels, in files that are not equal")

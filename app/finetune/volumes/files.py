@@ -1,8 +1,9 @@
-"""Which files are a run's volumes: folders of images and labels, or files with their paths."""
+"""Finds the volumes of a run: in folders of images and labels, or in tables of paths."""
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from finetune.errors import InputError
-from finetune.reading.columns import split_off
+from finetune.reading.columns import SHOWN, more, split_off
 from finetune.reading.problems import described
 from finetune.reading.splits import above, check_alike, files_named
 from finetune.reading.tables import Table, read_table
@@ -21,12 +22,13 @@ SUFFIXES = (".nii", ".nii.gz")
 # Folders of images and labels: ours, and those of the Medical Segmentation Decathlon and nnU-Net.
 LAYOUTS = {"": ("images", "labels"), "training": ("imagesTr", "labelsTr"), "test": ("imagesTs", "labelsTs")}
 SPLIT_FILE, SPLITS = "split.csv", ("train", "validation", "test")
-CHANNEL = "_0000"  # nnU-Net's end of the name of an image's first channel
+LIMITS = {"train": "max_train_samples", "validation": "max_eval_samples", "test": "max_predict_samples"}
+CHANNEL = "_0000"  # nnU-Net's suffix of an image's first channel
 
 
 @dataclass(frozen=True)
 class VolumeFile:
-    """An image and its label, None without one. `id`: what names it in predictions."""
+    """An image and its label. `id`: its name in predictions; `label`: None without one."""
 
     id: str
     image: Path
@@ -35,8 +37,8 @@ class VolumeFile:
 
 @dataclass(frozen=True)
 class Volumes:
-    """The volumes of a split, and the file or folder that names them. `source`: (volumes,) of several, the number of the
-    argument's value that each is of; `sources`: the first file or folder of each."""
+    """The volumes of a split. `path`: the file or folder that lists them. With several sources, `source` has for each volume
+    the number of the argument's value that it comes from; `sources`: a path for each such number."""
 
     path: str
     files: list[VolumeFile]
@@ -51,7 +53,7 @@ class Volumes:
         return replace(self, files=[self.files[row] for row in rows], source=source)
 
     def mixture(self, weights: Sequence[float] | None, patches: int, notes: list[str]) -> Mixture | None:
-        """How --mixing_weights mixes the sources of rows that are `patches` of each volume (`Mixture.of`); None without."""
+        """The `Mixture` of the sources by --mixing_weights, with `patches` rows per volume; None without weights."""
         return None if weights is None else Mixture.of(np.repeat(self.source, patches), weights, self.sources, notes)
 
     @property
@@ -60,77 +62,75 @@ class Volumes:
 
 
 def find_splits(arguments: Any, notes: list[str]) -> dict[str, Volumes]:
-    """The volumes of the splits that a run needs; every file exists. Raises `InputError` with all problems."""
-    modes, found, problems = arguments.modes, {}, []
-    wanted = [name for name, needed in zip(SPLITS, (modes.train, modes.evaluate, modes.predict), strict=True) if needed]
-    for split in wanted:
+    """The volumes of the splits that a run needs, checked to exist. Raises `InputError` with all problems."""
+    modes, splits, problems = arguments.modes, {}, []
+    needed = [name for name, is_needed in zip(SPLITS, (modes.train, modes.evaluate, modes.predict), strict=True) if is_needed]
+    for split in needed:
         try:
             volumes = _find(arguments, split)
         except InputError as error:
             problems += error.problems
             continue
         if volumes is not None:
-            most = getattr(
-                arguments, {"train": "max_train_samples", "validation": "max_eval_samples"}.get(split, "max_predict_samples")
-            )
-            found[split] = volumes if most is None else volumes.take(np.arange(min(most, len(volumes))))
+            limit = getattr(arguments, LIMITS[split])
+            splits[split] = volumes if limit is None else volumes.take(np.arange(min(limit, len(volumes))))
         elif split != "validation" or not modes.train:
             problems.append(f"no {split} volumes: give --{split}_file, or a {SPLIT_FILE} that names some")
     if problems:
         raise InputError(*problems)
-    if "validation" in wanted and "validation" not in found:
-        kept, held_out = split_off(found["train"], arguments.validation_split, arguments.seed)
-        found |= {"train": found["train"].take(kept), "validation": found["train"].take(held_out)}
+    if "validation" in needed and "validation" not in splits:
+        kept, held_out = split_off(splits["train"], arguments.validation_split, arguments.seed)
+        splits |= {"train": splits["train"].take(kept), "validation": splits["train"].take(held_out)}
         notes.append(f"{len(held_out)} training volumes are kept for validation (--validation_split)")
-    problems = [problem for name, volumes in found.items() for problem in _missing(volumes, name)]
+    problems = [problem for name, volumes in splits.items() for problem in _missing(volumes, name)]
     if problems:
-        raise InputError(*problems)
-    return found
+        raise InputError(*problems[:SHOWN], *more(len(problems)))
+    return splits
 
 
 def _find(arguments: Any, split: str) -> Volumes | None:
-    """A split's volumes: of its own argument, or of a folder of several splits that --train_file names."""
+    """The volumes of a split, from its own argument or else from the folders of --train_file; None if there are none."""
     own = getattr(arguments, f"{split}_file")
-    argument, named = f"--{split if own else 'train'}_file", own or arguments.train_file
-    paths = [] if named is None else files_named(argument, named)
-    if own is None:  # a table is of one split
+    argument, sources = f"--{split if own else 'train'}_file", own or arguments.train_file
+    paths = [] if sources is None else files_named(argument, sources)
+    if own is None:  # only folders can hold several splits
         paths = [(path, number) for path, number in paths if os.path.isdir(path)]
     base = above([path for path, _ in paths if os.path.isdir(path)])
-    found, problems = [], []
+    parts, problems = [], []
     for path, number in paths:
         try:
-            found.append((_of_path(arguments, split, base, path), number))
+            parts.append((_from_path(arguments, split, base, path), number))
         except InputError as error:
             problems += error.problems
     if problems:
-        raise InputError(*problems[:20])
-    found = [(volumes, number) for volumes, number in found if volumes is not None]
-    return _joined(argument, found) if len(found) > 1 else next((volumes for volumes, _ in found), None)
+        raise InputError(*problems[:SHOWN], *more(len(problems)))
+    parts = [(volumes, number) for volumes, number in parts if volumes is not None]
+    return _joined(argument, parts) if len(parts) > 1 else next((volumes for volumes, _ in parts), None)
 
 
-def _joined(argument: str, found: Sequence[tuple[Volumes, int]]) -> Volumes:
-    parts, numbers = zip(*found, strict=True)
-    check_alike(argument, [(each.path, each.labelled) for each in parts])
-    files = [file for each in parts for file in each.files]
-    source = np.repeat(numbers, [len(each) for each in parts])
+def _joined(argument: str, numbered: Sequence[tuple[Volumes, int]]) -> Volumes:
+    parts, numbers = zip(*numbered, strict=True)
+    check_alike(argument, [(volumes.path, volumes.labelled) for volumes in parts])
+    files = [file for volumes in parts for file in volumes.files]
+    source = np.repeat(numbers, [len(volumes) for volumes in parts])
     sources = tuple(parts[numbers.index(number)].path for number in dict.fromkeys(numbers))
     return Volumes(f"{parts[0].path} and {len(parts) - 1} more", files, source, sources)
 
 
-def _of_path(arguments: Any, split: str, base: str | None, path: str) -> Volumes | None:
-    """`base`: the folder from which a folder's volumes are named, None for itself."""
+def _from_path(arguments: Any, split: str, base: str | None, path: str) -> Volumes | None:
+    """`base`: the folder that the ids of a folder's volumes are relative to, None for `path`."""
     if not os.path.isdir(path):
-        needed, columns = (arguments.image_column,), (arguments.label_column, arguments.id_column)
-        return _of_table(read_table(path, arguments.encoding, needed, columns), arguments)
-    volumes = _of_folder(Path(path), split, arguments.encoding, is_own=getattr(arguments, f"{split}_file") is not None)
+        required, optional = (arguments.image_column,), (arguments.label_column, arguments.id_column)
+        return _from_table(read_table(path, arguments.encoding, required, optional), arguments)
+    volumes = _from_folder(Path(path), split, arguments.encoding, is_own=getattr(arguments, f"{split}_file") is not None)
     if volumes is None or base is None:
         return volumes
-    place = Path(os.path.relpath(path, base))
-    return replace(volumes, files=[replace(file, id=str(place / file.id)) for file in volumes.files])
+    relative = Path(os.path.relpath(path, base))
+    return replace(volumes, files=[replace(file, id=str(relative / file.id)) for file in volumes.files])
 
 
-def _of_folder(folder: Path, split: str, encoding: str, is_own: bool) -> Volumes | None:
-    """`is_own`: whether the folder is this split's, or that of several, which a split.csv divides."""
+def _from_folder(folder: Path, split: str, encoding: str, is_own: bool) -> Volumes | None:
+    """None if the folder does not have the split. `is_own`: the folder is the value of the split's own argument."""
     layouts = [names for kind, names in LAYOUTS.items() if kind in ("", "test" if split == "test" else "training")]
     images, labels = next(((folder / a, folder / b) for a, b in layouts if (folder / a).is_dir()), (None, None))
     if images is None:
@@ -160,27 +160,27 @@ def _of_folder(folder: Path, split: str, encoding: str, is_own: bool) -> Volumes
 
 
 def _label(labels: Path, name: str) -> Path:
-    """The label of an image: of the same name, or without nnU-Net's channel."""
+    """The path of an image's label: the same name, or the name without nnU-Net's channel."""
     same = labels / name
     return same if same.exists() or CHANNEL not in name else labels / name.replace(CHANNEL, "")
 
 
 def _names_of_split(folder: Path, split: str, names: list[str], encoding: str) -> list[str]:
     table = read_table(str(folder / SPLIT_FILE), encoding, ("file", "split"))
-    problems, found = [], []
-    for row, (name, place) in enumerate(zip(table.columns["file"], table.columns["split"], strict=True)):
-        if place not in SPLITS:
-            problems.append(f"{table.where(row)}: split {place!r}, expected {', '.join(SPLITS)}")
+    problems, selected = [], []
+    for row, (name, name_of_split) in enumerate(zip(table.columns["file"], table.columns["split"], strict=True)):
+        if name_of_split not in SPLITS:
+            problems.append(f"{table.where(row)}: split {name_of_split!r}, expected {', '.join(SPLITS)}")
         elif name not in names:
             problems.append(f"{table.where(row)}: {name} is not among the images of {folder}")
-        elif place == split:
-            found.append(name)
+        elif name_of_split == split:
+            selected.append(name)
     if problems:
-        raise InputError(*problems[:20])
-    return found
+        raise InputError(*problems[:SHOWN], *more(len(problems)))
+    return selected
 
 
-def _of_table(table: Table, arguments: Any) -> Volumes:
+def _from_table(table: Table, arguments: Any) -> Volumes:
     base, labels = Path(table.path).parent, table.columns.get(arguments.label_column)
     problems, files = [], []
     for row, image in enumerate(table.columns[arguments.image_column]):
@@ -196,25 +196,24 @@ def _of_table(table: Table, arguments: Any) -> Volumes:
         name = table.columns[arguments.id_column][row] if arguments.id_column in table.columns else _stem(Path(image).name)
         files.append(VolumeFile(str(name), base / image, None if label is None else base / label))
     if problems:
-        raise InputError(*problems[:20])
+        raise InputError(*problems[:SHOWN], *more(len(problems)))
     return Volumes(table.path, files)
 
 
 def _missing(volumes: Volumes, split: str) -> list[str]:
-    """Files that are not there, and ids that stand twice in what is predicted."""
-    found = []
+    """Messages about missing files, and about duplicate ids of volumes to predict."""
+    problems = []
     for file in volumes.files:
         if not file.image.is_file():
-            found.append(f"{file.image}: no such image")
+            problems.append(f"{file.image}: no such image")
         if file.label is None and split != "test":
-            found.append(f"{file.image}: has no label, which a {split} volume needs")
+            problems.append(f"{file.image}: has no label, which a {split} volume needs")
         if file.label is not None and not file.label.is_file():
-            found.append(f"{file.label}: no such file; the label of {file.image} is missing")
-    ids = [file.id for file in volumes.files]
-    twice = next((name for name in ids if ids.count(name) > 1), None)
-    if split == "test" and twice is not None:
-        found.append(f"{volumes.path}: two volumes are named {twice}; give each a name of its own in --id_column")
-    return found[:20]
+            problems.append(f"{file.label}: no such file; the label of {file.image} is missing")
+    duplicate = next((name for name, count in Counter(file.id for file in volumes.files).items() if count > 1), None)
+    if split == "test" and duplicate is not None:
+        problems.append(f"{volumes.path}: two volumes are named {duplicate}; give each a name of its own in --id_column")
+    return problems
 
 
 def _stem(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Everything that is MONAI's: the U-Net, sliding windows, the Hausdorff distance. The only module that imports it."""
+"""The U-Net, sliding windows and the Hausdorff distance of MONAI. The only module that imports MONAI."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from finetune.volumes.nifti import IGNORED, resample
 
 
 def unet_settings(arguments: Any, num_classes: int) -> dict[str, Any]:
-    """The arguments of `monai.networks.nets.UNet`, as config.json holds them. A single class has one output, no background."""
+    """The arguments of `monai.networks.nets.UNet`, for config.json. Background and one class share one output channel."""
     return {
         "spatial_dims": 3,
         "in_channels": 1,
@@ -36,7 +36,7 @@ def build_unet(settings: dict[str, Any]) -> torch.nn.Module:
 
 
 class _Windows:
-    """The model for sliding windows: in its own precision, with results in fp32. `passes`: how many forward passes it did."""
+    """Calls the model with inputs of its precision, returns fp32, and counts the forward passes."""
 
     def __init__(self, model: torch.nn.Module, dtype: torch.dtype) -> None:
         self.model, self.dtype, self.passes = model, dtype, 0
@@ -54,21 +54,21 @@ def volume_logits(
     patch_size: Sequence[int],
     overlap: float,
     window_batch_size: int,
-    all_alike: bool = False,
+    equal_passes: bool = False,
 ) -> torch.Tensor:
-    """(channels, *size) float32: logits of a volume, (x, y, z), brought to the grid of its file.
+    """Logits of a volume, (x, y, z), by sliding windows with Gaussian weights, resampled to (channels, *size) float32.
 
-    Windows overlap, weighted by a Gaussian; what is smaller than one is padded. `all_alike`: every process does as many forward
-    passes as the one with most, which ZeRO-3 and FSDP need: their weights are gathered by all together.
+    `size`: the grid of the volume's file. `equal_passes`: every process does the same number of forward passes, as ZeRO-3 and
+    FSDP need, which gather the weights in each.
     """
     windows = _Windows(model, image.dtype)
     logits = sliding_window_inference(
         image.float()[None, None], tuple(patch_size), window_batch_size, windows, overlap=overlap, mode="gaussian"
     )[0]
-    if all_alike and dist.is_initialized():
-        most = torch.tensor(windows.passes, device=image.device)
-        dist.all_reduce(most, op=dist.ReduceOp.MAX)
-        for _ in range(int(most) - windows.passes):
+    if equal_passes and dist.is_initialized():
+        max_passes = torch.tensor(windows.passes, device=image.device)
+        dist.all_reduce(max_passes, op=dist.ReduceOp.MAX)
+        for _ in range(int(max_passes) - windows.passes):
             windows(torch.zeros(1, 1, *patch_size, device=image.device))
     return resample(logits, size)
 
@@ -79,22 +79,22 @@ def classes_of(logits: torch.Tensor) -> torch.Tensor:
 
 
 def hausdorff95(predicted: np.ndarray, truth: np.ndarray, spacing: Sequence[float], num_classes: int) -> np.ndarray:
-    """(classes,) float32: the 95% Hausdorff distance of each class in mm, the larger of its two directions; NaN where
-    prediction or truth has none of a class, and for the background. Voxels that do not count are in neither.
+    """(classes,) float32: the symmetric 95% Hausdorff distance of each class in mm. NaN for the background, and for a class
+    that is missing in prediction or truth. Ignored voxels belong to no class.
 
     `predicted`, `truth`: (x, y, z) class numbers; `spacing`: voxel size in mm.
     """
-    found = np.full(num_classes, np.nan, dtype=np.float32)
+    distances = np.full(num_classes, np.nan, dtype=np.float32)
     predicted = np.where(truth == IGNORED, IGNORED, predicted)
     for number in range(1, num_classes):
         pair = [mask == number for mask in (predicted, truth)]
         if not all(mask.any() for mask in pair):
             continue
-        # In the box of both with a margin of one voxel: the border of the array is no surface.
-        box = tuple(slice(max(0, places.min() - 1), places.max() + 2) for places in np.nonzero(pair[0] | pair[1]))
+        # Crops to the bounding box of both, for speed. Pads by a voxel, so that masks at the border have a surface there.
+        box = tuple(slice(max(0, indices.min() - 1), indices.max() + 2) for indices in np.nonzero(pair[0] | pair[1]))
         tensors = [torch.from_numpy(np.pad(mask[box], 1))[None, None] for mask in pair]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             distance = compute_hausdorff_distance(*tensors, include_background=True, percentile=95, spacing=list(spacing))
-        found[number] = float(distance)
-    return found
+        distances[number] = float(distance)
+    return distances

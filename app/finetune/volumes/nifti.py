@@ -1,5 +1,5 @@
-"""NIfTI files: read into one orientation, checked, brought to a spacing, written in the grid of another. The only module that
-imports nibabel."""
+"""Reads NIfTI files in canonical orientation, checks and resamples them, and writes masks in a file's own grid. The only module
+that imports nibabel."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from nibabel.orientations import apply_orientation, axcodes2ornt, io_orientation
 from torch.nn import functional
 
 from finetune.errors import InputError
-from finetune.output.files import naming
+from finetune.output.files import path_in_errors
 
-IGNORED = 255  # what voxels that count nowhere are in labels
+IGNORED = 255  # label of ignored voxels
 UNREADABLE = (
     OSError,
     EOFError,
@@ -30,7 +30,7 @@ UNREADABLE = (
 
 @dataclass(frozen=True)
 class Header:
-    """A volume's grid in canonical orientation: its first axis goes right, the second to the front, the third up (RAS)."""
+    """The grid of a volume in canonical orientation: right, anterior, superior (RAS)."""
 
     shape: tuple[int, int, int]
     spacing: tuple[float, float, float]  # voxel size in mm
@@ -39,7 +39,7 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """Reads a file's header alone. Raises `InputError` for a file that holds no single volume of numbers."""
+    """Reads the header of a file. Raises `InputError` unless it holds a single volume of numbers."""
     image = _open(path)
     shape = _shape(image)
     if len(shape) != 3:
@@ -49,7 +49,7 @@ def read_header(path: Path) -> Header:
     if image.get_data_dtype().kind not in "iufb":
         raise InputError(f"{path}: voxels are of type {image.get_data_dtype()}, expected one number each")
     if not np.isfinite(image.affine).all() or np.linalg.det(image.affine[:3, :3]) == 0:
-        raise InputError(f"{path}: its affine says nothing of orientation and voxel size")
+        raise InputError(f"{path}: its affine is singular or not finite, so orientation and voxel size are unknown")
     orientation = io_orientation(image.affine)
     sizes = nibabel.affines.voxel_sizes(image.affine)
     axes = np.argsort(orientation[:, 0])
@@ -62,25 +62,25 @@ def read_header(path: Path) -> Header:
 
 
 def check_pair(image: Path, label: Path, notes: list[str]) -> None:
-    """Raises `InputError` for a label in another grid than its image's."""
-    of_image, of_label = read_header(image), read_header(label)
-    for what, ours, theirs in (
-        ("size", of_image.shape, of_label.shape),
-        ("voxel size", of_image.spacing, of_label.spacing),
+    """Raises `InputError` if an image and its label differ in size, voxel size or orientation. Notes different origins."""
+    image_header, label_header = read_header(image), read_header(label)
+    for name, expected, found in (
+        ("size", image_header.shape, label_header.shape),
+        ("voxel size", image_header.spacing, label_header.spacing),
     ):
-        if not np.allclose(ours, theirs, rtol=1e-2):
-            shown = ["x".join(f"{x:g}" for x in grid) for grid in (theirs, ours)]
-            raise InputError(f"{label}: {what} {shown[0]}, but {shown[1]} in its image {image}; a label needs the image's grid")
-    if of_image.codes != of_label.codes:
-        raise InputError(f"{label}: orientation {of_label.codes}, but {of_image.codes} in its image {image}")
-    if not np.allclose(of_image.origin, of_label.origin, atol=min(of_image.spacing)):
-        notes.append(f"{label}: another origin than its image's; voxels are taken to lie upon each other")
+        if not np.allclose(expected, found, rtol=1e-2):
+            found, expected = ("x".join(f"{x:g}" for x in lengths) for lengths in (found, expected))
+            raise InputError(f"{label}: {name} {found}, but {expected} in its image {image}; a label needs the image's grid")
+    if image_header.codes != label_header.codes:
+        raise InputError(f"{label}: orientation {label_header.codes}, but {image_header.codes} in its image {image}")
+    if not np.allclose(image_header.origin, label_header.origin, atol=min(image_header.spacing)):
+        notes.append(f"{label}: another origin than its image's, which is ignored: voxels are matched by their index")
 
 
 def read_image(path: Path) -> np.ndarray:
-    """(x, y, z) float32 in canonical orientation, normalised: mean 0 and standard deviation 1 over all voxels of the volume.
+    """(x, y, z) float32 in canonical orientation, normalised to mean 0 and standard deviation 1 over the volume.
 
-    Raises `InputError` for a file that is cut short, and for voxels that are no numbers.
+    Raises `InputError` for a truncated file, and for NaN or infinite voxels.
     """
     voxels = _voxels(path)
     wrong = int((~np.isfinite(voxels)).sum())
@@ -91,7 +91,7 @@ def read_image(path: Path) -> np.ndarray:
 
 
 def read_label(path: Path, ignore_index: int | None) -> np.ndarray:
-    """(x, y, z) uint8 class numbers in canonical orientation, `IGNORED` where voxels do not count.
+    """(x, y, z) uint8 class numbers in canonical orientation, `IGNORED` in place of `ignore_index`.
 
     Raises `InputError` for values that are no class numbers.
     """
@@ -100,20 +100,20 @@ def read_label(path: Path, ignore_index: int | None) -> np.ndarray:
     wrong = ~ignored & ~(np.isfinite(voxels) & (voxels == np.round(voxels)) & (voxels >= 0) & (voxels < IGNORED))
     if wrong.any():
         value = voxels[wrong][0]
-        advice = f"; if it marks voxels that do not count: --ignore_index {value:g}" if value >= IGNORED else ""
+        advice = f"; if it marks voxels to be ignored: --ignore_index {value:g}" if value >= IGNORED else ""
         raise InputError(
             f"{path}: {int(wrong.sum())} voxels have no class number, the first {value:g}; expected 0 to {IGNORED - 1}{advice}"
         )
     return np.where(ignored, IGNORED, voxels).astype(np.uint8)
 
 
-def resampled_shape(shape: Sequence[int], spacing: Sequence[float], wanted: Sequence[float]) -> tuple[int, ...]:
-    """The size of a volume whose voxels have (nearly) the wanted size: the volume's extent is kept."""
-    return tuple(max(1, round(n * old / new)) for n, old, new in zip(shape, spacing, wanted, strict=True))
+def resampled_shape(shape: Sequence[int], spacing: Sequence[float], new_spacing: Sequence[float]) -> tuple[int, ...]:
+    """The shape of a volume of the same extent with voxels of (nearly) `new_spacing`."""
+    return tuple(max(1, round(n * old / new)) for n, old, new in zip(shape, spacing, new_spacing, strict=True))
 
 
 def resample(values: torch.Tensor, shape: Sequence[int], mode: str = "trilinear") -> torch.Tensor:
-    """(channels, *shape) of (channels, x, y, z), over the same extent; `mode`: trilinear or nearest-exact."""
+    """Resamples (channels, x, y, z) to (channels, *shape) over the same extent. `mode`: trilinear or nearest-exact."""
     if tuple(values.shape[1:]) == tuple(shape):
         return values
     aligned = {"align_corners": False} if mode == "trilinear" else {}
@@ -121,15 +121,15 @@ def resample(values: torch.Tensor, shape: Sequence[int], mode: str = "trilinear"
 
 
 def write_like(path: Path, mask: np.ndarray, image: Path) -> None:
-    """Writes class numbers, (x, y, z) uint8 in canonical orientation, in the grid, orientation and affine of a file."""
+    """Writes class numbers, (x, y, z) uint8 in canonical orientation, with the orientation and affine of the file `image`."""
     original = _open(image)
     back = ornt_transform(axcodes2ornt("RAS"), io_orientation(original.affine))
     header = original.header.copy()
     header.set_data_dtype(np.uint8)
     header.set_slope_inter(1, 0)
-    header["cal_min"] = header["cal_max"] = 0  # the display window of the image's intensities
+    header["cal_min"] = header["cal_max"] = 0  # resets the display window, which was for the image's intensities
     unfinished = path.with_name(f".unfinished_{path.name}")
-    with naming(path):
+    with path_in_errors(path):
         nibabel.save(type(original)(apply_orientation(mask, back).astype(np.uint8), original.affine, header), unfinished)
         unfinished.replace(path)
 

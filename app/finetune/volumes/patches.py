@@ -1,4 +1,4 @@
-"""Random patches of volumes: a function of (seed, epoch, row), so every launch and a resumed run see the same."""
+"""Random patches of volumes, as a function of (seed, epoch, row)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from finetune.task import Batch
-from finetune.volumes.augmentation import Augmentation, cut, cut_turned
+from finetune.volumes.augmentation import Augmentation, crop, crop_transformed
 from finetune.volumes.nifti import IGNORED
 from finetune.volumes.prepared import Prepared
 
@@ -18,11 +18,11 @@ AXES = "xyz"
 
 @dataclass(frozen=True)
 class Patches:
-    """The patches of prepared training volumes. Row r is a patch of volume r // `per_volume`.
+    """The training patches. Row r is a patch of volume r // `per_volume`.
 
-    With probability `foreground_share` a patch has a voxel of a class in its middle, as far as the volume's border lets it:
-    first a class of the volume is drawn, then one of its voxels, so rare classes are seen as often as others. Other patches lie
-    anywhere. A volume that is smaller than a patch is padded on both sides: with 0, its mean, and voxels that do not count.
+    With probability `foreground_share` a patch is centred on a voxel of a class, as far as the borders allow. The class is
+    drawn first, then the voxel, so rare classes are as frequent as others. Other patches are placed at random. Volumes smaller
+    than a patch are padded on both sides: the image with 0, its mean, the label with `IGNORED`.
     """
 
     volumes: Sequence[Prepared]
@@ -37,7 +37,7 @@ class Patches:
         return len(self.volumes) * self.per_volume
 
     def batch(self, rows: np.ndarray, epoch: int = 0) -> Batch:
-        """inputs["image"]: (b, 1, *size) float32; labels: (b, *size) uint8."""
+        """Draws the patches of a batch: inputs["image"] (b, 1, *size) float32, labels (b, *size) uint8."""
         images, labels = zip(*(self._draw(int(row), epoch) for row in rows), strict=True)
         inputs = {"image": torch.from_numpy(np.stack(images))[:, None]}
         return Batch(torch.as_tensor(rows, dtype=torch.int64), inputs, torch.from_numpy(np.stack(labels)))
@@ -49,20 +49,20 @@ class Patches:
         flipped = [axis for axis, name in enumerate(AXES) if generator.random() < 0.5 and name in self.flip_axes]
         matrix = self.augmentation.matrix(generator)
         if matrix is None:
-            image, label = cut(volume.image, start, self.size, 0), cut(volume.patch_label, start, self.size, IGNORED)
+            image, label = crop(volume.image, start, self.size, 0), crop(volume.patch_label, start, self.size, IGNORED)
         else:
-            image, label = cut_turned(volume.image, volume.patch_label, start, self.size, matrix)
-        image = self.augmentation.colour(np.flip(image, flipped), generator)
+            image, label = crop_transformed(volume.image, volume.patch_label, start, self.size, matrix)
+        image = self.augmentation.change_intensity(np.flip(image, flipped), generator)
         return np.ascontiguousarray(image), np.ascontiguousarray(np.flip(label, flipped))
 
     def _start(self, volume: Prepared, generator: np.random.Generator) -> list[int]:
-        """Where the patch begins; below 0 where the volume is padded."""
-        room = np.array(volume.image.shape) - self.size  # negative: to be padded
-        start = generator.integers(0, np.maximum(room, 0) + 1)
-        wanted = generator.random() < self.foreground_share
+        """The first voxel of the patch; negative where the volume is padded."""
+        last = np.array(volume.image.shape) - self.size  # the largest start; negative: the volume is smaller than the patch
+        start = generator.integers(0, np.maximum(last, 0) + 1)
+        on_foreground = generator.random() < self.foreground_share
         positions = volume.positions
-        if wanted and len(positions):
-            chosen = generator.choice(np.unique(positions[:, 0]))
-            middle = generator.choice(positions[positions[:, 0] == chosen, 1:])
-            start = np.clip(middle - np.array(self.size) // 2, 0, np.maximum(room, 0))
-        return [int(begin) if space >= 0 else -int(-space // 2) for begin, space in zip(start, room, strict=True)]
+        if on_foreground and len(positions):
+            number = generator.choice(np.unique(positions[:, 0]))
+            centre = generator.choice(positions[positions[:, 0] == number, 1:])
+            start = np.clip(centre - np.array(self.size) // 2, 0, np.maximum(last, 0))
+        return [int(first) if limit >= 0 else -int(-limit // 2) for first, limit in zip(start, last, strict=True)]

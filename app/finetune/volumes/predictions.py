@@ -1,8 +1,8 @@
-"""Predictions of whole volumes: batches to predict, masks as a few bits a voxel, files in the input's grid, slices to look at.
+"""Prediction of whole volumes: batches, packed masks, mask files in the input's grid, example slices.
 
-The engine gathers arrays of equal shape for every row and keeps them all in rank 0's memory, so a mask is packed: flattened,
-ceil(log2(classes)) bits a voxel, padded to the largest volume of the file. A CT scan of 512x512x300 voxels with one class takes
-10 MB, a hundred of them 1 GB. Only rows of the test file are kept so; a validation needs counts and one slice of each.
+The engine gathers arrays of equal shape and keeps those of all rows in rank 0's memory. So masks are packed: flattened,
+ceil(log2(classes)) bits per voxel, padded to the largest volume. A CT scan of 512x512x300 voxels with one class takes 10 MB, a
+hundred of them 1 GB. Validation keeps one slice of each volume in place of its mask.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from finetune.reading.fingerprint import fingerprint
 from finetune.reports.figures import with_legend
 from finetune.task import Batch
 from finetune.volumes.nifti import IGNORED, write_like
-from finetune.volumes.patches import cut
+from finetune.volumes.patches import crop
 from finetune.volumes.prepared import Prepared
 
-NANO = 1e6  # of a millimetre: spacing as a whole number, which no half precision rounds
-# Of classes 1, 2, ... in pictures (Okabe and Ito's colours for all kinds of sight); they repeat.
+NANOMETRES = 1e6  # per millimetre. Spacing as integers is not rounded when inputs are cast to half precision.
+# Okabe and Ito's colour-blind safe palette, for classes 1, 2, ...; repeats.
 COLOURS = np.array([(230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (0, 114, 178), (213, 94, 0), (204, 121, 167)])
-MOST_PICTURED, WIDTH = 8, 160  # volumes; pixels that a small slice is enlarged to
+MOST_PICTURED, WIDTH = 8, 160  # volumes in the picture; pixels that small slices are enlarged to
 
 
 @dataclass(frozen=True)
 class WholeVolumes:
-    """Rows to be predicted, each a whole volume. `keeps_masks`: whether predictions hold masks, as a test file's do."""
+    """A split whose rows are whole volumes. `keeps_masks`: predictions hold masks (test), not slices (validation)."""
 
     volumes: Sequence[Prepared]
     labelled: bool
@@ -39,38 +39,37 @@ class WholeVolumes:
     num_classes: int
 
     def batch(self, rows: np.ndarray) -> Batch:
-        """Inputs: `image` (b, 1, x, y, z) float32, filled up to the largest of the batch; `shape` (b, 3), what of it is the
-        volume; `size` (b, 3), the file's own grid, and `spacing` (b, 3), its voxel size in nanometres; `mask`: the
-        room for a packed mask, if masks are kept. Labels: (b, x, y, z) uint8 in the file's grid, or None."""
-        chosen = [self.volumes[row] for row in rows]
-        facts = {name: [volume.facts[name] for volume in chosen] for name in ("shape", "size", "spacing")}
+        """Inputs: `image` (b, 1, x, y, z) float32, padded to the largest of the batch; `shape` (b, 3), the size of each without
+        padding; `size` (b, 3) and `spacing` (b, 3), grid and voxel size in nanometres of the file; if masks are kept, `mask`,
+        an empty buffer of the size of a packed mask. Labels: (b, x, y, z) uint8 in the file's grid, or None."""
+        volumes = [self.volumes[row] for row in rows]
+        facts = {name: [volume.facts[name] for volume in volumes] for name in ("shape", "size", "spacing")}
         inputs = {
-            "image": torch.from_numpy(_stacked([volume.image for volume in chosen], 0))[:, None],
+            "image": torch.from_numpy(_pad_and_stack([volume.image for volume in volumes], 0))[:, None],
             "shape": torch.tensor(facts["shape"]),
             "size": torch.tensor(facts["size"]),
-            "spacing": (torch.tensor(facts["spacing"], dtype=torch.float64) * NANO).round().long(),
+            "spacing": (torch.tensor(facts["spacing"], dtype=torch.float64) * NANOMETRES).round().long(),
         }
         if self.keeps_masks:
             inputs["mask"] = torch.empty(len(rows), self.packed_bytes, dtype=torch.uint8)
-        labels = torch.from_numpy(_stacked([volume.label for volume in chosen], IGNORED)) if self.labelled else None
+        labels = torch.from_numpy(_pad_and_stack([volume.label for volume in volumes], IGNORED)) if self.labelled else None
         return Batch(torch.as_tensor(rows, dtype=torch.int64), inputs, labels)
 
-    def kept(self, batch: Batch, row: int, mask: np.ndarray) -> dict[str, torch.Tensor]:
-        """What predictions hold of a row's mask, (x, y, z) uint8: `mask`, packed, or `slice`, filled up to the largest."""
+    def mask_output(self, batch: Batch, row: int, mask: np.ndarray) -> dict[str, torch.Tensor]:
+        """Converts a predicted mask, (x, y, z) uint8, for gathering: `mask`, packed, or `slice`, padded to the largest."""
         if self.keeps_masks:
-            room = batch.inputs["mask"]
-            return {"mask": torch.from_numpy(pack(mask, self.num_classes, room.shape[1])).to(room.device)}
+            buffer = batch.inputs["mask"]
+            return {"mask": torch.from_numpy(pack(mask, self.num_classes, buffer.shape[1])).to(buffer.device)}
         number = int(batch.rows[row])
         height = self.slice_of(number) if number >= 0 else 0
-        return {"slice": torch.from_numpy(cut(mask[:, :, height], (0, 0), self.slice_size, 0)).to(batch.rows.device)}
+        return {"slice": torch.from_numpy(crop(mask[:, :, height], (0, 0), self.slice_size, 0)).to(batch.rows.device)}
 
     def content(self) -> str:
-        """A hash of the files."""
         return fingerprint(volume.content for volume in self.volumes)
 
     @property
     def packed_bytes(self) -> int:
-        """Of a mask as `pack` makes it, for the largest volume."""
+        """The size of the packed mask of the largest volume."""
         return packed_bytes(max(int(np.prod(volume.facts["size"])) for volume in self.volumes), self.num_classes)
 
     @property
@@ -80,7 +79,7 @@ class WholeVolumes:
         return max(size[0] for size in sizes), max(size[1] for size in sizes)
 
     def slice_of(self, row: int) -> int:
-        """The height z of the slice to be looked at: with most of the classes, or in the middle."""
+        """The z index of a row's example slice: the slice with the most labelled voxels, or the middle one."""
         if not self.labelled:
             return self.volumes[row].facts["size"][2] // 2
         label = self.volumes[row].label
@@ -88,19 +87,19 @@ class WholeVolumes:
 
 
 def volume_facts(batch: Batch, row: int) -> tuple[torch.Tensor, list[int], list[float]]:
-    """(image (x, y, z) without filling, size of the file's grid, its voxel size in mm) of a row."""
+    """(image (x, y, z) without padding, grid of the file, voxel size of the file in mm) of a row."""
     x, y, z = batch.inputs["shape"][row].tolist()
-    spacing = [length / NANO for length in batch.inputs["spacing"][row].tolist()]
+    spacing = [length / NANOMETRES for length in batch.inputs["spacing"][row].tolist()]
     return batch.inputs["image"][row, 0, :x, :y, :z], batch.inputs["size"][row].tolist(), spacing
 
 
-def _stacked(arrays: list[np.ndarray], fill: int) -> np.ndarray:
+def _pad_and_stack(arrays: list[np.ndarray], fill: int) -> np.ndarray:
     size = np.max([array.shape for array in arrays], axis=0)
-    return np.stack([cut(array, (0, 0, 0), size, fill) for array in arrays])
+    return np.stack([crop(array, (0, 0, 0), size, fill) for array in arrays])
 
 
 def write_masks(split: WholeVolumes, packed: np.ndarray, folder: Path, output_dir: Path) -> Iterator[tuple[str, np.ndarray]]:
-    """Writes each mask, in the file's own grid, to `folder`; yields (its path in `output_dir`, the mask in canonical
+    """Writes each mask, in its file's own grid, to `folder`. Yields (path relative to `output_dir`, mask in canonical
     orientation)."""
     folder.mkdir(exist_ok=True)
     for volume, row in zip(split.volumes, packed, strict=True):
@@ -112,26 +111,26 @@ def write_masks(split: WholeVolumes, packed: np.ndarray, folder: Path, output_di
 
 
 def picture(split: WholeVolumes, slices: np.ndarray, names: Sequence[str]) -> np.ndarray:
-    """(height, width, 3) uint8: image, truth and prediction side by side, a line for each of the first volumes. The patient's
-    left is on the right, the front on top.
+    """(height, width, 3) uint8: one line per volume with image, truth and prediction side by side, above a legend. The
+    patient's left is on the right, the front on top.
 
     `slices`: (rows, x, y) uint8, the predicted slice of each row; `names`: of classes 1, 2, ...
     """
     lines = []
     for row in range(min(len(slices), MOST_PICTURED)):
         volume, height = split.volumes[row], split.slice_of(row)
-        grey = cut(_grey(volume, height), (0, 0, 0), (*split.slice_size, 3), 0)
-        truth = cut(volume.label[:, :, height], (0, 0), split.slice_size, 0)
-        shown = [grey, *(_painted(grey, mask) for mask in (truth, slices[row]))]
-        lines.append(np.concatenate([_upright(part) for part in shown], axis=1))
-    enlarged = max(1, WIDTH // split.slice_size[0])
-    shown = np.concatenate(lines).repeat(enlarged, axis=0).repeat(enlarged, axis=1)
+        grey = crop(_grey_slice(volume, height), (0, 0, 0), (*split.slice_size, 3), 0)
+        truth = crop(volume.label[:, :, height], (0, 0), split.slice_size, 0)
+        panels = [grey, *(_overlay(grey, mask) for mask in (truth, slices[row]))]
+        lines.append(np.concatenate([_upright(panel) for panel in panels], axis=1))
+    scale = max(1, WIDTH // split.slice_size[0])
+    pixels = np.concatenate(lines).repeat(scale, axis=0).repeat(scale, axis=1)
     colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
-    return with_legend(shown, "image, truth, prediction", colours)
+    return with_legend(pixels, "image, truth, prediction", colours)
 
 
-def _grey(volume: Prepared, height: int) -> np.ndarray:
-    """(x, y, 3) uint8: a slice of the image in the file's grid, black and white its 1st and 99th percentile."""
+def _grey_slice(volume: Prepared, height: int) -> np.ndarray:
+    """(x, y, 3) uint8: a slice of the image in the file's grid, from the 1st percentile (black) to the 99th (white)."""
     shape, size = volume.facts["shape"], volume.facts["size"]
     x, y, z = (((np.arange(n) + 0.5) * old / n).astype(int) for old, n in zip(shape, size, strict=True))
     values = volume.image[:, :, z[height]][np.ix_(x, y)]
@@ -140,12 +139,12 @@ def _grey(volume: Prepared, height: int) -> np.ndarray:
     return np.repeat(grey.astype(np.uint8)[..., None], 3, axis=2)
 
 
-def _painted(grey: np.ndarray, mask: np.ndarray) -> np.ndarray:
+def _overlay(grey: np.ndarray, mask: np.ndarray) -> np.ndarray:
     colour = COLOURS[(mask.astype(int) - 1) % len(COLOURS)]
-    paint = ((mask > 0) & (mask != IGNORED))[..., None]
-    return np.where(paint, grey // 2 + (colour // 2).astype(np.uint8), grey)
+    has_class = ((mask > 0) & (mask != IGNORED))[..., None]
+    return np.where(has_class, grey // 2 + (colour // 2).astype(np.uint8), grey)
 
 
 def _upright(values: np.ndarray) -> np.ndarray:
-    """(x, y, 3) as rows from front to back, columns from the patient's right to left."""
+    """Turns (x, y, 3) into rows from front to back and columns from the patient's right to left."""
     return np.flip(values, (0, 1)).swapaxes(0, 1)

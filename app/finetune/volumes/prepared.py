@@ -1,6 +1,6 @@
-"""Volumes prepared once and kept in the cache of `datasets`: oriented, normalised, resampled; mapped into memory when used.
+"""Prepares volumes once (orientation, normalisation, resampling) and caches them in the cache of `datasets`.
 
-Reading and resampling a NIfTI file takes a thousand times as long as cutting a patch out of an array that is mapped.
+Reading and resampling a NIfTI file takes a thousand times as long as cropping a patch from a memory-mapped array.
 """
 
 from __future__ import annotations
@@ -18,20 +18,23 @@ from finetune.errors import InputError
 from finetune.output.files import file_record, write_json
 from finetune.output.progress import Phase
 from finetune.reading.cache import kept
+from finetune.reading.columns import SHOWN, more
 from finetune.reading.fingerprint import file_state, fingerprint
+from finetune.reading.problems import listed
 from finetune.volumes.files import VolumeFile, Volumes
 from finetune.volumes.nifti import IGNORED, check_pair, read_header, read_image, read_label, resample, resampled_shape
 
-FORM, RECORD = "1", "record.json"  # of what is kept
-MOST_POSITIONS = 10_000  # of a class in a volume, evenly spaced; patches are drawn around them
+CACHE_VERSION, RECORD = "1", "record.json"
+MOST_POSITIONS = 10_000  # of a class in a volume, evenly spaced; patches are centred on them
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A volume as arrays on disk, mapped while they are used: a mapping is an open file. Its grid is canonical (RAS).
+    """A volume as arrays on disk in canonical orientation (RAS). They are memory-mapped only while in use: a mapping is an open
+    file.
 
-    `folder` holds image.npy, (x, y, z) float32 in the run's spacing; label.npy, (x, y, z) uint8 in the file's own spacing;
-    patch_label.npy, the label in the run's spacing; positions.npy, (n, 4) int32: a class and the place of a voxel of it there.
+    `folder` holds image.npy, (x, y, z) float32 in the run's spacing; label.npy, (x, y, z) uint8 in the file's spacing;
+    patch_label.npy, the label in the run's spacing; positions.npy, (n, 4) int32: a class and the index of a voxel of it.
     """
 
     folder: Path
@@ -41,7 +44,7 @@ class Prepared:
 
     @cached_property
     def facts(self) -> dict:
-        """`shape`: of the image in the run's spacing; `size`, `spacing`: of the file; `values`: label -> number of voxels."""
+        """`shape`: size in the run's spacing; `size`, `spacing`: those of the file; `values`: label -> number of voxels."""
         return json.loads((self.folder / "facts.json").read_text(encoding="utf-8"))
 
     @property
@@ -62,38 +65,38 @@ class Prepared:
 
 
 def prepare(volumes: Volumes, spacing: tuple[float, ...], ignore_index: int | None) -> list[Prepared]:
-    """Prepares each volume, unless that was done before. Raises `InputError` with what is wrong in the first 20 files."""
-    found, problems = [], []
+    """Prepares the volumes that are not in the cache. Raises `InputError` with the problems of all files."""
+    prepared, problems = [], []
     with Phase(f"preparing {volumes.path}", "volumes") as bar:
         for file in volumes.files:
             try:
-                found.append(_prepare(file, spacing, ignore_index))
+                prepared.append(_prepare(file, spacing, ignore_index))
             except InputError as error:
                 problems += error.problems
             bar.update()
     if problems:
-        raise InputError(*problems[:20])
-    return found
+        raise InputError(*problems[:SHOWN], *more(len(problems)))
+    return prepared
 
 
 def _prepare(file: VolumeFile, spacing: tuple[float, ...], ignore_index: int | None) -> Prepared:
     paths = [file.image, *([file.label] if file.label is not None else [])]
-    contents = tuple(_content(path) for path in paths)
-    key = fingerprint([FORM, *contents, *map(repr, spacing), repr(ignore_index)])[:40]
-    folder = kept("volumes", key, partial(_store, file, spacing, ignore_index))
-    return Prepared(folder, file, fingerprint(contents), contents)
+    hashes = tuple(_file_hash(path) for path in paths)
+    key = fingerprint([CACHE_VERSION, *hashes, *map(repr, spacing), repr(ignore_index)])[:40]
+    folder = kept("volumes", key, partial(_write_arrays, file, spacing, ignore_index))
+    return Prepared(folder, file, fingerprint(hashes), hashes)
 
 
-def _content(path: Path) -> str:
-    """A hash of a file, kept until its size or its time of change differs."""
+def _file_hash(path: Path) -> str:
+    """The hash of a file, cached until its size or modification time changes."""
     state = file_state(path)
     if state is None:
         return file_record(path)["sha256"]
-    place = kept("hashes", fingerprint([state])[:40], lambda folder: write_json(folder / RECORD, file_record(path)))
-    return json.loads((place / RECORD).read_text(encoding="utf-8"))["sha256"]
+    folder = kept("hashes", fingerprint([state])[:40], lambda folder: write_json(folder / RECORD, file_record(path)))
+    return json.loads((folder / RECORD).read_text(encoding="utf-8"))["sha256"]
 
 
-def _store(file: VolumeFile, spacing: tuple[float, ...], ignore_index: int | None, folder: Path) -> None:
+def _write_arrays(file: VolumeFile, spacing: tuple[float, ...], ignore_index: int | None, folder: Path) -> None:
     header = read_header(file.image)
     shape = resampled_shape(header.shape, header.spacing, spacing)
     image = resample(torch.from_numpy(read_image(file.image))[None], shape)[0]
@@ -111,18 +114,19 @@ def _store(file: VolumeFile, spacing: tuple[float, ...], ignore_index: int | Non
 
 
 def _positions(label: np.ndarray) -> np.ndarray:
-    """(n, 4) int32: a class that is not the background, and a voxel of it; at most so many of each class."""
+    """(n, 4) int32: a class and the index of a voxel of it, at most MOST_POSITIONS per class, without the background."""
     rows = [np.empty((0, 4), dtype=np.int32)]
     for value in np.unique(label):
         if value not in (0, IGNORED):
-            places = np.flatnonzero(label == value)
-            places = places[np.linspace(0, len(places) - 1, min(len(places), MOST_POSITIONS)).astype(np.int64)]
-            rows.append(np.column_stack([np.full(len(places), value), *np.unravel_index(places, label.shape)]))
+            indices = np.flatnonzero(label == value)
+            indices = indices[np.linspace(0, len(indices) - 1, min(len(indices), MOST_POSITIONS)).astype(np.int64)]
+            rows.append(np.column_stack([np.full(len(indices), value), *np.unravel_index(indices, label.shape)]))
     return np.concatenate(rows).astype(np.int32)
 
 
 def check_headers(splits: dict[str, Volumes], notes: list[str]) -> None:
-    """Reads every header. Raises `InputError` for files that are no volumes, and labels that do not fit their image."""
+    """Reads all headers. Raises `InputError` for files that are no volumes, and for labels whose grid differs from their
+    image's."""
     problems: list[str] = []
     for file in (file for volumes in splits.values() for file in volumes.files):
         check: Callable[[], object] = partial(read_header, file.image)
@@ -133,26 +137,26 @@ def check_headers(splits: dict[str, Volumes], notes: list[str]) -> None:
         except InputError as error:
             problems += error.problems
     if problems:
-        raise InputError(*problems[:20])
+        raise InputError(*problems[:SHOWN], *more(len(problems)))
 
 
-def choose_classes(train: list[Prepared], named: tuple[str, ...] | None) -> list[str]:
-    """The classes with the background first: those named, or numbers up to the largest training label. Raises `InputError`."""
+def choose_classes(train: list[Prepared], names: tuple[str, ...] | None) -> list[str]:
+    """The classes, background first: the given names, or else the values of the training labels. Raises `InputError`."""
     values = sorted({int(value) for volume in train for value in volume.facts["values"]} - {0, IGNORED})
     if not values:
         raise InputError("no training label has a voxel of a class: all are background")
-    if named is not None:
-        return ["background", *named]
+    if names is not None:
+        return ["background", *names]
     if values != list(range(1, len(values) + 1)):
         raise InputError(
             f"the training labels have classes {', '.join(map(str, values))}; classes must be numbered from 1 without a gap. "
-            "Name them all by --class_names, or say which label does not count by --ignore_index"
+            "Name them all by --class_names, or the label to be ignored by --ignore_index"
         )
     return ["background", *map(str, values)]
 
 
 def check_values(volumes: list[Prepared], classes: list[str], notes: list[str]) -> None:
-    """Raises `InputError` for labels with unknown classes; notes those without any voxel of a class."""
+    """Raises `InputError` for labels with unknown classes. Notes labels without a voxel of any class."""
     problems, empty = [], []
     for volume in volumes:
         values = {int(value): count for value, count in volume.facts["values"].items()}
@@ -162,9 +166,6 @@ def check_values(volumes: list[Prepared], classes: list[str], notes: list[str]) 
         if volume.file.label is not None and not set(values) - {0, IGNORED}:
             empty.append(volume.file.label.name)
     if problems:
-        raise InputError(*problems[:20])
+        raise InputError(*problems[:SHOWN], *more(len(problems)))
     if empty:
-        more = f" and {len(empty) - 3} more" if len(empty) > 3 else ""
-        notes.append(
-            f"{', '.join(empty[:3])}{more}: no voxel of any class; Dice and distance are undefined where none is predicted"
-        )
+        notes.append(f"{listed(empty)}: no voxel of any class; Dice and distance are undefined if none is predicted")

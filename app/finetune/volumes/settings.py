@@ -1,4 +1,4 @@
-"""What a segmentation of volumes is made of: classes, voxel size, patch size, network; the exported folder that holds it."""
+"""The settings of a model for volumes (classes, voxel size, patch size, network) and its exported folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 
 from finetune.errors import InputError
 from finetune.output.files import file_record, write_json
-from finetune.reports.card import markdown_table
 from finetune.volumes.files import Volumes
 from finetune.volumes.network import build_unet, unet_settings
 from finetune.volumes.nifti import read_header
@@ -23,8 +22,8 @@ from finetune.volumes.prepared import Prepared
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 MOST_PATCH, OVERLAP = 96, 0.5
-NOTHING = "{}: is no exported model of segment3d.py ({}); expected a folder with config.json and model.safetensors"
-# The lines that load best/ without code of ours; README and card show them, a test runs them.
+NO_MODEL = "{}: is no exported model of segment3d.py ({}); expected a folder with config.json and model.safetensors"
+# Loads best/ without code of this repository; shown in the model card, and run by a test.
 USAGE = """\
 import json, nibabel, torch
 from monai.inferers import sliding_window_inference
@@ -48,9 +47,9 @@ classes = logits.argmax(0) if len(logits) > 1 else (logits[0] > 0).long()  # in 
 
 @dataclass(frozen=True)
 class Settings:
-    """`classes`: names, the background first; `spacing`: voxel size in mm along right, anterior, superior; `patch_size`: voxels
-    of a patch and a window; `unet`: arguments of MONAI's UNet; `overlap`: of windows; `loss`: what `SegmentationLoss.settings`
-    gave in training."""
+    """`classes`: names, background first. `spacing`: voxel size in mm along right, anterior, superior. `patch_size`: voxels of
+    a patch and a window. `unet`: arguments of MONAI's UNet. `overlap`: of windows. `loss`: `SegmentationLoss.settings` of the
+    training."""
 
     classes: list[str]
     spacing: tuple[float, ...]
@@ -60,73 +59,84 @@ class Settings:
     loss: dict[str, Any] | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        return json.loads(json.dumps(asdict(self)))  # tuples as lists, as a checkpoint gives them back
+        return json.loads(json.dumps(asdict(self)))  # tuples become lists, as in a checkpoint
 
     @staticmethod
     def choose(arguments: Any, classes: list[str], spacing: tuple[float, ...], train: list[Prepared]) -> Settings:
-        """What the arguments say, the rest by the training volumes. Raises `InputError` for a patch too small for the net."""
+        """Takes settings from the arguments; chooses a missing patch size by the median training volume. Raises `InputError`
+        for a patch that is too small for the network."""
         stride = math.prod(arguments.strides)
         patch = arguments.patch_size
         if patch is None:
             median = np.median([volume.facts["shape"] for volume in train], axis=0)
-            most = max(stride, MOST_PATCH // stride * stride)
-            patch = tuple(min(most, math.ceil(size / stride) * stride) for size in median)
+            largest = max(stride, MOST_PATCH // stride * stride)
+            patch = tuple(min(largest, math.ceil(size / stride) * stride) for size in median)
         if all(size == stride for size in patch):
             raise InputError(
-                f"patches of {'x'.join(map(str, patch))} voxels are one voxel at the network's lowest level, which instance "
-                f"norm cannot work with: give a larger --patch_size, or fewer --strides (their product is {stride})"
+                f"patches of {'x'.join(map(str, patch))} voxels are one voxel at the network's lowest level, too few for "
+                f"instance norm: give a larger --patch_size, or fewer --strides (their product is {stride})"
             )
         overlap = OVERLAP if arguments.overlap is None else arguments.overlap
         return Settings(classes, spacing, tuple(patch), unet_settings(arguments, len(classes)), overlap)
 
     @staticmethod
     def read(path: str | Path) -> Settings:
-        """Of an exported folder. Raises `InputError` for another."""
+        """Reads the settings of an exported folder. Raises `InputError` for another folder."""
         try:
             config = json.loads((Path(path) / CONFIG).read_text(encoding="utf-8"))
             names = ("classes", "spacing", "patch_size", "unet", "overlap")
             classes, spacing, patch, unet, overlap = (config[name] for name in names)
         except KeyError as error:
-            raise InputError(NOTHING.format(path, f"{CONFIG} has no {error.args[0]}")) from None
+            raise InputError(NO_MODEL.format(path, f"{CONFIG} has no {error.args[0]}")) from None
         except (OSError, ValueError, TypeError) as error:
-            raise InputError(NOTHING.format(path, getattr(error, "strerror", None) or f"{CONFIG} cannot be read")) from None
+            raise InputError(NO_MODEL.format(path, getattr(error, "strerror", None) or f"{CONFIG} cannot be read")) from None
         return Settings(classes, tuple(spacing), tuple(patch), unet, overlap, config.get("loss"))
 
-    def given(self, arguments: Any) -> Settings:
-        """The settings of an exported model, with what the arguments may change. Raises `InputError` for what they may not."""
+    def updated(self, arguments: Any) -> Settings:
+        """The settings of an exported model with the overlap of the arguments. Raises `InputError` for arguments that
+        contradict the model."""
         for name, own in (("class_names", tuple(self.classes[1:])), ("spacing", self.spacing), ("patch_size", self.patch_size)):
             value = getattr(arguments, name)
             if value is not None and tuple(value) != own:
-                shown = ",".join(map(str, own))
-                raise InputError(f"--{name}: the model of {arguments.model_name_or_path} has {shown}; leave it out")
+                expected = ",".join(map(str, own))
+                raise InputError(f"--{name}: the model of {arguments.model_name_or_path} has {expected}; leave it out")
         return self if arguments.overlap is None else replace(self, overlap=arguments.overlap)
+
+    def training_note(self, train: list[Prepared], patches: int) -> str:
+        """A note about the training data. `patches`: per volume and epoch."""
+        spacing, patch = ("x".join(f"{x:g}" for x in values) for values in (self.spacing, self.patch_size))
+        resampled = sum(volume.facts["shape"] != volume.facts["size"] for volume in train)
+        return (
+            f"{len(train)} training volumes, {patches} patches of {patch} voxels of {spacing} mm from each per epoch; classes "
+            f"{', '.join(self.classes[1:])}; {resampled} volumes are resampled, all normalised by mean and deviation"
+        )
 
     def write(self, weights: dict[str, torch.Tensor], folder: Path) -> None:
         """Writes the exported folder and checks it by loading it."""
         save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
-        about = {"model_type": "monai_unet", "orientation": "RAS", "normalization": "z-score over all voxels of a volume"}
-        write_json(folder / CONFIG, {**about, **self.as_dict()})
+        constants = {"model_type": "monai_unet", "orientation": "RAS", "normalization": "z-score over all voxels of a volume"}
+        write_json(folder / CONFIG, {**constants, **self.as_dict()})
         Settings.read(folder).load_model(folder)
 
     def load_model(self, path: str | Path) -> torch.nn.Module:
-        """The network with the weights of an exported folder."""
         model = build_unet(self.unet)
-        self.load_weights(model, path)
+        load_weights(model, path)
         return model
 
-    def load_weights(self, model: torch.nn.Module, path: str | Path) -> None:
-        """Raises `InputError` for weights that are not the network's."""
-        try:
-            model.load_state_dict(load_file(Path(path) / WEIGHTS))
-        except (OSError, SafetensorError, RuntimeError) as error:
-            reason = " ".join(str(error).split())[:160]
-            raise InputError(NOTHING.format(path, f"{WEIGHTS}: {reason}")) from None
+
+def load_weights(model: torch.nn.Module, path: str | Path) -> None:
+    """Loads the weights of an exported folder. Raises `InputError` if they do not fit the network."""
+    try:
+        model.load_state_dict(load_file(Path(path) / WEIGHTS))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:160]
+        raise InputError(NO_MODEL.format(path, f"{WEIGHTS}: {reason}")) from None
 
 
-def choose_spacing(wanted: tuple[float, ...] | None, train: Volumes) -> tuple[float, ...]:
-    """The voxel size given, or the median of the training images along each axis."""
-    if wanted is not None:
-        return wanted
+def choose_spacing(spacing: tuple[float, ...] | None, train: Volumes) -> tuple[float, ...]:
+    """The given voxel size, or the median of the training images along each axis."""
+    if spacing is not None:
+        return spacing
     return tuple(float(x) for x in np.median([read_header(file.image).spacing for file in train.files], axis=0))
 
 
@@ -136,30 +146,9 @@ def check_weights(weights: tuple[float, ...] | None, classes: list[str]) -> None
         raise InputError(f"--class_weights has {len(weights)} numbers, expected {len(classes)}: {', '.join(classes)}")
 
 
-def content_of(path: str | None) -> str | None:
-    """A hash of the weights that training starts from. Raises `InputError` for a folder without any."""
+def weights_hash(path: str | None) -> str | None:
+    """A hash of the weights in an exported folder. Raises `InputError` for a folder without weights."""
     try:
         return None if path is None else file_record(Path(path) / WEIGHTS)["sha256"][:16]
     except OSError as error:
-        raise InputError(NOTHING.format(path, f"{WEIGHTS}: {error.strerror}")) from None
-
-
-def describe(settings: Settings, train: list[Prepared], patches: int) -> str:
-    """The training data in words."""
-    spacing, patch = ("x".join(f"{x:g}" for x in values) for values in (settings.spacing, settings.patch_size))
-    resampled = sum(volume.facts["shape"] != volume.facts["size"] for volume in train)
-    names = ", ".join(settings.classes[1:])
-    return (
-        f"{len(train)} training volumes, {patches} patches of {patch} voxels of {spacing} mm from each in an epoch; "
-        f"classes {names}; {resampled} volumes are resampled, all normalised by mean and deviation"
-    )
-
-
-def class_table(metrics: dict[str, Any], classes: list[str]) -> list[str]:
-    """Markdown: Dice, IoU and Hausdorff distance of each class, for validation and test."""
-    kinds, lines = ("dice", "iou", "hd95"), []
-    for prefix, split in (("eval", "validation"), ("test", "test")):
-        if f"{prefix}_mean_dice" in metrics:
-            rows = [[name, *(metrics.get(f"{prefix}_{kind}_{name}") for kind in kinds)] for name in classes[1:]]
-            lines += [f"### Classes, {split}", "", *markdown_table(["class", "Dice", "IoU", "95% Hausdorff, mm"], rows), ""]
-    return lines
+        raise InputError(NO_MODEL.format(path, f"{WEIGHTS}: {error.strerror}")) from None

@@ -1,7 +1,7 @@
 import numpy as np
 from PIL import Image
 
-from finetune.images.augmentation import Augmentation, crop_box, generator_of
+from finetune.images.augmentation import Augmentation, crop_box, row_generator
 
 ALL = Augmentation((12, 10), crop=0.3, flip=True, rotation=20, jitter=0.3, fill=9)
 
@@ -11,7 +11,7 @@ def picture(seed=0, size=(24, 18)):
 
 
 def varied(augmentation, seed, epoch, row, image=None, mask=None):
-    image, mask = augmentation(image or picture(), mask, generator_of(seed, epoch, row))
+    image, mask = augmentation(image or picture(), mask, row_generator(seed, epoch, row))
     return np.asarray(image), None if mask is None else np.asarray(mask)
 
 
@@ -24,7 +24,7 @@ def test_a_variation_is_a_function_of_seed_epoch_and_row():
 
 
 def test_row_0_does_not_share_the_random_numbers_of_the_order_of_rows():
-    assert generator_of(1, 2, 0).random() != np.random.default_rng([1, 2]).random()
+    assert row_generator(1, 2, 0).random() != np.random.default_rng([1, 2]).random()
 
 
 def test_a_mask_goes_where_its_picture_goes():
@@ -56,7 +56,7 @@ def test_half_of_the_pictures_are_flipped():
 
 def test_a_crop_lies_in_the_picture_and_keeps_the_share_of_its_area():
     for row in range(200):
-        left, top, right, bottom = crop_box((200, 100), 0.5, generator_of(0, 0, row))
+        left, top, right, bottom = crop_box((200, 100), 0.5, row_generator(0, 0, row))
         assert 0 <= left < right <= 200
         assert 0 <= top < bottom <= 100
         assert (right - left) * (

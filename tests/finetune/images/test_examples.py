@@ -82,7 +82,7 @@ def test_a_folder_a_class(tmp_path):
     found = read(tmp_path, notes=notes)
     assert found.classes == ["dark"] * 12 + ["light"] * 12
     assert found.ids[0] == "dark/000.png"
-    assert notes == [f"{tmp_path / 'dark'}: 1 file(s) are left out, which are no pictures by their names: readme.txt"]
+    assert notes == [f"{tmp_path / 'dark'}: 1 file(s) without a picture's extension are left out: readme.txt"]
     assert read(tmp_path, max_train_samples=4).classes == ["dark", "dark", "light", "light"]
 
 

@@ -109,7 +109,7 @@ def test_several_folders_and_a_table_make_a_split(tmp_path, token_cache):
     arguments = MaskArguments(output_dir="runs/a", train_file=named)
     assert find_classes_file(arguments) == tmp_path / "b" / "classes.txt"
     (tmp_path / "a" / "classes.txt").write_text("y\nx\n")
-    with pytest.raises(InputError, match=r"a/classes\.txt and .*b/classes\.txt are not equal; name the file that counts by"):
+    with pytest.raises(InputError, match=r"a/classes\.txt and .*b/classes\.txt are not equal; name the right one by"):
         find_classes_file(arguments)
 
 
@@ -127,7 +127,10 @@ def test_masks_of_16_bits_and_palettes_hold_class_numbers(tmp_path, token_cache)
     (tmp_path / "classes.txt").write_text("0 a\n1 b\n2 c\n65535 nothing (ignore)\n")
     classes = read_classes(tmp_path / "classes.txt")
     check_values(masks, classes)
-    assert classes.numbers()[np.asarray(masks.masks.load_mask(0))].tolist() == np.where(numbers == 2, IGNORED, numbers).tolist()
+    assert (
+        classes.lookup_table()[np.asarray(masks.masks.load_mask(0))].tolist()
+        == np.where(numbers == 2, IGNORED, numbers).tolist()
+    )
     assert masks.class_totals(3).tolist() == [16, 16, 8]
 
 
@@ -173,6 +176,6 @@ def test_without_a_file_classes_are_the_values_of_the_masks(tmp_path, token_cach
     save(tmp_path / "train" / "masks" / "000.png", np.full(masks_job.SIZE, 4, np.uint8))
     masks = inspect_masks(found, inspect_all(found, []))["train"]
     with pytest.raises(
-        InputError, match=r"value\(s\) 0, 1, 2, 4 besides 255, which does not count; expected 0, 1, 2 and so on"
+        InputError, match=r"value\(s\) 0, 1, 2, 4 besides the ignored 255; expected class numbers 0, 1, 2 and so on"
     ):
         choose_classes(arguments, masks, None, [])

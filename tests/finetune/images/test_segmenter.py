@@ -17,7 +17,7 @@ from transformers import (
 
 from finetune.errors import InputError
 from finetune.images import segmenter
-from finetune.images.augmentation import Augmentation, generator_of
+from finetune.images.augmentation import Augmentation, row_generator
 
 
 def pixelwise(pixel_values):
@@ -27,15 +27,15 @@ def pixelwise(pixel_values):
 
 @pytest.mark.parametrize("size", [(20, 30), (8, 50), (16, 16), (5, 6)])
 def test_windows_cover_a_picture_once_each_place_counted(size):
-    places = segmenter.window_places(size, (16, 16), 0.25)
+    places = segmenter.window_corners(size, (16, 16), 0.25)
     covered = np.zeros((max(16, size[0]), max(16, size[1])), dtype=int)
     for top, left in places:
         assert 0 <= top <= max(0, size[0] - 16)
         covered[top : top + 16, left : left + 16] += 1
     assert covered.min() == 1
     pixels = torch.rand(1, 3, 60, 60)
-    windows = {"window": (16, 16), "overlap": 0.25, "window_batch_size": 4, "all_alike": False}
-    (logits,) = segmenter.window_logits(pixelwise, pixels, [list(size)], **windows)
+    windows = segmenter.Windows((16, 16), overlap=0.25, batch_size=4)
+    (logits,) = segmenter.window_logits(pixelwise, pixels, [list(size)], windows, equal_passes=False)
     torch.testing.assert_close(logits, pixels[..., : size[0], : size[1]])
 
 
@@ -47,8 +47,8 @@ def test_crops_take_picture_and_mask_alike(native, scales):
     augmentation = Augmentation((128, 128), flip=True, fill=255, scales=scales, native=native, colour=7)
     seen = set()
     for epoch in range(4):
-        image, drawn = (np.asarray(part) for part in augmentation(picture, mask, generator_of(1, epoch, 5)))
-        again = augmentation(picture, mask, generator_of(1, epoch, 5))
+        image, drawn = (np.asarray(part) for part in augmentation(picture, mask, row_generator(1, epoch, 5)))
+        again = augmentation(picture, mask, row_generator(1, epoch, 5))
         assert np.array_equal(image, again[0])
         assert image.shape == drawn.shape == (128, 128)
         outside = drawn == 255
@@ -63,7 +63,7 @@ def test_crops_take_picture_and_mask_alike(native, scales):
 
 def test_the_processor_gives_what_training_sees_and_cuts_nothing_off():
     own = MobileNetV2ImageProcessorPil()  # cuts the middle out
-    assert segmenter.own_size(own) == (224, 224)
+    assert segmenter.default_size(own) == (224, 224)
     processor = segmenter.processor_for(own, (32, 48), windows=False)
     processing = segmenter.processing_for(processor, (32, 48), 3, "a model")
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (61, 40, 3), dtype=np.uint8))

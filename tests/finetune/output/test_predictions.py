@@ -53,10 +53,10 @@ def test_predictions_of_ours_are_replaced_and_nothing_else(tmp_path):
         ("dangling", "is a link"),
         ("run", "is a folder"),
         ("no/p.jsonl", "folder .* does not exist"),
-        ("run/metrics.json", "is a place for other files"),
-        ("run/best/p.jsonl", "is a place for other files"),
-        ("run/../run/run.json", "is a place for other files"),
-        ("run/.written.json", "is a place for other files"),
+        ("run/metrics.json", "is reserved for other files"),
+        ("run/best/p.jsonl", "is reserved for other files"),
+        ("run/../run/run.json", "is reserved for other files"),
+        ("run/.written.json", "is reserved for other files"),
     ],
 )
 def test_places_that_are_refused(tmp_path, name, said):

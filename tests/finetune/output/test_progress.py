@@ -84,7 +84,7 @@ def test_a_quiet_run_says_nothing(clock, capsys, monkeypatch):
 ON_A_TERMINAL = """
 import time
 from finetune.output import progress
-progress.DELAY = progress.BETWEEN_REFRESHES = 0
+progress.BAR_DELAY = progress.REFRESH_INTERVAL = 0
 with progress.Phase("training", "steps", 4) as training:
     for step in range(4):
         training.update(1, "loss 0.1234, 45.2 samples/s")

@@ -145,7 +145,7 @@ def mine_itself(folder):
 def test_a_lock_that_is_not_a_runs_is_left_alone(tmp_path, plant):
     (tmp_path / "mine").write_text("a text")
     plant(tmp_path)
-    with pytest.raises(InputError, match=r"\.lock in it is (a link|not a run's)"):
+    with pytest.raises(InputError, match=r"its file \.lock is (a link|not a run's)"):
         lock(tmp_path)
     assert (tmp_path / "mine").read_text() == "a text"
 

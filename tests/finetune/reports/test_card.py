@@ -110,7 +110,7 @@ def test_license_languages_arguments_and_limits(folder, arguments, tmp_path):
     shown = yaml.safe_load(text.split("```yaml")[1].split("```")[0])
     files = {"train_file": ["a.csv", "b*.csv"], "dataset_name": "org/rows", "model_name_or_path": tmp_path.name}
     assert shown == {**files, "max_length": 64}
-    assert "## Limits\n\n- No poems.\n- Validation rows chose" in text
+    assert "## Limits\n\n- No poems.\n- The best model was selected on" in text
     assert "4 process(es) on a GPU" in text
 
 

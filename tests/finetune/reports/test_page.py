@@ -10,7 +10,7 @@ from linear_task import LinearTask
 
 from finetune.arguments.parsing import option
 from finetune.output import written
-from finetune.reports import figures, judging
+from finetune.reports import figures, final_report
 from finetune.reports.page import summary
 from finetune.task import Judgement, Section, Shown
 
@@ -41,7 +41,7 @@ def finished(tmp_path):
     (tmp_path / "run.json").write_text(json.dumps(RUN), encoding="utf-8")
     (tmp_path / "metrics.json").write_text(json.dumps(METRICS), encoding="utf-8")
     (tmp_path / "history.jsonl").write_text("".join(json.dumps(event) + "\n" for event in HISTORY), encoding="utf-8")
-    judging.keep(tmp_path, {"error": np.arange(3.0)})
+    final_report.save_best_predictions(tmp_path, {"error": np.arange(3.0)})
     return tmp_path
 
 
@@ -53,7 +53,7 @@ class Asked:
 
 def write(folder, task, report_to=("html",)):
     run = SimpleNamespace(accelerator=SimpleNamespace(trackers=[]))
-    judging.write_reports(run, Asked(str(folder), report_to), task, {"validation": range(3)})
+    final_report.write_reports(run, Asked(str(folder), report_to), task, {"validation": range(3)})
 
 
 def test_the_page_has_figures_tables_and_no_text_that_is_run(finished):
@@ -63,7 +63,7 @@ def test_the_page_has_figures_tables_and_no_text_that_is_run(finished):
     assert names == {"curve_loss", "curve_learning_rate", "curve_grad_norm", "errors"}
     assert page.count("data:image/png;base64,") == 4
     assert "12 rows were trained on for 3 steps of 4 rows, in 60.0 seconds on 1 process (cpu)" in page
-    assert "The best model is that of the last one, judged by loss (0.6000)" in page
+    assert "The best model is that of the last step, selected by loss (0.6000)" in page
     assert "&lt;script&gt;alert(1)" in page
     assert "<script" not in page
     assert "<b>bold" not in page
@@ -95,8 +95,8 @@ def test_without_html_there_is_a_card_alone(finished):
 
 
 def test_predictions_that_are_too_large_are_not_kept(finished, monkeypatch):
-    monkeypatch.setattr(judging, "MOST_BYTES", 8)
-    judging.keep(finished, {"error": np.arange(3.0)})
+    monkeypatch.setattr(final_report, "MOST_BYTES", 8)
+    final_report.save_best_predictions(finished, {"error": np.arange(3.0)})
     assert not (finished / "validation_predictions.npz").exists()
 
 
@@ -124,7 +124,7 @@ def test_metrics_of_resampled_test_rows_are_kept_and_nothing_is_drawn(finished):
         def judge(self, best, split):
             return Judgement(lambda rows: {"error": best["error"][rows].mean(), "other": 1}, lambda: pytest.fail("drawn"))
 
-    judging.keep_test_resamples(finished, Scored(), {"error": np.array([0, 1])}, range(2))
+    final_report.save_test_resamples(finished, Scored(), {"error": np.array([0, 1])}, range(2))
     with np.load(finished / "bootstrap_test.npz") as kept:
         assert set(kept) == {"rows", "error"}
         assert set(kept["error"].tolist()) == {0, 0.5, 1}
@@ -133,4 +133,4 @@ def test_metrics_of_resampled_test_rows_are_kept_and_nothing_is_drawn(finished):
 def test_the_summary_says_when_the_best_model_is_an_average():
     values = METRICS | {"exported": "average", "averaged_steps": [1, 3]}
     said = " ".join(summary(RUN, values, (), "loss"))
-    assert "The best model is the average of the weights of steps 1, 3, judged by loss (0.6000)" in said
+    assert "The best model is the average of the weights of steps 1, 3, selected by loss (0.6000)" in said

@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from finetune.arguments.groups import TRACKERS
 from finetune.output import written
-from finetune.reports.tracker import CONTINUED, HISTORY, PROJECT_VARIABLES, SPEED, Tracker, project_of, read_history
+from finetune.reports.tracker import HISTORY, PROJECT_VARIABLES, RESUMED, SPEED, Tracker, project_of, read_history
 
 
 class Accelerator(SimpleNamespace):
@@ -173,7 +173,7 @@ def test_a_resumed_run_goes_on_with_the_same_run_of_a_service(tmp_path):
     assert resumed.started[0][2]["mlflow"] == {"run_name": "mine", "run_id": "new 1"}
     assert resumed.started[0][2]["wandb"] == {"name": "mine"}
     assert resumed.started[0][2]["dvclive"] == {"dir": str(tmp_path / "dvclive"), "resume": True}
-    assert set(CONTINUED) <= set(TRACKERS)
+    assert set(RESUMED) <= set(TRACKERS)
 
 
 def test_tensorboard_shows_no_step_twice_after_an_earlier_checkpoint(tmp_path):

@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from finetune.volumes.augmentation import Augmentation, cut
+from finetune.volumes.augmentation import Augmentation, crop
 from finetune.volumes.files import VolumeFile, Volumes
 from finetune.volumes.nifti import IGNORED
 from finetune.volumes.patches import Patches
@@ -78,5 +78,5 @@ def test_a_small_volume_is_padded_with_what_does_not_count(patches):
 
 def test_cut_reaches_beyond_both_borders():
     values = np.arange(1, 5)
-    assert cut(values, [-2], [8], 0).tolist() == [0, 0, 1, 2, 3, 4, 0, 0]
-    assert cut(values, [1], [2], 0).tolist() == [2, 3]
+    assert crop(values, [-2], [8], 0).tolist() == [0, 0, 1, 2, 3, 4, 0, 0]
+    assert crop(values, [1], [2], 0).tolist() == [2, 3]

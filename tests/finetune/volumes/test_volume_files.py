@@ -184,7 +184,7 @@ def test_class_numbers(folder, write):
     assert "72 voxels have no class number, the first 1.5; expected 0 to 254" in problem(folder)
     label[0] = 255
     write(folder / "labels" / "v0.nii.gz", label)
-    assert problem(folder).endswith("if it marks voxels that do not count: --ignore_index 255")
+    assert problem(folder).endswith("if it marks voxels to be ignored: --ignore_index 255")
     load(folder, ignore_index=255)
 
 

@@ -47,7 +47,7 @@ def test_rows_of_different_sizes_meet_in_a_batch(volumes, keeps_masks):
         assert image.shape == volumes[number].image.shape
         assert (tuple(size), spacing) == (volumes[number].label.shape, [2.0, 1.0, 1.0])
         mask = np.asarray(volumes[number].label)
-        kept = split.kept(batch, row, mask)
+        kept = split.mask_output(batch, row, mask)
         if keeps_masks:
             assert np.array_equal(unpack(kept["mask"].numpy(), size, 2), mask)
         else:

@@ -1,4 +1,4 @@
-"""The end of a run for its readers: figures and tables of the best model, the model card, report.html."""
+"""The reports at the end of a run: figures and tables of the best model, the model card, report.html."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from finetune.launching.processes import Run
 from finetune.metrics.bootstrap import bootstrap, interval
 from finetune.output import written
 from finetune.output.console import say
-from finetune.output.files import naming
+from finetune.output.files import path_in_errors
 from finetune.output.run_folder import BEST_PREDICTIONS, BOOTSTRAP, REPORT
 from finetune.reports import data, figures
 from finetune.reports.card import write_card
@@ -22,19 +22,19 @@ from finetune.reports.page import write_page
 from finetune.reports.tracker import SPEED, read_history, show_picture, show_table
 from finetune.task import Judgement, Predictions, Section, Shown, Split, Task
 
-MOST_BYTES = 2**28  # of predictions that are kept: a report is not worth a full disk
+MOST_BYTES = 2**28  # of saved predictions
 
 
-def keep(folder: Path, best: Predictions) -> None:
-    """Keeps the best model's predictions of the validation rows for the report; rank 0 only."""
+def save_best_predictions(folder: Path, best: Predictions) -> None:
+    """Saves the best model's predictions of the validation rows for the report, unless they are too large. Rank 0 only."""
     if sum(array.nbytes for array in best.values()) <= MOST_BYTES:
         _save(folder / BEST_PREDICTIONS, best)
     else:
         (folder / BEST_PREDICTIONS).unlink(missing_ok=True)
 
 
-def keep_test_resamples(folder: Path, task: Task, predictions: Predictions, split: Split) -> None:
-    """Keeps metrics of resampled test rows for scripts/compare.py; rank 0 only. An error is a note: the run is done."""
+def save_test_resamples(folder: Path, task: Task, predictions: Predictions, split: Split) -> None:
+    """Saves metrics of resampled test rows for scripts/compare.py. Rank 0 only. An error is a note: the run is done."""
     try:
         _resample(folder, "test", predictions, task.judge(predictions, split), task.shown_metrics)
     except Exception as error:
@@ -58,21 +58,19 @@ def _resample(
 def _save(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     unfinished = path.with_suffix(".unfinished.npz")
     written.add(path.parent, path, unfinished)
-    with naming(path):
+    with path_in_errors(path):
         np.savez(unfinished, **arrays)
         os.replace(unfinished, path)
 
 
 def write_reports(run: Run, arguments: Any, task: Task, splits: Mapping[str, Split]) -> None:
-    """Writes the model card and, if --report_to asks for it, report.html; rank 0 only.
-
-    A run that is done stays done: what goes wrong with the page is a note.
-    """
+    """Writes the model card and, with --report_to html, report.html. Rank 0 only. Errors of the page are notes: the run is
+    done."""
     folder, sections, with_page = Path(arguments.output_dir), [], "html" in arguments.report_to
     card = task.card(folder)
     try:
         if with_page:
-            sections = _judge(run, folder, task, splits)
+            sections = _draw_figures(run, folder, task, splits)
     except Exception as error:
         say(f"note           no figures for {folder / REPORT}: {in_short(error)}")
     write_card(folder, *card, arguments=arguments, limits=task.limits())
@@ -84,8 +82,8 @@ def write_reports(run: Run, arguments: Any, task: Task, splits: Mapping[str, Spl
         say(f"note           no {folder / REPORT}: {in_short(error)}")
 
 
-def _judge(run: Run, folder: Path, task: Task, splits: Mapping[str, Split]) -> list[Section]:
-    """Draws figures into pictures/ and for trackers; returns the tables for the page."""
+def _draw_figures(run: Run, folder: Path, task: Task, splits: Mapping[str, Split]) -> list[Section]:
+    """Writes figures to pictures/ and sends figures and tables to trackers. Returns the tables."""
     path, judgement, resampled = folder / BEST_PREDICTIONS, Judgement(), {}
     if "validation" in splits and path.exists():
         with np.load(path) as file:
@@ -95,17 +93,17 @@ def _judge(run: Run, folder: Path, task: Task, splits: Mapping[str, Split]) -> l
     drawn, sections = judgement.show()
     if resampled:
         sections = [_intervals(resampled), *sections]
-    events, of_data = [*read_history(folder), *read_history(folder, SPEED)], _data(task, splits)
+    events, data_report = [*read_history(folder), *read_history(folder, SPEED)], _data_report(task, splits)
     step = max((event["step"] for event in events), default=0)
-    for name, figure in {**figures.curves(events, task.shown_metrics), **drawn, **of_data.figures}.items():
+    for name, figure in {**figures.curves(events, task.shown_metrics), **drawn, **data_report.figures}.items():
         show_picture(run.accelerator, folder, name, figures.as_picture(figure), step)
     for table in sections:
         show_table(run.accelerator, table, step)
-    return [*sections, *of_data.sections]
+    return [*sections, *data_report.sections]
 
 
-def _data(task: Task, splits: Mapping[str, Split]) -> Shown:
-    """The data report of what the run has read, as scripts/data_report.py makes it."""
+def _data_report(task: Task, splits: Mapping[str, Split]) -> Shown:
+    """The report of scripts/data_report.py for the run's data; empty for large data."""
     described = {name: task.describe(name) for name in splits} if sum(map(len, splits.values())) <= data.MOST_ROWS else {}
     if None in described.values() or not described:
         return Shown({}, [])
