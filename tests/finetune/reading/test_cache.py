@@ -34,7 +34,7 @@ def test_what_is_damaged_or_missing_is_made_anew(token_cache, capsys, damage, na
     damage(kept("rows", "a", fill) / name)
     assert capsys.readouterr().err == ""
     assert (kept("rows", "a", fill) / "some").read_text() == "made"
-    assert capsys.readouterr().err == f"note           {token_cache}/rows/a: this cache is damaged; it is made anew\n"
+    assert capsys.readouterr().err == f"note           {token_cache}/rows/a: this cache is damaged; it is created again\n"
     assert {path.name for path in (token_cache / "rows").iterdir()} == {"a", "a.lock"}
 
 
