@@ -117,13 +117,13 @@ def test_bad_arguments(argv, message):
         ("count:", "run.yaml: count: has no value, expected a whole number at least 1 and below 10"),
         ("rate: {a: 1}", "run.yaml: rate: expected one value, found a mapping"),
         ("rate: [1, 2]", "run.yaml: rate: expected one value, found a list"),
-        ("speed: {rate: 1}", "run.yaml: speed is a section; arguments stand without sections, each as `name: value`"),
+        ("speed: {rate: 1}", "run.yaml: speed is a section; write arguments without sections, each as `name: value`"),
         ("count: 0:5", "run.yaml: count: '0:5' is not a whole number at least 1 and below 10"),
-        ("count: 1\nrate: 1\ncount: 2", "run.yaml:3: not valid YAML: key 'count' stands twice or is no name"),
+        ("count: 1\nrate: 1\ncount: 2", "run.yaml:3: not valid YAML: key 'count' appears twice or is not a name"),
         ("count: [1", "run.yaml:1: not valid YAML: expected ',' or ']', but got '<stream end>'"),
         ("- count", "run.yaml: expected `name: value` lines, found a list"),
         ("", "run.yaml: expected `name: value` lines, found nothing"),
-        (b"name: \xff", "run.yaml: not UTF-8 at byte 6; save the file as UTF-8"),
+        (b"name: \xff", "run.yaml: not UTF-8 at byte 6; save it as UTF-8"),
     ],
 )
 def test_bad_files(tmp_path, text, message):
