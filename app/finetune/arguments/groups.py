@@ -132,8 +132,8 @@ class FileArguments:
             return []
         files = len(self.train_file or ())
         return [
-            f"--mixing_weights has {len(self.mixing_weights)} value(s), but --train_file {files}: give one weight for each of two "
-            "or more files (a pattern counts once; quote it, so that the shell does not expand it)"
+            f"--mixing_weights has {len(self.mixing_weights)} value(s), but --train_file {files}: give one weight for each of "
+            "two or more files (a pattern counts once; quote it, so that the shell does not expand it)"
         ]
 
 

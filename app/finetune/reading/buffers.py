@@ -25,7 +25,7 @@ from finetune.output.progress import counted
 from finetune.reading.cache import cache_folder, kept, kept_below
 from finetune.reading.columns import is_blank
 from finetune.reading.fingerprint import fingerprint
-from finetune.reading.problems import place
+from finetune.reading.problems import location
 from finetune.reading.splits import cell_of, check_columns, class_names, files_named, load_from, open_stream
 from finetune.reading.stored_rows import Row, open_rows, write_rows
 from finetune.reading.tables import Source, Table, kind_of, read_rows
@@ -161,7 +161,7 @@ class _Buffer:
 
     def where(self, line: int) -> str:
         """The location of a row in the current shard, for messages."""
-        return place(*self.sources[-1][:2], line)
+        return location(*self.sources[-1][:2], line)
 
 
 def _files(arguments: Any, columns: tuple[str, ...]) -> tuple[list[Shard], list[str]]:

@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 
 from finetune.errors import InputError
-from finetune.reading.problems import described
+from finetune.reading.problems import SHOWN, described
 from finetune.reading.stored_rows import Column
 from finetune.reading.tables import Table
 
-SHOWN = 20
 # A blank text has only separators, control characters and format characters (such as zero-width ones): in RE2's syntax, ...
 BLANK_PATTERN = r"\A[\pZ\p{Cc}\p{Cf}]*\z"
 BLANK_CATEGORIES = {"Zs", "Zl", "Zp", "Cc", "Cf"}  # ... and as categories of unicodedata

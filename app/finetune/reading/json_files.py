@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 
 from finetune.errors import InputError
-from finetune.reading.problems import Problems, not_found, short
+from finetune.reading.problems import Problems, not_found, quoted
 from finetune.reading.text_files import read_text, text_lines
 
 JSON_TYPES = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
@@ -45,7 +45,7 @@ def _unique(pairs: list[tuple[str, object]]) -> dict:
     if len(row) < len(pairs):
         names = [name for name, _ in pairs]
         duplicate = next(name for name in row if names.count(name) > 1)
-        raise ValueError(f"{short(duplicate)} appears twice in one object: keep one")
+        raise ValueError(f"{quoted(duplicate)} appears twice in one object: keep one")
     return row
 
 
@@ -56,7 +56,7 @@ def _constant(name: str) -> float:
 def _finite(digits: str) -> float:
     number = float(digits)
     if math.isinf(number):
-        raise ValueError(f"the number {short(digits)} is too large")
+        raise ValueError(f"the number {quoted(digits)} is too large")
     return number
 
 
@@ -95,7 +95,7 @@ def _broken_json(error: Exception, text: str) -> str:
     rest = text[error.pos : error.pos + 100]
     if not rest.strip() or error.msg.startswith("Unterminated string"):
         return f"unexpected end at column {error.colno}: is the file cut off?"
-    return f"broken JSON at column {error.colno}: {error.msg[0].lower()}{error.msg[1:]}, found {short(rest)}"
+    return f"broken JSON at column {error.colno}: {error.msg[0].lower()}{error.msg[1:]}, found {quoted(rest)}"
 
 
 def _rows_of(
@@ -112,7 +112,7 @@ def _rows_of(
         for name in required:
             if name not in row:
                 in_first_row = not_found("field", name, list(row))
-                problems.add(number, in_first_row if rows == 1 else f"field {short(name)} is missing: every row needs it")
+                problems.add(number, in_first_row if rows == 1 else f"field {quoted(name)} is missing: every row needs it")
         if rows == 1:
             problems.raise_any()
         if not problems.total:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from finetune.errors import InputError
 
-SHOWN_PROBLEMS = 20
+SHOWN = 20  # problems in an error
 UNITS = {"parquet": " row ", "json": " element "}  # other kinds of files count lines
 
 
@@ -20,10 +20,10 @@ class Problems:
     messages: list[str] = field(default_factory=list)
 
     def add(self, number: int, message: str) -> None:
-        """`number`: of the row, as in `place`; 0 for the whole file."""
+        """`number`: of the row, as in `location`; 0 for the whole file."""
         self.total += 1
-        if len(self.messages) < SHOWN_PROBLEMS:
-            self.messages.append(f"{place(self.path, self.kind, number) if number else self.path}: {message}")
+        if len(self.messages) < SHOWN:
+            self.messages.append(f"{location(self.path, self.kind, number) if number else self.path}: {message}")
 
     def raise_any(self) -> None:
         if self.total > len(self.messages):
@@ -32,7 +32,7 @@ class Problems:
             raise InputError(*self.messages)
 
 
-def place(path: str, kind: str, number: int) -> str:
+def location(path: str, kind: str, number: int) -> str:
     """The location of a row for messages: "train.csv:17", "train.json element 3", "train.parquet row 17"."""
     return f"{path}{UNITS.get(kind, ':')}{number}"
 
@@ -40,9 +40,9 @@ def place(path: str, kind: str, number: int) -> str:
 def not_found(what: str, name: str, existing: Sequence[str]) -> str:
     """The message for a missing column or field. `what`: "column" or "field"."""
     near = nearest(name, existing)
-    hint = f"did you mean {short(near)}? Rename it" if near else "rename one of them"
+    hint = f"did you mean {quoted(near)}? Rename it" if near else "rename one of them"
     names = listed(existing) or "none"
-    return f"{what} {short(name)} not found; found: {names}; {hint} or pass its name with the --..._column argument"
+    return f"{what} {quoted(name)} not found; found: {names}; {hint} or pass its name with the --..._column argument"
 
 
 def nearest(name: str, names: Sequence[str]) -> str | None:
@@ -55,11 +55,11 @@ def nearest(name: str, names: Sequence[str]) -> str | None:
 def listed(names: Sequence[str]) -> str:
     """At most ten names separated by commas; unusual ones in quotes."""
     is_plain = [name.isprintable() and name == name.strip() and 0 < len(name) <= 40 for name in names[:10]]
-    shown = [name if plain else short(name) for name, plain in zip(names, is_plain, strict=False)]
+    shown = [name if plain else quoted(name) for name, plain in zip(names, is_plain, strict=False)]
     return ", ".join(shown) + (f", ... {len(names)} in all" if len(names) > 10 else "")
 
 
-def short(text: str) -> str:
+def quoted(text: str) -> str:
     """A text in quotes, cut to 40 characters."""
     return repr(text if len(text) <= 40 else f"{text[:37]}...")
 

@@ -140,8 +140,8 @@ def _concatenated(argument: str, tables: list[Table], numbers: list[int]) -> Tab
     return Table(
         path=f"{tables[0].path} and {len(tables) - 1} more",
         kind=tables[0].kind,
-        columns={name: Column.joined([table.columns[name] for table in tables]) for name in names},
-        lines=Column.joined([table.lines for table in tables]),
+        columns={name: Column.concatenate([table.columns[name] for table in tables]) for name in names},
+        lines=Column.concatenate([table.lines for table in tables]),
         sources=tuple(Source(table.path, table.kind, number) for table, number in zip(tables, numbers, strict=True)),
         source=np.repeat(np.arange(len(tables), dtype=np.int32), [len(table) for table in tables]),
     )

@@ -20,7 +20,7 @@ import pyarrow.ipc
 
 from finetune.errors import InputError
 from finetune.reading.fingerprint import fingerprint
-from finetune.reading.problems import described, place
+from finetune.reading.problems import described, location
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -52,7 +52,7 @@ class Column(Sequence[Any]):
         return Column(Dataset(pa.table({CELLS: texts, IS_JSON: is_json})), CELLS, IS_JSON)
 
     @staticmethod
-    def joined(columns: Sequence[Column]) -> Column:
+    def concatenate(columns: Sequence[Column]) -> Column:
         """Concatenates whole columns of the same name, without a copy."""
         import datasets
 
@@ -149,8 +149,8 @@ def write_rows(
                 try:
                     text, is_json = _stored(row.get(name))
                 except InputError as error:
-                    location = place(path, kind, line) if where is None else where(line)
-                    raise InputError(f"{location}: {name} {error}") from None
+                    prefix = location(path, kind, line) if where is None else where(line)
+                    raise InputError(f"{prefix}: {name} {error}") from None
                 stored[2 * number + 1].append(text)
                 stored[2 * number + 2].append(is_json)
                 characters += len(text or "")

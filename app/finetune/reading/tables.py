@@ -25,7 +25,7 @@ from finetune.output.progress import counted
 from finetune.reading.cache import kept
 from finetune.reading.fingerprint import fingerprint
 from finetune.reading.json_files import read_json
-from finetune.reading.problems import Problems, listed, not_found, place, short
+from finetune.reading.problems import Problems, listed, not_found, location, quoted
 from finetune.reading.stored_rows import Column, Row, open_rows, write_rows
 from finetune.reading.text_files import check_readable, text_lines
 
@@ -60,9 +60,9 @@ class Table:
         return len(self.lines)
 
     def where(self, i: int) -> str:
-        """The location of row i for messages, see `problems.place`."""
+        """The location of row i for messages, see `problems.location`."""
         path, kind = (self.path, self.kind) if self.source is None else self.sources[self.source[i]][:2]
-        return place(path, kind, self.lines[i])
+        return location(path, kind, self.lines[i])
 
 
 def read_table(path: str, encoding: str = "utf-8", required: Sequence[str] = (), optional: Sequence[str] = ()) -> Table:
@@ -138,7 +138,7 @@ def _delimited_rows(path: str, encoding: str, kind: str, required: Sequence[str]
             problems.add(
                 line,
                 f"{len(row)} cells, expected {width} ({listed(header)}); quote cells that contain "
-                f"{DELIMITERS[kind]!r} or line breaks; the row begins {short(row[0])}",
+                f"{DELIMITERS[kind]!r} or line breaks; the row begins {quoted(row[0])}",
             )
         elif width > 1 and row[1:] == header[1:] and row[0].removeprefix("\ufeff") == header[0]:
             problems.add(line, "the column names again, as if files had been joined: remove this line")
@@ -176,7 +176,7 @@ def _csv_rows(reader: Any, problems: Problems) -> Iterator[tuple[int, list[str]]
 def _check_columns(header: list[str], required: Sequence[str], names: Sequence[str], problems: Problems, line: int) -> None:
     for name in names:
         if header.count(name) > 1:
-            problems.add(line, f"column {short(name)} appears {header.count(name)} times: rename or remove all but one")
+            problems.add(line, f"column {quoted(name)} appears {header.count(name)} times: rename or remove all but one")
         elif name in required and name not in header:
             problems.add(line, not_found("column", name, header))
 
