@@ -18,7 +18,7 @@ from finetune.images.folders import class_folders
 from finetune.images.idx import images_file, is_idx, labels_file, read_idx
 from finetune.images.sources import ArrayImages, EncodedImages, Images, JoinedImages, JoinedPlaces, Renumbered
 from finetune.reading.columns import SHOWN, check_ids, ids_of, more
-from finetune.reading.splits import above, check_alike, check_columns, files_named, read_split, table_of
+from finetune.reading.splits import check_consistent_labels, check_columns, common_parent, expand_patterns, read_split, table_of
 from finetune.reading.tables import Table, read_table
 from finetune.task import Mixture
 
@@ -67,7 +67,7 @@ def read_examples(arguments: Any, split: str, notes: list[str]) -> Examples | No
     named = getattr(arguments, f"{split}_file")
     if named is None:
         return _from_dataset(arguments, split)
-    paths = files_named(f"--{split}_file", named)
+    paths = expand_patterns(f"--{split}_file", named)
     found = read_each(f"--{split}_file", paths, partial(_from_path, arguments, split, above_folders(paths), notes))
     most = getattr(arguments, LIMITS[split])
     if found is None or most is None or most >= len(found):
@@ -78,7 +78,7 @@ def read_examples(arguments: Any, split: str, notes: list[str]) -> Examples | No
 
 
 def read_each(argument: str, paths: Sequence[tuple[str, int]], read: Callable[[str], Examples | None]) -> Examples | None:
-    """What `read` finds in all the sources of `files_named`, one after the other; None if it finds none. Raises `InputError`
+    """What `read` finds in all sources of `expand_patterns`, one after the other; None if it finds none. Raises `InputError`
     with what is wrong in each, and where only some have labels."""
     found, problems = [], []
     for path, number in paths:
@@ -94,7 +94,7 @@ def read_each(argument: str, paths: Sequence[tuple[str, int]], read: Callable[[s
 
 def _joined(argument: str, found: Sequence[tuple[Examples, int]]) -> Examples:
     parts, numbers = zip(*found, strict=True)
-    check_alike(argument, [(each.path, each.classes is not None) for each in parts])
+    check_consistent_labels(argument, [(each.path, each.classes is not None) for each in parts])
     lengths = [len(each) for each in parts]
     part = np.repeat(np.arange(len(parts)), lengths)
     images = JoinedImages([each.images for each in parts], part)
@@ -115,7 +115,7 @@ def _joined(argument: str, found: Sequence[tuple[Examples, int]]) -> Examples:
 
 def above_folders(paths: Sequence[tuple[str, int]]) -> str | None:
     """`above` of the folders among several sources: their pictures are named from there, so that no two have one name."""
-    return above([path for path, _ in paths if Path(path).is_dir()])
+    return common_parent([path for path, _ in paths if Path(path).is_dir()])
 
 
 def _from_path(arguments: Any, split: str, base: str | None, notes: list[str], path: str) -> Examples:

@@ -21,7 +21,7 @@ from finetune.reading.cache import kept
 from finetune.reading.columns import SHOWN, more
 from finetune.reading.fingerprint import fingerprint
 from finetune.reading.problems import listed
-from finetune.reading.splits import files_named
+from finetune.reading.splits import expand_patterns
 
 # What a split's folder may be called.
 SPLIT_FOLDERS = {"train": ("train", "training"), "validation": ("validation", "val", "valid"), "test": ("test", "testing")}
@@ -80,7 +80,7 @@ def read_pairs(arguments: Any, split: str, notes: list[str]) -> Examples | None:
     own = getattr(arguments, f"{split}_file")
     named = own or arguments.train_file
     argument = f"--{split if own else 'train'}_file"
-    paths = [] if named is None else files_named(argument, named)
+    paths = [] if named is None else expand_patterns(argument, named)
     if not any(Path(path).is_dir() for path, _ in paths):
         return read_examples(arguments, split, notes)
     if own is None:  # a table is of one split
@@ -172,7 +172,7 @@ def find_classes_file(arguments: Any) -> Path | None:
     if arguments.train_file is None:
         return None
     found = []
-    for path in (Path(path).absolute() for path, _ in files_named("--train_file", arguments.train_file)):
+    for path in (Path(path).absolute() for path, _ in expand_patterns("--train_file", arguments.train_file)):
         found += [place / CLASSES_FILE for place in (path, path.parent) if (place / CLASSES_FILE).is_file()][:1]
     found = list({path.read_bytes(): path for path in reversed(found)}.values())[::-1]  # those that differ
     if len(found) > 1:

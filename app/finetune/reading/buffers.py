@@ -26,7 +26,7 @@ from finetune.reading.cache import cache_folder, kept, kept_below
 from finetune.reading.columns import is_blank
 from finetune.reading.fingerprint import fingerprint
 from finetune.reading.problems import location
-from finetune.reading.splits import cell_of, check_columns, class_names, files_named, load_from, open_stream
+from finetune.reading.splits import cell_of, check_columns, class_names, expand_patterns, load_from, open_stream
 from finetune.reading.stored_rows import Row, open_rows, write_rows
 from finetune.reading.tables import Source, Table, kind_of, read_rows
 
@@ -166,7 +166,7 @@ class _Buffer:
 
 def _files(arguments: Any, columns: tuple[str, ...]) -> tuple[list[Shard], list[str]]:
     """Returns (files of --train_file, their cache key parts)."""
-    paths = [path for path, _ in files_named("--train_file", arguments.train_file)]
+    paths = [path for path, _ in expand_patterns("--train_file", arguments.train_file)]
     problems, key = [], []
     for path in paths:
         try:

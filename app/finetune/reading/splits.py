@@ -80,11 +80,11 @@ def read_split(arguments: Any, split: str, required: tuple[str, ...] = (), optio
 def read_files(
     argument: str, patterns: Sequence[str], encoding: str, required: Sequence[str] = (), optional: Sequence[str] = ()
 ) -> Table:
-    """The concatenated rows of the files of an argument (`files_named`).
+    """The concatenated rows of the files of an argument (`expand_patterns`).
 
     Raises `InputError` with the problems of all files, and if their columns differ.
     """
-    files, problems, tables = files_named(argument, patterns), [], []
+    files, problems, tables = expand_patterns(argument, patterns), [], []
     if len(files) == 1:
         return read_table(files[0][0], encoding, required, optional)
     for path, _ in files:
@@ -97,7 +97,7 @@ def read_files(
     return _concatenated(argument, tables, [number for _, number in files])
 
 
-def files_named(argument: str, patterns: Sequence[str]) -> list[tuple[str, int]]:
+def expand_patterns(argument: str, patterns: Sequence[str]) -> list[tuple[str, int]]:
     """Expands the patterns of an argument to (file or folder, index of its pattern); sorted within a pattern.
 
     Raises `InputError` for a pattern without files, and for files that are named twice.
@@ -116,7 +116,7 @@ def above(paths: Sequence[str]) -> str | None:
     return os.path.commonpath(map(os.path.abspath, paths)) if len(paths) > 1 else None
 
 
-def check_alike(argument: str, labelled: Sequence[tuple[str, bool]]) -> None:
+def check_consistent_labels(argument: str, labelled: Sequence[tuple[str, bool]]) -> None:
     """Raises `InputError` if only some sources of an argument have labels. `labelled`: (path, whether it has labels)."""
     having, lacking = ([path for path, has in labelled if has is wanted] for wanted in (True, False))
     if having and lacking:

@@ -25,7 +25,7 @@ from finetune.output.progress import counted
 from finetune.reading.cache import kept
 from finetune.reading.fingerprint import fingerprint
 from finetune.reading.json_files import read_json
-from finetune.reading.problems import Problems, listed, not_found, location, quoted
+from finetune.reading.problems import Problems, listed, location, not_found, quoted
 from finetune.reading.stored_rows import Column, Row, open_rows, write_rows
 from finetune.reading.text_files import check_readable, text_lines
 

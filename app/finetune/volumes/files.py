@@ -13,7 +13,7 @@ import numpy as np
 from finetune.errors import InputError
 from finetune.reading.columns import split_off
 from finetune.reading.problems import described
-from finetune.reading.splits import above, check_alike, files_named
+from finetune.reading.splits import check_consistent_labels, common_parent, expand_patterns
 from finetune.reading.tables import Table, read_table
 from finetune.task import Mixture
 
@@ -92,10 +92,10 @@ def _find(arguments: Any, split: str) -> Volumes | None:
     """A split's volumes: of its own argument, or of a folder of several splits that --train_file names."""
     own = getattr(arguments, f"{split}_file")
     argument, named = f"--{split if own else 'train'}_file", own or arguments.train_file
-    paths = [] if named is None else files_named(argument, named)
+    paths = [] if named is None else expand_patterns(argument, named)
     if own is None:  # a table is of one split
         paths = [(path, number) for path, number in paths if os.path.isdir(path)]
-    base = above([path for path, _ in paths if os.path.isdir(path)])
+    base = common_parent([path for path, _ in paths if os.path.isdir(path)])
     found, problems = [], []
     for path, number in paths:
         try:
@@ -110,7 +110,7 @@ def _find(arguments: Any, split: str) -> Volumes | None:
 
 def _joined(argument: str, found: Sequence[tuple[Volumes, int]]) -> Volumes:
     parts, numbers = zip(*found, strict=True)
-    check_alike(argument, [(each.path, each.labelled) for each in parts])
+    check_consistent_labels(argument, [(each.path, each.labelled) for each in parts])
     files = [file for each in parts for file in each.files]
     source = np.repeat(numbers, [len(each) for each in parts])
     sources = tuple(parts[numbers.index(number)].path for number in dict.fromkeys(numbers))
