@@ -61,6 +61,6 @@ def in_short(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
-def where() -> str:
+def process_name() -> str:
     """The rank and the host of this process, for messages."""
     return f"rank {os.environ.get('RANK', '0')} of {os.environ.get('WORLD_SIZE', '1')} ({socket.gethostname()})"

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 
 from finetune.checkpoints import checkpoint, shards
 from finetune.checkpoints.checkpoint import LEFT_BEHIND, TrainState, list_checkpoints, step_of
-from finetune.errors import TrainingError, where
+from finetune.errors import TrainingError, process_name
 from finetune.launching import deepspeed_state, fsdp_state
 from finetune.launching.launch import Launch
 from finetune.launching.processes import Run
@@ -113,7 +113,7 @@ def wait(run: Run, writer: Background) -> None:
         try:
             writer.wait()
         except TrainingError as error:
-            problem = f"{where()}: {error}"
+            problem = f"{process_name()}: {error}"
     problems = [each for each in run.gather([problem]) if each]
     writer.hurry()  # the other processes' shards are there, or one of them never will be
     if problems:

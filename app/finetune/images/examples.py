@@ -18,7 +18,7 @@ from finetune.images.folders import class_folders
 from finetune.images.idx import images_file, is_idx, labels_file, read_idx
 from finetune.images.sources import ArrayImages, EncodedImages, Images, JoinedImages, JoinedPlaces, Renumbered
 from finetune.reading.columns import SHOWN, check_ids, ids_of, more
-from finetune.reading.splits import check_consistent_labels, check_columns, common_parent, expand_patterns, read_split, table_of
+from finetune.reading.splits import check_columns, check_consistent_labels, common_parent, expand_patterns, read_split, table_of
 from finetune.reading.tables import Table, read_table
 from finetune.task import Mixture
 

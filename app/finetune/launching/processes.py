@@ -25,7 +25,7 @@ from accelerate.utils import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from finetune.errors import InputError, where
+from finetune.errors import InputError, process_name
 from finetune.launching import deepspeed_config, fsdp_config, fsdp_state, heartbeat, rendezvous, signals
 from finetune.launching.fsdp_config import FsdpSettings
 from finetune.launching.launch import Launch
@@ -252,7 +252,7 @@ def _connection_errors_explained(launch: Launch) -> Iterator[None]:
         interface = os.environ.get("GLOO_SOCKET_IFNAME")
         over = f"network interface {interface}" if interface else "their host names"
         raise InputError(
-            f"{where()}: met the others, but cannot connect to each of them over {over} ({reason}). Machines must reach "
+            f"{process_name()}: met the others, but cannot connect to each of them over {over} ({reason}). Machines must reach "
             "each other on every port; GLOO_SOCKET_IFNAME names the network interface that they share"
         ) from error
 
