@@ -17,7 +17,7 @@ from finetune.images.examples import LIMITS, Examples, above_folders, from_table
 from finetune.images.folders import pictures_below
 from finetune.images.sources import THREADS, EncodedImages, Images, Inspected
 from finetune.output.progress import Phase
-from finetune.reading.cache import kept
+from finetune.reading.cache import get_or_create
 from finetune.reading.columns import SHOWN, more
 from finetune.reading.fingerprint import fingerprint
 from finetune.reading.problems import listed
@@ -272,7 +272,7 @@ def _inspect(examples: Examples, pictures: Inspected) -> InspectedMasks:
     ]
     if wrong:
         raise InputError(*wrong[:SHOWN], *more(len(wrong)))
-    path = kept("masks", fingerprint([*seen.digests])[:40], partial(_store_counts, masks))
+    path = get_or_create("masks", fingerprint([*seen.digests])[:40], partial(_store_counts, masks))
     counts = json.loads((path / "counts.json").read_text(encoding="utf-8"))
     return InspectedMasks(masks, seen.content, [{int(value): count for value, count in each.items()} for each in counts])
 

@@ -20,7 +20,7 @@ from pyarrow import parquet
 from finetune.errors import InputError
 from finetune.images.decoding import Encoded, Header, decode, decode_mask, read_header
 from finetune.output.progress import Phase
-from finetune.reading.cache import kept
+from finetune.reading.cache import get_or_create
 from finetune.reading.columns import SHOWN, more
 from finetune.reading.fingerprint import file_state, fingerprint
 from finetune.reading.problems import described
@@ -158,7 +158,9 @@ class EncodedImages(Images):
             states = [state for group in pool.map(self._states, groups) for state in group]
         if None in states:
             return self._inspect()
-        place = kept("pictures", fingerprint([FORM, *states])[:40], lambda folder: _store(self._inspect(), folder / FOUND))
+        place = get_or_create(
+            "pictures", fingerprint([FORM, *states])[:40], lambda folder: _store(self._inspect(), folder / FOUND)
+        )
         return _stored(place / FOUND)
 
     def beside(self, cells: Sequence[Any], where: Callable[[int], str]) -> EncodedImages:

@@ -22,7 +22,7 @@ import numpy as np
 
 from finetune.errors import InputError, in_short
 from finetune.output.progress import counted
-from finetune.reading.cache import cache_folder, kept, kept_below
+from finetune.reading.cache import cache_folder, get_or_create, use_cache_folder
 from finetune.reading.columns import is_blank
 from finetune.reading.fingerprint import fingerprint
 from finetune.reading.problems import location
@@ -77,17 +77,17 @@ class Buffers:
         """A hash of the names of the shards. It ignores their content: users may correct a bad row and resume."""
         return fingerprint(os.path.basename(shard.path) for shard in self.shards)[:16]
 
-    def kept(self, number: int) -> AbstractContextManager[None]:
+    def cached_with(self, number: int) -> AbstractContextManager[None]:
         """A context in which all cached files are stored with this buffer, so that `remove` deletes them too."""
-        return kept_below(self._folder / f"{number}-{self._key}")
+        return use_cache_folder(self._folder / f"{number}-{self._key}")
 
     def read(self, number: int, start: Position = START) -> tuple[Table, Position, int]:
         """Returns (rows of the buffer, start of the next buffer, number of skipped rows without text).
 
         Raises `InputError` for errors in the files, and if the first pass has fewer rows than a buffer.
         """
-        with self.kept(number):
-            folder = kept("rows", "-".join(map(str, start)), partial(self._store, tuple(start)))
+        with self.cached_with(number):
+            folder = get_or_create("rows", "-".join(map(str, start)), partial(self._store, tuple(start)))
         _, columns, lines = open_rows(folder, self.columns)
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         sources = tuple(Source(path, kind, 0) for path, kind, _ in manifest["sources"])

@@ -25,12 +25,12 @@ _folder: ContextVar[Path | None] = ContextVar("folder", default=None)
 
 
 def cache_folder(kind: str) -> Path:
-    """A subfolder of the cache of `datasets` (HF_DATASETS_CACHE, by default in HF_HOME), or of the folder of `kept_below`."""
+    """A subfolder of the cache of `datasets` (HF_DATASETS_CACHE, by default in HF_HOME) or of `use_cache_folder`."""
     return (_folder.get() or Path(os.environ.get("HF_DATASETS_CACHE") or Path(HF_HOME) / "datasets").expanduser()) / kind
 
 
 @contextmanager
-def kept_below(folder: Path) -> Iterator[None]:
+def use_cache_folder(folder: Path) -> Iterator[None]:
     """A context that uses this folder as the cache."""
     before = _folder.set(folder)
     try:
@@ -39,7 +39,7 @@ def kept_below(folder: Path) -> Iterator[None]:
         _folder.reset(before)
 
 
-def kept(kind: str, key: str, fill: Callable[[Path], None]) -> Path:
+def get_or_create(kind: str, key: str, fill: Callable[[Path], None]) -> Path:
     """Returns a cached folder. If it does not exist yet, `fill` writes its files.
 
     `key`: a hash of everything that the files depend on. A new folder gets its final name once it is complete. A folder with

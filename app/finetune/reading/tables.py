@@ -22,7 +22,7 @@ import pyarrow.parquet
 from finetune.errors import InputError
 from finetune.output.files import file_record
 from finetune.output.progress import counted
-from finetune.reading.cache import kept
+from finetune.reading.cache import get_or_create
 from finetune.reading.fingerprint import fingerprint
 from finetune.reading.json_files import read_json
 from finetune.reading.problems import Problems, listed, location, not_found, quoted
@@ -76,7 +76,7 @@ def read_table(path: str, encoding: str = "utf-8", required: Sequence[str] = (),
     content, names = file_record(Path(path))["sha256"], list(dict.fromkeys([*required, *optional]))
     key = fingerprint([FORMAT_VERSION, content, kind, encoding, str(len(required)), *required, *names])[:40]
     rows = partial(read_rows, path, encoding, required, names)
-    folder = kept("rows", key, partial(_store, path, content, names, rows))
+    folder = get_or_create("rows", key, partial(_store, path, content, names, rows))
     kind, columns, lines = open_rows(folder, names)
     columns = {name: column for name, column in columns.items() if name in required or not column.is_empty}
     return Table(path, kind, columns, lines)

@@ -14,7 +14,7 @@ from typing import Any
 from finetune.errors import InputError
 from finetune.garbage_collection import paused
 from finetune.output.progress import Phase
-from finetune.reading.cache import kept
+from finetune.reading.cache import get_or_create
 from finetune.reading.fingerprint import fingerprint
 from finetune.reading.ragged import RaggedChunks
 from finetune.reading.stored_rows import Column, open_dataset
@@ -32,7 +32,7 @@ def encode_cached(texts: Column, encode: Encode, settings: str, num_proc: int | 
     Raises `InputError` if a tokenizing process is killed.
     """
     key = fingerprint([FORMAT_VERSION, settings, texts.fingerprint])[:40]
-    tokens = open_dataset(kept("tokens", key, lambda folder: _tokenize(texts, encode, folder, num_proc))).data
+    tokens = open_dataset(get_or_create("tokens", key, lambda folder: _tokenize(texts, encode, folder, num_proc))).data
     return {"input_ids": RaggedChunks(tokens.column("input_ids")), "cut": tokens.column("cut").to_numpy()}
 
 

@@ -17,7 +17,7 @@ import torch
 from finetune.errors import InputError
 from finetune.output.files import file_record, write_json
 from finetune.output.progress import Phase
-from finetune.reading.cache import kept
+from finetune.reading.cache import get_or_create
 from finetune.reading.fingerprint import file_state, fingerprint
 from finetune.volumes.files import VolumeFile, Volumes
 from finetune.volumes.nifti import IGNORED, check_pair, read_header, read_image, read_label, resample, resampled_shape
@@ -80,7 +80,7 @@ def _prepare(file: VolumeFile, spacing: tuple[float, ...], ignore_index: int | N
     paths = [file.image, *([file.label] if file.label is not None else [])]
     contents = tuple(_content(path) for path in paths)
     key = fingerprint([FORM, *contents, *map(repr, spacing), repr(ignore_index)])[:40]
-    folder = kept("volumes", key, partial(_store, file, spacing, ignore_index))
+    folder = get_or_create("volumes", key, partial(_store, file, spacing, ignore_index))
     return Prepared(folder, file, fingerprint(contents), contents)
 
 
@@ -89,7 +89,7 @@ def _content(path: Path) -> str:
     state = file_state(path)
     if state is None:
         return file_record(path)["sha256"]
-    place = kept("hashes", fingerprint([state])[:40], lambda folder: write_json(folder / RECORD, file_record(path)))
+    place = get_or_create("hashes", fingerprint([state])[:40], lambda folder: write_json(folder / RECORD, file_record(path)))
     return json.loads((place / RECORD).read_text(encoding="utf-8"))["sha256"]
 
 
