@@ -217,7 +217,7 @@ class EvalRows:
         for rows in self._shares(world_size, rank)[first:]:
             yield collate_share(self.split.collate, rows, all_rows)
 
-    def rounds(self, world_size: int) -> int:
+    def num_batches(self, world_size: int) -> int:
         """The number of batches per process."""
         return len(self._shares(world_size, 0))
 

@@ -50,7 +50,7 @@ class Unfinished:
     def __init__(self, run: Run, folder: Path, describe: Callable[[], dict[str, Any]], rows: EvalRows) -> None:
         """`describe`: what the predictions depend on, for JSON; called on rank 0."""
         self._run, self._folder, self._num_rows = run, folder, len(rows)
-        self._total = rows.rounds(run.launch.world_size)
+        self._total = rows.num_batches(run.launch.world_size)
         self._every = -(-self._total // PARTS)
         self._works = True
         self.parts: list[Part] = []
