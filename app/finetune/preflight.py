@@ -11,7 +11,7 @@ from typing import Any
 from huggingface_hub import get_token
 
 from finetune import optimizers
-from finetune.arguments.parsing import Each, names_of
+from finetune.arguments.parsing import SpaceSeparated, names_of
 from finetune.checkpoints import shards
 from finetune.errors import InputError
 from finetune.launching import deepspeed_config, rendezvous
@@ -128,7 +128,7 @@ def _compared(arguments: Any, launch: Launch) -> dict[str, Any]:
 def _paths(arguments: Any, names: list[str]) -> list[tuple[str, str]]:
     """(argument, path) of everything that arguments of these names name; the files of a pattern each by itself."""
     values = [(name, getattr(arguments, name)) for name in names if getattr(arguments, name) is not None]
-    each = [(name, pattern) for name, value in values for pattern in (value if isinstance(value, Each) else (value,))]
+    each = [(name, pattern) for name, value in values for pattern in (value if isinstance(value, SpaceSeparated) else (value,))]
     return [(name, path) for name, pattern in each for path in matching(pattern)]
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from finetune import optimizers, schedules
-from finetune.arguments.parsing import Each, option
+from finetune.arguments.parsing import SpaceSeparated, option
 from finetune.plan import Modes
 
 # The trackers of Accelerate.
@@ -108,16 +108,18 @@ class AdapterArguments:
 class FileArguments:
     """Files"""
 
-    train_file: Each[str] | None = option(
+    train_file: SpaceSeparated[str] | None = option(
         reads=True,
         per_machine=True,
         help="csv, tsv, json, jsonl (also as .gz) or parquet; one or several files or patterns ('part-*.csv')",
     )
-    validation_file: Each[str] | None = option(
+    validation_file: SpaceSeparated[str] | None = option(
         reads=True, per_machine=True, help="same formats; without it, --validation_split takes training rows"
     )
-    test_file: Each[str] | None = option(reads=True, per_machine=True, help="rows to predict, and to score if they have labels")
-    mixing_weights: Each[float] | None = option(
+    test_file: SpaceSeparated[str] | None = option(
+        reads=True, per_machine=True, help="rows to predict, and to score if they have labels"
+    )
+    mixing_weights: SpaceSeparated[float] | None = option(
         above=0, help="share of each file (or pattern) of --train_file in the rows of an epoch, such as 0.7 0.3"
     )
 
@@ -125,7 +127,7 @@ class FileArguments:
         """Accepts a single name as a text, for use from Python."""
         for name in ("train_file", "validation_file", "test_file"):
             if isinstance(getattr(self, name), str):
-                object.__setattr__(self, name, Each([getattr(self, name)]))
+                object.__setattr__(self, name, SpaceSeparated([getattr(self, name)]))
 
     def problems(self) -> list[str]:
         if self.mixing_weights is None or len(self.mixing_weights) == len(self.train_file or ()) > 1:

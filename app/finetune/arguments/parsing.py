@@ -29,10 +29,10 @@ from finetune.arguments.trainer_names import BOOLEANS, TRAINER_NAMES
 from finetune.errors import InputError
 
 T = TypeVar("T")
-Text = str | list[str] | None  # an unparsed value; a list for several values of `Each`
+Text = str | list[str] | None  # an unparsed value; a list for several values of `SpaceSeparated`
 
 
-class Each(tuple):
+class SpaceSeparated(tuple):
     """Values separated by spaces, such as `--train_file a.csv b.csv`; a plain `tuple` is separated by commas."""
 
 
@@ -40,7 +40,7 @@ STEPS = int | float  # a number of optimizer steps, or a share of all steps
 SETTINGS = dict[str, Any]
 METAVARS = {
     **{int: "N", float: "X", bool: "true|false", STEPS: "N|SHARE", SETTINGS: "JSON"},
-    **{tuple[str, ...]: "A,B", tuple[int, ...]: "N,N", tuple[float, ...]: "X,X", Each[float]: "X"},
+    **{tuple[str, ...]: "A,B", tuple[int, ...]: "N,N", tuple[float, ...]: "X,X", SpaceSeparated[float]: "X"},
 }
 LIMITS = {"at_least": operator.ge, "above": operator.gt, "at_most": operator.le, "below": operator.lt}
 # --help shows these and the task's own arguments; `--help all` shows all.
@@ -186,10 +186,11 @@ def convert(text: Text, field: dataclasses.Field, cls: type) -> Any:
         value = _typed(text, kind)
     except (ValueError, KeyError):
         raise ValueError(f"{shown!r} is not {_describe(kind, field.metadata)}") from None
-    if value in ("", (), {}) or (isinstance(value, Each) and "" in value):
+    if value in ("", (), {}) or (isinstance(value, SpaceSeparated) and "" in value):
         raise ValueError("is empty")
     if field.metadata["path"]:  # not Path.expanduser, which would normalize hub names
-        value = Each(map(os.path.expanduser, value)) if isinstance(value, Each) else os.path.expanduser(value)
+        several = isinstance(value, SpaceSeparated)
+        value = SpaceSeparated(map(os.path.expanduser, value)) if several else os.path.expanduser(value)
     choices = field.metadata["choices"]
     for item in value if isinstance(value, tuple) else (value,):
         if choices is not None and item not in choices:
@@ -214,8 +215,8 @@ def describe_value(arguments: type, field: dataclasses.Field) -> str:
 
 def _typed(text: str | list[str], kind: type) -> Any:
     """Raises `ValueError` or `KeyError` for invalid texts."""
-    if typing.get_origin(kind) is Each:
-        return Each(_typed(part, typing.get_args(kind)[0]) for part in ([text] if isinstance(text, str) else text))
+    if typing.get_origin(kind) is SpaceSeparated:
+        return SpaceSeparated(_typed(part, typing.get_args(kind)[0]) for part in ([text] if isinstance(text, str) else text))
     if kind is bool:
         return BOOLEANS[text.lower()]
     if typing.get_origin(kind) is tuple:
@@ -242,7 +243,7 @@ def _describe(kind: type, limits: typing.Mapping) -> str:
         **{int: "a whole number", float: "a number", bool: "true or false"},
         **{tuple[str, ...]: "names separated by commas", tuple[int, ...]: "whole numbers separated by commas"},
         tuple[float, ...]: "numbers separated by commas",
-        **{Each[str]: "names separated by spaces", Each[float]: "numbers separated by spaces"},
+        **{SpaceSeparated[str]: "names separated by spaces", SpaceSeparated[float]: "numbers separated by spaces"},
         STEPS: "a whole number, or a share of all steps below 1,",
         SETTINGS: 'a JSON object, such as {"power": 2}',
     }
@@ -310,7 +311,7 @@ def _add_argument(group: Any, cls: type, field: dataclasses.Field, shown: bool) 
     nargs: dict[str, Any] = {}
     if kind is bool:
         nargs = {"nargs": "?", "const": "true"}
-    elif typing.get_origin(kind) is Each:
+    elif typing.get_origin(kind) is SpaceSeparated:
         nargs = {"nargs": "+"}
     group.add_argument(f"--{field.name}", metavar=metavar, help=help_text, **nargs)
     if kind is bool and field.default is True:
@@ -381,7 +382,7 @@ def _read_yaml(path: str, fields: dict[str, dataclasses.Field], cls: type) -> tu
             problems.append(f"{path}: unknown key {name}{_nearest(name, fields)}")
         elif isinstance(value, dict):
             problems.append(f"{path}: {name}: expected one value, found a mapping")
-        elif isinstance(value, list) and typing.get_origin(_kind(cls, name)[0]) is Each:
+        elif isinstance(value, list) and typing.get_origin(_kind(cls, name)[0]) is SpaceSeparated:
             texts[name] = list(map(str, value))
         elif isinstance(value, list) and typing.get_origin(_kind(cls, name)[0]) is not tuple:
             problems.append(f"{path}: {name}: expected one value, found a list")

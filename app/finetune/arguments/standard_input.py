@@ -10,7 +10,7 @@ import sys
 import tempfile
 from typing import Any
 
-from finetune.arguments.parsing import Each
+from finetune.arguments.parsing import SpaceSeparated
 from finetune.errors import InputError
 
 NAMES = ("-", "/dev/stdin")
@@ -24,7 +24,7 @@ def with_standard_input(arguments: Any, names: list[str]) -> Any:
     Raises `InputError` if several arguments name it, or if there are several processes: only one would get it.
     """
     values = {name: getattr(arguments, name) for name in names}
-    values = {name: value if isinstance(value, Each) else (value,) for name, value in values.items()}
+    values = {name: value if isinstance(value, SpaceSeparated) else (value,) for name, value in values.items()}
     from_input = [name for name, paths in values.items() for path in paths if path in NAMES]
     if not from_input:
         return arguments
@@ -41,5 +41,5 @@ def with_standard_input(arguments: Any, names: list[str]) -> Any:
     with open(path, "wb") as file:
         file.write(head)
         shutil.copyfileobj(sys.stdin.buffer, file)
-    value = Each(path if value in NAMES else value for value in values[name])
-    return dataclasses.replace(arguments, **{name: value if isinstance(getattr(arguments, name), Each) else path})
+    value = SpaceSeparated(path if value in NAMES else value for value in values[name])
+    return dataclasses.replace(arguments, **{name: value if isinstance(getattr(arguments, name), SpaceSeparated) else path})

@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from finetune.arguments.groups import RunArguments
-from finetune.arguments.parsing import Each, as_dict, option, parse
+from finetune.arguments.parsing import SpaceSeparated, as_dict, option, parse
 from finetune.errors import InputError
 
 
@@ -223,8 +223,8 @@ def test_a_negative_number_with_an_exponent_is_a_value():
 class Many:
     """Many"""
 
-    files: Each[str] | None = option(path=True, help="names of files")
-    weights: Each[float] | None = option(above=0, help="numbers")
+    files: SpaceSeparated[str] | None = option(path=True, help="names of files")
+    weights: SpaceSeparated[float] | None = option(above=0, help="numbers")
 
 
 def test_values_that_are_arguments_of_their_own(tmp_path, monkeypatch):
