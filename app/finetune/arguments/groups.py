@@ -76,7 +76,7 @@ class AdapterArguments:
     )
 
     def problems(self) -> list[str]:
-        found = []
+        messages = []
         if self.lora_r is None:
             names = (
                 "lora_alpha",
@@ -87,21 +87,21 @@ class AdapterArguments:
                 "load_in_4bit",
                 "load_in_8bit",
             )
-            found += [f"--{name} is given but --lora_r is not" for name in names if getattr(self, name)]
+            messages += [f"--{name} is given but --lora_r is not" for name in names if getattr(self, name)]
             if self.export == "adapter":
-                found.append("--export adapter is given but --lora_r is not")
+                messages.append("--export adapter is given but --lora_r is not")
         elif self.freeze:
-            found.append("--lora_r and --freeze are both given; --lora_r already freezes all pretrained weights")
+            messages.append("--lora_r and --freeze are both given; --lora_r already freezes all pretrained weights")
         if self.load_in_4bit and self.load_in_8bit:
-            found.append("--load_in_4bit and --load_in_8bit are both given; keep one")
+            messages.append("--load_in_4bit and --load_in_8bit are both given; keep one")
         if self.use_dora and (self.load_in_4bit or self.load_in_8bit):
-            found.append("--use_dora does not work with quantized weights; leave out --use_dora or --load_in_*")
+            messages.append("--use_dora does not work with quantized weights; leave out --use_dora or --load_in_*")
         if self.from_scratch or self.model_name_or_path is None:
             names = [name for name in ("lora_r", "freeze") if getattr(self, name)]
-            found += [
+            messages += [
                 f"--{name} freezes pretrained weights: give --model_name_or_path without --from_scratch" for name in names
             ]
-        return found
+        return messages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,13 +161,13 @@ class DataArguments(FileArguments):
     max_predict_samples: int | None = option(at_least=1, help="use only the first N test rows")
 
     def problems(self) -> list[str]:
-        found = []
+        messages = []
         if self.train_file and self.dataset_name:
-            found.append("--train_file and --dataset_name are both given; keep one")
+            messages.append("--train_file and --dataset_name are both given; keep one")
         if self.dataset_name is None:
             names = ("config_name", "revision", "split", "validation_split", "test_split")
-            found += [f"--dataset_{n} is given but --dataset_name is not" for n in names if getattr(self, f"dataset_{n}")]
-        return found
+            messages += [f"--dataset_{n} is given but --dataset_name is not" for n in names if getattr(self, f"dataset_{n}")]
+        return messages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,14 +245,14 @@ class OptimizationArguments:
     seed: int = option(42, at_least=0, at_most=2**31 - 1, help="seed of initial weights, order of rows and dropout")
 
     def problems(self) -> list[str]:
-        found = optimizers.problems(self, {field.name: field.default for field in fields(self)})
+        messages = optimizers.problems(self, {field.name: field.default for field in fields(self)})
         if self.warmup_steps is not None and self.warmup_ratio is not None:
-            found.append("--warmup_steps and --warmup_ratio are both given; keep one")
+            messages.append("--warmup_steps and --warmup_ratio are both given; keep one")
         if self.lr_scheduler_type == "constant" and (self.warmup_steps or self.warmup_ratio):
-            found.append("--lr_scheduler_type constant has no warm-up; use constant_with_warmup")
+            messages.append("--lr_scheduler_type constant has no warm-up; use constant_with_warmup")
         if self.lr_scheduler_kwargs:
-            found += schedules.problems(self.lr_scheduler_type, self.lr_scheduler_kwargs)
-        return found
+            messages += schedules.problems(self.lr_scheduler_type, self.lr_scheduler_kwargs)
+        return messages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -354,36 +354,36 @@ class RunArguments:
         return Modes(train, train if self.do_eval is None else self.do_eval, self.do_predict)
 
     def problems(self) -> list[str]:
-        found, modes = [], self.modes
+        messages, modes = [], self.modes
         several_best = ["keep_best"] if self.keep_best > 1 else []
         several_best += ["average_checkpoints"] if self.average_checkpoints is not None else []
         if self.output_dir is None:
-            found.append("--output_dir is missing: give a folder for the run's files")
+            messages.append("--output_dir is missing: give a folder for the run's files")
         if self.eval_strategy == "steps" and self.eval_steps is None:
-            found.append("--eval_strategy steps needs --eval_steps")
+            messages.append("--eval_strategy steps needs --eval_steps")
         if self.eval_steps is not None and self.eval_strategy != "steps":
-            found.append(f"--eval_steps is given but --eval_strategy is {self.eval_strategy}; add --eval_strategy steps")
+            messages.append(f"--eval_steps is given but --eval_strategy is {self.eval_strategy}; add --eval_strategy steps")
         if self.save_strategy == "steps" and not self.save_steps:
-            found.append("--save_strategy steps needs --save_steps")
+            messages.append("--save_strategy steps needs --save_steps")
         if self.save_strategy in ("epoch", "no") and self.save_steps:
-            found.append(f"--save_steps is given but --save_strategy is {self.save_strategy}; keep one")
+            messages.append(f"--save_steps is given but --save_strategy is {self.save_strategy}; keep one")
         if self.early_stopping_patience and self.eval_strategy == "no":
-            found.append("--early_stopping_patience needs evaluations; --eval_strategy is no")
+            messages.append("--early_stopping_patience needs evaluations; --eval_strategy is no")
         if self.eval_strategy == "no":
-            found += [f"--{name} needs evaluations during the training; --eval_strategy is no" for name in several_best]
+            messages += [f"--{name} needs evaluations during the training; --eval_strategy is no" for name in several_best]
         if "none" in self.report_to and len(self.report_to) > 1:
-            found.append("--report_to none excludes other trackers; keep one")
+            messages.append("--report_to none excludes other trackers; keep one")
         if not any(modes):
-            found.append("nothing to do: --do_train is false, and neither --do_eval nor --do_predict is given")
+            messages.append("nothing to do: --do_train is false, and neither --do_eval nor --do_predict is given")
         if modes.train and not modes.evaluate:
             names = [n for n in ("early_stopping_patience", "metric_for_best_model") if getattr(self, n) is not None]
-            found += [f"--{name} needs evaluations; --do_eval is false" for name in [*names, *several_best]]
+            messages += [f"--{name} needs evaluations; --do_eval is false" for name in [*names, *several_best]]
         for name in ("hub_model_id", "hub_private_repo", "hub_dry_run"):
             if getattr(self, name) and not self.push_to_hub:
-                found.append(f"--{name} is given but --push_to_hub is not")
+                messages.append(f"--{name} is given but --push_to_hub is not")
         if self.overwrite_output_dir and self.resume_from_checkpoint:
-            found.append("--overwrite_output_dir and --resume_from_checkpoint are both given; keep one")
-        return found
+            messages.append("--overwrite_output_dir and --resume_from_checkpoint are both given; keep one")
+        return messages
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -102,17 +102,17 @@ def parse(cls: type[T], argv: list[str] | None = None, description: str = "") ->
     argv = [_with_underscores(text, fields) for text in (sys.argv[1:] if argv is None else argv)]
     help_all = bool({"--help", "-h"} & set(argv[:-1])) and argv[-1] == "all"
     parsed, unknown = _parser(cls, fields, description, help_all).parse_known_args(argv)
-    given = {name: text for name, text in vars(parsed).items() if text is not None}
+    from_command_line = {name: text for name, text in vars(parsed).items() if text is not None}
 
     problems = _unknown_arguments(unknown, fields)
     texts: dict[str, tuple[Text, str]] = {}
-    config_file = given.pop("config", None)
+    config_file = from_command_line.pop("config", None)
     if config_file is not None:
         config_file = os.path.expanduser(config_file)
         from_file, file_problems = _read_yaml(config_file, fields, cls)
         problems += file_problems
         texts.update(_translated(from_file, fields, f"{config_file}: ", problems))
-    texts.update(_translated(given, fields, "--", problems))
+    texts.update(_translated(from_command_line, fields, "--", problems))
 
     values = {}
     for name, (text, source) in texts.items():
@@ -134,11 +134,11 @@ def _with_underscores(text: str, fields: dict[str, dataclasses.Field]) -> str:
 
 
 def _translated(
-    given: dict[str, Text], fields: dict[str, dataclasses.Field], prefix: str, problems: list[str]
+    untranslated: dict[str, Text], fields: dict[str, dataclasses.Field], prefix: str, problems: list[str]
 ) -> dict[str, tuple[Text, str]]:
     """Translates names of transformers. Returns {field: (text, name in messages)}; appends to `problems`."""
     texts: dict[str, tuple[Text, str]] = {}
-    for name, text in given.items():
+    for name, text in untranslated.items():
         field, source = name, f"{prefix}{name}"
         if name in TRAINER_NAMES and (name not in fields or TRAINER_NAMES[name].field == name):
             try:
@@ -167,9 +167,9 @@ def validate(arguments: Any) -> None:
         raise InputError(*problems)
 
 
-def names_of(arguments: Any, **wanted: bool) -> list[str]:
+def names_of(arguments: Any, **settings: bool) -> list[str]:
     """The names of the arguments with these settings of `option`, such as `reads=True`."""
-    return [f.name for f in dataclasses.fields(arguments) if all(f.metadata[key] == value for key, value in wanted.items())]
+    return [f.name for f in dataclasses.fields(arguments) if all(f.metadata[key] == value for key, value in settings.items())]
 
 
 def convert(text: Text, field: dataclasses.Field, cls: type) -> Any:

@@ -1,6 +1,6 @@
 """Batches: the order of rows, their distribution over processes and micro-batches, collating, streaming.
 
-The model is not known here.
+Nothing here depends on the model.
 
 May import: finetune.errors, finetune.launching, finetune.plan, finetune.task.
 """

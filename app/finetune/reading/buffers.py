@@ -91,10 +91,9 @@ class Buffers:
         _, columns, lines = open_rows(folder, self.columns)
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         sources = tuple(Source(path, kind, 0) for path, kind, _ in manifest["sources"])
-        counts = [rows for _, _, rows in manifest["sources"]]
+        source = np.repeat(np.arange(len(sources), dtype=np.int32), [rows for _, _, rows in manifest["sources"]])
         path = sources[0].path + (f" and {len(sources) - 1} more" if len(sources) > 1 else "")
-        number_of = np.repeat(np.arange(len(sources), dtype=np.int32), counts)
-        table = Table(f"{path}, buffer {number + 1}", sources[0].kind, columns, lines, self.classes, sources, number_of)
+        table = Table(f"{path}, buffer {number + 1}", sources[0].kind, columns, lines, self.classes, sources, source)
         return table, tuple(manifest["next"]), manifest["blank"]
 
     def remove(self, keeps: Callable[[int], bool]) -> None:
@@ -118,7 +117,7 @@ class Buffers:
         self._next = (os.getpid(), buffer.end, rows)
 
     def _rows(self, start: Position) -> Iterator[tuple[Position, Shard, str, Row]]:
-        """Yields (position behind the row, shard, its kind, row) from `start` on, pass after pass, without end."""
+        """Yields (position after the row, shard, its kind, row) from `start` on, pass after pass, without end."""
         number, first, skipped = start
         while True:
             order = np.random.default_rng([self.seed, number, SHARDS]).permutation(len(self.shards)).tolist()
