@@ -78,15 +78,8 @@ class AdapterArguments:
     def problems(self) -> list[str]:
         messages = []
         if self.lora_r is None:
-            names = (
-                "lora_alpha",
-                "lora_dropout",
-                "lora_target_modules",
-                "use_dora",
-                "use_rslora",
-                "load_in_4bit",
-                "load_in_8bit",
-            )
+            names = ("lora_alpha", "lora_dropout", "lora_target_modules", "use_dora", "use_rslora")
+            names = (*names, "load_in_4bit", "load_in_8bit")
             messages += [f"--{name} is given but --lora_r is not" for name in names if getattr(self, name)]
             if self.export == "adapter":
                 messages.append("--export adapter is given but --lora_r is not")
@@ -98,9 +91,8 @@ class AdapterArguments:
             messages.append("--use_dora does not work with quantized weights; leave out --use_dora or --load_in_*")
         if self.from_scratch or self.model_name_or_path is None:
             names = [name for name in ("lora_r", "freeze") if getattr(self, name)]
-            messages += [
-                f"--{name} freezes pretrained weights: give --model_name_or_path without --from_scratch" for name in names
-            ]
+            do = "give --model_name_or_path without --from_scratch"
+            messages += [f"--{name} freezes pretrained weights: {do}" for name in names]
         return messages
 
 
