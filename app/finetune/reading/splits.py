@@ -111,7 +111,7 @@ def expand_patterns(argument: str, patterns: Sequence[str]) -> list[tuple[str, i
     return files
 
 
-def above(paths: Sequence[str]) -> str | None:
+def common_parent(paths: Sequence[str]) -> str | None:
     """The common parent of several folders, to which the names of their rows are relative; None for a single folder."""
     return os.path.commonpath(map(os.path.abspath, paths)) if len(paths) > 1 else None
 
