@@ -52,10 +52,10 @@ def refused(advice: str) -> TrainerName:
 
 FIXED_PRECISION = only("false", "evaluation computes in --mixed_precision, as training does")
 FSDP = only("false", "the launcher enables FSDP: accelerate launch --config_file accelerate_configs/fsdp.yaml")
-OPTIMIZER_OF_MEMORY = refused(
+LOW_RANK_OPTIMIZER = refused(
     "GaLore and APOLLO are not supported; --gradient_checkpointing and ds_configs/zero*.json save memory"
 )
-RECOMPUTED = only('{"use_reentrant":false}', "all layers are recomputed, without re-entering autograd; leave it out")
+CHECKPOINTING_OPTIONS = only('{"use_reentrant":false}', "all layers are recomputed, without re-entering autograd; leave it out")
 TOKEN = refused("all users of the machine can see a token on a command line; set HF_TOKEN, or log in (hf auth login)")
 TRACKIO = refused("Trackio spaces are not supported; use --report_to trackio, --project_name and --run_name")
 UPLOADED_ONCE = "the best model is uploaded once, at the end of the run"
@@ -67,7 +67,7 @@ TRAINER_NAMES: dict[str, TrainerName] = {
     "optim": alias("optim", adamw_torch="adamw_torch_fused", adamw_8bit="adamw_bnb_8bit"),
     "resume_from_checkpoint": alias("resume_from_checkpoint", true="auto", false=None),
     # TrainingArguments: batch and optimization
-    "optim_target_modules": OPTIMIZER_OF_MEMORY,
+    "optim_target_modules": LOW_RANK_OPTIMIZER,
     "average_tokens_across_devices": only("true", "the loss is always the mean over the whole global batch"),
     "bf16": mapped(
         "mixed_precision", {"true": "bf16", "false": None}, "expected true or false; --mixed_precision bf16 is the same"
@@ -78,8 +78,8 @@ TRAINER_NAMES: dict[str, TrainerName] = {
     "bf16_full_eval": FIXED_PRECISION,
     "fp16_full_eval": FIXED_PRECISION,
     "activation_checkpointing": alias("gradient_checkpointing"),
-    "activation_checkpointing_kwargs": RECOMPUTED,
-    "gradient_checkpointing_kwargs": RECOMPUTED,
+    "activation_checkpointing_kwargs": CHECKPOINTING_OPTIONS,
+    "gradient_checkpointing_kwargs": CHECKPOINTING_OPTIONS,
     "torch_compile_backend": mapped("torch_compile", {"inductor": "true"}, "--torch_compile uses inductor only"),
     "torch_compile_mode": mapped("torch_compile", {"default": "true"}, "--torch_compile uses the default mode only"),
     "use_liger_kernel": only(
