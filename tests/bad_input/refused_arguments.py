@@ -65,8 +65,8 @@ COMMAND_LINE = [
     argument("target language alone", r"--target_lang needs --source_lang", tasks=("titlegen",), target_lang="fr_XX"),
     argument("language of a tokenizer without", r"--source_lang fr_XX: the tokenizer of models/classifier has no language",
              tasks=("titlegen",), source_lang="fr_XX", tokenizer_type=None, tokenizer_name="models/classifier"),
-    argument("config missing", r"--config run\.yaml: cannot be read \(No such file", config="run.yaml"),
-    argument("config a folder", r"--config run: cannot be read \(Is a directory\)", config="run"),
+    argument("config missing", r"run\.yaml: cannot be read \(No such file", config="run.yaml"),
+    argument("config a folder", r"run: cannot be read \(Is a directory\)", config="run"),
 ]  # fmt: skip
 
 CONTRADICTIONS = [

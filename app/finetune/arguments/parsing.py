@@ -20,13 +20,13 @@ import re
 import sys
 import types
 import typing
-from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 
 from finetune.arguments.trainer_names import BOOLEANS, TRAINER_NAMES
 from finetune.errors import InputError
+from finetune.reading.text_files import read_text
 
 T = TypeVar("T")
 Text = str | list[str] | None  # an unparsed value; a list for several values of `SpaceSeparated`
@@ -109,7 +109,7 @@ def parse(cls: type[T], argv: list[str] | None = None, description: str = "") ->
     config_file = from_command_line.pop("config", None)
     if config_file is not None:
         config_file = os.path.expanduser(config_file)
-        from_file, file_problems = _read_yaml(config_file, fields, cls)
+        from_file, file_problems = _read_config(config_file, fields, cls)
         problems += file_problems
         texts.update(_translated(from_file, fields, f"{config_file}: ", problems))
     texts.update(_translated(from_command_line, fields, "--", problems))
@@ -350,14 +350,10 @@ class _Loader(yaml.BaseLoader):
         return super().construct_mapping(node, deep)
 
 
-def read_yaml_mapping(path: str) -> dict[str, Any]:
+def _read_mapping(path: str) -> dict[str, Any]:
     """Reads a YAML file with one mapping. Raises `InputError` with file and line."""
     try:
-        content = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_Loader)
-    except OSError as error:
-        raise InputError(f"--config {path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 at byte {error.start}; save it as UTF-8") from None
+        content = yaml.load(read_text(path), Loader=_Loader)
     except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
@@ -371,9 +367,10 @@ def read_yaml_mapping(path: str) -> dict[str, Any]:
     return content
 
 
-def _read_yaml(path: str, fields: dict[str, dataclasses.Field], cls: type) -> tuple[dict[str, Text], list[str]]:
+def _read_config(path: str, fields: dict[str, dataclasses.Field], cls: type) -> tuple[dict[str, Text], list[str]]:
     texts, problems = {}, []
-    for name, value in read_yaml_mapping(path).items():
+    for name, value in _read_mapping(path).items():
+        origin = typing.get_origin(_kind(cls, name)[0]) if name in fields else None
         if name in TRAINER_NAMES and name not in fields:
             texts[name] = json.dumps(value) if isinstance(value, dict | list) else value or None
         elif name not in fields and isinstance(value, dict):
@@ -382,10 +379,12 @@ def _read_yaml(path: str, fields: dict[str, dataclasses.Field], cls: type) -> tu
             problems.append(f"{path}: unknown key {name}{_nearest(name, fields)}")
         elif isinstance(value, dict):
             problems.append(f"{path}: {name}: expected one value, found a mapping")
-        elif isinstance(value, list) and typing.get_origin(_kind(cls, name)[0]) is SpaceSeparated:
+        elif not isinstance(value, list):
+            texts[name] = value or None
+        elif origin is SpaceSeparated:
             texts[name] = list(map(str, value))
-        elif isinstance(value, list) and typing.get_origin(_kind(cls, name)[0]) is not tuple:
-            problems.append(f"{path}: {name}: expected one value, found a list")
+        elif origin is tuple:
+            texts[name] = ",".join(map(str, value))
         else:
-            texts[name] = ",".join(map(str, value)) if isinstance(value, list) else value or None
+            problems.append(f"{path}: {name}: expected one value, found a list")
     return texts, problems

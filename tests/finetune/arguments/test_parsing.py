@@ -132,7 +132,7 @@ def test_bad_files(tmp_path, text, message):
 
 def test_missing_file(tmp_path):
     assert problems("--config", f"{tmp_path}/none.yaml", tmp_path=tmp_path) == [
-        "--config none.yaml: cannot be read (No such file or directory)"
+        "none.yaml: cannot be read (No such file or directory)"
     ]
 
 
