@@ -1,4 +1,4 @@
-"""A task script's arguments, read before torch is imported: --help and wrong arguments are answered at once."""
+"""Reads the arguments of a task script before torch is imported, so that --help and errors appear at once."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from finetune.launching.shutdown import failures_end_the_job
 from finetune.output.console import be_quiet, survive_a_lost_console
 
 T = TypeVar("T")
-_until_exit = contextlib.ExitStack()
+_exit_stack = contextlib.ExitStack()
 
 
 def prepare_process() -> None:
-    """What must be set before torch is imported."""
+    """Settings of the process that must precede the import of torch."""
     survive_a_lost_console()
     host_settings.prepare()
     garbage_collection.begin()
 
 
 def read_arguments(cls: type[T], description: str) -> T:
-    """The command line as `cls`, a dataclass of argument groups. Ends the process if anything is wrong with it."""
+    """Parses the command line into `cls`, a dataclass of argument groups. Errors end the process."""
     prepare_process()
-    _until_exit.enter_context(signals.listen())  # from here on, also while libraries are imported
+    _exit_stack.enter_context(signals.listen())  # until the process exits, including the imports of libraries
     with failures_end_the_job(debug="--debug" in sys.argv):
         arguments = parse(cls, description=description)
         validate(arguments)

@@ -11,7 +11,7 @@ from typing import Any
 from huggingface_hub import get_token
 
 from finetune import optimizers
-from finetune.arguments.parsing import Each, names_of
+from finetune.arguments.parsing import SpaceSeparated, names_of
 from finetune.checkpoints import shards
 from finetune.errors import InputError
 from finetune.launching import deepspeed_config, rendezvous
@@ -129,7 +129,9 @@ def _facts_to_compare(arguments: Any, launch: Launch) -> dict[str, Any]:
 def _paths(arguments: Any, names: list[str]) -> list[tuple[str, str]]:
     """(argument, path) of every file and folder that the named arguments give, with patterns expanded."""
     values = [(name, getattr(arguments, name)) for name in names if getattr(arguments, name) is not None]
-    patterns = [(name, pattern) for name, value in values for pattern in (value if isinstance(value, Each) else (value,))]
+    patterns = [
+        (name, pattern) for name, value in values for pattern in (value if isinstance(value, SpaceSeparated) else (value,))
+    ]
     return [(name, path) for name, pattern in patterns for path in matching(pattern)]
 
 

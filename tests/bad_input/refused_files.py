@@ -152,9 +152,9 @@ CSV = [
     Case("semicolons", [r"train\.csv:1: column 'text' not found", r"';' seems to separate the cells: save it with commas"],
          **train("text;TARGET\na;b\n")),
     Case("rows quoted as a whole", [r"column 'text' not found; found: text,TARGET"], **train('"text,TARGET"\n"a,b"\n')),
-    Case("header twice, as of joined files", [r"train\.csv:3: the column names once more, as if files had been joined"],
+    Case("header twice, as of joined files", [r"train\.csv:3: the column names again, as if files had been joined"],
          **train("text,TARGET\na,b\ntext,TARGET\nc,d\n")),
-    Case("byte order mark inside, as of joined files", [r"train\.csv:3: the column names once more"],
+    Case("byte order mark inside, as of joined files", [r"train\.csv:3: the column names again"],
          **train("text,TARGET\na,b\n\ufefftext,TARGET\nc,d\n")),
     Case("spreadsheet's first line", [r"column 'text' not found; found: sep="], **train("sep=,\ntext,TARGET\na,b\n")),
     Case("spreadsheet under another name", [r"it is a zip archive or a spreadsheet"],
@@ -213,10 +213,10 @@ JSON = [
 ]  # fmt: skip
 
 PACKED = [
-    Case("parquet that is none", [r"train\.parquet: not a whole parquet file"], **train(GOOD, "train.parquet")),
-    Case("parquet cut off", [r"train\.parquet: not a whole parquet file .*write or copy it again"],
+    Case("parquet that is none", [r"train\.parquet: not a valid parquet file"], **train(GOOD, "train.parquet")),
+    Case("parquet cut off", [r"train\.parquet: not a valid parquet file .*write or copy it again"],
          **train(lambda target: parquet(text=["a" * 500], TARGET=["b"])(target)[:-30], "train.parquet")),
-    Case("parquet of marks alone", [r"not a whole parquet file"], **train(b"PAR1PAR1", "train.parquet")),
+    Case("parquet of marks alone", [r"not a valid parquet file"], **train(b"PAR1PAR1", "train.parquet")),
     Case("parquet of another schema", [r"column 'text' not found; found: body, tags", r"column 'TARGET' not found"],
          **train(parquet(body=["a"], tags=["b"]), "train.parquet")),
     Case("parquet with numbers for texts", [r"train\.parquet row 1: text is 1 \(int\)", r"row 2: "],

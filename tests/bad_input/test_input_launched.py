@@ -23,7 +23,7 @@ VOCABULARY = Case("tokenizer and model that do not belong together", [r"token id
                              "tokenizer_type": None})  # fmt: skip
 ZERO = Case("a key that DeepSpeed does not know", [r"ds\.json: overlap_com is True"], arguments={"deepspeed": "ds.json"},
             files={"ds.json": json.dumps({"zero_optimization": {"stage": 2, "overlap_com": True}})})  # fmt: skip
-CONFIG = Case("a configuration with a key twice", [r"run\.yaml:2: .*'seed' stands twice"], arguments={"config": "run.yaml"},
+CONFIG = Case("a configuration with a key twice", [r"run\.yaml:2: .*'seed' appears twice"], arguments={"config": "run.yaml"},
               files={"run.yaml": "seed: 1\nseed: 2\n"})  # fmt: skip
 
 

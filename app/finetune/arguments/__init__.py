@@ -1,5 +1,4 @@
-"""Arguments: dataclass fields on the command line and in YAML, and the groups that all kinds of tasks share. Groups check
-themselves; nothing here needs torch.
+"""Arguments: dataclasses from the command line and YAML, and the groups that tasks share. Nothing here needs torch.
 
-May import: finetune.errors, finetune.optimizers, finetune.plan, finetune.schedules.
+May import: finetune.errors, finetune.optimizers, finetune.plan, finetune.reading, finetune.schedules.
 """

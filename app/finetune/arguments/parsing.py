@@ -1,9 +1,9 @@
-"""Dataclasses <-> command line and YAML.
+"""Parses the command line and YAML into dataclasses.
 
-An argument is a field of a frozen dataclass, declared once with `option(...)`: name, type, default, help and limits. The same
-field may be set in a YAML file given with `--config`; the command line wins. Unknown names, wrong types and values out of
-range are collected and reported together, each with the nearest name that exists. Other names of transformers' Trainer and
-example scripts are translated or refused as `trainer_names.py` says; `--learning-rate` is `--learning_rate`.
+An argument is a field of a frozen dataclass, declared with `option(...)`: name, type, default, help and limits. A YAML file
+(`--config`) may set the same fields; the command line wins. Unknown names, wrong types and values out of range are reported
+together, with the most similar name. `trainer_names.py` translates or refuses other names of transformers' Trainer and example
+scripts. `--learning-rate` means `--learning_rate`.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ import re
 import sys
 import types
 import typing
-from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 
 from finetune.arguments.trainer_names import BOOLEANS, TRAINER_NAMES
 from finetune.errors import InputError
+from finetune.reading.text_files import read_text
 
 T = TypeVar("T")
-Text = str | list[str] | None  # an argument as it is written; a list for several values of `Each`
+Text = str | list[str] | None  # an unparsed value; a list for several values of `SpaceSeparated`
 
 
-class Each(tuple):
-    """Values that are arguments of their own, `--train_file a.csv b.csv`: names of files may have commas."""
+class SpaceSeparated(tuple):
+    """Values separated by spaces, such as `--train_file a.csv b.csv`; a plain `tuple` is separated by commas."""
 
 
-STEPS = int | float  # a number of optimizer steps, or a share of all of them
+STEPS = int | float  # a number of optimizer steps, or a share of all steps
 SETTINGS = dict[str, Any]
 METAVARS = {
     **{int: "N", float: "X", bool: "true|false", STEPS: "N|SHARE", SETTINGS: "JSON"},
-    **{tuple[str, ...]: "A,B", tuple[int, ...]: "N,N", tuple[float, ...]: "X,X", Each[float]: "X"},
+    **{tuple[str, ...]: "A,B", tuple[int, ...]: "N,N", tuple[float, ...]: "X,X", SpaceSeparated[float]: "X"},
 }
 LIMITS = {"at_least": operator.ge, "above": operator.gt, "at_most": operator.le, "below": operator.lt}
-# What --help shows beside a task's own arguments; `--help all` shows everything.
+# --help shows these and the task's own arguments; `--help all` shows all.
 MOST_USED = (
     "model_name_or_path",
     "train_file",
@@ -75,10 +75,10 @@ def option(
     path: bool = False,
     per_machine: bool = False,
 ) -> Any:
-    """A dataclass field that is an argument: default, help text and the limits its value is checked against.
+    """Declares a dataclass field as an argument.
 
-    `reads`: names a file or folder that the run reads. `path`: names one for something else. `~` is expanded in both.
-    `per_machine`: machines of one job may give different values; of a file that is read the contents are compared instead.
+    `reads`: the value is an input file or folder. `path`: it is another path. `~` is expanded in both. `per_machine`: the
+    machines of a job may have different values; for input files, their contents must be equal instead.
     """
     limits = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
     metadata = {"help": help, "choices": choices, "hidden": hidden, "reads": reads, "path": path or reads}
@@ -87,7 +87,7 @@ def option(
 
 
 def changed_option(group: type, name: str, default: Any, help: str | None = None) -> Any:
-    """The argument `name` of a group with another default, help text or type, for a task's own dataclass to redeclare it."""
+    """Redeclares the argument `name` of a group in a task's own dataclass, with another default, help text or type."""
     (field,) = (field for field in dataclasses.fields(group) if field.name == name)
     metadata = {**field.metadata, "help": help or field.metadata["help"]}
     return dataclasses.field(default=default, metadata=metadata)
@@ -100,19 +100,19 @@ def parse(cls: type[T], argv: list[str] | None = None, description: str = "") ->
     """
     fields = {f.name: f for f in dataclasses.fields(cls)}
     argv = [_with_underscores(text, fields) for text in (sys.argv[1:] if argv is None else argv)]
-    everything = bool({"--help", "-h"} & set(argv[:-1])) and argv[-1] == "all"
-    parsed, unknown = _parser(cls, fields, description, everything).parse_known_args(argv)
-    given = {name: text for name, text in vars(parsed).items() if text is not None}
+    help_all = bool({"--help", "-h"} & set(argv[:-1])) and argv[-1] == "all"
+    parsed, unknown = _parser(cls, fields, description, help_all).parse_known_args(argv)
+    from_command_line = {name: text for name, text in vars(parsed).items() if text is not None}
 
     problems = _unknown_arguments(unknown, fields)
     texts: dict[str, tuple[Text, str]] = {}
-    config_file = given.pop("config", None)
+    config_file = from_command_line.pop("config", None)
     if config_file is not None:
         config_file = os.path.expanduser(config_file)
-        from_file, file_problems = _read_yaml(config_file, fields, cls)
+        from_file, file_problems = _read_config(config_file, fields, cls)
         problems += file_problems
-        texts.update(_in_our_names(from_file, fields, f"{config_file}: ", problems))
-    texts.update(_in_our_names(given, fields, "--", problems))
+        texts.update(_translated(from_file, fields, f"{config_file}: ", problems))
+    texts.update(_translated(from_command_line, fields, "--", problems))
 
     values = {}
     for name, (text, source) in texts.items():
@@ -126,19 +126,19 @@ def parse(cls: type[T], argv: list[str] | None = None, description: str = "") ->
 
 
 def _with_underscores(text: str, fields: dict[str, dataclasses.Field]) -> str:
-    """`--learning-rate=1` as `--learning_rate=1`; transformers' parser takes both."""
+    """`--learning-rate=1` as `--learning_rate=1`, which transformers' parser also accepts."""
     name, equals, value = text.removeprefix("--").partition("=")
-    spelled = name.replace("-", "_")
-    is_name = text.startswith("--") and (spelled in fields or spelled in TRAINER_NAMES)
-    return f"--{spelled}{equals}{value}" if is_name else text
+    normalized = name.replace("-", "_")
+    is_name = text.startswith("--") and (normalized in fields or normalized in TRAINER_NAMES)
+    return f"--{normalized}{equals}{value}" if is_name else text
 
 
-def _in_our_names(
-    given: dict[str, Text], fields: dict[str, dataclasses.Field], prefix: str, problems: list[str]
+def _translated(
+    untranslated: dict[str, Text], fields: dict[str, dataclasses.Field], prefix: str, problems: list[str]
 ) -> dict[str, tuple[Text, str]]:
-    """Our argument -> (its text, the name that it was given by), from one source; adds to `problems` what is refused."""
+    """Translates names of transformers. Returns {field: (text, name in messages)}; appends to `problems`."""
     texts: dict[str, tuple[Text, str]] = {}
-    for name, text in given.items():
+    for name, text in untranslated.items():
         field, source = name, f"{prefix}{name}"
         if name in TRAINER_NAMES and (name not in fields or TRAINER_NAMES[name].field == name):
             try:
@@ -149,7 +149,7 @@ def _in_our_names(
         if field is None:
             continue
         if field not in fields:
-            problems.append(f"{source} stands for --{field}, which this command does not have")
+            problems.append(f"{source} means --{field}, which this command does not have")
         elif field in texts and str(texts[field][0]).lower() != str(text).lower():
             problems.append(f"{texts[field][1]} and {source} both set --{field}; keep one")
         else:
@@ -158,7 +158,7 @@ def _in_our_names(
 
 
 def validate(arguments: Any) -> None:
-    """Raises `InputError` with everything that the arguments' groups (their `problems` methods) find contradictory."""
+    """Raises `InputError` with the results of the `problems` methods of all groups."""
     problems = []
     for group in type(arguments).__mro__:
         if "problems" in vars(group):
@@ -167,13 +167,13 @@ def validate(arguments: Any) -> None:
         raise InputError(*problems)
 
 
-def names_of(arguments: Any, **wanted: bool) -> list[str]:
-    """The arguments' names whose `option` has these values."""
-    return [f.name for f in dataclasses.fields(arguments) if all(f.metadata[key] == value for key, value in wanted.items())]
+def names_of(arguments: Any, **settings: bool) -> list[str]:
+    """The names of the arguments with these settings of `option`, such as `reads=True`."""
+    return [f.name for f in dataclasses.fields(arguments) if all(f.metadata[key] == value for key, value in settings.items())]
 
 
 def convert(text: Text, field: dataclasses.Field, cls: type) -> Any:
-    """Turns the text of an argument into its field's type. Raises `ValueError` (found, expected) for a value it refuses."""
+    """Converts a text to the type of its field. Raises `ValueError` with the end of a message: "... is not a number"."""
     kind, optional = _kind(cls, field.name)
     if isinstance(text, list) and len(text) == 1:
         text = text[0]
@@ -181,16 +181,16 @@ def convert(text: Text, field: dataclasses.Field, cls: type) -> Any:
         if optional:
             return None
         raise ValueError(f"has no value, expected {_describe(kind, field.metadata)}")
-    written = " ".join(text) if isinstance(text, list) else text
+    shown = " ".join(text) if isinstance(text, list) else text
     try:
         value = _typed(text, kind)
     except (ValueError, KeyError):
-        raise ValueError(f"{written!r} is not {_describe(kind, field.metadata)}") from None
-    if value in ("", (), {}) or (isinstance(value, Each) and "" in value):
+        raise ValueError(f"{shown!r} is not {_describe(kind, field.metadata)}") from None
+    if value in ("", (), {}) or (isinstance(value, SpaceSeparated) and "" in value):
         raise ValueError("is empty")
-    if field.metadata["path"]:  # not Path.expanduser: hub names and spellings stay as they are
-        several = isinstance(value, Each)
-        value = Each(map(os.path.expanduser, value)) if several else os.path.expanduser(value)
+    if field.metadata["path"]:  # not Path.expanduser, which would normalize hub names
+        several = isinstance(value, SpaceSeparated)
+        value = SpaceSeparated(map(os.path.expanduser, value)) if several else os.path.expanduser(value)
     choices = field.metadata["choices"]
     for item in value if isinstance(value, tuple) else (value,):
         if choices is not None and item not in choices:
@@ -199,24 +199,24 @@ def convert(text: Text, field: dataclasses.Field, cls: type) -> Any:
             raise ValueError(f"{item!r} is not one of {', '.join(choices)}{hint}")
         limits = [(holds, field.metadata[key]) for key, holds in LIMITS.items() if field.metadata[key] is not None]
         if not all(holds(item, limit) for holds, limit in limits):
-            raise ValueError(f"{written} is out of range, expected {_describe(kind, field.metadata)}")
+            raise ValueError(f"{shown} is out of range, expected {_describe(kind, field.metadata)}")
     return value
 
 
 def as_dict(arguments: Any) -> dict[str, Any]:
-    """The arguments as plain values, for run.json and for comparing two runs."""
+    """The arguments by name."""
     return {f.name: getattr(arguments, f.name) for f in dataclasses.fields(arguments)}
 
 
 def describe_value(arguments: type, field: dataclasses.Field) -> str:
-    """What may be given for a field of a class of arguments, in words: "a whole number at least 1"."""
+    """Describes the valid values of a field for users: "a whole number at least 1"."""
     return _describe(_kind(arguments, field.name)[0], field.metadata)
 
 
 def _typed(text: str | list[str], kind: type) -> Any:
-    """Raises `ValueError` or `KeyError` for a text that is no such value."""
-    if typing.get_origin(kind) is Each:
-        return Each(_typed(part, typing.get_args(kind)[0]) for part in ([text] if isinstance(text, str) else text))
+    """Raises `ValueError` or `KeyError` for invalid texts."""
+    if typing.get_origin(kind) is SpaceSeparated:
+        return SpaceSeparated(_typed(part, typing.get_args(kind)[0]) for part in ([text] if isinstance(text, str) else text))
     if kind is bool:
         return BOOLEANS[text.lower()]
     if typing.get_origin(kind) is tuple:
@@ -243,7 +243,7 @@ def _describe(kind: type, limits: typing.Mapping) -> str:
         **{int: "a whole number", float: "a number", bool: "true or false"},
         **{tuple[str, ...]: "names separated by commas", tuple[int, ...]: "whole numbers separated by commas"},
         tuple[float, ...]: "numbers separated by commas",
-        **{Each[str]: "names separated by spaces", Each[float]: "numbers separated by spaces"},
+        **{SpaceSeparated[str]: "names separated by spaces", SpaceSeparated[float]: "numbers separated by spaces"},
         STEPS: "a whole number, or a share of all steps below 1,",
         SETTINGS: 'a JSON object, such as {"power": 2}',
     }
@@ -269,34 +269,35 @@ def _kind(cls: type, name: str) -> tuple[type, bool]:
 class _Parser(argparse.ArgumentParser):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._negative_number_matcher = NEGATIVE_NUMBER  # argparse's own takes -1e-3 and -inf for names of arguments
+        self._negative_number_matcher = NEGATIVE_NUMBER  # argparse's own takes -1e-3 and -inf for argument names
 
     def error(self, message: str) -> typing.NoReturn:
         raise InputError(f"{message} (--help all lists the arguments)")
 
 
 def _parser(
-    cls: type, fields: dict[str, dataclasses.Field], description: str, everything: bool = True
+    cls: type, fields: dict[str, dataclasses.Field], description: str, help_all: bool = True
 ) -> argparse.ArgumentParser:
-    """`everything`: whether its help shows more than the most used arguments."""
+    """`help_all`: whether --help shows all arguments, or the most used ones only."""
     layout = argparse.RawDescriptionHelpFormatter
     usage = "%(prog)s [--config FILE.yaml] [--name value ...]"
     parser = _Parser(usage=usage, description=description, allow_abbrev=False, formatter_class=layout)
     parser.add_argument("--config", metavar="FILE.yaml", help="any of these arguments from a file; the command line wins")
-    more = "" if everything else "These are the task's own and the most used arguments; --help all lists every one by group. "
-    parser.epilog = f"{more}Other names of transformers' TrainingArguments are translated, or refused with the name to use."
-    shown: set[str] = set()
+    hint = "" if help_all else "These are the task's own and the most used arguments; --help all lists all arguments by group. "
+    parser.epilog = f"{hint}Other names of transformers' TrainingArguments are translated, or refused with the name to use."
+    added: set[str] = set()
     for owner in reversed(cls.__mro__):
-        # What a task changes stands where its group has it.
-        names = [name for name in vars(owner).get("__annotations__", {}) if name in fields and name not in shown]
-        shown.update(names)
+        # An argument that a task redeclares stays in its group.
+        names = [name for name in vars(owner).get("__annotations__", {}) if name in fields and name not in added]
+        added.update(names)
         if not names:
             continue
         group = parser.add_argument_group((owner.__doc__ or owner.__name__).strip().splitlines()[0])
         for name in names:
-            _add_argument(group, cls, fields[name], shown=everything or owner is cls or name in MOST_USED)
-    for name in (name for name in TRAINER_NAMES if name not in fields):
-        parser.add_argument(f"--{name}", help=argparse.SUPPRESS, nargs="?", const="true")
+            _add_argument(group, cls, fields[name], shown=help_all or owner is cls or name in MOST_USED)
+    for name in TRAINER_NAMES:
+        if name not in fields:
+            parser.add_argument(f"--{name}", help=argparse.SUPPRESS, nargs="?", const="true")
     return parser
 
 
@@ -305,13 +306,14 @@ def _add_argument(group: Any, cls: type, field: dataclasses.Field, shown: bool) 
     choices = field.metadata["choices"]
     metavar = "|".join(choices) if choices else METAVARS.get(kind, "TEXT")
     default = "" if field.default is None else f" (default: {field.default})"
-    help_text = (
-        argparse.SUPPRESS if field.metadata["hidden"] or not shown else (field.metadata["help"] + default).replace("%", "%%")
-    )
-    flag: dict[str, Any] = {"nargs": "?", "const": "true"} if kind is bool else {}
-    if typing.get_origin(kind) is Each:
-        flag = {"nargs": "+"}
-    group.add_argument(f"--{field.name}", metavar=metavar, help=help_text, **flag)
+    is_visible = shown and not field.metadata["hidden"]
+    help_text = (field.metadata["help"] + default).replace("%", "%%") if is_visible else argparse.SUPPRESS
+    nargs: dict[str, Any] = {}
+    if kind is bool:
+        nargs = {"nargs": "?", "const": "true"}
+    elif typing.get_origin(kind) is SpaceSeparated:
+        nargs = {"nargs": "+"}
+    group.add_argument(f"--{field.name}", metavar=metavar, help=help_text, **nargs)
     if kind is bool and field.default is True:
         group.add_argument(f"--no_{field.name}", dest=field.name, action="store_const", const="false", help=argparse.SUPPRESS)
 
@@ -328,32 +330,30 @@ def _unknown_arguments(unknown: list[str], fields: dict[str, dataclasses.Field])
 
 def _nearest(name: str, fields: dict[str, dataclasses.Field], prefix: str = "") -> str:
     visible = [field.name for field in fields.values() if not field.metadata["hidden"]]
-    spelled = name.replace("-", "_")
-    near = [spelled] if spelled in visible else difflib.get_close_matches(spelled, visible, 1, 0.6)
+    normalized = name.replace("-", "_")
+    near = [normalized] if normalized in visible else difflib.get_close_matches(normalized, visible, 1)
     return f"; did you mean {prefix}{near[0]}?" if near else " (--help all lists the arguments)"
 
 
 class _Loader(yaml.BaseLoader):
-    """Values are the texts that stand in the file, as on a command line: YAML 1.1 reads `no` as false, 1:30 as 90 and 010 as 8.
-    PyYAML keeps the last of two equal keys without a word; here the second is an error."""
+    """Keeps values as texts, as on a command line: YAML 1.1 reads `no` as false, 1:30 as 90 and 010 as 8.
+
+    Duplicate keys are errors; PyYAML silently keeps the last one.
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         keys = [key.value for key, _ in node.value]
         for number, (key, _) in enumerate(node.value):
             if not isinstance(key, yaml.ScalarNode) or key.value in keys[:number]:
-                problem = f"key {key.value!r:.80} stands twice or is no name"
+                problem = f"key {key.value!r:.80} appears twice or is not a name"
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
         return super().construct_mapping(node, deep)
 
 
-def read_yaml_mapping(path: str) -> dict[str, Any]:
-    """Reads a YAML file that must hold one mapping. Raises `InputError` naming file and line."""
+def _read_mapping(path: str) -> dict[str, Any]:
+    """Reads a YAML file with one mapping. Raises `InputError` with file and line."""
     try:
-        content = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_Loader)
-    except OSError as error:
-        raise InputError(f"--config {path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 at byte {error.start}; save the file as UTF-8") from None
+        content = yaml.load(read_text(path), Loader=_Loader)
     except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
@@ -362,26 +362,29 @@ def read_yaml_mapping(path: str) -> dict[str, Any]:
     except RecursionError:
         raise InputError(f"{path}: not valid YAML: nested too deeply; expected `name: value` lines") from None
     if not isinstance(content, dict):
-        found = "nothing" if not content else "a list" if isinstance(content, list) else "a text"
-        raise InputError(f"{path}: expected `name: value` lines, found {found}")
+        type_name = "nothing" if not content else "a list" if isinstance(content, list) else "a text"
+        raise InputError(f"{path}: expected `name: value` lines, found {type_name}")
     return content
 
 
-def _read_yaml(path: str, fields: dict[str, dataclasses.Field], cls: type) -> tuple[dict[str, Text], list[str]]:
+def _read_config(path: str, fields: dict[str, dataclasses.Field], cls: type) -> tuple[dict[str, Text], list[str]]:
     texts, problems = {}, []
-    for name, value in read_yaml_mapping(path).items():
+    for name, value in _read_mapping(path).items():
+        origin = typing.get_origin(_kind(cls, name)[0]) if name in fields else None
         if name in TRAINER_NAMES and name not in fields:
             texts[name] = json.dumps(value) if isinstance(value, dict | list) else value or None
         elif name not in fields and isinstance(value, dict):
-            problems.append(f"{path}: {name} is a section; arguments stand without sections, each as `name: value`")
+            problems.append(f"{path}: {name} is a section; write arguments without sections, each as `name: value`")
         elif name not in fields:
             problems.append(f"{path}: unknown key {name}{_nearest(name, fields)}")
         elif isinstance(value, dict):
             problems.append(f"{path}: {name}: expected one value, found a mapping")
-        elif isinstance(value, list) and typing.get_origin(_kind(cls, name)[0]) is Each:
+        elif not isinstance(value, list):
+            texts[name] = value or None
+        elif origin is SpaceSeparated:
             texts[name] = list(map(str, value))
-        elif isinstance(value, list) and typing.get_origin(_kind(cls, name)[0]) is not tuple:
-            problems.append(f"{path}: {name}: expected one value, found a list")
+        elif origin is tuple:
+            texts[name] = ",".join(map(str, value))
         else:
-            texts[name] = ",".join(map(str, value)) if isinstance(value, list) else value or None
+            problems.append(f"{path}: {name}: expected one value, found a list")
     return texts, problems

@@ -1,4 +1,4 @@
-"""A data file that is standard input: `cat new.csv | python app/classify.py --do_predict --test_file - ...`."""
+"""Standard input as a data file: `cat new.csv | python app/classify.py --do_predict --test_file - ...`."""
 
 from __future__ import annotations
 
@@ -10,28 +10,29 @@ import sys
 import tempfile
 from typing import Any
 
-from finetune.arguments.parsing import Each
+from finetune.arguments.parsing import SpaceSeparated
 from finetune.errors import InputError
 
 NAMES = ("-", "/dev/stdin")
-HEAD = 2**16  # bytes that show what kind of file it is
+HEAD = 2**16  # bytes that decide the kind of file
 
 
 def with_standard_input(arguments: Any, names: list[str]) -> Any:
-    """The arguments with a temporary file in place of standard input, where one of these arguments names it: rows are read
-    more than once. It is JSON lines if it begins with "{", a JSON array if with "[", and csv otherwise.
+    """Copies standard input to a temporary file, because rows are read several times, and puts its path into the arguments.
 
-    Raises `InputError` if several arguments name it, or several processes were launched: one of them would get it.
+    `names`: the arguments that may name standard input. Content that begins with "{" is jsonl, with "[" json, otherwise csv.
+    Raises `InputError` if several arguments name it, or if there are several processes: only one would get it.
     """
     values = {name: getattr(arguments, name) for name in names}
-    each = [(name, value) for name in names for value in (values[name] if isinstance(values[name], Each) else [values[name]])]
-    given = [name for name, value in each if value in NAMES]
-    if not given:
+    values = {name: value if isinstance(value, SpaceSeparated) else (value,) for name, value in values.items()}
+    from_input = [name for name, paths in values.items() for path in paths if path in NAMES]
+    if not from_input:
         return arguments
-    if len(given) > 1:
-        raise InputError(f"{' and '.join(f'--{name}' for name in given)} are standard input; only one can be")
+    if len(from_input) > 1:
+        raise InputError(f"{' and '.join(f'--{name}' for name in from_input)} are standard input; only one can be")
+    (name,) = from_input
     if os.environ.get("WORLD_SIZE", "1") != "1":
-        raise InputError(f"--{given[0]} -: only one process gets standard input; write it to a file, or launch with python")
+        raise InputError(f"--{name} -: only one process gets standard input; write it to a file, or launch with python")
     folder = tempfile.mkdtemp(prefix="standard_input_")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     head = sys.stdin.buffer.read(HEAD)
@@ -40,6 +41,5 @@ def with_standard_input(arguments: Any, names: list[str]) -> Any:
     with open(path, "wb") as file:
         file.write(head)
         shutil.copyfileobj(sys.stdin.buffer, file)
-    several = isinstance(values[given[0]], Each)
-    value = Each(path if value in NAMES else value for value in values[given[0]]) if several else path
-    return dataclasses.replace(arguments, **{given[0]: value})
+    value = SpaceSeparated(path if value in NAMES else value for value in values[name])
+    return dataclasses.replace(arguments, **{name: value if isinstance(getattr(arguments, name), SpaceSeparated) else path})

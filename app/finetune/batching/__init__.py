@@ -1,5 +1,6 @@
-"""Which rows each process computes with at each step, and the batches of them: order, shares of processes, collating, rows that
-are streamed. It computes nothing.
+"""Batches: the order of rows, their distribution over processes and micro-batches, collating, streaming.
+
+Nothing here depends on the model.
 
 May import: finetune.errors, finetune.launching, finetune.plan, finetune.task.
 """

@@ -12,7 +12,7 @@ import shutil
 import time
 from pathlib import Path
 
-from finetune.errors import InputError, where
+from finetune.errors import InputError, process_name
 from finetune.launching.processes import Run
 
 CHUNK_BYTES = 16 * 1024 * 1024  # per broadcast
@@ -58,7 +58,7 @@ def check_shared(run: Run, folder: Path) -> None:
         if token.exists():
             break
         time.sleep(0.1)
-    without = [process for process in run.gather([None if token.exists() else where()]) if process]
+    without = [process for process in run.gather([None if token.exists() else process_name()]) if process]
     run.on_main(lambda: token.unlink(missing_ok=True))
     if without:
         raise InputError(
@@ -85,5 +85,5 @@ def _receive(run: Run, folder: Path, files: list[str], target: Path | None) -> s
                         with (target / name).open("ab") as writer:
                             writer.write(chunk)
                     except OSError as error:
-                        problem = f"{where()} cannot store rank 0's {folder / name} ({error.strerror}); make room there"
+                        problem = f"{process_name()} cannot store rank 0's {folder / name} ({error.strerror}); make room there"
     return problem

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 
 from finetune.checkpoints import checkpoint, shards
 from finetune.checkpoints.checkpoint import LEFT_BEHIND, TrainState, list_checkpoints, step_of
-from finetune.errors import TrainingError, where
+from finetune.errors import TrainingError, process_name
 from finetune.launching import deepspeed_state, fsdp_state
 from finetune.launching.launch import Launch
 from finetune.launching.processes import Run
@@ -109,7 +109,7 @@ def wait(run: Run, writer: Background) -> None:
         try:
             writer.wait()
         except TrainingError as error:
-            problem = f"{where()}: {error}"
+            problem = f"{process_name()}: {error}"
     problems = list(filter(None, run.gather([problem])))
     writer.hurry()  # all other processes have written their shards, or have failed
     if problems:

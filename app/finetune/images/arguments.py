@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from finetune.arguments import groups
-from finetune.arguments.parsing import Each, changed_option, option
+from finetune.arguments.parsing import SpaceSeparated, changed_option, option
 
 RESIZED_CROP = "--random_crop resizes its crops, but --inference sliding_window resizes nothing; give --random_scale instead"
 FORMS = "a folder, csv, tsv, json, jsonl or parquet; .gz of the text ones; one or several, and patterns ('site-*')"
@@ -23,11 +23,11 @@ class ImageArguments(
     """Images"""
 
     # Other defaults and help for arguments of the groups above; --help shows them in their groups.
-    train_file: Each[str] | None = changed_option(groups.DataArguments, "train_file", None, FORMS)
-    validation_file: Each[str] | None = changed_option(
+    train_file: SpaceSeparated[str] | None = changed_option(groups.DataArguments, "train_file", None, FORMS)
+    validation_file: SpaceSeparated[str] | None = changed_option(
         groups.DataArguments, "validation_file", None, "the same; without it --validation_split takes rows from training"
     )
-    test_file: Each[str] | None = changed_option(
+    test_file: SpaceSeparated[str] | None = changed_option(
         groups.DataArguments, "test_file", None, "the same: pictures to predict, and to score when they have labels"
     )
     learning_rate: float | None = changed_option(
@@ -80,7 +80,7 @@ class ImageArguments(
 class MaskArguments(ImageArguments):
     """Masks"""
 
-    train_file: Each[str] | None = changed_option(
+    train_file: SpaceSeparated[str] | None = changed_option(
         groups.DataArguments,
         "train_file",
         None,

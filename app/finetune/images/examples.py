@@ -18,7 +18,7 @@ from finetune.images.folders import class_folders
 from finetune.images.idx import images_file, is_idx, labels_file, read_idx
 from finetune.images.sources import ArrayImages, EncodedImages, Images, JoinedImages, JoinedPlaces, Renumbered
 from finetune.reading.columns import SHOWN, check_ids, ids_of, more
-from finetune.reading.splits import above, check_alike, check_columns, files_named, read_split, table_of
+from finetune.reading.splits import check_columns, check_consistent_labels, common_parent, expand_patterns, read_split, table_of
 from finetune.reading.tables import Table, read_table
 from finetune.task import Mixture
 
@@ -69,7 +69,7 @@ def read_examples(arguments: Any, split: str, notes: list[str]) -> Examples | No
     files = getattr(arguments, f"{split}_file")
     if files is None:
         return _from_dataset(arguments, split)
-    paths = files_named(f"--{split}_file", files)
+    paths = expand_patterns(f"--{split}_file", files)
     examples = read_each(f"--{split}_file", paths, partial(_from_path, arguments, split, above_folders(paths), notes))
     limit = getattr(arguments, LIMITS[split])
     if examples is None or limit is None or limit >= len(examples):
@@ -80,7 +80,7 @@ def read_examples(arguments: Any, split: str, notes: list[str]) -> Examples | No
 
 
 def read_each(argument: str, paths: Sequence[tuple[str, int]], read: Callable[[str], Examples | None]) -> Examples | None:
-    """Reads all sources and joins them; None if there are none. `paths`: from `files_named`. Raises `InputError` with the
+    """Reads all sources and joins them; None if there are none. `paths`: from `expand_patterns`. Raises `InputError` with the
     problems of all, and if only some have labels."""
     parts, problems = [], []
     for path, number in paths:
@@ -96,7 +96,7 @@ def read_each(argument: str, paths: Sequence[tuple[str, int]], read: Callable[[s
 
 def _joined(argument: str, numbered: Sequence[tuple[Examples, int]]) -> Examples:
     parts, numbers = zip(*numbered, strict=True)
-    check_alike(argument, [(examples.path, examples.classes is not None) for examples in parts])
+    check_consistent_labels(argument, [(examples.path, examples.classes is not None) for examples in parts])
     lengths = [len(examples) for examples in parts]
     part = np.repeat(np.arange(len(parts)), lengths)
     images = JoinedImages([examples.images for examples in parts], part)
@@ -118,7 +118,7 @@ def _joined(argument: str, numbered: Sequence[tuple[Examples, int]]) -> Examples
 
 def above_folders(paths: Sequence[tuple[str, int]]) -> str | None:
     """The folder above all source folders. Ids of pictures are paths from there, so that they are unique."""
-    return above([path for path, _ in paths if Path(path).is_dir()])
+    return common_parent([path for path, _ in paths if Path(path).is_dir()])
 
 
 def _from_path(arguments: Any, split: str, base: str | None, notes: list[str], path: str) -> Examples:

@@ -15,11 +15,11 @@ from finetune.errors import InputError
 from finetune.images.examples import LIMITS, Examples, above_folders, from_table, named_from, read_each, read_examples
 from finetune.images.folders import pictures_below
 from finetune.images.sources import EncodedImages, Images, Inspection, map_rows
-from finetune.reading.cache import kept
+from finetune.reading.cache import get_or_create
 from finetune.reading.columns import SHOWN, more
 from finetune.reading.fingerprint import fingerprint
 from finetune.reading.problems import listed
-from finetune.reading.splits import files_named
+from finetune.reading.splits import expand_patterns
 
 # Folder names of each split.
 SPLIT_FOLDERS = {"train": ("train", "training"), "validation": ("validation", "val", "valid"), "test": ("test", "testing")}
@@ -78,7 +78,7 @@ def read_pairs(arguments: Any, split: str, notes: list[str]) -> Examples | None:
     own = getattr(arguments, f"{split}_file")
     sources = own or arguments.train_file
     argument = f"--{split if own else 'train'}_file"
-    paths = [] if sources is None else files_named(argument, sources)
+    paths = [] if sources is None else expand_patterns(argument, sources)
     if not any(Path(path).is_dir() for path, _ in paths):
         return read_examples(arguments, split, notes)
     if own is None:  # only folders can hold several splits
@@ -172,7 +172,7 @@ def find_classes_file(arguments: Any) -> Path | None:
     if arguments.train_file is None:
         return None
     files = []
-    for path in (Path(path).absolute() for path, _ in files_named("--train_file", arguments.train_file)):
+    for path in (Path(path).absolute() for path, _ in expand_patterns("--train_file", arguments.train_file)):
         files += [folder / CLASSES_FILE for folder in (path, path.parent) if (folder / CLASSES_FILE).is_file()][:1]
     different = list({path.read_bytes(): path for path in reversed(files)}.values())[::-1]
     if len(different) > 1:
@@ -272,7 +272,7 @@ def _inspect(examples: Examples, pictures: Inspection) -> InspectedMasks:
     ]
     if wrong:
         raise InputError(*wrong[:SHOWN], *more(len(wrong)))
-    folder = kept("masks", fingerprint(inspection.digests)[:40], partial(_write_counts, masks))
+    folder = get_or_create("masks", fingerprint(inspection.digests)[:40], partial(_write_counts, masks))
     by_mask = json.loads((folder / "counts.json").read_text(encoding="utf-8"))
     counts = [{int(value): count for value, count in counts.items()} for counts in by_mask]
     return InspectedMasks(masks, inspection.content, counts)

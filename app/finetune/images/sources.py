@@ -20,7 +20,7 @@ from pyarrow import parquet
 from finetune.errors import InputError
 from finetune.images.decoding import Encoded, Header, decode, decode_mask, read_header
 from finetune.output.progress import Phase
-from finetune.reading.cache import kept
+from finetune.reading.cache import get_or_create
 from finetune.reading.columns import SHOWN, more
 from finetune.reading.fingerprint import file_state, fingerprint
 from finetune.reading.problems import described
@@ -158,7 +158,7 @@ class EncodedImages(Images):
         if None in states:
             return self._inspect()
         key = fingerprint([CACHE_VERSION, *states])[:40]
-        folder = kept("pictures", key, lambda folder: _write_cache(self._inspect(), folder / CACHE_FILE))
+        folder = get_or_create("pictures", key, lambda folder: _write_cache(self._inspect(), folder / CACHE_FILE))
         return _read_cache(folder / CACHE_FILE)
 
     def beside(self, cells: Sequence[Any], where: Callable[[int], str]) -> EncodedImages:

@@ -25,7 +25,7 @@ from accelerate.utils import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from finetune.errors import InputError, where
+from finetune.errors import InputError, process_name
 from finetune.launching import deepspeed_config, fsdp_config, fsdp_state, heartbeat, rendezvous, signals
 from finetune.launching.fsdp_config import FsdpSettings
 from finetune.launching.launch import Launch
@@ -259,8 +259,8 @@ def _explain_connection_errors(launch: Launch) -> Iterator[None]:
         interface = os.environ.get("GLOO_SOCKET_IFNAME")
         over = f"network interface {interface}" if interface else "their host names"
         raise InputError(
-            f"{where()}: cannot connect to all other processes over {over} ({reason}). Machines must reach each other on every "
-            "port; set GLOO_SOCKET_IFNAME to the network interface that they share"
+            f"{process_name()}: cannot connect to all other processes over {over} ({reason}). Machines must reach each "
+            "other on every port; set GLOO_SOCKET_IFNAME to the network interface that they share"
         ) from error
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from finetune.errors import InputError, in_short, where
+from finetune.errors import InputError, in_short, process_name
 from finetune.launching import network
 
 POLL_SECONDS = 0.1
@@ -80,7 +80,7 @@ class Rendezvous:
                     f"port {self.port} of {socket.gethostname()} is in use, so the machines cannot connect to {self.address}; "
                     f"choose another port on every machine {PORT_OPTIONS}"
                 ) from error
-            raise InputError(f"{where()}: cannot connect to rank 0 at {self.address} ({in_short(error)})") from error
+            raise InputError(f"{process_name()}: cannot connect to rank 0 at {self.address} ({in_short(error)})") from error
         # A new prefix for each restart: a launcher that restarts its workers keeps its store.
         self.store = dist.PrefixStore(f"finetune/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
@@ -116,7 +116,7 @@ class Rendezvous:
     def send_failure_notice(self, problems: list[str], code: int, timeout: float) -> None:
         """Leaves the notice in the store. On the store's machine, waits up to `timeout` seconds until every process has called
         this: processes that read the notice fail too, and then call it."""
-        self.store.compare_set("failed", "", json.dumps({"process": where(), "problems": problems, "code": code}))
+        self.store.compare_set("failed", "", json.dumps({"process": process_name(), "problems": problems, "code": code}))
         self.store.add("notified", 1)
         deadline = time.monotonic() + (timeout if self.rank < self.local_world_size else 0)
         while time.monotonic() < deadline and self.store.add("notified", 0) < self.world_size:
@@ -131,7 +131,7 @@ class Rendezvous:
             except OSError as error:
                 if time.monotonic() > deadline:
                     raise InputError(
-                        f"{where()}: machine {self.machine(0)} did not answer at {self.address} within {timeout:.0f} s "
+                        f"{process_name()}: machine {self.machine(0)} did not answer at {self.address} within {timeout:.0f} s "
                         f"({error.strerror or error}); start the same command there, check the address and the firewall, or "
                         "wait longer with --start_timeout"
                     ) from None
@@ -142,12 +142,12 @@ class Rendezvous:
             return self.store.check([key])
         except RuntimeError as error:
             raise InputError(
-                f"{where()}: rank 0's machine ended before the job began; see the message there ({in_short(error)})"
+                f"{process_name()}: rank 0's machine ended before the job began; see the message there ({in_short(error)})"
             ) from None
 
     def _timeout_message(self, missing: list[int], timeout: float, argument: str) -> str:
         if self.rank != 0:
-            return f"{where()}: rank 0 did not answer for {timeout + NOTICE_SECONDS:.0f} s ({argument})"
+            return f"{process_name()}: rank 0 did not answer for {timeout + NOTICE_SECONDS:.0f} s ({argument})"
         names = ", ".join(f"rank {rank} (machine {self.machine(rank // self.local_world_size)})" for rank in missing)
         return (
             f"{len(missing)} of {self.world_size} processes did not connect to {self.address} within {timeout:.0f} s: {names}. "

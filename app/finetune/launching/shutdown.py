@@ -22,7 +22,7 @@ from finetune.errors import (
     in_short,
     is_out_of_memory,
     is_out_of_space,
-    where,
+    process_name,
 )
 from finetune.launching import heartbeat, rendezvous, signals
 from finetune.output import status, writer_thread
@@ -146,7 +146,7 @@ def _let_local_rank_0_report() -> None:
 
 
 def _print_error(message: str) -> None:
-    print(f"error on {where()}: {message}", file=sys.stderr, flush=True)
+    print(f"error on {process_name()}: {message}", file=sys.stderr, flush=True)
 
 
 def stop_requested(run: Run) -> bool:

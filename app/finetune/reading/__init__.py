@@ -1,5 +1,5 @@
-"""Strict readers of the user's files, and what is kept of them on disk for later starts: rows and tokens.
+"""Strict readers of the user's files, and caches of their rows and tokens.
 
-Errors name file, line and field; nothing is guessed silently, and nothing here needs torch.
+Errors name file, line and field. Values are never guessed, and nothing here needs torch.
 May import: finetune.errors, finetune.garbage_collection, finetune.output.
 """

@@ -1,4 +1,4 @@
-"""What is made once on a machine and found by every later start: rows, tokens, vocabularies."""
+"""Cache on the local disk: rows, tokens and vocabularies are created once per machine and reused by later runs."""
 
 from __future__ import annotations
 
@@ -19,35 +19,33 @@ from huggingface_hub.constants import HF_HOME
 from finetune.errors import InputError, is_out_of_space
 from finetune.output.files import flush
 
-CHECKSUMS = "checksums.json"  # in every folder: of each of its files
+CHECKSUMS = "checksums.json"  # in every cached folder: checksum by file name
 
-
-_below: ContextVar[Path | None] = ContextVar("below", default=None)
+_folder: ContextVar[Path | None] = ContextVar("folder", default=None)
 
 
 def cache_folder(kind: str) -> Path:
-    """A folder in the cache of `datasets`: below HF_DATASETS_CACHE, or else below HF_HOME. Or in the one of `kept_below`."""
-    return (_below.get() or Path(os.environ.get("HF_DATASETS_CACHE") or Path(HF_HOME) / "datasets").expanduser()) / kind
+    """A subfolder of the cache of `datasets` (HF_DATASETS_CACHE, by default in HF_HOME) or of `use_cache_folder`."""
+    return (_folder.get() or Path(os.environ.get("HF_DATASETS_CACHE") or Path(HF_HOME) / "datasets").expanduser()) / kind
 
 
 @contextmanager
-def kept_below(folder: Path) -> Iterator[None]:
-    """Meanwhile everything is kept below this folder, and can be removed with it."""
-    before = _below.set(folder)
+def use_cache_folder(folder: Path) -> Iterator[None]:
+    """A context that uses this folder as the cache."""
+    before = _folder.set(folder)
     try:
         yield
     finally:
-        _below.reset(before)
+        _folder.reset(before)
 
 
-def kept(kind: str, key: str, fill: Callable[[Path], None]) -> Path:
-    """The folder that `fill` writes its files into, unless that was done before. `key`: a hash of everything that the files
-    depend on.
+def get_or_create(kind: str, key: str, fill: Callable[[Path], None]) -> Path:
+    """Returns a cached folder. If it does not exist yet, `fill` writes its files.
 
-    The folder is whole or absent: it is renamed when it is complete, and made anew when a file in it is missing or damaged.
-    Processes that start together wait on a file lock for the first, not in a collective: this may take longer than a process
-    group waits, and machines need not share a disk. A complete folder is found in a read-only cache, too. Raises `InputError`
-    if the cache cannot be written.
+    `key`: a hash of everything that the files depend on. A new folder gets its final name once it is complete. A folder with
+    missing or damaged files is filled again. Concurrent processes wait for the first one on a file lock. A collective would not
+    do: it may time out, and machines need not share a disk. A read-only cache works if the folder is complete. Raises
+    `InputError` if the cache cannot be written.
     """
     path = cache_folder(kind) / key
     if _is_whole(path):
@@ -58,19 +56,21 @@ def kept(kind: str, key: str, fill: Callable[[Path], None]) -> Path:
         with FileLock(f"{path}.lock"):
             if not _is_whole(path):
                 if path.exists():
-                    print(f"note           {path}: this cache is damaged; it is made anew", file=sys.stderr)
+                    print(f"note           {path}: this cache is damaged; it is created again", file=sys.stderr)
                 unfinished.mkdir()
                 fill(unfinished)
                 checksums = {file.name: _checksum(file) for file in unfinished.iterdir()}
                 (unfinished / CHECKSUMS).write_text(json.dumps(checksums), encoding="utf-8")
-                flush(unfinished)  # otherwise a power loss could leave empty files under the final name
+                flush(unfinished)  # else a power loss could leave empty files under the final name
                 shutil.rmtree(path, ignore_errors=True)
                 os.rename(unfinished, path)
     except OSError as error:
         if is_out_of_space(error):
-            raise OSError(error.errno, error.strerror, str(path.parent)) from error  # reported like every full disk
+            raise OSError(error.errno, error.strerror, str(path.parent)) from error  # callers report full disks
         reason = (error.strerror or str(error)).lower()
-        raise InputError(f"{path.parent}: the cache cannot be written ({reason}); set HF_DATASETS_CACHE to another") from error
+        raise InputError(
+            f"{path.parent}: the cache cannot be written ({reason}); set HF_DATASETS_CACHE to another folder"
+        ) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return path

@@ -1,4 +1,4 @@
-"""From a file's columns to what a task needs: texts, ids, rows that are kept for validation."""
+"""Checks and conversions of a table's columns: texts, ids, validation rows."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from typing import Any
 import numpy as np
 
 from finetune.errors import InputError
-from finetune.reading.problems import described
+from finetune.reading.problems import SHOWN, described
 from finetune.reading.stored_rows import Column
 from finetune.reading.tables import Table
 
-SHOWN = 20
-# In RE2's words: separators, control and format characters, such as those of zero width.
-SHOWS_NOTHING = r"\A[\pZ\p{Cc}\p{Cf}]*\z"
-INVISIBLE = {"Zs", "Zl", "Zp", "Cc", "Cf"}  # the same as unicodedata names them
+# A blank text has only separators, control characters and format characters (such as zero-width ones): in RE2's syntax, ...
+BLANK_PATTERN = r"\A[\pZ\p{Cc}\p{Cf}]*\z"
+BLANK_CATEGORIES = {"Zs", "Zl", "Zp", "Cc", "Cf"}  # ... and as categories of unicodedata
 
 
 def take(table: Table, rows: np.ndarray) -> Table:
-    """A table of some of the rows, which still knows where they stand in the file."""
+    """Some rows of a table, with their original line numbers."""
     columns = {name: column.take(rows) for name, column in table.columns.items()}
     source = None if table.source is None else table.source[rows]
     return replace(table, columns=columns, lines=table.lines.take(rows), source=source)
 
 
 def split_off(table: Table, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """The numbers of (training rows, validation rows): a random share, the same for the same seed and number of rows; in file
-    order. Raises `InputError` for a table of fewer than two rows."""
+    """Returns (training rows, validation rows) as ascending row numbers; `share` of the rows, at random, for validation.
+
+    The result depends on the seed and the number of rows alone. Raises `InputError` for fewer than two rows.
+    """
     if len(table) < 2:
         raise InputError(f"{table.path}: has {len(table)} row(s), too few to take validation rows from; give --validation_file")
     count = min(max(1, round(len(table) * share)), len(table) - 1)
@@ -40,7 +41,7 @@ def split_off(table: Table, share: float, seed: int) -> tuple[np.ndarray, np.nda
 
 
 def texts_of(table: Table, column: str) -> Column:
-    """A column of texts. Raises `InputError` for cells that are no text, each with its line."""
+    """A column of texts. Raises `InputError` for cells of other types, each with its line."""
     values = table.columns[column]
     wrong = [] if values.is_text else [row for row, value in enumerate(values) if not isinstance(value, str)]
     if wrong:
@@ -50,17 +51,17 @@ def texts_of(table: Table, column: str) -> Column:
 
 
 def blank_rows(texts: Column) -> np.ndarray:
-    """The rows whose text shows nothing, in ascending order."""
-    return np.flatnonzero(texts.matches(SHOWS_NOTHING))
+    """The numbers of the rows without visible text, ascending."""
+    return np.flatnonzero(texts.matches(BLANK_PATTERN))
 
 
-def shows_nothing(text: str) -> bool:
-    """Whether `blank_rows` would find this text."""
-    return all(unicodedata.category(character) in INVISIBLE for character in text)
+def is_blank(text: str) -> bool:
+    """Whether a text has no visible characters: the rule of `blank_rows`."""
+    return all(unicodedata.category(character) in BLANK_CATEGORIES for character in text)
 
 
 def drop_blank(table: Table, column: str, notes: list[str]) -> Table:
-    """Leaves out training rows whose text shows nothing, with a note. Raises `InputError` if none is left."""
+    """Removes training rows without visible text and adds a note. Raises `InputError` if no row is left."""
     texts = texts_of(table, column)
     blank = blank_rows(texts)
     if len(blank) == len(texts):
@@ -76,25 +77,24 @@ def drop_blank(table: Table, column: str, notes: list[str]) -> Table:
 
 
 def note_blank(table: Table, texts: Column, notes: list[str]) -> None:
-    """Notes rows that are scored or predicted though their text shows nothing."""
+    """Adds a note about evaluation rows without visible text, which are kept."""
     if blank := len(blank_rows(texts)):
         notes.append(f"{table.path}: {blank} row(s) have no text; they are kept and read as an empty text")
 
 
 def note_cut(table: Table, what: str, cut: np.ndarray, limit: int | str, notes: list[str]) -> None:
-    """Notes how many of the `what` lose their end. `cut`: (rows,) bool; `limit`: the tokens that each may have."""
+    """Adds a note about truncated texts. `what`: their plural noun; `cut`: (rows,) bool; `limit`: in tokens."""
     if count := int(cut.sum()):
         notes.append(f"{table.path}: {count} of {len(table)} {what} ({count / len(table):.1%}) are cut to {limit} tokens")
 
 
 def ids_of(table: Table, column: str) -> Sequence[Any]:
-    """What names each row in predictions: its cell in `column`, or its number from 0."""
+    """The ids of the rows in predictions: the cells of `column`, or row numbers from 0."""
     return table.columns.get(column, range(len(table)))
 
 
 def check_ids(table: Table, column: str) -> None:
-    """Raises `InputError` for ids that predictions, which are JSON, cannot hold: better known now than when everything is
-    predicted."""
+    """Raises `InputError` for ids that cannot be written as JSON, before any work is done."""
     wrong = []
     for row, value in enumerate(table.columns.get(column, [])):
         try:
@@ -106,7 +106,10 @@ def check_ids(table: Table, column: str) -> None:
 
 
 def note_repeated_texts(texts: dict[str, Column], notes: list[str]) -> None:
-    """Notes how many training texts stand twice, and how many of the other files' are among them. `texts`: by split."""
+    """Adds notes about duplicate training texts, and about validation and test texts that are also training texts.
+
+    `texts`: by split.
+    """
     hashes = {split: list(map(hash, column)) for split, column in texts.items()}
     seen = set(hashes["train"])
     if repeated := len(hashes["train"]) - len(seen):
@@ -117,5 +120,5 @@ def note_repeated_texts(texts: dict[str, Column], notes: list[str]) -> None:
 
 
 def more(count: int) -> list[str]:
-    """The line that stands for the problems beyond the first 20."""
+    """A last line for an error with more than `SHOWN` problems: "... and 5 more"."""
     return [f"... and {count - SHOWN} more"] if count > SHOWN else []

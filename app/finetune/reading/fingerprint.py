@@ -1,4 +1,4 @@
-"""What content is equal: a hash over texts."""
+"""Hashes of texts and files, for cache keys and for comparing runs."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from pathlib import Path
 import numpy as np
 
 GROUP = 4096  # texts hashed together
-SAMPLES, SAMPLE_BYTES = 64, 65536  # of a large file
-SETTLED = 2.0  # seconds; a file changed since may change again within the resolution of a file system's clock
+SAMPLES, SAMPLE_BYTES = 64, 65536  # hashed pieces of a large file
+SETTLED = 2.0  # seconds; a file may change twice within one tick of the file system's clock, so newer files count as unknown
 
 
 def fingerprint(parts: Iterable[str | bytes]) -> str:
-    """A hash over texts that knows where one ends and the next begins."""
-    digest, rest = hashlib.sha256(), iter(parts)
-    while some := list(islice(rest, GROUP)):
-        encoded = [part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part for part in some]
+    """A hash of a sequence of texts: ["ab", "c"] and ["a", "bc"] differ."""
+    digest, remaining = hashlib.sha256(), iter(parts)
+    while group := list(islice(remaining, GROUP)):
+        encoded = [part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part for part in group]
         digest.update(np.array([len(encoded), *map(len, encoded)], dtype="<u8").tobytes())
         digest.update(b"".join(encoded))
     return digest.hexdigest()
 
 
 def sample_of(path: Path) -> str:
-    """A file's size and a hash of evenly spaced pieces of it, its beginning and its end among them; of all of a small file."""
+    """A file's size and a hash of its content; of files above 4 MiB, a hash of evenly spaced pieces."""
     size, digest = path.stat().st_size, hashlib.sha256()
     with path.open("rb") as file:
         if size <= SAMPLES * SAMPLE_BYTES:
@@ -40,10 +40,12 @@ def sample_of(path: Path) -> str:
 
 
 def file_state(path: str | Path) -> str | None:
-    """A file's path, size and time of change, by which an unchanged file is known without reading it; None for one that is not
-    there, or was changed in the last two seconds. Raises no error."""
+    """A file's path, size and modification time, to recognise an unchanged file without reading it.
+
+    None if the file is missing or was modified in the last two seconds.
+    """
     try:
-        found = os.stat(path)
+        state = os.stat(path)
     except OSError:
         return None
-    return f"{os.path.abspath(path)}\0{found.st_size}\0{found.st_mtime_ns}" if found.st_mtime < time.time() - SETTLED else None
+    return f"{os.path.abspath(path)}\0{state.st_size}\0{state.st_mtime_ns}" if state.st_mtime < time.time() - SETTLED else None

@@ -1,4 +1,4 @@
-"""Rows of a json array or of one object per line."""
+"""Rows of JSON files: an array of objects (json) or one object per line (jsonl)."""
 
 import json
 import math
@@ -7,17 +7,16 @@ from itertools import chain
 from pathlib import Path
 
 from finetune.errors import InputError
-from finetune.reading.problems import Problems, not_found, short
+from finetune.reading.problems import Problems, not_found, quoted
 from finetune.reading.text_files import read_text, text_lines
 
 JSON_TYPES = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
 
 
 def read_json(path: str, encoding: str, required: Sequence[str]) -> tuple[str, Iterator[tuple[int, dict]]]:
-    """("json" for an array, which is read as a whole, each row with its number; "jsonl" for an object per line, each row with
-    its line).
+    """Returns ("json", numbered rows) for an array, which is read as a whole, or ("jsonl", rows with their lines).
 
-    Raises InputError with all that is wrong, behind the last row; there are no rows behind the first problem.
+    The iterator of the rows yields nothing after the first problem. At its end it raises `InputError` with all problems.
     """
     lines = ((number, line) for number, line in enumerate(text_lines(path, encoding, None), 1) if line.strip())
     first = next(lines, None)
@@ -31,8 +30,10 @@ def read_json(path: str, encoding: str, required: Sequence[str]) -> tuple[str, I
 
 
 def read_object(path: str | Path) -> dict:
-    """The one object of a json file, such as a configuration. A key that stands twice and numbers that JSON does not have are
-    errors. Raises InputError naming file and line."""
+    """Reads a JSON file that holds one object, such as a configuration.
+
+    Raises `InputError` with file and line; duplicate keys, NaN and infinite numbers are errors, too.
+    """
     content = _decode(str(path), read_text(path))
     if not isinstance(content, dict):
         raise InputError(f"{path}: expected an object, found {JSON_TYPES.get(type(content), 'a number')}")
@@ -43,8 +44,8 @@ def _unique(pairs: list[tuple[str, object]]) -> dict:
     row = dict(pairs)
     if len(row) < len(pairs):
         names = [name for name, _ in pairs]
-        twice = next(name for name in row if names.count(name) > 1)
-        raise ValueError(f"{short(twice)} appears twice in one object: keep one")
+        duplicate = next(name for name in row if names.count(name) > 1)
+        raise ValueError(f"{quoted(duplicate)} appears twice in one object: keep one")
     return row
 
 
@@ -55,7 +56,7 @@ def _constant(name: str) -> float:
 def _finite(digits: str) -> float:
     number = float(digits)
     if math.isinf(number):
-        raise ValueError(f"the number {short(digits)} is too large")
+        raise ValueError(f"the number {quoted(digits)} is too large")
     return number
 
 
@@ -63,7 +64,7 @@ DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_constant, 
 
 
 def _decode(path: str, text: str) -> object:
-    """The value of a whole file. Raises InputError."""
+    """Decodes a whole file. Raises `InputError`."""
     try:
         return DECODER.decode(text)
     except (ValueError, RecursionError) as error:
@@ -72,14 +73,16 @@ def _decode(path: str, text: str) -> object:
 
 
 def _line_values(lines: Iterable[tuple[int, str]], problems: Problems) -> Iterator[tuple[int, object]]:
-    """(line, value) of every line that holds one."""
-    for number, ended_line in lines:
-        line = ended_line.removesuffix("\n")  # an unclosed string would seem to hold a line break
+    """Yields (line number, value) of every valid line."""
+    for number, line_with_end in lines:
+        line = line_with_end.removesuffix("\n")  # else an unclosed string is reported as a line break in a string
         try:
             value = DECODER.decode(line)
         except (ValueError, RecursionError) as error:
-            whole = line.strip() != "{"
-            problems.add(number, _broken_json(error, line) if whole else "an object over several lines: write each on one line")
+            if line.strip() == "{":
+                problems.add(number, "an object over several lines: write each on one line")
+            else:
+                problems.add(number, _broken_json(error, line))
         else:
             yield number, value
 
@@ -88,28 +91,28 @@ def _broken_json(error: Exception, text: str) -> str:
     if isinstance(error, RecursionError):
         return "broken JSON: nested too deeply"
     if not isinstance(error, json.JSONDecodeError):
-        return str(error)  # of the functions above, or an integer of more digits than Python converts
+        return str(error)  # raised by the functions above, or by int() for too many digits
     rest = text[error.pos : error.pos + 100]
     if not rest.strip() or error.msg.startswith("Unterminated string"):
         return f"unexpected end at column {error.colno}: is the file cut off?"
-    return f"broken JSON at column {error.colno}: {error.msg[0].lower()}{error.msg[1:]}, found {short(rest)}"
+    return f"broken JSON at column {error.colno}: {error.msg[0].lower()}{error.msg[1:]}, found {quoted(rest)}"
 
 
 def _rows_of(
     values: Iterable[tuple[int, object]], required: Sequence[str], problems: Problems
 ) -> Iterator[tuple[int, dict]]:  # fmt: skip
-    """(number, row) of every value, which must be an object. A field that the first row lacks ends the reading."""
+    """Yields (number, row) of every value, which must be an object. Stops if the first row lacks a required field."""
     rows = 0
     for number, row in values:
         if type(row) is not dict:
-            found = JSON_TYPES.get(type(row), "a number")
-            problems.add(number, f'expected an object, {{"field": value, ...}}, found {found}')
+            type_name = JSON_TYPES.get(type(row), "a number")
+            problems.add(number, f'expected an object, {{"field": value, ...}}, found {type_name}')
             continue
         rows += 1
         for name in required:
             if name not in row:
-                first = not_found("field", name, list(row))
-                problems.add(number, first if rows == 1 else f"field {short(name)} is missing: every row needs it")
+                in_first_row = not_found("field", name, list(row))
+                problems.add(number, in_first_row if rows == 1 else f"field {quoted(name)} is missing: every row needs it")
         if rows == 1:
             problems.raise_any()
         if not problems.total:

@@ -1,4 +1,4 @@
-"""What is wrong with one file of rows: collected in one pass, worded alike for every format."""
+"""Problems of a file of rows, collected in one pass, and the common wording of messages."""
 
 import difflib
 from collections.abc import Sequence
@@ -6,65 +6,66 @@ from dataclasses import dataclass, field
 
 from finetune.errors import InputError
 
-SHOWN_PROBLEMS = 20
-PLACES = {"parquet": " row ", "json": " element "}  # what the rows of a kind of file are counted in, if not lines
+SHOWN = 20  # problems in an error
+UNITS = {"parquet": " row ", "json": " element "}  # other kinds of files count lines
 
 
 @dataclass
 class Problems:
-    """What is wrong with one file of a kind, in the order of its rows; place 0 stands for the whole file."""
+    """Collects the problems of one file, in the order of its rows."""
 
     path: str
     kind: str
     total: int = 0
-    kept: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
 
     def add(self, number: int, message: str) -> None:
+        """`number`: of the row, as in `location`; 0 for the whole file."""
         self.total += 1
-        if len(self.kept) < SHOWN_PROBLEMS:
-            self.kept.append(f"{place(self.path, self.kind, number) if number else self.path}: {message}")
+        if len(self.messages) < SHOWN:
+            self.messages.append(f"{location(self.path, self.kind, number) if number else self.path}: {message}")
 
     def raise_any(self) -> None:
-        if self.total > len(self.kept):
-            self.kept.append(f"{self.path}: and {self.total - len(self.kept)} more problems")
+        if self.total > len(self.messages):
+            self.messages.append(f"{self.path}: and {self.total - len(self.messages)} more problems")
         if self.total:
-            raise InputError(*self.kept)
+            raise InputError(*self.messages)
 
 
-def place(path: str, kind: str, number: int) -> str:
-    """A row in words: "train.csv:17", "train.json element 3", "train.parquet row 17"."""
-    return f"{path}{PLACES.get(kind, ':')}{number}"
+def location(path: str, kind: str, number: int) -> str:
+    """The location of a row for messages: "train.csv:17", "train.json element 3", "train.parquet row 17"."""
+    return f"{path}{UNITS.get(kind, ':')}{number}"
 
 
-def not_found(what: str, name: str, found: Sequence[str]) -> str:
-    """The message for a required column or field that a file lacks."""
-    near = nearest(name, found)
-    hint = f"did you mean {short(near)}? Rename it" if near else "rename one of them"
-    found_names = listed(found) or "none"
-    return f"{what} {short(name)} not found; found: {found_names}; {hint} or pass its name with the --..._column argument"
+def not_found(what: str, name: str, existing: Sequence[str]) -> str:
+    """The message for a missing column or field. `what`: "column" or "field"."""
+    near = nearest(name, existing)
+    hint = f"did you mean {quoted(near)}? Rename it" if near else "rename one of them"
+    names = listed(existing) or "none"
+    return f"{what} {quoted(name)} not found; found: {names}; {hint} or pass its name with the --..._column argument"
 
 
-def nearest(name: str, found: Sequence[str]) -> str | None:
-    """The name that was probably meant: equal but for case and spaces, or spelt much like it."""
-    folded = {other.strip().casefold(): other for other in found}
-    close = difflib.get_close_matches(name, found, n=1)
+def nearest(name: str, names: Sequence[str]) -> str | None:
+    """The most similar one of `names`, ignoring case and outer spaces; None if none is similar."""
+    folded = {other.strip().casefold(): other for other in names}
+    close = difflib.get_close_matches(name, names, n=1)
     return folded.get(name.strip().casefold()) or (close[0] if close else None)
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names as they are where that is clear, in quotes where it is not; the first ten of many."""
-    is_clear = [name.isprintable() and name == name.strip() and 0 < len(name) <= 40 for name in names[:10]]
-    shown = [name if clear else short(name) for name, clear in zip(names, is_clear, strict=False)]
+    """At most ten names separated by commas; unusual ones in quotes."""
+    is_plain = [name.isprintable() and name == name.strip() and 0 < len(name) <= 40 for name in names[:10]]
+    shown = [name if plain else quoted(name) for name, plain in zip(names, is_plain, strict=False)]
     return ", ".join(shown) + (f", ... {len(names)} in all" if len(names) > 10 else "")
 
 
-def short(text: str) -> str:
-    """A text of the user's in quotes, its first 37 characters if it is long."""
+def quoted(text: str) -> str:
+    """A text in quotes, cut to 40 characters."""
     return repr(text if len(text) <= 40 else f"{text[:37]}...")
 
 
 def described(value: object) -> str:
-    """A cell that is no text, with its type."""
+    """A cell of the wrong type, with its type; "missing" for None."""
     if value is None:
         return "missing"
     text = repr(value)

@@ -1,4 +1,4 @@
-"""Rows of different lengths without a Python object for each."""
+"""Ragged arrays: rows of different lengths without a Python object per row."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class Ragged:
 
 
 class RaggedChunks:
-    """Rows of an Arrow column of lists without a copy: one `Ragged` per chunk, a view of Arrow's buffers."""
+    """An Arrow column of lists, without a copy: one `Ragged` per chunk, a view of Arrow's buffers."""
 
     def __init__(self, lists: pa.ChunkedArray) -> None:
-        """`lists`: of integers, none of them null."""
+        """`lists`: of integers, without nulls."""
         self.chunks = [Ragged(chunk.values.to_numpy(), chunk.offsets.to_numpy()) for chunk in lists.chunks]
         self._ends = np.cumsum([len(chunk) for chunk in self.chunks]).tolist()
 
@@ -55,7 +55,7 @@ class RaggedChunks:
 
     @property
     def values(self) -> np.ndarray:
-        """The values of all rows, one after the other: a copy."""
+        """The concatenated values of all rows, as a copy."""
         return np.concatenate([chunk.values[chunk.offsets[0] : chunk.offsets[-1]] for chunk in self.chunks])
 
     @cached_property

@@ -1,4 +1,4 @@
-"""The rows of a split: of one file, of several, or of a data set of `datasets`."""
+"""Reads the rows of a split from one file, several files, or a data set of `datasets`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from finetune.errors import InputError
+from finetune.errors import InputError, in_short
 from finetune.reading.columns import SHOWN, more, take
 from finetune.reading.problems import listed
 from finetune.reading.stored_rows import LINE, Column
@@ -21,32 +21,33 @@ from finetune.reading.text_files import matching
 if TYPE_CHECKING:
     import datasets
 
-SPLITS = {"train": "dataset_split", "validation": "dataset_validation_split", "test": "dataset_test_split"}
+SPLIT_ARGUMENTS = {"train": "dataset_split", "validation": "dataset_validation_split", "test": "dataset_test_split"}
+LIMIT_ARGUMENTS = {"train": "max_train_samples", "validation": "max_eval_samples", "test": "max_predict_samples"}
 
 
 def read_splits(
     arguments: Any, required: dict[str, tuple[str, ...]], train: bool, *, optional: tuple[str, ...]
 ) -> dict[str, Table]:
-    """The tables of the splits in `required`, which gives the columns that each must have. `optional`: columns that are read
-    as well where a file has them; no others are.
+    """Reads the tables of several splits.
 
-    A missing validation table is no error where training rows can be kept back. Raises `InputError` for all the files that
-    are missing or wrong, in one list.
+    `required`: the necessary columns by split; `optional`: columns that are read if they exist. Other columns are not read.
+    With `train`, the validation split may be missing: it can be split off the training rows. Raises `InputError` with the
+    problems of all files.
     """
     tables, problems = {}, []
     names = max(required.values(), key=len, default=())
-    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
-    if twice:
-        raise InputError(f"column {twice[0]!r} is used twice; texts and targets need columns of their own")
+    duplicates = [name for name, count in Counter(names).items() if count > 1]
+    if duplicates:
+        raise InputError(f"column {duplicates[0]!r} is used twice; texts and targets need columns of their own")
     for split, columns in required.items():
-        others = optional
+        optional_columns = optional
         if split == "test":
-            if arguments.id_column == "id":  # the default need not be there
-                others = (*others, "id")
+            if arguments.id_column == "id":  # the default
+                optional_columns = (*optional, "id")
             else:
                 columns = (*columns, arguments.id_column)
         try:
-            table = read_split(arguments, split, columns, others)
+            table = read_split(arguments, split, columns, optional_columns)
         except InputError as error:
             problems += error.problems
             continue
@@ -60,72 +61,71 @@ def read_splits(
 
 
 def read_split(arguments: Any, split: str, required: tuple[str, ...] = (), optional: tuple[str, ...] = ()) -> Table | None:
-    """The rows of "train", "validation" or "test", from its file or files or from --dataset_name; None when neither is given.
+    """Reads "train", "validation" or "test" from its files or from --dataset_name; None if neither is given.
 
-    Raises `InputError` for whatever is wrong with the files.
+    Raises `InputError` with the problems of all files.
     """
-    named = getattr(arguments, f"{split}_file")
-    if named is not None:
-        patterns = (named,) if isinstance(named, str) else named
+    patterns = getattr(arguments, f"{split}_file")
+    if patterns is not None:
+        patterns = (patterns,) if isinstance(patterns, str) else patterns
         table = read_files(f"--{split}_file", patterns, arguments.encoding, required, optional)
     elif arguments.dataset_name is not None:
         table = _dataset_split(arguments, split, required, optional)
     else:
         return None
-    limit = {"train": "max_train_samples", "validation": "max_eval_samples", "test": "max_predict_samples"}[split]
-    most = getattr(arguments, limit)
-    return table if table is None or most is None or most >= len(table) else take(table, np.arange(most))
+    limit = getattr(arguments, LIMIT_ARGUMENTS[split])
+    return table if table is None or limit is None or limit >= len(table) else take(table, np.arange(limit))
 
 
 def read_files(
     argument: str, patterns: Sequence[str], encoding: str, required: Sequence[str] = (), optional: Sequence[str] = ()
 ) -> Table:
-    """The rows of all the files that an argument names (`files_named`).
+    """The concatenated rows of the files of an argument (`expand_patterns`).
 
-    Raises `InputError` for files that are wrong, each with its rows, and files of which some lack a column.
+    Raises `InputError` with the problems of all files, and if their columns differ.
     """
-    found, problems, tables = files_named(argument, patterns), [], []
-    if len(found) == 1:
-        return read_table(found[0][0], encoding, required, optional)
-    for path, _ in found:
+    files, problems, tables = expand_patterns(argument, patterns), [], []
+    if len(files) == 1:
+        return read_table(files[0][0], encoding, required, optional)
+    for path, _ in files:
         try:
             tables.append(read_table(path, encoding, required, optional))
         except InputError as error:
             problems += error.problems
     if problems:
         raise InputError(*problems[:SHOWN], *more(len(problems)))
-    return _joined(argument, tables, [number for _, number in found])
+    return _concatenated(argument, tables, [number for _, number in files])
 
 
-def files_named(argument: str, patterns: Sequence[str]) -> list[tuple[str, int]]:
-    """(file or folder, number of its name or pattern) of all that an argument names, in the order given; those of a pattern
-    sorted. Raises `InputError` for a pattern without files, and a file that is named twice."""
-    found = [(path, number) for number, pattern in enumerate(patterns) for path in matching(pattern)]
-    none = [pattern for pattern in patterns if not matching(pattern)]
-    twice = [path for path, count in Counter(str(Path(path)) for path, _ in found).items() if count > 1]
-    problems = [f"{argument} {pattern}: no file matches this pattern" for pattern in none]
-    problems += [f"{argument}: {path} is named twice, so its rows would count twice; name it once" for path in twice]
+def expand_patterns(argument: str, patterns: Sequence[str]) -> list[tuple[str, int]]:
+    """Expands the patterns of an argument to (file or folder, index of its pattern); sorted within a pattern.
+
+    Raises `InputError` for a pattern without files, and for files that are named twice.
+    """
+    expanded = {pattern: matching(pattern) for pattern in patterns}
+    files = [(path, number) for number, pattern in enumerate(patterns) for path in expanded[pattern]]
+    duplicates = [path for path, count in Counter(str(Path(path)) for path, _ in files).items() if count > 1]
+    problems = [f"{argument} {pattern}: no file matches this pattern" for pattern, paths in expanded.items() if not paths]
+    problems += [f"{argument}: {path} is named twice, so its rows would count twice; name it once" for path in duplicates]
     if problems:
         raise InputError(*problems)
-    return found
+    return files
 
 
-def above(paths: Sequence[str]) -> str | None:
-    """The folder that all of several folders are in, from which their rows are named; None of one alone, whose rows need no
-    more than their place in it."""
+def common_parent(paths: Sequence[str]) -> str | None:
+    """The common parent of several folders, to which the names of their rows are relative; None for a single folder."""
     return os.path.commonpath(map(os.path.abspath, paths)) if len(paths) > 1 else None
 
 
-def check_alike(argument: str, labelled: Sequence[tuple[str, bool]]) -> None:
-    """Raises `InputError` where only some of an argument's sources have labels, by (its path, whether it has)."""
+def check_consistent_labels(argument: str, labelled: Sequence[tuple[str, bool]]) -> None:
+    """Raises `InputError` if only some sources of an argument have labels. `labelled`: (path, whether it has labels)."""
     having, lacking = ([path for path, has in labelled if has is wanted] for wanted in (True, False))
     if having and lacking:
         raise InputError(f"{argument}: {having[0]} has labels, but {lacking[0]} has none; give all of them labels, or none")
 
 
-def _joined(argument: str, tables: list[Table], numbers: list[int]) -> Table:
-    """The rows of several files, one after the other. `numbers`: of the pattern that each belongs to. Raises `InputError` where
-    some lack a column that others have."""
+def _concatenated(argument: str, tables: list[Table], numbers: list[int]) -> Table:
+    """One table of several files. `numbers`: the index of each file's pattern. Raises `InputError` if their columns differ."""
     names = list(dict.fromkeys(name for table in tables for name in table.columns))
     problems = []
     for name in names:
@@ -141,8 +141,8 @@ def _joined(argument: str, tables: list[Table], numbers: list[int]) -> Table:
     return Table(
         path=f"{tables[0].path} and {len(tables) - 1} more",
         kind=tables[0].kind,
-        columns={name: Column.joined([table.columns[name] for table in tables]) for name in names},
-        lines=Column.joined([table.lines for table in tables]),
+        columns={name: Column.concatenate([table.columns[name] for table in tables]) for name in names},
+        lines=Column.concatenate([table.lines for table in tables]),
         sources=tuple(Source(table.path, table.kind, number) for table, number in zip(tables, numbers, strict=True)),
         source=np.repeat(np.arange(len(tables), dtype=np.int32), [len(table) for table in tables]),
     )
@@ -151,21 +151,22 @@ def _joined(argument: str, tables: list[Table], numbers: list[int]) -> Table:
 def _dataset_split(arguments: Any, split: str, required: tuple[str, ...], optional: tuple[str, ...]) -> Table | None:
     import datasets
 
-    wanted = getattr(arguments, SPLITS[split])
-    # `load_dataset` brings all splits to the disk.
-    load = partial(_read_stream, wanted or split) if arguments.streaming else partial(datasets.load_dataset, split=wanted)
-    found = load_from(arguments, split, load)
-    if arguments.streaming:
-        wanted = wanted or split
-    if wanted is None and split not in found:
-        return None
-    rows, shown = (found[split], split) if wanted is None else (found, wanted)
-    check_columns(rows, f"dataset {arguments.dataset_name}, split {shown}", required)
-    return table_of(rows, f"{arguments.dataset_name} ({shown})", required, optional)
+    name = getattr(arguments, SPLIT_ARGUMENTS[split])
+    if arguments.streaming:  # `load_dataset` would download all splits
+        rows = load_from(arguments, split, partial(_read_stream, name or split))
+    else:
+        rows = load_from(arguments, split, partial(datasets.load_dataset, split=name))
+        if name is None:  # `rows` has all splits
+            if split not in rows:
+                return None
+            rows = rows[split]
+    name = name or split
+    check_columns(rows, f"dataset {arguments.dataset_name}, split {name}", required)
+    return table_of(rows, f"{arguments.dataset_name} ({name})", required, optional)
 
 
 def open_stream(split: str, *name: str | None, **version: Any) -> tuple[datasets.IterableDataset, str]:
-    """(a split of a data set, of which nothing is read yet; a hash of its files' versions)."""
+    """Returns (a split of a data set, whose rows are read lazily; a hash of the data set's version)."""
     import datasets
 
     builder = datasets.load_dataset_builder(*name, **version)
@@ -180,56 +181,57 @@ def _read_stream(split: str, *name: str | None, **version: Any) -> datasets.Data
 
 
 def load_from(arguments: Any, split: str, load: Callable[..., Any]) -> Any:
-    """What `load` gives for --dataset_name and the arguments that go with it. Raises `InputError` if it cannot be loaded."""
-    name, argument = arguments.dataset_name, SPLITS[split]
-    wanted = getattr(arguments, argument)
+    """Calls `load` with --dataset_name, its configuration and its revision. Raises `InputError` if loading fails.
+
+    `split`: "train", "validation" or "test", whose argument the message names.
+    """
+    name, argument = arguments.dataset_name, SPLIT_ARGUMENTS[split]
     if arguments.dataset_revision and Path(name).is_dir():
         raise InputError(f"--dataset_revision: {name} is a folder, which has no revisions; leave it out")
-    given = {"revision": arguments.dataset_revision, "cache_dir": arguments.cache_dir}
     try:
-        return load(name, arguments.dataset_config_name, **given)
+        return load(name, arguments.dataset_config_name, revision=arguments.dataset_revision, cache_dir=arguments.cache_dir)
     except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        of_split = wanted is not None and isinstance(error, ValueError | AssertionError)
-        what = f"--{argument} {wanted} of --dataset_name {name}" if of_split else f"--dataset_name {name}"
-        raise InputError(f"{what}: cannot be loaded ({reason})") from error
+        requested = getattr(arguments, argument)
+        is_split_error = requested is not None and isinstance(error, ValueError | AssertionError)
+        what = f"--{argument} {requested} of --dataset_name {name}" if is_split_error else f"--dataset_name {name}"
+        raise InputError(f"{what}: cannot be loaded ({in_short(error)})") from error
 
 
 def check_columns(rows: datasets.Dataset, what: str, required: Sequence[str]) -> None:
-    """Raises `InputError` for required columns that rows of `datasets` lack. `what`: they, in words."""
+    """Raises `InputError` for missing columns. `what`: the name of the rows in the message."""
     missing = [column for column in required if column not in rows.column_names]
     if missing:
         raise InputError(*(f"{what}: has no column {c!r}; it has {', '.join(rows.column_names)}" for c in missing))
 
 
 def table_of(rows: datasets.Dataset, path: str, required: Sequence[str], optional: Sequence[str]) -> Table:
-    """Rows of `datasets` as a table of these columns, which `check_columns` has found there."""
+    """Converts rows of `datasets` to a table. `check_columns` must have found the required columns."""
     import datasets
 
-    columns = {c: _named(rows, c) for c in dict.fromkeys([*required, *optional]) if c in rows.column_names}
+    columns = {c: _column(rows, c) for c in dict.fromkeys([*required, *optional]) if c in rows.column_names}
     columns = {c: column for c, column in columns.items() if c in required or not column.is_empty}
     lines = datasets.Dataset.from_dict({LINE: np.arange(1, len(rows) + 1)})
     classes = {c: names for c in columns if (names := class_names(rows.features[c])) is not None}
-    # A dataset has rows, not lines; "parquet" is the kind whose places are row numbers.
+    # Messages name rows of a data set as they name those of parquet files: by row numbers.
     return Table(path, "parquet", columns, Column(lines, LINE), classes)
 
 
-def _named(rows: datasets.Dataset, column: str) -> Column:
-    """A column; numbers of a ClassLabel, also in lists, as their names."""
+def _column(rows: datasets.Dataset, column: str) -> Column:
+    """A column, converted by `cell_of`."""
     feature, cells = rows.features[column], Column(rows, column)
     return cells if class_names(feature) is None else Column.of(cell_of(feature, cell) for cell in cells)
 
 
 def cell_of(feature: Any, cell: Any) -> Any:
-    """A cell of a column of this feature; numbers of a ClassLabel, also in lists, as their names."""
+    """A cell, with the numbers of a ClassLabel (also in lists) replaced by class names."""
     names = class_names(feature)
     if names is None:
         return cell
-    return cell and [_name(names, number) for number in cell] if isinstance(cell, list) else _name(names, cell)
+    return [_name(names, number) for number in cell] if isinstance(cell, list) else _name(names, cell)
 
 
 def class_names(feature: Any) -> list[str] | None:
-    """The names of a ClassLabel, or of a list of them; None for other features."""
+    """The class names of a ClassLabel or a list of ClassLabels; None for other features."""
     import datasets
 
     inner = feature if isinstance(feature, datasets.ClassLabel) else getattr(feature, "feature", None)
@@ -237,5 +239,5 @@ def class_names(feature: Any) -> list[str] | None:
 
 
 def _name(names: list[str], number: int | None) -> str | None:
-    """The name of a class; None for -1, which stands for rows without one."""
+    """The name of a class; None for -1, which marks rows without a class."""
     return None if number is None or number < 0 else names[number]

@@ -1,7 +1,7 @@
-"""Rows in the Arrow files of `datasets`, mapped into memory: cells become Python objects only while they are read.
+"""Rows in Arrow files, mapped into memory. Cells become Python objects only while they are read.
 
-Values of JSON may have any type and change it from row to row. So a column is stored as two: its texts as they are and other
-values as JSON documents in one, and which of them are JSON in the other.
+JSON values of one column may have different types, but Arrow columns have one. So each column is stored as two: "cells" has
+texts as they are and other values as JSON documents, and "is_json" tells them apart.
 """
 
 from __future__ import annotations
@@ -20,40 +20,40 @@ import pyarrow.ipc
 
 from finetune.errors import InputError
 from finetune.reading.fingerprint import fingerprint
-from finetune.reading.problems import described, place
+from finetune.reading.problems import described, location
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-LINE, CELLS, IS_JSON = "line", "cells", "is_json"  # the stored columns; the latter two for every column, with its number
-BATCH_ROWS = 10_000  # stored together, or taken out of their order together
-BATCH_CHARACTERS = 2**26  # the cells of a batch are in memory together
+LINE, CELLS, IS_JSON = "line", "cells", "is_json"  # names of the stored columns: line, cells_0, is_json_0, cells_1, ...
+BATCH_ROWS = 10_000
+BATCH_CHARACTERS = 2**26  # limits the memory of a batch
 
-Row = tuple[int, dict[str, Any]]  # its line, and its cells by column
+Row = tuple[int, dict[str, Any]]  # (line, cells by column)
 
 
 class Column(Sequence[Any]):
-    """Cells of a column. Equal to any other sequence of the same cells."""
+    """The cells of a column. Equal to any sequence with equal cells."""
 
     def __init__(self, data: Dataset, name: str, is_json: str | None = None, rows: np.ndarray | None = None) -> None:
-        """`name`: a column of `data` of any type; `is_json`: the column that says which of its texts are JSON documents;
-        `rows`: the rows of `data` that these cells are of, None for all."""
+        """`name`: a column of `data`; `is_json`: the boolean column that marks JSON documents; `rows`: the selected rows of
+        `data`, all by default."""
         self._data, self._name, self._is_json, self._rows = data, name, is_json, rows
         self._stored = data.data.table.select([name] if is_json is None else [name, is_json])
 
     @staticmethod
     def of(cells: Iterable[Any]) -> Column:
         """A column in memory."""
-        from datasets import Dataset  # takes half a second: not for rows that no file holds
+        from datasets import Dataset  # takes half a second; tasks without files do not need it
 
         stored = [_stored(cell) for cell in cells]
-        names = {CELLS: pa.large_string(), IS_JSON: pa.bool_()}
-        table = {name: pa.array([pair[i] for pair in stored], kind) for i, (name, kind) in enumerate(names.items())}
-        return Column(Dataset(pa.table(table)), CELLS, IS_JSON)
+        texts = pa.array([text for text, _ in stored], pa.large_string())
+        is_json = pa.array([is_json for _, is_json in stored], pa.bool_())
+        return Column(Dataset(pa.table({CELLS: texts, IS_JSON: is_json})), CELLS, IS_JSON)
 
     @staticmethod
-    def joined(columns: Sequence[Column]) -> Column:
-        """Whole columns of stored rows, one after the other, without a copy. They have the same name in each."""
+    def concatenate(columns: Sequence[Column]) -> Column:
+        """Concatenates whole columns of the same name, without a copy."""
         import datasets
 
         first = columns[0]
@@ -79,18 +79,18 @@ class Column(Sequence[Any]):
     __hash__ = None
 
     def take(self, rows: np.ndarray) -> Column:
-        """The cells of these rows, in their order."""
+        """The cells of these rows, in this order."""
         rows = np.asarray(rows, dtype=np.int64)
         return Column(self._data, self._name, self._is_json, rows if self._rows is None else self._rows[rows])
 
     def dataset(self) -> Dataset:
-        """The cells, which are texts, as a dataset of one column."""
+        """The cells as a dataset of one column. All of them must be texts."""
         data = self._data.select_columns([self._name])
         return data if self._rows is None else data.select(self._rows)
 
     @property
     def is_empty(self) -> bool:
-        """Whether no row has a cell."""
+        """Whether all cells are missing."""
         return self._stored.column(0).null_count == len(self._stored)
 
     @cached_property
@@ -99,24 +99,24 @@ class Column(Sequence[Any]):
         return all(map(_is_text, self._batches()))
 
     def matches(self, pattern: str) -> np.ndarray:
-        """(rows,) bool: which of the cells, which are texts, match a pattern in RE2's syntax."""
-        found = [pyarrow.compute.match_substring_regex(batch.column(0), pattern) for batch in self._batches()]
-        return np.concatenate([np.zeros(0, bool), *(part.to_numpy(zero_copy_only=False) for part in found)])
+        """(rows,) bool: which texts match a pattern in RE2's syntax. All cells must be texts."""
+        matches = [pyarrow.compute.match_substring_regex(batch.column(0), pattern) for batch in self._batches()]
+        return np.concatenate([np.zeros(0, bool), *(part.to_numpy(zero_copy_only=False) for part in matches)])
 
     @cached_property
     def fingerprint(self) -> str:
-        """`fingerprint` of the cells, which are texts."""
+        """`fingerprint` of the cells. All of them must be texts."""
         return fingerprint(chain.from_iterable(_bytes(batch.column(0)) for batch in self._batches()))
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
-        """The stored cells, some at a time."""
+        """The stored cells in pieces."""
         if self._rows is None:
             yield from self._stored.to_batches()
             return
         for start in range(0, len(self._rows), BATCH_ROWS):
             rows = self._rows[start : start + BATCH_ROWS]
             first, last = int(rows.min()), int(rows.max())
-            # Without the slice, Arrow would look through all the chunks of a large file each time.
+            # Without the slice, Arrow searches all chunks of a large file each time.
             piece = self._stored.slice(first, last - first + 1).take(pa.array(rows - first))
             yield from piece.combine_chunks().to_batches()
 
@@ -130,16 +130,16 @@ def write_rows(
     *,
     where: Callable[[int], str] | None = None,
 ) -> None:
-    """Stores the cells of `columns`, null where a row has none. `kind`: of the file `path`; `open_rows` gives it back. `where`:
-    a line in words, if it is not of that file.
+    """Stores the cells of `columns`; missing cells become null.
 
-    Raises `InputError` for a cell that is neither a text nor a value of JSON, and whatever the iteration of `rows` raises.
+    `kind`: of the file `path`; `open_rows` returns it. `where`: formats a row's location for messages, by default as a line of
+    `path`. Raises `InputError` for cells that are neither texts nor JSON values, and all errors of the iterator `rows`.
     """
     fields = [(LINE, pa.int64())]
     for number in range(len(columns)):
         fields += [(f"{CELLS}_{number}", pa.large_string()), (f"{IS_JSON}_{number}", pa.bool_())]
     schema = pa.schema(fields)
-    # The format of the files of `datasets`, written by Arrow: `Dataset.from_generator` takes 27 microseconds more for a row.
+    # The file format of `datasets`, written by Arrow itself: `Dataset.from_generator` takes 27 microseconds more per row.
     with pa.ipc.new_stream(str(folder / f"{kind}.arrow"), schema) as stream:
         stored: list[list] = [[] for _ in schema]
         characters = 0
@@ -149,8 +149,8 @@ def write_rows(
                 try:
                     text, is_json = _stored(row.get(name))
                 except InputError as error:
-                    found = place(path, kind, line) if where is None else where(line)
-                    raise InputError(f"{found}: {name} {error}") from None
+                    prefix = location(path, kind, line) if where is None else where(line)
+                    raise InputError(f"{prefix}: {name} {error}") from None
                 stored[2 * number + 1].append(text)
                 stored[2 * number + 2].append(is_json)
                 characters += len(text or "")
@@ -162,7 +162,7 @@ def write_rows(
 
 
 def open_rows(folder: Path, columns: Sequence[str]) -> tuple[str, dict[str, Column], Column]:
-    """(their kind, the columns, the line of each row) of rows that were written."""
+    """Opens the files of `write_rows`. Returns (kind, columns by name, line of each row)."""
     data = open_dataset(folder)
     stored = {name: Column(data, f"{CELLS}_{number}", f"{IS_JSON}_{number}") for number, name in enumerate(columns)}
     kind = next(folder.glob("*.arrow")).stem
@@ -178,8 +178,7 @@ def open_dataset(folder: Path) -> Dataset:
 
 
 def _stored(cell: Any) -> tuple[str | None, bool]:
-    """(the text, or the JSON document that stands for another value; whether it is JSON). None stays None. Raises `InputError`
-    that says what is wrong with the cell."""
+    """Returns (text or JSON document, whether it is JSON). Raises `InputError` with the end of a message: "is ..."."""
     if cell is None:
         return None, False
     try:
@@ -199,7 +198,7 @@ def _cells(batch: pa.RecordBatch) -> list[Any]:
     if batch.num_columns == 1 or not batch.column(1).true_count:
         return cells
     flags = batch.column(1).to_pylist()
-    # One document for all: a third of the time of one for each.
+    # One large JSON document takes a third of the time of many small ones.
     values = iter(json.loads(f"[{','.join(cell for cell, is_json in zip(cells, flags, strict=True) if is_json)}]"))
     return [next(values) if is_json else cell for cell, is_json in zip(cells, flags, strict=True)]
 

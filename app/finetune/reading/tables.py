@@ -1,8 +1,8 @@
-"""Files of rows, read strictly: csv, tsv, json, jsonl (and .gz of these), parquet.
+"""Strict readers of csv, tsv, json, jsonl (each also as .gz) and parquet files.
 
-No types are inferred: "NA", "007" and "1e5" in a csv stay text, json values keep the type they were written with. What
-is wrong with a file is collected in one pass and reported together, each problem with its physical line. A file without
-problems is read once on a machine: its rows are kept as stored_rows.py has them, under a hash of its bytes.
+No types are inferred: "NA", "007" and "1e5" in a csv file stay text, and json values keep their types. One pass collects all
+problems of a file, each with its physical line. The rows of a valid file are cached under a hash of its bytes, so a machine
+reads it only once.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ import pyarrow.parquet
 from finetune.errors import InputError
 from finetune.output.files import file_record
 from finetune.output.progress import counted
-from finetune.reading.cache import kept
+from finetune.reading.cache import get_or_create
 from finetune.reading.fingerprint import fingerprint
 from finetune.reading.json_files import read_json
-from finetune.reading.problems import Problems, listed, not_found, place, short
+from finetune.reading.problems import Problems, listed, location, not_found, quoted
 from finetune.reading.stored_rows import Column, Row, open_rows, write_rows
 from finetune.reading.text_files import check_readable, text_lines
 
 KINDS = {".csv": "csv", ".tsv": "tsv", ".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 DELIMITERS = {"csv": ",", "tsv": "\t"}
-FORM = "4"  # of the stored rows; another one reads files again
+FORMAT_VERSION = "4"  # of the cached rows; part of their cache key
 
-csv.field_size_limit(2**31 - 1)  # its own limit, 131072 characters, is below one long document
+csv.field_size_limit(2**31 - 1)  # the default, 131072 characters, is too small for long documents
 
 
 class Source(NamedTuple):
-    """A file of a table of several. `argument`: which of the names or patterns that were given stands for it."""
+    """One of a table's files. `argument`: the index of the name or pattern that matched it."""
 
     path: str
     kind: str
@@ -46,54 +46,49 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """Rows as columns of equal length, and where each row stands in its file.
-
-    `classes`: the names of a column of classes (a ClassLabel of `datasets`), all of them and in their order. A table of several
-    files has `sources`, and for each row, (rows,), the number of its `source`.
-    """
+    """Columns of equal length, and the location of each row in its file."""
 
     path: str
-    kind: str  # "csv", "tsv", "json" (one array), "jsonl" or "parquet": what the file holds, whatever its name says
+    kind: str  # "csv", "tsv", "json" (one array), "jsonl" or "parquet", by content: a .json file may be jsonl
     columns: dict[str, Column]
-    lines: Column  # row i starts on this line of the file, from 1; in json and parquet, the number of the row from 1
-    classes: dict[str, list[str]] = field(default_factory=dict)
-    sources: tuple[Source, ...] = ()
-    source: np.ndarray | None = None
+    lines: Column  # first line of each row, from 1; in json and parquet, the number of the row from 1
+    classes: dict[str, list[str]] = field(default_factory=dict)  # class names by column, of ClassLabels of `datasets`
+    sources: tuple[Source, ...] = ()  # the files of a table of several files
+    source: np.ndarray | None = None  # (rows,) index into `sources`
 
     def __len__(self) -> int:
         return len(self.lines)
 
     def where(self, i: int) -> str:
-        """Row i in words for a message, see `problems.place`."""
+        """The location of row i for messages, see `problems.location`."""
         path, kind = (self.path, self.kind) if self.source is None else self.sources[self.source[i]][:2]
-        return place(path, kind, self.lines[i])
+        return location(path, kind, self.lines[i])
 
 
 def read_table(path: str, encoding: str = "utf-8", required: Sequence[str] = (), optional: Sequence[str] = ()) -> Table:
-    """The rows of one file, by its extension: .csv .tsv .json .jsonl .ndjson .parquet, .gz of the text ones.
+    """Reads the rows of one file. Its extension selects the reader: .csv .tsv .json .jsonl .ndjson .parquet; .gz of text files.
 
-    The table has the `required` columns and those of the `optional` ones in which some row has a cell; others are not kept.
-    Cells of csv and tsv are str; a cell that a row lacks is None. Blank lines are skipped. Raises InputError with the file's
-    problems in the order of its rows, the first 20 and the count of the rest.
+    The table has the `required` columns and the non-empty `optional` ones. Cells of csv and tsv files are str; missing cells
+    are None. Blank lines are skipped. Raises `InputError` with the first 20 problems and the number of the others.
     """
     path = os.fspath(path)
     kind = kind_of(path)
     content, names = file_record(Path(path))["sha256"], list(dict.fromkeys([*required, *optional]))
-    key = fingerprint([FORM, content, kind, encoding, str(len(required)), *required, *names])[:40]
+    key = fingerprint([FORMAT_VERSION, content, kind, encoding, str(len(required)), *required, *names])[:40]
     rows = partial(read_rows, path, encoding, required, names)
-    folder = kept("rows", key, partial(_store, path, content, names, rows))
-    found, columns, lines = open_rows(folder, names)
-    there = {name: column for name, column in columns.items() if name in required or not column.is_empty}
-    return Table(path, found, there, lines)
+    folder = get_or_create("rows", key, partial(_store, path, content, names, rows))
+    kind, columns, lines = open_rows(folder, names)
+    columns = {name: column for name, column in columns.items() if name in required or not column.is_empty}
+    return Table(path, kind, columns, lines)
 
 
 def kind_of(path: str) -> str:
-    """The kind of file that its name stands for. Raises `InputError` unless it can be read and is not empty."""
+    """The kind of a file by its name. Raises `InputError` for unknown names, unreadable files and empty files."""
     check_readable(path)
     stem, extension = os.path.splitext(path.lower())
-    packed = extension == ".gz"
-    kind = KINDS.get(os.path.splitext(stem)[1] if packed else extension)
-    if kind is None or (packed and kind == "parquet"):
+    is_gzip = extension == ".gz"
+    kind = KINDS.get(os.path.splitext(stem)[1] if is_gzip else extension)
+    if kind is None or (is_gzip and kind == "parquet"):
         raise InputError(
             f"{path}: unknown kind of file; known extensions: {' '.join(KINDS)}, and .gz after the text ones (.csv.gz)"
         )
@@ -103,16 +98,18 @@ def kind_of(path: str) -> str:
 
 
 def _store(path: str, content: str, names: Sequence[str], read: Callable[[], tuple[str, Iterator[Row]]], folder: Path) -> None:
-    """Stores the columns of these names. `content`: the file's hash before it was read."""
+    """Stores the columns `names`. `content`: the hash of the file before reading."""
     kind, rows = read()
     write_rows(folder, path, kind, counted(rows, f"reading {path}", "rows"), names)
     if file_record(Path(path))["sha256"] != content:
-        raise InputError(f"{path}: changed while it was read: start again when it is whole")
+        raise InputError(f"{path}: changed while it was read: start again when it is complete")
 
 
 def read_rows(path: str, encoding: str, required: Sequence[str], names: Sequence[str]) -> tuple[str, Iterator[Row]]:
-    """(what the file holds, its rows). Raises InputError with what is wrong, behind the last row at the latest. `required`: the
-    columns it must have; `names`: those that are looked at."""
+    """Returns (kind, iterator of the rows). `required`: the necessary columns; `names`: all columns to read and check.
+
+    Raises `InputError` with all problems, at the end of the iterator at the latest.
+    """
     kind = kind_of(path)
     if kind == "parquet":
         return kind, _parquet_rows(path, required, names)
@@ -125,29 +122,29 @@ def _delimited_rows(path: str, encoding: str, kind: str, required: Sequence[str]
     problems = Problems(path, kind)
     rows = _csv_rows(csv.reader(text_lines(path, encoding), delimiter=DELIMITERS[kind], strict=True), problems)
     header_line, header = next(((line, row) for line, row in rows if not _is_blank(row)), (0, []))
-    problems.raise_any()  # a broken first line: nothing after it can be the column names
+    problems.raise_any()  # the first line is broken
     if not header:
         raise InputError(f"{path}: no rows: only blank lines")
     _check_columns(header, required, names, problems, header_line)
     if len(header) == 1 and problems.total and (mark := next((mark for mark in "\t;|," if mark in header[0]), None)):
         problems.add(header_line, f"{mark!r} seems to separate the cells: save it with commas as .csv or with tabs as .tsv")
-        problems.raise_any()  # every row would count as ragged
-    width, found = len(header), False
+        problems.raise_any()  # otherwise each row would be reported
+    width, is_empty = len(header), True
     for line, row in rows:
         if _is_blank(row) and width > 1:
             continue
-        found = True
+        is_empty = False
         if len(row) != width:
             problems.add(
                 line,
                 f"{len(row)} cells, expected {width} ({listed(header)}); quote cells that contain "
-                f"{DELIMITERS[kind]!r} or line breaks; the row begins {short(row[0])}",
+                f"{DELIMITERS[kind]!r} or line breaks; the row begins {quoted(row[0])}",
             )
         elif width > 1 and row[1:] == header[1:] and row[0].removeprefix("\ufeff") == header[0]:
-            problems.add(line, "the column names once more, as if files had been joined: remove this line")
+            problems.add(line, "the column names again, as if files had been joined: remove this line")
         elif not problems.total:
             yield line, dict(zip(header, row, strict=True))
-    if not found and not problems.total:
+    if is_empty and not problems.total:
         problems.add(0, "no rows: only the line of column names")
     problems.raise_any()
 
@@ -157,8 +154,7 @@ def _is_blank(row: list[str]) -> bool:
 
 
 def _csv_rows(reader: Any, problems: Problems) -> Iterator[tuple[int, list[str]]]:
-    """(line on which the row starts, its cells), empty lines left out. Broken quotes end the reading: which line ends they have
-    swallowed is anyone's guess."""
+    """Yields (first line, cells) of each row that is not empty. Stops at broken quotes: the following rows are uncertain."""
     line = 1
     try:
         for row in reader:
@@ -177,27 +173,27 @@ def _csv_rows(reader: Any, problems: Problems) -> Iterator[tuple[int, list[str]]
             )
 
 
-def _check_columns(found: list[str], required: Sequence[str], names: Sequence[str], problems: Problems, line: int) -> None:
+def _check_columns(header: list[str], required: Sequence[str], names: Sequence[str], problems: Problems, line: int) -> None:
     for name in names:
-        if found.count(name) > 1:
-            problems.add(line, f"column {short(name)} appears {found.count(name)} times: rename or remove all but one")
-        elif name in required and name not in found:
-            problems.add(line, not_found("column", name, found))
+        if header.count(name) > 1:
+            problems.add(line, f"column {quoted(name)} appears {header.count(name)} times: rename or remove all but one")
+        elif name in required and name not in header:
+            problems.add(line, not_found("column", name, header))
 
 
 def _parquet_rows(path: str, required: Sequence[str], names: Sequence[str]) -> Iterator[Row]:
     problems, rows = Problems(path, "parquet"), 0
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            found = file.schema_arrow.names
-            _check_columns(found, required, names, problems, 0)
+            header = file.schema_arrow.names
+            _check_columns(header, required, names, problems, 0)
             problems.raise_any()
-            for batch in file.iter_batches(1000, columns=[name for name in names if name in found]):
+            for batch in file.iter_batches(1000, columns=[name for name in names if name in header]):
                 for row in batch.to_pylist():
                     rows += 1
                     yield rows, row
-    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:  # also of cells, such as broken UTF-8
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:  # also from cells, such as broken UTF-8
         reason = " ".join(str(error).split())[:120]
-        raise InputError(f"{path}: not a whole parquet file ({reason}), behind row {rows}: write or copy it again") from None
+        raise InputError(f"{path}: not a valid parquet file ({reason}), after row {rows}: write or copy it again") from None
     if not rows:
         raise InputError(f"{path}: no rows")

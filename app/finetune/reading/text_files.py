@@ -1,7 +1,6 @@
-"""Text files on disk: found, opened (plain or gzip), decoded strictly, and explained when that fails.
+"""Finds, opens (plain or gzip) and strictly decodes text files.
 
-Bytes are never guessed at silently: a file is decoded with the one encoding it was said to have, and the guesses here
-only serve the message that tells the user which `--encoding` to pass.
+Files are decoded with `--encoding` only. If that fails, the encoding is guessed for the error message.
 """
 
 import codecs
@@ -26,39 +25,39 @@ OTHER_FORMATS = {
     codecs.BOM_UTF16_LE: "looks like UTF-16: pass --encoding utf-16",
     codecs.BOM_UTF16_BE: "looks like UTF-16: pass --encoding utf-16",
 }
-SAMPLE = 100_000  # characters that a guess looks at
+SAMPLE = 100_000  # characters for a guess
 
 
 def matching(pattern: str) -> list[str]:
-    """The files that a pattern such as part-*.csv stands for, sorted; a name that is no pattern, or that exists, is itself."""
+    """The files that match a pattern such as part-*.csv, sorted. A plain name or an existing file matches itself."""
     if os.path.lexists(pattern) or not glob.has_magic(pattern):
         return [pattern]
     return sorted(glob.glob(pattern, recursive=True))
 
 
 def check_readable(path: str) -> None:
-    """Raises InputError unless `path` is a regular file (or a link to one); suggests the nearest name in its folder."""
+    """Raises `InputError` unless `path` is a readable regular file or a link to one; suggests a similar name."""
     try:
         mode = os.stat(path).st_mode
         if stat.S_ISREG(mode):
             open(path, "rb").close()
     except (FileNotFoundError, NotADirectoryError):
         raise InputError(f"{path}: {_missing(path)}") from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path itself
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise InputError(f"{path}: cannot be read: {_reason(error)}") from None
     if stat.S_ISDIR(mode):
         raise InputError(f"{path}: is a folder, expected a file")
     if not stat.S_ISREG(mode):
-        # It is read more than once (rows, fingerprint, every process), and opening a pipe without a writer hangs.
+        # Files are read several times, and opening a pipe without a writer hangs.
         raise InputError(f"{path}: is a pipe or a device, expected a regular file: write its content to a file first")
 
 
 def text_lines(path: str, encoding: str, newline: str | None = "") -> Iterator[str]:
-    """The file's physical lines, without the byte order mark. They end at \\n, \\r\\n or a lone \\r, kept as they are,
-    or all turned into \\n with `newline=None`.
+    """Yields the physical lines without the byte order mark. Line ends (\\n, \\r\\n or \\r) are kept, or become \\n with
+    `newline=None`.
 
-    Raises InputError for an unknown encoding, permissions, bytes that are not of that encoding (with their place and the
-    encoding they look like), and a truncated or corrupt gzip stream.
+    Raises `InputError` for an unknown encoding, an unreadable file, invalid bytes (with their position and a guess of the
+    encoding), and a truncated or corrupt gzip stream.
     """
     try:
         with _open_bytes(path) as raw, io.TextIOWrapper(raw, encoding=encoding, newline=newline) as text:
@@ -73,7 +72,7 @@ def text_lines(path: str, encoding: str, newline: str | None = "") -> Iterator[s
 
 
 def read_text(path: str | Path) -> str:
-    """A small UTF-8 file as a whole. Raises InputError."""
+    """Reads a whole UTF-8 file. Raises `InputError`."""
     try:
         return Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -83,7 +82,7 @@ def read_text(path: str | Path) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """What the operating system says, without its error number and without repeating the path."""
+    """The message of the operating system, without error number and path."""
     return (getattr(error, "strerror", None) or str(error)).lower()
 
 
@@ -119,23 +118,24 @@ def _explain_encoding(path: str, encoding: str) -> str:
     try:
         with _open_bytes(path) as raw:
             data = raw.read()
-        # As the file was read: bytes.decode("utf-16") takes what lacks a byte order mark, a stream does not.
+        # The same decoder as for the file: unlike it, bytes.decode("utf-16") accepts a missing byte order mark.
         codecs.getincrementaldecoder(encoding)().decode(data, final=True)
     except (EOFError, zlib.error, OSError) as error:
         return f"{path}: {_unreadable(error)}"
     except UnicodeError as error:
         start = getattr(error, "start", 0)
     else:
-        return f"{path}: not {encoding.upper()} a moment ago, but now it is: the file changed while it was read"
+        return f"{path}: changed while it was read: start again when it is complete"
     before = data[:start].decode(encoding, "ignore")
     line = len((before + ".").splitlines())
-    # Offsets count from 0, as in hex viewers.
-    place = f"{path}: not {encoding.upper()} at byte {start} (0x{data[start]:02x}), line {line}"
-    return f"{place}; {_advice(data, before, encoding)}"
+    # Byte offsets count from 0, as in hex viewers.
+    return (
+        f"{path}: not {encoding.upper()} at byte {start} (0x{data[start]:02x}), line {line}; {_advice(data, before, encoding)}"
+    )
 
 
 def _advice(data: bytes, before: str, encoding: str) -> str:
-    """What to do with bytes of another encoding. `before`: what stands before the first wrong one."""
+    """Guesses the encoding and returns what to do. `before`: the text before the first invalid byte."""
     for magic, advice in OTHER_FORMATS.items():
         if data.startswith(magic):
             return advice
@@ -143,10 +143,10 @@ def _advice(data: bytes, before: str, encoding: str) -> str:
         return "it is valid UTF-8: leave --encoding out"
     if _decodes(data, "gb18030"):
         hanzi = "".join(character for character in data.decode("gb18030")[:SAMPLE] if character > "\x7f")
-        if len(hanzi.encode("gb2312", "ignore")) > 0.8 * 2 * len(hanzi):  # mostly everyday ones
+        if len(hanzi.encode("gb2312", "ignore")) > 0.8 * 2 * len(hanzi):  # mostly common characters
             return "looks like GB18030: pass --encoding gb18030 and look at the first rows"
     if not before.isascii():
-        return "the text before is of that encoding, so the file is cut off or damaged there: copy it again"
+        return "the text before it is valid, so the file is cut off or damaged there: copy it again"
     return "find out its encoding (often cp1252 in Western Europe), then pass --encoding NAME or convert the file to UTF-8"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from finetune.arguments import groups
-from finetune.arguments.parsing import Each, option
+from finetune.arguments.parsing import SpaceSeparated, option
 
 # Settings of --loss, and the loss that each belongs to.
 LOSS_SETTINGS = {
@@ -133,7 +133,7 @@ class LossArguments:
 class DecisionArguments:
     """Thresholds and calibration"""
 
-    threshold: Each[str] | None = option(
+    threshold: SpaceSeparated[str] | None = option(
         path=True,
         help="thresholds by hand instead of tuned ones: 0.3, LABEL=0.3 or a json file, or several of these; later ones win",
     )

@@ -45,7 +45,7 @@ class TextStream(Stream):
 
     def read(self, epoch: int, start: Any) -> tuple[TextSplit, Any]:
         table, following, _ = self.buffers.read(epoch, start)
-        with self.buffers.kept(epoch):
+        with self.buffers.cached_with(epoch):
             return self.split_of(table), following
 
     def remove(self, keeps: Callable[[int], bool]) -> None:

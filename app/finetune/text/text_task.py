@@ -175,7 +175,7 @@ class TextTask(Task):
 
     def _kept(self, name: str) -> AbstractContextManager[None]:
         """While it lasts, tokens of a streamed split are kept with its first buffer."""
-        return self.buffers.kept(0) if self.buffers is not None and name == "train" else nullcontext()
+        return self.buffers.cached_with(0) if self.buffers is not None and name == "train" else nullcontext()
 
     def _split(self, name: str, table: Table, targets: Ragged | None, tokenizer: str, notes: list[str]) -> TextSplit:
         """Tokenizes a file's texts and notes what was cut. `tokenizer`: its fingerprint."""

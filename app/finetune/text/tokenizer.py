@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 
 from finetune.errors import InputError
 from finetune.models.pretrained import explain_failed_load
-from finetune.reading.cache import kept
+from finetune.reading.cache import get_or_create
 from finetune.reading.fingerprint import fingerprint
 from finetune.reading.problems import listed, nearest
 from finetune.reading.ragged import RaggedChunks
@@ -160,5 +160,5 @@ def _trained(texts: Sequence[Column], vocab_size: int) -> Any:
     """The tokenizer trained on these texts: trained once per machine, then loaded from the cache."""
     key = fingerprint([str(vocab_size), *(column.fingerprint for column in texts)])[:40]
     everything = _Joined(texts)
-    folder = kept("vocabularies", key, lambda path: train_tokenizer(everything, vocab_size).save_pretrained(path))
+    folder = get_or_create("vocabularies", key, lambda path: train_tokenizer(everything, vocab_size).save_pretrained(path))
     return AutoTokenizer.from_pretrained(folder)

@@ -49,7 +49,7 @@ class PartialPredictions:
     def __init__(self, run: Run, folder: Path, describe: Callable[[], dict[str, Any]], rows: EvalRows) -> None:
         """`describe`: returns all that the predictions depend on, for JSON; called on rank 0."""
         self._run, self._folder, self._total_rows = run, folder, len(rows)
-        self._total_batches = rows.rounds(run.launch.world_size)
+        self._total_batches = rows.num_batches(run.launch.world_size)
         self._batches_per_part = -(-self._total_batches // PARTS)
         self._enabled = True
         self.parts: list[Part] = []  # on rank 0

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 
 from finetune.arguments import groups
-from finetune.arguments.parsing import Each, changed_option, option
+from finetune.arguments.parsing import SpaceSeparated, changed_option, option
 
 REQUIREMENTS = "requirements-vision.txt"
 
@@ -16,17 +16,17 @@ REQUIREMENTS = "requirements-vision.txt"
 class VolumeDataArguments(groups.FileArguments):
     """Data"""
 
-    train_file: Each[str] | None = changed_option(
+    train_file: SpaceSeparated[str] | None = changed_option(
         groups.FileArguments,
         "train_file",
         None,
         "folder with images/ and labels/ of equal names (NIfTI), and split.csv (file,split) if it has several splits; or "
         "a csv, tsv, json, jsonl or parquet file of paths; one or several, and patterns ('hospital-*')",
     )
-    validation_file: Each[str] | None = changed_option(
+    validation_file: SpaceSeparated[str] | None = changed_option(
         groups.FileArguments, "validation_file", None, "the same; without it --validation_split takes volumes from training"
     )
-    test_file: Each[str] | None = changed_option(
+    test_file: SpaceSeparated[str] | None = changed_option(
         groups.FileArguments, "test_file", None, "volumes to predict, and to score when they have labels"
     )
     image_column: str = option("image", help="column of the images' paths, relative to the file")

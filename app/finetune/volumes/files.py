@@ -14,7 +14,7 @@ import numpy as np
 from finetune.errors import InputError
 from finetune.reading.columns import SHOWN, more, split_off
 from finetune.reading.problems import described
-from finetune.reading.splits import above, check_alike, files_named
+from finetune.reading.splits import check_consistent_labels, common_parent, expand_patterns
 from finetune.reading.tables import Table, read_table
 from finetune.task import Mixture
 
@@ -92,10 +92,10 @@ def _find(arguments: Any, split: str) -> Volumes | None:
     """The volumes of a split, from its own argument or else from the folders of --train_file; None if there are none."""
     own = getattr(arguments, f"{split}_file")
     argument, sources = f"--{split if own else 'train'}_file", own or arguments.train_file
-    paths = [] if sources is None else files_named(argument, sources)
+    paths = [] if sources is None else expand_patterns(argument, sources)
     if own is None:  # only folders can hold several splits
         paths = [(path, number) for path, number in paths if os.path.isdir(path)]
-    base = above([path for path, _ in paths if os.path.isdir(path)])
+    base = common_parent([path for path, _ in paths if os.path.isdir(path)])
     parts, problems = [], []
     for path, number in paths:
         try:
@@ -110,7 +110,7 @@ def _find(arguments: Any, split: str) -> Volumes | None:
 
 def _joined(argument: str, numbered: Sequence[tuple[Volumes, int]]) -> Volumes:
     parts, numbers = zip(*numbered, strict=True)
-    check_alike(argument, [(volumes.path, volumes.labelled) for volumes in parts])
+    check_consistent_labels(argument, [(volumes.path, volumes.labelled) for volumes in parts])
     files = [file for volumes in parts for file in volumes.files]
     source = np.repeat(numbers, [len(volumes) for volumes in parts])
     sources = tuple(parts[numbers.index(number)].path for number in dict.fromkeys(numbers))

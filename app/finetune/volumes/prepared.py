@@ -17,7 +17,7 @@ import torch
 from finetune.errors import InputError
 from finetune.output.files import file_record, write_json
 from finetune.output.progress import Phase
-from finetune.reading.cache import kept
+from finetune.reading.cache import get_or_create
 from finetune.reading.columns import SHOWN, more
 from finetune.reading.fingerprint import file_state, fingerprint
 from finetune.reading.problems import listed
@@ -83,7 +83,7 @@ def _prepare(file: VolumeFile, spacing: tuple[float, ...], ignore_index: int | N
     paths = [file.image, *([file.label] if file.label is not None else [])]
     hashes = tuple(_file_hash(path) for path in paths)
     key = fingerprint([CACHE_VERSION, *hashes, *map(repr, spacing), repr(ignore_index)])[:40]
-    folder = kept("volumes", key, partial(_write_arrays, file, spacing, ignore_index))
+    folder = get_or_create("volumes", key, partial(_write_arrays, file, spacing, ignore_index))
     return Prepared(folder, file, fingerprint(hashes), hashes)
 
 
@@ -92,7 +92,7 @@ def _file_hash(path: Path) -> str:
     state = file_state(path)
     if state is None:
         return file_record(path)["sha256"]
-    folder = kept("hashes", fingerprint([state])[:40], lambda folder: write_json(folder / RECORD, file_record(path)))
+    folder = get_or_create("hashes", fingerprint([state])[:40], lambda folder: write_json(folder / RECORD, file_record(path)))
     return json.loads((folder / RECORD).read_text(encoding="utf-8"))["sha256"]
 
 

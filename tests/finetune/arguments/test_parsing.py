@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from finetune.arguments.groups import RunArguments
-from finetune.arguments.parsing import Each, as_dict, option, parse
+from finetune.arguments.parsing import SpaceSeparated, as_dict, option, parse
 from finetune.errors import InputError
 
 
@@ -117,13 +117,13 @@ def test_bad_arguments(argv, message):
         ("count:", "run.yaml: count: has no value, expected a whole number at least 1 and below 10"),
         ("rate: {a: 1}", "run.yaml: rate: expected one value, found a mapping"),
         ("rate: [1, 2]", "run.yaml: rate: expected one value, found a list"),
-        ("speed: {rate: 1}", "run.yaml: speed is a section; arguments stand without sections, each as `name: value`"),
+        ("speed: {rate: 1}", "run.yaml: speed is a section; write arguments without sections, each as `name: value`"),
         ("count: 0:5", "run.yaml: count: '0:5' is not a whole number at least 1 and below 10"),
-        ("count: 1\nrate: 1\ncount: 2", "run.yaml:3: not valid YAML: key 'count' stands twice or is no name"),
+        ("count: 1\nrate: 1\ncount: 2", "run.yaml:3: not valid YAML: key 'count' appears twice or is not a name"),
         ("count: [1", "run.yaml:1: not valid YAML: expected ',' or ']', but got '<stream end>'"),
         ("- count", "run.yaml: expected `name: value` lines, found a list"),
         ("", "run.yaml: expected `name: value` lines, found nothing"),
-        (b"name: \xff", "run.yaml: not UTF-8 at byte 6; save the file as UTF-8"),
+        (b"name: \xff", "run.yaml: not UTF-8 at byte 6; save it as UTF-8"),
     ],
 )
 def test_bad_files(tmp_path, text, message):
@@ -132,7 +132,7 @@ def test_bad_files(tmp_path, text, message):
 
 def test_missing_file(tmp_path):
     assert problems("--config", f"{tmp_path}/none.yaml", tmp_path=tmp_path) == [
-        "--config none.yaml: cannot be read (No such file or directory)"
+        "none.yaml: cannot be read (No such file or directory)"
     ]
 
 
@@ -223,8 +223,8 @@ def test_a_negative_number_with_an_exponent_is_a_value():
 class Many:
     """Many"""
 
-    files: Each[str] | None = option(path=True, help="names of files")
-    weights: Each[float] | None = option(above=0, help="numbers")
+    files: SpaceSeparated[str] | None = option(path=True, help="names of files")
+    weights: SpaceSeparated[float] | None = option(above=0, help="numbers")
 
 
 def test_values_that_are_arguments_of_their_own(tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from finetune.arguments.parsing import Each
+from finetune.arguments.parsing import SpaceSeparated
 from finetune.arguments.standard_input import with_standard_input
 from finetune.errors import InputError
 
@@ -47,7 +47,7 @@ def test_what_cannot_share_it_is_refused(monkeypatch):
 
 def test_it_may_be_one_of_several_files(monkeypatch):
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b"text\na\n")))
-    found = with_standard_input(Files(Each(["a.csv", "-"])), NAMES).train_file
+    found = with_standard_input(Files(SpaceSeparated(["a.csv", "-"])), NAMES).train_file
     assert (found[0], Path(found[1]).name) == ("a.csv", "rows.csv")
     with pytest.raises(InputError, match="--train_file and --train_file are standard input"):
-        with_standard_input(Files(Each(["-", "-"])), NAMES)
+        with_standard_input(Files(SpaceSeparated(["-", "-"])), NAMES)

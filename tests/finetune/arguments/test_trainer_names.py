@@ -118,7 +118,7 @@ def test_contradictions_and_names_of_other_tasks():
         "--max_length and --max_seq_length both set --max_length; keep one"
     ]
     (message,) = refusals("--max_seq_length", "9", task=image_classify.Arguments)
-    assert message == "--max_seq_length stands for --max_length, which this command does not have"
+    assert message == "--max_seq_length means --max_length, which this command does not have"
     (message,) = refusals("--hub_token", "hf_secret")
     assert "hf_secret" not in message
 

@@ -22,7 +22,7 @@ def test_a_worker_that_is_killed_ends_the_training_where_it_waits_for_it_and_now
     for worker in multiprocessing.active_children():
         worker.kill()
         worker.join()  # SIGCHLD has come, and did not raise here
-    with pytest.raises(TrainingError, match=r"prepares batches is gone: DataLoader worker .*--dataloader_num_workers$"):
+    with pytest.raises(TrainingError, match=r"a data loader worker died: DataLoader worker .*--dataloader_num_workers$"):
         list(batches)
 
 
@@ -34,7 +34,7 @@ def test_a_batch_that_cannot_be_handed_over_ends_the_training(monkeypatch, capfd
     monkeypatch.setattr(torch.UntypedStorage, "_share_fd_cpu_", full)  # as where /dev/shm is full
     with pytest.raises(TrainingError, match=r"/dev/shm is too small"):
         list(train_loader(train_steps(*points(80), make_plan(80)), 0, 2, False))
-    assert "a batch cannot be handed over: [Errno 28] No space left on device" in capfd.readouterr().err
+    assert "a batch cannot be sent to the training process: [Errno 28] No space left on device" in capfd.readouterr().err
 
 
 def test_a_step_has_the_micro_batches_of_every_rank():

@@ -91,7 +91,7 @@ def test_the_next_buffer_is_read_by_another_process_and_earlier_ones_are_removed
             assert time.monotonic() < deadline
             time.sleep(0.01)
     assert stream.read_by(me=False) == [1, 2, 3]  # none behind the last
-    (reader,) = [process for process in multiprocessing.active_children() if process.name == "reads ahead"]
+    (reader,) = [process for process in multiprocessing.active_children() if process.name == "read-ahead"]
     steps.close()
     reader.join(60)
     assert (reader.exitcode, kept()) == (0, [])

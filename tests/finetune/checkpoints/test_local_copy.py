@@ -7,7 +7,7 @@ from thread_processes import Process, Together, outcomes
 
 from finetune.checkpoints import local_copy
 from finetune.checkpoints.local_copy import check_shared, discard, fetch
-from finetune.errors import InputError, where
+from finetune.errors import InputError, process_name
 
 FILES = {"model.bin": b"x" * 70, "empty": b"", "deep/er/config.json": b"{}"}
 
@@ -92,4 +92,4 @@ def test_a_disk_that_is_said_to_be_shared_is_looked_at(disks, monkeypatch):
     assert [path.name for path in disks[0].parent.iterdir()] == ["best"]
     disks[1].parent.mkdir(parents=True)
     outcome = run(lambda member, rank: check_shared(member, disks[rank // 2].parent))
-    assert all(f" on {where()}, {where()} is not rank 0's folder" in str(error) for error in outcome)
+    assert all(f" on {process_name()}, {process_name()} is not rank 0's folder" in str(error) for error in outcome)

@@ -9,7 +9,7 @@ from image_classify import Arguments
 from pictures import CLASSES, idx, pixels, write_folder, write_idx
 from PIL import Image
 
-from finetune.arguments.parsing import Each
+from finetune.arguments.parsing import SpaceSeparated
 from finetune.errors import InputError
 from finetune.images import sources
 from finetune.images.decoding import read_header
@@ -156,7 +156,7 @@ def test_several_folders_and_files_are_read_one_after_the_other(tmp_path, token_
         write_table(write_folder(tmp_path / "tables" / f"part-{part}", rows=2, seed=part), "csv")
     idx_folder, pattern = write_idx(tmp_path / "idx", rows=2), str(tmp_path / "tables" / "*" / "rows.csv")
     given = [str(a), str(b), pattern, str(idx_folder)]
-    found = read_examples(Arguments(output_dir="runs/a", train_file=Each(given)), "train", [])
+    found = read_examples(Arguments(output_dir="runs/a", train_file=SpaceSeparated(given)), "train", [])
     singles = [read(path) for path in (a, b, *sorted(tmp_path.glob("tables/*/rows.csv")), idx_folder)]
     np.testing.assert_array_equal(arrays(found), np.concatenate([arrays(single) for single in singles]))
     assert named(found) == [0, 0, 1, 1] * 2 + [0, 1] * 3
@@ -173,7 +173,7 @@ def test_several_folders_and_files_are_read_one_after_the_other(tmp_path, token_
     np.testing.assert_array_equal(arrays(some), arrays(found)[[11, 0, 13, 7]])
     assert some.images.inspect().digests == [found.images.inspect().digests[row] for row in (11, 0, 13, 7)]
     assert (some.source.tolist(), some.where(0)) == ([2, 0, 3, 1], found.where(11))
-    few = read_examples(Arguments(output_dir="runs/a", train_file=Each(given[:2]), max_train_samples=4), "train", [])
+    few = read_examples(Arguments(output_dir="runs/a", train_file=SpaceSeparated(given[:2]), max_train_samples=4), "train", [])
     assert few.classes == ["dark", "light", "dark", "light"]
 
 
@@ -182,7 +182,7 @@ def test_several_sources_that_are_wrong(tmp_path):
 
     def problems(*paths):
         with pytest.raises(InputError) as caught:
-            read_examples(Arguments(output_dir="runs/a", test_file=Each(paths)), "test", [])
+            read_examples(Arguments(output_dir="runs/a", test_file=SpaceSeparated(paths)), "test", [])
         return caught.value.problems
 
     assert problems(a, f"{tmp_path}/c*") == [f"--test_file {tmp_path}/c*: no file matches this pattern"]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from finetune.arguments.parsing import Each
+from finetune.arguments.parsing import SpaceSeparated
 from finetune.errors import InputError
 from finetune.images.arguments import MaskArguments
 from finetune.images.image_task import inspect_all
@@ -97,7 +97,7 @@ def test_several_folders_and_a_table_make_a_split(tmp_path, token_cache):
     plain(tmp_path, "1")
     save(tmp_path / "masks" / "1.png", EMPTY + 1)
     (tmp_path / "rows.csv").write_text("image,label\nimages/1.jpg,masks/1.png\n")
-    named = Each(str(tmp_path / name) for name in ("a", "b", "rows.csv"))
+    named = SpaceSeparated(str(tmp_path / name) for name in ("a", "b", "rows.csv"))
     found, _ = read(None, "train", train_file=named)
     assert found.ids == ["a/train/images/0.jpg", "b/train/images/0.jpg", 2]
     masks = inspect_masks({"train": found}, inspect_all({"train": found}, []))["train"]

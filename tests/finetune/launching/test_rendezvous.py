@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from finetune.errors import InputError, where
+from finetune.errors import InputError, process_name
 from finetune.launching import network, rendezvous
 from finetune.launching.rendezvous import (
     RemoteError,
@@ -101,7 +101,7 @@ def test_every_difference_is_reported_to_every_rank_once_per_machine(port):
     assert outcome[0].problems == lines
     for rank in (1, 2):
         assert isinstance(outcome[rank], RemoteError)
-        assert outcome[rank].problems == [*lines[:-1], f"{lines[-1]} [{where()}]"]
+        assert outcome[rank].problems == [*lines[:-1], f"{lines[-1]} [{process_name()}]"]
 
 
 def test_a_machine_that_does_not_come_is_named(port):
@@ -114,7 +114,7 @@ def test_a_machine_that_does_not_come_is_named(port):
 
 def test_a_machine_whose_rank_0_does_not_come_says_so(port):
     found = together(port, [None, info(1)], timeout=1)[1].problems
-    assert f"{where()}: machine 0 did not answer at 127.0.0.1:{port} within 1 s" in found[0]
+    assert f"{process_name()}: machine 0 did not answer at 127.0.0.1:{port} within 1 s" in found[0]
 
 
 def test_a_failure_before_the_rendezvous_reaches_the_other_machines(port):
@@ -125,7 +125,7 @@ def test_a_failure_before_the_rendezvous_reaches_the_other_machines(port):
 
     started = time.monotonic()
     outcome = together(port, [info(0), info(1), info(2)], timeout=60, act=act)
-    assert outcome[0].problems == outcome[2].problems == [f"train.csv:3: bad [{where()}]"]
+    assert outcome[0].problems == outcome[2].problems == [f"train.csv:3: bad [{process_name()}]"]
     assert outcome[0].exit_code == 2
     assert time.monotonic() - started < 30
 

@@ -8,7 +8,7 @@ import pytest
 
 from finetune.errors import InputError
 from finetune.reading import cache
-from finetune.reading.cache import cache_folder, kept
+from finetune.reading.cache import cache_folder, get_or_create
 
 
 def fill(folder):
@@ -23,18 +23,18 @@ def test_what_was_made_is_found(token_cache):
         fill(folder)
 
     for _ in range(2):
-        assert (kept("rows", "a", make) / "some").read_text() == "made"
-    assert (len(calls), kept("rows", "b", make) == token_cache / "rows" / "b") == (1, True)
+        assert (get_or_create("rows", "a", make) / "some").read_text() == "made"
+    assert (len(calls), get_or_create("rows", "b", make) == token_cache / "rows" / "b") == (1, True)
     assert {path.name for path in (token_cache / "rows").iterdir()} == {"a", "a.lock", "b", "b.lock"}
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda file: file.write_text("ma"), lambda file: file.write_text("mode")])
 @pytest.mark.parametrize("name", ["some", "checksums.json"])
 def test_what_is_damaged_or_missing_is_made_anew(token_cache, capsys, damage, name):
-    damage(kept("rows", "a", fill) / name)
+    damage(get_or_create("rows", "a", fill) / name)
     assert capsys.readouterr().err == ""
-    assert (kept("rows", "a", fill) / "some").read_text() == "made"
-    assert capsys.readouterr().err == f"note           {token_cache}/rows/a: this cache is damaged; it is made anew\n"
+    assert (get_or_create("rows", "a", fill) / "some").read_text() == "made"
+    assert capsys.readouterr().err == f"note           {token_cache}/rows/a: this cache is damaged; it is created again\n"
     assert {path.name for path in (token_cache / "rows").iterdir()} == {"a", "a.lock"}
 
 
@@ -44,34 +44,34 @@ def test_what_is_not_finished_is_not_there(token_cache):
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        kept("rows", "a", fail)
+        get_or_create("rows", "a", fail)
     assert [path.name for path in (token_cache / "rows").iterdir()] == ["a.lock"]
 
 
 def test_a_complete_folder_is_found_in_a_read_only_cache(token_cache, monkeypatch):
-    folder = kept("rows", "a", fill)
+    folder = get_or_create("rows", "a", fill)
     monkeypatch.setattr(cache, "FileLock", None)  # writing
-    assert kept("rows", "a", None) == folder
+    assert get_or_create("rows", "a", None) == folder
 
 
 def test_a_cache_that_cannot_be_written(token_cache):
     token_cache.write_text("a file where the folder should be")
     with pytest.raises(InputError, match=r"cache/rows: the cache cannot be written \(.+\); set HF_DATASETS_CACHE to another"):
-        kept("rows", "a", fill)
+        get_or_create("rows", "a", fill)
 
     def full(path):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     token_cache.unlink()
     with pytest.raises(OSError, match=r"No space left on device: .*cache/rows"):
-        kept("rows", "a", full)
+        get_or_create("rows", "a", full)
 
 
 def test_processes_that_start_together_make_it_once(token_cache, tmp_path):
     code = (
-        "import time\nfrom finetune.reading.cache import kept\n"
+        "import time\nfrom finetune.reading.cache import get_or_create\n"
         "def make(folder):\n    time.sleep(0.3)\n    (folder / 'some').write_text('made')\n    print('made')\n"
-        "kept('rows', 'a', make)"
+        "get_or_create('rows', 'a', make)"
     )
     app = Path(sys.modules["finetune"].__file__).parents[1]
     environment = {**os.environ, "PYTHONPATH": str(app)}

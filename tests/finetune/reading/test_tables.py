@@ -206,7 +206,7 @@ def test_parquet_text_that_is_not_utf8():
     binary = pyarrow.array([b"fine", b"\xff\xfe"], pyarrow.binary())
     text = pyarrow.StringArray.from_buffers(2, *binary.buffers()[1:])
     pyarrow.parquet.write_table(pyarrow.table({"text": text}), "a.parquet")
-    assert problem("a.parquet", required=["text"]).startswith("a.parquet: not a whole parquet file ('utf-8' codec can't decode")
+    assert problem("a.parquet", required=["text"]).startswith("a.parquet: not a valid parquet file ('utf-8' codec can't decode")
 
 
 # JSON that is not
@@ -301,7 +301,7 @@ FRENCH = f"text,labels\n{FRENCH_ROW}"
         (CHINESE.encode("utf-16"), "at byte 0 (0xff), line 1; looks like UTF-16: pass --encoding utf-16"),
         (FRENCH.encode("cp1252"), "at byte 18 (0xe9), line 2; find out its encoding (often cp1252 in Western Europe)"),
         (CHINESE.encode()[:-5], "so the file is cut off or damaged there"),
-        (CHINESE.encode() + b"a\xff,b\n" + CHINESE.encode(), "line 7; the text before is of that encoding"),
+        (CHINESE.encode() + b"a\xff,b\n" + CHINESE.encode(), "line 7; the text before it is valid"),
         ("text,labels\nпривет мир,да\n".encode("cp1251"), "find out its encoding"),
         # The time would be in the test's name, and two processes that collect the tests a second apart would differ.
         (gzip.compress(CHINESE.encode(), mtime=0), "it is gzip-compressed: add .gz to its name"),

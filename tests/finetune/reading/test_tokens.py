@@ -109,7 +109,7 @@ def test_an_encoder_that_fails_in_another_process_raises_here(token_cache):
     texts = Column.of([str(number) for number in range(9500)])
     with pytest.raises(ValueError, match="no"):
         encode_cached(texts, fail, "three", num_proc=2)
-    with pytest.raises(InputError, match=r"a process that tokenizes was killed, .* --preprocessing_num_workers"):
+    with pytest.raises(InputError, match=r"a tokenizing process was killed, .* --preprocessing_num_workers"):
         encode_cached(texts, die, "three", num_proc=2)
     assert [path.suffix for path in (token_cache / "tokens").iterdir()] == [".lock"]
 

@@ -14,7 +14,7 @@ from classify import Arguments, MultiLabelClassification
 from in_process import script  # noqa: F401 - a fixture
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig
 
-from finetune.arguments.parsing import Each, validate
+from finetune.arguments.parsing import SpaceSeparated, validate
 from finetune.batching.batches import EvalRows, widths_of
 from finetune.errors import InputError, TrainingError
 from finetune.kernels.padding_free.encoders import use_padding_free
@@ -141,7 +141,7 @@ def data(tmp_path):
 
 
 def loaded(bert_folder, data, **given):
-    files = {"train_file": Each([str(data)]), "validation_file": Each([str(data)])}
+    files = {"train_file": SpaceSeparated([str(data)]), "validation_file": SpaceSeparated([str(data)])}
     arguments = Arguments(output_dir="a", model_name_or_path=str(bert_folder), **files, **given)
     task = MultiLabelClassification(arguments)
     return task, task.load(SimpleNamespace(device_type="cpu", precision="no"), Modes(True, True, False))

@@ -5,7 +5,7 @@ import pytest
 import torch
 from classify import Arguments, MultiLabelClassification
 
-from finetune.arguments.parsing import Each
+from finetune.arguments.parsing import SpaceSeparated
 from finetune.batching.batches import collate_share
 from finetune.errors import InputError
 from finetune.plan import Modes
@@ -67,7 +67,7 @@ def test_the_fingerprint_knows_the_rows_and_how_they_are_mixed_but_not_the_files
         (tmp_path / f"{name}.csv").write_text("\n".join(["text,labels", *part]) + "\n")
 
     def load(*names, **given):
-        files = Each(str(tmp_path / name) for name in names)
+        files = SpaceSeparated(str(tmp_path / name) for name in names)
         task = MultiLabelClassification(
             Arguments(output_dir="a", model_name_or_path=str(bert_folder), train_file=files, **given)
         )
