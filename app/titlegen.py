@@ -151,7 +151,7 @@ class TitleGeneration(TextTask):
         if encoder_decoder.has_new_decoder(arguments, self.config):
             targets = [chunk.values for chunk in self.splits["train"].targets.chunks]
             encoder_decoder.set_output_bias(model, np.concatenate(targets))
-        encoder_decoder.keep_settings(model, self.start, self.source_prefix)
+        encoder_decoder.store_settings(model, self.start, self.source_prefix)
         new_names = encoder_decoder.new_names(model, arguments, self.config)
         return self.with_kernels(limit_training(model, arguments, new_names))
 
@@ -223,7 +223,7 @@ class TitleGeneration(TextTask):
         candidates = self.arguments.num_return_sequences
         self.generation = replace(self.generation, synced_gpus=False, num_return_sequences=candidates)
         model = self.load_for_prediction(AutoModelForSeq2SeqLM, path)[0]
-        encoder_decoder.keep_settings(model, self.start, self.source_prefix)
+        encoder_decoder.store_settings(model, self.start, self.source_prefix)
         return self.with_kernels(model)
 
     def prediction_lines(self, predictions: Predictions, split: TextSplit) -> Iterator[dict[str, Any]]:

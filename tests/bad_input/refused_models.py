@@ -95,7 +95,7 @@ NAMES = [
          arguments={"tokenizer_type": None, "tokenizer_name": "models/config"}),
     Case("tokenizer missing", [r"tokenizer \./nothing: this folder does not exist"],
          arguments={"tokenizer_type": None, "tokenizer_name": "./nothing"}),
-    Case("model with code of its own", [r"models/own_code: it comes with Python code of its own, .* --trust_remote_code"],
+    Case("model with code of its own", [r"models/own_code: it has Python code of its own, .* --trust_remote_code"],
          arguments=PRETRAINED | {"model_name_or_path": "models/own_code"},
          files={"models/own_code/config.json": '{"model_type": "own", "auto_map": {"AutoConfig": "code.Configuration"}}',
                 "models/own_code/code.py": ""}),
