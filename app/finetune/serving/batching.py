@@ -34,7 +34,7 @@ class BatchQueue:
         return self._queue.qsize()
 
     def submit(self, items: Sequence[Any]) -> list[asyncio.Future]:
-        """Queues the items and returns the futures of their results. Raises `asyncio.QueueFull` without room for all of them."""
+        """Queues the items and returns the futures of their results. Raises `asyncio.QueueFull` without room for all."""
         if len(self) + len(items) > self._queue.maxsize:
             raise asyncio.QueueFull
         futures = [asyncio.get_running_loop().create_future() for _ in items]
@@ -68,8 +68,8 @@ class BatchQueue:
         return batch
 
     def _results(self, items: list[Any]) -> list[Any]:
-        """A result or an exception for each item. If a batch fails its items are predicted one by one, so that one bad item does
-        not fail the others."""
+        """A result or an exception for each item. The items of a failing batch are predicted one by one, so that one bad item
+        does not fail the others."""
         try:
             return list(self._predict(items))
         except Exception as error:
