@@ -44,7 +44,7 @@ WRITE_FILES = ("segment", "segment3d")  # tasks that write masks besides the lin
 
 
 def task_of(folder: Path) -> str:
-    """The task of an exported model folder. Raises `InputError` if it cannot be told."""
+    """The task of an exported model folder. Raises `InputError` for a folder of no known task."""
     for name in ("adapter_config.json", "config.json"):
         try:
             config = json.loads((folder / name).read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Metrics of pictures as classes of `evaluate.Metric`: of classification into one of several classes, and of segmentation."""
+"""Single-label classification and segmentation metrics as `evaluate.Metric`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -27,7 +27,7 @@ class SingleLabelMetric(InMemoryMetric):
         )
 
     def _compute(self, predictions: Any, references: Any, **settings: Any) -> dict[str, float | None]:
-        if not len(predictions):  # without rows nothing says how many classes there are
+        if not len(predictions):  # the number of classes is unknown
             predictions = np.empty((0, 0))
         return single_label_scores(np.asarray(predictions), np.asarray(references, dtype=np.int64), **settings)
 
@@ -40,9 +40,9 @@ class SegmentationMetric(InMemoryMetric):
             description="Mean IoU, mean Dice and pixel accuracy over all images, and per class; an undefined metric is None.",
             citation="",
             inputs_description=(
-                "predictions, references: class numbers of each image; images may have different sizes, which are flattened "
-                "where they go through add_batch. names: of the classes. ignore_index: class number of elements that do not "
-                "count. include_background: whether class 0 is in the means (default: yes)."
+                "predictions, references: class numbers of each image; images may differ in size; add_batch flattens them. "
+                "names: of the classes. ignore_index: class number of elements that do not count. include_background: whether "
+                "class 0 is in the means (default: yes)."
             ),
             features=datasets.Features(
                 predictions=datasets.List(datasets.Value("int32")), references=datasets.List(datasets.Value("int32"))

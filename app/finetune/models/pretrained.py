@@ -191,13 +191,13 @@ def check_weights(arguments: Any) -> None:
         folder, name = Path(base), f"{name}, base model {base}"
         if not folder.is_dir():
             return
-    found = next((folder / file for file in WEIGHTS if (folder / file).is_file()), None)
-    if found is None:
+    first = next((folder / file for file in WEIGHTS if (folder / file).is_file()), None)
+    if first is None:
         raise InputError(
             f"model {name}: the folder holds no weights, such as {WEIGHTS[0]} (it holds: {files_in(folder)}); name another, or "
             "start from random weights with --from_scratch"
         )
-    for file in sorted(_weight_files(found)):
+    for file in sorted(_weight_files(first)):
         _check_weight_file(file)
 
 
