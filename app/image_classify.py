@@ -152,9 +152,7 @@ class ImageClassification(ImageTask):
         return found if batch.labels is None else {**found, "labels": batch.labels}
 
     def score(self, predictions: Predictions, split: ImageSplit) -> dict[str, float | None]:
-        from finetune.metrics.image_metrics import (
-            SingleLabelMetric,  # imports evaluate: at the first score, not at the start
-        )
+        from finetune.metrics.single_label_metric import SingleLabelMetric  # slow: imports evaluate
 
         check_finite(predictions["logits"], "logits", split)
         return SingleLabelMetric().compute(
