@@ -117,7 +117,7 @@ NAMES = [
          TITLEGEN, PRETRAINED | {"model_name_or_path": "models/titles", "max_title_length": 31}),
     Case("titles longer than the named decoder's positions", [r"--max_title_length 99 is more than the decoder can write"],
          TITLEGEN, {"decoder_model_name_or_path": "models/encoder", "decoder_layers": None, "max_title_length": 99}),
-    Case("predicting with an encoder", [r"models/encoder: has no decoder, so it cannot write titles before it is trained"],
+    Case("predicting with an encoder", [r"models/encoder: has no decoder, so it cannot write titles; train first"],
          TITLEGEN, PRETRAINED | PREDICT | {"model_name_or_path": "models/encoder"}, UNLABELLED, late=True),
     Case("predicting without a classifier",
          [r"models/encoder: has no trained classifier \(classifier\.\w+ is missing\); train first"],

@@ -112,7 +112,7 @@ def choose_labels(
     label."""
     labels = read_label_file(label_file) if label_file else train_labels
     if not labels:
-        raise InputError(f"{path}: no row has a label; if that is intended, name the labels with --label_file")
+        raise InputError(f"{path}: no row has a label; name the labels with --label_file if that is intended")
     if not label_file and own is not None and set(own) == set(train_labels):
         labels = own
     if own is not None and own != labels:
