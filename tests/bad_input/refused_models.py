@@ -40,7 +40,7 @@ FOLDERS = [
          {"decoder_model_name_or_path": "models/fewer_layers", "decoder_layers": None, "tokenizer_type": None,
           "tokenizer_name": "models/classifier"}),
     model("adapter", r"models/adapter/adapter_config\.json: names no base model"),
-    model("gaps_in_labels", r"model models/gaps_in_labels: id2label in its config\.json numbers its 2 label\(s\) 0, 2, so number 1",
+    model("gaps_in_labels", r"model models/gaps_in_labels: id2label in its config\.json numbers its 2 label\(s\) 0, 2, so",
           tasks=CLASSIFY),
     model("no_weights", r"model models/no_weights: the folder holds no weights, such as model\.safetensors .*--from_scratch"),
     model("cut_weights", r"models/cut_weights/model\.safetensors: is no whole safetensors file .*copy it again"),
