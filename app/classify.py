@@ -8,7 +8,7 @@
 Every launch trains on the same batches and gives the same model up to round-off. `best/` in the output folder is a plain
 transformers model: pipeline("text-classification", model="runs/a/best", top_k=None).
 
-Predict with it, no labels needed:
+Prediction needs no labels:
 
     python app/classify.py --do_predict --model_name_or_path runs/a/best --test_file new.csv --output_dir runs/a
 """
@@ -33,7 +33,7 @@ class Arguments(DecisionArguments, LossArguments, LongDocumentArguments, TextArg
     label_separator: str = option("|", help="what separates labels in a text")
     label_columns: tuple[str, ...] | None = option(help="columns of 0 and 1, one per label, instead of --label_column")
     label_file: str | None = option(
-        reads=True, per_machine=True, help="the label list, one a line; default: order of first appearance in training"
+        reads=True, per_machine=True, help="file with one label per line; default: order of first appearance in training"
     )
     unknown_labels: str = option(
         "error", choices=("error", "ignore"), help="labels in validation or test data that training does not have"
@@ -47,6 +47,7 @@ if __name__ == "__main__":
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -66,20 +67,20 @@ from finetune.reading.ragged import Ragged
 from finetune.reading.tables import Table
 from finetune.task import Batch, Card, Judgement, Predictions
 from finetune.text import classifier
-from finetune.text.decisions import Decider, decider_of
-from finetune.text.labels import Labelled, choose_labels, label_ids, label_names, label_source, note_labels, one_hot
+from finetune.text.decisions import Decider, make_decider
+from finetune.text.labels import Labelled, choose_labels, label_ids, label_source, note_labels, one_hot, read_labels
 from finetune.text.splits import TextSplit, check_finite
 from finetune.text.text_task import TextTask
 
 
 class MultiLabelClassification(TextTask):
-    """Every label of every row is one target."""
+    """A row has one target per label."""
 
     name = "classify"
-    default_metric = "average_precision_macro"  # needs no threshold: F1 of rare labels may stay 0 for epochs
+    default_metric = "average_precision_macro"  # needs no threshold; F1 of rare labels may stay 0 for epochs
     shown_metrics = ("loss", "f1_micro", "f1_macro", "tuned_f1_micro", "tuned_f1_macro", "average_precision_macro")
     evaluates_by_tokens = True
-    thresholds: np.ndarray | None = None  # those of the exported model; until there is one, rows of other folds tune them
+    thresholds: np.ndarray | None = None  # of the exported model; None before: `Decider` uses held-out thresholds
     decider = Decider()
 
     @property
@@ -93,7 +94,7 @@ class MultiLabelClassification(TextTask):
 
     def read_targets(self, table: Table, split: str, notes: list[str]) -> Labelled | None:
         has_labels = all(column in table.columns for column in self.target_columns())
-        return label_names(table, self.arguments, notes) if has_labels else None
+        return read_labels(table, self.arguments, notes) if has_labels else None
 
     def load_model_config(self, targets: dict[str, Labelled | None], notes: list[str]) -> Any:
         arguments = self.arguments
@@ -101,32 +102,34 @@ class MultiLabelClassification(TextTask):
         pretrained.check_kind(arguments, config, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, "classify texts")
         pretrained.check_weights(arguments)
         if "train" in targets:
-            own, found = classifier.own_labels(config), targets["train"].names
+            own, train_labels = classifier.own_labels(config), targets["train"].names
             path = " ".join(arguments.train_file or [arguments.dataset_name])
-            self.labels = choose_labels(own, found, arguments.label_file, [] if arguments.from_scratch else notes, path)
+            head_notes = [] if arguments.from_scratch else notes
+            self.labels = choose_labels(own, train_labels, arguments.label_file, head_notes, path)
         else:
             self.labels = classifier.labels_of(config)
-        self.decider = decider_of(arguments, self.labels)
+        self.decider = make_decider(arguments, self.labels)
         return config
 
     def encode_targets(self, table: Table, targets: Labelled, notes: list[str]) -> Ragged:
         source, ignore = label_source(self.arguments, self.modes.train), self.arguments.unknown_labels == "ignore"
         return label_ids(table, targets, self.labels, ignore, notes, source)
 
-    def settle(self, tables: dict[str, Table], ids: dict[str, Ragged], notes: list[str]) -> None:
+    def prepare_targets(self, tables: dict[str, Table], encoded: dict[str, Ragged], notes: list[str]) -> None:
         arguments = self.arguments
         self.loss = MultiLabelLoss(label_smoothing=arguments.label_smoothing_factor)
-        if "train" in tables:
-            self.num_train_rows = len(ids["train"])
-            self.positive = np.bincount(ids["train"].values, minlength=len(self.labels))
-            self.loss = classifier.make_loss(arguments, self.positive, self.num_train_rows, self.labels)
-            if (weights := self.loss.pos_weight) is not None:
-                notes.append(f"positive targets weigh from {weights.min():.2f} to {weights.max():.2f} (--pos_weight)")
-            note_labels({name: (tables[name].path, found) for name, found in ids.items() if name != "test"}, self.labels, notes)
-            if "validation" in ids and not len(ids["validation"].values):
-                self.default_metric = "loss"  # precision is undefined without a label
-            if "validation" in ids and not arguments.metrics:
-                classifier.check_best_metric(self.best_metric, ids["validation"], len(self.labels))
+        if "train" not in tables:
+            return
+        self.num_train_rows = len(encoded["train"])
+        self.positive = np.bincount(encoded["train"].values, minlength=len(self.labels))
+        self.loss = classifier.make_loss(arguments, self.positive, self.num_train_rows, self.labels)
+        if (weights := self.loss.pos_weight) is not None:
+            notes.append(f"weights of positive targets: {weights.min():.2f} to {weights.max():.2f} (--pos_weight)")
+        note_labels({name: (tables[name].path, ids) for name, ids in encoded.items() if name != "test"}, self.labels, notes)
+        if "validation" in encoded and not len(encoded["validation"].values):
+            self.default_metric = "loss"  # precision is undefined without a label
+        if "validation" in encoded and not arguments.metrics:
+            classifier.check_best_metric(self.best_metric, encoded["validation"], len(self.labels))
 
     def target_tensor(self, targets: Ragged, rows: np.ndarray) -> torch.Tensor:
         return one_hot(targets, rows, len(self.labels))
@@ -150,7 +153,7 @@ class MultiLabelClassification(TextTask):
         config.pad_token_id = self.tokenizer.pad_token_id
         model, new_names = pretrained.load_model_and_new_names(AutoModelForSequenceClassification, arguments, config)
         if renamed:
-            new_rows = classifier.match_rows(model, own, self.labels)
+            new_rows = classifier.replace_output_layer(model, own, self.labels)
             classifier.configure(config, self.labels)
         if arguments.head_bias == "prior":
             smoothing = arguments.label_smoothing_factor
@@ -180,11 +183,11 @@ class MultiLabelClassification(TextTask):
     # Evaluation and prediction
 
     def predict(self, model: torch.nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
-        found = {"logits": model(**batch.inputs).logits.float()}
-        return found if batch.labels is None else {**found, "labels": batch.labels.to(torch.uint8)}
+        outputs = {"logits": model(**batch.inputs).logits.float()}
+        return outputs if batch.labels is None else {**outputs, "labels": batch.labels.to(torch.uint8)}
 
     def score(self, predictions: Predictions, split: TextSplit) -> dict[str, float | None]:
-        from finetune.metrics.multilabel_metric import MultiLabelMetric  # imports evaluate: not at the start
+        from finetune.metrics.multilabel_metric import MultiLabelMetric  # slow: imports evaluate
 
         check_finite(predictions["logits"], "logits", split)
         scores = MultiLabelMetric().compute(
@@ -195,8 +198,9 @@ class MultiLabelClassification(TextTask):
             label_smoothing=self.loss.label_smoothing,
             tuned_decisions=self.decider.decisions(predictions, self.thresholds, split),
         )
-        own = {} if self.loss.kind == "bce" else {"loss": self.loss.mean(predictions["logits"], predictions["labels"])}
-        return {**scores, **own}
+        if self.loss.kind != "bce":
+            scores["loss"] = self.loss.mean(predictions["logits"], predictions["labels"])
+        return scores
 
     def as_references(self, predictions: Predictions, split: TextSplit) -> tuple[Any, Any]:
         return self.decider.decisions(predictions, self.thresholds, split).astype(int), predictions["labels"].astype(int)
@@ -209,7 +213,7 @@ class MultiLabelClassification(TextTask):
             split = self.splits["validation"]
             fitted, metrics = self.decider.report(best, self.labels, split)
             rows = classifier.rows_to_check(split.lengths)
-            checked = {split.texts[row]: fitted.chances(best["logits"][row]) for row in rows}
+            checked = {split.texts[row]: fitted.probabilities(best["logits"][row]) for row in rows}
         check = partial(classifier.check_export, expected=checked, precision=self.rounding)
         plain = classifier.plain_model(model, fitted, self.loss)
         self.save_best(path, model, plain, weights, check, change=partial(classifier.calibrated, plain, fitted))
@@ -219,24 +223,23 @@ class MultiLabelClassification(TextTask):
         model, new_names = self.load_for_prediction(AutoModelForSequenceClassification, path)
         if new_names:
             raise InputError(f"{path}: has no trained classifier ({min(new_names)} is missing); train first")
-        self.thresholds = classifier.thresholds_of(model.config) if self.decider.given is None else self.decider.given
+        self.thresholds = classifier.thresholds_of(model.config) if self.decider.fixed is None else self.decider.fixed
         self.decider, self.loss = self.decider.of_trained(model.config), from_config(model.config) or self.loss
         return self.with_kernels(model)
 
     def prediction_lines(self, predictions: Predictions, split: TextSplit) -> Iterator[dict[str, Any]]:
         check_finite(predictions["logits"], "logits", split)
         for logits in predictions["logits"]:
-            chances = sigmoid(logits)
-            chosen = decide(chances[None], self.thresholds)[0]
+            probabilities = sigmoid(logits)
             yield {
-                "labels": [label for label, on in zip(self.labels, chosen, strict=True) if on],
-                "probabilities": {label: round(float(p), 6) for label, p in zip(self.labels, chances, strict=True)},
+                "labels": list(compress(self.labels, decide(probabilities[None], self.thresholds)[0])),
+                "probabilities": {label: round(float(p), 6) for label, p in zip(self.labels, probabilities, strict=True)},
             }
 
     def judge(self, best: Predictions, split: TextSplit) -> Judgement:
         decisions = self.decider.decisions(best, self.thresholds, split)
         metrics = MetricsOfLabelledRows(sigmoid(best["logits"]), best["labels"], decisions)
-        return Judgement(metrics, partial(label_plots.show, partial(self.decider.judged, best), self.labels, split.texts))
+        return Judgement(metrics, partial(label_plots.show, partial(self.decider.plot_data, best), self.labels, split.texts))
 
     def card(self, folder: Path) -> Card:
         sections = [classifier.CARD_NOTE, *classifier.label_table(folder)]

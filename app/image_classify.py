@@ -152,7 +152,7 @@ class ImageClassification(ImageTask):
         return outputs if batch.labels is None else {**outputs, "labels": batch.labels}
 
     def score(self, predictions: Predictions, split: ImageSplit) -> dict[str, float | None]:
-        from finetune.metrics.image_metrics import SingleLabelMetric  # imports evaluate, which is slow
+        from finetune.metrics.single_label_metric import SingleLabelMetric  # slow: imports evaluate
 
         check_finite(predictions["logits"], "logits", split)
         return SingleLabelMetric().compute(

@@ -1,13 +1,13 @@
-"""Predictions of an exported model, whatever its task: the folder says which.
+"""Predictions of an exported model. The task is read from the model folder.
 
     python app/predict.py runs/mine/best --text "The team won the cup"
     python app/predict.py runs/mine/best new.csv --output predictions.csv
     cat new.jsonl | python app/predict.py runs/mine/best - > predictions.jsonl
     accelerate launch --config_file accelerate_configs/ddp.yaml app/predict.py runs/mine/best large.csv --output_dir predicted
 
-Predictions go to standard output as JSON lines, or to --output: csv if the name ends so. A file that is there is replaced by
---overwrite only. The same command goes on where it was interrupted. Masks are files: segmentation needs --output_dir. Further
-arguments are the task's own, such as --text_column or --per_device_eval_batch_size.
+Predictions go to standard output as JSON lines, or to the file of --output (.csv or JSON lines). An existing file is replaced
+only with --overwrite. With --output_dir the same command continues an interrupted prediction. Segmentation writes masks, so it
+needs --output_dir. Further arguments are passed to the task, such as --text_column or --per_device_eval_batch_size.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ BY_ENDING = {
     "EncoderDecoderModel": "titlegen",
 }
 BY_ADAPTER = {"SEQ_CLS": "classify", "SEQ_2_SEQ_LM": "titlegen"}
-WRITE_FILES = ("segment", "segment3d")  # besides the lines
+WRITE_FILES = ("segment", "segment3d")  # tasks that write masks besides the lines
 
 
 def task_of(folder: Path) -> str:
-    """The task that an exported folder is of. Raises `InputError` for a folder that is of none."""
+    """The task of an exported model folder. Raises `InputError` for a folder of no known task."""
     for name in ("adapter_config.json", "config.json"):
         try:
             config = json.loads((folder / name).read_text(encoding="utf-8"))
@@ -52,67 +52,71 @@ def task_of(folder: Path) -> str:
             continue
         except (OSError, ValueError) as error:
             raise InputError(f"{folder / name}: cannot be read ({error})") from None
-        found = _task_of_config(config)
-        if found is None:
+        task = _task_of_config(config)
+        if task is None:
             known = ", ".join(sorted({*BY_ENDING.values(), *BY_MODEL_TYPE.values()}))
-            raise InputError(f"{folder / name} is of no task here ({config.get('architectures')}); known: {known}")
-        return found
+            raise InputError(f"{folder / name}: no task for a model of {config.get('architectures')}; the tasks are {known}")
+        return task
     raise InputError(f"{folder} is no exported model: it has no config.json; name the folder best/ of a run, or one like it")
 
 
 def _task_of_config(config: dict[str, Any]) -> str | None:
-    known = BY_MODEL_TYPE.get(config.get("model_type")) or BY_ADAPTER.get(config.get("task_type"))
+    task = BY_MODEL_TYPE.get(config.get("model_type")) or BY_ADAPTER.get(config.get("task_type"))
     classes = config.get("architectures") or [""]
-    return known or next((task for ending, task in BY_ENDING.items() if classes[0].endswith(ending)), None)
+    return task or next((task for ending, task in BY_ENDING.items() if classes[0].endswith(ending)), None)
+
+
+def _is_distributed() -> bool:
+    return os.environ.get("WORLD_SIZE", "1") != "1"
 
 
 class Request(NamedTuple):
-    """What is asked for: a task, this script's own arguments, and those of the task."""
+    """The parsed command line: the task, this script's options, and the arguments of the task."""
 
     task: str
-    given: argparse.Namespace
-    rest: list[str]
+    options: argparse.Namespace
+    task_arguments: list[str]
 
     @property
-    def answers_in_memory(self) -> bool:
-        """Whether texts are to be predicted and nothing is to be written: reading and writing files takes longer to import."""
-        several = os.environ.get("WORLD_SIZE", "1") != "1"
-        return self.given.text is not None and not (self.given.output or self.given.output_dir or several)
+    def runs_in_memory(self) -> bool:
+        """Whether only texts are predicted and no file is written. Then the slow imports for files are skipped."""
+        options = self.options
+        return options.text is not None and not (options.output or options.output_dir or _is_distributed())
 
 
 def read_request(argv: list[str] | None = None) -> Request:
-    """Reads the command line. Raises `InputError`."""
+    """Parses the command line. Raises `InputError`."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("model", metavar="MODEL_FOLDER", help="the folder best/ of a run, or one like it")
     parser.add_argument("file", nargs="?", metavar="FILE", help="rows to predict, or - for standard input")
     parser.add_argument("--text", action="append", help="a text to predict, instead of a file; may be given several times")
-    parser.add_argument("--output", metavar="FILE", help="where predictions go (default: standard output)")
-    parser.add_argument("--overwrite", action="store_true", help="replace the file of --output, if there is one")
-    parser.add_argument("--output_dir", help="a folder for files that are predicted, such as masks")
-    given, rest = parser.parse_known_args(argv)
-    task = task_of(Path(given.model))
-    if (given.file is None) == (given.text is None):
+    parser.add_argument("--output", metavar="FILE", help="file for the predictions (default: standard output)")
+    parser.add_argument("--overwrite", action="store_true", help="replace the file of --output if it exists")
+    parser.add_argument("--output_dir", help="folder for predicted files, such as masks")
+    options, task_arguments = parser.parse_known_args(argv)
+    task = task_of(Path(options.model))
+    if (options.file is None) == (options.text is None):
         raise InputError("give either a FILE (- for standard input) or --text")
-    if given.text is not None and task not in ("classify", "titlegen"):
-        raise InputError(f"--text: {given.model} is a model of {task}, which takes files")
-    return Request(task, given, rest)
+    if options.text is not None and task not in ("classify", "titlegen"):
+        raise InputError(f"--text: {options.model} is a model of {task}, which takes files; name a FILE")
+    return Request(task, options, task_arguments)
 
 
-def command_line(request: Request) -> list[str]:
-    """The task's own command for what is asked of this one. Raises `InputError`, also for a file that would be replaced."""
-    task, given, rest = request
-    several = os.environ.get("WORLD_SIZE", "1") != "1"
-    if given.output_dir is None and (several or task in WRITE_FILES):
-        raise InputError(f"--output_dir is missing: {'several processes share' if several else 'masks go to'} a folder")
-    file = given.file if given.text is None else str(_texts(given.text))
-    output = given.output or (None if given.output_dir else "/dev/stdout")
-    output_dir = given.output_dir or str(_temporary())
-    if given.output is not None and is_regular_file(Path(given.output)) and Path(given.output).is_file():
-        _replace(Path(given.output), Path(output_dir), given)
+def task_command(request: Request) -> list[str]:
+    """The command line of the task's script for this request. Raises `InputError`, also for a file that would be replaced."""
+    task, options, task_arguments = request
+    distributed = _is_distributed()
+    if options.output_dir is None and (distributed or task in WRITE_FILES):
+        raise InputError(f"--output_dir is missing: {'several processes share' if distributed else 'masks go to'} a folder")
+    file = options.file if options.text is None else str(_write_texts(options.text))
+    output = options.output or (None if options.output_dir else "/dev/stdout")
+    output_dir = options.output_dir or str(_temporary_folder())
+    if options.output is not None and is_regular_file(Path(options.output)) and Path(options.output).is_file():
+        _allow_replacing(Path(options.output), Path(output_dir), options)
     named = {
-        "model_name_or_path": given.model,
+        "model_name_or_path": options.model,
         "test_file": file,
         "output_dir": output_dir,
         "predictions_file": output,
@@ -120,37 +124,37 @@ def command_line(request: Request) -> list[str]:
     }
     parts = [part for name, value in named.items() if value is not None for part in (f"--{name}", value)]
     script = str(Path(__file__).with_name(f"{task}.py"))
-    return [script, "--do_predict", *parts, *(["--quiet"] if output == "/dev/stdout" else []), *rest]
+    return [script, "--do_predict", *parts, *(["--quiet"] if output == "/dev/stdout" else []), *task_arguments]
 
 
-def _replace(file: Path, output_dir: Path, given: argparse.Namespace) -> None:
-    """Has the task take a file for one of its own. Raises `InputError` if --overwrite is not given."""
-    if not given.overwrite and given.output_dir is None:  # else it may be of an earlier command with this folder
+def _allow_replacing(file: Path, output_dir: Path, options: argparse.Namespace) -> None:
+    """With --overwrite registers an existing file as output of the task, which then replaces it. Else raises `InputError`."""
+    if not options.overwrite and options.output_dir is None:  # an earlier command with this folder may have written the file
         raise InputError(f"--output {file}: is there already; add --overwrite to replace it, or name another file")
-    if given.overwrite and os.environ.get("RANK", "0") == "0":
+    if options.overwrite and os.environ.get("RANK", "0") == "0":
         output_dir.mkdir(parents=True, exist_ok=True)
         written.add_predictions(output_dir, file, file)
 
 
-def print_lines(request: Request) -> None:
-    """Predicts the texts of --text in this process: the lines that the task's command gives, sooner. Raises `InputError`."""
-    from finetune.serving.imports import leave_out_the_unused
+def print_predictions(request: Request) -> None:
+    """Predicts the texts of --text in this process. The output is that of the task's command. Raises `InputError`."""
+    from finetune.serving.imports import skip_unused_imports
 
-    leave_out_the_unused()
+    skip_unused_imports()
     from finetune.serving.predictor import load_predictor
 
-    predictor = load_predictor(request.task, request.given.model, str(_temporary()), request.rest)
-    for number, line in enumerate(predictor(request.given.text)):
+    predictor = load_predictor(request.task, request.options.model, str(_temporary_folder()), request.task_arguments)
+    for number, line in enumerate(predictor(request.options.text)):
         sys.stdout.write(as_line({"id": number, **line}))
 
 
-def _texts(texts: list[str]) -> Path:
-    path = _temporary() / "texts.jsonl"
+def _write_texts(texts: list[str]) -> Path:
+    path = _temporary_folder() / "texts.jsonl"
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     return path
 
 
-def _temporary() -> Path:
+def _temporary_folder() -> Path:
     folder = tempfile.mkdtemp(prefix="predict_")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)
@@ -160,9 +164,9 @@ if __name__ == "__main__":
     prepare_process()
     with failures_end_the_job(debug="--debug" in sys.argv):
         request = read_request()
-        if request.answers_in_memory:
-            print_lines(request)
+        if request.runs_in_memory:
+            print_predictions(request)
         else:
-            sys.argv = command_line(request)
-    if not request.answers_in_memory:
+            sys.argv = task_command(request)
+    if not request.runs_in_memory:
         runpy.run_path(sys.argv[0], run_name="__main__")

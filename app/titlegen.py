@@ -29,19 +29,18 @@ class Arguments(SourceArguments, SearchArguments, TextArguments):
     """Titles"""
 
     title_column: str = option("title", help="column of the title")
-    decoder_layers: int | None = option(at_least=1, help="layers of the decoder that an encoder gets (default: the encoder's)")
+    decoder_layers: int | None = option(at_least=1, help="number of layers of a new decoder (default: as many as the encoder)")
     decoder_model_name_or_path: str | None = option(reads=True, help="pretrained decoder for an encoder, such as a BERT")
     rouge_tokenizer: str = option(
         "auto",
         choices=("auto", "characters", "words", "unicode_words", "default"),
-        help="what ROUGE counts: auto takes characters for Chinese, rouge-score's own words for English, else Unicode words",
+        help="tokens of ROUGE; auto: characters for Chinese, rouge-score's own words for English, else Unicode words",
     )
 
     def problems(self) -> list[str]:
-        found = []
         if self.decoder_layers is not None and self.decoder_model_name_or_path is not None:
-            found.append("--decoder_layers and --decoder_model_name_or_path are both given; keep one")
-        return found
+            return ["--decoder_layers and --decoder_model_name_or_path are both given; keep one"]
+        return []
 
 
 if __name__ == "__main__":
@@ -78,7 +77,7 @@ from finetune.text.tokenizer import TitleEncoder, set_languages, tokenizer_finge
 
 
 class TitleGeneration(TextTask):
-    """Every token of a title, its end included, is one target."""
+    """A row has one target per title token, the end token included."""
 
     name = "titlegen"
     default_metric = "rougeL"
@@ -87,7 +86,7 @@ class TitleGeneration(TextTask):
     default_max_length = 4096
 
     def __init__(self, arguments: Arguments) -> None:
-        super().__init__(search.completed(arguments))
+        super().__init__(search.with_search_defaults(arguments))
 
     # Data
 
@@ -95,14 +94,14 @@ class TitleGeneration(TextTask):
         return (self.arguments.title_column,)
 
     def read_targets(self, table: Table, split: str, notes: list[str]) -> Column | None:
-        return titles.check_titles(table, self.arguments.title_column, split)
+        return titles.read_titles(table, self.arguments.title_column, split)
 
     def load_model_config(self, targets: dict[str, Column | None], notes: list[str]) -> Any:
         arguments = self.arguments
         config = encoder_decoder.load_title_config(arguments)
         check_weights(arguments)
         encoder_decoder.check_decoder(arguments, config)
-        self.source_prefix = arguments.source_prefix or getattr(config, "source_prefix", "")  # of an exported model
+        self.source_prefix = arguments.source_prefix or getattr(config, "source_prefix", "")
         return config
 
     def prepare_tokenizer(self, tokenizer: Any) -> None:
@@ -110,9 +109,9 @@ class TitleGeneration(TextTask):
         self.title_language = getattr(tokenizer, "tgt_lang", None)
         encoder_decoder.set_decoder_start(self.config, self.start)
         first = encoder_decoder.special_ids(self.config, tokenizer)[0]
-        in_step = self.modes.train and self.launch.gathers_weights and self.launch.world_size > 1
-        further = search.read_settings(self.arguments.generation_config, tokenizer)
-        self.generation = Generation.of(self.arguments, first, tokenizer.pad_token_id, in_step, further)
+        synced_gpus = self.modes.train and self.launch.gathers_weights and self.launch.world_size > 1
+        further = search.read_generation_config(self.arguments.generation_config, tokenizer)
+        self.generation = Generation.of(self.arguments, first, tokenizer.pad_token_id, synced_gpus, further)
 
     def encoder_config(self) -> Any:
         return encoder_decoder.encoder_config(self.config)
@@ -121,11 +120,11 @@ class TitleGeneration(TextTask):
         return [*super().vocabulary_columns(table), table.columns[self.arguments.title_column]]
 
     def encode_targets(self, table: Table, targets: Column, notes: list[str]) -> RaggedChunks:
-        most, ids = self.arguments.max_title_length, encoder_decoder.special_ids(self.config, self.tokenizer)
-        settings = f"{tokenizer_fingerprint(self.tokenizer)} title {ids} {most} {self.title_language or ''}".rstrip()
-        encode = TitleEncoder(self.tokenizer, *ids, most)
+        limit, ids = self.arguments.max_title_length, encoder_decoder.special_ids(self.config, self.tokenizer)
+        settings = f"{tokenizer_fingerprint(self.tokenizer)} title {ids} {limit} {self.title_language or ''}".rstrip()
+        encode = TitleEncoder(self.tokenizer, *ids, limit)
         encoded = encode_cached(targets, encode, settings, self.arguments.preprocessing_num_workers)
-        note_cut(table, "titles", encoded["cut"], most, notes)
+        note_cut(table, "titles", encoded["cut"], limit, notes)
         return encoded["input_ids"]
 
     def titles_of(self, table: Table) -> Column | None:
@@ -140,8 +139,9 @@ class TitleGeneration(TextTask):
     def task_fingerprint(self) -> dict[str, Any]:
         arguments, name = self.arguments, self.arguments.decoder_model_name_or_path
         decoder = model_content(name, name) or arguments.decoder_layers
-        told = titles.told(self.source_prefix, self.start)
-        return {"decoder": decoder, "max_title_length": arguments.max_title_length, **told}
+        optional = {"source_prefix": self.source_prefix, "title_language": self.start}
+        optional = {key: value for key, value in optional.items() if value}
+        return {"decoder": decoder, "max_title_length": arguments.max_title_length, **optional}
 
     # Training
 
@@ -151,7 +151,7 @@ class TitleGeneration(TextTask):
         if encoder_decoder.has_new_decoder(arguments, self.config):
             targets = [chunk.values for chunk in self.splits["train"].targets.chunks]
             encoder_decoder.set_output_bias(model, np.concatenate(targets))
-        encoder_decoder.keep_settings(model, self.start, self.source_prefix)
+        encoder_decoder.store_settings(model, self.start, self.source_prefix)
         new_names = encoder_decoder.new_names(model, arguments, self.config)
         return self.with_kernels(limit_training(model, arguments, new_names))
 
@@ -165,63 +165,65 @@ class TitleGeneration(TextTask):
     # Evaluation and prediction
 
     def predict(self, model: torch.nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
-        found, encoder_output = {}, None
+        outputs, encoder_output = {}, None
         if batch.labels is not None:
-            # Through the wrapper, which may autocast; the gathering of ZeRO-3 and FSDP hangs on modules.
+            # Through the wrapper, which may autocast; ZeRO-3 and FSDP gather weights in hooks of the modules.
             out = model(**batch.inputs, **teacher_forcing(batch.labels, self.generation))
-            found["loss"] = token_losses(out.logits, batch, 0.0).sum(dim=1).to(widest_float(out.logits.device))
-            found["targets"] = (batch.labels != IGNORED).sum(dim=1)
-            encoder_output = out.encoder_last_hidden_state  # the search starts from the same documents: most work is done
+            outputs["loss"] = token_losses(out.logits, batch, 0.0).sum(dim=1).to(widest_float(out.logits.device))
+            outputs["targets"] = (batch.labels != IGNORED).sum(dim=1)
+            encoder_output = out.encoder_last_hidden_state  # saves the search a second pass of the encoder
         ids, scores = self.generation.search(getattr(model, "module", model), batch.inputs, encoder_output)
-        return {**found, "ids": ids, "scores": scores}
+        return {**outputs, "ids": ids, "scores": scores}
 
     def score(self, predictions: Predictions, split: TextSplit) -> dict[str, float | None]:
-        from finetune.metrics.rouge_metric import RougeMetric  # imports evaluate: at the first score, not at the start
+        from finetune.metrics.rouge_metric import RougeMetric  # slow: imports evaluate
 
         metrics: dict[str, float | None] = {}
         if "loss" in predictions:
             check_finite(predictions["loss"], "losses", split)
             metrics["loss"] = sum(predictions["loss"].tolist()) / max(1, int(predictions["targets"].sum()))
         metrics["gen_len"] = float(self.generation.lengths(predictions["ids"][:, 0]).mean())
-        found, references = self.as_references(predictions, split)
-        return {**metrics, **RougeMetric().compute(predictions=found, references=references, tokenizer=self.counted(split))}
+        generated, references = self.as_references(predictions, split)
+        tokenizer = self.rouge_tokenizer(split)
+        return {**metrics, **RougeMetric().compute(predictions=generated, references=references, tokenizer=tokenizer)}
 
     def as_references(self, predictions: Predictions, split: TextSplit) -> tuple[Any, Any]:
         return titles.decode(self.tokenizer, predictions["ids"][:, 0]), list(split.titles)
 
-    def counted(self, split: TextSplit | None) -> str:
-        """What ROUGE counts on these rows."""
-        return titles.counted_by_rouge(self.arguments.rouge_tokenizer, split and split.titles)
+    def rouge_tokenizer(self, split: TextSplit | None) -> str:
+        return titles.rouge_tokenizer_for(self.arguments.rouge_tokenizer, split and split.titles)
 
     def baseline(self, split: TextSplit) -> dict[str, float | None]:
-        return {f"lead_{name}": value for name, value in lead_scores(split.texts, split.titles, self.counted(split)).items()}
+        scores = lead_scores(split.texts, split.titles, self.rouge_tokenizer(split))
+        return {f"lead_{name}": value for name, value in scores.items()}
 
     def export(
         self, path: Path, model: torch.nn.Module, weights: dict[str, torch.Tensor], best: Predictions | None
     ) -> dict[str, Any]:
         examples, validation = self.examples(best), self.splits.get("validation")
-        # In half precision another rounding may choose another word.
+        # Rounding in half precision may change a title, so those are not compared.
         checked = {row: example["generated"] for row, example in enumerate(examples[:2]) if self.rounding == "no"}
         check = partial(titles.check_export, collate=validation and validation.collate, expected=checked)
         self.save_best(path, model, titles.plain_model(model, self.generation), weights, check)
-        return {"examples": examples, "rouge_tokenizer": self.counted(validation)}
+        return {"examples": examples, "rouge_tokenizer": self.rouge_tokenizer(validation)}
 
     def examples(self, best: Predictions | None) -> list[dict[str, str]]:
-        """References and titles of the first validation documents."""
-        found = [] if best is None else titles.decode(self.tokenizer, best["ids"][: titles.EXAMPLES, 0])
-        return [{"reference": self.splits["validation"].titles[row], "generated": title} for row, title in enumerate(found)]
+        """References and generated titles of the first validation documents."""
+        generated = [] if best is None else titles.decode(self.tokenizer, best["ids"][: titles.EXAMPLES, 0])
+        titles_by_row = self.splits["validation"].titles if generated else []
+        return [{"reference": titles_by_row[row], "generated": title} for row, title in enumerate(generated)]
 
     def samples(self, best: Predictions) -> dict[str, str]:
-        return {"titles": titles.example_table(self.examples(best))}
+        return {"titles": "\n".join(titles.example_table(self.examples(best)))}
 
     def load_exported(self, path: str | Path) -> torch.nn.Module:
         if str(path) == self.arguments.model_name_or_path:
             encoder_decoder.check_is_encoder_decoder(self.config, path)
-        # It is whole on every process, so nobody needs to wait for the longest title.
+        # Every process has the whole model, so the processes need not generate in step.
         candidates = self.arguments.num_return_sequences
-        self.generation = replace(self.generation, in_step=False, num_return_sequences=candidates)
+        self.generation = replace(self.generation, synced_gpus=False, num_return_sequences=candidates)
         model = self.load_for_prediction(AutoModelForSeq2SeqLM, path)[0]
-        encoder_decoder.keep_settings(model, self.start, self.source_prefix)
+        encoder_decoder.store_settings(model, self.start, self.source_prefix)
         return self.with_kernels(model)
 
     def prediction_lines(self, predictions: Predictions, split: TextSplit) -> Iterator[dict[str, Any]]:
@@ -232,7 +234,7 @@ class TitleGeneration(TextTask):
 
     def judge(self, best: Predictions, split: TextSplit) -> Judgement:
         lengths = self.generation.lengths(best["ids"][:, 0]), best["targets"] - 1, split.lengths
-        return title_plots.judge(lengths, self.as_references(best, split), split.texts, self.counted(split))
+        return title_plots.judge(lengths, self.as_references(best, split), split.texts, self.rouge_tokenizer(split))
 
     def card(self, folder: Path) -> Card:
         metrics, sections = titles.CARD_METRICS, titles.card_sections(folder)

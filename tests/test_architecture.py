@@ -29,7 +29,7 @@ IMPORTED_LATER = {
     "evaluate": "takes up to a second: a run imports it at its first score",
     "finetune.metrics.multilabel_metric": "imports evaluate",
     "finetune.metrics.rouge_metric": "imports evaluate",
-    "finetune.metrics.image_metrics": "imports evaluate",
+    "finetune.metrics.single_label_metric": "imports evaluate",
     "bitsandbytes": "optional (requirements-8bit.txt)",
     "matplotlib": "half a second; figures are drawn once, at the end",
     "jinja2": "as matplotlib",

@@ -166,11 +166,11 @@ def test_the_loss_that_is_scored_is_the_one_that_is_trained(kind):
     [
         (
             {"loss": "focal", "pos_weight": "balanced"},
-            "--pos_weight changes binary cross-entropy, but --loss is focal; keep one",
+            "--pos_weight needs --loss bce, but --loss is focal; keep one",
         ),
-        ({"loss": "asymmetric", "label_smoothing_factor": 0.1}, "--label_smoothing_factor changes binary cross-entropy, but"),
-        ({"focal_gamma": 1.0}, "--focal_gamma is a setting of --loss focal, which is bce"),
-        ({"loss": "focal", "db_mu": 0.9}, "--db_mu is a setting of --loss distribution_balanced, which is focal"),
+        ({"loss": "asymmetric", "label_smoothing_factor": 0.1}, "--label_smoothing_factor needs --loss bce, but"),
+        ({"focal_gamma": 1.0}, "--focal_gamma needs --loss focal, but --loss is bce"),
+        ({"loss": "focal", "db_mu": 0.9}, "--db_mu needs --loss distribution_balanced, but --loss is focal"),
     ],
 )
 def test_settings_of_another_loss_are_contradictions(given, said):

@@ -33,7 +33,7 @@ def folder(tmp_path):
 def test_the_folder_says_which_task_it_is_of(config, task, folder):
     place = folder(config)
     assert predict.task_of(place) == task
-    script, *parts = predict.command_line(predict.read_request([str(place), "rows.csv", "--output_dir", "out", "--seed", "1"]))
+    script, *parts = predict.task_command(predict.read_request([str(place), "rows.csv", "--output_dir", "out", "--seed", "1"]))
     assert script == str(REPOSITORY / "app" / f"{task}.py")
     assert parts == [
         *("--do_predict", "--model_name_or_path", str(place), "--test_file", "rows.csv"),
@@ -51,7 +51,7 @@ def test_an_adapter_says_so_before_its_base_does(folder):
     [
         (None, ["rows.csv"], "is no exported model: it has no config.json"),
         ("{", ["rows.csv"], r"config\.json: cannot be read"),
-        ({"architectures": ["BertForMaskedLM"]}, ["rows.csv"], r"is of no task here \(\['BertForMaskedLM'\]\)"),
+        ({"architectures": ["BertForMaskedLM"]}, ["rows.csv"], r"no task for a model of \['BertForMaskedLM'\]"),
         ({"model_type": "small_cnn"}, [], "give either a FILE"),
         ({"model_type": "small_cnn"}, ["rows.csv", "--text", "a"], "give either a FILE"),
         ({"model_type": "small_cnn"}, ["--text", "a"], "is a model of image_classify, which takes files"),
@@ -61,24 +61,24 @@ def test_an_adapter_says_so_before_its_base_does(folder):
 def test_what_cannot_be_predicted_is_explained(config, argv, message, folder, tmp_path):
     place = tmp_path if config is None else folder(config)
     with pytest.raises(InputError, match=message):
-        predict.command_line(predict.read_request([str(place), *argv]))
+        predict.task_command(predict.read_request([str(place), *argv]))
 
 
 def test_several_processes_need_a_folder(folder, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(InputError, match="several processes share a folder"):
-        predict.command_line(predict.read_request([str(folder({"model_type": "small_cnn"})), "rows.csv"]))
+        predict.task_command(predict.read_request([str(folder({"model_type": "small_cnn"})), "rows.csv"]))
 
 
 def test_a_file_that_is_there_is_replaced_on_request_only(folder, tmp_path):
     model, file = folder({"model_type": "small_cnn"}), tmp_path / "predicted.csv"
     argv = [str(model), "rows.csv", "--output", str(file)]
-    predict.command_line(predict.read_request(argv))  # there is none
+    predict.task_command(predict.read_request(argv))  # there is none
     file.write_text("id\n0\n", encoding="utf-8")
     with pytest.raises(InputError, match=r"predicted\.csv: is there already; add --overwrite to replace it"):
-        predict.command_line(predict.read_request(argv))
+        predict.task_command(predict.read_request(argv))
     for place in ([], ["--output_dir", str(tmp_path / "out")]):
-        parts = predict.command_line(predict.read_request([*argv, *place, "--overwrite"]))
+        parts = predict.task_command(predict.read_request([*argv, *place, "--overwrite"]))
         output_dir = parts[parts.index("--output_dir") + 1]
         assert problem(file, Path(output_dir), False) is None
     assert file.read_text(encoding="utf-8") == "id\n0\n"

@@ -51,8 +51,8 @@ def test_a_browser_shows_the_labels_and_words_of_a_text(server):
 
 
 def test_an_address_that_is_taken_is_refused():
-    taken = serve.bound("127.0.0.1", 0)
+    taken = serve.bind_socket("127.0.0.1", 0)
     taken.listen()
     with pytest.raises(InputError, match="cannot be listened to"):
-        serve.bound("127.0.0.1", taken.getsockname()[1])
+        serve.bind_socket("127.0.0.1", taken.getsockname()[1])
     taken.close()

@@ -96,7 +96,7 @@ CONTRADICTIONS = [
     argument("new vocabulary to predict with", r"--tokenizer_type train is for training", do_predict="true", from_scratch=None,
              test_file="valid.csv", model_name_or_path="models/classifier"),
     argument("new vocabulary for trained weights",
-             r"--tokenizer_type train makes a vocabulary that trained weights do not know",
+             r"--tokenizer_type train does not fit pretrained weights",
              tasks=BOTH, from_scratch=None, model_name_or_path="models/classifier"),
     argument("rows and tokens in evaluation", r"--max_tokens_per_eval_batch and --per_device_eval_batch_size are both given",
              max_tokens_per_eval_batch=64, per_device_eval_batch_size=2),

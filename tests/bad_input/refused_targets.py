@@ -79,7 +79,7 @@ LABELS = [
          CLASSIFY, {"label_file": "labels.txt"}, {"labels.txt": "红\n".encode("gbk")}),
     Case("label file in UTF-16", [r"--label_file labels\.txt: holds a list or a NUL"],
          CLASSIFY, {"label_file": "labels.txt"}, {"labels.txt": "red\ngreen\n".encode("utf-16-le")}),
-    Case("label file that is JSON", [r"--label_file labels\.json: holds a list .*write one label a line"],
+    Case("label file that is JSON", [r"--label_file labels\.json: holds a list .*write one label per line"],
          CLASSIFY, {"label_file": "labels.json"}, {"labels.json": '["red", "green", "fruit"]'}),
     Case("label file without a label of the data", [r"train\.csv:2: label 'fruit' is not in the --label_file labels\.txt"],
          CLASSIFY, {"label_file": "labels.txt"}, {"labels.txt": "red\ngreen\n"}),

@@ -30,7 +30,7 @@ from finetune.plan import BatchShape
 from finetune.reading.stored_rows import Column
 from finetune.reading.tables import Table, read_table
 from finetune.text.classifier import positive_weights
-from finetune.text.labels import label_ids, label_names, read_label_file
+from finetune.text.labels import label_ids, read_label_file, read_labels
 
 quick = settings(
     max_examples=150,
@@ -113,7 +113,7 @@ def test_a_damaged_file_is_a_table_or_refused(file):
     if table is not None:
         assert len(table) > 0
         assert {len(cells) for cells in table.columns.values()} == {len(table)}
-        names = result_or_words(lambda: label_names(table, labels_asked(), []))
+        names = result_or_words(lambda: read_labels(table, labels_asked(), []))
         assert names is None or len(names) == len(table)
 
 
@@ -154,7 +154,7 @@ def labels_asked(**given: Any) -> SimpleNamespace:
 def test_any_label_cell_is_labels_or_refused(cells, as_columns):
     table = Table("a.jsonl", "jsonl", {"labels": Column.of(cells)}, Column.of(range(1, len(cells) + 1)))
     asked = labels_asked(label_columns=("labels",) if as_columns else None)
-    found = result_or_words(lambda: label_names(table, asked, []))
+    found = result_or_words(lambda: read_labels(table, asked, []))
     if found is not None:
         labels = sorted(found.names)
         assert all(name.strip() for name in labels)

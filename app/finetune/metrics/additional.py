@@ -1,4 +1,4 @@
-"""Any other metric of `evaluate`, from the hub or a local folder, beside a run's own."""
+"""--metrics: additional metrics of `evaluate`, from the hub or a local folder."""
 
 import ast
 import math
@@ -16,7 +16,7 @@ from finetune.errors import InputError
 
 @dataclass(frozen=True)
 class AdditionalMetric:
-    """`spec`: as the user wrote it. `module`: an `evaluate.Metric`. `settings`: further arguments of its `compute`."""
+    """`spec`: as given by the user. `module`: an `evaluate.Metric`. `settings`: further arguments of `compute`."""
 
     spec: str
     name: str
@@ -25,13 +25,13 @@ class AdditionalMetric:
 
 
 def load_metrics(specs: Sequence[str]) -> list[AdditionalMetric]:
-    """The metrics that --metrics names.
+    """The metrics of --metrics.
 
     A spec is `NAME[:CONFIG][:SETTING=VALUE ...]`: `accuracy`, `f1:multilabel:average=macro`, `bertscore:lang=en`. NAME is a
-    metric of `evaluate` (from the hub or its cache), a folder `path/my_metric` that holds `my_metric.py`, or a .py file;
-    folders and files need no network. The file's code is executed.
+    metric of `evaluate` (from the hub or its cache), a folder `path/my_metric` with `my_metric.py`, or a .py file; folders and
+    files need no network. The file's code is executed.
 
-    Raises `InputError` that names every metric that cannot be loaded.
+    Raises `InputError` for metrics that cannot be loaded.
     """
     metrics, problems = [], [f"--metrics {spec}: named twice" for spec in sorted(set(specs)) if specs.count(spec) > 1]
     for spec in specs:
@@ -47,17 +47,17 @@ def load_metrics(specs: Sequence[str]) -> list[AdditionalMetric]:
 def compute_additional(
     metrics: Sequence[AdditionalMetric], predictions: Any, references: Any, taken: Collection[str] = ()
 ) -> dict[str, float | None]:
-    """The numbers that the metrics give, one call each for all rows. NaN and infinity are None.
+    """Scores of the metrics, each computed on all rows; None for NaN and infinity.
 
-    `predictions` and `references` as the metrics take them: (rows, labels) of 0 and 1 at the tuned thresholds for labels,
-    texts for titles. A score is named as its metric names it, or NAME_score where that is `taken` or another metric's.
-    What is not a number is left out with a warning. Raises `InputError` that names a metric that fails.
+    `predictions` and `references` as the metrics take them: (rows, labels) of 0 and 1 at the tuned thresholds for labels, texts
+    for titles. A score keeps the metric's key, or is called METRIC_KEY if the key is `taken` or another metric's. Results that
+    are no numbers are left out with a warning. Raises `InputError` if a metric fails.
     """
     scores: dict[str, float | None] = {}
     for metric in metrics:
         try:
             results = metric.module.compute(predictions=predictions, references=references, **metric.settings)
-        except Exception as error:  # a metric is anybody's code
+        except Exception as error:  # third-party code
             raise InputError(f"--metrics {metric.spec}: cannot score these rows ({_summary(error)})") from error
         for key, value in results.items() if isinstance(results, Mapping) else [(metric.name, results)]:
             if not isinstance(value, Real):
@@ -72,7 +72,7 @@ def compute_additional(
 
 
 def _load(spec: str) -> AdditionalMetric:
-    import evaluate  # takes up to a second, and most runs have no additional metrics
+    import evaluate  # slow, and most runs have no additional metrics
 
     path, *options = [spec] if Path(spec).exists() else spec.split(":")
     settings = dict(option.split("=", 1) for option in options if "=" in option)
@@ -84,7 +84,7 @@ def _load(spec: str) -> AdditionalMetric:
     try:
         path = str(script) if script.is_file() else path
         module = evaluate.load(path, *configs, module_type="metric", keep_in_memory=True)
-    except Exception as error:  # a metric is anybody's code
+    except Exception as error:  # third-party code
         raise InputError(
             f"--metrics {spec}: cannot be loaded as an evaluate.Metric ({_summary(error)}); give a name of the hub or of "
             f"evaluate's cache, or a folder that holds {script.name}"

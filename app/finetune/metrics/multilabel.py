@@ -1,16 +1,14 @@
 """Multi-label classification metrics. An undefined metric is None: never NaN, never a warning.
 
-Conventions, scikit-learn's with `zero_division=0`:
-- precision without a predicted row, recall without a positive row, and F1 where there is neither, are 0. They count in
-  averages: a label that never occurs and is never predicted is a 0 in f1_macro, a row without labels and without
-  predictions is a 0 in f1_samples;
-- ROC AUC is defined for labels with both classes, average precision for labels with a positive row. Their macro
-  averages are over these labels only; `roc_auc_macro_labels` and `average_precision_macro_labels` say how many;
-- lrap (label ranking average precision) is 1 for rows with no label or with every label: no ranking can be wrong there;
+Conventions, as in scikit-learn with `zero_division=0`:
+- precision without a predicted row, recall without a positive row, and F1 without both are 0. They count in averages: a label
+  that never occurs and is never predicted is a 0 in f1_macro, a row without labels and predictions a 0 in f1_samples;
+- ROC AUC needs both classes of a label, average precision a positive row. Macro averages are over the labels for which they
+  are defined; `roc_auc_macro_labels` and `average_precision_macro_labels` are the numbers of these labels;
+- lrap (label ranking average precision) is 1 for rows with no label or with every label;
 - without rows or labels every metric is None.
 
-scikit-learn defines these metrics and the tests compare with it. The code is numpy because scikit-learn loops in Python
-over labels for AUC and average precision and over rows for lrap (100,000 rows of 20 labels: 10 s, here 0.3 s).
+The tests compare with scikit-learn, which loops in Python over labels or rows (100,000 rows of 20 labels: 10 s, here 0.3 s).
 """
 
 from collections.abc import Sequence
@@ -52,18 +50,17 @@ def multilabel_scores(
     tuned_thresholds: np.ndarray | str | None = None,
     tuned_decisions: np.ndarray | None = None,
 ) -> dict[str, float | None]:
-    """DECISION_METRICS at `thresholds` and RANKING_METRICS; on request also `loss` and `tuned_*`.
+    """DECISION_METRICS at `thresholds` and RANKING_METRICS; optionally `loss` and `tuned_*`.
 
-    `predictions` (rows, labels): probabilities, or with `from_logits` logits; `targets` (rows, labels) of 0 and 1;
-    `thresholds` one number or (labels,).
+    `predictions` (rows, labels): probabilities, or logits with `from_logits`; `targets` (rows, labels) of 0 and 1;
+    `thresholds`: one number or (labels,).
 
-    `loss`, with `from_logits` only: `binary_cross_entropy` with `pos_weight`, of targets moved from 0 and 1 to s/2 and
-    1 - s/2 for a `label_smoothing` of s.
-    `tuned_*`, with `tuned_thresholds` only: DECISION_METRICS at these thresholds (labels,), or for "tune" at those of
-    `tune_thresholds` on these very rows, which is optimistic; or, with `tuned_decisions` (rows, labels) of bool, of these.
+    `loss`, only with `from_logits`: `binary_cross_entropy` with `pos_weight`; targets 0 and 1 become s/2 and 1 - s/2 for a
+    `label_smoothing` of s. `tuned_*`: DECISION_METRICS of `tuned_decisions` (rows, labels), or at `tuned_thresholds` (labels,);
+    "tune" tunes these on the same rows, which is optimistic.
 
-    Raises ValueError for matrices of different shapes, probabilities outside [0, 1], logits that are not finite and targets
-    other than 0 and 1.
+    Raises ValueError for different shapes, probabilities outside [0, 1], logits that are not finite and targets other than 0
+    and 1.
     """
     scores: dict[str, float | None] = {}
     if from_logits:
@@ -84,7 +81,7 @@ def multilabel_scores(
 def decision_scores(
     probabilities: np.ndarray, targets: np.ndarray, thresholds: float | np.ndarray = 0.5
 ) -> dict[str, float | None]:
-    """DECISION_METRICS of probabilities: those that depend on the thresholds. Shapes and errors as in `multilabel_scores`."""
+    """DECISION_METRICS of probabilities. Shapes and errors as in `multilabel_scores`."""
     probabilities, targets = checked_matrices(probabilities, targets)
     return _scores_of(decide(probabilities, thresholds), targets)
 
@@ -110,7 +107,7 @@ def _scores_of(predicted: np.ndarray, targets: np.ndarray) -> dict[str, float | 
 
 
 def ranking_scores(probabilities: np.ndarray, targets: np.ndarray) -> dict[str, float | None]:
-    """RANKING_METRICS of probabilities: those that no threshold changes. Shapes and errors as in `multilabel_scores`."""
+    """RANKING_METRICS of probabilities, which need no thresholds. Shapes and errors as in `multilabel_scores`."""
     probabilities, targets = checked_matrices(probabilities, targets)
     if not targets.size:
         return dict.fromkeys(RANKING_METRICS)
@@ -119,7 +116,7 @@ def ranking_scores(probabilities: np.ndarray, targets: np.ndarray) -> dict[str, 
     return {
         **_mean_of_defined("roc_auc_macro", roc_auc),
         **_mean_of_defined("average_precision_macro", average_precision),
-        # A row's ranking precision is average precision along its labels; 1 by convention where there is no label.
+        # The average precision along a row's labels; 1 by convention without labels.
         "lrap": float(np.where(np.isnan(row_precision), 1, row_precision).mean()),
     }
 
@@ -185,14 +182,13 @@ def per_label_table(
     targets: np.ndarray,
     thresholds: float | np.ndarray,
     names: Sequence[str],
-    decided: np.ndarray | None = None,
+    decisions: np.ndarray | None = None,
 ) -> list[dict[str, str | int | float | None]]:
     """One row per label: label, support (positive rows), threshold, precision, recall, f1, roc_auc, average_precision.
-    `decided` (rows, labels) of bool: the decisions that are scored, if not those at the thresholds.
+    `decisions` (rows, labels) of bool: scored instead of the decisions at the thresholds.
 
-    The conventions are those of the averages, so the mean of a column over its defined entries is the macro metric.
-    Without rows every metric is None. Raises ValueError as `multilabel_scores` does, and when `names` is not one per
-    label.
+    The mean of a column over its defined entries is the macro metric. Without rows every metric is None. Raises ValueError as
+    `multilabel_scores` does, and if `names` are not one per label.
     """
     probabilities, targets = checked_matrices(probabilities, targets)
     if len(names) != targets.shape[1]:
@@ -202,8 +198,8 @@ def per_label_table(
         "support": targets.sum(axis=0).tolist(),
         "threshold": np.broadcast_to(np.asarray(thresholds, dtype=np.float64), len(names)).tolist(),
     }
-    decided = decide(probabilities, thresholds) if decided is None else decided
-    metrics = _precision_recall_f1(decided, targets, axis=0)
+    decisions = decide(probabilities, thresholds) if decisions is None else decisions
+    metrics = _precision_recall_f1(decisions, targets, axis=0)
     metrics += _rank_statistics(probabilities.T, targets.T)
     for name, scores in zip(("precision", "recall", "f1", "roc_auc", "average_precision"), metrics, strict=True):
         columns[name] = [None if np.isnan(score) or not len(targets) else score for score in scores.tolist()]
@@ -211,8 +207,8 @@ def per_label_table(
 
 
 def calibration_bins(probabilities: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(number of cells, their mean probability, their share of positives) in bins of equal width over all rows and labels,
-    (CALIBRATION_BINS,) each; 0 in empty ones. Shapes and errors as in `multilabel_scores`."""
+    """(number of cells, mean probability, share of positives), (CALIBRATION_BINS,) each, in bins of equal width over all rows
+    and labels; 0 in empty bins. Shapes and errors as in `multilabel_scores`."""
     probabilities, targets = (matrix.ravel() for matrix in checked_matrices(probabilities, targets))
     bins = np.minimum((probabilities * CALIBRATION_BINS).astype(int), CALIBRATION_BINS - 1)
     sizes = np.bincount(bins, minlength=CALIBRATION_BINS)
@@ -221,8 +217,8 @@ def calibration_bins(probabilities: np.ndarray, targets: np.ndarray) -> tuple[np
 
 
 def expected_calibration_error(probabilities: np.ndarray, targets: np.ndarray) -> float | None:
-    """The mean distance between probability and share of positives over `calibration_bins`, weighted by their size (Guo et al.,
-    arXiv:1706.04599, equation 3, of single labels instead of the top one); None without cells."""
+    """The mean difference of probability and share of positives over `calibration_bins`, weighted by size (Guo et al.,
+    arXiv:1706.04599, equation 3, over all labels instead of the top one); None without cells."""
     sizes, mean, share = calibration_bins(probabilities, targets)
     return float((np.abs(mean - share) * sizes).sum() / sizes.sum()) if sizes.sum() else None
 
@@ -230,10 +226,9 @@ def expected_calibration_error(probabilities: np.ndarray, targets: np.ndarray) -
 def binary_cross_entropy(logits: np.ndarray, targets: np.ndarray, pos_weight: float | np.ndarray | None = None) -> float | None:
     """Mean binary cross-entropy over all rows and labels, in nats, computed in float64; None without elements.
 
-    `logits` and `targets` (rows, labels), targets in [0, 1] (soft targets are legal), `pos_weight` one number or
-    (labels,). Per element `pos_weight * y * softplus(-x) + (1 - y) * softplus(x)`, as in torch's BCEWithLogitsLoss;
-    softplus is log(exp(0) + exp(x)), which `logaddexp` evaluates without overflow. Raises ValueError for different
-    shapes and for logits that are not finite.
+    `logits` and `targets` (rows, labels), targets in [0, 1]; `pos_weight`: one number or (labels,). As torch's
+    BCEWithLogitsLoss: `pos_weight * y * softplus(-x) + (1 - y) * softplus(x)`; `logaddexp(0, x)` is softplus without overflow.
+    Raises ValueError for different shapes and for logits that are not finite.
     """
     logits, targets = np.asarray(logits, dtype=np.float64), np.asarray(targets, dtype=np.float64)
     if logits.shape != targets.shape:
@@ -277,10 +272,10 @@ def _rank_statistics(scores: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray,
 
 
 def _rank_statistics_of_block(scores: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """As `_rank_statistics`. Equal scores share the outcome, so the order that the sort leaves them in does not matter.
+    """As `_rank_statistics`. Tied scores share their ranks, so their order after sorting does not matter.
 
-    AUC is Mann and Whitney's U from the mean rank of tied scores. Average precision is the mean over the positives of
-    the precision at the last rank that has the positive's score (scikit-learn's sum of recall steps times precision).
+    AUC is Mann and Whitney's U from the mean ranks of tied scores. Average precision is the mean over the positives of the
+    precision at the last rank with the positive's score (scikit-learn's sum of recall steps times precision).
     """
     width = scores.shape[1]
     positive = truth.sum(axis=1)

@@ -32,6 +32,6 @@ class MultiLabelMetric(InMemoryMetric):
     def _compute(
         self, predictions: np.ndarray | list[list[float]], references: np.ndarray | list[list[float]], **settings: Any
     ) -> dict[str, float | None]:
-        if not len(predictions) and not len(references):  # without rows nothing says how many labels there are
+        if not len(predictions) and not len(references):  # the number of labels is unknown
             predictions = references = np.empty((0, 0))
         return multilabel_scores(np.asarray(predictions), np.asarray(references), **settings)

@@ -1,8 +1,7 @@
-"""ROUGE for titles in any language, by rouge-score, with bootstrap intervals; and the baseline of a document's lead.
+"""ROUGE for titles in any language, by rouge-score, with bootstrap intervals; and the lead baseline.
 
-ROUGE-N, ROUGE-L and ROUGE-Lsum are those of Lin, "ROUGE: A Package for Automatic Evaluation of Summaries", 2004. Scores
-are means of the rows' F1, between 0 and 1, without stemming. The tokenizer decides what is counted: report its name with
-the score.
+ROUGE-N, ROUGE-L and ROUGE-Lsum: Lin, "ROUGE: A Package for Automatic Evaluation of Summaries", 2004. Scores are means of the
+rows' F1, between 0 and 1, without stemming. They depend on the tokenizer: report its name with the score.
 """
 
 import re
@@ -19,13 +18,13 @@ from finetune.metrics.rouge_tokenizers import CJK_TOKENIZERS, UNIT, rouge_tokeni
 ROUGE_METRICS = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 CHINESE_STOP = re.compile("[。！？]")
 
-# The end of a paragraph, a Chinese stop, or a western one after a word of three letters, a number or a bracket (so not
-# after "e.g." or an initial) and before a space and the next sentence's first letter.
+# The end of a paragraph, a Chinese stop, or a western stop between a word of three letters, a number or a bracket (so not
+# "e.g." or an initial) and a space with the first letter of the next sentence.
 SENTENCE_END = re.compile(
     r"\n[^\S\n]*\n|(?<=[。！？])(?![”’」』）》])|(?<=[。！？][”’」』）》])"
     r"|(?:(?<=[^\W_]{3}[.!?])|(?<=[\d)\]][.!?])|(?<=[.!?][\"”)]))\s+(?=[^\Wa-z_]|[\"“(\[])"
 )
-SENTENCE_OPENING = re.compile(r"[\"“‘'(\[（《「『【]*$")  # what opens together with the first word
+SENTENCE_OPENING = re.compile(r"[\"“‘'(\[（《「『【]*$")  # quotes and brackets before the first word
 
 
 def rouge_scores(
@@ -33,9 +32,8 @@ def rouge_scores(
 ) -> dict[str, float | None]:
     """Mean F1 of ROUGE_METRICS over the rows, `exact_match`, and the bounds of their 95% intervals (`rouge1_low`, ...).
 
-    `tokenizer` is a name in `rouge_tokenizers.TOKENIZERS`. The bounds are percentiles of the means of `bootstrap`
-    resamples of the rows, drawn by `seed`; with 0 resamples they are left out. ROUGE-Lsum splits a text into sentences:
-    its lines, and for the tokenizers that read Chinese also at 。！？. Without rows every score is None.
+    `tokenizer`: a name in `rouge_tokenizers.TOKENIZERS`. `bootstrap`: number of resamples for the intervals; 0: no intervals.
+    ROUGE-Lsum splits texts into sentences at line breaks and, with CJK tokenizers, at 。！？. Without rows every score is None.
 
     Raises ValueError for sequences of different lengths and for an unknown tokenizer.
     """
@@ -58,32 +56,31 @@ def row_scores(predictions: Sequence[str], references: Sequence[str], tokenizer:
     return _row_scores(tuple(predictions), tuple(references), tokenizer)
 
 
-@lru_cache(maxsize=2)  # the report asks for what the metrics have just computed; another split may have come between
+@lru_cache(maxsize=2)  # metrics and reports need the same scores; 2, since another split may be scored in between
 def _row_scores(predictions: tuple[str, ...], references: tuple[str, ...], tokenizer: str) -> list[list[float]]:
-    from rouge_score.rouge_scorer import RougeScorer  # imports nltk, which takes a second or two
+    from rouge_score.rouge_scorer import RougeScorer  # slow: imports nltk
 
     units = rouge_tokenizer(tokenizer)
     scorer = RougeScorer(["rouge1", "rouge2", "rougeL"], tokenizer=units)
     summary_scorer = RougeScorer(["rougeLsum"], tokenizer=units)
     rows = []
     for prediction, reference in zip(predictions, references, strict=True):
-        lines = [sentence_lines(text, tokenizer) for text in (reference, prediction)]
-        scores = scorer.score(*lines)
-        # of one sentence each, ROUGE-Lsum is ROUGE-L
-        scores["rougeLsum"] = (
-            summary_scorer.score(*lines)["rougeLsum"] if any("\n" in text for text in lines) else scores["rougeL"]
-        )
+        texts = [sentence_lines(text, tokenizer) for text in (reference, prediction)]
+        scores = scorer.score(*texts)
+        scores["rougeLsum"] = scores["rougeL"]  # equal for single sentences
+        if any("\n" in text for text in texts):
+            scores |= summary_scorer.score(*texts)
         rows.append([scores[name].fmeasure for name in ROUGE_METRICS])
     return rows
 
 
 def sentence_lines(text: str, tokenizer: str) -> str:
-    """`text` with one sentence per line, which is how rouge-score takes sentences. No tokenizer counts the stops."""
+    """`text` with one sentence per line, as rouge-score expects. The removed stops are no tokens."""
     return (CHINESE_STOP.sub("\n", text) if tokenizer in CJK_TOKENIZERS else text).strip()
 
 
 def exact_matches(predictions: Sequence[str], references: Sequence[str]) -> list[bool]:
-    """Whether each prediction is its reference, case and spaces apart: an uncased tokenizer can return neither."""
+    """Whether each prediction equals its reference, ignoring case and spaces, which an uncased tokenizer loses."""
     return [_bare(prediction) == _bare(reference) for prediction, reference in zip(predictions, references, strict=True)]
 
 
@@ -92,11 +89,10 @@ def _bare(text: str) -> str:
 
 
 def lead_baseline(text: str, max_units: int) -> str:
-    """The first sentence of a document that says anything, cut after `max_units` CJK characters or other words.
+    """A title without a model: the first sentence of a document, cut after `max_units` CJK characters or other words.
 
-    The title a reader gets without any model, to be scored beside the model's. A sentence ends at 。！？, at . ! ?
-    before the next sentence, or with its paragraph; a single line break is a space, since documents may be wrapped.
-    Marks that open a heading or a list item are dropped. Empty when the text holds no word.
+    A sentence ends at 。！？, at . ! ? before the next sentence, or with its paragraph. A single line break counts as a space,
+    since documents may be wrapped. Marks of headings and list items are dropped. Empty if the text holds no word.
 
     Raises ValueError unless `max_units` is positive.
     """
@@ -115,13 +111,13 @@ def lead_baseline(text: str, max_units: int) -> str:
 
 
 def lead_length(references: Sequence[str]) -> int:
-    """The median length of references in UNITs, to which leads are cut."""
+    """The median length of references in UNITs, used as the limit of leads."""
     lengths = [sum(1 for _ in UNIT.finditer(reference)) for reference in references]
     return max(1, int(np.median(lengths))) if lengths else 1
 
 
 def lead_scores(texts: Sequence[str], references: Sequence[str], tokenizer: str) -> dict[str, float | None]:
-    """ROUGE_METRICS of the baseline: each document's lead."""
-    most = lead_length(references)
-    scores = rouge_scores([lead_baseline(text, most) for text in texts], references, tokenizer, bootstrap=0)
+    """ROUGE_METRICS of the lead baseline."""
+    limit = lead_length(references)
+    scores = rouge_scores([lead_baseline(text, limit) for text in texts], references, tokenizer, bootstrap=0)
     return {name: scores[name] for name in ROUGE_METRICS}

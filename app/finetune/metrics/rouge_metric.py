@@ -17,9 +17,8 @@ class RougeMetric(InMemoryMetric):
         return evaluate.MetricInfo(
             description=(
                 "ROUGE-1, -2, -L and -Lsum, mean F1 from 0 to 1 by rouge-score, and exact matches, with 95% bootstrap "
-                "intervals. The tokenizer says what is counted: characters (CJK characters, words of other scripts), "
-                "words (rjieba's words for CJK), unicode_words (words of any script that has spaces) or default "
-                "(rouge-score's own, which reads a-z and 0-9 only)."
+                "intervals. Tokenizers: characters (CJK characters, words of other scripts), words (rjieba's words for CJK), "
+                "unicode_words (words of any script with spaces) or default (rouge-score's own, a-z and 0-9 only)."
             ),
             citation="",
             inputs_description=(

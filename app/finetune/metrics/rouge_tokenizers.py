@@ -1,11 +1,11 @@
-"""What ROUGE counts: the units of a title, for texts with and without spaces between words."""
+"""Tokenizers for ROUGE, for languages with and without spaces between words."""
 
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-# Han with its iteration mark and zero, and kana: written without spaces, so a unit of its own each
+# Han with its iteration mark and zero, and kana: written without spaces, so each character is a unit.
 CJK = "\u3005-\u3007\u3021-\u3029\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 UNIT = re.compile(rf"[{CJK}]|[^\W_{CJK}]+")
 RUN = re.compile(rf"[{CJK}]+|[^\W_{CJK}]+")
@@ -15,21 +15,21 @@ NON_ASCII_SHARE = 0.02
 
 
 class RougeTokenizer(NamedTuple):
-    """What rouge-score's RougeScorer needs of a tokenizer."""
+    """The tokenizer interface of rouge-score's RougeScorer."""
 
     tokenize: Callable[[str], list[str]]
 
 
 def characters(text: str) -> list[str]:
-    """Each CJK character, and each word or number of any other script in lower case; punctuation and spaces separate.
+    """CJK characters, and lower-case words and numbers of other scripts. 基于BERT的方法 -> 基 于 bert 的 方 法.
 
-    On ASCII text the tokens are those of rouge-score's own tokenizer. 基于BERT的方法 -> 基 于 bert 的 方 法.
+    On ASCII text the tokens are those of rouge-score's own tokenizer.
     """
     return UNIT.findall(text.lower())
 
 
 def words(text: str) -> list[str]:
-    """As `characters`, but a run of CJK characters is cut into words by rjieba. 基于BERT的方法 -> 基于 bert 的 方法."""
+    """As `characters`, but rjieba splits CJK text into words. 基于BERT的方法 -> 基于 bert 的 方法."""
     import rjieba
 
     tokens = []
@@ -39,18 +39,18 @@ def words(text: str) -> list[str]:
 
 
 def unicode_words(text: str) -> list[str]:
-    """Words and numbers of any script, case-folded; combining marks belong to their word, all else separates.
+    """Case-folded words and numbers of any script; combining marks belong to their word. Größe हिन्दी -> grösse हिन्दी.
 
-    On ASCII text the tokens are those of rouge-score's own tokenizer. A script without spaces (Chinese, Thai) gives runs
-    instead of words. Größe हिन्दी -> grösse हिन्दी.
+    On ASCII text the tokens are those of rouge-score's own tokenizer. Scripts without spaces (Chinese, Thai) are not split into
+    words.
     """
-    folded = unicodedata.normalize("NFC", text.casefold())  # é is one character or two: both count as the same
+    folded = unicodedata.normalize("NFC", text.casefold())  # é may be one character or two
     spaced = "".join(char if char.isalnum() or unicodedata.category(char).startswith("M") else " " for char in folded)
-    return [word for word in spaced.split() if any(map(str.isalnum, word))]  # emoji leave marks behind
+    return [word for word in spaced.split() if any(map(str.isalnum, word))]  # without the lone marks of emoji
 
 
 def default(text: str) -> list[str]:
-    """rouge-score's own: lower-case runs of a-z and 0-9, everything else separates, no stemming."""
+    """rouge-score's own tokenizer: lower-case runs of a-z and 0-9, without stemming."""
     from rouge_score.tokenize import tokenize
 
     return tokenize(text, None)
@@ -68,11 +68,11 @@ def rouge_tokenizer(name: str) -> RougeTokenizer:
 
 
 def choose_tokenizer(references: Sequence[str]) -> str:
-    """`characters` for Chinese and Japanese, `unicode_words` for other languages than English, otherwise `default`.
+    """`characters` for Chinese and Japanese, `unicode_words` for other languages than English, else `default`.
 
-    Chinese and Japanese: at least a tenth of the references' units are CJK characters. Not English: at least one unit in
-    fifty is of another script or has an accent. The shares are low because `default` drops what is not ASCII: identical
-    titles in Cyrillic would score 0. On ASCII text all three tokenizers agree.
+    Chinese and Japanese: at least a tenth of the references' units are CJK characters. Not English: at least one unit in fifty
+    is not ASCII. The shares are low because `default` drops such units: identical titles in Cyrillic would score 0. On ASCII
+    text all three tokenizers agree.
     """
     units = [unit for reference in references for unit in UNIT.findall(reference)]
     n_cjk = sum(IS_CJK.match(unit) is not None for unit in units)

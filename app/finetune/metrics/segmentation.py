@@ -1,8 +1,8 @@
-"""Segmentation metrics from counts: IoU and Dice per class, their means, pixel accuracy. In any number of dimensions.
+"""Segmentation metrics: IoU and Dice per class, their means, and pixel accuracy, in any number of dimensions.
 
-Three counts of elements (pixels, voxels) per class say everything: those that prediction and truth share, those predicted,
-and those of the truth; they are the confusion matrix's diagonal, column sums and row sums. Counts of images are added before a
-ratio is taken, so a metric does not depend on batches or processes.
+All follow from three counts of elements (pixels, voxels) per class: shared by prediction and truth, predicted, and true. These
+are the diagonal, the column sums and the row sums of the confusion matrix. Counts are summed over images before division, so
+metrics do not depend on batches or processes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 SHARED, PREDICTED, TRUE = range(3)  # places in the last axis of counts
-MOST_CONFUSED = 32  # classes whose confusions are counted: every row of a file has classes x classes of them
+MOST_CONFUSED = 32  # classes up to which a confusion matrix is kept for every image
 
 
 def count_classes(
@@ -21,23 +21,22 @@ def count_classes(
 ) -> torch.Tensor:
     """(b, classes, 3) int64 counts of each image: shared, predicted, true.
 
-    `predicted`, `truth`: (b, ...) class numbers of the same shape, of any integer type. Elements whose truth is `ignore_index`
-    count nowhere.
+    `predicted`, `truth`: (b, ...) class numbers of any integer type. Elements whose truth is `ignore_index` do not count.
     """
     shape = (len(truth), num_classes)
     counted = torch.ones_like(truth, dtype=torch.bool) if ignore_index is None else truth != ignore_index
     image = torch.arange(len(truth), device=truth.device).view(-1, *[1] * (truth.dim() - 1)) * num_classes
-    found = [
-        torch.bincount((image + classes.long())[chosen], minlength=shape[0] * shape[1]).view(shape)
-        for classes, chosen in ((truth, counted & (predicted == truth)), (predicted, counted), (truth, counted))
+    counts = [
+        torch.bincount((image + classes.long())[mask], minlength=shape[0] * shape[1]).view(shape)
+        for classes, mask in ((truth, counted & (predicted == truth)), (predicted, counted), (truth, counted))
     ]
-    return torch.stack(found, dim=-1)
+    return torch.stack(counts, dim=-1)
 
 
 def count_confusion(
     predicted: torch.Tensor, truth: torch.Tensor, num_classes: int, ignore_index: int | None = None
 ) -> dict[str, torch.Tensor]:
-    """`counts` as `count_classes` gives them and, for at most MOST_CONFUSED classes, `confusion`: (b, classes, classes) int64
+    """`counts` of `count_classes` and, for at most MOST_CONFUSED classes, `confusion`: (b, classes, classes) int64 number of
     elements by true and predicted class."""
     if num_classes > MOST_CONFUSED:
         return {"counts": count_classes(predicted, truth, num_classes, ignore_index)}
@@ -50,13 +49,14 @@ def count_confusion(
 
 
 def iou(counts: np.ndarray) -> np.ndarray:
-    """(..., classes) intersection over union (Jaccard); NaN for a class that is in neither. `counts`: (..., classes, 3)."""
+    """(..., classes) intersection over union (Jaccard); NaN for a class in neither prediction nor truth. `counts`: (...,
+    classes, 3)."""
     shared = counts[..., SHARED]
     return _ratio(shared, counts[..., PREDICTED] + counts[..., TRUE] - shared)
 
 
 def dice(counts: np.ndarray) -> np.ndarray:
-    """(..., classes) Dice coefficient (F1); NaN for a class that is in neither. `counts`: (..., classes, 3)."""
+    """(..., classes) Dice coefficient (F1); NaN for a class in neither prediction nor truth. `counts`: (..., classes, 3)."""
     return _ratio(2 * counts[..., SHARED], counts[..., PREDICTED] + counts[..., TRUE])
 
 
@@ -72,15 +72,15 @@ def mean_of_defined(values: np.ndarray) -> float | None:
 
 
 def by_class(values: np.ndarray, names: Sequence[str]) -> dict[str, float | None]:
-    """(classes,) values by name; None where one is undefined."""
+    """(classes,) values by name; None for undefined ones."""
     return {name: mean_of_defined(value[None]) for name, value in zip(names, values, strict=True)}
 
 
 def segmentation_scores(counts: np.ndarray, names: Sequence[str], include_background: bool = True) -> dict[str, float | None]:
-    """`mean_iou`, `mean_dice`, `pixel_accuracy`, and `iou_NAME` and `dice_NAME` of each class; None where one is undefined.
+    """`mean_iou`, `mean_dice`, `pixel_accuracy`, and `iou_NAME` and `dice_NAME` of each class; None if undefined.
 
     `counts`: (classes, 3) summed over images; `names`: of all classes. Means are over the classes that occur in truth or
-    prediction; without `include_background` class 0 has no metrics of its own and is in no mean.
+    prediction. Without `include_background` class 0 has no IoU and Dice and is in no mean.
     """
     first = 0 if include_background else 1
     ious, dices = iou(counts)[first:], dice(counts)[first:]

@@ -1,4 +1,4 @@
-"""Metrics of classification into one of several classes, from the confusion matrix and the logits of all rows."""
+"""Metrics of single-label classification, from the logits of all rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TOP = 5
 
 
 def cross_entropy(logits: np.ndarray, references: np.ndarray, label_smoothing: float = 0.0) -> float:
-    """The mean of -log p(class) over rows, as torch's `cross_entropy` has it with `label_smoothing`.
+    """Mean cross-entropy over rows, as torch's `cross_entropy` with `label_smoothing`.
 
     `logits`: (rows, classes); `references`: (rows,) class numbers.
     """
@@ -22,33 +22,33 @@ def cross_entropy(logits: np.ndarray, references: np.ndarray, label_smoothing: f
 
 
 def confusion_matrix(predicted: np.ndarray, references: np.ndarray, num_classes: int) -> np.ndarray:
-    """(classes, classes) int64: rows of true class i that were predicted as j."""
+    """(classes, classes) int64: number of rows by true and predicted class."""
     counts = np.bincount(references * num_classes + predicted, minlength=num_classes**2)
     return counts.reshape(num_classes, num_classes)
 
 
-def top_accuracy(logits: np.ndarray, references: np.ndarray, most: int = TOP) -> float:
-    """The share of rows whose class is among the `most` with the highest logits; equal logits count for the row."""
+def top_accuracy(logits: np.ndarray, references: np.ndarray, k: int = TOP) -> float:
+    """Top-k accuracy: the share of rows with fewer than k logits above that of their class."""
     own = logits[np.arange(len(references)), references]
-    return float(((logits > own[:, None]).sum(axis=1) < most).mean())
+    return float(((logits > own[:, None]).sum(axis=1) < k).mean())
 
 
 def per_class(confusion: np.ndarray) -> dict[str, np.ndarray]:
-    """(classes,) precision, recall, f1 and support; 0 where nothing of a class was predicted or is there."""
-    right, predicted, there = np.diag(confusion), confusion.sum(axis=0), confusion.sum(axis=1)
+    """(classes,) precision, recall, f1 and support; undefined ratios are 0."""
+    right, predicted, support = np.diag(confusion), confusion.sum(axis=0), confusion.sum(axis=1)
     return {
         "precision": right / np.maximum(predicted, 1),
-        "recall": right / np.maximum(there, 1),
-        "f1": 2 * right / np.maximum(predicted + there, 1),
-        "support": there,
+        "recall": right / np.maximum(support, 1),
+        "f1": 2 * right / np.maximum(predicted + support, 1),
+        "support": support,
     }
 
 
 def single_label_scores(logits: np.ndarray, references: np.ndarray, label_smoothing: float = 0.0) -> dict[str, float | None]:
-    """loss, accuracy, f1_macro (the mean over classes that are there or were predicted, as scikit-learn's), and with more than
-    five classes top5_accuracy. All None without rows.
+    """loss, accuracy, f1_macro (over classes that occur or were predicted, as in scikit-learn), and top5_accuracy for more than
+    five classes. All None without rows.
 
-    `logits`: (rows, classes); `references`: (rows,) class numbers. Raises ValueError for numbers that are no class.
+    `logits`: (rows, classes); `references`: (rows,) class numbers. Raises ValueError for numbers out of range.
     """
     classes = logits.shape[1]
     names = ["loss", "accuracy", "f1_macro", *([f"top{TOP}_accuracy"] if classes > TOP else [])]

@@ -1,5 +1,5 @@
-"""Models of transformers: found, loaded and checked, given decoders, exported as plain Hugging Face folders; what
-their inputs contributed; temperatures of logits. Nothing here trains.
+"""Models: loading and checks of transformers' models, encoder-decoders, adapters, quantization, export, word attributions,
+temperature scaling, batch norm, and a small CNN. Nothing here trains.
 
 May import: finetune.errors, finetune.kernels, finetune.metrics, finetune.output, finetune.reading.
 """

@@ -1,8 +1,8 @@
-"""Training a part of a model: adapters of low rank, by peft, and frozen weights.
+"""Training a part of a model: low-rank adapters by peft, and frozen weights.
 
-LoRA (Hu et al., arXiv:2106.09685) adds B A, two matrices of rank r, to each matrix that it adapts, and trains these alone; DoRA
-(Liu et al., arXiv:2402.09353) trains the lengths of the matrix's columns as well; rsLoRA (Kalajdzievski, arXiv:2312.03732)
-scales by alpha / sqrt(r) instead of alpha / r. Weights that no checkpoint gave a value, such as a new head, are always trained.
+LoRA (Hu et al., arXiv:2106.09685) adds a product B A of rank r to each adapted matrix and trains only A and B. DoRA (Liu et
+al., arXiv:2402.09353) also trains the norms of the matrix's columns. rsLoRA (Kalajdzievski, arXiv:2312.03732) scales by
+alpha / sqrt(r) instead of alpha / r. New weights, such as a new head, are always trained.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from transformers import AutoConfig
 
 from finetune.errors import InputError, in_short
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # peft's
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # names of peft
 LAYER = re.compile(r"\.(?:layers?|blocks?|h)\.(\d+)\.")
-BASE, ADAPTED = ".base_layer.", ".lora_"  # in names of peft
-BASE_BITS = "base_model_bits"  # in the config.json beside an adapter: how its base model's weights are rounded
+BASE, ADAPTED = ".base_layer.", ".lora_"  # in peft's parameter names
+BASE_BITS = "base_model_bits"  # key of the config.json beside an adapter: bits of the quantized base model
 EMBEDDINGS = re.compile(r"(^|\.)(embed\w*|shared|wte|wpe)\.")
 
 
 def limit_training(model: Any, arguments: Any, new_names: set[str]) -> Any:
-    """The model with adapters or frozen weights, by --lora_r or --freeze. `new_names`: parameters without pretrained values.
+    """Adds adapters (--lora_r) or freezes weights (--freeze). `new_names`: parameters without pretrained values.
 
     Raises `InputError` for modules or weights that the model does not have.
     """
     if arguments.lora_r is not None:
         return _add_adapters(model, arguments, new_names)
     for entry in arguments.freeze or ():
-        frozen = [p for name, p in model.named_parameters() if name not in new_names and _is_meant(entry, name)]
+        frozen = [p for name, p in model.named_parameters() if name not in new_names and _matches(entry, name)]
         if not frozen:
             raise InputError(f"--freeze {entry}: the model has no such pretrained weights; it has {_examples(model)}")
         for parameter in frozen:
@@ -47,40 +47,41 @@ def limit_training(model: Any, arguments: Any, new_names: set[str]) -> Any:
 
 
 def check_quantization(arguments: Any, launch: Any) -> None:
-    """Raises `InputError` where --load_in_4bit or --load_in_8bit cannot be had. `launch`: a `launch.Launch`."""
+    """Raises `InputError` if --load_in_4bit or --load_in_8bit does not work here. `launch`: a `launch.Launch`."""
     bits = _bits(arguments)
     if bits is None:
         return
     if importlib.util.find_spec("bitsandbytes") is None:
         raise InputError(f"--load_in_{bits}bit needs bitsandbytes: pip install -r requirements-8bit.txt")
     if launch.deepspeed_config is not None or launch.fsdp is not None:
+        launcher = "FSDP" if launch.fsdp else "DeepSpeed"
         raise InputError(
-            f"--load_in_{bits}bit: {'FSDP' if launch.fsdp else 'DeepSpeed'} would divide or cast weights that are packed into "
-            "bytes; launch by accelerate_configs/ddp.yaml, or leave it out"
+            f"--load_in_{bits}bit does not work with {launcher}, which would split or cast packed weights; launch with "
+            "accelerate_configs/ddp.yaml, or leave it out"
         )
 
 
 def rounded_as(arguments: Any, precision: str) -> str:
-    """The precision whose rounding lies between a trained model and its export in fp32: layers in 8 bits round their inputs,
-    too, about as bf16 does."""
+    """The precision that limits how well an fp32 export agrees with the trained model. 8-bit layers also round their inputs,
+    about as bf16 does."""
     return "bf16" if arguments.load_in_8bit else precision
 
 
 def fingerprint(arguments: Any) -> dict[str, Any]:
-    """What a checkpoint's trained weights depend on."""
+    """The entry of the run fingerprint: the arguments that decide which weights are trained."""
     names = ("lora_r", "lora_alpha", "lora_target_modules", "use_dora", "use_rslora", "freeze", "load_in_4bit", "load_in_8bit")
-    given = {name: str(getattr(arguments, name)) for name in names if getattr(arguments, name)}
-    return {"trained": given} if given else {}
+    values = {name: str(getattr(arguments, name)) for name in names if getattr(arguments, name)}
+    return {"trained": values} if values else {}
 
 
 def adapted_name(name: str) -> str:
-    """The parameter of the model without adapters that one of this name is, or adapts."""
+    """Parameter name in the adapted model -> name in the base model. An adapter's matrix gets the name of its base weight."""
     return f"{name.partition(ADAPTED)[0]}.weight" if ADAPTED in name else name.replace(BASE, ".")
 
 
 def layerwise_scale(name: str, layers: int, decay: float) -> float:
-    """`decay` to the power of how many layers lie above a parameter: 1 for a head, least for embeddings (ULMFiT's
-    discriminative fine-tuning, Howard and Ruder, arXiv:1801.06146)."""
+    """`decay` to the power of the number of layers above a parameter: 1 for a head, lowest for embeddings (discriminative
+    fine-tuning of ULMFiT, Howard and Ruder, arXiv:1801.06146)."""
     layer = LAYER.search(name)
     if layer:
         return decay ** (layers - int(layer[1]))
@@ -88,10 +89,12 @@ def layerwise_scale(name: str, layers: int, decay: float) -> float:
 
 
 def to_export(model: Any, plain: Any, weights: dict[str, torch.Tensor], arguments: Any) -> tuple[Any, dict[str, torch.Tensor]]:
-    """(what saves itself as best/, its weights). `model`: the trained one; `weights`: its weights, full; `plain`: a model of
-    its class and configuration, on the meta device. Adapters are merged into the weights that they adapt, unless --export
-    adapter keeps them alone. Weights in 4 or 8 bits become the fp32 numbers that they stand for: rounded again after the
-    merge, they would be another model than the one that was trained."""
+    """(object with `save_pretrained`, weights to save).
+
+    `model`: the trained model; `weights`: its full weights; `plain`: a model of its class on the meta device. Adapters are
+    merged into the base weights, or saved alone with --export adapter. Quantized weights are exported in fp32: quantizing the
+    merged weights again would change the model.
+    """
     vars(plain.config).pop(BASE_BITS, None)
     if not hasattr(model, "peft_config"):
         return plain, weights
@@ -104,22 +107,22 @@ def to_export(model: Any, plain: Any, weights: dict[str, torch.Tensor], argument
             setattr(plain.config, BASE_BITS, bits)
         trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
         settings = _settings_to_save(settings, arguments.model_name_or_path, trained)
-        return _Adapter(plain, settings), {name: tensor for name, tensor in weights.items() if name in trained}
+        return _AdapterExport(plain, settings), {name: tensor for name, tensor in weights.items() if name in trained}
     if bits is not None:
-        from finetune.models.quantized import values_of
+        from finetune.models.quantized import dequantized_weights
 
-        weights = weights | values_of(model)
-    shell = inject_adapter_in_model(settings, copy.deepcopy(plain))
-    shell.load_state_dict(weights, strict=False, assign=True)
-    for module in shell.modules():
+        weights = weights | dequantized_weights(model)
+    adapted = inject_adapter_in_model(settings, copy.deepcopy(plain))
+    adapted.load_state_dict(weights, strict=False, assign=True)
+    for module in adapted.modules():
         if isinstance(module, BaseTunerLayer):
             module.merge()
-    state = shell.state_dict()
+    state = adapted.state_dict()
     return plain, {name.replace(BASE, "."): state[name] for name in weights if ADAPTED not in name}
 
 
 def base_of(folder: str | Path) -> str | None:
-    """The base model of a folder that holds an adapter; None for other folders. Raises `InputError` if it names none."""
+    """The base model of an adapter's folder; None for other folders. Raises `InputError` if the adapter names none."""
     file = Path(folder) / CONFIG
     if not file.is_file():
         return None
@@ -130,7 +133,7 @@ def base_of(folder: str | Path) -> str | None:
 
 
 def loadable(folder: Path, auto_class: Any) -> Any:
-    """What transformers' pipelines take for an exported folder: its path, or the model of an adapter's folder."""
+    """`model` argument of transformers' pipelines for an exported folder: its path, or for an adapter the merged model."""
     base = base_of(folder)
     if base is None:
         return str(folder)
@@ -140,26 +143,26 @@ def loadable(folder: Path, auto_class: Any) -> Any:
 
 
 def merge_adapter(model: Any, folder: str | Path) -> tuple[Any, set[str]]:
-    """(the base model with a folder's adapter merged into it, the names of the parameters that the adapter holds whole, such as
-    a head's). Raises whatever peft raises for an adapter of another model."""
+    """(base model with the folder's adapter merged into it, names of the parameters in the adapter's modules_to_save, such as
+    a head's). Raises peft's exceptions for an adapter of another model."""
     from peft import PeftConfig, PeftModel
 
     settings = PeftConfig.from_pretrained(folder)
-    whole = settings.modules_to_save or []
+    full_modules = settings.modules_to_save or []
     if (bits := getattr(model.config, BASE_BITS, None)) is not None:
         from finetune.models.quantized import round_weights
 
-        round_weights(model, bits, whole)
+        round_weights(model, bits, full_modules)
     adapted = PeftModel.from_pretrained(model, folder, config=settings)
     merged = adapted.merge_and_unload()
     for parameter in merged.parameters():
         parameter.requires_grad_(True)
-    names = {name for name, _ in merged.named_parameters() if any(f".{module}." in f".{name}" for module in whole)}
+    names = {name for name, _ in merged.named_parameters() if any(f".{module}." in f".{name}" for module in full_modules)}
     return merged, names
 
 
-class _Adapter:
-    """Saves itself as peft does, with the configurations of the whole model beside it: the labels are in there."""
+class _AdapterExport:
+    """Saves an adapter in peft's format, with the model's own configurations, which hold the labels, beside it."""
 
     def __init__(self, plain: Any, settings: Any) -> None:
         self.plain, self.settings = plain, settings
@@ -180,26 +183,28 @@ def _add_adapters(model: Any, arguments: Any, new_names: set[str]) -> Any:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError:
         raise InputError("--lora_r needs peft: pip install -r requirements-lora.txt") from None
-    whole = sorted({name.rpartition(".")[0] for name in new_names})
+    new_modules = sorted({name.rpartition(".")[0] for name in new_names})
     if (bits := _bits(arguments)) is not None:
         from finetune.models.quantized import quantize
 
-        quantize(model, bits, whole)
+        quantize(model, bits, new_modules)
     targets = arguments.lora_target_modules or ("all-linear",)
     settings = LoraConfig(
         r=arguments.lora_r,
         lora_alpha=arguments.lora_alpha or 2 * arguments.lora_r,
         lora_dropout=arguments.lora_dropout,
         target_modules=targets[0] if targets == ("all-linear",) else list(targets),
-        exclude_modules=whole or None,
+        exclude_modules=new_modules or None,
         use_dora=arguments.use_dora,
         use_rslora=arguments.use_rslora,
     )
     try:
         model = inject_adapter_in_model(settings, model)
     except ValueError as error:
-        what = f"--lora_target_modules {','.join(targets)}"
-        raise InputError(f"{what}: no such layer to adapt ({in_short(error)}); the model has {_examples(model)}") from None
+        raise InputError(
+            f"--lora_target_modules {','.join(targets)}: no such layer to adapt ({in_short(error)}); the model has "
+            f"{_examples(model)}"
+        ) from None
     for name, parameter in model.named_parameters():
         if name in new_names:
             parameter.requires_grad_(True)
@@ -218,8 +223,8 @@ def _settings_to_save(settings: Any, base: str, trained: set[str]) -> Any:
     return settings
 
 
-def _is_meant(entry: str, name: str) -> bool:
-    """Whether an entry of --freeze, "embeddings", a number of layers or a pattern, means a parameter."""
+def _matches(entry: str, name: str) -> bool:
+    """Whether an entry of --freeze matches a parameter name. An entry is "embeddings", a number of layers, or a pattern."""
     if entry == "embeddings":
         return EMBEDDINGS.search(name) is not None
     if entry.isdecimal():

@@ -1,7 +1,8 @@
-"""Models that read a document and write a title.
+"""Encoder-decoder models for title generation.
 
-A checkpoint that has a decoder is used as it is. An encoder, such as BigBird, gets a BERT decoder with cross-attention whose
-layers start from the encoder's: a deep encoder reads the document once, a shallow decoder runs once per generated token.
+A checkpoint with a decoder is used as it is. An encoder, such as BigBird, gets a BERT decoder with cross-attention, whose
+layers are initialized from the encoder's. The decoder may be shallow: it runs once per generated token, the encoder once per
+document.
 """
 
 from __future__ import annotations
@@ -42,16 +43,15 @@ NO_ENCODER = (
 
 
 def load_title_config(arguments: Any) -> Any:
-    """The configuration of what the arguments name. Raises `InputError` for a model that cannot write titles."""
+    """The configuration of the model. Raises `InputError` for a model that cannot write titles."""
     config = load_config(arguments)
     name = arguments.config_name or arguments.model_name_or_path
     if config.is_encoder_decoder:
         decoder = getattr(config, "decoder", None)
         if getattr(decoder, "model_type", None) == "big_bird":
             raise InputError(
-                f"{name}: its decoder is a BigBird. transformers feeds the encoder's states to such a decoder's "
-                "self-attention, so it sees no earlier token of the title; use a BERT decoder instead (give the encoder "
-                "alone, with --decoder_layers N)"
+                f"{name}: its decoder is a BigBird, whose self-attention gets the encoder's states in transformers, so it sees "
+                "no earlier token of the title; use a BERT decoder instead (give the encoder alone, with --decoder_layers N)"
             )
         return config
     if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and type(config) not in MODEL_FOR_MASKED_LM_MAPPING:
@@ -62,42 +62,41 @@ def load_title_config(arguments: Any) -> Any:
 
 
 def check_title_length(decoder: Any, requested: int) -> None:
-    """Raises `InputError` if titles of so many tokens pass a trained decoder's position table. `decoder`: its configuration, or
-    the encoder-decoder's."""
+    """Raises `InputError` if titles are longer than a trained decoder's position table. `decoder`: configuration of the decoder
+    or of the whole model."""
     decoder = getattr(decoder, "decoder", None) or decoder
     limit = getattr(decoder, "max_decoder_position_embeddings", None) or getattr(decoder, "max_position_embeddings", None)
-    if limit is not None and requested + 2 > limit:  # start and end take a place each
+    if limit is not None and requested + 2 > limit:  # with start and end token
         raise InputError(f"--max_title_length {requested} is more than the decoder can write; give at most {limit - 2}")
 
 
 def check_decoder(arguments: Any, config: Any) -> None:
-    """Raises `InputError` if a trained decoder cannot write titles of --max_title_length, or has no weights."""
+    """Raises `InputError` if --max_title_length is too long for a trained decoder, or if its weights are missing."""
     if config.is_encoder_decoder:
         check_title_length(config, arguments.max_title_length)
     elif arguments.decoder_model_name_or_path:
-        named = {"model_name_or_path": arguments.decoder_model_name_or_path, "config_name": None, "from_scratch": False}
-        decoder = replace(arguments, **named)
+        decoder = replace(
+            arguments, model_name_or_path=arguments.decoder_model_name_or_path, config_name=None, from_scratch=False
+        )
         check_title_length(load_config(decoder), arguments.max_title_length)
         check_weights(decoder)
 
 
 def check_is_encoder_decoder(config: Any, path: str | Path) -> None:
-    """Raises `InputError` for a model that is to write titles and has no decoder."""
+    """Raises `InputError` for a model without a decoder."""
     if not config.is_encoder_decoder:
-        raise InputError(
-            f"{path}: has no decoder, so it cannot write titles before it is trained to; train first, or name a run's best/"
-        )
+        raise InputError(f"{path}: has no decoder, so it cannot write titles; train first, or name a run's best/")
 
 
 def encoder_config(config: Any) -> Any:
-    """The configuration of the part that reads the document."""
+    """The encoder's configuration."""
     return getattr(config, "encoder", None) if config.is_encoder_decoder and hasattr(config, "encoder") else config
 
 
 def special_ids(config: Any, tokenizer: Any) -> tuple[int, int]:
-    """The ids that a title starts and ends with: the checkpoint's own start, else the tokenizer's bos or cls; eos or sep.
+    """(start id, end id) of titles. Start: the checkpoint's own, else the tokenizer's bos or cls. End: eos or sep.
 
-    Raises `InputError` if the tokenizer has none.
+    Raises `InputError` if the tokenizer lacks these tokens.
     """
     start = getattr(config, "decoder_start_token_id", None)
     if start is None:
@@ -105,30 +104,32 @@ def special_ids(config: Any, tokenizer: Any) -> tuple[int, int]:
     end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
     if start is None or end is None:
         raise InputError(
-            "the tokenizer has neither bos and eos nor cls and sep tokens, which a title starts and ends with; add them to its "
+            "the tokenizer has neither bos and eos nor cls and sep tokens, one pair of which titles need; add them to its "
             "tokenizer_config.json"
         )
     return start, end
 
 
 def global_attention(config: Any, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What LED needs besides ids and mask, (b, width): its first token sees everything, as in its pretraining."""
+    """LED's `global_attention_mask`, (b, width): only the first token attends globally, as in its pretraining. {} for other
+    models."""
     if config.model_type != "led":
         return {}
-    attended = torch.zeros_like(inputs["input_ids"])
-    attended[:, 0] = 1
-    return {"global_attention_mask": attended}
+    mask = torch.zeros_like(inputs["input_ids"])
+    mask[:, 0] = 1
+    return {"global_attention_mask": mask}
 
 
 def build_title_model(arguments: Any, config: Any, tokenizer: Any, max_title_length: int) -> Any:
-    """The model in fp32 with start, padding and end ids on both of its configurations. The caller seeds torch first.
+    """The model in fp32. Its configuration and generation configuration have start, padding and end ids. The caller
+    seeds torch.
 
-    Raises `InputError` when weights cannot be had or the tokenizer lacks a token that generation needs.
+    Raises `InputError` if weights cannot be loaded or the tokenizer lacks a special token.
     """
     if not config.is_encoder_decoder:
         model = _encoder_with_decoder(arguments, config, tokenizer, max_title_length)
     elif arguments.from_scratch and config.model_type == "encoder-decoder":
-        model = _composed(config)
+        model = _from_configs(config)
     else:
         model = load_model(AutoModelForSeq2SeqLM, arguments, config)
     _set_special_tokens(model, tokenizer)
@@ -137,12 +138,12 @@ def build_title_model(arguments: Any, config: Any, tokenizer: Any, max_title_len
 
 
 def has_new_decoder(arguments: Any, config: Any) -> bool:
-    """Whether no checkpoint has trained the decoder of the model that the arguments name."""
+    """Whether the decoder is not pretrained."""
     return arguments.from_scratch or not (config.is_encoder_decoder or arguments.decoder_model_name_or_path)
 
 
 def new_names(model: Any, arguments: Any, config: Any) -> set[str]:
-    """The parameters that no checkpoint has trained: a new decoder's, or the cross-attention of a pretrained one."""
+    """The parameters without pretrained values: a new decoder's, or the cross-attention of a pretrained decoder."""
     names = [name for name, _ in model.named_parameters()]
     if arguments.from_scratch:
         return set(names)
@@ -153,10 +154,10 @@ def new_names(model: Any, arguments: Any, config: Any) -> set[str]:
 
 
 def set_output_bias(model: Any, title_ids: np.ndarray) -> bool:
-    """Gives the output layer of a decoder that no checkpoint trained the log-frequencies of the titles' tokens. Whether it did.
+    """Sets the output bias of a new decoder to the log-frequencies of title tokens. Returns whether the layer has a bias.
 
-    `title_ids`: the ids of all training titles, in one array. Half an occurrence is added to each token. As for a new
-    classifier's head: the first steps need not be spent on learning which tokens are rare.
+    `title_ids`: the ids of all training titles in one array. Half an occurrence is added to each token. As for a new
+    classifier's head, this saves the first steps, which would learn the frequencies.
     """
     bias = getattr(model.get_output_embeddings(), "bias", None)
     if bias is None:
@@ -168,13 +169,13 @@ def set_output_bias(model: Any, title_ids: np.ndarray) -> bool:
 
 
 def set_decoder_start(config: Any, start: dict[str, int]) -> None:
-    """Lets a decoder start with the language of titles, if `start` (see text/languages.py) says so."""
+    """Sets the decoder's start token to the title language. `start`: settings of `set_languages` in text/tokenizer.py."""
     if "decoder_start_token_id" in start:
         config.decoder_start_token_id = start["decoder_start_token_id"]
 
 
-def keep_settings(model: Any, start: dict[str, int], source_prefix: str) -> None:
-    """Puts what titles start with, and what stands before each document, into the configurations that a model is saved with."""
+def store_settings(model: Any, start: dict[str, int], source_prefix: str) -> None:
+    """Stores the language tokens `start` and the prefix in the configurations that are exported."""
     set_decoder_start(model.config, start)
     for name, token_id in start.items():
         setattr(model.generation_config, name, token_id)
@@ -193,14 +194,14 @@ def _encoder_with_decoder(arguments: Any, config: Any, tokenizer: Any, max_title
     else:
         decoder = AutoModelForCausalLM.from_config(_decoder_config(arguments, config, tokenizer, max_title_length))
         if arguments.from_scratch:
-            # What a token means to the reader it means to the writer: titles repeat words of their documents.
+            # Titles repeat words of their documents, so encoder and decoder start with the same embeddings.
             decoder.get_input_embeddings().load_state_dict(encoder.get_input_embeddings().state_dict())
         else:
             _warm_start(decoder, encoder)
     return EncoderDecoderModel(encoder=encoder, decoder=decoder.float())
 
 
-def _composed(config: Any) -> Any:
+def _from_configs(config: Any) -> Any:
     config.decoder.is_decoder = config.decoder.add_cross_attention = True
     encoder, decoder = AutoModel.from_config(config.encoder), AutoModelForCausalLM.from_config(config.decoder)
     return EncoderDecoderModel(encoder=encoder.float(), decoder=decoder.float())
@@ -241,26 +242,26 @@ def _decoder_config(arguments: Any, encoder: Any, tokenizer: Any, max_title_leng
 
 
 def _warm_start(decoder: Any, encoder: Any) -> None:
-    """Copies what the decoder has in common with the encoder: embeddings, and evenly spaced layers from the first to the last.
+    """Initializes the decoder from the encoder: embeddings, and evenly spaced layers from the first to the last.
     Cross-attention has no counterpart and keeps its random weights."""
-    theirs, ours = encoder.state_dict(), decoder.bert.state_dict()
-    last_theirs, last_ours = encoder.config.num_hidden_layers - 1, decoder.config.num_hidden_layers - 1
+    sources, targets = encoder.state_dict(), decoder.bert.state_dict()
+    last_source, last_target = encoder.config.num_hidden_layers - 1, decoder.config.num_hidden_layers - 1
     with torch.no_grad():
-        for name, target in ours.items():
+        for name, target in targets.items():
             parts = name.split(".")
             if parts[:2] == ["encoder", "layer"]:
-                parts[2] = str(round(int(parts[2]) * last_theirs / max(1, last_ours)))
-            source = theirs.get(".".join(parts))
+                parts[2] = str(round(int(parts[2]) * last_source / max(1, last_target)))
+            source = sources.get(".".join(parts))
             if source is None or source.ndim != target.ndim or not target.is_floating_point():
                 continue
-            # The position table is longer on the encoder's side, the token type table may be; their first rows fit.
-            shared = tuple(slice(0, min(a, b)) for a, b in zip(source.shape, target.shape, strict=True))
+            # The encoder's tables of positions and token types may have more rows; the first rows are copied.
             if source.shape[1:] == target.shape[1:]:
-                target[shared[:1]] = source[shared[:1]]
+                rows = min(len(source), len(target))
+                target[:rows] = source[:rows]
 
 
 def _set_special_tokens(model: Any, tokenizer: Any) -> None:
-    """Start, padding and end ids on the model's own and its generation configuration; a checkpoint's own start id is kept."""
+    """Sets start, padding and end ids on both configurations; a checkpoint's own start id is kept."""
     start, end = special_ids(model.config, tokenizer)
     for holder in (model.config, model.generation_config):
         holder.decoder_start_token_id, holder.eos_token_id, holder.pad_token_id = start, end, tokenizer.pad_token_id

@@ -1,4 +1,4 @@
-"""The exported model: a plain Hugging Face folder, complete or absent, checked by loading it."""
+"""Writes the exported model, a plain Hugging Face folder. The folder is checked by loading it and replaced as a whole."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ def export_model(
 ) -> None:
     """Writes configuration, weights (fp32) and processor to the folder `path`; rank 0 only.
 
-    `model` gives class and configuration, `weights` the full weights (see `saving.full_weights`). `check` is called with the
-    folder before it takes its place, and raises if what it loads is not the model that was trained. `processor`: a tokenizer,
-    an image processor or None. A tokenizer is saved with the run's `max_length` in tokens, so that `truncation=True` cuts where
-    training cut.
+    `model` gives class and configuration, `weights` the full weights (see `saving.full_weights`). `check` is called with a
+    temporary folder and raises if its model is not the trained one; then nothing is replaced. `processor`: a tokenizer, an
+    image processor or None. A tokenizer is saved with `max_length` in tokens, so that `truncation=True` cuts as in training.
     """
     logging.disable_progress_bar()
     if max_length is not None:
@@ -45,15 +44,15 @@ def _fill(model: Any, weights: dict[str, torch.Tensor], processor: Any, check: C
 def _tokenizer_to_save(tokenizer: Any, max_length: int) -> Any:
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer.model_max_length = max_length
-    if tokenizer.is_fast:  # it would save how it was last called, which depends on whether the tokens came from the cache
+    if tokenizer.is_fast:  # it would save the settings of its last call, which vary with the cache
         tokenizer.backend_tokenizer.no_truncation()
         tokenizer.backend_tokenizer.no_padding()
     return tokenizer
 
 
 def _unused_poolers(model: Any, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Zeros for poolers that the model's class has and training removed (`pretrained.drop_pooler`): nothing reads them, but
-    without them transformers reports weights that are missing."""
+    """Zeros for the weights of poolers that `pretrained.drop_pooler` removed. They are never used, but without them
+    transformers reports missing weights."""
     return {
         name: torch.zeros(parameter.shape)
         for name, parameter in model.named_parameters()

@@ -1,4 +1,4 @@
-"""Configurations and models of transformers, with messages that say what to do."""
+"""Loads configurations and models of transformers, with clear errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import transformers
-import transformers.modeling_utils  # what every model needs; here, so that it is there when garbage collection settles
+import transformers.modeling_utils  # every model needs it; imported before garbage collection settles
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig
 from transformers.utils import logging
@@ -20,17 +20,16 @@ from finetune.models.adapters import WEIGHTS as ADAPTER_WEIGHTS
 from finetune.models.adapters import base_of, merge_adapter
 from finetune.reading.fingerprint import sample_of
 
-# Their position ids start behind the padding id, so the table has that many entries more than a text may have tokens.
+# Position ids of these models start at padding id + 1, so a text has fewer tokens than the position table has rows.
 OFFSET_POSITIONS = {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "mpnet", "ibert", "data2vec-text"}
 LAYER_NUMBER = re.compile(r"\.\d+\.")
-# What transformers looks for in a folder, in its order.
+# Weight files in the order in which transformers looks for them.
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 def load_config(arguments: Any, **overrides: Any) -> Any:
-    """The model's configuration. Raises `InputError` when it cannot be found or read."""
-    # Every process would draw a bar of its own, terminal or not, each time weights are read.
-    logging.disable_progress_bar()
+    """The model's configuration. Raises `InputError` if it cannot be loaded."""
+    logging.disable_progress_bar()  # every process would draw one whenever weights are read
     name = arguments.config_name or arguments.model_name_or_path
     if name is None:
         raise InputError("no model: give --model_name_or_path, or --from_scratch with --config_name")
@@ -57,35 +56,35 @@ def _check_config_file(path: Path) -> None:
     if not file.is_file():
         raise InputError(f"model {path}: the folder holds no config.json (it holds: {files_in(path)})")
     try:
-        stated = dict(json.loads(file.read_text(encoding="utf-8")))
+        config = dict(json.loads(file.read_text(encoding="utf-8")))
     except (ValueError, TypeError, RecursionError) as error:
         raise InputError(f"{file}: is no model's configuration ({in_one_line(error)}); copy it again from the model") from None
-    kind, known = stated.get("model_type"), list(transformers.CONFIG_MAPPING.keys())
-    if isinstance(kind, str) and kind not in known and "auto_map" not in stated:
-        near = difflib.get_close_matches(kind, known, 1)
+    model_type, known = config.get("model_type"), list(transformers.CONFIG_MAPPING.keys())
+    if isinstance(model_type, str) and model_type not in known and "auto_map" not in config:
+        near = difflib.get_close_matches(model_type, known, 1)
         hint = f"; did you mean {near[0]!r}?" if near else "; correct it, or install a newer transformers"
-        raise InputError(f"{file}: model_type {kind!r} is unknown to transformers {transformers.__version__}{hint}")
+        raise InputError(f"{file}: model_type {model_type!r} is unknown to transformers {transformers.__version__}{hint}")
 
 
 def check_kind(arguments: Any, config: Any, mapping: Any, can: str) -> None:
-    """Raises `InputError` unless transformers has a model of this configuration in `mapping`, a class of models that `can` do
-    what the task needs. Code that comes with a model is believed."""
+    """Raises `InputError` unless transformers' `mapping` has a model for this configuration. `can`: what its models can do, for
+    the message. Models with code of their own (--trust_remote_code) are not checked."""
     if type(config) not in mapping and not arguments.trust_remote_code:
         name = arguments.config_name or arguments.model_name_or_path
         raise InputError(f"{name}: a {config.model_type} model cannot {can}; name another")
 
 
 def load_model(auto_class: Any, arguments: Any, config: Any) -> Any:
-    """The model in fp32: pretrained weights, or random ones with --from_scratch. The caller seeds torch first.
+    """The model in fp32: pretrained, or with random weights (--from_scratch). The caller seeds torch.
 
-    Raises `InputError` when the weights cannot be found or read.
+    Raises `InputError` if the weights cannot be loaded.
     """
     return load_model_and_new_names(auto_class, arguments, config)[0]
 
 
 def load_model_and_new_names(auto_class: Any, arguments: Any, config: Any) -> tuple[Any, set[str]]:
-    """`load_model`'s model, and the names of the parameters that no checkpoint gave a value. Under `torch.device("meta")` no
-    weights are read: the model has a shape and nothing else."""
+    """(model of `load_model`, names of its parameters without pretrained values). Under `torch.device("meta")` no weights are
+    read."""
     if arguments.from_scratch or on_meta():
         try:
             model = auto_class.from_config(config, trust_remote_code=arguments.trust_remote_code).float()
@@ -94,8 +93,10 @@ def load_model_and_new_names(auto_class: Any, arguments: Any, config: Any) -> tu
                 raise
             problem = f"--attn_implementation {arguments.attn_implementation}: {in_one_line(error)}"
             raise InputError(f"{problem}; leave it out, or name one that the model has") from error
-        body = "" if arguments.from_scratch else f"{model.base_model_prefix}."
-        return model, {name for name, _ in model.named_parameters() if not body or not name.startswith(body)}
+        names = {name for name, _ in model.named_parameters()}
+        if not arguments.from_scratch:
+            names = {name for name in names if not name.startswith(f"{model.base_model_prefix}.")}
+        return model, names
     check_weights(arguments)
     base, adapter = base_of(arguments.model_name_or_path), arguments.model_name_or_path
     try:
@@ -108,19 +109,19 @@ def load_model_and_new_names(auto_class: Any, arguments: Any, config: Any) -> tu
             ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
-        model, given = merge_adapter(model, adapter) if base else (model, set())
+        model, adapter_names = merge_adapter(model, adapter) if base else (model, set())
     except Exception as error:
         if is_out_of_memory(error):
             raise
         raise InputError(explain_failed_load("model", arguments.model_name_or_path, error)) from error
     _check_fit(arguments.model_name_or_path, model, loading)
-    return model, {*loading["missing_keys"], *(name for name, *_ in loading["mismatched_keys"])} - given
+    return model, {*loading["missing_keys"], *(name for name, *_ in loading["mismatched_keys"])} - adapter_names
 
 
 def check_all_layers_used(name: str, model: Any, loading: dict[str, Any]) -> None:
-    """Raises `InputError` if the configuration has fewer layers than the weights: the others would be dropped without a word.
+    """Raises `InputError` if the weights have more layers than the configuration: transformers would drop them silently.
 
-    `loading`: transformers' loading info. Weights of other heads are left out often; those of a layer only have another number.
+    `loading`: transformers' loading info. Unexpected weights of layers are errors, those of other heads are not.
     """
     prefix = f"{model.base_model_prefix}."
     known = {LAYER_NUMBER.sub(".#.", key).removeprefix(prefix) for key, _ in model.named_parameters()}
@@ -134,23 +135,25 @@ def check_all_layers_used(name: str, model: Any, loading: dict[str, Any]) -> Non
 
 
 def _check_fit(name: str, model: Any, loading: dict[str, Any]) -> None:
-    """Raises `InputError` if weights of the model's body were missing or had another shape, and so were left random, if the
-    configuration leaves layers out, or if any weight is not finite. A new head is usual, and so is a checkpoint without a
-    pooler."""
+    """Raises `InputError` if weights and configuration do not match, or if a weight is not finite.
+
+    They match if every weight of the model's body, except a pooler, is there in the right shape, and no layer is left over. The
+    head may be new.
+    """
     check_all_layers_used(name, model, loading)
     body = "" if model.base_model is model else f"{model.base_model_prefix}."
     own = {key for key, _ in model.named_parameters() if key.startswith(body) and "pooler" not in key}
-    for key, theirs, ours in loading["mismatched_keys"]:
+    for key, in_file, in_config in loading["mismatched_keys"]:
         if key in own:
             raise InputError(
-                f"model {name}: the weights are not those of its config.json: {key} is {tuple(theirs)} in the file, "
-                f"{tuple(ours)} by the configuration; put the config.json that was saved with these weights beside them"
+                f"model {name}: the weights are not those of its config.json: {key} is {tuple(in_file)} in the file, "
+                f"{tuple(in_config)} by the configuration; put the config.json that was saved with these weights beside them"
             )
     missing = sorted(own & set(loading["missing_keys"]))
     if missing:
         raise InputError(
             f"model {name}: the weights are not those of its config.json: {len(missing)} of {len(own)} are missing, such as "
-            f"{missing[0]}"
+            f"{missing[0]}; put the config.json that was saved with these weights beside them"
         )
     wrong = next((key for key, weight in model.named_parameters() if not _is_finite(weight)), None)
     if wrong is not None:
@@ -158,20 +161,19 @@ def _check_fit(name: str, model: Any, loading: dict[str, Any]) -> None:
 
 
 def _is_finite(weight: torch.Tensor) -> bool:
-    """Whether all values are finite: by the extremes, which are NaN if any value is. That reads a weight once, where
-    `torch.isfinite` makes several tensors of its size."""
+    """Whether all values are finite. Minimum and maximum, which are NaN if any value is, need no temporary tensor of the
+    weight's size, unlike `torch.isfinite`."""
     return not weight.numel() or bool(torch.isfinite(torch.stack(weight.detach().aminmax())).all())
 
 
 def on_meta() -> bool:
-    """Whether tensors that are made now have no values."""
+    """Whether the code runs under `torch.device("meta")`."""
     return torch.get_default_device().type == "meta"
 
 
 def check_weights(arguments: Any) -> None:
-    """Raises `InputError` if no weights are named, or for a local folder that has none or only a part of them.
-
-    Loading would find that too, but only after the run has taken, and perhaps cleared, its own folder.
+    """Raises `InputError` if no weights are named, or if a local folder lacks some of them. This comes before the run clears
+    its output folder; loading would come after it.
     """
     name = arguments.model_name_or_path
     if arguments.from_scratch:
@@ -189,43 +191,44 @@ def check_weights(arguments: Any) -> None:
         folder, name = Path(base), f"{name}, base model {base}"
         if not folder.is_dir():
             return
-    found = next((folder / file for file in WEIGHTS if (folder / file).is_file()), None)
-    if found is None:
+    first = next((folder / file for file in WEIGHTS if (folder / file).is_file()), None)
+    if first is None:
         raise InputError(
             f"model {name}: the folder holds no weights, such as {WEIGHTS[0]} (it holds: {files_in(folder)}); name another, or "
             "start from random weights with --from_scratch"
         )
-    for file in sorted(_weight_files(found)):
+    for file in sorted(_weight_files(first)):
         _check_weight_file(file)
 
 
 def model_content(configuration: str | None, weights: str | None) -> dict[str, Any]:
-    """What two models have alike if their files are, wherever these lie and however that is spelt: by name of the file its size
-    and a hash of samples of it, since weights may have gigabytes. A model of the hub is its name."""
-    found: dict[str, Any] = {}
+    """A fingerprint of a model's files, independent of their location: file name -> size and a hash of samples (`sample_of`),
+    since weights may have gigabytes. For a model of the hub its name."""
+    content: dict[str, Any] = {}
     if configuration is not None:
         path = Path(configuration)
         file = path / "config.json" if path.is_dir() else path
-        found["config.json"] = sample_of(file) if file.is_file() else configuration
+        content["config.json"] = sample_of(file) if file.is_file() else configuration
     base = None if weights is None else base_of(weights)
     if base is not None:
         file = Path(weights) / ADAPTER_WEIGHTS
-        found |= {file.name: sample_of(file)} | model_content(None, base)
+        content |= {file.name: sample_of(file)} | model_content(None, base)
     elif weights is not None and Path(weights).is_dir():
         first = next(Path(weights) / file for file in WEIGHTS if (Path(weights) / file).is_file())
-        found |= {file.name: sample_of(file) for file in sorted(_weight_files(first))}
+        content |= {file.name: sample_of(file) for file in sorted(_weight_files(first))}
     elif weights is not None:
-        found["weights"] = weights
-    return found
+        content["weights"] = weights
+    return content
 
 
-def _weight_files(found: Path) -> set[Path]:
-    if found.suffix != ".json":
-        return {found}
+def _weight_files(first: Path) -> set[Path]:
+    """The weight files of a folder; `first`: its single weight file, or its index."""
+    if first.suffix != ".json":
+        return {first}
     try:
-        return {found.parent / file for file in json.loads(found.read_text(encoding="utf-8"))["weight_map"].values()}
+        return {first.parent / file for file in json.loads(first.read_text(encoding="utf-8"))["weight_map"].values()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{found}: cannot be read as an index of weights ({type(error).__name__}); copy it again") from None
+        raise InputError(f"{first}: cannot be read as an index of weights ({type(error).__name__}); copy it again") from None
 
 
 def _check_weight_file(file: Path) -> None:
@@ -233,19 +236,19 @@ def _check_weight_file(file: Path) -> None:
         raise InputError(f"{file}: is missing; the folder's index of weights names it")
     if file.suffix == ".safetensors":
         try:
-            with safe_open(file, "pt"):  # reads the header and compares it with the file's length
+            with safe_open(file, "pt"):  # compares the header with the file's length
                 pass
         except (SafetensorError, OSError) as error:
             raise InputError(f"{file}: is no whole safetensors file ({in_one_line(error)}); copy it again") from None
 
 
 def choose_max_length(requested: int | None, config: Any, tokenizer: Any, default: int = 512) -> int:
-    """--max_length, or the default within the limit of the position table and the tokenizer. Raises `InputError` for a length
-    beyond that."""
+    """--max_length, or else the default, limited by the position table and the tokenizer. Raises `InputError` for a requested
+    length above the limit."""
     positions = getattr(config, "max_position_embeddings", None)
     if positions is not None and config.model_type in OFFSET_POSITIONS:
         positions -= (config.pad_token_id or 0) + 1
-    # Relative positions are -1; tokenizers that know no limit say so with a number of 30 digits.
+    # Models with relative positions have -1, tokenizers without a limit a number of 30 digits.
     limit = min((n for n in (positions, tokenizer.model_max_length) if n is not None and 0 < n < 10**6), default=None)
     if requested is not None and limit is not None and requested > limit:
         raise InputError(f"--max_length {requested} is more than the model can read ({limit} tokens); give at most {limit}")
@@ -253,7 +256,7 @@ def choose_max_length(requested: int | None, config: Any, tokenizer: Any, defaul
 
 
 def take_vocabulary(config: Any, tokenizer: Any) -> None:
-    """Gives a configuration without weights the tokenizer's size and special ids; its own belong to another vocabulary."""
+    """Sets the tokenizer's vocabulary size and special ids on a configuration, for a model with random weights."""
     config.vocab_size = len(tokenizer)
     for name in ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"):
         if getattr(config, name, None) is not None:
@@ -261,7 +264,7 @@ def take_vocabulary(config: Any, tokenizer: Any) -> None:
 
 
 def drop_pooler(encoder: Any) -> None:
-    """Removes a pooler that nothing reads: it would have no gradient, which DDP takes for an error."""
+    """Removes an unused pooler: DDP fails for parameters without a gradient."""
     if getattr(encoder, "pooler", None) is not None:
         encoder.pooler = None
         if hasattr(encoder, "activation"):  # BigBird keeps the pooler's activation beside it
@@ -269,7 +272,7 @@ def drop_pooler(encoder: Any) -> None:
 
 
 def check_vocabulary(model: Any, tokenizer: Any, what: str = "model") -> None:
-    """Raises `InputError` if a token id has no embedding: on a GPU that would be an assertion without a name."""
+    """Raises `InputError` if a token id has no embedding. On a GPU that would be an obscure device assertion."""
     rows = model.get_input_embeddings().weight.shape[0]
     highest = max(tokenizer.get_vocab().values())
     if highest >= rows:
@@ -280,16 +283,16 @@ def check_vocabulary(model: Any, tokenizer: Any, what: str = "model") -> None:
 
 
 def explain_failed_load(what: str, name: str, error: Exception) -> str:
-    """One message for whatever transformers raised on loading."""
+    """The message for an exception of transformers while loading. `what`: "model", "tokenizer", ..."""
     path = Path(name).expanduser()
-    near, reason = _nearest(path), in_one_line(error)
+    hint, reason = _similar_folder(path), in_one_line(error)
     if not path.exists():
         if name.startswith((".", "/", "~")) or name.count("/") > 1:
             return (
-                f"{what} {name}: this folder does not exist{near}; a model of the hub is named like google/bigbird-roberta-base"
+                f"{what} {name}: this folder does not exist{hint}; a model of the hub is named like google/bigbird-roberta-base"
             )
         return (
-            f"{what} {name}: is no folder here{near}, and could not be had from the hub either ({reason}); check the "
+            f"{what} {name}: is no folder here{hint}, and could not be had from the hub either ({reason}); check the "
             "spelling, or give the path of a local folder"
         )
     if type(error).__name__ == "UnpicklingError":
@@ -298,12 +301,12 @@ def explain_failed_load(what: str, name: str, error: Exception) -> str:
             "safetensors, or copy them again"
         )
     elif "trust_remote_code" in str(error):
-        reason = "it comes with Python code of its own, which runs with --trust_remote_code only; read the code first"
+        reason = "it has Python code of its own, which runs with --trust_remote_code only; read the code first"
     return f"{what} {name}: {reason}{f' (the folder holds: {files_in(path)})' if path.is_dir() else ''}"
 
 
-def _nearest(path: Path) -> str:
-    """A folder that was probably meant, in words."""
+def _similar_folder(path: Path) -> str:
+    """A suggestion for a missing folder, or ""."""
     if path.exists() or not path.parent.is_dir() or not path.name:
         return ""
     near = difflib.get_close_matches(path.name, [p.name for p in path.parent.iterdir() if p.is_dir()], 1)
@@ -315,6 +318,5 @@ def files_in(folder: Path) -> str:
 
 
 def in_one_line(error: Exception) -> str:
-    """An exception in one line."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__

@@ -16,14 +16,14 @@ FILE = "preprocessor_config.json"
 
 
 def load_processor(arguments: Any, config: Any, image_size: int | None) -> Any:
-    """The model's own image processor; with --from_scratch and none there, its kind's usual one. `image_size`: another size
-    than it states, for models that see any. Raises `InputError` where it cannot be loaded or the model sees one size only."""
-    logging.set_verbosity_error()  # each process would report that torchvision is not installed, which nothing needs
+    """The model's image processor; with --from_scratch and a folder without one, the default of the model type. `image_size`:
+    overrides its size, for models without a fixed one. Raises `InputError` if it cannot be loaded or the size is fixed."""
+    logging.set_verbosity_error()  # each process would warn that torchvision is not installed
     name = arguments.config_name if arguments.from_scratch and arguments.config_name else arguments.model_name_or_path
     folder = Path(name)
     local = folder.exists()
     if arguments.from_scratch and local and not (folder.is_dir() and (folder / FILE).is_file()):
-        processor = _usual(name, config)
+        processor = _default_processor(name, config)
     else:
         try:
             processor = AutoImageProcessor.from_pretrained(name, backend="pil", **arguments.hub_options(name))
@@ -31,13 +31,13 @@ def load_processor(arguments: Any, config: Any, image_size: int | None) -> Any:
             raise InputError(explain_failed_load("image processor", name, error)) from error
     own = getattr(config, "image_size", None)
     if image_size is not None and own not in (None, image_size, [image_size] * 2):
-        raise InputError(f"--image_size {image_size}: {name} sees pictures of {own} pixels only; leave it out")
+        raise InputError(f"--image_size {image_size}: {name} takes pictures of {own} pixels only; leave it out")
     if image_size is not None:
         _set_size(processor, image_size)
     return processor
 
 
-def _usual(name: str, config: Any) -> Any:
+def _default_processor(name: str, config: Any) -> Any:
     try:
         processor = IMAGE_PROCESSOR_MAPPING[type(config)]["pil"]()
     except KeyError:
@@ -48,7 +48,7 @@ def _usual(name: str, config: Any) -> Any:
 
 
 def _set_size(processor: Any, size: int) -> None:
-    """Has a processor give pictures of size x size."""
+    """Sets the output size to size x size pixels."""
     processor.size = {"shortest_edge": size} if "shortest_edge" in processor.size else {"height": size, "width": size}
     if getattr(processor, "do_center_crop", False):
         processor.crop_size = {"height": size, "width": size}

@@ -1,8 +1,8 @@
-"""Frozen linear layers in 4 or 8 bits, by bitsandbytes: QLoRA (Dettmers et al., arXiv:2305.14314) and LLM.int8() (Dettmers et
+"""Frozen 4-bit and 8-bit linear layers by bitsandbytes: QLoRA (Dettmers et al., arXiv:2305.14314) and LLM.int8() (Dettmers et
 al., arXiv:2208.07339).
 
-A layer holds fp32 weights until it is moved to its device, where they are rounded. A state dict leaves them out: like those of
-every frozen layer they come from the base model.
+A layer holds fp32 weights until it is moved to its device, where they are quantized. State dicts omit them, like all frozen
+weights: they come from the base model.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import nn
 
 
 class Linear4bit(bitsandbytes.nn.Linear4bit):
-    """NF4 in blocks of 64 weights; the scales of the blocks take 8 bits, in blocks of 256."""
+    """NF4 in blocks of 64 weights, with double quantization: 8-bit scales in blocks of 256."""
 
     bytes_per_element = 1 / 2 + 1 / 64 + 4 / (64 * 256)
 
@@ -24,10 +24,10 @@ class Linear4bit(bitsandbytes.nn.Linear4bit):
         super().__init__(layer.in_features, layer.out_features, layer.bias is not None, quant_type="nf4", device="meta")
         self.weight = bitsandbytes.nn.Params4bit(layer.weight.data, quant_type="nf4", module=self)
         self.bias = layer.bias
-        self.support_avx512bf16_for_cpu = False  # an evaluation would repack the weights, and compute in bf16
+        self.support_avx512bf16_for_cpu = False  # else an evaluation repacks the weights and computes in bf16
 
-    def values(self) -> torch.Tensor:
-        """(outputs, inputs) float32: the weights that it computes with."""
+    def dequantized(self) -> torch.Tensor:
+        """(outputs, inputs) float32 weights after quantization."""
         return bitsandbytes.functional.dequantize_4bit(self.weight.data, self.weight.quant_state).float()
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
@@ -35,7 +35,7 @@ class Linear4bit(bitsandbytes.nn.Linear4bit):
 
 
 class Linear8bit(bitsandbytes.nn.Linear8bitLt):
-    """int8 with a scale for each row. Inputs are rounded to int8, too, but for columns with values above 6."""
+    """int8 with a scale per row. Inputs are rounded to int8, too, except columns with values above 6."""
 
     bytes_per_element = 1.0
 
@@ -45,9 +45,9 @@ class Linear8bit(bitsandbytes.nn.Linear8bitLt):
         self.weight = bitsandbytes.nn.Int8Params(layer.weight.data, requires_grad=False)
         self.bias = layer.bias
 
-    def values(self) -> torch.Tensor:
-        """(outputs, inputs) float32: the weights that it computes with."""
-        scales = self.state.SCB if self.weight.SCB is None else self.weight.SCB  # the first pass moves them
+    def dequantized(self) -> torch.Tensor:
+        """(outputs, inputs) float32 weights after quantization."""
+        scales = self.state.SCB if self.weight.SCB is None else self.weight.SCB  # the first forward pass moves them
         return bitsandbytes.functional.int8_vectorwise_dequant(self.weight.data, scales).float()
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
@@ -57,29 +57,29 @@ class Linear8bit(bitsandbytes.nn.Linear8bitLt):
 KINDS = {4: Linear4bit, 8: Linear8bit}
 
 
-def quantize(model: nn.Module, bits: int, whole: list[str]) -> None:
-    """Replaces a model's linear layers, in place, but those in `whole` and those that share their weights with embeddings."""
-    for name, layer in list(_layers(model, whole)):
+def quantize(model: nn.Module, bits: int, skip: list[str]) -> None:
+    """Replaces a model's linear layers in place, except those in `skip` and those that share their weights with embeddings."""
+    for name, layer in list(_layers(model, skip)):
         model.set_submodule(name, KINDS[bits](layer))
-    model.is_loaded_in_4bit, model.is_loaded_in_8bit = bits == 4, bits == 8  # peft looks for them
+    model.is_loaded_in_4bit, model.is_loaded_in_8bit = bits == 4, bits == 8  # peft reads them
 
 
-def round_weights(model: nn.Module, bits: int, whole: list[str]) -> None:
-    """Gives the layers that `quantize` would replace, in place, the weights that they would compute with, in fp32."""
-    for _, layer in _layers(model, whole):
-        layer.weight.data = KINDS[bits](layer).to("cpu").values()
+def round_weights(model: nn.Module, bits: int, skip: list[str]) -> None:
+    """Rounds in place the weights of the layers that `quantize` would replace; the layers stay fp32."""
+    for _, layer in _layers(model, skip):
+        layer.weight.data = KINDS[bits](layer).to("cpu").dequantized()
 
 
-def values_of(model: nn.Module) -> dict[str, torch.Tensor]:
+def dequantized_weights(model: nn.Module) -> dict[str, torch.Tensor]:
     """The fp32 weights of a model's quantized layers by name, on the CPU."""
     kinds = tuple(KINDS.values())
-    return {f"{name}.weight": m.values().cpu() for name, m in model.named_modules() if isinstance(m, kinds)}
+    return {f"{name}.weight": m.dequantized().cpu() for name, m in model.named_modules() if isinstance(m, kinds)}
 
 
-def _layers(model: nn.Module, whole: list[str]) -> Iterator[tuple[str, nn.Linear]]:
-    embedded = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+def _layers(model: nn.Module, skip: list[str]) -> Iterator[tuple[str, nn.Linear]]:
+    tied = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     for name, layer in model.named_modules():
-        if type(layer) is nn.Linear and name not in whole and id(layer.weight) not in embedded:
+        if type(layer) is nn.Linear and name not in skip and id(layer.weight) not in tied:
             yield name, layer
 
 

@@ -22,19 +22,19 @@ from finetune.reading.json_files import read_object
 MODEL_TYPE = "small_cnn"
 CHANNELS = (16, 32, 64, 128)
 GRID, HIDDEN = 4, (1024, 128)
-LEAST_SIZE = 16  # what two max-pools leave of it is one pixel
+LEAST_SIZE = 16  # one pixel is left after the convolutions and max-pools
 
 
 @dataclass(frozen=True)
 class SmallCNNConfig:
-    """What best/config.json holds. `image_size`: (height, width); `id2label`: class names by number."""
+    """The content of best/config.json. `image_size`: (height, width); `id2label`: class names by number."""
 
     num_channels: int
     image_size: tuple[int, int]
     id2label: dict[int, str]
     image_mean: float = 0.5
     image_std: float = 0.5
-    label_smoothing_factor: float = 0.0  # of the loss it was trained with
+    label_smoothing_factor: float = 0.0  # of the training loss
     model_type: str = MODEL_TYPE
 
     @property
@@ -44,8 +44,8 @@ class SmallCNNConfig:
 
 class SmallCNN(nn.Sequential):
     """Four 3x3 convolutions without padding, each with batch norm and ReLU, a max-pool after the second and the fourth, and
-    three linear layers. The convolutions have no bias: batch norm would take it away, and its gradient would be rounding. 28x28
-    pixels are 4x4 before the first linear layer; other sizes are averaged to that."""
+    three linear layers. The convolutions have no bias, since batch norm would cancel it. Pictures of 28x28 pixels become 4x4
+    before the first linear layer; other sizes are average-pooled to 4x4."""
 
     def __init__(self, config: SmallCNNConfig) -> None:
         layers: list[nn.Module] = []
@@ -64,7 +64,7 @@ class SmallCNN(nn.Sequential):
 
     def forward(self, pixel_values: torch.Tensor) -> ImageClassifierOutput:
         """`pixel_values`: (b, channels, height, width), values v of 0..255 as (v / 255 - image_mean) / image_std."""
-        # With the channels last in memory a CPU takes a fifth less time for a step, and GPUs have their fastest convolutions.
+        # The channels_last format saves a fifth of a step on a CPU and enables the fastest convolutions on a GPU.
         hidden = self[0](pixel_values).contiguous(memory_format=torch.channels_last)
         for layer in islice(self, 1, None):
             hidden = layer(hidden)
@@ -72,24 +72,24 @@ class SmallCNN(nn.Sequential):
 
 
 def read_config(folder: str | Path | None) -> SmallCNNConfig | None:
-    """The configuration of an exported model; None for a folder that holds another model, or for a name of the hub. Raises
-    `InputError` for one that lacks something."""
+    """The configuration of an exported SmallCNN; None for a folder of another model or a hub id. Raises `InputError` for a
+    damaged configuration."""
     file = Path(folder or "") / "config.json"
     if folder is None or not file.is_file():
         return None
     try:
-        stated = read_object(file)
+        config = read_object(file)
     except InputError:
-        return None  # the reader of transformers' configurations says what is wrong with it
-    if stated.get("model_type") != MODEL_TYPE:
+        return None  # `pretrained.load_config` reports the problem
+    if config.get("model_type") != MODEL_TYPE:
         return None
     try:
-        height, width = map(int, stated["image_size"])
-        labels = {int(number): str(label) for number, label in stated["id2label"].items()}
+        height, width = map(int, config["image_size"])
+        labels = {int(number): str(label) for number, label in config["id2label"].items()}
         if sorted(labels) != list(range(len(labels))) or len(labels) < 2:
             raise ValueError("id2label does not number two or more classes from 0")
-        channels, mean, std = stated["num_channels"], float(stated["image_mean"]), float(stated["image_std"])
-        smoothing = float(stated.get("label_smoothing_factor", 0.0))
+        channels, mean, std = config["num_channels"], float(config["image_mean"]), float(config["image_std"])
+        smoothing = float(config.get("label_smoothing_factor", 0.0))
         if channels not in (1, 3) or min(height, width) < LEAST_SIZE or not std > 0:
             raise ValueError(f"num_channels is 1 or 3, image_size at least {LEAST_SIZE}, image_std above 0")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -100,7 +100,7 @@ def read_config(folder: str | Path | None) -> SmallCNNConfig | None:
 
 
 def load_small_cnn(folder: str | Path, config: SmallCNNConfig) -> SmallCNN:
-    """An exported model. Raises `InputError` for weights that are missing or another model's."""
+    """An exported model. Raises `InputError` for missing weights and for those of another model."""
     file, model = Path(folder) / "model.safetensors", SmallCNN(config)
     try:
         model.load_state_dict(load_file(file))

@@ -1,4 +1,4 @@
-"""Batch norm over the rows of all processes, and of a single value."""
+"""Batch norm over the rows of all processes, and over a single value per channel."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ def has_batch_norm(model: nn.Module) -> bool:
 
 
 def allow_single_values(model: nn.Module) -> nn.Module:
-    """The model with batch norms that take a single value of each channel. Names of parameters and buffers stay."""
+    """Replaces batch norms by `BatchNorm` in place. Names of parameters and buffers stay."""
     for module in model.modules():
         if isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm):
-            module.__class__ = BatchNorm  # it has no state of its own
+            module.__class__ = BatchNorm  # has the same state
     return model
 
 
 def synchronise_batch_norm(model: nn.Module, on_gpu: bool) -> nn.Module:
-    """The model with its batch norms computed over all processes: torch's own on GPUs, the only place where it runs, and
-    `SyncBatchNormOnCpu` elsewhere. Names of parameters and buffers stay."""
+    """Replaces batch norms by `torch.nn.SyncBatchNorm`, or by `SyncBatchNormOnCpu` on a CPU, where torch's does not run. Names
+    of parameters and buffers stay."""
     if on_gpu:
         return nn.SyncBatchNorm.convert_sync_batchnorm(model)
     for module in model.modules():
         if isinstance(module, _BatchNorm):
-            module.__class__ = SyncBatchNormOnCpu  # it has no state of its own
+            module.__class__ = SyncBatchNormOnCpu  # has the same state
     return model
 
 
 class BatchNorm(_BatchNorm):
-    """A channel's single value has no variance, which torch refuses in training: it is normalised by the running statistics.
-    Networks that pool a whole picture meet that in a micro-batch of one row, such as the last one of an epoch."""
+    """Normalises a single value per channel by the running statistics. torch raises an error in training, since one value has
+    no variance. This happens in micro-batches of one row if a network pools the whole picture."""
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
         pass
@@ -47,17 +47,17 @@ class BatchNorm(_BatchNorm):
 
 
 class SyncBatchNormOnCpu(BatchNorm):
-    """What one process would compute on the rows of all together; the variance in a second pass, as E[x^2] - E[x]^2 cancels in
-    fp32. The placeholder of a process that has no row of a batch counts as a row."""
+    """Batch norm over the rows of all processes. The variance takes a second pass, since E[x^2] - E[x]^2 loses precision in
+    fp32. Placeholder rows count, too."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        # A dry run happens on one process alone, which must not wait for the others.
+        # Only one process makes a dry run (FakeTensor); it must not wait for the others.
         alone = not dist.is_initialized() or dist.get_world_size() == 1 or isinstance(input, FakeTensor)
         if not self.training or alone:
             return super().forward(input)
         axes = [axis for axis in range(input.dim()) if axis != 1]
         shape = [1, -1] + [1] * (input.dim() - 2)
-        values = input.float()  # sums in half precision would lose most of it
+        values = input.float()  # for precise sums
         own = torch.cat([values.sum(axes), values.new_tensor([values.numel() / values.shape[1]])])
         total = _SumOverProcesses.apply(own)
         count, mean = total[-1].detach(), total[:-1] / total[-1].detach()
@@ -65,9 +65,10 @@ class SyncBatchNormOnCpu(BatchNorm):
         variance = _SumOverProcesses.apply(centred.square().sum(axes)) / count
         if self.track_running_stats:
             self._track(mean.detach(), variance.detach() * count / (count - 1))
-        normal = centred * torch.rsqrt(variance + self.eps).view(shape)
-        found = normal * self.weight.view(shape) + self.bias.view(shape) if self.affine else normal
-        return found.to(input.dtype)
+        output = centred * torch.rsqrt(variance + self.eps).view(shape)
+        if self.affine:
+            output = output * self.weight.view(shape) + self.bias.view(shape)
+        return output.to(input.dtype)
 
     def _track(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
         self.num_batches_tracked += 1
@@ -77,7 +78,8 @@ class SyncBatchNormOnCpu(BatchNorm):
 
 
 class _SumOverProcesses(torch.autograd.Function):
-    """The sum of a tensor over processes. Every process's loss depends on it, so its gradient is summed over them, too."""
+    """Differentiable all-reduce (sum). The gradient is summed over processes, too, since every process's loss depends on the
+    sum."""
 
     @staticmethod
     def forward(ctx, tensor: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Requests that arrive together are predicted together."""
+"""Dynamic batching: requests that wait at the same time are predicted in one batch."""
 
 from __future__ import annotations
 
@@ -10,53 +10,54 @@ from typing import Any, NamedTuple
 from finetune.errors import InputError
 
 
-class Waiting(NamedTuple):
-    """An item and who waits for its answer."""
+class QueuedItem(NamedTuple):
+    """An item with the future of its result."""
 
     item: Any
-    answer: asyncio.Future
+    future: asyncio.Future
 
 
-class Batches:
-    """A bounded queue and the one thread that the model computes in.
+class BatchQueue:
+    """A bounded queue and one thread that runs the model.
 
-    While it computes, items wait; then up to `max_batch` of them are taken at once. `max_wait`: seconds for which a batch that
-    is not full waits for more.
+    When the thread is free it takes up to `max_batch` queued items. `max_wait`: seconds that an incomplete batch waits for more
+    items.
     """
 
     def __init__(self, predict: Callable[[list], Sequence], max_batch: int, max_wait: float, queue_size: int) -> None:
-        """`predict`: items -> an answer for each; raises for all of them if one is wrong."""
+        """`predict`: items -> a result for each; raises if one of them is wrong."""
         self._predict, self._max_batch, self._max_wait = predict, max_batch, max_wait
-        self._queue: asyncio.Queue[Waiting] = asyncio.Queue(queue_size)
+        self._queue: asyncio.Queue[QueuedItem] = asyncio.Queue(queue_size)
 
     def __len__(self) -> int:
-        """How many items wait."""
+        """The number of waiting items."""
         return self._queue.qsize()
 
     def submit(self, items: Sequence[Any]) -> list[asyncio.Future]:
-        """The future answers of all of them. Raises `asyncio.QueueFull` if there is no room for all."""
+        """Queues the items and returns the futures of their results. Raises `asyncio.QueueFull` without room for all."""
         if len(self) + len(items) > self._queue.maxsize:
             raise asyncio.QueueFull
-        waiting = [Waiting(item, asyncio.get_running_loop().create_future()) for item in items]
-        for each in waiting:
-            self._queue.put_nowait(each)
-        return [each.answer for each in waiting]
+        futures = [asyncio.get_running_loop().create_future() for _ in items]
+        for item, future in zip(items, futures, strict=True):
+            self._queue.put_nowait(QueuedItem(item, future))
+        return futures
 
     async def run(self) -> None:
-        """Answers until it is cancelled."""
+        """Processes batches until it is cancelled."""
         with ThreadPoolExecutor(1, "model") as thread:
             while True:
-                batch = await self._next()
-                answers = await asyncio.get_running_loop().run_in_executor(thread, self._answers, [each.item for each in batch])
-                for each, answer in zip(batch, answers, strict=True):
-                    if each.answer.cancelled():
-                        continue  # who asked has gone
-                    if isinstance(answer, Exception):
-                        each.answer.set_exception(answer)
+                batch = await self._next_batch()
+                items = [queued.item for queued in batch]
+                results = await asyncio.get_running_loop().run_in_executor(thread, self._results, items)
+                for queued, result in zip(batch, results, strict=True):
+                    if queued.future.cancelled():
+                        continue  # the client has disconnected
+                    if isinstance(result, Exception):
+                        queued.future.set_exception(result)
                     else:
-                        each.answer.set_result(answer)
+                        queued.future.set_result(result)
 
-    async def _next(self) -> list[Waiting]:
+    async def _next_batch(self) -> list[QueuedItem]:
         batch = [await self._queue.get()]
         try:
             async with asyncio.timeout(self._max_wait):
@@ -66,11 +67,12 @@ class Batches:
             pass
         return batch
 
-    def _answers(self, items: list[Any]) -> list[Any]:
-        """An answer or an exception for each: what is wrong with one item is no other's fault."""
+    def _results(self, items: list[Any]) -> list[Any]:
+        """A result or an exception for each item. The items of a failing batch are predicted one by one, so that one bad item
+        does not fail the others."""
         try:
             return list(self._predict(items))
         except Exception as error:
             if len(items) > 1:
-                return [self._answers([item])[0] for item in items]
+                return [self._results([item])[0] for item in items]
             return [error if isinstance(error, InputError) else RuntimeError(f"{type(error).__name__}: {error}")]

@@ -1,4 +1,4 @@
-"""A model that stays in memory and predicts what no file holds: what predict.py does with --text, and serve.py."""
+"""A model that stays in memory and predicts without files, for predict.py --text and serve.py."""
 
 from __future__ import annotations
 
@@ -23,57 +23,57 @@ HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class Predictor:
-    """Texts, or pictures as bytes -> the lines that the task writes to predictions.jsonl, without ids."""
+    """Texts, or pictures as bytes -> the task's lines of predictions.jsonl, without ids."""
 
     def __init__(self, task: Task) -> None:
         """Raises `InputError` for a model that the task cannot load."""
         arguments, launch = task.arguments, describe_launch(task.arguments)
         if launch.world_size > 1:
-            raise InputError(f"{launch.world_size} processes were launched; start this by python: it is one process")
+            raise InputError(f"{launch.world_size} processes were launched, but this needs one; start it with python")
         quiet_libraries(launch)
         self.task = task
-        task.load(launch, Modes(False, False, False))  # reads no rows, but all that belongs to the model
+        task.load(launch, Modes(False, False, False))  # reads no rows, only configuration and tokenizer
         self.device, self.half = torch.device(launch.device_type), HALF.get(launch.precision)
         garbage_collection.settle()
         self.model = task.load_exported(arguments.model_name_or_path).to(self.device).eval()
         self.batch = evaluation_batch(arguments, task.evaluates_by_tokens and self.device.type == "cpu")
 
     def __call__(self, items: Sequence[Any]) -> list[dict[str, Any]]:
-        """One line for each. Raises `InputError` for what is wrong with an item."""
+        """One line per item. Raises `InputError` for a bad item."""
         split = self.task.rows_in_memory(items)
         return list(self.task.prediction_lines(self._predict(split), split))
 
     def explain(self, item: Any, line: dict[str, Any]) -> dict[str, Any]:
-        """What belongs to an item's line on a page (`Task.explain`)."""
+        """`Task.explain` with the loaded model."""
         return self.task.explain(self.model, item, line)
 
     @torch.no_grad()
     def _predict(self, split: Split) -> Predictions:
-        """As `training.evaluation.predict`, in one process that needs no Accelerator."""
+        """As `training.evaluation.predict`, in one process without an Accelerator."""
         rows: list[torch.Tensor] = []
-        arrays: list[dict[str, torch.Tensor]] = []
+        outputs: list[dict[str, torch.Tensor]] = []
         for batch in EvalRows(split, *self.batch).batches(1, 0):
             with torch.autocast(self.device.type, self.half, enabled=self.half is not None), row_lengths(batch.lengths):
-                found = self.task.predict(self.model, batch.to(self.device))
+                output = self.task.predict(self.model, batch.to(self.device))
             rows.append(batch.rows[batch.is_real])
-            arrays.append({name: tensor.cpu()[batch.is_real] for name, tensor in found.items()})
+            outputs.append({name: tensor.cpu()[batch.is_real] for name, tensor in output.items()})
         order = torch.cat(rows).numpy().argsort()
         if not np.array_equal(torch.cat(rows).numpy()[order], np.arange(len(split))):
             raise TrainingError("prediction did not see each row once; please report this")
-        return {name: torch.cat([each[name] for each in arrays]).numpy()[order] for name in arrays[0]}
+        return {name: torch.cat([output[name] for output in outputs]).numpy()[order] for name in outputs[0]}
 
 
 def load_predictor(name: str, model: str, output_dir: str, argv: Sequence[str]) -> Predictor:
-    """The predictor of the task `name`, whose script is beside the one that runs. `output_dir`: for files that lines name, such
-    as masks; `argv`: arguments of the task. Raises `InputError`."""
+    """The predictor of the task script app/`name`.py. `output_dir`: for predicted files, such as masks; `argv`: arguments of
+    the task. Raises `InputError`."""
     script = importlib.import_module(name)
-    classes = [each for each in vars(script).values() if isinstance(each, type) and each.__module__ == name]
-    task = next(each for each in classes if issubclass(each, Task))
+    classes = [value for value in vars(script).values() if isinstance(value, type) and value.__module__ == name]
+    task = next(cls for cls in classes if issubclass(cls, Task))
     if task.takes is None:
         raise InputError(
-            f"{model}: a model of {name} predicts files only: python app/predict.py {model} FILE --output_dir FOLDER"
+            f"{model}: a model of {name} predicts files only; use python app/predict.py {model} FILE --output_dir FOLDER"
         )
-    own = ["--do_predict", "--report_to", "none", "--model_name_or_path", model, "--output_dir", output_dir]
-    arguments = parse(script.Arguments, [*own, *argv])
+    fixed = ["--do_predict", "--report_to", "none", "--model_name_or_path", model, "--output_dir", output_dir]
+    arguments = parse(script.Arguments, [*fixed, *argv])
     validate(arguments)
     return Predictor(task(arguments))

@@ -1,4 +1,4 @@
-"""The HTTP side: what is asked for, what is answered, and what is refused."""
+"""The HTTP server: routes, parsing of requests, and errors."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from typing import Any, NamedTuple
 from aiohttp import web
 
 from finetune.errors import InputError
-from finetune.serving.batching import Batches
+from finetune.serving.batching import BatchQueue
 from finetune.serving.predictor import Predictor
 
 PAGE = Path(__file__).with_name("page.html")
-FINISHES_WITHIN = 60  # seconds that requests get when the server is to stop
+SHUTDOWN_SECONDS = 60  # in which open requests are answered
 EXPECTED = {
-    "texts": 'a JSON object with "text", a text, or "texts", a list of them; and "explain": true for what words contributed',
+    "texts": 'a JSON object with "text", a text, or "texts", a list of them, and optionally "explain": true',
     "pictures": "the bytes of a picture file as the body",
 }
 
 
-class Asked(NamedTuple):
-    """One text, or one picture's bytes. `explain`: whether more than the prediction is asked for."""
+class Request(NamedTuple):
+    """A text or the bytes of a picture. `explain`: whether the answer includes `Predictor.explain`."""
 
     item: Any
     explain: bool
 
 
 class Limits(NamedTuple):
-    """`megabytes`: of a request's body."""
+    """`max_wait`: in seconds. `megabytes`: maximum size of a request body."""
 
     max_batch: int
     max_wait: float
@@ -43,12 +43,12 @@ class Limits(NamedTuple):
 
 
 class Server:
-    """Answers with a predictor's lines. `folder`: where files lie that lines name; `about`: what /health says of the model."""
+    """Serves a predictor. `folder`: of predicted files, such as masks; `model_info`: facts about the model for /health."""
 
-    def __init__(self, predictor: Predictor, folder: Path, about: dict[str, Any], limits: Limits) -> None:
-        self._predictor, self._folder, self._about, self._limits = predictor, folder, about, limits
+    def __init__(self, predictor: Predictor, folder: Path, model_info: dict[str, Any], limits: Limits) -> None:
+        self._predictor, self._folder, self._model_info, self._limits = predictor, folder, model_info, limits
         self._takes = predictor.task.takes
-        self._batches = Batches(self._predict, limits.max_batch, limits.max_wait, limits.queue_size)
+        self._queue = BatchQueue(self._predict, limits.max_batch, limits.max_wait, limits.queue_size)
 
     def application(self) -> web.Application:
         app = web.Application(client_max_size=int(self._limits.megabytes * 2**20), middlewares=[self._as_json])
@@ -57,15 +57,15 @@ class Server:
             web.get("/health", self._health),
             web.post("/predict", self._answer),
         ])  # fmt: skip
-        app.cleanup_ctx.append(self._with_model)  # ends after the last request is answered
+        app.cleanup_ctx.append(self._run_queue)  # ends after the last request is answered
         return app
 
-    def serve(self, place: socket.socket) -> None:
-        """Until SIGTERM or SIGINT comes; requests that are there by then are answered."""
-        web.run_app(self.application(), sock=place, print=None, access_log=None, shutdown_timeout=FINISHES_WITHIN)
+    def serve(self, sock: socket.socket) -> None:
+        """Serves until SIGTERM or SIGINT, then answers the open requests."""
+        web.run_app(self.application(), sock=sock, print=None, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
 
-    async def _with_model(self, _app: web.Application) -> AsyncIterator[None]:
-        running = asyncio.create_task(self._batches.run())
+    async def _run_queue(self, _app: web.Application) -> AsyncIterator[None]:
+        running = asyncio.create_task(self._queue.run())
         yield
         running.cancel()
         with suppress(asyncio.CancelledError):
@@ -75,15 +75,15 @@ class Server:
 
     @web.middleware
     async def _as_json(self, request: web.Request, handler: Any) -> web.StreamResponse:
-        """Errors as JSON, each with what to do."""
+        """Turns exceptions into JSON errors."""
         try:
             return await handler(request)
         except web.HTTPRequestEntityTooLarge:
-            return _error(413, f"the request has more than {self._limits.megabytes:g} MB; send less, or start the server with "
-                          "a larger --max_megabytes")  # fmt: skip
+            limit = f"{self._limits.megabytes:g} MB"
+            return _error(413, f"the request has more than {limit}; send less, or start with a larger --max_megabytes")
         except web.HTTPException as error:
-            return _error(error.status, f"{request.method} {request.path}: {error.reason}; there are GET /, GET /health and "
-                          "POST /predict")  # fmt: skip
+            routes = "GET /, GET /health and POST /predict"
+            return _error(error.status, f"{request.method} {request.path}: {error.reason}; there are {routes}")
         except InputError as error:
             return _error(400, "; ".join(error.problems))
         except Exception as error:
@@ -94,35 +94,35 @@ class Server:
         return web.Response(text=PAGE.read_text(encoding="utf-8"), content_type="text/html")
 
     async def _health(self, _request: web.Request) -> web.Response:
-        return _json({"status": "ok", "waiting": len(self._batches), "takes": self._takes, **self._about})
+        return _json({"status": "ok", "waiting": len(self._queue), "takes": self._takes, **self._model_info})
 
     async def _answer(self, request: web.Request) -> web.Response:
         body = await request.read()
-        asked = _texts(body) if self._takes == "texts" else [_picture(body)]
-        if len(asked) > self._limits.queue_size:
-            return _error(413, f"{len(asked)} texts in one request; send at most {self._limits.queue_size} (--queue_size)")
+        requests = _parse_texts(body) if self._takes == "texts" else [_parse_picture(body)]
+        if len(requests) > self._limits.queue_size:
+            return _error(413, f"{len(requests)} texts in one request; send at most {self._limits.queue_size} (--queue_size)")
         try:
-            answers = self._batches.submit(asked)
+            futures = self._queue.submit(requests)
         except asyncio.QueueFull:
-            found = f"{len(self._batches)} others wait, more than {self._limits.queue_size} may; try again in a moment"
-            return _error(503, found, headers={"Retry-After": "1"})
-        found = await asyncio.gather(*answers, return_exceptions=True)
-        for number, each in enumerate(found):
-            if isinstance(each, InputError):
-                raise InputError(f"number {number}: {'; '.join(each.problems)}") if len(found) > 1 else each
-            if isinstance(each, BaseException):
-                raise each
-        return _json({"predictions": found})
+            message = f"{len(self._queue)} of {self._limits.queue_size} places in the queue are taken; try again in a moment"
+            return _error(503, message, headers={"Retry-After": "1"})
+        results = await asyncio.gather(*futures, return_exceptions=True)
+        for number, result in enumerate(results):
+            if isinstance(result, InputError):
+                raise InputError(f"number {number}: {'; '.join(result.problems)}") if len(results) > 1 else result
+            if isinstance(result, BaseException):
+                raise result
+        return _json({"predictions": results})
 
     # In the model's thread
 
-    def _predict(self, asked: list[Asked]) -> list[dict[str, Any]]:
-        lines = self._predictor([each.item for each in asked])
-        return [self._complete(*each, line) for each, line in zip(asked, lines, strict=True)]
+    def _predict(self, requests: list[Request]) -> list[dict[str, Any]]:
+        lines = self._predictor([request.item for request in requests])
+        return [self._complete(*request, line) for request, line in zip(requests, lines, strict=True)]
 
     def _complete(self, item: Any, explain: bool, line: dict[str, Any]) -> dict[str, Any]:
-        """A line with the file that it names in place of the name, and with what explains it."""
-        line = {name: value for name, value in line.items() if name != "image"}  # it has no name here
+        """The line with the mask's content instead of its file name, and with the explanation."""
+        line = {name: value for name, value in line.items() if name != "image"}  # the picture has no file name
         if "mask" in line:
             file = self._folder / line["mask"]
             line["mask"] = f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}"
@@ -130,27 +130,27 @@ class Server:
         return line | (self._predictor.explain(item, line) if explain else {})
 
 
-def _texts(body: bytes) -> list[Asked]:
-    """Raises `InputError` for a body that is not what EXPECTED says."""
+def _parse_texts(body: bytes) -> list[Request]:
+    """Raises `InputError` for a body that does not match EXPECTED."""
     try:
-        found = json.loads(body)
+        content = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise InputError(f"the body is no JSON ({error}); expected {EXPECTED['texts']}") from None
     known = {"text", "texts", "explain"}
-    if not isinstance(found, dict) or not found.keys() <= known or ("text" in found) == ("texts" in found):
-        raise InputError(f"expected {EXPECTED['texts']}; found {str(found)[:60]}")
-    texts, explain = found["texts"] if "texts" in found else [found["text"]], found.get("explain", False)
+    if not isinstance(content, dict) or not content.keys() <= known or ("text" in content) == ("texts" in content):
+        raise InputError(f"expected {EXPECTED['texts']}; found {str(content)[:60]}")
+    texts, explain = content["texts"] if "texts" in content else [content["text"]], content.get("explain", False)
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
         raise InputError(f"expected {EXPECTED['texts']}; found {str(texts)[:60]}")
     if not isinstance(explain, bool):
         raise InputError(f'"explain" is {explain!r:.60}; expected true or false')
-    return [Asked(text, explain) for text in texts]
+    return [Request(text, explain) for text in texts]
 
 
-def _picture(body: bytes) -> Asked:
+def _parse_picture(body: bytes) -> Request:
     if not body:
         raise InputError(f"the body is empty; expected {EXPECTED['pictures']}")
-    return Asked(body, False)
+    return Request(body, False)
 
 
 def _json(content: Any) -> web.Response:

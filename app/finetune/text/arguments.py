@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from finetune.arguments import groups
 from finetune.arguments.parsing import SpaceSeparated, option
 
-# Settings of --loss, and the loss that each belongs to.
+# Arguments that configure a loss -> the value of --loss that uses them.
 LOSS_SETTINGS = {
     **dict.fromkeys(("focal_gamma", "focal_alpha"), "focal"),
     **dict.fromkeys(("asl_gamma_neg", "asl_gamma_pos", "asl_margin"), "asymmetric"),
@@ -21,43 +21,41 @@ class TokenBatchArguments(groups.BatchArguments):
 
     max_tokens_per_micro_batch: int | None = option(
         at_least=1,
-        help="most tokens per process in one micro-batch, padding included, instead of a number of samples "
-        "(default: 2048 on a CPU, as many as the samples have elsewhere)",
+        help="maximum number of tokens per process in a micro-batch, padding included, instead of a number of samples "
+        "(default: 2048 on a CPU, no limit on a GPU)",
     )
     max_tokens_per_eval_batch: int | None = option(
         at_least=1,
-        help="most tokens per process in one evaluation batch, padding included, instead of a number of samples "
+        help="maximum number of tokens per process in an evaluation batch, padding included, instead of a number of samples "
         "(default: 2048 for classification on a CPU)",
     )
-    length_grouping: bool = option(True, help="batch rows of similar length together, so that little is padded")
+    length_grouping: bool = option(True, help="batch rows of similar length together, to reduce padding")
     padding_free: str = option(
         "auto",
         choices=("auto", "on", "off"),
-        help="compute on the tokens of a batch without its padding; for BERT, RoBERTa, XLM-R, CamemBERT, ELECTRA, DistilBERT "
-        "(auto: on a GPU, where the model can)",
+        help="compute without padding tokens; for BERT, RoBERTa, XLM-R, CamemBERT, ELECTRA, DistilBERT "
+        "(auto: on a GPU, if the model supports it)",
     )
 
     def problems(self) -> list[str]:
-        found = []
+        problems = []
         if self.max_tokens_per_eval_batch and self.per_device_eval_batch_size:
-            found.append("--max_tokens_per_eval_batch and --per_device_eval_batch_size are both given; keep one")
+            problems.append("--max_tokens_per_eval_batch and --per_device_eval_batch_size are both given; keep one")
         for name in ("per_device_train_batch_size", "gradient_accumulation_steps"):
             if self.max_tokens_per_micro_batch and getattr(self, name) is not None:
-                found.append(f"--max_tokens_per_micro_batch and --{name} are both given; keep one")
-        return found
+                problems.append(f"--max_tokens_per_micro_batch and --{name} are both given; keep one")
+        return problems
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamingArguments:
-    """Data that do not fit on the disk"""
+    """Streaming"""
 
     streaming: bool = option(
-        False,
-        help="read the training rows in buffers, each shortly before it is trained on: for data that do not fit on the disk; "
-        "needs --max_steps",
+        False, help="read the training rows in buffers during training, for data larger than the disk; needs --max_steps"
     )
     streaming_buffer_rows: int | None = option(
-        at_least=1, help="streaming: rows that are kept on the disk and shuffled together, an epoch (default: 100000)"
+        at_least=1, help="streaming: rows per buffer; a buffer is shuffled as a whole and is one epoch (default: 100000)"
     )
 
     default_buffer_rows = 100_000
@@ -65,16 +63,16 @@ class StreamingArguments:
     def problems(self) -> list[str]:
         if not self.streaming:
             return ["--streaming_buffer_rows is given but --streaming is not"] if self.streaming_buffer_rows is not None else []
-        found = [] if self.modes.train else ["--streaming is for training, which is not requested"]
+        problems = [] if self.modes.train else ["--streaming is for training, which is not requested"]
         if self.max_steps is None:
-            found.append("--streaming needs --max_steps: how many rows there are is known once all of them were read")
+            problems.append("--streaming needs --max_steps: the number of rows is unknown")
         if self.modes.evaluate and self.validation_file is None and self.dataset_name is None:
-            found.append("--streaming needs --validation_file (or --do_eval false): it keeps no training rows for validation")
+            problems.append("--streaming needs --validation_file (or --do_eval false): it splits off no validation rows")
         if self.mixing_weights is not None:
-            found.append("--streaming and --mixing_weights are both given; a share of an epoch needs all rows of each file")
+            problems.append("--mixing_weights does not work with --streaming; leave one of them out")
         if self.max_train_samples is not None:
-            found.append("--streaming and --max_train_samples are both given; leave --streaming out, or end by --max_steps")
-        return found
+            problems.append("--streaming and --max_train_samples are both given; limit a streaming run by --max_steps")
+        return problems
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,47 +84,41 @@ class LossArguments:
         choices=("bce", "focal", "asymmetric", "distribution_balanced"),
         help="binary cross-entropy; or, for rare labels, the losses of arXiv:1708.02002, arXiv:2009.14119 and arXiv:2007.09654",
     )
-    focal_gamma: float = option(2.0, at_least=0, help="focal: how far labels that are easy to tell count less")
-    focal_alpha: float | None = option(
-        0.25, above=0, below=1, help="focal: weight of labels that a row has; none: all count alike"
-    )
-    asl_gamma_neg: float = option(4.0, at_least=0, help="asymmetric: as focal_gamma, for labels that a row does not have")
-    asl_gamma_pos: float = option(0.0, at_least=0, help="asymmetric: as focal_gamma, for labels that it has")
+    focal_gamma: float = option(2.0, at_least=0, help="focal: focusing parameter; larger values down-weight easy targets more")
+    focal_alpha: float | None = option(0.25, above=0, below=1, help="focal: weight of positive targets; none: no weighting")
+    asl_gamma_neg: float = option(4.0, at_least=0, help="asymmetric: focusing parameter of negative targets")
+    asl_gamma_pos: float = option(0.0, at_least=0, help="asymmetric: focusing parameter of positive targets")
     asl_margin: float = option(
-        0.05, at_least=0, below=1, help="asymmetric: labels that a row does not have count nothing below this probability"
+        0.05, at_least=0, below=1, help="asymmetric: negative targets below this probability have no loss"
     )
-    db_mu: float = option(0.2, at_least=0, at_most=1, help="distribution_balanced: the share of a label at half weight")
-    db_lambda: float = option(
-        2.0, above=0, help="distribution_balanced: how early labels that a row does not have stop counting"
-    )
-    db_kappa: float = option(0.05, at_least=0, help="distribution_balanced: how far logits are shifted by how rare a label is")
+    db_mu: float = option(0.2, at_least=0, at_most=1, help="distribution_balanced: label frequency ratio at half weight")
+    db_lambda: float = option(2.0, above=0, help="distribution_balanced: scale of the logits of negative targets")
+    db_kappa: float = option(0.05, at_least=0, help="distribution_balanced: shift of logits by class frequency")
     pos_weight: str = option("none", path=True, help="none, balanced (negatives / positives per label, capped) or a json FILE")
-    pos_weight_cap: float = option(20.0, at_least=1, help="the most that --pos_weight balanced gives a label")
+    pos_weight_cap: float = option(20.0, at_least=1, help="upper limit of --pos_weight balanced")
     sampling: str = option(
         "random",
         choices=("random", "class_balanced"),
-        help="random: every row once an epoch; class_balanced: rows of each label equally often, drawn with replacement",
+        help="random: every row once per epoch; class_balanced: draw a label, then a row with it, with replacement",
     )
 
     @property
     def loss_settings(self) -> dict[str, float | None]:
-        """The settings of --loss."""
         return {name: getattr(self, name) for name, loss in LOSS_SETTINGS.items() if loss == self.loss}
 
     def problems(self) -> list[str]:
-        defaults = {field.name: field.default for field in fields(self)}
-        given = [name for name in (*LOSS_SETTINGS, "pos_weight") if getattr(self, name) != defaults[name]]
-        found = [
-            f"--{name} is a setting of --loss {of}, which is {self.loss}"
-            for name, of in LOSS_SETTINGS.items()
-            if name in given and of != self.loss
+        changed = {field.name for field in fields(self) if getattr(self, field.name) != field.default}
+        problems = [
+            f"--{name} needs --loss {loss}, but --loss is {self.loss}"
+            for name, loss in LOSS_SETTINGS.items()
+            if name in changed and loss != self.loss
         ]
         if self.streaming and self.sampling == "class_balanced":
-            found.append("--streaming and --sampling class_balanced are both given; how rare a label is is known of all rows")
+            problems.append("--sampling class_balanced does not work with --streaming; leave one of them out")
         if self.loss != "bce":
-            own = [name for name in ("pos_weight", "label_smoothing_factor") if getattr(self, name) != defaults[name]]
-            found += [f"--{name} changes binary cross-entropy, but --loss is {self.loss}; keep one" for name in own]
-        return found
+            bce_only = [name for name in ("pos_weight", "label_smoothing_factor") if name in changed]
+            problems += [f"--{name} needs --loss bce, but --loss is {self.loss}; keep one" for name in bce_only]
+        return problems
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,42 +127,40 @@ class DecisionArguments:
 
     threshold: SpaceSeparated[str] | None = option(
         path=True,
-        help="thresholds by hand instead of tuned ones: 0.3, LABEL=0.3 or a json file, or several of these; later ones win",
+        help="fixed thresholds instead of tuned ones: 0.3, LABEL=0.3 or a json file, or several of these; later ones win",
     )
     threshold_objective: str = option(
         "f1",
         choices=("f1", "precision_at_recall", "recall_at_precision", "cost"),
-        help="what each label's threshold is tuned for on the validation rows; cost: fewest wrong decisions (--miss_cost)",
+        help="objective for tuning each label's threshold on the validation rows; cost: fewest wrong decisions (--miss_cost)",
     )
     threshold_target: float | None = option(
-        above=0, at_most=1, help="the recall of precision_at_recall, or the precision of recall_at_precision, to be reached"
+        above=0, at_most=1, help="minimum recall of precision_at_recall, or minimum precision of recall_at_precision"
     )
-    miss_cost: float = option(1.0, above=0, help="cost: what a missed label costs if one that is wrongly given costs 1")
+    miss_cost: float = option(1.0, above=0, help="cost: cost of a false negative; a false positive costs 1")
     calibration: str = option(
         "none",
         choices=("none", "temperature", "temperature_per_label"),
-        help="divide logits by a number chosen on the validation rows, so that probabilities are right as often as they say",
+        help="calibrate probabilities by temperature scaling, fitted on the validation rows",
     )
 
     def problems(self) -> list[str]:
-        found, objective = [], self.threshold_objective
+        problems, objective = [], self.threshold_objective
         with_target = objective.endswith(("_recall", "_precision"))
         if with_target and self.threshold_target is None:
-            found.append(f"--threshold_objective {objective} needs --threshold_target, a number above 0 and at most 1")
+            problems.append(f"--threshold_objective {objective} needs --threshold_target, a number above 0 and at most 1")
         if self.threshold_target is not None and not with_target:
-            found.append("--threshold_target is for precision_at_recall and recall_at_precision of --threshold_objective")
+            problems.append("--threshold_target is for precision_at_recall and recall_at_precision of --threshold_objective")
         if self.miss_cost != 1.0 and objective != "cost":
-            found.append("--miss_cost is for --threshold_objective cost")
+            problems.append("--miss_cost is for --threshold_objective cost")
         if self.threshold is not None and objective != "f1":
-            found.append("--threshold and --threshold_objective are both given; keep one")
+            problems.append("--threshold and --threshold_objective are both given; keep one")
         for name, default in (("threshold_objective", "f1"), ("calibration", "none")):
             if getattr(self, name) != default and not (self.modes.train and self.modes.evaluate):
-                found.append(f"--{name} is chosen on validation rows at the end of a training, which is not requested")
+                problems.append(f"--{name} needs --do_train and --do_eval: validation rows decide it after training")
         if self.calibration != "none" and self.export == "adapter":
-            found.append(
-                "--calibration changes the weights of the head; --export adapter leaves them to the base model; keep one"
-            )
-        return found
+            problems.append("--calibration changes the head, which --export adapter does not save; keep one")
+        return problems
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,26 +169,23 @@ class LongDocumentArguments:
 
     long_documents: str | None = option(
         choices=("truncate", "head_tail", "windows"),
-        help="of texts beyond --max_length tokens, truncate reads the beginning, head_tail the first quarter and the end, "
-        "windows everything in windows whose logits are pooled (default: as the model was trained, else truncate)",
+        help="texts longer than --max_length: truncate keeps the beginning, head_tail the first quarter and the end, "
+        "windows reads overlapping windows and pools their logits (default: as the model was trained, else truncate)",
     )
     stride: int | None = option(
-        at_least=0, help="windows: tokens that each shares with the one before (default: an eighth of --max_length)"
+        at_least=0, help="windows: overlap of two windows, in tokens (default: an eighth of --max_length)"
     )
-    max_windows: int | None = option(at_least=1, help="windows: most of a document, what comes behind is left out (default: 8)")
-    window_pooling: str | None = option(
-        choices=("max", "mean"), help="windows: how a document's logits come from its windows' (default: max)"
-    )
+    max_windows: int | None = option(at_least=1, help="windows: maximum per document; the rest is cut off (default: 8)")
+    window_pooling: str | None = option(choices=("max", "mean"), help="windows: pooling of the windows' logits (default: max)")
 
     def problems(self) -> list[str]:
-        found = []
+        problems = []
         if self.long_documents != "windows":
-            said = f"which is {self.long_documents}" if self.long_documents else "which is not given"
             names = [name for name in ("stride", "max_windows", "window_pooling") if getattr(self, name) is not None]
-            found += [f"--{name} is a setting of --long_documents windows, {said}; add that, or leave it out" for name in names]
+            problems += [f"--{name} needs --long_documents windows; add that, or leave --{name} out" for name in names]
         if self.long_documents in ("head_tail", "windows") and self.truncation_side == "left":
-            found.append(f"--truncation_side left is for --long_documents truncate, which is {self.long_documents}; keep one")
-        return found
+            problems.append(f"--truncation_side left and --long_documents {self.long_documents} are both given; keep one")
+        return problems
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,71 +201,69 @@ class TextArguments(
 ):
     """Text"""
 
-    tokenizer_name: str | None = option(reads=True, help="hub id or folder of the tokenizer, if not the model's own")
+    tokenizer_name: str | None = option(reads=True, help="hub id or folder of the tokenizer (default: the model's own)")
     text_column: str = option("text", help="column of the document")
     preprocessing_num_workers: int | None = option(
-        at_least=1, per_machine=True, help="processes that tokenize; default: threads of one"
+        at_least=1, per_machine=True, help="number of processes that tokenize (default: threads of one process)"
     )
     tokenizer_type: str = option(
         "auto",
         choices=("auto", "train", "jieba"),
-        help="auto: the model's own; train: a WordPiece vocabulary of the training texts; jieba: Chinese words, over the "
-        "model's word-based vocabulary",
+        help="auto: the model's own; train: train a WordPiece vocabulary on the training texts; jieba: split Chinese into "
+        "words, for models with a word vocabulary",
     )
     user_dictionary: str | None = option(
-        reads=True, per_machine=True, help="words that --tokenizer_type jieba keeps whole, one a line"
+        reads=True, per_machine=True, help="words that --tokenizer_type jieba does not split, one per line"
     )
-    vocab_size: int = option(8192, at_least=128, help="size of the vocabulary with --tokenizer_type train")
-    max_length: int | None = option(at_least=4, help="tokens of a document that are kept (default: 512 or the model's limit)")
-    truncation_side: str = option("right", choices=("right", "left"), help="which end of a longer document is cut")
+    vocab_size: int = option(8192, at_least=128, help="vocabulary size of --tokenizer_type train")
+    max_length: int | None = option(
+        at_least=4, help="maximum length of a document in tokens; the rest is cut off (default: 512 or the model's limit)"
+    )
+    truncation_side: str = option("right", choices=("right", "left"), help="end at which longer documents are cut")
     attention: str = option(
         "auto",
         choices=("auto", "blocks", "transformers"),
-        help="of BigBird: auto, FlexAttention on a GPU, gathered blocks elsewhere; blocks, those everywhere; transformers, its "
-        "own, for comparison",
+        help="attention of BigBird; auto: FlexAttention on a GPU, gathered blocks elsewhere; blocks: gathered blocks; "
+        "transformers: transformers' implementation, for comparison",
     )
 
     def problems(self) -> list[str]:
-        found = []
+        problems = []
         if self.padding_free == "on" and self.attn_implementation is not None:
-            found.append("--padding_free on has an attention of its own; leave it or --attn_implementation out")
+            problems.append("--padding_free on and --attn_implementation are both given; keep one")
         if self.user_dictionary and self.tokenizer_type != "jieba":
-            found.append("--user_dictionary is for --tokenizer_type jieba")
+            problems.append("--user_dictionary is for --tokenizer_type jieba")
         train = self.modes.train
         if not train and (self.from_scratch or self.tokenizer_type == "train"):
-            what = "--from_scratch" if self.from_scratch else "--tokenizer_type train"
-            found.append(f"{what} is for training, which is not requested; name a trained model, or add --do_train")
+            argument = "--from_scratch" if self.from_scratch else "--tokenizer_type train"
+            problems.append(f"{argument} is for training, which is not requested; name a trained model, or add --do_train")
         if train and self.tokenizer_type == "train" and not self.from_scratch:
-            found.append(
-                "--tokenizer_type train makes a vocabulary that trained weights do not know; add --from_scratch or leave it out"
-            )
-        return found
+            problems.append("--tokenizer_type train does not fit pretrained weights; add --from_scratch or leave it out")
+        return problems
 
 
-# What a search for titles is where neither an argument nor an exported model says something else.
+# Defaults of the beam search if neither an argument nor an exported model sets a value.
 SEARCH = {"num_beams": 4, "length_penalty": 1.0, "no_repeat_ngram_size": 0, "min_title_length": 0, "max_title_length": 64}
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchArguments:
-    """Search for titles"""
+    """Beam search"""
 
-    num_beams: int | None = option(at_least=1, help="beams of the search (default: the exported model's own, else 4)")
+    num_beams: int | None = option(at_least=1, help="number of beams (default: the exported model's own, else 4)")
     length_penalty: float | None = option(
         help="above 0 favours longer titles, below 0 shorter ones (default: as above, else 1)"
     )
     no_repeat_ngram_size: int | None = option(
-        at_least=0, help="n-grams of this size may not repeat in a title; 0: they may (default: as above, else 0)"
+        at_least=0, help="n-grams of this size occur once per title; 0: no limit (default: as above, else 0)"
     )
-    min_title_length: int | None = option(at_least=0, help="fewest tokens of a generated title (default: as above, else 0)")
+    min_title_length: int | None = option(at_least=0, help="minimum length of a generated title (default: as above, else 0)")
     max_title_length: int | None = option(
-        at_least=2, help="tokens of a title that are kept, and the longest that is generated (default: as above, else 64)"
+        at_least=2, help="maximum length of a title in tokens, in training and generation (default: as above, else 64)"
     )
     num_return_sequences: int = option(1, at_least=1, help="candidates per document in predictions, with scores")
     generation_config: str | None = option(
-        reads=True,
-        help="json file with more settings of the search by the names of transformers' GenerationConfig, such as "
-        "repetition_penalty",
+        reads=True, help="json file with further fields of transformers' GenerationConfig, such as repetition_penalty"
     )
 
     def problems(self) -> list[str]:
@@ -288,9 +273,9 @@ class SearchArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceArguments:
-    """What an encoder-decoder is told besides the text"""
+    """Prefix and languages"""
 
-    source_prefix: str | None = option(help="a text before every document, such as 'summarize: ' for T5")
+    source_prefix: str | None = option(help="text put before every document, such as 'summarize: ' for T5")
     source_lang: str | None = option(help="language code of the documents, for mBART (zh_CN) and NLLB (zho_Hans)")
     target_lang: str | None = option(help="language code of the titles (default: --source_lang)")
 

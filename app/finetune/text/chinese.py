@@ -1,5 +1,5 @@
-"""Chinese words as tokens: transformers' RoFormerTokenizer (rjieba, then WordPiece) over a model's vocabulary; and decoded
-Chinese without the spaces that WordPiece leaves between tokens."""
+"""Chinese text: word tokenization with transformers' RoFormerTokenizer (rjieba, then WordPiece), and detokenization without
+WordPiece's spaces."""
 
 import copyreg
 import re
@@ -16,7 +16,7 @@ from finetune.reading.text_files import read_text
 
 HAN = "[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002ceaf\U0002f800-\U0002fa1f]"
 HAN_WORD = re.compile(HAN * 2)
-# rjieba's dictionary has C++, C# and AT&T. As one word that the vocabulary lacks they would be [UNK]; BERT splits them.
+# rjieba keeps C++, C# and AT&T as single words. BERT splits them, so only those in the vocabulary may stay whole.
 MARK_IN_WORD = re.compile("(?!##).*[+#&]")
 
 CJK = (
@@ -40,39 +40,38 @@ ADDED_SPACE = re.compile(
 def jieba_tokenizer(name_or_path: str | Path, user_dictionary: str | Path | None, notes: list[str]) -> RoFormerTokenizer:
     """A RoFormerTokenizer with the WordPiece vocabulary, normalization and added tokens of a folder or a hub model.
 
-    Its saved folder loads with plain AutoTokenizer and gives the same ids. Every word of the user dictionary that the
-    vocabulary has becomes an added token with its own id: it is kept whole wherever it stands. A note tells how many others
-    there are.
+    Its saved folder loads with plain AutoTokenizer and gives the same ids. `add_user_words` adds the user dictionary.
 
-    Raises InputError for a user dictionary that cannot be read, and as `check_vocabulary` does.
+    Raises InputError for an unreadable user dictionary and for a vocabulary without Chinese words.
     """
     words = read_user_dictionary(user_dictionary) if user_dictionary is not None else []
-    stock = BertTokenizer.from_pretrained(str(name_or_path))
-    check_vocabulary(stock, name_or_path)
-    # RoFormerTokenizer.from_pretrained takes the path of a vocab.txt for the vocabulary and then finds no word in it.
+    bert = BertTokenizer.from_pretrained(str(name_or_path))
+    check_vocabulary(bert, name_or_path)
+    # RoFormerTokenizer.from_pretrained mistakes the path of vocab.txt for the vocabulary.
     tokenizer = RoFormerTokenizer(
-        vocab=stock.backend_tokenizer.get_vocab(with_added_tokens=False),
-        do_lower_case=stock.do_lower_case,
-        strip_accents=stock.strip_accents,
-        model_max_length=stock.model_max_length,
-        padding_side=stock.padding_side,
-        truncation_side=stock.truncation_side,
-        model_input_names=stock.model_input_names,
-        **stock.special_tokens_map,
+        vocab=bert.backend_tokenizer.get_vocab(with_added_tokens=False),
+        do_lower_case=bert.do_lower_case,
+        strip_accents=bert.strip_accents,
+        model_max_length=bert.model_max_length,
+        padding_side=bert.padding_side,
+        truncation_side=bert.truncation_side,
+        model_input_names=bert.model_input_names,
+        **bert.special_tokens_map,
     )
-    tokenizer.add_tokens([token for _, token in sorted(stock.added_tokens_decoder.items())])
-    tokenizer.add_tokens([AddedToken(token) for token in stock.get_vocab() if MARK_IN_WORD.match(token)])
+    tokenizer.add_tokens([token for _, token in sorted(bert.added_tokens_decoder.items())])
+    tokenizer.add_tokens([AddedToken(token) for token in bert.get_vocab() if MARK_IN_WORD.match(token)])
     if words:
-        keep_whole(tokenizer, words, f"user dictionary {user_dictionary}", notes)
+        add_user_words(tokenizer, words, f"user dictionary {user_dictionary}", notes)
     return tokenizer
 
 
-def keep_whole(tokenizer: PreTrainedTokenizerBase, words: list[str], source: str, notes: list[str]) -> None:
-    """Makes added tokens of those words that the vocabulary has, with the ids that they have; notes how many it lacks."""
+def add_user_words(tokenizer: PreTrainedTokenizerBase, words: list[str], source: str, notes: list[str]) -> None:
+    """Adds the words of the vocabulary as tokens with their present ids, so that they are never split; counts the others in a
+    note."""
     normalize, vocabulary = tokenizer.backend_tokenizer.normalizer.normalize_str, tokenizer.get_vocab()
     normalized = dict.fromkeys(map(normalize, words))
     known = [word for word in normalized if word in vocabulary]
-    # A single character would be cut out of every word; a Latin word counts only between spaces or marks.
+    # An added single character would split every word that contains it. Latin words match only as whole words.
     tokenizer.add_tokens([AddedToken(word, single_word=word.isascii()) for word in known if len(word) > 1])
     if len(known) < len(normalized):
         missing = next(word for word in normalized if word not in vocabulary)
@@ -83,21 +82,20 @@ def keep_whole(tokenizer: PreTrainedTokenizerBase, words: list[str], source: str
 
 
 def read_user_dictionary(path: str | Path) -> list[str]:
-    """The words of a UTF-8 file in jieba's format, "word [frequency [tag]]" per line. Frequencies and tags mean nothing here.
+    """The words of a UTF-8 file in jieba's format, "word [frequency [tag]]" per line. Frequencies and tags are ignored.
 
     Raises InputError.
     """
     words = [line.split()[0] for line in read_text(path).split("\n") if line.strip()]
     if not words:
-        raise InputError(f"--user_dictionary {path}: holds no word; write one a line, or leave the argument out")
+        raise InputError(f"--user_dictionary {path}: holds no word; write one per line, or leave the argument out")
     return words
 
 
 def check_vocabulary(tokenizer: BertTokenizer, name_or_path: str | Path) -> None:
-    """Raises InputError unless the tokenizer has a WordPiece vocabulary with Chinese words in it.
+    """Raises InputError unless the tokenizer has a WordPiece vocabulary with Chinese words.
 
-    transformers makes a vocabulary of five special tokens for a folder without any, and reads a sentencepiece
-    vocabulary as if it were WordPiece.
+    BertTokenizer loads without an error from a folder without a vocabulary, and from a SentencePiece vocabulary.
     """
     vocabulary = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False)
     is_wordpiece = all(token in vocabulary for token in tokenizer.all_special_tokens) and not any(
@@ -111,7 +109,7 @@ def check_vocabulary(tokenizer: BertTokenizer, name_or_path: str | Path) -> None
 
 
 def backend_json(tokenizer: PreTrainedTokenizerBase) -> str:
-    """The Rust tokenizer as JSON, BERT's pre-tokenizer standing for rjieba's, which cannot be serialized."""
+    """The Rust tokenizer as JSON. BERT's pre-tokenizer replaces rjieba's, which cannot be serialized."""
     backend = tokenizer.backend_tokenizer
     if not isinstance(tokenizer, RoFormerTokenizer):
         return backend.to_str()
@@ -127,15 +125,14 @@ def _reduce(tokenizer: RoFormerTokenizer) -> tuple[Any, ...]:
     return copyreg.__newobj__, (RoFormerTokenizer,), state
 
 
-# transformers 5.17 and 5.23: its own __getstate__ fails with "Custom PreTokenizer cannot be serialized".
+# In transformers 5.17 and 5.23 RoFormerTokenizer.__getstate__ fails with "Custom PreTokenizer cannot be serialized".
 copyreg.pickle(RoFormerTokenizer, _reduce)
 
 
 def join_chinese(text: str) -> str:
-    """`text` without the spaces between Chinese (or Japanese) characters and beside their punctuation.
+    """Removes spaces between Chinese or Japanese characters and beside their punctuation: 深 度 学 习 。 -> 深度学习。
 
-    Removed: 深 度 学 习 。 -> 深度学习。, also inside “ ” and beside ASCII punctuation that touches a Chinese character.
-    Kept: spaces between Latin words or numbers, and between one of them and a Chinese character (使用 BERT 模型): the tokens
-    do not tell whether the author wrote these. Idempotent.
+    Spaces inside “ ” and beside ASCII punctuation that touches a Chinese character go, too. Spaces beside a Latin word or a
+    number stay (使用 BERT 模型): the tokens do not show whether the author wrote them. Idempotent.
     """
     return ADDED_SPACE.sub("", text).strip(" ")

@@ -1,4 +1,4 @@
-"""The exported classifier: labels and thresholds in its configuration, probabilities that a stock pipeline repeats."""
+"""Parts of the multi-label classification task: labels, head, loss, sampling weights, and the exported model."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from finetune.task import check_metric
 from finetune.text import long_documents
 from finetune.text.decisions import Fitted
 
-MOST_WEIGHT = 1e6  # of a positive target: beyond it fp32 losses would soon be infinite
-MOST_LABELS = 100  # rows of the card's per-label table; metrics.json has them all
+MAX_POS_WEIGHT = 1e6  # larger weights would soon overflow fp32 losses
+MAX_TABLE_ROWS = 100  # in the card's per-label table; metrics.json has all labels
 CHECKED_ROWS = 4
-# The pipeline computes in fp32; a run in half precision reported what half precision gave it.
+# Largest difference in probability, by the run's precision. The pipeline computes in fp32.
 TOLERANCE = {"no": 1e-5, "bf16": 5e-2, "fp16": 1e-2}
 CARD_METRICS = [
     "loss",
@@ -50,37 +50,38 @@ def usage(config: Any) -> str:
 
 
 def configure(config: Any, labels: list[str]) -> None:
-    """Makes a configuration that of a multi-label classifier with these labels."""
+    """Sets the labels and the problem type of a configuration."""
     config.id2label = dict(enumerate(labels))
     config.label2id = {label: number for number, label in enumerate(labels)}
     config.problem_type = "multi_label_classification"
 
 
 def labels_of(config: Any) -> list[str]:
-    """The label list of a trained classifier, in the order of its logits. Raises `InputError` for numbers with gaps."""
-    missing = [number for number in range(config.num_labels) if number not in config.id2label]
+    """The label list of a trained classifier, in the order of its logits. Raises `InputError` for ids with gaps."""
+    missing = [label_id for label_id in range(config.num_labels) if label_id not in config.id2label]
     if missing:
-        numbers = ", ".join(map(str, sorted(config.id2label)[:20]))
+        ids = ", ".join(map(str, sorted(config.id2label)[:20]))
         raise InputError(
-            f"model {config.name_or_path}: id2label in its config.json numbers {config.num_labels} label(s) {numbers}, so "
+            f"model {config.name_or_path}: id2label in its config.json numbers its {config.num_labels} label(s) {ids}, so "
             f"number {missing[0]} has no name; number them from 0 to {config.num_labels - 1}"
         )
-    return [config.id2label[number] for number in range(config.num_labels)]
+    return [config.id2label[label_id] for label_id in range(config.num_labels)]
 
 
 def own_labels(config: Any) -> list[str] | None:
-    """The labels that a configuration names; None for LABEL_0, LABEL_1, ... as every untrained one has them."""
+    """The labels in a configuration; None for the placeholders LABEL_0, LABEL_1, ... of a pretrained model without a head."""
     labels = labels_of(config)
     return labels if any(label != f"LABEL_{number}" for number, label in enumerate(labels)) else None
 
 
 def thresholds_of(config: Any) -> np.ndarray:
-    """(labels,) the thresholds that travel in the configuration; 0.5 where there are none."""
+    """(labels,) the thresholds in a configuration; 0.5 if it has none."""
     stored = getattr(config, "thresholds", None)
     return np.full(config.num_labels, 0.5) if stored is None else np.asarray(stored, dtype=np.float64)
 
 
 def _output_layer(model: Any, num_labels: int) -> tuple[str, torch.nn.Linear] | None:
+    """Name and module of the last linear layer of the head with `num_labels` outputs."""
     body = f"{model.base_model_prefix}."
     outputs = [
         (name, module)
@@ -91,48 +92,48 @@ def _output_layer(model: Any, num_labels: int) -> tuple[str, torch.nn.Linear] | 
 
 
 def check_calibration(arguments: Any, model: Any, num_labels: int) -> None:
-    """Raises `InputError` if --calibration is asked for and the head has no linear layer that gives the logits."""
+    """Raises `InputError` if --calibration is given and the head has no linear output layer."""
     if arguments.calibration != "none" and _output_layer(model, num_labels) is None:
         raise InputError(
             f"--calibration: the head of {model.name_or_path or type(model).__name__} has no linear layer for its {num_labels} "
-            "labels, whose weights would be divided by the temperatures; leave --calibration out"
+            "labels, whose weights could be divided by the temperatures; leave --calibration out"
         )
 
 
-def match_rows(model: Any, own: list[str], labels: list[str]) -> np.ndarray:
-    """Replaces the output layer of a head for the labels `own` by one for `labels`: rows of the same name move, others are new.
+def replace_output_layer(model: Any, own: list[str], labels: list[str]) -> np.ndarray:
+    """Replaces the head's output layer for the labels `own` by one for `labels`. Labels in both lists keep their weights.
 
-    Returns (labels,) bool, which rows are new. Raises `InputError` for a head without such a layer.
+    Returns (labels,) bool: the labels with new weights. Raises `InputError` for a head without a linear output layer.
     """
-    found = _output_layer(model, len(own))
-    if found is None:
+    named_layer = _output_layer(model, len(own))
+    if named_layer is None:
         raise InputError(
             f"model {model.name_or_path}: its head has no linear layer for its {len(own)} labels, so its rows cannot be "
             "matched to other labels; give its own labels, in its order, by --label_file"
         )
-    name, old = found
-    output = torch.nn.Linear(old.in_features, len(labels), old.bias is not None)
-    model._init_weights(output)
-    place = {label: row for row, label in enumerate(own)}
-    rows = np.array([place.get(label, -1) for label in labels])
+    name, old = named_layer
+    new = torch.nn.Linear(old.in_features, len(labels), old.bias is not None)
+    model._init_weights(new)
+    old_rows = {label: row for row, label in enumerate(own)}
+    rows = np.array([old_rows.get(label, -1) for label in labels])
     with torch.no_grad():
-        for mine, theirs in zip(output.parameters(), old.parameters(), strict=True):
-            mine[rows >= 0] = theirs[rows[rows >= 0]]
-    model.set_submodule(name, output)
+        for target, source in zip(new.parameters(), old.parameters(), strict=True):
+            target[rows >= 0] = source[rows[rows >= 0]]
+    model.set_submodule(name, new)
     configure(model.config, labels)
     model.num_labels = len(labels)
     return rows < 0
 
 
 def set_head_bias(model: Any, new_names: set[str], bias: np.ndarray, new_rows: np.ndarray | None = None) -> bool:
-    """Gives a new head's output layer this bias, (labels,); what comes trained keeps its own. Whether it did.
+    """Sets the bias, (labels,), of the untrained rows of the output layer. Returns whether there were any.
 
-    `new_rows`: (labels,) bool, rows of a trained head that are new.
+    `new_names`: untrained parameters; `new_rows`: (labels,) bool, untrained rows of a trained head.
     """
-    found = _output_layer(model, len(bias))
-    if found is None or found[1].bias is None:
+    named_layer = _output_layer(model, len(bias))
+    if named_layer is None or named_layer[1].bias is None:
         return False
-    name, output = found
+    name, output = named_layer
     new = np.full(len(bias), f"{name}.bias" in new_names)
     new |= False if new_rows is None else new_rows
     with torch.no_grad():
@@ -141,20 +142,25 @@ def set_head_bias(model: Any, new_names: set[str], bias: np.ndarray, new_rows: n
 
 
 def plain_model(model: Any, fitted: Fitted, loss: MultiLabelLoss) -> Any:
-    """An fp32 model without weights, to save others' weights with; the trained one may be partitioned or in half precision.
+    """An fp32 model on the meta device with the configuration to export. The trained model may be partitioned or in half
+    precision.
 
-    The settings of the loss travel in the configuration, so that the model has the same loss wherever it is evaluated; and the
-    temperatures, for the reader, since the weights hold them (`calibrated`).
+    The configuration stores the loss, so that later evaluations compute the same one. It stores the temperatures for
+    information only: the exported weights include them (`calibrated`).
     """
     config = type(model.config).from_dict(model.config.to_dict())
-    config.thresholds = [float(threshold) for threshold in fitted.thresholds]
-    config.threshold_tuning = fitted.tuning
-    config.temperatures = [float(temperature) for temperature in fitted.temperatures] if fitted.calibrates else None
-    config.pos_weight = None if loss.pos_weight is None else [float(weight) for weight in loss.pos_weight]
-    config.label_smoothing_factor = loss.label_smoothing or None
-    config.multilabel_loss = loss.as_config()
-    for name in ("threshold_tuning", "temperatures", "pos_weight", "label_smoothing_factor", "multilabel_loss"):
-        if getattr(config, name) is None:
+    settings = {
+        "thresholds": fitted.thresholds.tolist(),
+        "threshold_tuning": fitted.tuning,
+        "temperatures": fitted.temperatures.tolist() if fitted.calibrates else None,
+        "pos_weight": None if loss.pos_weight is None else loss.pos_weight.tolist(),
+        "label_smoothing_factor": loss.label_smoothing or None,
+        "multilabel_loss": loss.as_config(),
+    }
+    for name, value in settings.items():
+        if value is not None:
+            setattr(config, name, value)
+        elif hasattr(config, name):
             delattr(config, name)
     config.dtype = torch.float32
     with torch.device("meta"):
@@ -162,7 +168,7 @@ def plain_model(model: Any, fitted: Fitted, loss: MultiLabelLoss) -> Any:
 
 
 def calibrated(plain: Any, fitted: Fitted, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A model's weights with the temperatures in its output layer, so that any pipeline gives calibrated probabilities."""
+    """The weights with the output layer divided by the temperatures, so that any pipeline gives calibrated probabilities."""
     if not fitted.calibrates:
         return weights
     name, _ = _output_layer(plain, len(fitted.temperatures))
@@ -170,28 +176,31 @@ def calibrated(plain: Any, fitted: Fitted, weights: dict[str, torch.Tensor]) -> 
 
 
 def rows_to_check(lengths: np.ndarray) -> list[int]:
-    """A few rows from the shortest to the longest."""
+    """CHECKED_ROWS row numbers, from the shortest to the longest row."""
     by_length = np.argsort(lengths, kind="stable")
     places = np.linspace(0, len(by_length) - 1, min(CHECKED_ROWS, len(by_length))).astype(int)
     return by_length[places].tolist()
 
 
 def check_export(folder: Path, expected: dict[str, np.ndarray], precision: str) -> None:
-    """Loads the folder into transformers' pipeline and compares its probabilities with the run's, `expected` by text. A
-    model that does not truncate long texts is checked by the function on its card and, for texts that fit, by the pipeline.
+    """Loads the folder into transformers' pipeline and compares its probabilities with the run's. `expected`: text -> (labels,)
+    probabilities.
 
-    Raises `TrainingError` if they differ by more than round-off (or, in half precision, than its rounding).
+    With --long_documents the function on the model card is checked, too; the pipeline only on texts that need no truncation.
+
+    Raises `TrainingError` if probabilities differ by more than `TOLERANCE`.
     """
     tokenizer, model = AutoTokenizer.from_pretrained(folder), loadable(folder, AutoModelForSequenceClassification)
     classify = pipeline("text-classification", model=model, tokenizer=tokenizer, top_k=None, device="cpu")
     labels, setting = labels_of(classify.model.config), getattr(classify.model.config, "long_documents", None)
-    for text, chances in expected.items():
-        found = []
+    for text, probabilities in expected.items():
+        outputs = []
         if setting is None or len(tokenizer(text, verbose=False)["input_ids"]) <= tokenizer.model_max_length:
-            found.append({item["label"]: item["score"] for item in classify([text], truncation=True)[0]})
+            outputs.append({item["label"]: item["score"] for item in classify([text], truncation=True)[0]})
         if setting is not None:
-            found.append(long_documents.classifier_of(setting)(classify.model, tokenizer, text))
-        difference = float(np.abs(np.array([[scores[label] for label in labels] for scores in found]) - chances).max())
+            outputs.append(long_documents.classifier_of(setting)(classify.model, tokenizer, text))
+        exported = np.array([[output[label] for label in labels] for output in outputs])
+        difference = float(np.abs(exported - probabilities).max())
         if not difference <= TOLERANCE[precision]:
             raise TrainingError(
                 f"the exported model does not give the run's probabilities (difference {difference:.1e}); nothing was "
@@ -200,23 +209,23 @@ def check_export(folder: Path, expected: dict[str, np.ndarray], precision: str) 
 
 
 def label_table(folder: Path) -> list[str]:
-    """The per-label metrics of metrics.json as a section of the model card; nothing if there are none."""
+    """The per-label metrics of metrics.json as a section of the model card; [] if there are none."""
     rows = json.loads((folder / "metrics.json").read_text(encoding="utf-8")).get("eval_per_label")
     if not rows:
         return []
     columns = list(rows[0])
-    shown = sorted(rows, key=lambda row: -(row["support"] or 0))[:MOST_LABELS]
+    most_frequent = sorted(rows, key=lambda row: -(row["support"] or 0))[:MAX_TABLE_ROWS]
     title = ["## Labels (validation)", ""]
-    return title + markdown_table(columns, [[row[column] for column in columns] for row in shown])
+    return title + markdown_table(columns, [[row[column] for column in columns] for row in most_frequent])
 
 
 def check_best_metric(name: str, labels: Ragged, num_labels: int) -> None:
-    """Raises `InputError` for a --metric_for_best_model that does not exist or that these validation rows leave undefined.
+    """Raises `InputError` for a --metric_for_best_model that does not exist or is undefined on these validation rows.
 
-    `labels`: the rows' label numbers.
+    `labels`: label ids of each row.
     """
     count = np.bincount(labels.values, minlength=num_labels)
-    targets = np.stack([count > 0, count == len(labels)])  # these two rows define what all rows do
+    targets = np.stack([count > 0, count == len(labels)])  # the same metrics are undefined on these two rows as on all
     metrics = multilabel_scores(np.zeros(targets.shape), targets, from_logits=True, tuned_thresholds="tune")
     check_metric(name, metrics)
     if metrics[name] is None:
@@ -227,11 +236,11 @@ def check_best_metric(name: str, labels: Ragged, num_labels: int) -> None:
 
 
 def prior_bias(positive: np.ndarray, rows: int, pos_weight: np.ndarray | None, smoothing: float) -> np.ndarray:
-    """(labels,) the logits that have the least loss of all that do not look at the text: each label's log-odds in training.
+    """(labels,) initial bias of a new head: each label's log-odds in training, the constant logits with the lowest loss.
 
-    `positive`: (labels,) how many of the `rows` have each label. With targets that sum to t over n rows and weights w these
-    are log(w t / (n - t)); half a row is added on both sides for labels that no row, or every row, has. A head that starts
-    there (as in Lin et al., arXiv:1708.02002, section 3.3) need not spend its first steps on learning that labels are rare.
+    `positive`: (labels,) number of the `rows` with each label. For smoothed targets that sum to t over n rows and positive
+    weights w the log-odds are log(w t / (n - t)). Half a row is added on both sides, so that they are finite. This saves the
+    first steps, which would learn that labels are rare (Lin et al., arXiv:1708.02002, section 3.3).
     """
     targets = positive * (1 - smoothing) + rows * smoothing / 2
     weight = 1.0 if pos_weight is None else pos_weight
@@ -239,22 +248,22 @@ def prior_bias(positive: np.ndarray, rows: int, pos_weight: np.ndarray | None, s
 
 
 def make_loss(arguments: Any, positive: np.ndarray, rows: int, labels: list[str]) -> MultiLabelLoss:
-    """--loss for these labels, of which (labels,) `positive` of the training `rows` have each. Raises `InputError`."""
+    """The loss of --loss. `positive`: (labels,) number of the training `rows` with each label. Raises `InputError`."""
     if arguments.loss == "bce":
         weight = positive_weights(arguments, positive, rows, labels)
         return MultiLabelLoss("bce", arguments.label_smoothing_factor, weight)
-    # Half a row on both sides, as in `prior_bias`, for labels that no row, or every row, has.
+    # Half a row is added on both sides, as in `prior_bias`.
     prior = (positive + 0.5) / (rows + 1) if arguments.loss == "distribution_balanced" else None
     return MultiLabelLoss(arguments.loss, settings=arguments.loss_settings, prior=prior)
 
 
 def positive_weights(arguments: Any, positive: np.ndarray, rows: int, labels: list[str]) -> np.ndarray | None:
-    """--pos_weight as numbers, (labels,): None for "none"; for "balanced" negatives / positives in training, at least 1 and at
-    most --pos_weight_cap, and 1 for a label without rows; read from a json object otherwise.
+    """(labels,) weights of positive targets; None for --pos_weight none.
 
-    `positive`: (labels,) how many of the training `rows` have each label.
+    "balanced": negatives / positives, clipped to [1, --pos_weight_cap]; 1 for a label without rows. A file is a json object
+    {"LABEL": WEIGHT}. `positive`: (labels,) number of the training `rows` with each label.
 
-    Raises `InputError` for a file that cannot be read or does not give every label a positive number.
+    Raises `InputError` for a file that cannot be read or lacks a positive number for a label.
     """
     choice = arguments.pos_weight
     if choice == "none":
@@ -263,22 +272,22 @@ def positive_weights(arguments: Any, positive: np.ndarray, rows: int, labels: li
         ratio = np.divide(rows - positive, positive, out=np.ones(len(positive)), where=positive > 0)
         return np.clip(ratio, 1.0, arguments.pos_weight_cap)
     try:
-        given = read_object(choice)
+        weights = read_object(choice)
     except InputError as error:
-        hint = "" if Path(choice).is_file() else "; none, balanced or a json file"
+        hint = "" if Path(choice).is_file() else "; expected none, balanced or a json file"
         raise InputError(*(f"--pos_weight {problem}{hint}" for problem in error.problems)) from None
-    wrong = [x for x in labels if type(given.get(x)) not in (int, float) or not 0 < given[x] <= MOST_WEIGHT]
+    wrong = [x for x in labels if type(weights.get(x)) not in (int, float) or not 0 < weights[x] <= MAX_POS_WEIGHT]
     if wrong:
         raise InputError(
             f"--pos_weight {choice}: no positive weight for {', '.join(map(repr, wrong[:20]))}; expected a number above 0 and "
-            f"at most {MOST_WEIGHT:g} for every label"
+            f"at most {MAX_POS_WEIGHT:g} for every label"
         )
-    return np.array([float(given[label]) for label in labels])
+    return np.array([float(weights[label]) for label in labels])
 
 
 def class_balanced(targets: Ragged, num_labels: int) -> np.ndarray:
-    """(rows,) how likely it is to draw each row by drawing a label, and then one of its rows (Shen et al., arXiv:1512.05830,
-    section 3.2). Having no label counts as one more label: such rows would never be drawn."""
+    """(rows,) probability of each row if a label is drawn first, then one of its rows (Shen et al., arXiv:1512.05830, section
+    3.2). "No label" counts as a label of its own, so that rows without labels are drawn, too."""
     count = np.bincount(targets.values, minlength=num_labels)
     lengths = np.diff(targets.offsets)
     weights = np.zeros(len(targets))

@@ -1,4 +1,4 @@
-"""From a classifier's logits to its decisions: temperatures and thresholds, given by hand or chosen on validation rows."""
+"""From a classifier's logits to its decisions: temperatures and thresholds, fixed or fitted on validation rows."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from finetune.task import Predictions, Split
 
 
 class Fitted(NamedTuple):
-    """(labels,) each: what logits are divided by, and the thresholds of the probabilities that they then give. `tuning`: how
-    the thresholds were chosen, for the model's configuration; None if they were given."""
+    """Temperatures of the logits and thresholds of the calibrated probabilities, (labels,) each. `tuning`: how the thresholds
+    were tuned, for the model's configuration; None for fixed thresholds."""
 
     temperatures: np.ndarray
     thresholds: np.ndarray
@@ -29,79 +29,79 @@ class Fitted(NamedTuple):
     def calibrates(self) -> bool:
         return bool((self.temperatures != 1).any())
 
-    def chances(self, logits: np.ndarray) -> np.ndarray:
-        """Probabilities, (rows, labels) or of one row (labels,)."""
+    def probabilities(self, logits: np.ndarray) -> np.ndarray:
+        """Calibrated probabilities of logits (rows, labels) or (labels,)."""
         return sigmoid(logits / self.temperatures)
 
 
 @dataclass(frozen=True)
 class Decider:
-    """How temperatures and thresholds are chosen. `given`: (labels,) thresholds by hand; `calibration`: as --calibration;
-    `seed`: draws the folds; `tuned_on`: hash of the rows that chose a trained model's thresholds."""
+    """Fits temperatures and thresholds. `fixed`: (labels,) thresholds of --threshold; `calibration`: as --calibration; `seed`:
+    of the folds; `tuned_on`: hash of the rows on which a trained model's thresholds were tuned."""
 
-    given: np.ndarray | None = None
+    fixed: np.ndarray | None = None
     objective: Objective = F1
     calibration: str = "none"
     seed: int = 0
     tuned_on: str | None = None
 
     def of_trained(self, config: Any) -> Decider:
-        """The one that chose the thresholds of a trained model, which its configuration names; this one where none did."""
+        """The decider that tuned a trained model's thresholds, from its configuration; `self` for fixed thresholds."""
         tuning = getattr(config, "threshold_tuning", None)
-        if tuning is None or self.given is not None:
+        if tuning is None or self.fixed is not None:
             return self
         return replace(self, objective=Objective(**tuning["objective"]), seed=tuning["seed"], tuned_on=tuning["rows"])
 
     def fit(self, logits: np.ndarray, labels: np.ndarray) -> Fitted:
-        """What an exported model gets: chosen on all these rows, (rows, labels)."""
+        """Fits temperatures and thresholds on all rows; logits and labels: (rows, labels)."""
         temperatures = np.ones(logits.shape[1])
         if self.calibration != "none" and len(logits):
             temperatures = fit_temperatures(logits, labels, per_label=self.calibration == "temperature_per_label")
-        thresholds = self.given
+        thresholds = self.fixed
         if thresholds is None:
             thresholds = tune_thresholds(sigmoid(logits / temperatures), labels, self.objective)
         return Fitted(temperatures, thresholds)
 
     def held_out(self, logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(logits divided by temperatures, decisions), (rows, labels) each: those of a row by what the rows of other folds
-        chose. Metrics of them are not biased as those are on the very rows that chose."""
-        if self.given is not None and self.calibration == "none":
-            return logits, decide(sigmoid(logits), self.given)
-        calibrated, decided = np.array(logits, dtype=np.float64), np.zeros(logits.shape, dtype=bool)
+        """Calibrated logits and decisions by cross-validation, (rows, labels) each: each fold uses temperatures and thresholds
+        fitted on the other folds. Metrics of the rows that the fit has seen would be too good."""
+        if self.fixed is not None and self.calibration == "none":
+            return logits, decide(sigmoid(logits), self.fixed)
+        calibrated, decisions = np.array(logits, dtype=np.float64), np.zeros(logits.shape, dtype=bool)
         for fold in folds_of(len(logits), self.seed):
             fitted = self.fit(logits[~fold], labels[~fold])
             calibrated[fold] = logits[fold] / fitted.temperatures
-            decided[fold] = decide(fitted.chances(logits[fold]), fitted.thresholds)
-        return calibrated, decided
+            decisions[fold] = decide(fitted.probabilities(logits[fold]), fitted.thresholds)
+        return calibrated, decisions
 
     def decisions(self, predictions: Predictions, thresholds: np.ndarray | None, split: Split) -> np.ndarray:
-        """(rows, labels) bool: at a trained model's thresholds; without any, and for the very rows that chose them, held out.
-        So an exported model has the metrics that its training reported."""
+        """(rows, labels) bool decisions at a trained model's thresholds; held-out ones without thresholds and for the rows on
+        which the thresholds were tuned. So evaluating an exported model repeats the metrics of its training."""
         if thresholds is None or (self.tuned_on is not None and self.tuned_on == split.content()):
-            # Thresholds that are tuned decide the same whatever a label's logits are divided by.
-            decider = replace(self, calibration="none") if self.given is None else self
+            # Calibration does not change the decisions at tuned thresholds.
+            decider = replace(self, calibration="none") if self.fixed is None else self
             return decider.held_out(predictions["logits"], predictions["labels"])[1]
         return decide(sigmoid(predictions["logits"]), thresholds)
 
-    def judged(self, best: Predictions) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """(held-out probabilities; labels; the exported thresholds; held-out decisions) for figures."""
+    def plot_data(self, best: Predictions) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """(held-out probabilities, labels, exported thresholds, held-out decisions)."""
         logits, labels = best["logits"], best["labels"]
-        calibrated, decided = self.held_out(logits, labels)
-        return sigmoid(calibrated), labels, self.fit(logits, labels).thresholds, decided
+        calibrated, decisions = self.held_out(logits, labels)
+        return sigmoid(calibrated), labels, self.fit(logits, labels).thresholds, decisions
 
     def report(self, best: Predictions, names: Sequence[str], split: Split) -> tuple[Fitted, dict[str, Any]]:
-        """(what the exported model gets; what it adds to metrics.json: the table of labels, with the exported thresholds and
-        scores of held-out decisions, and how well probabilities are calibrated, before and after)."""
+        """(temperatures and thresholds to export, entries of metrics.json). The entries: the table of labels, with the exported
+        thresholds and the scores of held-out decisions, and calibration errors."""
         logits, labels = best["logits"], best["labels"]
-        fitted, (calibrated, decided) = self.fit(logits, labels), self.held_out(logits, labels)
-        if self.given is None:
+        fitted, (calibrated, decisions) = self.fit(logits, labels), self.held_out(logits, labels)
+        if self.fixed is None:
             tuning = {"objective": asdict(self.objective), "seed": self.seed, "rows": split.content()}
             fitted = fitted._replace(tuning=tuning)
         metrics = {
-            "eval_per_label": per_label_table(sigmoid(logits), labels, fitted.thresholds, names, decided),
+            "eval_per_label": per_label_table(sigmoid(logits), labels, fitted.thresholds, names, decisions),
             "eval_ece": expected_calibration_error(sigmoid(logits), labels),
         }
-        if self.given is None:
+        if self.fixed is None:
             metrics["eval_tuned_folds"] = min(FOLDS, len(logits))
         if self.calibration != "none":
             metrics["eval_calibrated_ece"] = expected_calibration_error(sigmoid(calibrated), labels)
@@ -110,55 +110,55 @@ class Decider:
         return fitted, metrics
 
 
-def decider_of(arguments: Any, labels: Sequence[str]) -> Decider:
-    """As the arguments ask. Raises `InputError` for thresholds of unknown labels, and for missing ones."""
+def make_decider(arguments: Any, labels: Sequence[str]) -> Decider:
+    """The decider of `DecisionArguments`. Raises `InputError` for thresholds of unknown labels and for missing ones."""
     a = arguments
     objective = Objective(a.threshold_objective, a.threshold_target or 0.0, a.miss_cost)
-    return Decider(given_thresholds(a.threshold, labels), objective, a.calibration, a.seed)
+    return Decider(fixed_thresholds(a.threshold, labels), objective, a.calibration, a.seed)
 
 
-def given_thresholds(parts: Sequence[str] | None, labels: Sequence[str]) -> np.ndarray | None:
-    """(labels,) the thresholds of --threshold, whose parts are a number for all labels, LABEL=NUMBER, or json files
-    {"LABEL": NUMBER}; later parts win. None without any. Raises `InputError`."""
+def fixed_thresholds(parts: Sequence[str] | None, labels: Sequence[str]) -> np.ndarray | None:
+    """(labels,) the thresholds of --threshold; None without the argument. Each part is a number for all labels, LABEL=NUMBER,
+    or a json file {"LABEL": NUMBER}; later parts win. Raises `InputError`."""
     if parts is None:
         return None
-    found, problems = {}, []
+    thresholds, problems = {}, []
     for part in parts:
         name, _, number = part.rpartition("=")
-        if _number(part) is not None:
-            given = dict.fromkeys(labels, part)
-        elif name and _number(number) is not None:
-            given = {name: number}
+        if _as_number(part) is not None:
+            values = dict.fromkeys(labels, part)
+        elif name and _as_number(number) is not None:
+            values = {name: number}
         elif Path(part).suffix == ".json" or Path(part).is_file():
-            given = _read(part)
+            values = _read_file(part)
         else:
             problems.append(f"--threshold {part}: expected a number, LABEL=NUMBER, or a json file of labels and numbers")
             continue
-        for label, value in given.items():
-            chance = _number(value)
+        for label, value in values.items():
+            threshold = _as_number(value)
             if label not in labels:
                 problems.append(f"--threshold {part}: the model has no label {label!r}; it has {', '.join(labels[:20])}")
-            elif chance is None or not 0 <= chance <= 1:
+            elif threshold is None or not 0 <= threshold <= 1:
                 problems.append(f"--threshold {part}: {value!r} for {label!r}, expected a number from 0 to 1")
             else:
-                found[label] = chance
-    missing = [label for label in labels if label not in found]
+                thresholds[label] = threshold
+    missing = [label for label in labels if label not in thresholds]
     if missing and not problems:
-        shown = ", ".join(missing[:20])
-        problems.append(f"--threshold gives none for {len(missing)} label(s): {shown}; put a number for all others first")
+        examples = ", ".join(missing[:20])
+        problems.append(f"--threshold lacks {len(missing)} label(s): {examples}; put a number for all other labels first")
     if problems:
         raise InputError(*problems)
-    return np.array([found[label] for label in labels])
+    return np.array([thresholds[label] for label in labels])
 
 
-def _read(path: str) -> dict[str, Any]:
+def _read_file(path: str) -> dict[str, Any]:
     try:
         return read_object(path)
     except InputError as error:
         raise InputError(*(f"--threshold {problem}" for problem in error.problems)) from None
 
 
-def _number(value: Any) -> float | None:
+def _as_number(value: Any) -> float | None:
     try:
         return None if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Label columns -> the label list and each row's label numbers."""
+"""Label columns -> the label list and the label ids of each row."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ from finetune.reading.ragged import Ragged
 from finetune.reading.tables import Table
 from finetune.reading.text_files import read_text
 
-LIST_AS_TEXT = re.compile(r"\[\s*(([\"']).*\2\s*)?\]", re.DOTALL)  # ['a', 'b'], as spreadsheets and pandas write a list
+LIST_AS_TEXT = re.compile(r"\[\s*(([\"']).*\2\s*)?\]", re.DOTALL)  # ['a', 'b'], as pandas writes a list to csv
 BITS = dict.fromkeys(("1", "true", "True", "TRUE", "1.0"), True) | dict.fromkeys(("0", "false", "False", "FALSE", "0.0"), False)
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """Rows' labels as written, without repetition. `declared`: those of --label_columns, or of a column of classes, whether a
-    row has them or not."""
+    """The distinct labels of each row. `declared`: all labels of --label_columns or of a ClassLabel column, used or not."""
 
     rows: list[tuple[str, ...]]
     declared: tuple[str, ...] = ()
@@ -36,43 +35,43 @@ class Labelled:
 
     @cached_property
     def names(self) -> list[str]:
-        """As they are declared, or in the order of their first appearance."""
+        """All labels, in the declared order or in the order of first appearance."""
         return list(self.declared or dict.fromkeys(chain.from_iterable(self.rows)))
 
     def take(self, rows: np.ndarray) -> Labelled:
         return Labelled([self.rows[row] for row in rows.tolist()], self.declared)
 
 
-def label_names(table: Table, arguments: Any, notes: list[str]) -> Labelled:
-    """Each row's labels.
+def read_labels(table: Table, arguments: Any, notes: list[str]) -> Labelled:
+    """The labels of each row of a file.
 
-    A cell is a list of texts or of whole numbers, or one text split at --label_separator (empty: no label), or with
-    --label_columns the names of the columns that hold 1. Whole numbers become their digits. A class (ClassLabel) is one label,
-    and all the names of its column are labels. Raises `InputError` for cells of another type and for files that mix types, each
-    with its line.
+    A cell of --label_column is a list of texts or integers, or one text split at --label_separator (empty: no label). Integers
+    are converted to text. A ClassLabel is never split. With --label_columns a row has the labels whose columns hold 1.
+
+    Raises `InputError` with the line for cells of another type and for files that mix types.
     """
     if arguments.label_columns:
         return _from_columns(table, arguments.label_columns)
     column, separator, problems = arguments.label_column, arguments.label_separator, []
     declared = tuple(table.classes.get(column, ()))
     if declared:
-        separator = None  # a class is one label, whatever its name
-    kinds: dict[str, int] = {}  # and the first row of each
-    shared: dict[tuple[str, ...], tuple[str, ...]] = {}  # the same few come again and again
+        separator = None
+    first_rows: dict[str, int] = {}  # by the form of the cell
+    interned: dict[tuple[str, ...], tuple[str, ...]] = {}  # saves memory: many rows have the same labels
     rows, repeated = [], 0
     for row, cell in enumerate(table.columns[column]):
         try:
-            names, kind = _names(cell, separator)
+            names, form = _parse_cell(cell, separator)
         except ValueError as error:
             problems.append(f"{table.where(row)}: {column} {error}")
             continue
-        if kind:
-            kinds.setdefault(kind, row)
+        if form:
+            first_rows.setdefault(form, row)
         distinct = tuple(dict.fromkeys(names))
         repeated += len(distinct) < len(names)
-        rows.append(shared.setdefault(distinct, distinct))
-    if len(kinds) > 1:
-        (first, first_row), (second, second_row) = list(kinds.items())[:2]
+        rows.append(interned.setdefault(distinct, distinct))
+    if len(first_rows) > 1:
+        (first, first_row), (second, second_row) = list(first_rows.items())[:2]
         problems.append(
             f"{table.where(second_row)}: {column} is {second}, but {first} at {table.where(first_row)}; use one form in the "
             "whole file"
@@ -81,38 +80,40 @@ def label_names(table: Table, arguments: Any, notes: list[str]) -> Labelled:
         raise InputError(*problems[:SHOWN], *more(len(problems)))
     if repeated:
         notes.append(f"{table.path}: {repeated} row(s) name a label twice; it counts once")
-    if set(kinds) == {"a text"} and max(map(len, rows)) == 1 and not declared:
-        single = [names[0] for names in rows if names]
-        for mark in set(",;") - {separator}:
-            if 4 * sum(mark in name for name in single) > len(single):
-                notes.append(
-                    f"{table.path}: no row has two labels, but many labels hold {mark!r}; is --label_separator {mark!r} meant?"
-                )
+    if set(first_rows) == {"a text"} and max(map(len, rows)) == 1 and not declared:
+        _note_separator(table.path, [names[0] for names in rows if names], separator, notes)
     return Labelled(rows, declared)
 
 
+def _note_separator(path: str, labels: list[str], separator: str, notes: list[str]) -> None:
+    """Suggests another separator if over a quarter of the rows' only labels contain it."""
+    for mark in set(",;") - {separator}:
+        if 4 * sum(mark in label for label in labels) > len(labels):
+            notes.append(f"{path}: no row has two labels, but many labels hold {mark!r}; is --label_separator {mark!r} meant?")
+
+
 def read_label_file(path: str) -> list[str]:
-    """The labels of --label_file, one a line, in its order. Raises `InputError`."""
+    """The labels of --label_file, one per line, in its order. Raises `InputError`."""
     names = [line.strip() for line in read_text(path).splitlines() if line.strip()]
     if any("\0" in name or LIST_AS_TEXT.fullmatch(name) for name in names):
-        raise InputError(f"--label_file {path}: holds a list or a NUL character; write one label a line, in UTF-8")
-    if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise InputError(f"--label_file {path}: {', '.join(map(repr, twice[:SHOWN]))} stands twice")
+        raise InputError(f"--label_file {path}: holds a list or a NUL character; write one label per line, in UTF-8")
+    if repeated := [name for name, count in Counter(names).items() if count > 1]:
+        raise InputError(f"--label_file {path}: {', '.join(map(repr, repeated[:SHOWN]))} stands twice")
     if not names:
         raise InputError(f"--label_file {path}: holds no label")
     return names
 
 
 def choose_labels(
-    own: list[str] | None, found: list[str], label_file: str | None, notes: list[str], path: str = "training data"
+    own: list[str] | None, train_labels: list[str], label_file: str | None, notes: list[str], path: str = "training data"
 ) -> list[str]:
-    """The labels to be trained, in their order: those of `label_file`, or those that the training rows have (`found`), in the
-    order of the model's `own` where these are the same. Notes what becomes of the model's head. Raises `InputError` for a bad
-    file, and if no row of `path` has a label."""
-    labels = read_label_file(label_file) if label_file else found
+    """The labels to train, in order: those of `label_file`, else `train_labels`, in the order of the model's `own` labels if
+    both are the same set. Notes changes of the model's head. Raises `InputError` for a bad file, and if no row of `path` has a
+    label."""
+    labels = read_label_file(label_file) if label_file else train_labels
     if not labels:
-        raise InputError(f"{path}: no row has a label; name the labels with --label_file if that is meant")
-    if not label_file and own is not None and set(own) == set(found):
+        raise InputError(f"{path}: no row has a label; name the labels with --label_file if that is intended")
+    if not label_file and own is not None and set(own) == set(train_labels):
         labels = own
     if own is not None and own != labels:
         notes.append(_note_head(own, labels))
@@ -128,7 +129,7 @@ def _note_head(own: list[str], labels: list[str]) -> str:
 
 
 def label_source(arguments: Any, trains: bool) -> str:
-    """Where a run's label list comes from, in words."""
+    """The source of a run's label list, for messages."""
     if not trains:
         return f"labels of {arguments.model_name_or_path}"
     if arguments.label_file is not None:
@@ -137,7 +138,7 @@ def label_source(arguments: Any, trains: bool) -> str:
 
 
 def one_hot(labels: Ragged, rows: np.ndarray, num_labels: int) -> torch.Tensor:
-    """(b, labels) float32: 1 where a row has the label."""
+    """(b, labels) float32: 1 for the labels of a row, else 0."""
     dense = torch.zeros(len(rows), num_labels)
     counts = labels.offsets[rows + 1] - labels.offsets[rows]
     if counts.sum():
@@ -147,65 +148,68 @@ def one_hot(labels: Ragged, rows: np.ndarray, num_labels: int) -> torch.Tensor:
 
 def label_ids(
     table: Table,
-    found: Labelled,
+    labelled: Labelled,
     labels: list[str],
     ignore_unknown: bool,
     notes: list[str],
     source: str = "training data",
 ) -> Ragged:
-    """Each row's label numbers, ascending. Raises `InputError` listing the labels that the label list lacks, with their lines,
-    unless `ignore_unknown`: then they are left out and counted in a note. `source`: where the label list is from."""
-    number = {name: i for i, name in enumerate(labels)}
-    ids = {names: sorted(number[name] for name in names if name in number) for names in set(found.rows)}
-    unknown: dict[str, list[int]] = {}  # and the rows of each
-    for row, names in enumerate(found.rows):
+    """Each row's label ids, ascending. `source`: of the list `labels`, for messages.
+
+    Raises `InputError` with the lines of labels that are not in the list. With `ignore_unknown` it drops them and notes their
+    number.
+    """
+    label2id = {name: i for i, name in enumerate(labels)}
+    ids = {names: sorted(label2id[name] for name in names if name in label2id) for names in set(labelled.rows)}
+    unknown: dict[str, list[int]] = {}  # label -> rows
+    for row, names in enumerate(labelled.rows):
         if len(ids[names]) < len(names):
             for name in names:
-                if name not in number:
+                if name not in label2id:
                     unknown.setdefault(name, []).append(row)
     if unknown and ignore_unknown:
         count = sum(map(len, unknown.values()))
         notes.append(f"{table.path}: {count} label(s) of {len(unknown)} kind(s) that the {source} does not have are ignored")
     elif unknown:
         advice = "correct it, name it in --label_file, or leave such labels out with --unknown_labels ignore"
-        shown = []
-        for name, there in list(unknown.items())[:SHOWN]:
+        problems = []
+        for name, rows in list(unknown.items())[:SHOWN]:
             near = nearest(name, labels)
-            meant = f"; did you mean {near!r}?" if near else ""
-            where = f"{table.where(there[0])}: label {name!r:.80}"
-            shown.append(f"{where} is not in the {source} ({len(there)} row(s)){meant}; {advice}")
-        raise InputError(*shown, *more(len(unknown)))
-    return Ragged.of([ids[names] for names in found.rows])
+            hint = f"; did you mean {near!r}?" if near else ""
+            where = f"{table.where(rows[0])}: label {name!r:.80}"
+            problems.append(f"{where} is not in the {source} ({len(rows)} row(s)){hint}; {advice}")
+        raise InputError(*problems, *more(len(unknown)))
+    return Ragged.of([ids[names] for names in labelled.rows])
 
 
 def note_labels(splits: dict[str, tuple[str, Ragged]], labels: list[str], notes: list[str]) -> None:
-    """Notes what a reader of the metrics should know: rows without labels, and labels without rows. `splits`: (path, label
-    numbers of each row) of "train" and, if there is one, "validation"."""
+    """Notes rows without labels, labels without rows, and labels without a ROC AUC. `splits`: (path, label ids of each row) of
+    "train" and, optionally, "validation"."""
     rows = splits["train"][1]
     notes.append(f"{len(labels)} labels, {len(rows.values) / len(rows):.2f} per training row")
     counts = {name: np.bincount(rows.values, minlength=len(labels)) for name, (_, rows) in splits.items()}
     for name, (path, rows) in splits.items():
-        if bare := int((rows.lengths == 0).sum()):
-            notes.append(f"{path}: {bare} row(s) have no label")
-        if name == "train" and (never := [labels[label] for label in np.flatnonzero(counts[name] == 0)]):
-            notes.append(f"no training row has {_listed(never)}")
+        if unlabelled := int((rows.lengths == 0).sum()):
+            notes.append(f"{path}: {unlabelled} row(s) have no label")
+        if name == "train" and (unused := [labels[label] for label in np.flatnonzero(counts[name] == 0)]):
+            notes.append(f"no training row has {_first_names(unused)}")
     if "validation" in splits:
         size = len(splits["validation"][1])
         undefined = [label for label, count in zip(labels, counts["validation"], strict=True) if count in (0, size)]
         if undefined:
             notes.append(
                 f"ROC AUC is undefined for {len(undefined)} label(s) that no or every validation row has, and left out of its "
-                f"average: {_listed(undefined)}"
+                f"average: {_first_names(undefined)}"
             )
 
 
-def _listed(names: list[str]) -> str:
+def _first_names(names: list[str]) -> str:
     return f"{', '.join(names[:SHOWN])}{', ...' if len(names) > SHOWN else ''}"
 
 
-def _names(cell: Any, separator: str | None) -> tuple[list[str], str]:
-    """(labels, the cell's form). A row without labels has no form. `separator`: None for texts that are one label each. Raises
-    ValueError that says what is wrong with the cell."""
+def _parse_cell(cell: Any, separator: str | None) -> tuple[list[str], str]:
+    """(labels, form of the cell); the form is "" without labels. `separator`: None if a text is one label. Raises ValueError
+    for a cell of another form."""
     if isinstance(cell, str) and separator is None:
         return [cell], "a text"
     if isinstance(cell, str):
@@ -229,7 +233,7 @@ def _names(cell: Any, separator: str | None) -> tuple[list[str], str]:
         raise ValueError(f"{cell!r:.80} mixes types; expected a list of texts or a list of whole numbers")
     if type(cell) is int:
         return [str(cell)], "a number"
-    hint = "; a data set of csv files loses empty texts: name the files by --train_file" if cell is None else ""
+    hint = "; for csv files in a data set, name the files by --train_file: datasets drops empty texts" if cell is None else ""
     raise ValueError(f"is {described(cell)}, expected a list or a text (empty for a row without labels{hint})")
 
 

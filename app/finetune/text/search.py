@@ -1,4 +1,4 @@
-"""How titles are searched for: the arguments, completed by what an exported model was trained with, and --generation_config."""
+"""Settings of the beam search: defaults from an exported model, and --generation_config."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from finetune.reading.json_files import read_object
 from finetune.reading.problems import nearest
 from finetune.text.arguments import SEARCH
 
-# What each does to the scores of the next token, made of its value and the ids of the tokens that end a title. None of them
-# draws or depends on the padding of a batch: titles are the same under every launch.
+# Supported fields of --generation_config: (value, end token ids) -> logits processor. None of them samples or depends on the
+# padding of a batch, so titles are the same under every launch.
 SETTINGS: dict[str, Callable[[Any, list[int]], Any]] = {
     "repetition_penalty": lambda value, _: logits_process.RepetitionPenaltyLogitsProcessor(value),
     "encoder_no_repeat_ngram_size": lambda value, _: logits_process.EncoderNoRepeatNGramLogitsProcessor(
@@ -29,52 +29,55 @@ SETTINGS: dict[str, Callable[[Any, list[int]], Any]] = {
     "suppress_tokens": lambda value, _: logits_process.SuppressTokensLogitsProcessor(value),
     "begin_suppress_tokens": lambda value, _: logits_process.SuppressTokensAtBeginLogitsProcessor(value, 1),
 }
+# Fields of GenerationConfig that are arguments.
 ARGUMENTS = {
     **{name: name for name in ("num_beams", "length_penalty", "no_repeat_ngram_size", "num_return_sequences")},
     **dict.fromkeys(("max_length", "max_new_tokens"), "max_title_length"),
     **dict.fromkeys(("min_length", "min_new_tokens"), "min_title_length"),
 }
-WRITTEN = ("_from_model_config", "transformers_version")  # by transformers, into the files that it saves
+WRITTEN_BY_TRANSFORMERS = ("_from_model_config", "transformers_version")
 
 
-def completed(arguments: Any) -> Any:
-    """The arguments with the settings of the search that they leave open: those of the exported model that they name, so that
-    evaluating it gives the metrics of its training; else `SEARCH`."""
-    own = {} if arguments.modes.train else _exported(Path(arguments.model_name_or_path or "") / "generation_config.json")
-    left_open = {name: own.get(name, value) for name, value in SEARCH.items() if getattr(arguments, name) is None}
-    return replace(arguments, **left_open)
+def with_search_defaults(arguments: Any) -> Any:
+    """The arguments with values for search settings that are None: the exported model's, so that its evaluation repeats the
+    metrics of its training; else those of `SEARCH`."""
+    own = {} if arguments.modes.train else _exported_search(Path(arguments.model_name_or_path or "") / "generation_config.json")
+    defaults = {name: own.get(name, value) for name, value in SEARCH.items() if getattr(arguments, name) is None}
+    return replace(arguments, **defaults)
 
 
-def _exported(file: Path) -> dict[str, Any]:
-    """What `titles.plain_model` stored: lengths with the start token, the longest with the end token, too."""
+def _exported_search(file: Path) -> dict[str, Any]:
+    """The search settings in a generation_config.json, {} without a file. transformers counts the start token in `min_length`,
+    and the start and the end token in `max_length`."""
     stored = read_object(file) if file.is_file() else {}
     lengths = {"min_title_length": ("min_length", 1), "max_title_length": ("max_length", 2)}
-    found = {name: stored[of] - more for name, (of, more) in lengths.items() if stored.get(of)}
-    return found | {name: stored[name] for name in SEARCH if name not in lengths and stored.get(name) is not None}
+    settings = {name: stored[field] - special for name, (field, special) in lengths.items() if stored.get(field)}
+    return settings | {name: stored[name] for name in SEARCH if name not in lengths and stored.get(name) is not None}
 
 
-def read_settings(path: str | None, tokenizer: Any) -> dict[str, Any]:
-    """The settings in the file of --generation_config, by their names; none without a file.
+def read_generation_config(path: str | None, tokenizer: Any) -> dict[str, Any]:
+    """The fields of the file of --generation_config; {} without a file.
 
-    Raises `InputError` for names that transformers does not have, those that are arguments or are not passed on, and values
-    that it does not take for this tokenizer.
+    Raises `InputError` for fields that are unknown, unsupported or arguments, and for values that transformers rejects.
     """
     if path is None:
         return {}
-    given = {name: value for name, value in read_object(path).items() if name not in WRITTEN and value is not None}
-    problems = [f"--generation_config {path}: {name} {problem}" for name in given if (problem := _problem_of(name))]
+    settings = {
+        name: value for name, value in read_object(path).items() if name not in WRITTEN_BY_TRANSFORMERS and value is not None
+    }
+    problems = [f"--generation_config {path}: {name} {problem}" for name in settings if (problem := _problem_of(name))]
     if problems:
         raise InputError(*problems)
-    for name, value in given.items():
+    for name, value in settings.items():
         tokens = torch.ones(1, 9, dtype=torch.long)
         try:
             SETTINGS[name](value, [tokenizer.sep_token_id or tokenizer.eos_token_id])(tokens, torch.zeros(1, len(tokenizer)))
         except Exception as error:
             raise InputError(
-                f"--generation_config {path}: {name} {value!r:.80} is not what transformers takes ({in_short(error)}); the "
-                f"tokenizer has {len(tokenizer)} tokens"
+                f"--generation_config {path}: transformers rejects {name} {value!r:.80} ({in_short(error)}); the tokenizer has "
+                f"{len(tokenizer)} tokens"
             ) from error
-    return given
+    return settings
 
 
 def _problem_of(name: str) -> str | None:
@@ -82,8 +85,8 @@ def _problem_of(name: str) -> str | None:
         return None
     if name in ARGUMENTS:
         return f"is an argument: give --{ARGUMENTS[name]} and take it out of the file"
-    supported = f"it may have {', '.join(SETTINGS)}"
+    supported = f"supported are {', '.join(SETTINGS)}"
     if hasattr(GenerationConfig(), name):
-        return f"is not passed on (titles must be the same under every launch, and ids are the model's); {supported}"
+        return f"is not supported (it would sample, change with the launch, or replace the model's ids); {supported}"
     near = nearest(name, [*SETTINGS, *ARGUMENTS])
-    return f"is no setting of transformers' GenerationConfig; {f'did you mean {near}? ' if near else ''}{supported}"
+    return f"is no field of transformers' GenerationConfig; {f'did you mean {near}? ' if near else ''}{supported}"

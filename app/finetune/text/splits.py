@@ -1,4 +1,4 @@
-"""Splits of texts: read from files, streamed or given in memory, and their batches."""
+"""Text splits, read from files or streamed, and their batches."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from finetune.text.long_documents import LongDocuments
 
 @dataclass(frozen=True, kw_only=True)
 class TextSplit(Split):
-    """The texts of a split. `targets`: each row's label numbers or title ids, None without; `texts`, `titles`: columns;
-    `where`: what messages call a row of several files."""
+    """A split of texts. `targets`: label ids or title token ids of each row, None for an unlabelled split. `texts`, `titles`:
+    columns. `where`: row number -> file and line for messages, if the split has several files."""
 
     tokens: Ragged | RaggedChunks
     targets: Ragged | RaggedChunks | None
@@ -37,16 +37,16 @@ class TextSplit(Split):
 
 
 class TextStream(Stream):
-    """The training texts of a task in buffers. `split`: a buffer's rows -> those rows, ready to be batched."""
+    """Streams training texts in buffers. `make_split`: the rows of a buffer -> a tokenized split."""
 
-    def __init__(self, buffers: Buffers, split: Callable[[Table], TextSplit]) -> None:
+    def __init__(self, buffers: Buffers, make_split: Callable[[Table], TextSplit]) -> None:
         super().__init__(buffers.read(0)[1])
-        self.buffers, self.split_of = buffers, split
+        self.buffers, self.make_split = buffers, make_split
 
     def read(self, epoch: int, start: Any) -> tuple[TextSplit, Any]:
         table, following, _ = self.buffers.read(epoch, start)
         with self.buffers.cached_with(epoch):
-            return self.split_of(table), following
+            return self.make_split(table), following
 
     def remove(self, keeps: Callable[[int], bool]) -> None:
         self.buffers.remove(keeps)
@@ -54,8 +54,8 @@ class TextStream(Stream):
 
 @dataclass(frozen=True)
 class TextCollator:
-    """Makes batches of tokenized texts. `multiple`: of what their width is a multiple; `extra_inputs`: inputs -> those that a
-    model needs besides ids and mask; `target_tensor`: (targets, row numbers) -> (b, ...)."""
+    """Collates tokenized texts. `multiple`: batch widths are multiples of it. `extra_inputs`: ids and mask -> further model
+    inputs. `target_tensor`: (targets, row numbers) -> (b, ...)."""
 
     tokenizer: Any
     multiple: int
@@ -72,7 +72,7 @@ class TextCollator:
         titles: Column | None = None,
         **more: Any,
     ) -> TextSplit:
-        """The split of these texts. `path`: what messages call it; `more`: other fields of it."""
+        """The split of these texts. `path`: name in messages; `more`: further fields of `TextSplit`."""
         lengths = tokens.lengths.astype(np.int64)
         return TextSplit(
             path=path,
@@ -91,8 +91,7 @@ class TextCollator:
         )
 
     def __call__(self, tokens: Ragged | RaggedChunks, targets: Any, rows: np.ndarray) -> Batch:
-        """Ids and mask, padded to the longest row of the batch and to what the model's attention needs; (b, windows, width) if
-        documents are read in windows."""
+        """Pads ids and mask to the longest row and to the multiple: (b, width), or with windows (b, windows, width)."""
         side, ids = self.tokenizer.padding_side, [tokens[row] for row in rows]
         pieces, windows = self.long_documents.pieces(ids)
         inputs = {
@@ -116,12 +115,15 @@ def read_tables(
     notes: list[str],
     buffers: Buffers | None,
 ) -> tuple[dict[str, Table], dict[str, Any]]:
-    """(the rows of the files that the modes need, by split; their targets as `read_targets` gives them). Training rows are
-    those of the first of the `buffers` if they are streamed. Rows of blank texts are not trained on. Raises `InputError`."""
+    """(tables, targets of `read_targets`), both by split, for the splits that the modes need.
+
+    Training rows come from the first buffer if they are streamed; rows with blank texts are dropped. Validation rows are split
+    off the training rows if there is no validation file. Raises `InputError`.
+    """
     text, full = (arguments.text_column,), (arguments.text_column, *target_columns)
     required = {"train": full} if modes.train and buffers is None else {}
     required |= {"validation": full} if modes.evaluate else {}
-    required |= {"test": text} if modes.predict else {}  # rows that are only predicted need no targets
+    required |= {"test": text} if modes.predict else {}  # targets of test rows are optional
     tables = read_splits(arguments, required, "train" in required, optional=target_columns)
     if buffers is not None:
         tables = {"train": _first_buffer(buffers, notes), **tables}
@@ -130,18 +132,17 @@ def read_tables(
     targets = {name: read_targets(table, name, notes) for name, table in tables.items()}
     if modes.train and modes.evaluate and "validation" not in tables:
         parts = split_off(tables["train"], arguments.validation_split, arguments.seed)
-        rows = dict(zip(("train", "validation"), parts, strict=True))
-        table, target = tables["train"], targets["train"]
-        tables |= {name: take(table, part) for name, part in rows.items()}
-        targets |= {name: target.take(part) for name, part in rows.items()}
-        notes.append(f"{len(rows['validation'])} training rows are kept for validation (--validation_split)")
+        table, train_targets = tables["train"], targets["train"]
+        for name, rows in zip(("train", "validation"), parts, strict=True):
+            tables[name], targets[name] = take(table, rows), train_targets.take(rows)
+        notes.append(f"{len(parts[1])} training rows are kept for validation (--validation_split)")
     for table in tables.values():
         texts_of(table, arguments.text_column)
     return tables, targets
 
 
 def mixture_of(table: Table, weights: Sequence[float] | None, notes: list[str]) -> Mixture | None:
-    """How --mixing_weights mixes the files of a table (`Mixture.of`); None without weights."""
+    """The `Mixture` of a table's files by --mixing_weights; None without weights."""
     if weights is None:
         return None
     numbers = [source.argument for source in table.sources]
@@ -150,7 +151,7 @@ def mixture_of(table: Table, weights: Sequence[float] | None, notes: list[str]) 
 
 
 def check_texts(items: Sequence[str]) -> list[str]:
-    """The texts as a list. Raises `InputError` for one that is no whole Unicode."""
+    """The texts as a list. Raises `InputError` for a text with a lone surrogate, which no tokenizer can read."""
     for number, text in enumerate(items):
         try:
             text.encode()
@@ -160,20 +161,20 @@ def check_texts(items: Sequence[str]) -> list[str]:
 
 
 def check_finite(values: np.ndarray, what: str, split: TextSplit) -> None:
-    """Raises `TrainingError` naming the first row of a file whose values, (rows, ...), are NaN or infinite."""
+    """Raises `TrainingError` with the first row whose values are NaN or infinite. `values`: (rows, ...)."""
     wrong = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
     if not len(wrong):
         return
     row, some = int(wrong[0]), len(wrong) < len(values)
-    where = f"{split.path}: the model's {what} are not finite for {len(wrong)} of {len(values)} rows"
+    problem = f"{split.path}: the model's {what} are not finite for {len(wrong)} of {len(values)} rows"
     place = f"row {row} (0-based)" if split.where is None else split.where(row)
-    first = f"first for {place}, {split.texts[row]!r:.60}"
+    example = f"first for {place}, {split.texts[row]!r:.60}"
     advice = "it overflows on them: leave them out, or compute with --mixed_precision no" if some else "it diverged"
-    raise TrainingError(f"{where}, {first}; {advice}. Or try a smaller --learning_rate")
+    raise TrainingError(f"{problem}, {example}; {advice}. Or try a smaller --learning_rate")
 
 
 def pad_rows(rows: Sequence[np.ndarray], pad_value: int, side: str = "right", multiple: int = 1) -> torch.Tensor:
-    """(b, width) int64: rows padded to the longest of them, of one token at least, rounded up to `multiple`."""
+    """(b, width) int64 padded rows. The width is the longest length, at least 1, rounded up to `multiple`."""
     width = -(-max(1, *(len(row) for row in rows)) // multiple) * multiple
     padded = np.full((len(rows), width), pad_value, dtype=np.int64)
     for target, row in zip(padded, rows, strict=True):
@@ -185,13 +186,13 @@ def pad_rows(rows: Sequence[np.ndarray], pad_value: int, side: str = "right", mu
 
 
 def lengths_of(rows: Sequence[np.ndarray], side: str) -> tuple[int, ...] | None:
-    """`Batch.lengths` of rows that are padded on that side; None as well if a row has no token."""
+    """`Batch.lengths` of rows padded on the right; None if they are padded on the left or a row is empty."""
     lengths = tuple(map(len, rows))
     return lengths if side == "right" and min(lengths) > 0 else None
 
 
 def _content(texts: Any, targets: Any, titles: Any) -> str:
-    """A hash of the columns of a split, and of its labels."""
+    """A hash of a split's texts and targets."""
     if titles is not None:
         return fingerprint([texts.fingerprint, titles.fingerprint])
     labels = [] if targets is None else [targets.values.tobytes(), targets.offsets.tobytes()]
@@ -201,7 +202,7 @@ def _content(texts: Any, targets: Any, titles: Any) -> str:
 def _first_buffer(buffers: Buffers, notes: list[str]) -> Table:
     table, _, blank = buffers.read(0)
     notes.append(
-        f"an epoch is a buffer of {len(table)} training rows (--streaming); labels, tokens and memory are of the first"
+        f"an epoch is a buffer of {len(table)} training rows (--streaming); labels, tokens and memory are those of the first"
     )
     if blank:
         notes.append(f"{table.path}: {blank} row(s) without a text left out, as in later buffers")

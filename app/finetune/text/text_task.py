@@ -1,4 +1,4 @@
-"""What all text tasks share: the order in which files, tokenizer and model are read, and what is exported."""
+"""The base class of text tasks: loads files, tokenizer and configuration, and exports the model."""
 
 from __future__ import annotations
 
@@ -33,102 +33,83 @@ from finetune.text.long_documents import LongDocuments
 from finetune.text.splits import TextCollator, TextSplit, TextStream, check_texts, mixture_of, read_tables
 from finetune.text.tokenizer import load_tokenizer, note_unknown, tokenizer_fingerprint
 
-PADDING_FREE_NOTE = "the encoder computes without padding (--padding_free); its dropout is another sample than with padding"
+PADDING_FREE_NOTE = "the encoder computes without padding (--padding_free); dropout masks differ from those with padding"
 
 
 class TextTask(Task):
-    """Loading for tasks whose rows are texts. A task says what its targets are and which model reads the texts.
+    """Base class of tasks whose rows are texts. A subclass defines the targets and the model.
 
-    After `load` there are `launch`, `modes`, `config`, `tokenizer`, `max_length`, `long_documents`, `collator`, `splits` and
+    `load` sets `launch`, `modes`, `config`, `tokenizer`, `max_length`, `long_documents`, `collator`, `splits` and
     `padding_free`.
     """
 
     takes = "texts"
     default_max_length = 512
     memory_advice = "a smaller --max_tokens_per_micro_batch or --max_length, "
-    source_prefix = ""  # stands before each text
-    labels: Sequence[str] = ()  # of a task whose targets are numbers of labels
-    buffers: Buffers | None = None  # of training rows that are streamed
+    source_prefix = ""  # put before each text
+    labels: Sequence[str] = ()  # of a task whose targets are label ids
+    buffers: Buffers | None = None  # of streamed training rows
 
     @abstractmethod
     def target_columns(self) -> tuple[str, ...]:
-        """The columns that training and validation rows must have beside the text."""
+        """The required columns of training and validation rows beside the text."""
 
     @abstractmethod
     def read_targets(self, table: Table, split: str, notes: list[str]) -> Any | None:
-        """The targets as they are written in the file, checked, with `take(rows)`; None for a file without."""
+        """The checked targets of a file, with a method `take(rows)`; None for a file without targets."""
 
     @abstractmethod
     def load_model_config(self, targets: dict[str, Any], notes: list[str]) -> Any:
         """The model's configuration, checked. `targets`: by split."""
 
     def encoder_config(self) -> Any:
-        """The part of the configuration that is the encoder's."""
+        """The encoder's part of the configuration."""
         return self.config
 
     def prepare_tokenizer(self, tokenizer: Any) -> None:
-        """Settings of the tokenizer that are the task's. Raises `InputError`."""
+        """Applies the task's settings to the tokenizer. Raises `InputError`."""
 
     def vocabulary_columns(self, table: Table) -> list[Column]:
-        """What --tokenizer_type train learns its vocabulary from."""
+        """The columns on which --tokenizer_type train trains."""
         return [table.columns[self.arguments.text_column]]
 
     @abstractmethod
     def encode_targets(self, table: Table, targets: Any, notes: list[str]) -> Ragged | RaggedChunks:
-        """A split's targets as numbers. Raises `InputError` for what is wrong with them; the texts are tokenized later."""
+        """The ids of a split's targets. Called before texts are tokenized. Raises `InputError`."""
 
-    def settle(self, tables: dict[str, Table], encoded: dict[str, Ragged | RaggedChunks], notes: list[str]) -> None:
-        """Decides what depends on the targets of the run, such as the weights of its loss. `encoded`: by split."""
+    def prepare_targets(self, tables: dict[str, Table], encoded: dict[str, Ragged | RaggedChunks], notes: list[str]) -> None:
+        """Derives settings from the targets of all splits, such as weights of the loss. `encoded`: by split."""
 
     @abstractmethod
     def target_tensor(self, targets: Ragged, rows: np.ndarray) -> torch.Tensor:
-        """(b, ...) the targets of some rows, as `Batch.labels`."""
+        """(b, ...) targets of these rows, for `Batch.labels`."""
 
     def extra_inputs(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Inputs that the model needs besides ids and mask."""
+        """Model inputs besides ids and mask."""
         return {}
 
     def sampling_weights(self, targets: Any) -> np.ndarray | None:
-        """(rows,) how likely each training row is drawn; None: every row once an epoch."""
+        """(rows,) sampling probability of each training row; None: every row once per epoch."""
         return None
 
     def load(self, launch: Launch, modes: Modes) -> Data:
-        """Reads and checks the files, tokenizes texts. Raises `InputError`."""
+        """Reads and checks files, loads configuration and tokenizer, tokenizes texts. Raises `InputError`."""
         arguments, notes = self.arguments, []
         self.launch, self.modes = launch, modes
         adapters.check_quantization(arguments, launch)
         tables, targets = self._read(modes, notes)
         self.config = self.load_model_config(targets, notes)
-        train = tables.get("train")
-        columns = self.vocabulary_columns(train) if train is not None and arguments.tokenizer_type == "train" else []
-        self.tokenizer = load_tokenizer(arguments, columns, notes)
-        self.tokenizer.truncation_side = arguments.truncation_side
-        self.prepare_tokenizer(self.tokenizer)
-        encoder = self.encoder_config()
-        self.max_length = choose_max_length(arguments.max_length, encoder, self.tokenizer, self.default_max_length)
-        self.long_documents = LongDocuments.of(arguments, self.config, self.tokenizer, self.max_length)
-        note = choose_attention(encoder, self.max_length)
-        notes += [note] if note else []
-        self.padding_free = check_padding_free(
-            "off" if arguments.attn_implementation else arguments.padding_free,
-            kernels=arguments.kernels,
-            config=encoder,
-            on_gpu=launch.device_type == "cuda",
-            padding_side=self.tokenizer.padding_side,
-        )
-        self.collator = TextCollator(
-            self.tokenizer, padding_of(encoder), self.long_documents, self.extra_inputs, self.target_tensor
-        )
-        enable_device_kernels(torch.device(launch.device_type), kernels=arguments.kernels)
+        self._load_tokenizer(tables.get("train"), notes)
+        self._choose_kernels(notes)
         encoded = {}
-        for name, found in targets.items():
-            if found is not None:
-                with self._kept(name):
-                    encoded[name] = self.encode_targets(tables[name], found, notes)
-        self.settle(tables, encoded, notes)
+        for name, split_targets in targets.items():
+            if split_targets is not None:
+                with self._first_buffer_cache(name):
+                    encoded[name] = self.encode_targets(tables[name], split_targets, notes)
+        self.prepare_targets(tables, encoded, notes)
         tokenizer, self.splits = tokenizer_fingerprint(self.tokenizer), {}
         for name, table in tables.items():
-            with self._kept(name):
+            with self._first_buffer_cache(name):
                 self.splits[name] = self._split(name, table, encoded.get(name), tokenizer, notes)
         if self.buffers is not None:
             self.splits["train"] = replace(self.splits["train"], stream=TextStream(self.buffers, self.buffer_split))
@@ -141,6 +122,35 @@ class TextTask(Task):
             notes.append(f"--test_file {' '.join(arguments.test_file)} is not read: --do_predict is not given")
         return Data(self.splits, self._fingerprint(tokenizer), notes, self.padding_free)
 
+    def _load_tokenizer(self, train: Table | None, notes: list[str]) -> None:
+        """Sets `tokenizer`, `max_length` and `long_documents`. `train`: the training rows."""
+        arguments = self.arguments
+        columns = self.vocabulary_columns(train) if train is not None and arguments.tokenizer_type == "train" else []
+        self.tokenizer = load_tokenizer(arguments, columns, notes)
+        self.tokenizer.truncation_side = arguments.truncation_side
+        self.prepare_tokenizer(self.tokenizer)
+        self.max_length = choose_max_length(
+            arguments.max_length, self.encoder_config(), self.tokenizer, self.default_max_length
+        )
+        self.long_documents = LongDocuments.of(arguments, self.config, self.tokenizer, self.max_length)
+
+    def _choose_kernels(self, notes: list[str]) -> None:
+        """Sets `padding_free` and `collator`; enables the kernels that do not depend on the model."""
+        arguments, encoder = self.arguments, self.encoder_config()
+        note = choose_attention(encoder, self.max_length)
+        notes += [note] if note else []
+        self.padding_free = check_padding_free(
+            "off" if arguments.attn_implementation else arguments.padding_free,
+            kernels=arguments.kernels,
+            config=encoder,
+            on_gpu=self.launch.device_type == "cuda",
+            padding_side=self.tokenizer.padding_side,
+        )
+        self.collator = TextCollator(
+            self.tokenizer, padding_of(encoder), self.long_documents, self.extra_inputs, self.target_tensor
+        )
+        enable_device_kernels(torch.device(self.launch.device_type), kernels=arguments.kernels)
+
     def describe(self, name: str, closely: bool = False) -> Described:
         split, labels = self.splits[name], None
         if isinstance(split.targets, Ragged):
@@ -149,36 +159,36 @@ class TextTask(Task):
         return describe_texts(split.texts, titles, labels, (split.lengths, self.max_length))
 
     def describe_files(self, launch: Launch, modes: Modes) -> tuple[dict[str, Described], list[str]]:
-        """Without a model or tokenizer lengths are in words."""
-        arguments, notes, found = self.arguments, [], {}
+        """Needs no model or tokenizer: without one, lengths are in words."""
+        arguments, notes, described = self.arguments, [], {}
         if arguments.model_name_or_path or arguments.tokenizer_name or arguments.tokenizer_type == "train":
             return super().describe_files(launch, modes)
         tables, targets = self._read(modes, notes)
         for name, table in tables.items():
             labels, titles = getattr(targets[name], "rows", None), self.titles_of(table)
-            found[name] = describe_texts(table.columns[arguments.text_column], titles and list(titles), labels)
-        return found, notes
+            described[name] = describe_texts(table.columns[arguments.text_column], titles and list(titles), labels)
+        return described, notes
 
     def _read(self, modes: Modes, notes: list[str]) -> tuple[dict[str, Table], dict[str, Any]]:
-        """Rows and targets, by split (`read_tables`)."""
+        """(tables, targets), by split (`read_tables`)."""
         arguments, columns = self.arguments, self.target_columns()
         streamed = arguments.streaming and modes.train
         self.buffers = Buffers(arguments, (arguments.text_column, *columns)) if streamed else None
         return read_tables(arguments, modes, columns, self.read_targets, notes, self.buffers)
 
     def buffer_split(self, table: Table) -> TextSplit:
-        """The rows of a later buffer, ready to be batched. Raises `InputError` for what is wrong with them."""
-        notes = []  # those of the first are enough
+        """Tokenizes the rows of a later buffer. Raises `InputError`."""
+        notes = []  # not shown; the notes on the first buffer are
         texts_of(table, self.arguments.text_column)
         targets = self.encode_targets(table, self.read_targets(table, "train", notes), notes)
         return self._split("train", table, targets, tokenizer_fingerprint(self.tokenizer), notes)
 
-    def _kept(self, name: str) -> AbstractContextManager[None]:
-        """While it lasts, tokens of a streamed split are kept with its first buffer."""
+    def _first_buffer_cache(self, name: str) -> AbstractContextManager[None]:
+        """A context in which the tokens of a streamed split are cached with its first buffer."""
         return self.buffers.cached_with(0) if self.buffers is not None and name == "train" else nullcontext()
 
     def _split(self, name: str, table: Table, targets: Ragged | None, tokenizer: str, notes: list[str]) -> TextSplit:
-        """Tokenizes a file's texts and notes what was cut. `tokenizer`: its fingerprint."""
+        """Tokenizes a file's texts and notes how many were cut. `tokenizer`: its fingerprint."""
         arguments = self.arguments
         if name == "test":
             check_ids(table, arguments.id_column)
@@ -189,7 +199,7 @@ class TextTask(Task):
         encoded = encode_cached(texts, self.encoder, settings, arguments.preprocessing_num_workers)
         note_unknown(encoded["input_ids"], self.tokenizer, table.path, notes)
         note_cut(table, "texts", encoded["cut"], self.long_documents.limit, notes)
-        if name != "train":  # that has none left
+        if name != "train":  # blank training rows were dropped
             note_blank(table, texts, notes)
         return self.collator.split(
             table.path,
@@ -205,7 +215,7 @@ class TextTask(Task):
 
     @property
     def encoder(self) -> Callable[[list[str]], dict[str, list]]:
-        """Texts -> ids and whether something was cut."""
+        """Texts -> ids, and whether each text was cut."""
         return self.long_documents.encoder(self.tokenizer, self.source_prefix)
 
     def rows_in_memory(self, items: Sequence[str]) -> TextSplit:
@@ -213,22 +223,22 @@ class TextTask(Task):
         return self.collator.split("texts", texts, Ragged.of(self.encoder(texts)["input_ids"]), None)
 
     def explain(self, model: torch.nn.Module, item: str, line: dict[str, Any]) -> dict[str, Any]:
-        """Of a classifier: its thresholds, and what each word of the beginning that a model reads at once contributed to the
-        likeliest labels."""
+        """For a classifier: its thresholds, and the contributions of the first `max_length` tokens' words to the likeliest
+        labels."""
         if "probabilities" not in line:
             return {}
         encoded = self.tokenizer(
             item, truncation=True, max_length=self.max_length, return_offsets_mapping=True, return_tensors="pt"
         )
-        words = words_of_likeliest(model, encoded, line["probabilities"], self.long_documents.way == "windows")
+        words = words_of_likeliest(model, encoded, line["probabilities"], self.long_documents.method == "windows")
         return {"thresholds": dict(zip(line["probabilities"], map(float, self.thresholds), strict=True)), "words": words}
 
     def titles_of(self, table: Table) -> Column | None:
-        """The reference texts of a file, for tasks that are scored by them."""
+        """The reference titles of a file, for title generation."""
         return None
 
     def _fingerprint(self, tokenizer: str) -> dict[str, Any]:
-        """What must be equal on every machine, and for a checkpoint to be this run's."""
+        """The run's fingerprint (`Data.fingerprint`). `tokenizer`: the tokenizer's."""
         trained = {name: split for name, split in self.splits.items() if name != "test"}
         configuration, weights = self.arguments.config_name, self.arguments.model_name_or_path
         return {
@@ -246,11 +256,11 @@ class TextTask(Task):
         }
 
     def task_fingerprint(self) -> dict[str, Any]:
-        """What the task adds to the run's fingerprint."""
+        """The task's entries of the run's fingerprint."""
         return {}
 
     def load_for_prediction(self, auto_class: Any, path: str | Path) -> tuple[torch.nn.Module, set[str]]:
-        """(the model of a folder or of the hub, the parameters that it has no weights for)."""
+        """(model of a folder or of the hub, names of its parameters without trained weights)."""
         arguments = replace(self.arguments, model_name_or_path=str(path), config_name=None, from_scratch=False)
         named = str(path) == self.arguments.model_name_or_path
         return load_model_and_new_names(auto_class, arguments, self.config if named else load_config(arguments))
@@ -263,7 +273,7 @@ class TextTask(Task):
 
     @property
     def rounding(self) -> str:
-        """The precision whose rounding lies between the trained model and best/."""
+        """The precision that limits how well best/ agrees with the trained model."""
         return adapters.rounded_as(self.arguments, self.launch.precision)
 
     def save_best(
@@ -276,17 +286,17 @@ class TextTask(Task):
         *,
         change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]] | None = None,
     ) -> None:
-        """Writes best/. `plain`: a model of the trained `model`'s class and configuration, without weights; `change`: what is
-        done to the weights that it is saved with."""
-        saved, weights = adapters.to_export(model, plain, weights, self.arguments)
+        """Writes best/. `plain`: a model of the trained `model`'s class on the meta device, with the configuration to export;
+        `change`: applied to the weights before saving."""
+        exported, weights = adapters.to_export(model, plain, weights, self.arguments)
         weights = weights if change is None else change(weights)
-        export_model(path, saved, weights, check, self.tokenizer, self.max_length)
+        export_model(path, exported, weights, check, self.tokenizer, self.max_length)
 
     def limits(self) -> list[str]:
         return [f"Texts are cut to {self.long_documents.limit} tokens."]
 
     def with_kernels(self, model: torch.nn.Module) -> torch.nn.Module:
-        """The model with the faster computations that the arguments allow, of whole documents; its vocabulary is checked."""
+        """Checks the vocabulary, enables the kernels of the arguments, and applies --long_documents to the model."""
         check_vocabulary(model, self.tokenizer)
         arguments = self.arguments
         enable_kernels(model, kernels=arguments.kernels, attention=arguments.attention, padding_free=self.padding_free)

@@ -1,4 +1,4 @@
-"""Titles by an encoder-decoder: teacher forcing, cross-entropy, beam search, the check of an exported model."""
+"""Parts of the title generation task: teacher forcing, loss, beam search, decoding, and the exported model."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from finetune.task import Batch
 from finetune.text.chinese import join_chinese
 from finetune.text.search import SETTINGS
 
-IGNORED = -100  # the label that counts for nothing
-EXAMPLES = 10  # titles shown in TensorBoard and in the model card
+IGNORED = -100  # target id without a loss
+EXAMPLES = 10  # titles in TensorBoard and in the model card
 METRICS = ("loss", *ROUGE_METRICS, "exact_match", "gen_len")
 CARD_METRICS = [*METRICS, *(f"lead_{name}" for name in ROUGE_METRICS)]
 USAGE = """import re
@@ -35,53 +35,47 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 tokenizer, model = AutoTokenizer.from_pretrained("best"), AutoModelForSeq2SeqLM.from_pretrained("best")
 ids = model.generate(**tokenizer("a long document", truncation=True, return_tensors="pt"))
 title = tokenizer.decode(ids[0], skip_special_tokens=True)
-chinese = "[\\u3001-\\u9fff\\uff01-\\uffef]"  # its characters are decoded with spaces between them
+chinese = "[\\u3001-\\u9fff\\uff01-\\uffef]"  # decoding puts spaces between Chinese characters
 print(re.sub(f"(?<={chinese}) +(?={chinese})", "", title))"""
 
 
 def usage(prefix: str) -> str:
-    """Python code that writes a title with best/. `prefix`: what stands before each document."""
+    """Python code for the model card that writes a title with best/. `prefix`: put before each document."""
     return USAGE.replace('"a long document"', f'{prefix!r} + "a long document"') if prefix else USAGE
 
 
-def told(source_prefix: str, language: int | None) -> dict[str, Any]:
-    """What an encoder-decoder is told besides the text, for the fingerprint of a run; nothing for most models."""
-    found = {"source_prefix": source_prefix, "title_language": language}
-    return {name: value for name, value in found.items() if value}
-
-
-def example_table(examples: list[dict[str, str]]) -> str:
-    """References and generated titles as a Markdown table."""
-    return "\n".join(markdown_table(["reference", "generated"], [list(example.values()) for example in examples]))
+def example_table(examples: list[dict[str, str]]) -> list[str]:
+    """References and generated titles as the lines of a Markdown table."""
+    return markdown_table(["reference", "generated"], [list(example.values()) for example in examples])
 
 
 def lead_remark(metrics: dict[str, Any]) -> list[str]:
-    """A line that compares the model with the document's first sentence as its title."""
+    """A line that compares rougeL with that of the baseline, the document's first sentence."""
     ours, lead = metrics.get("rougeL"), metrics.get("lead_rougeL")
     if ours is None or lead is None:
         return []
     return [f"the first sentence as title: rougeL {lead:.4f} ({'below' if lead < ours else 'not below'} ours)"]
 
 
-def check_titles(table: Table, column: str, split: str) -> Column | None:
-    """The titles of a file; None for test rows without. Raises `InputError` for titles that are no text, and for empty ones."""
+def read_titles(table: Table, column: str, split: str) -> Column | None:
+    """The titles of a file; None for a test file without titles. Raises `InputError` for empty titles and other types."""
     if column not in table.columns or (split == "test" and all(title in (None, "") for title in table.columns[column])):
         table.columns.pop(column, None)
         return None
     titles = texts_of(table, column)
     empty = blank_rows(titles)
     if len(empty):
-        found = [f"{table.where(row)}: {column} is empty; give it a title or leave the row out" for row in empty]
-        raise InputError(*found[:SHOWN], *more(len(empty)))
+        problems = [f"{table.where(row)}: {column} is empty; give it a title or leave the row out" for row in empty]
+        raise InputError(*problems[:SHOWN], *more(len(empty)))
     return titles
 
 
 @dataclass(frozen=True)
 class Generation:
-    """How titles are searched for. Lengths are in tokens and leave out start and end.
+    """Settings of the beam search. Lengths are in tokens, without start and end.
 
-    `in_step`: under ZeRO-3 and FSDP weights are gathered together, so all processes must generate equally long; `further`:
-    settings of --generation_config (`finetune.text.search`).
+    `synced_gpus`: as in transformers; under ZeRO-3 and FSDP all processes must run the same number of forward passes.
+    `further`: fields of --generation_config (`finetune.text.search`).
     """
 
     num_beams: int
@@ -91,13 +85,13 @@ class Generation:
     max_length: int
     start_id: int
     pad_id: int
-    in_step: bool
+    synced_gpus: bool
     num_return_sequences: int = 1
     further: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod
-    def of(arguments: Any, start_id: int, pad_id: int, in_step: bool, further: Mapping[str, Any]) -> Generation:
-        """The search that the arguments ask for. `further`: what --generation_config adds."""
+    def of(arguments: Any, start_id: int, pad_id: int, synced_gpus: bool, further: Mapping[str, Any]) -> Generation:
+        """The settings of `SearchArguments`."""
         return Generation(
             num_beams=arguments.num_beams,
             length_penalty=arguments.length_penalty,
@@ -106,23 +100,23 @@ class Generation:
             max_length=arguments.max_title_length,
             start_id=start_id,
             pad_id=pad_id,
-            in_step=in_step,
+            synced_gpus=synced_gpus,
             further=further,
         )
 
     def search(
         self, model: Any, inputs: dict[str, torch.Tensor], encoder_output: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Beam search: ((b, num_return_sequences, max_length + 2) int32 ids, best first within a row; (b, num_return_sequences)
-        scores, 0 where there is one candidate only).
+        """Beam search. Returns (ids, scores): (b, num_return_sequences, max_length + 2) int32, best candidate first, and
+        (b, num_return_sequences), 0 for a single candidate.
 
-        `encoder_output`: (b, width, hidden) the encoder's last layer for these inputs, if it is known.
+        `encoder_output`: (b, width, hidden) last hidden state of the encoder for these inputs, if it was computed before.
         """
-        known = {} if encoder_output is None else {"encoder_outputs": BaseModelOutput(last_hidden_state=encoder_output)}
-        candidates, width = self.num_return_sequences, self.max_length + 2  # transformers counts the start token
+        cached = {} if encoder_output is None else {"encoder_outputs": BaseModelOutput(last_hidden_state=encoder_output)}
+        candidates, width = self.num_return_sequences, self.max_length + 2  # with start and end
         out = model.generate(
             **inputs,
-            **known,
+            **cached,
             do_sample=False,
             num_beams=max(self.num_beams, candidates),
             length_penalty=self.length_penalty,
@@ -131,7 +125,7 @@ class Generation:
             max_length=width,
             num_return_sequences=candidates,
             early_stopping=True,
-            synced_gpus=self.in_step,
+            synced_gpus=self.synced_gpus,
             return_dict_in_generate=True,
             output_scores=candidates > 1,
             **self.further,
@@ -141,13 +135,12 @@ class Generation:
         return ids.view(-1, candidates, width), scores.view(-1, candidates)
 
     def lengths(self, ids: np.ndarray) -> np.ndarray:
-        """(titles,) tokens of generated titles, (titles, width), without start and padding."""
+        """(titles,) lengths of generated ids (titles, width), without start and padding."""
         return ((ids != self.pad_id) & (ids != self.start_id)).sum(axis=1)
 
 
 def teacher_forcing(labels: torch.Tensor, generation: Generation) -> dict[str, Any]:
-    """Decoder inputs (b, t): the labels moved right by one behind the start id, and their mask. No keys and values are kept: no
-    token is to come."""
+    """Decoder inputs (b, t): the labels shifted right behind the start id, and their mask."""
     ids = labels.masked_fill(labels == IGNORED, generation.pad_id)
     start = ids.new_full((len(ids), 1), generation.start_id)
     mask = torch.cat([torch.ones_like(start), (labels[:, :-1] != IGNORED).long()], dim=1)
@@ -155,7 +148,7 @@ def teacher_forcing(labels: torch.Tensor, generation: Generation) -> dict[str, A
 
 
 def token_losses(logits: torch.Tensor, batch: Batch, smoothing: float) -> torch.Tensor:
-    """(b, t) float32: each title token's cross-entropy, 0 where there is none."""
+    """(b, t) float32 cross-entropy of each title token; 0 for ignored tokens and placeholder rows."""
     labels = batch.labels.masked_fill(~batch.is_real[:, None], IGNORED)
     flat = cross_entropy(
         logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORED, label_smoothing=smoothing, reduction="none"
@@ -164,27 +157,27 @@ def token_losses(logits: torch.Tensor, batch: Batch, smoothing: float) -> torch.
 
 
 def decode(tokenizer: Any, ids: np.ndarray) -> list[str]:
-    """The titles of (titles, width) generated ids."""
+    """The texts of generated ids (titles, width)."""
     return [join_chinese(text).strip() for text in tokenizer.batch_decode(ids, skip_special_tokens=True)]
 
 
 def prediction_lines(tokenizer: Any, ids: np.ndarray, scores: np.ndarray) -> Iterator[dict[str, Any]]:
     """The lines of predictions.jsonl. `ids`: (rows, candidates, width), best first; `scores`: (rows, candidates)."""
-    for each, theirs in zip(ids, scores, strict=True):
-        pairs = zip(decode(tokenizer, each), theirs.tolist(), strict=True)
+    for row_ids, row_scores in zip(ids, scores, strict=True):
+        pairs = zip(decode(tokenizer, row_ids), row_scores.tolist(), strict=True)
         candidates = [{"title": title, "score": round(score, 6)} for title, score in pairs]
         yield {"title": candidates[0]["title"], **({"candidates": candidates} if len(candidates) > 1 else {})}
 
 
-def counted_by_rouge(requested: str, references: Column | None) -> str:
-    """--rouge_tokenizer as a decision for these references."""
+def rouge_tokenizer_for(requested: str, references: Column | None) -> str:
+    """--rouge_tokenizer; "auto" is resolved by the script of the references."""
     if requested != "auto":
         return requested
     return "default" if references is None else choose_tokenizer(references)
 
 
 def plain_model(model: Any, search: Generation) -> Any:
-    """An fp32 model without weights, to save others' weights with, whose generation configuration is the run's."""
+    """An fp32 model on the meta device with the configuration and generation configuration to export."""
     config = type(model.config).from_dict(model.config.to_dict())
     config.dtype = torch.float32
     with torch.device("meta"):
@@ -198,15 +191,15 @@ def plain_model(model: Any, search: Generation) -> Any:
         setattr(generation, name, search.further.get(name, getattr(model.generation_config, name)))
     if search.min_length:
         generation.min_length = search.min_length + 1
-    if search.num_beams > 1:  # they mean nothing to a greedy search, and saving complains about them
+    if search.num_beams > 1:  # transformers refuses to save these settings with greedy search
         generation.early_stopping, generation.length_penalty = True, search.length_penalty
     return plain
 
 
 def check_export(folder: Path, collate: Callable[[np.ndarray], Batch] | None, expected: dict[int, str]) -> None:
-    """Generates titles of a few documents, one at a time, with the folder in plain transformers.
+    """Generates the titles of a few documents with the exported folder in plain transformers.
 
-    `expected`: the run's titles by row of the file that `collate` batches. Raises `TrainingError` if they differ.
+    `expected`: row number -> the run's title; `collate` makes the batch of a row. Raises `TrainingError` if titles differ.
     """
     model, tokenizer = loadable(folder, AutoModelForSeq2SeqLM), AutoTokenizer.from_pretrained(folder)
     if isinstance(model, str):
@@ -214,22 +207,21 @@ def check_export(folder: Path, collate: Callable[[np.ndarray], Batch] | None, ex
     model.eval()
     for row, title in expected.items():
         batch = collate(np.array([row]))
-        real = int(batch.inputs["attention_mask"].sum())
+        length = int(batch.inputs["attention_mask"].sum())
         with torch.no_grad():
-            ids = model.generate(**{name: tensor[:, :real] for name, tensor in batch.inputs.items()}, do_sample=False)
-        found = decode(tokenizer, ids.numpy())[0]
-        if found != title:
+            ids = model.generate(**{name: tensor[:, :length] for name, tensor in batch.inputs.items()}, do_sample=False)
+        generated = decode(tokenizer, ids.numpy())[0]
+        if generated != title:
             raise TrainingError(
-                f"the exported model writes {found!r} where the run wrote {title!r} (row {row}); nothing was replaced. Please "
-                "report this with run.json"
+                f"the exported model writes {generated!r}, but the run wrote {title!r} (row {row}); nothing was replaced. "
+                "Please report this with run.json"
             )
 
 
 def card_sections(folder: Path) -> list[str]:
-    """What the card of a title run says besides its metrics."""
+    """Markdown lines of the model card about ROUGE and example titles."""
     metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
-    examples = [list(example.values()) for example in metrics.get("examples", [])]
     sections = [f"ROUGE counts `{metrics.get('rouge_tokenizer')}`; `lead_*` is the document's first sentence as its title.", ""]
-    if examples:
-        sections += ["## Titles of validation documents", "", *markdown_table(["reference", "generated"], examples)]
+    if examples := metrics.get("examples"):
+        sections += ["## Titles of validation documents", "", *example_table(examples)]
     return sections

@@ -1,4 +1,4 @@
-"""The tokenizer of a run, its languages if it is multilingual, and the encoders that turn texts into ids."""
+"""Loads or trains the tokenizer of a run, sets its languages, and encodes texts and titles."""
 
 from __future__ import annotations
 
@@ -22,24 +22,22 @@ from finetune.reading.stored_rows import Column
 from finetune.text.chinese import backend_json, jieba_tokenizer
 from finetune.text.vocabulary import train_tokenizer
 
-MUCH_UNKNOWN = 0.1  # of the tokens; special tokens count as known
-LANGUAGE = re.compile(r"[a-z]{2,3}_[A-Za-z]{2,4}")  # zh_CN of mBART, zho_Hans of NLLB
-# Unused lists take a third of the time of short texts: Rust uses all cores, making Python lists only one.
+MAX_UNKNOWN_SHARE = 0.1  # of the tokens of a file, special tokens included, before a note
+LANGUAGE_CODE = re.compile(r"[a-z]{2,3}_[A-Za-z]{2,4}")  # zh_CN of mBART, zho_Hans of NLLB
+# Unused lists take a third of the time for short texts: Rust uses all cores, but building Python lists only one.
 IDS_ALONE = {"return_attention_mask": False, "return_token_type_ids": False}
 
 
 def load_tokenizer(arguments: Any, train_texts: Sequence[Column], notes: list[str]) -> Any:
-    """The tokenizer that the arguments name: the model's, another one, or one trained on columns of training texts.
+    """The model's tokenizer, that of --tokenizer_name, or a new one trained on the columns `train_texts`.
 
-    Words of the user dictionary that change nothing are noted. Raises `InputError` when the tokenizer cannot be found or has no
-    padding token.
+    Raises `InputError` if the tokenizer cannot be loaded or has no padding token.
     """
     if arguments.tokenizer_type == "train":
-        return _trained(train_texts, arguments.vocab_size)
+        return _train_or_load(train_texts, arguments.vocab_size)
     name = arguments.tokenizer_name or arguments.model_name_or_path
     if name is None:
         raise InputError("no tokenizer: give --model_name_or_path, --tokenizer_name or --tokenizer_type train")
-    # Importing transformers takes seconds; errors in arguments and files do not wait for it.
     try:
         if arguments.tokenizer_type == "jieba":
             tokenizer = jieba_tokenizer(name, arguments.user_dictionary, notes)
@@ -57,23 +55,21 @@ def load_tokenizer(arguments: Any, train_texts: Sequence[Column], notes: list[st
 
 
 def set_languages(tokenizer: Any, arguments: Any) -> dict[str, int]:
-    """Tells a tokenizer --source_lang and --target_lang, which it is saved with, and returns what a model must be told so that
-    its titles are in the target language: the token that the decoder starts with (mBART), or the first one that it writes
-    (mBART-50, NLLB). {} where no language is given.
+    """Sets --source_lang and --target_lang on a multilingual tokenizer. Returns the settings that make a model write in the
+    target language: `decoder_start_token_id` (mBART) or `forced_bos_token_id` (mBART-50, NLLB); {} without --source_lang.
 
-    Raises `InputError` for a tokenizer without languages, and for codes that it does not have.
+    Raises `InputError` for a tokenizer without languages and for unknown language codes.
     """
     source, target = arguments.source_lang, arguments.target_lang or arguments.source_lang
     if source is None:
         return {}
     name = arguments.tokenizer_name or arguments.model_name_or_path
-    codes = sorted({str(token) for token in tokenizer.added_tokens_decoder.values() if LANGUAGE.fullmatch(str(token))})
+    codes = sorted({str(token) for token in tokenizer.added_tokens_decoder.values() if LANGUAGE_CODE.fullmatch(str(token))})
     if not hasattr(tokenizer, "src_lang") or not codes:
         raise InputError(f"--source_lang {source}: the tokenizer of {name} has no language codes; leave it out")
-    given = {"source_lang": source, "target_lang": target}
-    wrong = [argument for argument, code in given.items() if code not in codes]
-    if wrong:
-        raise InputError(*(_unknown_language(argument, given[argument], codes, name) for argument in wrong))
+    unknown = {arg: code for arg, code in {"source_lang": source, "target_lang": target}.items() if code not in codes}
+    if unknown:
+        raise InputError(*(_unknown_language(arg, code, codes, name) for arg, code in unknown.items()))
     tokenizer.src_lang, tokenizer.tgt_lang = source, target
     code = tokenizer.convert_tokens_to_ids(target)
     first = tokenizer(text_target="")["input_ids"][0]
@@ -82,8 +78,8 @@ def set_languages(tokenizer: Any, arguments: Any) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class TextEncoder:
-    """Texts -> {"input_ids": ids per text, with special tokens; "cut": whether the text was truncated}. `prefix`: stands before
-    each text."""
+    """Texts -> {"input_ids": ids of each text with special tokens, "cut": whether it was truncated}. `prefix`: put before each
+    text."""
 
     tokenizer: Any
     max_length: int
@@ -97,7 +93,7 @@ class TextEncoder:
 
 @dataclass(frozen=True)
 class TitleEncoder:
-    """As `TextEncoder`, for titles as a decoder's targets: at most `max_length` ids and the end token, without start token."""
+    """As `TextEncoder`, for titles as decoder targets: at most `max_length` ids and the end token, without the start token."""
 
     tokenizer: Any
     start_id: int
@@ -107,7 +103,7 @@ class TitleEncoder:
     def __call__(self, texts: list[str]) -> dict[str, list]:
         encoded = self.tokenizer(text_target=texts, **IDS_ALONE)["input_ids"]
         rows = [ids[1:] if ids and ids[0] == self.start_id else ids for ids in encoded]
-        # mBART has the language behind the end, where the decoder starts with it.
+        # mBART puts the language code after the end token; its decoder starts with it.
         rows = [ids[:-1] if ids[-2:-1] == [self.end_id] != ids[-1:] else ids for ids in rows]
         rows = [ids[:-1] if ids and ids[-1] == self.end_id else ids for ids in rows]
         return {
@@ -117,23 +113,23 @@ class TitleEncoder:
 
 
 def note_unknown(tokens: RaggedChunks, tokenizer: Any, path: str, notes: list[str]) -> None:
-    """Notes a file of which much is unknown to the tokenizer: it is probably one for another language."""
+    """Notes a file with a large share of unknown tokens: the tokenizer is probably for another language."""
     total = int(tokens.lengths.sum())
     if tokenizer.unk_token_id is None or not total:
         return
     unknown = sum(int(np.count_nonzero(chunk.values == tokenizer.unk_token_id)) for chunk in tokens.chunks) / total
-    if unknown > MUCH_UNKNOWN:
+    if unknown > MAX_UNKNOWN_SHARE:
         notes.append(f"{path}: {unknown:.0%} of the tokens are unknown to the tokenizer; is it one for this language?")
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
-    """A hash of everything that decides which ids a text gets, except for the length."""
+    """A hash of everything that determines the ids of a text, except for the maximum length."""
     backend = json.loads(backend_json(tokenizer))
-    # These two remember the last call, so they differ between a process that tokenized and one that loaded the tokens.
+    # These two hold the settings of the last call. They depend on whether this process tokenized or read the cache.
     backend.pop("truncation", None)
     backend.pop("padding", None)
-    earlier = "[None, None]"  # keeps the fingerprints, and with them the tokens and checkpoints, of earlier versions
-    return fingerprint([type(tokenizer).__name__, json.dumps(backend, sort_keys=True), tokenizer.truncation_side, earlier])
+    legacy = "[None, None]"  # keeps the fingerprints of earlier versions, and so their caches and checkpoints
+    return fingerprint([type(tokenizer).__name__, json.dumps(backend, sort_keys=True), tokenizer.truncation_side, legacy])
 
 
 def _unknown_language(argument: str, code: str, codes: list[str], name: str) -> str:
@@ -144,8 +140,8 @@ def _unknown_language(argument: str, code: str, codes: list[str], name: str) -> 
 
 
 @dataclass(frozen=True)
-class _Joined:
-    """The cells of several columns, one column after the other; can be iterated more than once."""
+class _Concatenated:
+    """The cells of several columns, one column after the other. Unlike a generator it can be iterated twice."""
 
     columns: Sequence[Column]
 
@@ -156,9 +152,9 @@ class _Joined:
         return chain.from_iterable(self.columns)
 
 
-def _trained(texts: Sequence[Column], vocab_size: int) -> Any:
-    """The tokenizer trained on these texts: trained once per machine, then loaded from the cache."""
+def _train_or_load(texts: Sequence[Column], vocab_size: int) -> Any:
+    """A tokenizer trained on these texts; trained once per machine, then loaded from the cache."""
     key = fingerprint([str(vocab_size), *(column.fingerprint for column in texts)])[:40]
-    everything = _Joined(texts)
-    folder = get_or_create("vocabularies", key, lambda path: train_tokenizer(everything, vocab_size).save_pretrained(path))
+    corpus = _Concatenated(texts)
+    folder = get_or_create("vocabularies", key, lambda path: train_tokenizer(corpus, vocab_size).save_pretrained(path))
     return AutoTokenizer.from_pretrained(folder)

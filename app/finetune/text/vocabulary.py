@@ -1,4 +1,4 @@
-"""Trains a WordPiece vocabulary like BERT's, offline. The same texts in any order give the same ids."""
+"""Trains a WordPiece vocabulary like BERT's. The ids do not depend on the order of the texts."""
 
 from collections.abc import Collection
 
@@ -9,7 +9,7 @@ from finetune.errors import InputError
 from finetune.output.progress import counted
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # ids 0 to 4
-MAX_WORD_CHARACTERS = 100  # WordPiece turns a longer word into [UNK], so there is nothing to learn from it
+MAX_WORD_CHARACTERS = 100  # WordPiece turns longer words into [UNK], so training skips them
 NO_LIMIT = 2**31 - 1
 
 
@@ -17,10 +17,10 @@ def train_tokenizer(texts: Collection[str], vocab_size: int, lowercase: bool = T
     """A BertTokenizer with a WordPiece vocabulary of at most `vocab_size` tokens, trained on `texts`.
 
     The vocabulary holds the special tokens (ids 0 to 4), every character of the texts, then the most frequent merges. Every
-    Chinese character is a word of its own. `lowercase` also strips accents, as BERT does. `texts` is read twice and may be
-    larger than memory: only the count of each distinct word is kept.
+    Chinese character is a word. `lowercase` also strips accents, as BERT does. `texts` is read twice and may be larger than
+    memory: only the counts of distinct words are kept.
 
-    Raises InputError when the texts hold no word, or when the characters alone do not fit into `vocab_size`.
+    Raises InputError if the texts hold no word or if their characters do not fit into `vocab_size`.
     """
     words = distinct_words(texts, lowercase)
     vocabulary = learn_vocabulary(texts, words, vocab_size, lowercase)
@@ -30,8 +30,8 @@ def train_tokenizer(texts: Collection[str], vocab_size: int, lowercase: bool = T
 def distinct_words(texts: Collection[str], lowercase: bool) -> Collection[str]:
     """The distinct words of the texts, as BERT splits them. Raises InputError if there is none."""
     tokenizer = _bert_like(models.WordLevel(), lowercase)
-    # This trainer does not report counts, so the texts are read again to learn merges. On two cores that still takes a third
-    # less time than counting words in Python.
+    # This trainer does not return counts, so `learn_vocabulary` reads the texts again. On two cores both passes together take a
+    # third less time than counting words in Python.
     trainer = trainers.WordLevelTrainer(vocab_size=NO_LIMIT, min_frequency=0, special_tokens=[], show_progress=False)
     tokenizer.train_from_iterator(counted(texts, "reading words", "texts", len(texts)), trainer)
     words = tokenizer.get_vocab(with_added_tokens=False)
@@ -43,8 +43,8 @@ def distinct_words(texts: Collection[str], lowercase: bool) -> Collection[str]:
 def learn_vocabulary(texts: Collection[str], words: Collection[str], vocab_size: int, lowercase: bool) -> dict[str, int]:
     """Token -> id, by the WordPiece trainer of `tokenizers`. `words`: the distinct words of the texts.
 
-    That trainer numbers single characters in the order of a randomly seeded hash map, and breaks ties between merges by these
-    numbers: two runs over the same texts differ. Passing all single characters as sorted "special tokens" removes the chance.
+    The trainer numbers characters in the order of a randomly seeded hash map and breaks ties between merges by these numbers,
+    so two runs differ. Passing all characters as sorted "special tokens" makes the result reproducible.
     """
     short = [word for word in words if len(word) <= MAX_WORD_CHARACTERS]
     characters = sorted({character for word in short for character in word})
@@ -56,7 +56,7 @@ def learn_vocabulary(texts: Collection[str], words: Collection[str], vocab_size:
             f"words, and {len(SPECIAL_TOKENS)} special tokens need {len(alphabet)} entries before any word is learnt"
         )
     tokenizer = _bert_like(models.WordPiece(unk_token="[UNK]"), lowercase)
-    if len(short) < len(words):  # takes half as long again
+    if len(short) < len(words):  # only if needed: it takes 50% more time
         too_long = pre_tokenizers.Split(Regex(rf"\A.{{{MAX_WORD_CHARACTERS + 1},}}\z"), "removed")
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([tokenizer.pre_tokenizer, too_long])
     trainer = trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=alphabet, show_progress=False)

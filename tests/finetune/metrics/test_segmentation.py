@@ -5,7 +5,6 @@ import pytest
 import torch
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, jaccard_score
 
-from finetune.metrics.image_metrics import SegmentationMetric
 from finetune.metrics.segmentation import (
     count_classes,
     count_confusion,
@@ -82,28 +81,3 @@ def test_background_can_be_left_out_of_classes_and_means():
 def test_nothing_counted_is_undefined():
     assert set(segmentation_scores(np.zeros((2, 3), dtype=np.int64), ["a", "b"]).values()) == {None}
     assert mean_of_defined(np.array([np.nan, 0.5])) == 0.5
-
-
-def test_the_metric_equals_the_function_whatever_the_sizes():
-    predicted, truth = masks()
-    counts = count_classes(torch.as_tensor(predicted), torch.as_tensor(truth), 4).sum(0).numpy()
-    expected = segmentation_scores(counts, NAMES)
-    assert SegmentationMetric().compute(predictions=predicted, references=truth, names=NAMES) == expected
-    metric = SegmentationMetric()
-    metric.add_batch(predictions=[mask.ravel() for mask in predicted], references=[mask.ravel() for mask in truth])
-    assert metric.compute(names=NAMES) == expected
-    halves = [[*predicted[:3], predicted[3, :2], predicted[3, 2:]], [*truth[:3], truth[3, :2], truth[3, 2:]]]
-    assert SegmentationMetric().compute(predictions=halves[0], references=halves[1], names=NAMES) == expected
-
-
-@pytest.mark.parametrize(
-    ("predicted", "truth", "message"),
-    [
-        ([[0, 1]], [[0, 1, 1]], r"a prediction of shape \(2,\) for a mask of \(3,\)"),
-        ([[0, 1]], [[0, 7]], "a mask has classes 0 to 7, expected 0 to 3"),
-        ([[0, 255]], [[0, 1]], "a prediction has classes 0 to 255"),
-    ],
-)
-def test_what_cannot_be_scored_is_refused(predicted, truth, message):
-    with pytest.raises(ValueError, match=message):
-        SegmentationMetric().compute(predictions=predicted, references=truth, names=NAMES)

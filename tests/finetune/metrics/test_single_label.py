@@ -4,8 +4,8 @@ import torch
 from sklearn.metrics import accuracy_score, f1_score, precision_recall_fscore_support, top_k_accuracy_score
 from sklearn.metrics import confusion_matrix as their_confusion
 
-from finetune.metrics.image_metrics import SingleLabelMetric
 from finetune.metrics.single_label import confusion_matrix, per_class_table, single_label_scores
+from finetune.metrics.single_label_metric import SingleLabelMetric
 
 
 def rows(count=200, classes=7, seed=0):

@@ -5,12 +5,12 @@ from types import ModuleType
 
 import pytest
 
-from finetune.serving.imports import _Deferred, _unchanged
+from finetune.serving.imports import _LazyModule, _no_op_decorator
 
 
 def test_a_package_is_imported_when_more_than_a_decorator_is_asked_of_it():
     package = module_from_spec(find_spec("dbm"))
-    package.__class__ = _Deferred
+    package.__class__ = _LazyModule
     assert package.allow_in_graph(len) is package.disable(len, True, wrapping=False) is len
     assert "whichdb" not in vars(package)
     with pytest.raises(AttributeError):
@@ -22,5 +22,5 @@ def test_a_package_is_imported_when_more_than_a_decorator_is_asked_of_it():
 
 
 def test_decorators_with_and_without_arguments_change_nothing():
-    assert _unchanged(len) is len
-    assert _unchanged(recursive=False)(len) is len
+    assert _no_op_decorator(len) is len
+    assert _no_op_decorator(recursive=False)(len) is len

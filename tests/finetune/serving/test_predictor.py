@@ -97,7 +97,7 @@ def test_what_cannot_be_predicted_in_memory_is_refused(tmp_path, bert_folder):
     predictor = load_predictor("classify", str(bert_folder), str(tmp_path), [])
     with pytest.raises(InputError, match="text 1: holds half of a character"):
         predictor(["a", "\ud800"])
-    with pytest.raises(InputError, match="a model of segment3d predicts files only: python app"):
+    with pytest.raises(InputError, match="a model of segment3d predicts files only; use python app"):
         load_predictor("segment3d", str(tmp_path), str(tmp_path), [])
     small_cnn(tmp_path / "cnn", None)
     predictor = load_predictor("image_classify", str(tmp_path / "cnn"), str(tmp_path), [])

@@ -9,7 +9,7 @@ pytest.importorskip("aiohttp")
 from aiohttp.test_utils import TestClient, TestServer
 
 from finetune.errors import InputError
-from finetune.serving.batching import Batches
+from finetune.serving.batching import BatchQueue
 from finetune.serving.web import Limits, Server
 
 
@@ -84,7 +84,7 @@ def test_a_full_queue_refuses_and_goes_on(tmp_path):
             await asyncio.sleep(0.01)
         status, answer = await post(client, {"texts": ["b"] * 5})
         assert status == 503
-        assert answer["error"] == "2 others wait, more than 6 may; try again in a moment"
+        assert answer["error"] == "2 of 6 places in the queue are taken; try again in a moment"
         predictor.open.set()
         assert len((await first)[1]["predictions"]) == 6
         assert (await post(client, {"text": "b"}))[0] == 200
@@ -119,7 +119,7 @@ def test_what_cannot_be_answered_is_explained(body, status, message, tmp_path):
 def test_a_wrong_text_costs_the_others_nothing():
     async def check():
         predictor = Predictor()
-        batches = Batches(predictor, 4, 0.01, 8)
+        batches = BatchQueue(predictor, 4, 0.01, 8)
         running = asyncio.create_task(batches.run())
         found = await asyncio.gather(*batches.submit(["a", "bad", "b"]), return_exceptions=True)
         running.cancel()

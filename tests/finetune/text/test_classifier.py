@@ -26,9 +26,9 @@ from finetune.text.classifier import (
     configure,
     label_table,
     labels_of,
-    match_rows,
     own_labels,
     plain_model,
+    replace_output_layer,
     rows_to_check,
     set_head_bias,
     thresholds_of,
@@ -114,7 +114,7 @@ def test_rows_of_a_head_follow_their_labels_names(config_class):
     weight = old.weight.detach().clone()
     with torch.no_grad():
         old.bias.copy_(torch.tensor([1.0, 2.0, 3.0]))
-    new_rows = match_rows(model, ["a", "b", "c"], ["c", "new", "a", "newer"])
+    new_rows = replace_output_layer(model, ["a", "b", "c"], ["c", "new", "a", "newer"])
     assert new_rows.tolist() == [False, True, False, True]
     assert set_head_bias(model, set(), np.array([7.0, 8.0, 9.0, 10.0]), new_rows)
     output = model.get_submodule(name)
@@ -128,7 +128,7 @@ def test_rows_of_a_head_follow_their_labels_names(config_class):
 def test_a_head_whose_rows_cannot_be_found_is_refused(model):
     model.classifier = torch.nn.Identity()
     with pytest.raises(InputError, match="no linear layer for its 3 labels"):
-        match_rows(model, LABELS, ["a"])
+        replace_output_layer(model, LABELS, ["a"])
 
 
 def test_labels_that_are_not_numbered_from_0_are_refused():
@@ -235,7 +235,7 @@ def test_a_stock_pipeline_gives_the_calibrated_probabilities(model, tokenizer, t
     found = Fitted(np.array([2.0, 0.25, 1.5]), np.array([0.5, 0.25, 0.125]))
     encoded = tokenizer(WORDS, truncation=True, max_length=16, padding=True, return_tensors="pt")
     with torch.no_grad():
-        expected = found.chances(model(**encoded).logits.numpy())
+        expected = found.probabilities(model(**encoded).logits.numpy())
     plain = plain_model(model, found, MultiLabelLoss())
     weights = calibrated(plain, found, model.state_dict())
     checked = dict(zip(WORDS, expected, strict=True))
@@ -249,7 +249,7 @@ def test_a_stock_pipeline_gives_the_calibrated_probabilities(model, tokenizer, t
 def test_a_head_that_cannot_be_calibrated_is_refused(model):
     model.classifier = torch.nn.Identity()
     check_calibration(SimpleNamespace(calibration="none"), model, 3)
-    with pytest.raises(InputError, match="no linear layer for its 3 labels, whose weights would be divided"):
+    with pytest.raises(InputError, match="no linear layer for its 3 labels, whose weights could be divided"):
         check_calibration(SimpleNamespace(calibration="temperature"), model, 3)
 
 

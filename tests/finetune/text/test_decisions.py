@@ -9,7 +9,7 @@ from finetune.arguments.parsing import validate
 from finetune.errors import InputError
 from finetune.metrics.multilabel import decision_scores, sigmoid
 from finetune.metrics.thresholds import Objective, decide
-from finetune.text.decisions import Decider, decider_of, given_thresholds
+from finetune.text.decisions import Decider, fixed_thresholds, make_decider
 
 LABELS = ["a", "b=c", "标签"]
 ROWS, OTHER_ROWS = (SimpleNamespace(content=lambda name=name: name) for name in ("rows", "other rows"))
@@ -91,10 +91,10 @@ def test_what_is_reported_of_an_export():
 def test_thresholds_by_hand(tmp_path):
     path = tmp_path / "thresholds.json"
     path.write_text(json.dumps({"b=c": 0.7, "a": 1}), encoding="utf-8")
-    assert given_thresholds(None, LABELS) is None
-    assert given_thresholds(["0.3"], LABELS).tolist() == [0.3, 0.3, 0.3]
-    assert given_thresholds(["0.3", "b=c=0.5", "标签=.25"], LABELS).tolist() == [0.3, 0.5, 0.25]
-    assert given_thresholds(["0.3", str(path)], LABELS).tolist() == [1, 0.7, 0.3]
+    assert fixed_thresholds(None, LABELS) is None
+    assert fixed_thresholds(["0.3"], LABELS).tolist() == [0.3, 0.3, 0.3]
+    assert fixed_thresholds(["0.3", "b=c=0.5", "标签=.25"], LABELS).tolist() == [0.3, 0.5, 0.25]
+    assert fixed_thresholds(["0.3", str(path)], LABELS).tolist() == [1, 0.7, 0.3]
 
 
 @pytest.mark.parametrize(
@@ -104,13 +104,13 @@ def test_thresholds_by_hand(tmp_path):
         (["0.5", "d=0.1"], "--threshold d=0.1: the model has no label 'd'; it has a, b=c, 标签"),
         (["30"], "--threshold 30: '30' for 'a', expected a number from 0 to 1"),
         (["nan"], "--threshold nan: 'nan' for 'a', expected a number from 0 to 1"),
-        (["a=0.1"], "--threshold gives none for 2 label(s): b=c, 标签; put a number for all others first"),
+        (["a=0.1"], "--threshold lacks 2 label(s): b=c, 标签; put a number for all other labels first"),
         (["missing.json"], "--threshold missing.json: "),
     ],
 )
 def test_thresholds_that_are_wrong(parts, said):
     with pytest.raises(InputError) as caught:
-        given_thresholds(parts, LABELS)
+        fixed_thresholds(parts, LABELS)
     assert caught.value.problems[0].startswith(said)
 
 
@@ -119,7 +119,7 @@ def test_arguments_become_a_decider():
         output_dir="a", threshold_objective="recall_at_precision", threshold_target=0.9, calibration="temperature"
     )
     validate(asked)
-    assert decider_of(asked, LABELS) == Decider(None, Objective("recall_at_precision", 0.9), "temperature", 42)
+    assert make_decider(asked, LABELS) == Decider(None, Objective("recall_at_precision", 0.9), "temperature", 42)
 
 
 @pytest.mark.parametrize(
@@ -129,8 +129,8 @@ def test_arguments_become_a_decider():
         ({"threshold_target": 0.5}, "--threshold_target is for precision_at_recall and recall_at_precision"),
         ({"miss_cost": 3.0}, "--miss_cost is for --threshold_objective cost"),
         ({"threshold": ("0.5",), "threshold_objective": "cost"}, "--threshold and --threshold_objective are both given"),
-        ({"calibration": "temperature", "do_eval": False}, "--calibration is chosen on validation rows"),
-        ({"calibration": "temperature", "lora_r": 4, "export": "adapter"}, "leaves them to the base model"),
+        ({"calibration": "temperature", "do_eval": False}, "--calibration needs --do_train and --do_eval"),
+        ({"calibration": "temperature", "lora_r": 4, "export": "adapter"}, "which --export adapter does not save"),
     ],
 )
 def test_arguments_that_contradict_each_other(given, said):

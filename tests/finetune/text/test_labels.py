@@ -12,7 +12,7 @@ from finetune.reading.ragged import Ragged
 from finetune.reading.stored_rows import Column
 from finetune.reading.tables import Table
 from finetune.text import classifier
-from finetune.text.labels import label_ids, label_names, note_labels, read_label_file
+from finetune.text.labels import label_ids, note_labels, read_label_file, read_labels
 
 
 def table(cells, name="labels"):
@@ -21,7 +21,7 @@ def table(cells, name="labels"):
 
 def read(cells, notes=None, **given):
     asked = SimpleNamespace(**{"label_columns": None, "label_column": "labels", "label_separator": "|", **given})
-    return label_names(table(cells), asked, [] if notes is None else notes)
+    return read_labels(table(cells), asked, [] if notes is None else notes)
 
 
 def written(found):
@@ -71,7 +71,7 @@ def test_the_first_problems_and_the_count_of_the_rest():
 def columns(*cells, names=("x", "y")):
     cells_of = {name: Column.of(list(own)) for name, own in zip(names, zip(*cells, strict=True), strict=True)}
     made = Table("a.csv", "csv", cells_of, Column.of([2, 3, 4][: len(cells)]))
-    return written(label_names(made, SimpleNamespace(label_columns=names, label_column="labels", label_separator="|"), []))
+    return written(read_labels(made, SimpleNamespace(label_columns=names, label_column="labels", label_separator="|"), []))
 
 
 def test_columns_of_0_and_1():
@@ -113,7 +113,7 @@ def test_label_numbers_are_sorted_and_unknown_labels_are_named_once_each():
 
 def test_a_label_column_without_a_1_is_no_unknown_label():
     made = Table("a.csv", "csv", {"x": Column.of(["1", "0"]), "y": Column.of(["0", "0"])}, Column.of([2, 3]))
-    found = label_names(made, SimpleNamespace(label_columns=("x", "y")), [])
+    found = read_labels(made, SimpleNamespace(label_columns=("x", "y")), [])
     assert found.names == ["x", "y"]
     ids = label_ids(made, found, ["x"], False, [])
     assert [ids[row].tolist() for row in range(2)] == [[0], []]
@@ -128,7 +128,7 @@ def test_taken_rows_have_the_labels_that_they_have_alone(rows, data):
 
 def test_taken_rows_of_label_columns_keep_every_name():
     made = Table("a.csv", "csv", {"x": Column.of(["1", "0"]), "y": Column.of(["1", "1"])}, Column.of([2, 3]))
-    found = label_names(made, SimpleNamespace(label_columns=("x", "y")), []).take(np.array([1]))
+    found = read_labels(made, SimpleNamespace(label_columns=("x", "y")), []).take(np.array([1]))
     assert (found.names, written(found)) == (["x", "y"], [["y"]])
 
 
@@ -164,7 +164,7 @@ def test_a_class_is_one_label_and_all_names_of_its_column_are_labels():
     asked = SimpleNamespace(label_columns=None, label_column="labels", label_separator="|")
     notes = []
     for cells, expected in [(["a", "b|c"], [["a"], ["b|c"]]), ([["b|c", "a"], []], [["b|c", "a"], []])]:
-        found = label_names(replace(table(cells), classes=classes), asked, notes)
+        found = read_labels(replace(table(cells), classes=classes), asked, notes)
         assert (written(found), found.names) == (expected, ["b|c", "never", "a"])
     assert notes == []
 

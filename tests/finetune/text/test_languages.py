@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from finetune.errors import InputError
-from finetune.models.encoder_decoder import keep_settings, special_ids
+from finetune.models.encoder_decoder import special_ids, store_settings
 from finetune.models.export import export_model
 from finetune.plan import Modes
 from finetune.text.titles import plain_model, usage
@@ -52,7 +52,7 @@ def test_titles_are_in_the_target_language_also_in_plain_transformers(kind, sour
     code = tokenizer.convert_tokens_to_ids(target)
     assert start == {setting: code}
     model = tiny(tokenizer)
-    keep_settings(model, start, "tell: ")
+    store_settings(model, start, "tell: ")
     begin, end = special_ids(model.config, tokenizer)
     targets = TitleEncoder(tokenizer, begin, end, 8)([" "])["input_ids"][0]
     first = ([begin, *targets])[: 2 if setting == "forced_bos_token_id" else 1]

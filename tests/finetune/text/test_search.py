@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, BertConfig, EncoderDecoderConfig, Encode
 from finetune.errors import InputError
 from finetune.plan import Modes
 from finetune.text import arguments
-from finetune.text.search import SETTINGS, completed, read_settings
+from finetune.text.search import SETTINGS, read_generation_config, with_search_defaults
 from finetune.text.titles import plain_model
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 30}
@@ -33,7 +33,7 @@ def read(tmp_path, bert_folder):
     def write(content):
         path = tmp_path / "search.json"
         path.write_text(json.dumps(content))
-        return read_settings(str(path), AutoTokenizer.from_pretrained(bert_folder))
+        return read_generation_config(str(path), AutoTokenizer.from_pretrained(bert_folder))
 
     return write
 
@@ -76,14 +76,14 @@ def test_every_setting_is_passed_on_and_stored(read, model, tmp_path):
     [
         ({"num_beams": 4}, "num_beams is an argument: give --num_beams and take it out of the file"),
         ({"max_new_tokens": 4}, "max_new_tokens is an argument: give --max_title_length"),
-        ({"do_sample": True}, "do_sample is not passed on .* it may have repetition_penalty, "),
-        ({"repetition_penalti": 1.2}, "repetition_penalti is no setting .*; did you mean repetition_penalty?"),
-        ({"repetition_penalty": "high"}, "repetition_penalty 'high' is not what transformers takes"),
-        ({"repetition_penalty": -1.0}, "repetition_penalty -1.0 is not what transformers takes"),
-        ({"suppress_tokens": 5}, "suppress_tokens 5 is not what transformers takes"),
+        ({"do_sample": True}, "do_sample is not supported .* supported are repetition_penalty, "),
+        ({"repetition_penalti": 1.2}, "repetition_penalti is no field .*; did you mean repetition_penalty?"),
+        ({"repetition_penalty": "high"}, "transformers rejects repetition_penalty 'high'"),
+        ({"repetition_penalty": -1.0}, "transformers rejects repetition_penalty -1.0"),
+        ({"suppress_tokens": 5}, "transformers rejects suppress_tokens 5"),
         (
             {"bad_words_ids": [[100000]]},
-            r"bad_words_ids \[\[100000\]\] is not what transformers takes .*the tokenizer has \d+ tok",
+            r"transformers rejects bad_words_ids \[\[100000\]\] .*the tokenizer has \d+ tok",
         ),
     ],
 )
@@ -103,6 +103,6 @@ def test_an_exported_model_is_searched_as_it_was_trained(train, expected, tmp_pa
     stored = {"num_beams": 2, "length_penalty": 1.5, "min_length": 3, "max_length": 18}  # with start and end
     (tmp_path / "generation_config.json").write_text(json.dumps(stored))
     asked = Asked(model_name_or_path=str(tmp_path), modes=Modes(train, True, False))
-    found = completed(asked)
+    found = with_search_defaults(asked)
     assert tuple(getattr(found, name) for name in arguments.SEARCH) == expected
-    assert completed(dataclasses.replace(asked, num_beams=3)).num_beams == 3
+    assert with_search_defaults(dataclasses.replace(asked, num_beams=3)).num_beams == 3
