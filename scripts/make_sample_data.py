@@ -5,7 +5,7 @@ installs anyway, or pictures.
     python scripts/make_sample_data.py titles [--output_dir sample_titles]   parameters with their descriptions
     python scripts/make_sample_data.py images [--output_dir sample_images] [--force]
     python scripts/make_sample_data.py masks [--output_dir sample_masks] [--force]   shapes with masks (sampling/shapes.py)
-    python scripts/make_sample_data.py volumes [--output_dir sample_volumes]      spheres in NIfTI volumes (drawing/volumes.py)
+    python scripts/make_sample_data.py volumes [--output_dir sample_volumes]      spheres in NIfTI volumes (sampling/volumes.py)
 
 The third writes digits drawn with a font, a folder per class: train/0/00000.png and so on (sampling/digits.py). The first
 writes train.jsonl, validation.jsonl and test.jsonl (about 80/10/10), labels.txt (the label order) and sample_data.json
@@ -248,7 +248,7 @@ def print_summary(folder: Path, made: dict) -> None:
 
 def main() -> int:
     if sys.argv[1:2] == ["volumes"]:
-        from drawing import volumes  # needs requirements-vision.txt
+        from sampling import volumes  # needs requirements-vision.txt
 
         return volumes.main(sys.argv[2:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
