@@ -258,23 +258,18 @@ def verdict(cell: Cell, difference: Difference) -> tuple[str, bool]:
 
 def table(rows: list[Row]) -> list[str]:
     """The rows as lines of text."""
-    titles = ("cell", "launcher", "processes", "weights", "losses", "grad norms", "metrics", "rates", "rows", "")
-    lines = [titles]
+    from finetune.reports.results import plain_table
+
+    header = ["cell", "launcher", "processes", "weights", "losses", "grad norms", "metrics", "rates", "rows", ""]
+    cells = []
     for row in rows:
         numbers, same, d = ["-"] * 4, ["-"] * 2, row.difference
         if d is not None:
             numbers = [f"{number:.1e}" for number in (d.weights, d.losses, d.grad_norms, d.metrics)]
             same = ["same" if equal else "NOT" for equal in (d.same_learning_rates, d.same_rows)]
-        lines.append((row.cell.name, row.cell.launcher, str(row.processes), *numbers, *same, row.verdict))
-    widths = [max(len(line[column]) for line in lines) for column in range(len(titles) - 1)]
-    text = [
-        "  ".join([*(f"{part:<{width}}" for part, width in zip(line, widths, strict=False)), line[-1]]).rstrip()
-        for line in lines
-    ]
-    return [
-        *text,
-        "weights, losses, grad norms: relative; metrics: absolute; without attention's key biases, whose gradient is zero",
-    ]
+        cells.append([row.cell.name, row.cell.launcher, str(row.processes), *numbers, *same, row.verdict])
+    note = "weights, losses, grad norms: relative; metrics: absolute; without attention's key biases, whose gradient is zero"
+    return [*plain_table(header, cells), note]
 
 
 def write_report(options: argparse.Namespace, rows: list[Row]) -> None:
