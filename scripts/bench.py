@@ -1,25 +1,25 @@
-"""Measures this application beside what you could use instead, on this machine, with one command.
+"""Benchmarks this application against the alternatives, on this machine, with one command.
 
     python scripts/bench.py [--sections short,long_tailed,...] [--data DIR] [--model MODEL] [--output benchmarks]
     python scripts/bench.py --quick
 
-    short, long_tailed  classification: ours, a bare PyTorch loop, transformers' Trainer (best settings, defaults), the
-                        hand-written loop that pads to max_length; speed, memory, start-up, quality on held-out rows
+    short, long_tailed  classification: ours, a bare PyTorch loop, transformers' Trainer (best settings, defaults), a
+                        hand-written loop that pads to max_length; speed, memory, start-up, held-out quality
     tools               classification: ours, Trainer's best, Accelerate's loop, Lightning, simpletransformers
-    titles_training     titles at 1024, 1536, 2048 and 4096 tokens: the same beside Seq2SeqTrainer
-    titles_writing      documents per second beside Seq2SeqTrainer.predict, and whether the titles are equal
-    attention           BigBird's attention and one layer of it beside transformers' and full attention
-    startup             --help, and the first step over a million rows
-    serving             app/serve.py under load, beside a server that calls transformers' pipeline
-    images              the image tasks beside a bare loop, Trainer and MONAI's loop
+    titles_training     titles at 1024, 1536, 2048 and 4096 tokens: ours, a bare loop, Seq2SeqTrainer
+    titles_writing      documents per second against Seq2SeqTrainer.predict; share of equal titles
+    attention           BigBird's attention, alone and in a layer, against transformers' and full attention
+    startup             --help; the first step over a million rows
+    serving             app/serve.py under load, against a server around transformers' pipeline
+    images              the image tasks against a bare loop, Trainer and MONAI's loop
 
-It writes bench_cpu.json and bench_cpu.md (on an NVIDIA GPU, unless CUDA_VISIBLE_DEVICES= hides it, bench_cuda.json and
-bench_cuda.md), a plot for each table (pip install -r scripts/benchmarking/requirements.txt), and goals.md with every goal and
-its result. Sections that were left out keep their reports; so does all of the page from a heading "## Reading" on.
+Results: bench_cpu.json and bench_cpu.md (bench_cuda.* on an NVIDIA GPU, unless CUDA_VISIBLE_DEVICES= hides it), a plot of each
+table (pip install -r scripts/benchmarking/requirements.txt), and goals.md with every goal. Sections that are not run keep their
+reports. The page's text from the heading "## Reading" on is kept too.
 
---data DIR has short.csv.gz, long_tailed.csv.gz (text and labels), titles.jsonl.gz (text and title), or the same as csv or
-jsonl. What is missing comes from the sample corpus (scripts/make_sample_data.py). Without --model, classifiers have random
-weights. --quick runs everything with tiny models in a few minutes, to show that it works; its numbers say nothing.
+--data DIR may hold short, long_tailed (text and labels) and titles (text and title): .csv or .jsonl, also with .gz.
+The sample corpus (scripts/make_sample_data.py) stands in for missing files. Without --model, classifiers have random weights.
+--quick runs everything with tiny models in a few minutes, as a test; its numbers mean nothing.
 """
 
 import argparse
@@ -35,7 +35,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from benchmarking.contenders import contend
+from benchmarking.contenders import run_contender
 from benchmarking.context import COMMAND, Bench
 from benchmarking.processes import REPOSITORY, run_group
 from benchmarking.ratios import spread
@@ -47,7 +47,7 @@ LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "l
 
 def main() -> int:
     if sys.argv[1:2] == ["--child"]:
-        contend(json.loads(sys.argv[2]))
+        run_contender(json.loads(sys.argv[2]))
     options = parse_options(list(SECTIONS))
     with tempfile.TemporaryDirectory(prefix="bench_") as folder:
         (machine,) = run_group(COMMAND, ["machine.describe"], {}, Path(folder), options.threads)
@@ -59,27 +59,27 @@ def main() -> int:
 def parse_options(sections: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--sections", default=",".join(sections), help="some of them, separated by commas (default: all)")
-    add("--quick", action="store_true", help="tiny models and few steps; the numbers say nothing")
+    add("--sections", default=",".join(sections), help="sections to run, separated by commas (default: all)")
+    add("--quick", action="store_true", help="tiny models and few steps; the numbers mean nothing")
     add("--data", type=Path, help="folder with the data (default: the sample corpus)")
     add("--model", help="folder or hub id of a pretrained encoder for classification (default: random weights)")
-    add("--model_name", default="MODEL", help="what the report calls it")
+    add("--model_name", default="MODEL", help="the model's name in the report")
     add("--output", type=Path, help="folder of the results (default: benchmarks; with --quick runs/bench_quick)")
-    add("--contenders", type=lambda text: text.split(","), help="some of those that ours is compared with (default: all)")
-    add("--lengths", type=lambda text: [int(part) for part in text.split(",")], help="of documents, for titles and attention")
-    add("--rows", type=int, help="to train on, for classification (default: up to the section)")
-    add("--rounds", type=int, help="how often everything is run (default: up to the section)")
-    add("--seconds", type=float, help="for each pair in the sections on titles (default: up to the section)")
-    add("--precision", choices=("no", "bf16"), help="default: bf16 on a GPU that has it, fp32 (no) elsewhere")
+    add("--contenders", type=lambda text: text.split(","), help="contenders to compare ours with (default: all)")
+    add("--lengths", type=lambda text: [int(part) for part in text.split(",")], help="document lengths (titles, attention)")
+    add("--rows", type=int, help="training rows for classification (default: depends on the section)")
+    add("--rounds", type=int, help="number of repetitions (default: depends on the section)")
+    add("--seconds", type=float, help="time for each pair of contenders (titles, images; default: depends on the section)")
+    add("--precision", choices=("no", "bf16"), help="default: bf16 on a GPU that supports it, else fp32 (no)")
     add("--threads", type=int, default=os.cpu_count(), help="CPU threads (default: all cores)")
     add("--seed", type=int, default=42)
     options = parser.parse_args()
     options.sections = options.sections.split(",")
     unknown = [name for name in options.sections if name not in sections]
     if unknown:
-        parser.error(f"--sections: no such section: {', '.join(unknown)}; there are {', '.join(sections)}")
+        parser.error(f"--sections: no such section: {', '.join(unknown)}; choose from {', '.join(sections)}")
     if options.data is not None and not options.data.is_dir():
-        parser.error(f"--data {options.data}: is no folder")
+        parser.error(f"--data {options.data}: not a folder")
     if options.model is not None and Path(options.model).exists():
         options.model = str(Path(options.model).absolute())
     options.output = options.output or REPOSITORY / ("runs/bench_quick" if options.quick else "benchmarks")
@@ -87,38 +87,39 @@ def parse_options(sections: list[str]) -> argparse.Namespace:
 
 
 def measure(bench: Bench, section: Section) -> None:
-    """Runs a section and writes its report into the files."""
+    """Runs a section and saves its report."""
     started = time.time()
     report = section.measure(bench) | {
         "section": section.name,
         "precision": bench.precision,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "command": command_line(),
-        "machine": bench.machine_words(),
+        "machine": bench.machine_text(),
         "versions": versions(),
         "commit": commit(),
         "quick": bench.options.quick,
         "minutes": (time.time() - started) / 60,
-        "others_cpu_share": spread(bench.loads),
+        "others_cpu_share": spread(bench.other_loads),
     }
     save(bench.options.output, bench.kind, report, SECTIONS)
     for goal in section.goals:
         if bench.kind in goal.kinds:
             row = goal.judge(report)
-            print(f"{row[''].replace('*', '') or '-':<5} {row['goal']}: {row['found']} (wanted: {row['wanted']})", flush=True)
+            verdict = row[""].replace("*", "") or "-"
+            print(f"{verdict:<5} {row['goal']}: {row['measured']} (wanted: {row['wanted']})", flush=True)
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of those libraries that are installed."""
-    found = {"python": platform.python_version()}
+    """The versions of Python and the installed libraries."""
+    versions = {"python": platform.python_version()}
     for name in LIBRARIES:
         with suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            versions[name] = importlib.metadata.version(name)
+    return versions
 
 
 def commit() -> str | None:
-    """The commit whose app/ is measured, with a + if files there were changed since; None where git does not know."""
+    """The short hash of HEAD, with a + if app/ has uncommitted changes; None outside a git repository."""
     git = ["git", "-C", str(REPOSITORY)]
     try:
         head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()

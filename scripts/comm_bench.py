@@ -1,20 +1,20 @@
-"""How fast the processes of a launch talk to each other, and what that means for a model's steps.
+"""Measures the communication between the processes of a launch, and estimates its time in a model's training step.
 
     torchrun --nproc_per_node 8 scripts/comm_bench.py --model_name_or_path bert-base-uncased
     accelerate launch --config_file accelerate_configs/ddp.yaml scripts/comm_bench.py --config_name FOLDER
     deepspeed --num_gpus 8 scripts/comm_bench.py --deepspeed ds_configs/zero3.json --mixed_precision bf16 --config_name FOLDER
 
-Start it as you would start the training. It measures all-reduce and broadcast over messages of growing size on the backend
-that the launch gets (NCCL on GPUs, gloo elsewhere or with --ddp_backend gloo), and prints for each the time and the bus
-bandwidth, which can be compared with a link's speed whatever the number of processes n:
+Launch it like the training. It measures all-reduce and broadcast for messages of growing size on the launch's backend (NCCL on
+GPUs; gloo elsewhere or with --ddp_backend gloo). For each it prints the time, the median over repeats of the slowest process,
+and the bus bandwidth, which is comparable with a link's speed for any number of processes n:
 
     all-reduce  size / time * 2 (n - 1) / n        broadcast  size / time
 
-(https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md). Times are medians of the slowest process's.
+(https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md).
 
-With a model, it says how long the communication of one optimizer step should take: its gradients in buckets, as DDP sends
-them. ZeRO-1 and 2 move as much, ZeRO-3 half as much again (arXiv:1910.02054, section 7). It happens once per step, however
-many micro-batches are accumulated, and most of it while the backward pass still computes.
+With a model, it also estimates the communication time of one optimizer step: the gradients in buckets, as DDP sends them.
+ZeRO-1 and 2 send as much, ZeRO-3 1.5 times as much (arXiv:1910.02054, section 7). Gradient accumulation does not multiply this
+time, and most of it overlaps with the backward pass.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from finetune.launching.launch import describe_launch
 from finetune.launching.processes import start
 from finetune.launching.shutdown import failures_end_the_job, finish
 
-BUCKET = 25 * 2**20  # bytes; what DistributedDataParallel sends at a time (its bucket_cap_mb)
+BUCKET = 25 * 2**20  # bytes; DistributedDataParallel's default bucket_cap_mb
 KIB, MIB = 2**10, 2**20
 
 
@@ -47,7 +47,7 @@ class BenchArguments:
     """Benchmark"""
 
     max_size_mb: int = option(256, at_least=1, help="largest message, in MiB")
-    repeats: int = option(20, at_least=1, help="times that each message is sent")
+    repeats: int = option(20, at_least=1, help="how often each message is sent")
     output: str | None = option(help="write the measurements to this json file too")
     debug: bool = option(False, help="show the stack trace of an error")
     max_grad_norm: float = option(1.0, help="what a DeepSpeed file may state", hidden=True)
@@ -55,7 +55,7 @@ class BenchArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments(groups.LaunchArguments, groups.ModelArguments, BenchArguments):
-    """Communication benchmark: the model is that whose gradients are meant; no weights are read"""
+    """Communication benchmark; of the model, only the configuration is read"""
 
 
 def main(arguments: Arguments) -> None:
@@ -63,7 +63,7 @@ def main(arguments: Arguments) -> None:
 
     launch = describe_launch(arguments)
     if launch.world_size < 2:
-        raise InputError("one process has nobody to talk to; start two or more, as in torchrun --nproc_per_node 2")
+        raise InputError("found one process, expected two or more; launch with torchrun --nproc_per_node 2, for example")
     parameters = count_parameters(arguments) if launch.rank == 0 else None
     rendezvous.wait_for_all_ranks({}, arguments.start_timeout)
     run = start(launch, None)
@@ -85,17 +85,13 @@ def main(arguments: Arguments) -> None:
 
 
 def sizes(max_size_mb: int) -> list[int]:
-    """1 KiB, 4 KiB, ... and the largest itself, in bytes."""
-    largest, found = max_size_mb * MIB, []
-    size = KIB
-    while size < largest:
-        found.append(size)
-        size *= 4
-    return [*found, largest]
+    """1 KiB, 4 KiB, ... and the largest size, in bytes."""
+    largest = max_size_mb * MIB
+    return [*(KIB * 4**power for power in range(32) if KIB * 4**power < largest), largest]
 
 
 def bus_bandwidth(operation: str, size: int, seconds: float, processes: int) -> float:
-    """Bytes per second as nccl-tests counts them (see the top)."""
+    """Bytes per second, by the formulas of nccl-tests (see the module's docstring)."""
     factor = 2 * (processes - 1) / processes if operation == "all_reduce" else 1.0
     return size / seconds * factor
 
@@ -117,7 +113,7 @@ def measure(run: Any, size: int, repeats: int) -> dict[str, Any]:
 
 
 def median_seconds(run: Any, send: Callable[[], Any], repeats: int) -> float:
-    """The median of the slowest process's times, the same on every process. The first two are warm-up."""
+    """Median seconds of the slowest process, after two warm-up calls; the same on every process."""
     import torch
 
     synchronize = torch.cuda.synchronize if run.device.type == "cuda" else torch.cpu.synchronize
@@ -135,7 +131,7 @@ def median_seconds(run: Any, send: Callable[[], Any], repeats: int) -> float:
 
 
 def count_parameters(arguments: Any) -> int | None:
-    """Trainable numbers of the model that is named, without reading its weights; None where none is named."""
+    """The number of the model's parameters, without reading its weights; None without a model."""
     if not (arguments.config_name or arguments.model_name_or_path):
         return None
     import torch
@@ -148,20 +144,20 @@ def count_parameters(arguments: Any) -> int | None:
         with torch.device("meta"):
             model = AutoModel.from_config(config, trust_remote_code=arguments.trust_remote_code)
     except Exception as error:
-        raise InputError(f"no model can be built from {config.model_type}'s configuration ({error})") from error
+        raise InputError(f"cannot build a model from the {config.model_type} configuration ({error})") from error
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def step_communication(run: Any, parameters: int, repeats: int) -> dict[str, Any]:
-    """What the gradients of one optimizer step weigh, and how long sending them takes at the speed of one bucket."""
+    """The bytes of the gradients of one optimizer step, and the seconds to send them at the speed of one bucket."""
     half = run.launch.deepspeed_config is not None and run.launch.precision != "no"
-    weight = parameters * (2 if half else 4)  # DDP keeps fp32 gradients under bf16 and fp16 too
-    bucket = min(BUCKET, max(4, weight // 4 * 4))
-    seconds = measure(run, bucket, repeats)["all_reduce_seconds"] / bucket * weight
+    gradient_bytes = parameters * (2 if half else 4)  # DDP keeps fp32 gradients under bf16 and fp16
+    bucket = min(BUCKET, max(4, gradient_bytes // 4 * 4))
+    seconds = measure(run, bucket, repeats)["all_reduce_seconds"] / bucket * gradient_bytes
     seconds *= 1.5 if run.launch.zero_stage == 3 else 1.0
     return {
         "parameters": parameters,
-        "gradient_bytes": weight,
+        "gradient_bytes": gradient_bytes,
         "bucket_bytes": bucket,
         "zero_stage": run.launch.zero_stage,
         "step_communication_seconds": seconds,

@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Compares finished runs: metrics, differing arguments, and whether a difference is more than chance.
+"""Compares finished runs: metrics, differing arguments, and the significance of differences.
 
     python scripts/compare.py runs/a runs/b [runs/c ...] [--plot curves.png]
 
-The first run is what the others are compared with. Where two runs scored the same rows, the difference of each headline metric
-comes with its 95 % interval and a two-sided p value from a paired bootstrap over rows (Efron and Tibshirani, "An Introduction
-to the Bootstrap", 1993, chapter 16; Koehn, "Statistical Significance Tests for Machine Translation Evaluation", EMNLP 2004). It
-reads `bootstrap_test.npz`, else `bootstrap_validation.npz`, which `--report_to html` writes. On validation rows, by which the
-best model was chosen, a difference looks larger than it is.
+The others are compared with the first run. If two runs scored the same rows, a paired bootstrap over rows yields the difference
+of each headline metric with its 95 % interval and a two-sided p value (Efron and Tibshirani, "An Introduction to the Bootstrap",
+1993, chapter 16; Koehn, "Statistical Significance Tests for Machine Translation Evaluation", EMNLP 2004). The runs' resamples are
+in `bootstrap_test.npz`, else `bootstrap_validation.npz`, which `--report_to html` writes. Validation rows exaggerate a difference
+if they also selected the best model.
 
-    --plot FILE      the curves of all runs in one picture
+    --plot FILE      draw the loss curves of all runs
 
-Exit codes: 0; 2 for a folder that holds no finished run.
+Exit codes: 0 done; 2 a folder holds no finished run.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ import numpy as np
 APP = Path(__file__).resolve().parents[1] / "app"
 sys.path.insert(0, str(APP))
 
-from finetune.errors import InputError  # noqa: E402
+from finetune.errors import EXIT_BAD_INPUT, InputError  # noqa: E402
 from finetune.metrics.bootstrap import paired_difference  # noqa: E402
 from finetune.output.run_folder import BOOTSTRAP, METRICS, RUN_FILE  # noqa: E402
 from finetune.reports.figures import COLORS, DPI, new_figure  # noqa: E402
 from finetune.reports.tracker import read_history  # noqa: E402
 
-PLACES = ("output_dir", "config", "run_name", "predictions_file")  # arguments that differ in any two runs
+IGNORED = ("output_dir", "config", "run_name", "predictions_file")  # arguments that differ between any two runs
 
 
 def read_run(folder: Path) -> dict[str, Any]:
-    """A finished run: its arguments, metrics, history and metrics of resampled rows. Raises `InputError`."""
+    """The arguments, metrics, history and metrics of resampled rows of a finished run. Raises `InputError`."""
     try:
         run = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
         metrics = json.loads((folder / METRICS).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InputError(f"{folder} holds no finished run ({error}); name the --output_dir of one") from None
+        raise InputError(f"{folder}: holds no finished run ({error}); name a run's --output_dir") from None
     resampled = {}
     for split in ("test", "validation"):
         if (folder / BOOTSTRAP.format(split)).exists():
@@ -52,19 +52,18 @@ def read_run(folder: Path) -> dict[str, Any]:
 
 
 def differing_arguments(runs: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    """The arguments that are not the same in all runs, with each run's value."""
-    names = sorted({name for run in runs for name in run["arguments"]} - set(PLACES))
+    """The arguments that differ between the runs: name -> the value in each run."""
+    names = sorted({name for run in runs for name in run["arguments"]} - set(IGNORED))
     values = {name: [run["arguments"].get(name) for run in runs] for name in names}
     return {name: each for name, each in values.items() if any(value != each[0] for value in each)}
 
 
 def same_rows(one: dict[str, Any], other: dict[str, Any]) -> str | None:
-    """The split whose rows both runs have scored: test rather than validation; None if there is none."""
+    """The first of "test" and "validation" whose rows both runs have scored, or None."""
     for split in ("test", "validation"):
         sizes = [run["resampled"].get(split, {}).get("rows") for run in (one, other)]
-        content = f"{split}_content"
-        known = [run["fingerprint"].get(content, run["arguments"].get(f"{split}_file")) for run in (one, other)]
-        if sizes[0] is not None and sizes[0] == sizes[1] and known[0] == known[1]:
+        content = [run["fingerprint"].get(f"{split}_content", run["arguments"].get(f"{split}_file")) for run in (one, other)]
+        if sizes[0] is not None and sizes[0] == sizes[1] and content[0] == content[1]:
             return split
     return None
 
@@ -88,7 +87,7 @@ def report(runs: list[dict[str, Any]]) -> list[str]:
     for name, run in zip(names[1:], runs[1:], strict=True):
         split = same_rows(run, runs[0])
         if split is None:
-            lines += ["", f"{name} and [0] have no rows in common that both scored (--report_to html writes what this needs)"]
+            lines += ["", f"{name} and [0] have no scores of the same rows (--report_to html writes them)"]
             continue
         lines += ["", f"{name} minus [0], {split} rows, paired bootstrap"]
         ours, theirs = run["resampled"][split], runs[0]["resampled"][split]
@@ -99,7 +98,7 @@ def report(runs: list[dict[str, Any]]) -> list[str]:
 
 
 def plot(runs: list[dict[str, Any]], path: Path) -> None:
-    """Draws training and validation losses of all runs."""
+    """Draws the training and validation losses of all runs."""
     figure, axes = new_figure("Loss: training (thin) and validation (dots)", "optimizer step", height=4.2)
     for color, run in zip(COLORS * (len(runs) // len(COLORS) + 1), runs, strict=False):
         for key, style in (("loss", "-"), ("eval_loss", "o--")):
@@ -115,15 +114,15 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
     parser.add_argument("--plot", type=Path)
-    given = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     try:
-        runs = [read_run(folder) for folder in given.runs]
+        runs = [read_run(folder) for folder in options.runs]
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return EXIT_BAD_INPUT
     print(*report(runs), sep="\n")
-    if given.plot is not None:
-        plot(runs, given.plot)
+    if options.plot is not None:
+        plot(runs, options.plot)
     return 0
 
 

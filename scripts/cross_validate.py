@@ -1,16 +1,15 @@
 #!/usr/bin/env python3
-"""K-fold cross-validation of a text task: metrics with their spread, and a prediction for every row by a model that has not
-seen it.
+"""K-fold cross-validation of a text task: mean and standard deviation of the metrics, and a held-out prediction for every row.
 
     python scripts/cross_validate.py --folds 5 app/classify.py --train_file train.csv --output_dir runs/folds ARGS
 
-ARGS are the training command's own. Its training rows are dealt to the folds by --seed, rows with the same rarest label evenly.
-Each fold is one run, in --output_dir/fold_0 and so on: it trains on the other folds' rows and is tested on its own. The best
-model is chosen on rows of the training part (--validation_split) or on --validation_file, never on the fold. Left in
---output_dir: predictions.jsonl, in the order of the training rows, and cross_validation.json. A stopped command goes on.
+ARGS are the training command's own. --seed decides the folds; rows with the same rarest label are spread evenly over them. Each
+fold is one run in --output_dir/fold_0, fold_1, ...: it trains on the other folds' rows and tests on its own. The best model is
+chosen on a part of the training rows (--validation_split) or on --validation_file, never on the fold. Results in --output_dir:
+predictions.jsonl, in the order of the training rows, and cross_validation.json. The same command continues a stopped one.
 
-    --folds N        how many (default 5)
-    --seed N         of the folds (default 0)
+    --folds N        number of folds (default 5)
+    --seed N         seed of the folds (default 0)
     --processes N    runs at a time (default 1)
     --launch "..."   a launcher with its options, such as "torchrun --nproc_per_node 2" (default: this Python)
 
@@ -41,7 +40,7 @@ from finetune.output.files import write_json, write_text  # noqa: E402
 from finetune.output.run_folder import PREDICTIONS  # noqa: E402
 from finetune.reading.splits import read_splits  # noqa: E402
 
-# Arguments in whose place the folds' own files stand.
+# Arguments that the folds' own files replace.
 REPLACED = (
     *(f"dataset_{name}" for name in ("name", "config_name", "revision", "split", "validation_split", "test_split")),
     *("max_train_samples", "max_eval_samples", "max_predict_samples", "predictions_file"),
@@ -50,8 +49,8 @@ NO_SCORES = ("test_samples_per_second", "test_rows")
 
 
 def read_rows(task: Any) -> tuple[dict[str, list[dict[str, Any]]], list[tuple[str, ...]], list[str]]:
-    """(rows by split, each with an id: those to train on, and for validation if the arguments name some; labels of each
-    training row, none for tasks without; the label list). Raises `InputError`."""
+    """(rows with ids by split: "train", and "validation" if the arguments name it; labels of each training row, () for tasks
+    without labels; label list). Raises `InputError`."""
     arguments = task.arguments
     columns = (arguments.text_column, *task.target_columns())
     required = {"train": columns, "validation": columns}
@@ -65,8 +64,8 @@ def read_rows(task: Any) -> tuple[dict[str, list[dict[str, Any]]], list[tuple[st
     return rows, getattr(targets, "rows", [()] * len(rows["train"])), getattr(targets, "names", [])
 
 
-def deal(labels: list[tuple[str, ...]], folds: int, seed: int) -> np.ndarray:
-    """(rows,) each row's fold. Rows with the same rarest label are dealt one after the other, in an order by `seed`."""
+def assign_folds(labels: list[tuple[str, ...]], folds: int, seed: int) -> np.ndarray:
+    """(rows,) the fold of each row. Rows with the same rarest label are shuffled by `seed` and assigned in turn."""
     count = Counter(label for row in labels for label in row)
     rarest = [min(row, key=lambda label: (count[label], label), default="") for row in labels]
     number = {label: place for place, label in enumerate(sorted(set(rarest)))}
@@ -77,7 +76,7 @@ def deal(labels: list[tuple[str, ...]], folds: int, seed: int) -> np.ndarray:
 
 
 def run_fold(command: Command, folder: Path, rows: list[dict[str, Any]], fold: np.ndarray, number: int) -> dict[str, Any]:
-    """Writes a fold's files and runs it. Returns its metrics. Raises `TrainingError` if it fails."""
+    """Writes a fold's files, runs it and returns its metrics. Raises `TrainingError` if the run fails."""
     files = {"train_file": folder / f"fold_{number}_train.jsonl", "test_file": folder / f"fold_{number}_test.jsonl"}
     for path, chosen in zip(files.values(), (fold != number, fold == number), strict=True):
         write_lines(path, [rows[row] for row in np.flatnonzero(chosen)])
@@ -91,7 +90,7 @@ def run_fold(command: Command, folder: Path, rows: list[dict[str, Any]], fold: n
     return metrics
 
 
-def joined(folder: Path, fold: np.ndarray) -> list[dict[str, Any]]:
+def merge_predictions(folder: Path, fold: np.ndarray) -> list[dict[str, Any]]:
     """The folds' predictions in the order of the rows."""
     parts = [
         map(json.loads, (folder / f"fold_{number}" / PREDICTIONS).read_text(encoding="utf-8").splitlines())
@@ -101,7 +100,7 @@ def joined(folder: Path, fold: np.ndarray) -> list[dict[str, Any]]:
 
 
 def summarise(metrics: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Mean and standard deviation of every test metric that all folds have."""
+    """Mean and standard deviation of the test metrics that all folds have."""
     numbers = {
         name: [each.get(name) for each in metrics]
         for name in metrics[0]
@@ -115,29 +114,29 @@ def write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     write_text(path, (json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
-def cross_validate(given: argparse.Namespace, command: Command, folder: Path) -> None:
-    """Raises `InputError`, `TrainingError`, `StopRequested`."""
+def cross_validate(options: argparse.Namespace, command: Command, folder: Path) -> None:
+    """Runs all folds and writes the results. Raises `InputError`, `TrainingError`, `StopRequested`."""
     arguments = command.arguments({})
     if not hasattr(arguments, "text_column"):
-        raise InputError(f"{given.script}: cross-validation is for tasks on texts, whose rows stand in tables")
+        raise InputError(f"{options.script}: cross-validation supports text tasks only, such as app/classify.py")
     if arguments.mixing_weights:
-        raise InputError("--mixing_weights: the folds are dealt from all files together; leave it out")
+        raise InputError("--mixing_weights is not supported, because every fold has rows of all files; leave it out")
     if arguments.streaming:
-        raise InputError("--streaming: the folds are dealt from all rows; leave it out")
+        raise InputError("--streaming is not supported, because folds need all rows; leave it out")
     task = command.task_class(arguments)
     splits, labels, names = read_rows(task)
     rows = splits["train"]
-    if not 2 <= given.folds <= len(rows) // 2:
-        raise InputError(f"--folds {given.folds}: expected from 2 to {len(rows) // 2}, half of the {len(rows)} rows")
+    if not 2 <= options.folds <= len(rows) // 2:
+        raise InputError(f"--folds {options.folds}: expected from 2 to {len(rows) // 2}, half of the {len(rows)} rows")
     if names and not arguments.label_file and not arguments.label_columns:
         write_text(folder / "labels.txt", "".join(f"{name}\n" for name in names))  # a fold may lack one
     if "validation" in splits:
         write_lines(folder / "validation.jsonl", splits["validation"])
-    fold = deal(labels, given.folds, given.seed)
-    jobs = [partial(run_fold, command, folder, rows, fold, number) for number in range(given.folds)]
-    metrics = run_all(jobs, given.processes)
+    fold = assign_folds(labels, options.folds, options.seed)
+    jobs = [partial(run_fold, command, folder, rows, fold, number) for number in range(options.folds)]
+    metrics = run_all(jobs, options.processes)
     summary = summarise(metrics)
-    write_lines(folder / PREDICTIONS, joined(folder, fold))
+    write_lines(folder / PREDICTIONS, merge_predictions(folder, fold))
     write_json(folder / "cross_validation.json", {"metrics": summary, "folds": metrics})
     shown = [name for name in (f"test_{metric}" for metric in task.shown_metrics) if name in summary]
     print_table(["metric", "mean", "std"], [[name, *summary[name].values()] for name in shown])

@@ -1,16 +1,15 @@
 #!/usr/bin/env python3
-"""Looks at data before anything is trained on them: repeated rows, rows of a test file that training has too, equal rows with
-other labels, labels with few rows, lengths; each finding with advice.
+"""Checks data before training: duplicate rows, test rows that are in the training data, equal rows with different labels, rare
+labels, lengths. Every finding comes with advice.
 
     python scripts/data_report.py [--output report.html] app/classify.py --train_file train.csv --test_file test.csv
 
-ARGS are those of a training command, as far as they name files, columns and a model: --output_dir is not needed and nothing is
-written there. Without --model_name_or_path lengths of texts are in words, not in tokens. What the readers refuse ends the
-report with their message.
+ARGS are the training command's arguments for files, columns and model. --output_dir is optional and stays untouched. Without
+--model_name_or_path, text lengths are in words instead of tokens. Files that a training would reject end the report.
 
-    --output FILE   a page (.html) or numbers (.json) as well
+    --output FILE   also write a page (.html) or the numbers (.json)
 
-Exit codes: 0 done, whatever was found; 2 bad input.
+Exit codes: 0 done, with or without findings; 2 bad input.
 """
 
 from __future__ import annotations
@@ -37,36 +36,36 @@ from finetune.reports.page import render  # noqa: E402
 from finetune.reports.results import plain_table  # noqa: E402
 from finetune.task import Section  # noqa: E402
 
-NOWHERE = "no_output"  # what the arguments call a folder that nobody makes
-WIDTH = 100  # of a cell that is printed
+NO_OUTPUT_DIR = "no_output"  # a value for --output_dir; nothing is written there
+MAX_CELL_WIDTH = 100  # characters of a printed cell
 
 
 def report_of(script: Path, words: list[str]) -> tuple[DataReport, list[str]]:
-    """(the report, the readers' notes) for a command. Raises `InputError`."""
+    """(report, readers' notes) of a command's data. Raises `InputError`."""
     arguments_class, task_class = load_task_script(script)
-    arguments = parse(arguments_class, ["--output_dir", NOWHERE, *words])
+    arguments = parse(arguments_class, ["--output_dir", NO_OUTPUT_DIR, *words])
     validate(arguments)
-    tested = arguments.test_file is not None or arguments.dataset_test_split is not None
-    modes = Modes(train=True, evaluate=True, predict=tested)
+    has_test = arguments.test_file is not None or arguments.dataset_test_split is not None
+    modes = Modes(train=True, evaluate=True, predict=has_test)
     described, notes = task_class(arguments).describe_files(plain_launch(1, True), modes)
     return examine(described), notes
 
 
 def as_numbers(report: DataReport, notes: list[str]) -> dict[str, Any]:
-    """The report for other programs."""
+    """The report as JSON."""
     tables = {table.title: [dict(zip(table.header, row, strict=True)) for row in table.rows] for table in report.shown.sections}
     return {"findings": [finding._asdict() for finding in report.findings], "notes": notes, **tables}
 
 
 def write_page(path: Path, report: DataReport, notes: list[str]) -> None:
-    """The report as one page that needs no network."""
+    """Writes the report as one self-contained page."""
     pictures = {}
     for name, figure in report.shown.figures.items():
         file = io.BytesIO()
         Image.fromarray(as_picture(figure)).save(file, "PNG")
         pictures[name] = file.getvalue()
-    said = [Section("Notes of the readers", "", ["note"], [[note] for note in notes])] if notes else []
-    sections = [as_section(report.findings), *said, *report.shown.sections]
+    more = [Section("Notes of the readers", "", ["note"], [[note] for note in notes])] if notes else []
+    sections = [as_section(report.findings), *more, *report.shown.sections]
     summary = [f"{len(report.findings)} finding(s), each with advice, are below the figures."]
     write_text(path, render("layout.html.j2", title="Data report", summary=summary, pictures=pictures, sections=sections))
 
@@ -76,26 +75,24 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--output", type=Path, metavar="FILE")
     parser.add_argument("script", type=Path, metavar="app/TASK.py")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS")
-    given = parser.parse_args(argv)
-    if given.output is not None and given.output.suffix not in (".html", ".json"):
-        parser.error(f"--output {given.output}: expected a name that ends in .html or .json")
-    if not given.script.is_file():
-        parser.error(f"{given.script}: is no file; name a task's script, such as app/classify.py")
+    options = parser.parse_args(argv)
+    if options.output is not None and options.output.suffix not in (".html", ".json"):
+        parser.error(f"--output {options.output}: expected a name that ends in .html or .json")
     try:
-        report, notes = report_of(given.script, given.arguments)
+        report, notes = report_of(options.script, options.arguments)
     except InputError as error:
         print(*(f"error: {problem}" for problem in error.problems), sep="\n", file=sys.stderr)
         return EXIT_BAD_INPUT
     for table in report.shown.sections:
-        rows = [[str(cell)[:WIDTH] for cell in row] for row in table.rows]
+        rows = [[str(cell)[:MAX_CELL_WIDTH] for cell in row] for row in table.rows]
         print(table.title, *plain_table(table.header, rows), "", sep="\n")
     print(*(f"note           {note}" for note in notes), sep="\n")
     for finding in report.findings or [("nothing unusual", "")]:
         print(f"found          {finding[0]}. {finding[1]}".rstrip(". "))
-    if given.output is not None and given.output.suffix == ".html":
-        write_page(given.output, report, notes)
-    elif given.output is not None:
-        write_json(given.output, as_numbers(report, notes))
+    if options.output is not None and options.output.suffix == ".html":
+        write_page(options.output, report, notes)
+    elif options.output is not None:
+        write_json(options.output, as_numbers(report, notes))
     return 0
 
 

@@ -1,5 +1,5 @@
-# Sourced by the other scripts: makes .venv in the repository (PYTHON=... chooses the interpreter), installs the requirement
-# files named as arguments when they have changed since the last time, and activates it.
+# Sourced by the other scripts. Creates and activates .venv in the repository (PYTHON=... chooses the interpreter) and installs
+# the requirement files that have changed since the last call.
 # shellcheck shell=bash
 environment() {
   local python=${PYTHON:-python3} stamp=.venv/installed wanted
@@ -18,7 +18,7 @@ environment() {
   wanted=$(cat "$@" | sha256sum)
   if ! grep -qsF "$wanted" "$stamp"; then
     echo "installing $* into .venv (once)"
-    # torch first: building DeepSpeed asks for it
+    # torch first, because the build of DeepSpeed imports it
     pip install --quiet --disable-pip-version-check "$(grep '^torch==' requirements.txt)"
     for file in "$@"; do pip install --quiet --disable-pip-version-check -r "$file"; done
     echo "$wanted" >>"$stamp"

@@ -1,10 +1,10 @@
-"""Starts one machine's processes of a job of several machines. scripts/multi_node.sh runs it on every host, over ssh.
+"""Starts one machine's processes of a multi-node job. scripts/multi_node.sh runs it on every host over ssh.
 
     python scripts/machine.py --node 0 --nodes 2 --processes 8 --address HOST --port 29500 app/classify.py ARGS
 
-Unlike launchers that turn every failure into 1, it ends with the exit code of the first process that failed. A signal's name
-on standard input is sent to every process; the end of standard input (whoever started this is gone) asks them to stop. Only
-a pipe or a socket, as ssh makes one, is read.
+Exits with the exit code of the first process that failed (other launchers turn every failure into 1). A signal's name on
+standard input is sent to every process. The end of standard input, when the ssh connection ends, sends SIGTERM. Standard input
+is read only if it is a pipe or a socket, as under ssh.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 
-GRACE_SECONDS = float(os.environ.get("GRACE_SECONDS", 120))  # for the other processes when one fails: rank 0 may be saving
+GRACE_SECONDS = float(os.environ.get("GRACE_SECONDS", 120))  # after one process has failed: rank 0 may be saving
 KILL_SECONDS = 30  # between SIGTERM and SIGKILL
 POLL_SECONDS = 0.1
 FORWARDED = ("TERM", "INT", "USR1", "KILL")
@@ -39,9 +39,9 @@ def main() -> int:
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--node", type=int, required=True, help="this machine's number, from 0")
-    parser.add_argument("--nodes", type=int, required=True, help="how many machines there are")
-    parser.add_argument("--processes", type=int, required=True, help="processes on each machine, as a rule its GPUs")
-    parser.add_argument("--address", required=True, help="machine 0, as the others know it")
+    parser.add_argument("--nodes", type=int, required=True, help="number of machines")
+    parser.add_argument("--processes", type=int, required=True, help="processes per machine, usually one per GPU")
+    parser.add_argument("--address", required=True, help="host name or address of machine 0")
     parser.add_argument("--port", type=int, required=True, help="a free port of machine 0")
     parser.add_argument("script", help="app/classify.py or another script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
@@ -71,11 +71,11 @@ def forward_signals(processes: list[subprocess.Popen]) -> None:
 
 def send(processes: list[subprocess.Popen], number: signal.Signals) -> None:
     for process in processes:
-        process.send_signal(number)  # nothing happens to one that has ended
+        process.send_signal(number)  # does nothing if the process has ended
 
 
 def wait_for(processes: list[subprocess.Popen]) -> int:
-    """The exit code of the first process that failed, or 0; then the others have a while to end by themselves."""
+    """Waits for all processes; stops them GRACE_SECONDS after one has failed. Returns the first failure's exit code, or 0."""
     code, deadlines = 0, []
     while None in [process.poll() for process in processes]:
         failed = next((process.returncode for process in processes if process.returncode), 0)
@@ -93,4 +93,4 @@ def wait_for(processes: list[subprocess.Popen]) -> int:
 if __name__ == "__main__":
     sys.stdout.flush()
     code = main()
-    os._exit(code)  # the listening thread may hold standard input
+    os._exit(code)  # the reading thread may hold standard input

@@ -35,7 +35,7 @@ Names are those of Hugging Face wherever it has one.
 
 
 def groups_of(tasks: dict[str, type]) -> dict[type, list[str]]:
-    """The argument groups of all tasks, in the order of --help, each with the names of the tasks that have it."""
+    """Argument group -> names of its tasks, in the order of --help."""
     groups: dict[type, list[str]] = {}
     for name, arguments in tasks.items():
         for owner in reversed(arguments.__mro__):
@@ -45,7 +45,7 @@ def groups_of(tasks: dict[str, type]) -> dict[type, list[str]]:
 
 
 def own_fields(owner: type) -> list[dataclasses.Field]:
-    """The visible arguments that a class declares itself, without those of a group that it gives another default."""
+    """The visible arguments that a class adds; not inherited ones with another default."""
     if not dataclasses.is_dataclass(owner):
         return []
     inherited = {name for base in owner.__mro__[1:] if dataclasses.is_dataclass(base) for name in base.__dataclass_fields__}
@@ -69,8 +69,8 @@ def row(owner: type, field: dataclasses.Field, tasks: dict[str, type]) -> str:
     for name, task in tasks.items():
         helps.setdefault(task.__dataclass_fields__[field.name].metadata["help"], []).append(name)
     first, *others = helps
-    what = "<br>".join([first, *(f"{', '.join(helps[text])}: {text}" for text in others)])
-    cells = [f"`--{field.name}`", "; ".join(filter(None, defaults)), value_of(owner, field), what]
+    description = "<br>".join([first, *(f"{', '.join(helps[text])}: {text}" for text in others)])
+    cells = [f"`--{field.name}`", "; ".join(filter(None, defaults)), value_of(owner, field), description]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
@@ -79,7 +79,7 @@ def has_another(task: type, field: dataclasses.Field) -> bool:
 
 
 def shown(default: Any) -> str:
-    """A default as it would be written on the command line."""
+    """A default as on the command line."""
     if default is None:
         return ""
     if isinstance(default, tuple):
@@ -88,7 +88,7 @@ def shown(default: Any) -> str:
 
 
 def value_of(owner: type, field: dataclasses.Field) -> str:
-    """What may be given, in words."""
+    """The allowed values, in words."""
     if field.metadata["reads"]:
         return "a file" if field.metadata["per_machine"] else "a path or a hub id"
     return "a path" if field.metadata["path"] and field.default is None else describe_value(owner, field)
@@ -96,7 +96,7 @@ def value_of(owner: type, field: dataclasses.Field) -> str:
 
 def page() -> str:
     """The text of docs/arguments.md."""
-    # The other scripts of app/ start one of these.
+    # predict.py and serve.py have no arguments class.
     names = sorted(path.stem for path in (ROOT / "app").glob("*.py") if path.stem not in ("predict", "serve"))
     tasks = {name: importlib.import_module(name).Arguments for name in names}
     sections = [line for owner, users in groups_of(tasks).items() for line in section(owner, users, tasks)]

@@ -1,27 +1,24 @@
-"""Build sample data without a download: a corpus of real text from the docstrings of the libraries that requirements.txt
-installs anyway, or pictures.
+"""Makes sample data without a download: texts from the docstrings of the libraries in requirements.txt, or drawn images.
 
     python scripts/make_sample_data.py [--output_dir sample_data] [--packages numpy scipy ...] [--force]
-    python scripts/make_sample_data.py titles [--output_dir sample_titles]   parameters with their descriptions
-    python scripts/make_sample_data.py images [--output_dir sample_images] [--force]
-    python scripts/make_sample_data.py masks [--output_dir sample_masks] [--force]   shapes with masks (sampling/shapes.py)
-    python scripts/make_sample_data.py volumes [--output_dir sample_volumes]      spheres in NIfTI volumes (drawing/volumes.py)
+    python scripts/make_sample_data.py titles [--output_dir sample_titles]     descriptions of parameters
+    python scripts/make_sample_data.py images [--output_dir sample_images]     digits (sampling/digits.py)
+    python scripts/make_sample_data.py masks [--output_dir sample_masks]       shapes with masks (sampling/shapes.py)
+    python scripts/make_sample_data.py volumes [--output_dir sample_volumes]   balls in NIfTI volumes (sampling/volumes.py)
 
-The third writes digits drawn with a font, a folder per class: train/0/00000.png and so on (sampling/digits.py). The first
-writes train.jsonl, validation.jsonl and test.jsonl (about 80/10/10), labels.txt (the label order) and sample_data.json
-(versions, counts, checksums). One row per documented object:
+The first command writes train.jsonl, validation.jsonl and test.jsonl (about 80/10/10), labels.txt (the label order) and
+sample_data.json (versions, counts, checksums). One row per documented object:
 
     {"id": "numpy.linalg.qr", "title": the summary line, "text": the body without it, "labels": ["has:examples", ...]}
 
-Labels are of four kinds: `library:` where it comes from, `topic:` what it is about (by its module path), `kind:` of
-object and `has:` the sections it has. What would give them away is taken out of the text: headings, signatures, types,
-code, reference lists and the libraries' names (`[library]`). Nothing is imported, downloaded or drawn at random: the
-sources are parsed and the split is a hash of the text, so the same versions give the same bytes. A second run reuses
-them.
+Labels: `library:` of the object, `topic:` (from the module path), `kind:` of object, `has:` sections of the docstring. Removed
+from the text, because they reveal labels: headings, signatures, types, code, reference lists and names of libraries
+(`[library]`). The sources are parsed, not imported, and a hash of the text decides the split, so the same versions yield the
+same bytes. A second run reuses the files.
 
-`titles` writes the same files but labels.txt. A row is {"id", "title", "text"}: a text describes a parameter, the title is the
-parameter's name in words, "max iter". A module's rows stay together (about 90/5/5), and no two texts share half of their
-phrases. Many parameters of different functions have the same name, so most titles of test rows are also those of training rows.
+`titles` writes the same files except labels.txt. A row is {"id", "title", "text"}: the text describes a parameter, the title is
+its name in words, "max iter". Rows of a module are in the same split (about 90/5/5), and no two texts share half of their
+phrases. Most titles of test rows also occur in training, because many functions have parameters of the same name.
 """
 
 import argparse
@@ -51,16 +48,16 @@ PACKAGES = [
     *("numpy", "scipy", "pandas", "sklearn", "torch", "transformers", "accelerate", "datasets", "evaluate"),
     *("huggingface_hub", "tokenizers", "nltk", "networkx", "sympy", "deepspeed"),
 ]
-DISTRIBUTIONS = {"sklearn": "scikit-learn"}  # where the name to install is not the name to import
+DISTRIBUTIONS = {"sklearn": "scikit-learn"}  # import name -> other name on PyPI
 SOURCES = (Path(__file__), Path(docstrings.__file__))
 SPLITS = ("train", "validation", "test")
 ROWS = tuple(f"{split}.jsonl" for split in SPLITS)
-MIN_CHARACTERS = 300  # of a body; shorter ones are hardly texts
-MIN_DESCRIBED_CHARACTERS, MAX_DESCRIBED_CHARACTERS = 60, 600  # of a parameter that gets a title
-MIN_LABEL_ROWS = 40  # training rows below which a label is dropped: nothing could be learnt from fewer
+MIN_CHARACTERS = 300  # of a docstring's body
+MIN_DESCRIBED_CHARACTERS, MAX_DESCRIBED_CHARACTERS = 60, 600  # of a parameter's description
+MIN_LABEL_ROWS = 40  # training rows; rarer labels cannot be learnt and are dropped
 
 LABELLED = ("parameters", "returns", "raises", "examples", "references", "notes")
-# Searched in the dotted path of an object, in lower case; an object has every topic that matches.
+# Topic -> pattern for an object's dotted path in lower case. An object has all matching topics.
 TOPICS = {
     "audio": r"audio|speech|whisper|wav2vec|spectr",
     "clustering": r"cluster|neighbors|manifold|mixture",
@@ -90,7 +87,7 @@ TOPICS = {
 
 
 def package_rows(root: Path) -> Iterator[dict]:
-    """Yield the rows (id, title, text, labels) of one package folder; no duplicate is removed yet."""
+    """Yields the rows (id, title, text, labels) of a package folder, with duplicates."""
     for _, name, kind, doc in documented(root, MIN_CHARACTERS):
         title, text, sections = title_and_text(doc)
         if not title or len(text) < MIN_CHARACTERS or not is_prose(text):
@@ -102,7 +99,7 @@ def package_rows(root: Path) -> Iterator[dict]:
 
 
 def title_rows(root: Path) -> Iterator[dict]:
-    """Yield the rows (id, module, title, text) of one package folder; no duplicate is removed yet."""
+    """Yields the rows (id, module, title, text) of a package folder, with duplicates."""
     for module, name, _, doc in documented(root, MIN_DESCRIBED_CHARACTERS):
         for parameter, text in dict(described_parameters(doc)).items():
             title, text = " ".join(NAME_PART.findall(parameter)).lower(), text.lstrip(" ,;:.-")
@@ -112,10 +109,10 @@ def title_rows(root: Path) -> Iterator[dict]:
 
 
 def without_duplicates(rows: Iterable[dict]) -> list[dict]:
-    """Keep the first of every group of rows with the same id, the same text, or texts half of whose phrases agree.
+    """Keeps the first of all rows with the same id, the same text, or texts that share half of their phrases.
 
-    Phrases are runs of five words; the 64 smallest of their CRC-32 values stand for the text (a bottom-k sketch:
-    the share of common values estimates the Jaccard similarity of the phrase sets), the 8 smallest find candidates.
+    A phrase is a run of five words. The 64 smallest CRC-32 values of a text's phrases are a bottom-k sketch, whose overlap with
+    another sketch estimates the Jaccard similarity of the phrase sets. The 8 smallest values find candidates.
     """
     kept, seen, sketches, buckets = [], set(), [], defaultdict(list)
     for row in rows:
@@ -147,7 +144,7 @@ def normalised(text: str) -> str:
 
 
 def split_rows(rows: Iterable[dict], min_label_rows: int = MIN_LABEL_ROWS) -> tuple[dict[str, list[dict]], list[str]]:
-    """Share rows out by the MD5 of their normalised text, which also orders them; drop labels too rare in training."""
+    """Splits and sorts rows by the MD5 of their normalised text, and drops labels that are rare in training."""
     hashed = sorted((hashlib.md5(normalised(row["text"]).encode()).hexdigest(), row["id"], row) for row in rows)
     splits: dict[str, list[dict]] = {name: [] for name in SPLITS}
     for digest, _, row in hashed:
@@ -161,7 +158,7 @@ def split_rows(rows: Iterable[dict], min_label_rows: int = MIN_LABEL_ROWS) -> tu
 
 
 def split_titles(rows: Iterable[dict]) -> dict[str, list[dict]]:
-    """Share rows out by the MD5 of their module, ordered by that of their text."""
+    """Splits rows by the MD5 of their module and sorts them by the MD5 of their text."""
     hashed = sorted((hashlib.md5(normalised(row["text"]).encode()).hexdigest(), row["id"], row) for row in rows)
     splits: dict[str, list[dict]] = {name: [] for name in SPLITS}
     for _, _, row in hashed:
@@ -171,10 +168,10 @@ def split_titles(rows: Iterable[dict]) -> dict[str, list[dict]]:
 
 
 def installed(packages: Iterable[str]) -> tuple[dict[str, Path], dict[str, str]]:
-    """Folders and versions of the packages that can be imported; the version is "" where no distribution states one."""
+    """(folders, versions) of the installed packages; version "" if unknown."""
     roots, versions = {}, {}
     for package in packages:
-        spec = importlib.util.find_spec(package) if package.isidentifier() else None  # of a top-level name: no import
+        spec = importlib.util.find_spec(package) if package.isidentifier() else None  # does not import a top-level package
         if spec is None or not spec.submodule_search_locations:
             print(f"{package}: not installed, left out")
             continue
@@ -192,42 +189,42 @@ def file_digests(folder: Path) -> dict[str, str]:
 
 
 def reusable(folder: Path, origin: dict) -> dict | None:
-    """What sample_data.json says, if it was made from the same versions by this script and its files are untouched."""
+    """The content of sample_data.json if origin and checksums match, else None."""
     try:
-        made = json.loads((folder / "sample_data.json").read_text(encoding="utf-8"))
+        manifest = json.loads((folder / "sample_data.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    known = made.get("origin") == origin and made.get("files") == file_digests(folder)
-    return made if known and all(origin["versions"].values()) else None
+    same = manifest.get("origin") == origin and manifest.get("files") == file_digests(folder)
+    return manifest if same and all(origin["versions"].values()) else None
 
 
 def claim(folder: Path) -> None:
-    """Mark the folder as being written: a run that ends early leaves a sample_data.json that vouches for nothing.
+    """Deletes the script's earlier files and empties sample_data.json until the new files are complete.
 
-    What was made before is deleted. Raises FileExistsError when it holds files of these names that this script has not made.
+    Raises `FileExistsError` if the folder has files of these names from elsewhere.
     """
-    made = file_digests(folder)
-    if made and not (folder / "sample_data.json").exists():
-        raise FileExistsError(f"it holds {', '.join(made)} from elsewhere")
+    existing = file_digests(folder)
+    if existing and not (folder / "sample_data.json").exists():
+        raise FileExistsError(f"it holds {', '.join(existing)} from elsewhere")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "sample_data.json").write_text("{}\n", encoding="utf-8")
-    for name in made:
+    for name in existing:
         (folder / name).unlink()
 
 
 def write_corpus(folder: Path, splits: dict[str, list[dict]], labels: list[str], origin: dict) -> dict:
-    """Write the splits, labels.txt if there are labels and, last, sample_data.json, whose content is returned."""
+    """Writes the splits, labels.txt if there are labels and, last, sample_data.json. Returns its content."""
     lines = {f"{split}.jsonl": [json.dumps(row, ensure_ascii=False) for row in rows] for split, rows in splits.items()}
     for name, content in (lines | ({"labels.txt": labels} if labels else {})).items():
         (folder / name).write_text("".join(f"{line}\n" for line in content), encoding="utf-8", newline="\n")
-    made = {"origin": origin, **counts(splits, labels), "files": file_digests(folder)}
-    (folder / "sample_data.json.part").write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
+    manifest = {"origin": origin, **counts(splits, labels), "files": file_digests(folder)}
+    (folder / "sample_data.json.part").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     os.replace(folder / "sample_data.json.part", folder / "sample_data.json")
-    return made
+    return manifest
 
 
 def counts(splits: dict[str, list[dict]], labels: list[str]) -> dict:
-    """Rows per split, rows per label over all splits, and the quantiles of their words."""
+    """Rows per split, rows per label over all splits, and quantiles of the words per text."""
     rows = list(chain(*splits.values()))
     frequency = Counter(label for row in rows for label in row.get("labels", ()))
     words = sorted(len(row["text"].split()) for row in rows)
@@ -239,16 +236,16 @@ def counts(splits: dict[str, list[dict]], labels: list[str]) -> dict:
     }
 
 
-def print_summary(folder: Path, made: dict) -> None:
-    print(f"{folder}: " + ", ".join(f"{split} {count} rows" for split, count in made["rows"].items()))
-    print("words in a text: " + ", ".join(f"{name} {value}" for name, value in made["words"].items()))
-    if made["labels"]:
-        print(f"{len(made['labels'])} labels: " + ", ".join(f"{label} {count}" for label, count in made["labels"].items()))
+def print_summary(folder: Path, manifest: dict) -> None:
+    print(f"{folder}: " + ", ".join(f"{split} {count} rows" for split, count in manifest["rows"].items()))
+    print("words in a text: " + ", ".join(f"{name} {value}" for name, value in manifest["words"].items()))
+    if labels := manifest["labels"]:
+        print(f"{len(labels)} labels: " + ", ".join(f"{label} {count}" for label, count in labels.items()))
 
 
 def main() -> int:
     if sys.argv[1:2] == ["volumes"]:
-        from drawing import volumes  # needs requirements-vision.txt
+        from sampling import volumes  # needs requirements-vision.txt
 
         return volumes.main(sys.argv[2:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -257,7 +254,7 @@ def main() -> int:
     )
     parser.add_argument("--output_dir", type=lambda p: Path(p).expanduser(), help="default: sample_data or sample_WHAT")
     parser.add_argument("--packages", nargs="+", default=PACKAGES, help="import names (default: those of requirements.txt)")
-    parser.add_argument("--min_label_rows", type=int, default=MIN_LABEL_ROWS, help="training rows that a label needs")
+    parser.add_argument("--min_label_rows", type=int, default=MIN_LABEL_ROWS, help="drop labels with fewer training rows")
     parser.add_argument("--force", action="store_true", help="build again, even from the same versions")
     args = parser.parse_args()
     if args.output_dir is None:
@@ -277,7 +274,7 @@ def make_images(parser: argparse.ArgumentParser, args: argparse.Namespace) -> in
 def make_texts(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     warnings.simplefilter("ignore", SyntaxWarning)  # invalid escapes in other people's strings
     warnings.simplefilter("ignore", DeprecationWarning)
-    gc.disable()  # parsing makes millions of objects and no cycles worth collecting: saves an eighth of the time
+    gc.disable()  # parsing creates millions of objects without cycles: saves an eighth of the time
     roots, versions = installed(args.packages)
     if not roots:
         parser.error("none of the packages is installed; run: pip install -r requirements.txt")
@@ -288,21 +285,21 @@ def make_texts(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int
         "script": hashlib.md5(b"".join(map(Path.read_bytes, SOURCES))).hexdigest(),
         "min_label_rows": args.min_label_rows,
     }
-    made = None if args.force else reusable(args.output_dir, origin)
-    if made is None:
+    manifest = None if args.force else reusable(args.output_dir, origin)
+    if manifest is None:
         try:
             claim(args.output_dir)
             read = package_rows if args.what == "texts" else title_rows
             rows = without_duplicates(chain.from_iterable(read(root) for root in roots.values()))
             if not rows:
-                parser.error(f"no docstring that is long enough in {', '.join(roots)}")
+                parser.error(f"found no long docstring in {', '.join(roots)}; name other --packages")
             splits, labels = split_rows(rows, args.min_label_rows) if args.what == "texts" else (split_titles(rows), [])
-            made = write_corpus(args.output_dir, splits, labels, origin)
+            manifest = write_corpus(args.output_dir, splits, labels, origin)
         except OSError as error:
             parser.error(f"cannot write to --output_dir {args.output_dir} ({error}); choose another folder")
     else:
         print("made before from the same versions, nothing to do (--force builds it again)")
-    print_summary(args.output_dir, made)
+    print_summary(args.output_dir, manifest)
     return 0
 
 

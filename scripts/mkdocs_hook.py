@@ -1,4 +1,4 @@
-"""Lets the pages of docs/ link to benchmarks/, which lies beside it, as they do on GitHub. MkDocs calls it: see mkdocs.yml."""
+"""MkDocs hook (see mkdocs.yml): makes the links of docs/ to the sibling folder benchmarks/ work on the site, as on GitHub."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """On the site benchmarks/ lies inside of docs/: one `../` less."""
+    """Removes one `../`: on the site, benchmarks/ is inside docs/."""
     return re.sub(r"\]\((\.\./)((?:\.\./)*benchmarks/)", r"](\2", markdown)

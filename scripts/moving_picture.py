@@ -1,11 +1,11 @@
-"""Draws the README's picture: a run that moves to other launches, beside the same run that never moved.
+"""Draws the README's picture: the losses of a run that moves between launches and of the same run in one process.
 
     python scripts/make_sample_data.py --output_dir sample_data
     python scripts/moving_picture.py [--data sample_data] [--steps 90] [--runs runs/moving_picture]
 
-A small classifier is trained twice on the sample data, without dropout: once straight through in one process; and once stopped
-by SIGTERM after each third of its steps and resumed under another launch: one process, two processes (torchrun), two
-processes with DeepSpeed ZeRO-2. Writes docs/images/moving.png, and the losses of both runs to benchmarks/moving.json.
+Trains a small classifier twice on the sample data, without dropout. The first run stays in one process. The second one is
+stopped by SIGTERM after each third of its steps and resumed under the next launch: one process, two processes (torchrun), two
+processes with DeepSpeed ZeRO-2. Writes docs/images/moving.png and the losses of both runs to benchmarks/moving.json.
 Needs: pip install -r scripts/benchmarking/requirements.txt
 """
 
@@ -27,7 +27,6 @@ from matplotlib.figure import Figure
 ROOT = Path(__file__).resolve().parents[1]
 TASK = str(ROOT / "app" / "classify.py")
 RECIPE = ROOT / "app" / "recipes"
-STOPPED = 75  # the exit code of a run that saved a checkpoint because it was asked to stop
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", TASK]
 LAUNCHES = {
     "python\n1 process": [sys.executable, TASK],
@@ -38,9 +37,9 @@ COLOURS = ("#1f6fb4", "#c97b2f", "#5a9367")
 
 
 def write_job(data: Path, runs: Path, steps: int) -> list[str]:
-    """The arguments of the job, the same under every launch."""
+    """The job's arguments, which are the same under every launch."""
     config = json.loads((RECIPE / "small_modernbert" / "config.json").read_text(encoding="utf-8"))
-    config |= {name: 0.0 for name in config if name.endswith("dropout")}  # other processes would draw other masks
+    config |= {name: 0.0 for name in config if name.endswith("dropout")}  # masks depend on the number of processes
     runs.mkdir(parents=True)
     (runs / "config.json").write_text(json.dumps(config), encoding="utf-8")
     settings = {"config_name": runs / "config.json", "max_steps": steps, "logging_steps": 1, "save_steps": 0}
@@ -51,7 +50,7 @@ def write_job(data: Path, runs: Path, steps: int) -> list[str]:
 
 
 def losses(folder: Path) -> dict[int, float]:
-    """The training loss of each step that a run has logged."""
+    """Step -> training loss, as far as the run has logged."""
     path = folder / "history.jsonl"
     lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
     events = [json.loads(line) for line in lines]
@@ -59,7 +58,7 @@ def losses(folder: Path) -> dict[int, float]:
 
 
 def train(command: list[str], folder: Path, stop_after: int | None = None) -> None:
-    """Runs a launch to its end, or asks it to stop once it has logged step `stop_after`."""
+    """Runs a launch to its end, or stops it by SIGTERM after it has logged step `stop_after`."""
     process = subprocess.Popen([*command, "--output_dir", str(folder), "--resume_from_checkpoint", "auto"])
     while stop_after and process.poll() is None and max(losses(folder), default=0) < stop_after:
         time.sleep(0.02)
@@ -67,9 +66,9 @@ def train(command: list[str], folder: Path, stop_after: int | None = None) -> No
         process.send_signal(signal.SIGTERM)
     process.wait()
     status = json.loads((folder / "status.json").read_text(encoding="utf-8"))
-    wanted = "stopped" if stop_after else "done"
-    if status["state"] != wanted:
-        sys.exit(f"error: the run is {status['state']}, expected {wanted}: {shlex.join(command)}")
+    expected = "stopped" if stop_after else "done"
+    if status["state"] != expected:
+        sys.exit(f"error: the run is {status['state']}, expected {expected}: {shlex.join(command)}")
 
 
 def draw(never_moved: list[float], moved: list[float], moves: list[int], path: Path) -> None:
@@ -78,7 +77,7 @@ def draw(never_moved: list[float], moved: list[float], moves: list[int], path: P
     axes.plot(steps, never_moved, color="#c8ccd2", linewidth=6, label="never moved: one process throughout")
     ends = [*moves[1:], len(moved)]
     for (name, begin), end, colour in zip(zip(LAUNCHES, moves, strict=True), ends, COLOURS, strict=True):
-        first = max(begin - 1, 0)  # from the last point of the launch before
+        first = max(begin - 1, 0)  # starts at the previous launch's last point
         axes.plot(steps[first:end], moved[first:end], color=colour, linewidth=1.8)
         axes.text(
             (begin + end) / 2, 0.93, name, color=colour, fontsize=9, ha="center", va="top", transform=axes.get_xaxis_transform()
@@ -101,20 +100,20 @@ def draw(never_moved: list[float], moved: list[float], moves: list[int], path: P
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=ROOT / "sample_data", help="folder with train.jsonl and validation.jsonl")
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "moving_picture", help="folder of both runs; must be new")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "moving_picture", help="new folder for both runs")
     parser.add_argument("--steps", type=int, default=90)
-    given = parser.parse_args()
-    job = write_job(given.data.resolve(), given.runs, given.steps)
-    train([*LAUNCHES["python\n1 process"], *job], given.runs / "never_moved")
+    options = parser.parse_args()
+    job = write_job(options.data.resolve(), options.runs, options.steps)
+    train([*LAUNCHES["python\n1 process"], *job], options.runs / "never_moved")
     moves = []
     for number, launch in enumerate(LAUNCHES.values(), 1):
-        moves.append(max(losses(given.runs / "moved"), default=0))
+        moves.append(max(losses(options.runs / "moved"), default=0))
         last = number == len(LAUNCHES)
-        train([*launch, *job], given.runs / "moved", None if last else given.steps * number // len(LAUNCHES))
-    never_moved, moved = (list(losses(given.runs / name).values()) for name in ("never_moved", "moved"))
+        train([*launch, *job], options.runs / "moved", None if last else options.steps * number // len(LAUNCHES))
+    never_moved, moved = (list(losses(options.runs / name).values()) for name in ("never_moved", "moved"))
     draw(never_moved, moved, moves, ROOT / "docs" / "images" / "moving.png")
     record = {
-        "command": f"python scripts/moving_picture.py --steps {given.steps}",
+        "command": f"python scripts/moving_picture.py --steps {options.steps}",
         "date": datetime.date.today().isoformat(),
         "versions": {name: version(name) for name in ("torch", "transformers", "accelerate", "deepspeed")},
         "steps_before_each_launch": dict(zip([name.replace("\n", ", ") for name in LAUNCHES], moves, strict=True)),

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# One job on several machines over plain ssh, started from anywhere that reaches them:
+# Starts one job on several machines over plain ssh:
 #
 #   bash scripts/multi_node.sh --hosts node1,node2 --processes_per_host 8 app/classify.py ARGS
 #   bash scripts/multi_node.sh --hosts node1,node2 --processes_per_host 8 \
 #     app/titlegen.py --deepspeed ds_configs/zero2.json --mixed_precision bf16 ARGS
 #
-# Every host needs this repository and the same Python environment (or --python FILE) at the same path, the current folder (or
-# --directory DIR), and an ssh login that asks for nothing. No disk need be shared. The first host is machine 0; the others must reach it under
-# that name (or --address NAME) at --port, and each other at any port.
+# Every host needs, at the same path as here, this repository in the current folder (or --directory DIR) and the Python
+# environment (or --python FILE), and an ssh login without a password. No shared disk is needed. The first host is machine 0. The
+# others must reach it under that name (or --address NAME) at --port, and each other at any port.
 #
-# Variables that begin with HF_, NCCL_, GLOO_, OMP_ or TORCH_ are set there as they are here; tokens are not.
-# SIGTERM, SIGINT and SIGUSR1 go to every process: the job writes a checkpoint and ends with exit code 75. If this script or
-# its connection dies, the same happens. The exit code is that of the first process that failed.
+# Forwards environment variables that begin with HF_, NCCL_, GLOO_, OMP_ or TORCH_, except tokens. Sends SIGTERM, SIGINT and
+# SIGUSR1 to every process: the job writes a checkpoint and ends with exit code 75. The same happens if this script or its
+# connection dies. The exit code is that of the first process that failed.
 set -euo pipefail
 
 usage() {
@@ -36,7 +36,7 @@ while [ $# -gt 0 ]; do
     shift 2
     ;;
   -*)
-    echo "error: unknown option $1 (options of the script come after it)" >&2
+    echo "error: unknown option $1; put options of the script after its name" >&2
     usage
     ;;
   *) break ;;
@@ -46,7 +46,7 @@ done
 IFS=, read -r -a machines <<<"$hosts"
 count=${#machines[@]}
 address=${address:-${machines[0]#*@}}
-grace=${GRACE_SECONDS:-120} # for the other machines when one has failed
+grace=${GRACE_SECONDS:-120} # for the other machines after one has failed
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
 forwarded=("FINETUNE_MACHINES=$hosts" "GRACE_SECONDS=$grace")
@@ -60,8 +60,8 @@ done < <(compgen -e)
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
-# Every ssh reads from a pipe that this shell writes to: signals go there by name, and the end of this shell is the end of
-# the pipe. All are started before the first pipe is opened, so that none of them holds another's open.
+# Every ssh reads signal names from a pipe of this shell. The pipe ends with the shell. All ssh processes start before the first
+# pipe is opened, so that none of them inherits another's.
 for ((i = 0; i < count; i++)); do
   mkfifo "$folder/$i.in"
   command=(env "${forwarded[@]}" "$python" "$here/machine.py" --node "$i" --nodes "$count" --processes "$processes"
@@ -79,15 +79,15 @@ for ((i = 0; i < count; i++)); do
   pipes+=("$pipe")
 done
 
-tell() {
+send() {
   local pipe
   for pipe in "${pipes[@]}"; do
-    # in a subshell: writing to a connection that has ended would end this one
+    # in a subshell, because writing to a closed pipe ends the shell
     (echo "$1" >&"$pipe") 2>/dev/null || true
   done
 }
-trap 'tell TERM' TERM INT HUP
-trap 'tell USR1' USR1
+trap 'send TERM' TERM INT HUP
+trap 'send USR1' USR1
 
 failed=0 ended=0 deadline=0
 while [ "$ended" -lt "$count" ]; do
@@ -100,14 +100,14 @@ while [ "$ended" -lt "$count" ]; do
       failed=$code deadline=$((SECONDS + grace + 5))
       case $code in
       75) ;;
-      255) echo "error: ssh ${machines[i]} failed (255); the other machines are told to stop" >&2 && deadline=0 ;;
+      255) echo "error: ssh ${machines[i]} failed (255); stopping the other machines" >&2 && deadline=0 ;;
       *) echo "error: ${machines[i]} ended with exit code $code" >&2 ;;
       esac
     fi
   done
   if [ "$failed" -ne 0 ] && [ "$SECONDS" -ge "$deadline" ]; then
-    tell TERM
-    [ "$SECONDS" -lt $((deadline + 30)) ] || tell KILL
+    send TERM
+    [ "$SECONDS" -lt $((deadline + 30)) ] || send KILL
     deadline=$((SECONDS > deadline ? SECONDS + 5 : deadline + 5))
   fi
   sleep 0.2

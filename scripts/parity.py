@@ -1,21 +1,21 @@
 #!/usr/bin/env python3
-"""Will my job change if I move it? A few steps of a training command under several launches, compared.
+"""Compares the first steps of a training command under several launches: does the job change when it moves?
 
     python scripts/parity.py [--cells NAME,...|all] [--steps N] [--output_dir FOLDER] app/classify.py ARGS
 
-ARGS are the training command's own, unchanged. Its first N optimizer steps run under each launch ("cell") on this machine,
-without dropout, with one evaluation. The table shows how far each cell is from the first one, one process in fp32: final
-weights, losses and gradient norms (relative), learning rates and the rows of each step (the same or not), evaluation metrics.
-In fp32 only rounding may differ, 1e-5; bf16 and fp16 round more. Nothing is written to the command's own --output_dir.
+ARGS are the training command's own. Its first N optimizer steps run under each launch ("cell") on this machine, without
+dropout, with one evaluation. The table shows the difference of each cell from the first one, one process in fp32: final
+weights, losses and gradient norms (relative), evaluation metrics (absolute), learning rates and rows of each step (equal or
+not). fp32 cells may differ by rounding, 1e-5; bf16 and fp16 round more. The command's --output_dir is not touched.
 
-    --cells NAME,...      which cells, `all` of them, or, if it is left out, one per kind that this machine can run
+    --cells NAME,...      cells to run, or all (default: one of each kind that this machine can run)
     --steps N             optimizer steps (default 6)
-    --processes N         of the cells that have several (default 2)
-    --device cpu          leave the GPUs alone
-    --timeout SECONDS     for one cell (default 1800)
-    --output_dir FOLDER   a folder per cell with its log, and parity.json (default runs/parity)
+    --processes N         processes of a distributed cell (default 2)
+    --device cpu          do not use GPUs
+    --timeout SECONDS     time limit of a cell (default 1800)
+    --output_dir FOLDER   folder and log of each cell, and parity.json (default runs/parity)
 
-Exit codes: 0 every fp32 cell is the same; 1 one is not, or a cell failed; 2 bad input.
+Exit codes: 0 every fp32 cell is the same; 1 a cell differs or failed; 2 bad input.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY / "app"))
 
-from moving.cells import CELLS, OBSERVED, REFERENCE, Cell, batch_arguments, launch_arguments, launcher  # noqa: E402
-from moving.outcome import METRICS_WITHIN, WITHIN, Difference, Outcome, compare, read_outcome  # noqa: E402
+from moving.cells import CELLS, REFERENCE, RUN_OBSERVED, Cell, batch_arguments, launch_arguments, launcher  # noqa: E402
+from moving.outcome import METRICS_TOLERANCE, TOLERANCE, Difference, Outcome, compare, read_outcome  # noqa: E402
 from moving.task_script import load_task_script  # noqa: E402
 
 from finetune.errors import EXIT_BAD_INPUT, InputError  # noqa: E402
 
 DIFFERS = 1
-ADAMS_SHARE = 1e-3  # weights that are this near, where all else is the same, are what Adam makes of rounding (see `verdict`)
-# Whatever the command says of these, a cell neither resumes, nor predicts, nor reports to anybody.
-SILENT = {
+ADAM_TOLERANCE = 1e-3  # of weights, if all else is equal: rounding enlarged by Adam (see `verdict`)
+# Overrides the command's own values: a cell does not resume, predict or report.
+OVERRIDES = {
     "do_train": "true",
     "do_eval": "true",
     "do_predict": "false",
@@ -64,7 +64,7 @@ SILENT = {
 
 @dataclass(frozen=True)
 class Row:
-    """A cell's line in the table."""
+    """A cell's row in the table."""
 
     cell: Cell
     processes: int
@@ -99,27 +99,25 @@ def read_options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--output_dir", type=lambda p: Path(p).expanduser(), default=Path("runs/parity"), metavar="FOLDER")
     parser.add_argument("script", type=Path, metavar="app/TASK.py")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS")
-    found = parser.parse_args(argv)
-    for name, least in (("steps", 1), ("processes", 2)):
-        if getattr(found, name) < least:
-            parser.error(f"--{name} {getattr(found, name)}: at least {least}")
-    if not found.script.is_file():
-        parser.error(f"{found.script}: is no file; name a task's script, such as app/classify.py")
-    return found
+    options = parser.parse_args(argv)
+    for name, minimum in (("steps", 1), ("processes", 2)):
+        if getattr(options, name) < minimum:
+            parser.error(f"--{name} {getattr(options, name)}: expected at least {minimum}")
+    return options
 
 
-def read_arguments(script: Path, given: list[str]) -> Any:
-    """The command's arguments. Raises `InputError` for those that the script would refuse."""
+def read_arguments(script: Path, argv: list[str]) -> Any:
+    """The command's arguments. Raises `InputError` if they are invalid."""
     from finetune.arguments.parsing import parse, validate
 
     arguments_class, _ = load_task_script(script)
-    arguments = parse(arguments_class, given)
+    arguments = parse(arguments_class, argv)
     validate(arguments)
     return arguments
 
 
 def gpus(device: str) -> int:
-    """How many GPUs the cells may use."""
+    """The number of GPUs that cells may use."""
     if device == "cpu":
         return 0
     import torch
@@ -127,23 +125,22 @@ def gpus(device: str) -> int:
     return torch.cuda.device_count()
 
 
-def choose_cells(names: str | None, processes: int, count: int) -> list[Cell]:
-    """The first cell, and those that are named or that a machine with `count` GPUs can run. Raises `InputError` for a name that
-    is none."""
+def choose_cells(names: str | None, processes: int, num_gpus: int) -> list[Cell]:
+    """The reference cell and the named ones; by default all usual cells that a machine with `num_gpus` GPUs can run. Raises
+    `InputError` for an unknown name."""
     if names is None:
-        here = [cell for cell in CELLS if cell.usual and not (cell.several and 0 < count < processes)]
-        return [cell for cell in here if count or cell.precision != "fp16"]
+        usual = [cell for cell in CELLS if cell.usual and not (cell.several and 0 < num_gpus < processes)]
+        return [cell for cell in usual if num_gpus or cell.precision != "fp16"]
     known = {cell.name: cell for cell in CELLS}
     chosen = list(known) if names == "all" else [name.strip() for name in names.split(",")]
     unknown = [name for name in chosen if name not in known]
     if unknown:
-        raise InputError(f"--cells {', '.join(unknown)}: no such cell; they are {', '.join(known)}")
+        raise InputError(f"--cells {', '.join(unknown)}: no such cell; choose from {', '.join(known)}")
     return [REFERENCE, *(known[name] for name in dict.fromkeys(chosen) if name != REFERENCE.name)]
 
 
 def run_cells(options: argparse.Namespace, cells: list[Cell], arguments: Any) -> list[Row]:
-    """Runs one cell after the other; each is printed when it is done. Raises `InputError` if the first one fails: there is
-    nothing to compare with then."""
+    """Runs the cells one after the other and prints each verdict. Raises `InputError` if the reference cell fails."""
     shutil.rmtree(options.output_dir / "observed", ignore_errors=True)
     rows: list[Row] = []
     reference: Outcome | None = None
@@ -155,12 +152,12 @@ def run_cells(options: argparse.Namespace, cells: list[Cell], arguments: Any) ->
             try:
                 outcome = read_outcome(options.output_dir / cell.name, options.output_dir / "observed")
             except (OSError, ValueError, KeyError) as error:
-                problem = f"left something unreadable: {error}"
+                problem = f"its files cannot be read: {error}"
         if reference is None:
             if outcome is None:
-                raise InputError(f"the command fails under one process, so there is nothing to compare with: {problem}")
+                raise InputError(f"the command fails in one process, so there is nothing to compare with: {problem}")
             reference = outcome
-            rows.append(Row(cell, processes, None, "the others are compared with this", True))
+            rows.append(Row(cell, processes, None, "reference", True))
         elif outcome is None:
             rows.append(Row(cell, processes, None, f"failed: {problem}", False))
         else:
@@ -171,7 +168,7 @@ def run_cells(options: argparse.Namespace, cells: list[Cell], arguments: Any) ->
 
 
 def run_cell(options: argparse.Namespace, cell: Cell, processes: int, arguments: Any) -> str | None:
-    """Runs the command's first steps as a cell; returns what went wrong, if anything did."""
+    """Runs the command's first steps as a cell. Returns the reason if the run fails, else None."""
     from finetune.arguments.parsing import as_dict
 
     folder = options.output_dir / cell.name
@@ -182,25 +179,25 @@ def run_cell(options: argparse.Namespace, cell: Cell, processes: int, arguments:
     batch = batch_arguments(cell, processes, *own_batch(arguments, gpus(options.device) > 0))
     steps = options.steps
     warmup = {} if arguments.warmup_steps is None else {"warmup_steps": min(arguments.warmup_steps, steps)}
-    changed = {
-        **SILENT, **launch_arguments(cell), **batch, **warmup, "output_dir": folder,
+    changes = {
+        **OVERRIDES, **launch_arguments(cell), **batch, **warmup, "output_dir": folder,
         "max_steps": steps, "eval_steps": steps, "save_steps": steps,
     }  # fmt: skip
-    known = as_dict(arguments)  # only tasks with tokens have arguments that count them
-    changes = [part for name, value in changed.items() if name in known for part in (f"--{name}", str(value))]
-    observed = [str(OBSERVED), options.device, str(options.output_dir / "observed")]
-    command = [*start, *observed, str(options.script), *options.arguments, *changes]
+    names = as_dict(arguments)  # some tasks lack the arguments that count tokens
+    changed = [part for name, value in changes.items() if name in names for part in (f"--{name}", str(value))]
+    observed = [str(RUN_OBSERVED), options.device, str(options.output_dir / "observed")]
+    command = [*start, *observed, str(options.script), *options.arguments, *changed]
     log = options.output_dir / f"{cell.name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w", encoding="utf-8") as file:
-        code = run_to_the_end(command, file, options.timeout, options.device)
+        code = run_with_timeout(command, file, options.timeout, options.device)
     if code is None:
         return f"not done after {options.timeout:g} s ({log})"
-    return f"{reason_of(log)} ({log})" if code else None
+    return f"{first_error(log)} ({log})" if code else None
 
 
 def own_batch(arguments: Any, on_gpu: bool) -> tuple[int, int | None, int | None]:
-    """The command's global batch, and what bounds a micro-batch under one process: rows, or else tokens, or nothing."""
+    """(global batch size, rows of a micro-batch or None, tokens of a micro-batch or None) of the command in one process."""
     from finetune.arguments.parsing import as_dict
     from finetune.plan import CPU_TOKENS, batch_of
 
@@ -209,13 +206,13 @@ def own_batch(arguments: Any, on_gpu: bool) -> tuple[int, int | None, int | None
     if arguments.gradient_accumulation_steps:
         rows = batch.micro_batch_size
     elif has_tokens and rows is None and batch.max_tokens is None and not on_gpu:
-        # In rows, of which there are fewer under more accumulation even where all of them fit into the tokens.
+        # The default limit of tokens, in rows: accumulation then always makes micro-batches smaller.
         rows = max(1, CPU_TOKENS // (arguments.max_length or 512))
     return batch.global_batch_size, rows, batch.max_tokens
 
 
-def run_to_the_end(command: list[str], log: Any, timeout: float, device: str) -> int | None:
-    """The exit code; None for a command that is not done in time, which is ended then, with what it started."""
+def run_with_timeout(command: list[str], log: Any, timeout: float, device: str) -> int | None:
+    """The exit code. After `timeout` seconds, kills the command's process group and returns None."""
     environment = dict(os.environ)
     if device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""
@@ -228,60 +225,55 @@ def run_to_the_end(command: list[str], log: Any, timeout: float, device: str) ->
         return None
     finally:
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)  # workers outside of the group see their launcher gone, and end
+            os.killpg(process.pid, signal.SIGKILL)  # workers outside of the group end without their launcher
             process.wait()
 
 
-def reason_of(log: Path) -> str:
-    """The line of a failed run that says why: the first error, or else the last line."""
+def first_error(log: Path) -> str:
+    """The first error line of a log, or else the last line."""
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith(("error", "  - "))]
     return (errors or lines[-1:] or ["no output"])[0][:300]
 
 
 def verdict(cell: Cell, difference: Difference) -> tuple[str, bool]:
-    """A cell's verdict in words, and whether it is as it should be.
+    """(a cell's verdict in words, whether the cell passes).
 
-    Adam moves an element by its gradient over the gradient's own size, so an element whose gradient all but cancels over the
-    batch shows the rounding of that gradient many times over, while losses and gradient norms show it once. Tensors of which
-    that holds as a whole, such as biases before a norm, are left out (`Difference.no_gradient`).
+    Adam divides a gradient by its own size. If an element's gradient almost cancels over the batch, its weight shows the
+    rounding of the gradient enlarged many times, while losses and gradient norms stay close. Tensors that consist of such
+    elements, such as biases before a norm, are left out (`Difference.no_gradient`).
     """
     if cell.precision != "no":
         same = "" if difference.same_rows and difference.same_learning_rates else "; other rows or learning rates"
-        return f"the rounding of {cell.precision}{same}", difference.same_rows
-    found = difference.no_gradient
-    without = f"; without {len(found)} tensor(s) that have no gradient, such as {found[0]}" if found else ""
+        return f"rounding of {cell.precision}{same}", difference.same_rows
+    tensors = difference.no_gradient
+    without = f"; without {len(tensors)} tensor(s) that have no gradient, such as {tensors[0]}" if tensors else ""
     if difference.is_rounding:
         return f"the same{without}", True
-    rest = max(difference.losses, difference.grad_norms) <= WITHIN and difference.metrics <= METRICS_WITHIN
-    if rest and difference.same_rows and difference.same_learning_rates and difference.weights <= ADAMS_SHARE:
+    rest = max(difference.losses, difference.grad_norms) <= TOLERANCE and difference.metrics <= METRICS_TOLERANCE
+    if rest and difference.same_rows and difference.same_learning_rates and difference.weights <= ADAM_TOLERANCE:
         return f"the same steps; {difference.where} shows rounding enlarged by Adam{without}", True
     return "differs", False
 
 
 def table(rows: list[Row]) -> list[str]:
-    """The rows as text, largest differences from the first cell."""
-    titles = ("cell", "launcher", "processes", "weights", "losses", "grad norms", "metrics", "rates", "rows", "")
-    lines = [titles]
+    """The rows as lines of text."""
+    from finetune.reports.results import plain_table
+
+    header = ["cell", "launcher", "processes", "weights", "losses", "grad norms", "metrics", "rates", "rows", ""]
+    cells = []
     for row in rows:
-        found = row.difference
-        numbers = [found.weights, found.losses, found.grad_norms, found.metrics] if found else []
-        shown = [f"{number:.1e}" for number in numbers] or ["-"] * 4
-        same = [("same" if yes else "NOT") for yes in (found.same_learning_rates, found.same_rows)] if found else ["-"] * 2
-        lines.append((row.cell.name, row.cell.launcher, str(row.processes), *shown, *same, row.verdict))
-    widths = [max(len(line[place]) for line in lines) for place in range(len(titles) - 1)]
-    text = [
-        "  ".join([*(f"{part:<{width}}" for part, width in zip(line, widths, strict=False)), line[-1]]).rstrip()
-        for line in lines
-    ]
-    return [
-        *text,
-        "weights, losses, grad norms: relative; metrics: absolute; without attention's key biases, whose gradient is zero",
-    ]
+        numbers, same, d = ["-"] * 4, ["-"] * 2, row.difference
+        if d is not None:
+            numbers = [f"{number:.1e}" for number in (d.weights, d.losses, d.grad_norms, d.metrics)]
+            same = ["same" if equal else "NOT" for equal in (d.same_learning_rates, d.same_rows)]
+        cells.append([row.cell.name, row.cell.launcher, str(row.processes), *numbers, *same, row.verdict])
+    note = "weights, losses, grad norms: relative; metrics: absolute; without attention's key biases, whose gradient is zero"
+    return [*plain_table(header, cells), note]
 
 
 def write_report(options: argparse.Namespace, rows: list[Row]) -> None:
-    """parity.json: the table, with the command and the machine."""
+    """Writes parity.json: the table, the command and the machine."""
     from finetune.output.versions import library_versions
 
     def plain(value: Any) -> Any:

@@ -1,18 +1,17 @@
 #!/usr/bin/env python3
-"""What a training command will do and need, before a GPU is touched or a process group started.
+"""Shows what a training command will do and how much memory it needs, without GPUs and process groups.
 
     python scripts/plan.py [--launch accelerate_configs/NAME.yaml] [--num_processes N] [--gpu_memory GIB] app/classify.py ARGS
     python scripts/plan.py --num_processes 8 app/titlegen.py --deepspeed ds_configs/zero2.json ARGS
 
-ARGS are the training command's own, unchanged. It runs anywhere, also on a laptop that plans for eight GPUs: data are read and
-tokenized as in the run, the model is built without weights, and one forward and backward pass is made on tensors without
-values (a dry run). It prints batch arithmetic, steps, tokens and learning rates; the memory of a GPU under every shipped launch
-file, and the cheapest of these that fits --gpu_memory; or everything that contradicts itself in launch file, DeepSpeed file
-and arguments, in one list.
+ARGS are the training command's own. A laptop can plan for eight GPUs: the script reads and tokenizes the data like a run,
+builds the model without weights, and makes a dry run: one forward and backward pass on meta tensors. It prints batch sizes,
+steps, tokens, learning rates, the memory per GPU under every shipped launch file, and the cheapest launch that fits
+--gpu_memory. If launch file, DeepSpeed file and arguments contradict each other, it prints all contradictions instead.
 
-    --launch FILE       the file that `accelerate launch --config_file` gets; without it `python`, or torchrun or deepspeed
-    --num_processes N   processes on all machines, if not what FILE says
-    --gpu_memory GIB    memory of one GPU; without it nothing is recommended
+    --launch FILE       the file for `accelerate launch --config_file` (default: python, or torchrun with several processes)
+    --num_processes N   processes on all machines (default: from FILE, else 1)
+    --gpu_memory GIB    memory of one GPU; needed for the recommendation
 
 Exit codes: 0 done, and the planned launch fits; 1 it does not fit --gpu_memory; 2 contradictions or bad input.
 """
@@ -44,8 +43,8 @@ from finetune.plan import Plan, batch_of, describe, make_plan  # noqa: E402
 
 DOES_NOT_FIT = 1
 LAUNCH_FILES = REPOSITORY / "accelerate_configs"
-# What Accelerate refuses beside a DeepSpeed file (`DeepSpeedPlugin` of accelerate 1.15), since the file states it too.
-STATED_TWICE = (
+# Keys that Accelerate rejects beside a DeepSpeed file, which sets them too (`DeepSpeedPlugin` of accelerate 1.15).
+DEEPSPEED_FILE_KEYS = (
     *("gradient_accumulation_steps", "gradient_clipping", "zero_stage", "offload_optimizer_device", "offload_param_device"),
     *("offload_param_nvme_path", "offload_optimizer_nvme_path", "zero3_save_16bit_model", "mixed_precision"),
 )
@@ -56,7 +55,7 @@ DEVICES = {"MULTI_XPU": "xpu", "MULTI_NPU": "npu"}
 
 @dataclass(frozen=True)
 class LaunchFile:
-    """The part of an accelerate file that decides how a job runs."""
+    """The settings of an accelerate file that decide how a job runs."""
 
     name: str
     processes: int
@@ -67,7 +66,7 @@ class LaunchFile:
     deepspeed: bool
     device: str  # as torch names the GPUs
     fsdp: bool
-    variables: dict[str, str]  # what `accelerate launch` makes of its settings for DeepSpeed, FSDP and torch.compile
+    variables: dict[str, str]  # set by `accelerate launch` for DeepSpeed, FSDP and torch.compile
 
 
 def main(argv: list[str]) -> int:
@@ -88,16 +87,14 @@ def read_options(argv: list[str]) -> tuple[argparse.Namespace, Path, list[str]]:
     parser.add_argument("--gpu_memory", type=gigabytes, metavar="GIB")
     parser.add_argument("script", type=Path, metavar="app/TASK.py")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS")
-    found = parser.parse_args(argv)
-    if found.num_processes is not None and found.num_processes < 1:
-        parser.error(f"--num_processes {found.num_processes}: at least 1")
-    if not found.script.is_file():
-        parser.error(f"{found.script}: is no file; name a task's script, such as app/classify.py")
-    return found, found.script, found.arguments
+    options = parser.parse_args(argv)
+    if options.num_processes is not None and options.num_processes < 1:
+        parser.error(f"--num_processes {options.num_processes}: expected at least 1")
+    return options, options.script, options.arguments
 
 
 def gigabytes(text: str) -> float:
-    """24, 24GB or 24GiB -> 24.0. Cards are sold by the GB and hold that many GiB, so the units are taken for one."""
+    """24, 24GB or 24GiB -> 24.0 GiB: a GPU sold with 24 GB has 24 GiB."""
     number = float(text.lower().removesuffix("b").removesuffix("i").removesuffix("g"))
     if number <= 0:
         raise ValueError(text)
@@ -105,7 +102,7 @@ def gigabytes(text: str) -> float:
 
 
 def plan(options: argparse.Namespace, script: Path, rest: list[str]) -> int:
-    """Prints everything. Raises `InputError` with all contradictions."""
+    """Prints the plan. Raises `InputError` with all contradictions. Returns the exit code."""
     arguments_class, task_class = load_task_script(script)
     problems: list[str] = []
     launch_file = collect(problems, lambda: read_launch_file(options.launch)) if options.launch else None
@@ -116,7 +113,7 @@ def plan(options: argparse.Namespace, script: Path, rest: list[str]) -> int:
     problems += launch_problems(launch_file, options.num_processes) if launch_file is not None else []
     processes = options.num_processes or (launch_file.processes if launch_file else 1)
     use_cpu = launch_file is not None and launch_file.use_cpu
-    pretend(launch_file, processes, use_cpu)
+    set_launch_variables(launch_file, processes, use_cpu)
     machine = Machine(0 if use_cpu else processes, True, launch_file.device if launch_file else "cuda")
     launch = collect(problems, lambda: preflight.check(arguments, machine))
     task = collect(problems, lambda: task_class(arguments))
@@ -129,7 +126,7 @@ def plan(options: argparse.Namespace, script: Path, rest: list[str]) -> int:
 
 
 def collect(problems: list[str], work: Callable[[], Any]) -> Any:
-    """The result of `work`; None, and its problems added, where there are some."""
+    """The result of `work`. If it raises `InputError`, adds the error's problems and returns None."""
     try:
         return work()
     except InputError as error:
@@ -137,11 +134,8 @@ def collect(problems: list[str], work: Callable[[], Any]) -> Any:
         return None
 
 
-# Launch files ---------------------------------------------------------------------------------------------------------
-
-
 def read_launch_file(name: str) -> LaunchFile:
-    """Reads an accelerate file. Raises `InputError` for one that cannot be read or that Accelerate would not take."""
+    """Reads an accelerate file. Raises `InputError` if it cannot be read or Accelerate would reject it."""
     path = next((p for p in (Path(name), REPOSITORY / name) if p.is_file()), None)
     if path is None:
         shipped = ", ".join(sorted(file.name for file in LAUNCH_FILES.glob("*.yaml")))
@@ -156,7 +150,7 @@ def read_launch_file(name: str) -> LaunchFile:
     problems = file_problems(name, content)
     if problems:
         raise InputError(*problems)
-    section = content.get("deepspeed_config") or {}
+    section, kind = content.get("deepspeed_config") or {}, content.get("distributed_type")
     return LaunchFile(
         name=name,
         processes=int(content.get("num_processes") or 1),
@@ -164,67 +158,68 @@ def read_launch_file(name: str) -> LaunchFile:
         use_cpu=bool(content.get("use_cpu", False)),
         precision=str(content.get("mixed_precision") or "no").lower(),
         deepspeed_file=section.get("deepspeed_config_file"),
-        deepspeed=content.get("distributed_type") == "DEEPSPEED",
-        fsdp=content.get("distributed_type") == "FSDP",
-        device=DEVICES.get(content.get("distributed_type"), "cuda"),
-        variables={
-            **{
-                variable: str(section[name]).lower()
-                for name, variable in deepspeed_config.INLINE_SETTINGS.items()
-                if name in section
-            },
-            **{f"ACCELERATE_{name.upper()}": str(value) for name, value in (content.get("dynamo_config") or {}).items()},
-            **({fsdp_config.SWITCH: "true"} if content.get("distributed_type") == "FSDP" else {}),
-            **{
-                variable_of(name): str(value) for name, value in (content.get("fsdp_config") or {}).items() if value is not None
-            },
-        },
+        deepspeed=kind == "DEEPSPEED",
+        fsdp=kind == "FSDP",
+        device=DEVICES.get(kind, "cuda"),
+        variables=launch_variables(content),
     )
 
 
-def variable_of(name: str) -> str:
-    """The variable that `accelerate launch` makes of a setting for FSDP."""
+def launch_variables(content: dict[str, Any]) -> dict[str, str]:
+    """The environment variables that `accelerate launch` sets for DeepSpeed, FSDP and torch.compile."""
+    settings, inline = deepspeed_config.INLINE_SETTINGS, content.get("deepspeed_config") or {}
+    fsdp, dynamo = content.get("fsdp_config") or {}, content.get("dynamo_config") or {}
+    return {
+        **{variable: str(inline[name]).lower() for name, variable in settings.items() if name in inline},
+        **{f"ACCELERATE_{name.upper()}": str(value) for name, value in dynamo.items()},
+        **({fsdp_config.SWITCH: "true"} if content.get("distributed_type") == "FSDP" else {}),
+        **{fsdp_variable(name): str(value) for name, value in fsdp.items() if value is not None},
+    }
+
+
+def fsdp_variable(name: str) -> str:
+    """The environment variable of an FSDP setting."""
     return f"FSDP_{name.removeprefix('fsdp_').replace('transformer_layer_cls', 'transformer_cls').upper()}"
 
 
 def file_problems(name: str, content: dict[str, Any]) -> list[str]:
-    """What is wrong in an accelerate file, whatever it is used for."""
+    """The errors in an accelerate file."""
     from accelerate.commands.config.config_args import ClusterConfig
 
-    found = [f"{name}: unknown key {key}" for key in sorted(set(content) - set(ClusterConfig.__dataclass_fields__))]
+    problems = [f"{name}: unknown key {key}" for key in sorted(set(content) - set(ClusterConfig.__dataclass_fields__))]
     # YAML reads a bare NO as false.
     kind = "NO" if content.get("distributed_type", "NO") is False else content.get("distributed_type", "NO")
     if kind == "MULTI_CPU":
-        found.append(f"{name}: MULTI_CPU starts one process unless MPI does; use MULTI_GPU with use_cpu: true (cpu_ddp.yaml)")
+        problems.append(f"{name}: MULTI_CPU starts one process without MPI; use MULTI_GPU with use_cpu: true (cpu_ddp.yaml)")
     elif kind not in KINDS:
-        found.append(f"{name}: distributed_type {kind} is not supported; {', '.join(KINDS)} are")
+        problems.append(f"{name}: distributed_type {kind} is not supported; expected one of {', '.join(KINDS)}")
     section = content.get("deepspeed_config") or {}
     if kind != "FSDP" and content.get("fsdp_config"):
-        found.append(f"{name}: has an fsdp_config but distributed_type is {kind}; keep one")
+        problems.append(f"{name}: has an fsdp_config but distributed_type is {kind}; keep one")
     if kind != "DEEPSPEED" and section:
-        found.append(f"{name}: has a deepspeed_config but distributed_type is {kind}; keep one")
+        problems.append(f"{name}: has a deepspeed_config but distributed_type is {kind}; keep one")
     if section.get("deepspeed_config_file"):
-        twice = [key for key in STATED_TWICE if key in section or key in content]
-        found += [f"{name}: {key} stands beside a DeepSpeed file, which Accelerate refuses; remove it" for key in twice]
+        twice = [key for key in DEEPSPEED_FILE_KEYS if key in section or key in content]
+        problems += [f"{name}: Accelerate rejects {key} beside a DeepSpeed file; remove it" for key in twice]
     for key in ("num_processes", "num_machines"):
         if not isinstance(content.get(key, 1), int) or content.get(key, 1) < 1:
-            found.append(f"{name}: {key} is {content[key]!r}, expected a whole number from 1")
-    return found
+            problems.append(f"{name}: {key} is {content[key]!r}, expected a whole number from 1")
+    return problems
 
 
 def launch_problems(file: LaunchFile, processes: int | None) -> list[str]:
-    """What contradicts itself between an accelerate file and the number of processes."""
+    """Contradictions between an accelerate file and the number of processes."""
     number = processes or file.processes
-    found = []
+    problems = []
     if number % file.machines:
-        found.append(f"{file.name}: {number} processes do not share out over {file.machines} machines")
+        problems.append(f"{file.name}: {number} processes cannot be divided evenly over {file.machines} machines")
     if number > 1 and file.name.endswith(("cpu.yaml", "single_gpu.yaml")):
-        found.append(f"{file.name}: starts one process, --num_processes is {number}; use ddp.yaml or cpu_ddp.yaml")
-    return found
+        problems.append(f"{file.name}: starts one process, --num_processes is {number}; use ddp.yaml or cpu_ddp.yaml")
+    return problems
 
 
-def pretend(file: LaunchFile | None, processes: int, use_cpu: bool) -> None:
-    """Sets what the launcher would set for the first process. All machines are taken for one: nothing is connected."""
+def set_launch_variables(file: LaunchFile | None, processes: int, use_cpu: bool) -> None:
+    """Sets the environment variables that the launcher sets for rank 0, as if all processes were on one machine."""
     for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
         del os.environ[name]
     world = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
@@ -239,13 +234,10 @@ def pretend(file: LaunchFile | None, processes: int, use_cpu: bool) -> None:
         os.environ["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = file.deepspeed_file
 
 
-# The run ---------------------------------------------------------------------------------------------------------------
-
-
 def load(task: Any, arguments: Any, launch: Launch, problems: list[str]) -> tuple[Any, Any]:
-    """The run's data and plan; what is wrong with them is added to `problems`."""
+    """(the run's data, its plan). Adds errors to `problems`."""
     if not arguments.modes.train:
-        raise InputError(*problems, "this command does not train; there is nothing to plan")
+        raise InputError(*problems, "this command does not train; add --do_train")
     batch = collect(problems, lambda: batch_of(arguments, launch.world_size))
     if batch is not None and launch.deepspeed_config is not None:
         file = (launch.deepspeed_config, launch.deepspeed_file)
@@ -257,7 +249,7 @@ def load(task: Any, arguments: Any, launch: Launch, problems: list[str]) -> tupl
 
 
 def describe_run(launch: Launch, data: Any, plan: Plan, file: LaunchFile | None) -> list[str]:
-    """Processes, batches, steps, tokens and learning rates."""
+    """Lines about processes, batches, steps, tokens and learning rates."""
     where = f"{launch.world_size} process(es) on {'CPU' if launch.use_cpu else 'GPUs'}"
     machines = f" of {file.machines} machines" if file and file.machines > 1 else ""
     stage = f"ZeRO-{launch.zero_stage} ({launch.deepspeed_file})" if launch.deepspeed_config else "no ZeRO"
@@ -278,23 +270,20 @@ def describe_run(launch: Launch, data: Any, plan: Plan, file: LaunchFile | None)
 
 
 def describe_tokens(train: Any, plan: Plan) -> list[str]:
-    """`train`: the split of that name."""
+    """The line about the tokens of the training split; none for a task without tokens."""
     if train.lengths is None:
         return []
     tokens, longest, mixture = int(train.lengths.sum()), int(train.lengths.max()), train.mixture
-    if mixture is not None:  # a source's share has about the mean length of its rows
+    if mixture is not None:  # estimated by the mean length of each source
         means = np.bincount(mixture.source, train.lengths) / np.bincount(mixture.source)
         tokens = round(float(means @ mixture.counts))
     total = plan.total_steps / plan.steps_per_epoch * tokens
     return [f"tokens         {tokens:,} per epoch without padding, about {total:,.0f} in the run; {longest} in the longest row"]
 
 
-# Memory ----------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Row:
-    """A launch and what it needs."""
+    """A launch with its memory estimate."""
 
     name: str
     layout: Any
@@ -302,13 +291,13 @@ class Row:
 
     @property
     def cost(self) -> tuple:
-        """What makes a launch slow, worst first: host memory in the way, then more to exchange."""
+        """Sorting key, slowest last: offloading first, then communication."""
         sharded = 3 if self.layout.fsdp is not None else self.layout.stage
         return self.layout.offload_parameters, self.layout.offload_optimizer, sharded
 
 
 def memory_report(task: Any, data: Any, plan: Any, launch: Any, several_machines: bool, gpu_memory: float | None) -> int:
-    """Prints the table and, for a memory, the cheapest launch that fits."""
+    """Prints the memory table and, with `gpu_memory`, the cheapest launch that fits. Returns the exit code."""
     import torch
 
     from finetune.memory.dry_run import dry_run
@@ -336,7 +325,7 @@ def memory_report(task: Any, data: Any, plan: Any, launch: Any, several_machines
         planned = row(PLANNED, layout)
     except InputError:  # FSDP settings that do not fit the model
         raise
-    except Exception as error:  # a model that looks at values in its forward pass
+    except Exception as error:  # the forward pass needs values
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
         print(f"memory         not known in advance: a dry run of the model fails ({reason})")
         return 0
@@ -345,7 +334,7 @@ def memory_report(task: Any, data: Any, plan: Any, launch: Any, several_machines
         row(name, other)
         for name, other in shipped_layouts(layout, several_machines)
         if not optimizers.refusals(optim, {} if other.stage else None, None, other.fsdp is not None)
-        and not (first.saved and (other.stage or other.fsdp))  # weights in few bits are not divided
+        and not (first.saved and (other.stage or other.fsdp))  # quantized weights cannot be sharded
     ]
     print(f"model          {first.parameters:,} weights, {first.trainable:,} of them trained")
     print(f"\nGiB per {'GPU' if layout.on_gpu else 'process'}, for micro-batches of {first.input_size}\n")
@@ -356,10 +345,10 @@ def memory_report(task: Any, data: Any, plan: Any, launch: Any, several_machines
 
 
 def shipped_layouts(planned: Any, several_machines: bool) -> list[tuple[str, Any]]:
-    """The shipped launch files that could run this job on GPUs in the planned precision and number of processes."""
+    """(name, layout) of the shipped launch files that can run the job on GPUs with the planned precision and processes."""
     from finetune.memory.layout import Layout, with_fsdp, with_zero
 
-    found = []
+    layouts = []
     for path in sorted(LAUNCH_FILES.glob("*.yaml")):
         file = read_launch_file(f"{LAUNCH_FILES.name}/{path.name}")
         several = planned.world_size > 1
@@ -367,24 +356,24 @@ def shipped_layouts(planned: Any, several_machines: bool) -> list[tuple[str, Any
             continue
         if file.fsdp and planned.precision == "fp16":
             continue
-        shards, of_precision = file.deepspeed or file.fsdp, file.precision in ("no", planned.precision)
-        if not shards and ((file.processes > 1) != several or not of_precision):
+        shards, usable_precision = file.deepspeed or file.fsdp, file.precision in ("no", planned.precision)
+        if not shards and ((file.processes > 1) != several or not usable_precision):
             continue
-        plain = Layout(planned.world_size, planned.precision, True, planned.accumulation, several, moments=planned.moments)
-        states_precision = file.precision == planned.precision
-        name = file.name if states_precision else f"{file.name} --mixed_precision {planned.precision}"
+        layout = Layout(planned.world_size, planned.precision, True, planned.accumulation, several, moments=planned.moments)
+        same_precision = file.precision == planned.precision
+        name = file.name if same_precision else f"{file.name} --mixed_precision {planned.precision}"
         if file.deepspeed:
-            plain = with_zero(plain, deepspeed_config.read_config(file.deepspeed_file, search=(REPOSITORY,)))
+            layout = with_zero(layout, deepspeed_config.read_config(file.deepspeed_file, search=(REPOSITORY,)))
         elif file.fsdp:
-            plain = with_fsdp(plain, fsdp_config.read_settings(file.variables, []))
-        elif not states_precision and several and not several_machines:
-            continue  # another of the shipped files states it
-        found.append((name, plain))
-    return found
+            layout = with_fsdp(layout, fsdp_config.read_settings(file.variables, []))
+        elif not same_precision and several and not several_machines:
+            continue  # another shipped file has this precision
+        layouts.append((name, layout))
+    return layouts
 
 
 def table(rows: list[Row], gpu_memory: float | None) -> list[str]:
-    """One line a launch, in GiB."""
+    """The memory table as lines: one launch each, in GiB."""
     from finetune.memory import estimate as memory
 
     titles = ("weights", "gradients", "optimizer", "activations", "exchange", "  peak", "  host")
@@ -397,18 +386,17 @@ def table(rows: list[Row], gpu_memory: float | None) -> list[str]:
         numbers = [f"{getattr(row.estimate, title.strip()) / memory.GIB:{len(title)}.2f}" for title in titles]
         verdict = f"{memory.needed(row.estimate) / memory.GIB:5.1f}" if gpu_memory and row.layout.on_gpu else ""
         lines.append("  ".join([f"{name:{width}}", *numbers, verdict]).rstrip())
-    lines.append("peak: what is there at once at the worst moment; host: memory of the machine, per process")
+    lines.append("peak: the maximum during a step; host: CPU memory per process")
     if gpu_memory:
         lines.append(
-            f"needs: peak, {memory.FRAGMENTATION:.0%} for fragmentation, and "
-            f"{memory.OUTSIDE_TENSORS / memory.GIB:g} GiB for what is no tensor (CUDA context, libraries, "
-            "NCCL; assumed)"
+            f"needs: peak, {memory.FRAGMENTATION:.0%} for fragmentation (assumed) and "
+            f"{memory.OUTSIDE_TENSORS / memory.GIB:g} GiB for CUDA context, libraries and NCCL (assumed)"
         )
     return lines
 
 
 def recommend(planned: Row, shipped: list[Row], gpu_memory: float) -> int:
-    """Prints whether the planned launch fits and the cheapest shipped one that does."""
+    """Prints whether the planned launch fits, and the cheapest shipped launch that fits. Returns the exit code."""
     from finetune.memory import estimate as memory
 
     fitting = [row for row in [planned, *shipped] if memory.needed(row.estimate) <= gpu_memory * memory.GIB]

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# From nothing to a trained model and its first predictions, on a CPU, without a model hub:
-#   bash scripts/quickstart.sh            multi-label classification of documentation texts
-#   bash scripts/quickstart.sh titlegen   names for descriptions of parameters, by a small BigBird encoder-decoder
-#   bash scripts/quickstart.sh image_classify   pictures of digits, by a small CNN
-#   bash scripts/quickstart.sh segment    shapes in pictures, by a small SegFormer
-#   bash scripts/quickstart.sh segment3d  balls in noisy volumes (NIfTI), by a small 3-D U-Net
-# A second run goes on from what is there.
+# Trains a small model on sample data and predicts with it, on a CPU, without a model hub:
+#   bash scripts/quickstart.sh                  multi-label classification of documentation texts
+#   bash scripts/quickstart.sh titlegen         names for descriptions of parameters; a small BigBird encoder-decoder
+#   bash scripts/quickstart.sh image_classify   images of digits; a small CNN
+#   bash scripts/quickstart.sh segment          shapes in images; a small SegFormer
+#   bash scripts/quickstart.sh segment3d        balls in noisy volumes (NIfTI); a small 3-D U-Net
+# A second run reuses environment and data and resumes the training.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/environment.sh
@@ -99,14 +99,14 @@ for number in range(50):
     sheet.paste(Image.open("sample_images/test/" + line["id"]).convert("RGB").resize((56, 56)), place)
     draw.text((place[0] + 20, place[1] + 60), line["label"], fill="green" if line["label"] == truth else "red")
 sheet.save(run + "/predictions.png")
-print(f"\n{run}/predictions.png   50 test pictures over what the model takes them for")
+print(f"\n{run}/predictions.png   50 test images with their predicted classes")
 PY
   ;;
 segment)
   loads='pipeline("image-segmentation", model="BEST")' predicted="masks (PNG) and IoU"
   python app/segment.py --config app/recipes/quickstart_segment.yaml --train_file sample_masks --test_file sample_masks \
     --do_train --do_eval --do_predict --output_dir "$run" --resume_from_checkpoint auto
-  printf '\nlook at       %s/pictures/image_truth_prediction.png: image, truth and prediction of validation pictures\n' "$run"
+  printf '\nlook at       %s/pictures/image_truth_prediction.png: image, truth and prediction of validation images\n' "$run"
   ;;
 segment3d)
   loads="the lines in $run/README.md, with MONAI alone" predicted="masks (NIfTI) and Dice"
@@ -117,7 +117,7 @@ segment3d)
 esac
 cat <<EOF
 
-source .venv/bin/activate   first, in each terminal, for commands of your own
+source .venv/bin/activate   first in every terminal, before your own commands
 
 $run/metrics.json       all metrics
 $run/report.html        the run on one page: curves, figures, the worst rows

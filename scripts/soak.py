@@ -1,24 +1,23 @@
 #!/usr/bin/env python3
-"""Kills a training command again and again, lets it go on, and compares what is left with the run that was never killed.
+"""Soak test: kills and resumes a training command many times and compares the results with an uninterrupted run.
 
     python scripts/soak.py [--kills N] [--launch "LAUNCHER ..."] [--output_dir FOLDER] app/classify.py ARGS
 
-ARGS are the training command's own, unchanged but for its --output_dir. It runs once straight through; then with
-`--resume_from_checkpoint auto` it is ended by SIGKILL (nothing can be caught, nothing is tidied up) and started again until it
-is done, as many times over as N kills take. Half of the kills come at a random moment of the run's duration, half at a random
-one of its calls that flush or rename a file: inside a checkpoint, the export of the best model, the predictions, the metrics.
-At each end everything that two equal runs have in common must be equal to the byte: the best model, the last checkpoint's
-weights, moments and state, history.jsonl, predictions, metrics but for those of clocks and memory.
+ARGS are the training command's own; only --output_dir is replaced. The command first runs without interruption. Then it is
+killed by SIGKILL and restarted with `--resume_from_checkpoint auto` until it is done, in as many runs as N kills take. Half of
+the kills come at a random time, half at a random call that flushes or renames a file: within a checkpoint, the export of the
+best model, the predictions, the metrics. Every finished run must be equal to the uninterrupted one, byte by byte: best model,
+last checkpoint (weights, moments, state), history.jsonl, predictions, and metrics except times and memory.
 
-    --kills N           how many (default 25)
-    --seed N            decides the moments (default 0)
-    --launch "..."      a launcher with its options, such as "torchrun --nproc_per_node 2"; kills come at random moments and
-                        hit the whole job or, every other time, one rank, and then the rest must end by itself.
-                        Without it the runs are forked from one process that has imported the libraries: same code, no start-up
-    --timeout SECONDS   for one run, before it counts as hanging (default 600)
-    --output_dir FOLDER the runs with their logs, and soak.json (default runs/soak)
+    --kills N           number of kills (default 25)
+    --seed N            seed of the random kills (default 0)
+    --launch "..."      a launcher with its options, such as "torchrun --nproc_per_node 2". Kills then come at random times
+                        and hit the whole job or, in half of the cases, one rank, after which the others must end by themselves.
+                        Default: runs are forked from a process that has imported the libraries, which saves the start-up
+    --timeout SECONDS   time limit of a run (default 600)
+    --output_dir FOLDER runs with their logs, and soak.json (default runs/soak)
 
-Exit codes: 0 every run ended with the same bytes; 1 one did not, or failed, or hung; 2 bad input.
+Exit codes: 0 all runs are equal; 1 a run differs, failed or hung; 2 bad input.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ import argparse
 import json
 import os
 import random
+import select
 import shlex
 import shutil
 import signal
@@ -36,14 +36,15 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
 import psutil
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPOSITORY / "scripts"), str(REPOSITORY / "app")]
 
+from soaking.child import run_script  # noqa: E402
 from soaking.comparison import differences  # noqa: E402
 
 KILLED = -signal.SIGKILL
@@ -51,8 +52,8 @@ DISK_CALLS = ("fsync", "rename", "replace")
 
 
 @dataclass(frozen=True)
-class Moment:
-    """When a run is killed: `seconds` after its start, or at its `disk_call`-th call that flushes or renames a file."""
+class Kill:
+    """When to kill a run: `seconds` after its start, or at its `disk_call`-th call that flushes or renames a file."""
 
     seconds: float | None = None
     disk_call: int | None = None
@@ -61,102 +62,102 @@ class Moment:
 
 @dataclass(frozen=True)
 class Ended:
-    """A run that is over: its exit code (negative: the signal), how long it took, its calls that reached the disk."""
+    """A run that has ended."""
 
-    code: int
+    code: int  # exit code; negative: the signal
     seconds: float
-    disk_calls: list[str]  # with the file, relative to the run's folder
+    disk_calls: list[str]  # each with its file, relative to the run's folder
 
 
-Start = Callable[[Path, Moment | None], Ended]
+StartRun = Callable[[Path, Kill | None], Ended]
 
 
 class Soak:
-    """The runs of one command. `start` runs it once into a folder, and kills it at a moment if there is one."""
+    """The runs of one command. `start`(folder, kill) starts a run in a folder and waits until it ends or is killed."""
 
-    def __init__(self, folder: Path, start: Start, seed: int, by_disk: bool) -> None:
-        self.folder, self.start, self.by_disk = folder, start, by_disk
-        self.chance = random.Random(seed)
-        self.where: Counter[str] = Counter()  # what kills hit
-        self.wrong: list[str] = []
+    def __init__(self, folder: Path, start: StartRun, seed: int, counts_disk_calls: bool) -> None:
+        self.folder, self.start, self.counts_disk_calls = folder, start, counts_disk_calls
+        self.random = random.Random(seed)
+        self.kill_points: Counter[str] = Counter()
+        self.problems: list[str] = []
         self.kills = self.runs = 0
 
-    def go(self, kills: int) -> None:
-        """Runs straight through once, then kills until there were enough."""
+    def run(self, kills: int) -> None:
+        """Makes the uninterrupted run, then killed runs until there were enough kills or a problem."""
         self.straight = self.start(self.folder / "straight", None)
         if self.straight.code:
             raise SystemExit(f"error: the command fails without being killed; see {self.folder / 'straight.log'}")
         print(f"straight       {self.straight.seconds:.1f} s, {len(self.straight.disk_calls) or 'unknown'} call(s) to disk")
-        while self.kills < kills and not self.wrong:
-            self._one_run(self.folder / f"run_{self.runs}", kills)
+        while self.kills < kills and not self.problems:
+            self._killed_run(self.folder / f"run_{self.runs}", kills)
 
-    def _one_run(self, place: Path, kills: int) -> None:
-        """One run that is killed until it is done; its folder stays only if something is wrong with it."""
+    def _killed_run(self, folder: Path, kills: int) -> None:
+        """Kills and resumes one run until it is done and compares it. Deletes the folder of an equal run."""
         before = self.kills
         while True:
-            moment = self._moment() if self.kills < kills else None
-            ended = self.start(place, moment)
+            kill = self._next_kill() if self.kills < kills else None
+            ended = self.start(folder, kill)
             if ended.code == 0:
                 break
             if ended.code != KILLED:
-                self.wrong.append(f"{place.name}: ended with exit code {ended.code} after {self.kills - before} kill(s)")
+                self.problems.append(f"{folder.name}: ended with exit code {ended.code} after {self.kills - before} kill(s)")
                 return
             self.kills += 1
-            self.where[self._hit(place, moment, ended)] += 1
+            self.kill_points[self._kill_point(folder, kill, ended)] += 1
         self.runs += 1
-        found = differences(self.folder / "straight", place)
-        self.wrong += [f"{place.name}: {difference}" for difference in found]
-        print(f"{place.name:<15}{self.kills - before} kill(s), {'the same' if not found else ', '.join(found)}", flush=True)
-        if not found:
-            shutil.rmtree(place)
+        different = differences(self.folder / "straight", folder)
+        self.problems += [f"{folder.name}: {difference}" for difference in different]
+        print(f"{folder.name:<15}{self.kills - before} kill(s), {', '.join(different) or 'the same'}", flush=True)
+        if not different:
+            shutil.rmtree(folder)
 
-    def _moment(self) -> Moment:
-        if self.by_disk and self.chance.random() < 0.5:
-            return Moment(disk_call=self.chance.randrange(len(self.straight.disk_calls)))
-        # A run that goes on has less to do, so late moments would find it done.
-        one_rank = not self.by_disk and self.chance.random() < 0.5
-        earliest = 0.0 if self.by_disk else 0.25  # a launcher takes its time to start
-        return Moment(seconds=self.chance.uniform(earliest, 1) * self.straight.seconds, one_rank=one_rank)
+    def _next_kill(self) -> Kill:
+        if self.counts_disk_calls and self.random.random() < 0.5:
+            return Kill(disk_call=self.random.randrange(len(self.straight.disk_calls)))
+        one_rank = not self.counts_disk_calls and self.random.random() < 0.5
+        earliest = 0.0 if self.counts_disk_calls else 0.25  # of the duration: launchers start slowly
+        return Kill(seconds=self.random.uniform(earliest, 1) * self.straight.seconds, one_rank=one_rank)
 
-    def _hit(self, place: Path, moment: Moment, ended: Ended) -> str:
-        if moment.disk_call is not None:
+    def _kill_point(self, folder: Path, kill: Kill, ended: Ended) -> str:
+        """What a kill hit, in words."""
+        if kill.disk_call is not None:
             call, _, file = ended.disk_calls[-1].partition(" ")
             return f"{call} in {Path(file).parts[0].strip('.').removesuffix('.unfinished')}"
         try:
-            state = json.loads((place / "status.json").read_text(encoding="utf-8"))["state"]
+            state = json.loads((folder / "status.json").read_text(encoding="utf-8"))["state"]
         except FileNotFoundError:
             state = "before the run began"
-        return f"{'one rank, ' if moment.one_rank else ''}by the clock: {state}"
+        return f"{'one rank, ' if kill.one_rank else ''}by the clock: {state}"
 
 
 def main(argv: list[str]) -> int:
     options = read_options(argv)
     folder = options.output_dir
     if folder.exists():
-        shutil.rmtree(folder) if (folder / "soak.json").exists() or not any(folder.iterdir()) else stop_at(folder)
+        if any(folder.iterdir()) and not (folder / "soak.json").exists():
+            raise SystemExit(f"error: --output_dir {folder} is not empty and not of an earlier soak test; name another folder")
+        shutil.rmtree(folder)
     folder.mkdir(parents=True)
     (folder / "soak.json").write_text("{}\n", encoding="utf-8")
     if options.launch:
-        soak = Soak(folder, launched(options), options.seed, by_disk=False)
+        start = partial(run_launched, options, random.Random(options.seed))
     else:
-        soak = Soak(folder, forked(options), options.seed, by_disk=True)
-    soak.go(options.kills)
+        import_libraries()
+        start = partial(run_forked, options)
+    soak = Soak(folder, start, options.seed, counts_disk_calls=not options.launch)
+    soak.run(options.kills)
     report = {
         "kills": soak.kills,
         "runs": soak.runs,
-        "where": dict(soak.where.most_common()),
-        "wrong": soak.wrong,
+        "where": dict(soak.kill_points.most_common()),
+        "wrong": soak.problems,
         "launch": options.launch,
         "seed": options.seed,
     }
     (folder / "soak.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    print(*(f"{count:>5} x {where}" for where, count in soak.where.most_common()), sep="\n")
-    print(f"{soak.kills} kill(s) over {soak.runs} run(s): {len(soak.wrong)} difference(s)", *soak.wrong, sep="\n")
-    return 1 if soak.wrong else 0
-
-
-def stop_at(folder: Path) -> NoReturn:
-    raise SystemExit(f"error: --output_dir {folder} is not empty and not of an earlier soak; name another")
+    print(*(f"{count:>5} x {point}" for point, count in soak.kill_points.most_common()), sep="\n")
+    print(f"{soak.kills} kill(s) over {soak.runs} run(s): {len(soak.problems)} problem(s)", *soak.problems, sep="\n")
+    return 1 if soak.problems else 0
 
 
 def read_options(argv: list[str]) -> argparse.Namespace:
@@ -169,65 +170,57 @@ def read_options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--output_dir", type=lambda p: Path(p).expanduser(), default=Path("runs/soak"), metavar="FOLDER")
     parser.add_argument("script", type=Path, metavar="app/TASK.py")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS")
-    found = parser.parse_args(argv)
-    if found.kills < 1:
-        parser.error(f"--kills {found.kills}: at least 1")
-    if not found.script.is_file():
-        parser.error(f"{found.script}: is no file; name a task's script, such as app/classify.py")
-    found.script = found.script.resolve()
-    return found
+    options = parser.parse_args(argv)
+    if options.kills < 1:
+        parser.error(f"--kills {options.kills}: expected at least 1")
+    if not options.script.is_file():
+        parser.error(f"{options.script}: no such file; name a task's script, such as app/classify.py")
+    options.script = options.script.resolve()
+    return options
 
 
-def arguments_for(options: argparse.Namespace, place: Path) -> list[str]:
-    """The command's arguments, with another folder, going on from what is there."""
-    return [*options.arguments, "--output_dir", str(place), "--resume_from_checkpoint", "auto"]
+def arguments_for(options: argparse.Namespace, folder: Path) -> list[str]:
+    """The command's arguments with another output folder, from which it resumes."""
+    return [*options.arguments, "--output_dir", str(folder), "--resume_from_checkpoint", "auto"]
 
 
-# Forked runs ----------------------------------------------------------------------------------------------------------
-
-
-def forked(options: argparse.Namespace) -> Start:
-    """Runs that are forked from this process, which has imported what they need and computed nothing."""
-    # Only forked runs import these, for their children.
+def import_libraries() -> None:
+    """Imports the large libraries once, for all forked runs."""
     import accelerate  # noqa: F401
     import datasets  # noqa: F401
     import torch  # noqa: F401
     import transformers  # noqa: F401
-    from soaking.child import run_script
-
-    def start(place: Path, moment: Moment | None) -> Ended:
-        reader, writer = os.pipe()
-        started = time.monotonic()
-        log = place.with_suffix(".log").open("ab")
-        process = os.fork()
-        if process == 0:
-            os.close(reader)
-            disk_call = None if moment is None else moment.disk_call
-            run_script(options.script, arguments_for(options, place), log.fileno(), writer, DISK_CALLS, disk_call)
-        os.close(writer)
-        log.close()
-        if moment is not None and moment.seconds is not None:
-            time.sleep(moment.seconds)
-            _kill(process)
-        calls = _read(reader, process, started + options.timeout)
-        code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-        seconds = time.monotonic() - started
-        inside = [call.replace(f"{place.resolve()}/", "").replace(f"{place}/", "") for call in calls]
-        return Ended(code, seconds, inside)
-
-    return start
 
 
-def _read(reader: int, process: int, until: float) -> list[str]:
-    """What the child wrote until it ended; a child that does not is killed and reported as hanging."""
-    import select
+def run_forked(options: argparse.Namespace, folder: Path, kill: Kill | None) -> Ended:
+    """Runs the script in a fork of this process."""
+    reader, writer = os.pipe()
+    started = time.monotonic()
+    log = folder.with_suffix(".log").open("ab")
+    process = os.fork()
+    if process == 0:
+        os.close(reader)
+        disk_call = None if kill is None else kill.disk_call
+        run_script(options.script, arguments_for(options, folder), log.fileno(), writer, DISK_CALLS, disk_call)
+    os.close(writer)
+    log.close()
+    if kill is not None and kill.seconds is not None:
+        time.sleep(kill.seconds)
+        _kill_group(process)
+    calls = _read_calls(reader, process, started + options.timeout)
+    code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    seconds = time.monotonic() - started
+    return Ended(code, seconds, [call.replace(f"{folder.resolve()}/", "").replace(f"{folder}/", "") for call in calls])
 
+
+def _read_calls(reader: int, process: int, until: float) -> list[str]:
+    """The child's disk calls until it ends. Raises `SystemExit` at the time `until`, after killing the child."""
     data = b""
     while True:
         ready, _, _ = select.select([reader], [], [], max(0.0, until - time.monotonic()))
         if not ready:
-            _kill(process)
-            raise SystemExit("error: a run hung, and was killed")
+            _kill_group(process)
+            raise SystemExit("error: a run hung and was killed")
         part = os.read(reader, 65536)
         if not part:
             os.close(reader)
@@ -235,41 +228,32 @@ def _read(reader: int, process: int, until: float) -> list[str]:
         data += part
 
 
-def _kill(process: int) -> None:
-    """The child's whole group: also the workers of its DataLoader."""
+def _kill_group(process: int) -> None:
+    """Kills the child and the workers of its DataLoader."""
     try:
         os.killpg(process, signal.SIGKILL)
     except ProcessLookupError:
-        os.kill(process, signal.SIGKILL)  # it has not made its group yet
+        os.kill(process, signal.SIGKILL)  # it has not created its group yet
 
 
-# Launched runs --------------------------------------------------------------------------------------------------------
-
-
-def launched(options: argparse.Namespace) -> Start:
-    """Runs by a real launcher, in processes of their own."""
-    chance = random.Random(options.seed)
-
-    def start(place: Path, moment: Moment | None) -> Ended:
-        command = [*options.launch, str(options.script), *arguments_for(options, place)]
-        started = time.monotonic()
-        with place.with_suffix(".log").open("ab") as log:
-            process = psutil.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
-        was_killed = False
-        if moment is not None:
-            try:
-                process.wait(moment.seconds)
-            except psutil.TimeoutExpired:
-                was_killed = True
-                family = [*process.children(recursive=True), process]
-                ranks = [member for member in family if _is_rank(member, options.script)]
-                hit = [chance.choice(ranks)] if moment.one_rank and ranks else family
-                for member in hit:
-                    _end(member)
-        code = _wait(process, started + options.timeout)
-        return Ended(KILLED if was_killed else code, time.monotonic() - started, [])
-
-    return start
+def run_launched(options: argparse.Namespace, chance: random.Random, folder: Path, kill: Kill | None) -> Ended:
+    """Runs the script under the launcher of --launch. `chance` chooses the rank to kill."""
+    command = [*options.launch, str(options.script), *arguments_for(options, folder)]
+    started = time.monotonic()
+    with folder.with_suffix(".log").open("ab") as log:
+        process = psutil.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+    was_killed = False
+    if kill is not None:
+        try:
+            process.wait(kill.seconds)
+        except psutil.TimeoutExpired:
+            was_killed = True
+            family = [*process.children(recursive=True), process]
+            ranks = [member for member in family if _is_rank(member, options.script)]
+            for member in [chance.choice(ranks)] if kill.one_rank and ranks else family:
+                _kill(member)
+    code = _wait(process, started + options.timeout)
+    return Ended(KILLED if was_killed else code, time.monotonic() - started, [])
 
 
 def _is_rank(process: psutil.Process, script: Path) -> bool:
@@ -279,7 +263,7 @@ def _is_rank(process: psutil.Process, script: Path) -> bool:
         return False
 
 
-def _end(process: psutil.Process) -> None:
+def _kill(process: psutil.Process) -> None:
     try:
         process.kill()
     except psutil.NoSuchProcess:
@@ -287,7 +271,8 @@ def _end(process: psutil.Process) -> None:
 
 
 def _wait(process: psutil.Popen, until: float) -> int:
-    """The exit code, once the launcher and everything it started is gone; raises `SystemExit` if it does not go."""
+    """The launcher's exit code after it and all its descendants have ended. Raises `SystemExit`, after killing them, if they do
+    not end."""
     family = process.children(recursive=True) if process.is_running() else []
     try:
         code = process.wait(max(1.0, until - time.monotonic()))
@@ -297,7 +282,7 @@ def _wait(process: psutil.Popen, until: float) -> int:
         _, left = psutil.wait_procs(family, timeout=60)
     if left:
         for member in left:
-            _end(member)
+            _kill(member)
         raise SystemExit(f"error: a run hung: {len(left)} process(es) had to be killed")
     return code
 

@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
-"""Searches for arguments that make a better model: many runs of a task's own command, chosen by Optuna.
+"""Hyperparameter search with Optuna over a task's own command.
 
     pip install -r requirements-sweep.txt
     python scripts/sweep.py --trials 20 --search learning_rate=log:1e-5:1e-3 --search num_train_epochs=1,2,3 \\
         app/classify.py --train_file train.csv --output_dir runs/sweep ARGS
 
-ARGS are the training command's own. Each trial is that command with other values, in a folder of its own below --output_dir
-(trial_0, trial_1, ...). Trials are compared by the validation metric that chooses a run's best model
-(--metric_for_best_model). A stopped sweep goes on with the same command: done trials are kept, stopped ones resume.
+ARGS are the training command's own. Each trial runs that command with other values in its own folder (--output_dir/trial_0,
+trial_1, ...). Trials are compared by --metric_for_best_model on the validation data. The same command continues a stopped
+sweep: finished trials are kept, stopped ones resume.
 
-    --search NAME=VALUES   an argument and its values: A,B,C (one of these), LOW:HIGH (numbers between; whole ones if both are)
-                           or log:LOW:HIGH (on a logarithmic scale); once for each argument
-    --trials N             how many in all (default 20)
+    --search NAME=VALUES   an argument and its values: A,B,C (choices), LOW:HIGH (a range; of integers if both are) or
+                           log:LOW:HIGH (a range on a logarithmic scale); repeat it for each argument
+    --trials N             total number of trials (default 20)
     --processes N          trials at a time (default 1)
-    --seed N               of the search (default 0)
+    --seed N               seed of the search (default 0)
     --launch "..."         a launcher with its options, such as "torchrun --nproc_per_node 2" (default: this Python)
 
 Exit codes: 0 done; 2 bad input; 75 stopped.
@@ -48,50 +48,49 @@ def read_space(searches: list[str]) -> Space:
         *log, low, high = values.split(":") if values.count(":") in (1, 2) else ("", "")
         try:
             if name in space:
-                raise ValueError("stands twice")
+                raise ValueError("is given twice")
             if low and (not log or log == ["log"]):
                 space[name] = _between(low, high, bool(log))
             elif len(choices := [choice for choice in values.split(",") if choice]) > 1:
                 space[name] = optuna.distributions.CategoricalDistribution(choices)
             else:
-                raise ValueError("has nothing to choose from")
+                raise ValueError("has only one value")
         except ValueError as error:
             raise InputError(f"--search {text}: {error}; expected NAME=A,B,C, NAME=LOW:HIGH or NAME=log:LOW:HIGH") from None
     return space
 
 
 def _between(low: str, high: str, log: bool) -> optuna.distributions.BaseDistribution:
-    whole = all(text.lstrip("-").isdigit() for text in (low, high))
-    if whole:
+    if all(text.lstrip("-").isdigit() for text in (low, high)):
         return optuna.distributions.IntDistribution(int(low), int(high), log)
     return optuna.distributions.FloatDistribution(float(low), float(high), log)
 
 
-def ends_of(space: Space) -> list[dict[str, Any]]:
-    """Values to be checked before anything runs: the first and the last of each argument, and every choice."""
-    found = []
+def values_to_check(space: Space) -> list[dict[str, Any]]:
+    """Argument values to validate before the first run: every choice, both ends of every range."""
+    checked = []
     for name, values in space.items():
         choices = getattr(values, "choices", None) or (values.low, values.high)
-        found += [{name: choice} for choice in choices]
-    return found
+        checked += [{name: choice} for choice in choices]
+    return checked
 
 
-def open_study(folder: Path, metric: str, greater: bool, seed: int) -> optuna.Study:
-    """The study of a folder, new or as an earlier sweep left it. Raises `InputError` for one by another metric."""
+def open_study(folder: Path, metric: str, greater_is_better: bool, seed: int) -> optuna.Study:
+    """The folder's study, new or of an earlier sweep. Raises `InputError` if the earlier sweep used another metric."""
     storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(folder / "sweep.log")))
-    direction = "maximize" if greater else "minimize"
+    direction = "maximize" if greater_is_better else "minimize"
     study = optuna.create_study(storage=storage, study_name="sweep", direction=direction, load_if_exists=True)
     known = study.user_attrs.get("metric", metric)
     if known != metric:
-        raise InputError(f"{folder} holds a sweep by {known}, not by {metric}; name another --output_dir")
+        raise InputError(f"{folder}: holds a sweep by {known}, not by {metric}; name another --output_dir")
     study.set_user_attr("metric", metric)
-    # Another seed for a sweep that goes on: with the same one it would try the same values again.
+    # A resumed sweep needs another seed, or it would sample the same values again.
     study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.trials), constant_liar=True)
     return study
 
 
 def run_trial(study: optuna.Study, command: Command, folder: Path, space: Space, trial: Any) -> None:
-    """One run, new or (`trial`) begun in an earlier sweep."""
+    """Runs one trial: a new one, or `trial` of a stopped sweep."""
     trial = trial or study.ask(space)
     metrics = command.run(folder / f"trial_{trial.number}", trial.params)
     value = None if metrics is None else metrics.get("best_metric")
@@ -104,7 +103,7 @@ def run_trial(study: optuna.Study, command: Command, folder: Path, space: Space,
 
 
 def report(study: optuna.Study, command: Command, folder: Path, space: Space) -> None:
-    """Prints all trials, the best first, and the best one's command."""
+    """Prints all finished trials, best first, and the command of the best one."""
     sign = -1 if study.direction == optuna.study.StudyDirection.MAXIMIZE else 1
     done = [trial for trial in study.trials if trial.state.is_finished()]
     done.sort(key=lambda trial: (trial.value is None, sign * (trial.value or 0)))
@@ -115,18 +114,18 @@ def report(study: optuna.Study, command: Command, folder: Path, space: Space) ->
         print(shlex.join(command.with_changes({**done[0].params, "output_dir": folder / "again"})))
 
 
-def sweep(given: argparse.Namespace, command: Command, folder: Path) -> None:
-    """Runs what is left of the trials: those that were stopped first. Raises `InputError`, `StopRequested`."""
-    space = read_space(given.search)
-    for changes in [{}, *ends_of(space)]:
+def sweep(options: argparse.Namespace, command: Command, folder: Path) -> None:
+    """Runs the remaining trials, stopped ones first. Raises `InputError`, `StopRequested`."""
+    space = read_space(options.search)
+    for changes in [{}, *values_to_check(space)]:
         arguments = command.arguments(changes)
     metric = (arguments.metric_for_best_model or command.task_class.default_metric).removeprefix("eval_")
     greater = arguments.greater_is_better if arguments.greater_is_better is not None else "loss" not in metric
-    study = open_study(folder, metric, greater, given.seed)
+    study = open_study(folder, metric, greater, options.seed)
     stopped = [trial for trial in study.trials if trial.state == optuna.trial.TrialState.RUNNING]
-    left = [*stopped, *[None] * (given.trials - len(study.trials))]
+    remaining = [*stopped, *[None] * (options.trials - len(study.trials))]
     try:
-        run_all([partial(run_trial, study, command, folder, space, trial) for trial in left], given.processes)
+        run_all([partial(run_trial, study, command, folder, space, trial) for trial in remaining], options.processes)
     finally:
         report(study, command, folder, space)
 

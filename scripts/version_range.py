@@ -1,10 +1,10 @@
-"""The oldest and newest versions of a library that pass the fast tests: the ranges of pyproject.toml.
+"""Finds the oldest and the newest version of a library that pass the fast tests, for the ranges in pyproject.toml.
 
     python scripts/version_range.py transformers --oldest 5.15 [--newest 5.23] [-- pytest arguments]
 
-From the pinned version it goes to newer and then to older ones, the last patch of each minor version, until one fails. Each is
-installed into a folder of its own, with what it needs but not with torch, and found before the environment's. Run it in the
-environment of scripts/test.sh; a version takes as long as the fast tests.
+Tries the last patch of each minor version: from the pinned version down to --oldest, then up to --newest, until one fails. Each
+is installed into a temporary folder before the environment's in PYTHONPATH, with its dependencies but without torch. Run it in
+the environment of scripts/test.sh; every version takes as long as the fast tests.
 """
 
 from __future__ import annotations
@@ -23,16 +23,15 @@ from packaging.version import Version
 REPOSITORY = Path(__file__).resolve().parents[1]
 FAST = ["-q", "--numprocesses", "2", "--dist", "loadgroup", "-m", "not slow", "--maxfail", "5"]
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-# These ask for torch, which must stay the environment's.
-NEED_TORCH = ("accelerate", "deepspeed", "peft")
+NEED_TORCH = ("accelerate", "deepspeed", "peft")  # installed without dependencies, to keep the environment's torch
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("library")
-    parser.add_argument("--oldest", type=Version, help="go no further down (default: the pinned version)")
-    parser.add_argument("--newest", type=Version, help="go no further up (default: the last one)")
-    parser.add_argument("pytest", nargs="*", help="other tests than the fast ones")
+    parser.add_argument("--oldest", type=Version, help="oldest version to try (default: the pinned one)")
+    parser.add_argument("--newest", type=Version, help="newest version to try (default: the latest)")
+    parser.add_argument("pytest", nargs="*", help="pytest arguments in place of those of the fast tests")
     options = parser.parse_args()
     pinned = Version(importlib.metadata.version(options.library))
     versions = last_patches(options.library)
@@ -46,8 +45,8 @@ def main() -> int:
 def last_patches(library: str) -> list[Version]:
     """The last release of each minor version, oldest first."""
     listed = subprocess.run([*PIP, "index", "versions", library], check=True, capture_output=True, text=True).stdout
-    found = [Version(text) for text in re.search("Available versions: (.*)", listed)[1].split(", ")]
-    return list({version.release[:2]: version for version in sorted(found) if not version.is_prerelease}.values())
+    versions = [Version(text) for text in re.search("Available versions: (.*)", listed)[1].split(", ")]
+    return list({version.release[:2]: version for version in sorted(versions) if not version.is_prerelease}.values())
 
 
 def last_that_passes(options: argparse.Namespace, pinned: Version, candidates: list[Version]) -> Version:
@@ -61,10 +60,10 @@ def last_that_passes(options: argparse.Namespace, pinned: Version, candidates: l
 
 def passes(library: str, version: Version, tests: list[str]) -> bool:
     with tempfile.TemporaryDirectory() as folder:
-        alone = ["--no-deps"] if library in NEED_TORCH else []
-        subprocess.run([*PIP, "install", "-q", "--target", folder, *alone, f"{library}=={version}"], check=True)
-        found = {"PYTHONPATH": folder, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
-        run = subprocess.run([sys.executable, "-m", "pytest", *tests], cwd=REPOSITORY, env=os.environ | found)
+        no_deps = ["--no-deps"] if library in NEED_TORCH else []
+        subprocess.run([*PIP, "install", "-q", "--target", folder, *no_deps, f"{library}=={version}"], check=True)
+        variables = {"PYTHONPATH": folder, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+        run = subprocess.run([sys.executable, "-m", "pytest", *tests], cwd=REPOSITORY, env=os.environ | variables)
     print(f"{library} {version}: {'passes' if run.returncode == 0 else 'fails'}", flush=True)
     return run.returncode == 0
 

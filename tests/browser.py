@@ -1,4 +1,4 @@
-"""Headless Chromium by its DevTools protocol, over a pipe: no library, no port."""
+"""Controls headless Chromium by the DevTools protocol over a pipe, without a library or a port."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-SECONDS = 120  # for a page to come to show something
+SECONDS = 120  # time limit of `Page.wait_for`
 OPTIONS = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--window-size=800,800"]
 
 
 class Page:
-    """A tab. Messages go to the browser's descriptor 3 and come from its 4, each ended by a zero byte."""
+    """A tab. The browser reads messages from its file descriptor 3 and writes to 4; a zero byte ends a message."""
 
     def __init__(self, to_browser: int, from_browser: int) -> None:
         self._to, self._from, self._rest, self._number = to_browser, from_browser, b"", 0
@@ -28,23 +28,23 @@ class Page:
         self._call("Page.navigate", url=address)
 
     def value(self, expression: str) -> Any:
-        """What a JavaScript expression gives, as JSON."""
-        found = self._call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
+        """The value of a JavaScript expression, as JSON."""
+        answer = self._call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
 
     def wait_for(self, expression: str) -> None:
-        """Until the expression is true; until then it may fail."""
-        tried = f"(() => {{ try {{ return Boolean({expression}) }} catch {{ return false }} }})()"
+        """Waits until the expression is true. Exceptions count as false."""
+        condition = f"(() => {{ try {{ return Boolean({expression}) }} catch {{ return false }} }})()"
         until = time.monotonic() + SECONDS
-        while not self.value(tried):
+        while not self.value(condition):
             assert time.monotonic() < until, self.value("document.body.innerText")
             time.sleep(0.1)
 
     def choose_file(self, selector: str, path: Path) -> None:
-        """As a user does in the dialog that a file input opens."""
-        place = self._call("Runtime.evaluate", expression=f"document.querySelector({json.dumps(selector)})")
-        self._call("DOM.setFileInputFiles", files=[str(path)], objectId=place["result"]["objectId"])
+        """Chooses a file in a file input, like a user in its dialog."""
+        element = self._call("Runtime.evaluate", expression=f"document.querySelector({json.dumps(selector)})")
+        self._call("DOM.setFileInputFiles", files=[str(path)], objectId=element["result"]["objectId"])
 
     def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
         self._number += 1
@@ -53,10 +53,10 @@ class Page:
         os.write(self._to, json.dumps(message).encode() + b"\0")
         while True:
             *messages, self._rest = self._rest.split(b"\0")
-            for place, each in enumerate(messages):
+            for index, each in enumerate(messages):
                 answer = json.loads(each)
                 if answer.get("id") == self._number:
-                    self._rest = b"\0".join([*messages[place + 1 :], self._rest])
+                    self._rest = b"\0".join([*messages[index + 1 :], self._rest])
                     assert "error" not in answer, answer
                     return answer["result"]
             part = os.read(self._from, 2**20)
@@ -66,10 +66,10 @@ class Page:
 
 @contextlib.contextmanager
 def browser(folder: Path) -> Iterator[Page]:
-    """A page of a Chromium of its own. `folder`: for its profile."""
+    """A page in a new Chromium process. `folder`: for its profile."""
     (reads, to_browser), (from_browser, writes) = os.pipe(), os.pipe()
     command = ["chromium", *OPTIONS, f"--user-data-dir={folder}"]
-    # The shell puts the pipes where the browser looks for them.
+    # The shell moves the pipes to the file descriptors 3 and 4.
     shell = ["bash", "-c", f'exec "$@" 3<&{reads} 4>&{writes}', "bash", *command]
     process = subprocess.Popen(shell, pass_fds=(reads, writes), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     os.close(reads)

@@ -1,6 +1,6 @@
-"""Fixtures that several test files share. No test touches a hub, the user's caches or another test's environment.
+"""Shared fixtures. Tests do not use a hub, the user's caches or another test's environment.
 
-Of real launchers there is one folder and one run of each job for all tests: a launch costs seconds, and proves several things.
+All tests share one folder and one run of each launched job, because a launch takes seconds.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from launchers import JOBS, Launched
 
 from finetune.text.arguments import TextArguments
 
-# The first example of a test may import for half a second, and a machine may be busy: no test looks at the clock.
+# No deadlines: the first example of a test may import for half a second, and the machine may be busy.
 hypothesis.settings.register_profile("without a clock", hypothesis.settings(), deadline=None)
 hypothesis.settings.load_profile("without a clock")
 
-# A suite that is started with nohup ignores SIGHUP, and so would the jobs that it starts: one of them would never end.
+# Under nohup the suite and its jobs would ignore SIGHUP, and a test that sends it would hang.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 LAUNCHER_VARIABLES = (
@@ -37,14 +37,14 @@ LAUNCHER_VARIABLES = (
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keeps tests that read the same runs in one of the processes that pytest-xdist starts, so that each run is made once."""
+    """Groups tests that use the same runs in one process of pytest-xdist, so that each run is made once."""
     for item in items:
-        asked, wants = getattr(item, "callspec", None), set(item.fixturenames)
-        of_titles = asked is not None and any(text in asked.id for text in ("titles", "titlegen"))
-        of_either = {"launched", "outcome", "finished_run"} & wants  # test_parity asks for titles' runs by name
-        if "pair" in wants:
+        parameters, fixtures = getattr(item, "callspec", None), set(item.fixturenames)
+        of_titles = parameters is not None and any(text in parameters.id for text in ("titles", "titlegen"))
+        of_either = {"launched", "outcome", "finished_run"} & fixtures  # test_parity requests runs of both tasks by name
+        if "pair" in fixtures:
             item.add_marker(pytest.mark.xdist_group("two machines"))
-        elif (of_titles and of_either) or (not of_either and {"titled", "title_table", "title_tokens"} & wants):
+        elif (of_titles and of_either) or (not of_either and {"titled", "title_table", "title_tokens"} & fixtures):
             item.add_marker(pytest.mark.xdist_group("runs of titlegen.py"))
         elif of_either:
             item.add_marker(pytest.mark.xdist_group("runs of classify.py"))
@@ -52,23 +52,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory):
-    """Rows that are read, tokens and vocabularies are kept in a folder of the tests."""
+    """Caches rows, tokens and vocabularies in a temporary folder."""
     os.environ["HF_DATASETS_CACHE"] = str(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture
 def arguments():
-    """Makes the arguments that text tasks share: the defaults but for what is given."""
+    """A function that makes the text tasks' shared arguments with changes of the defaults."""
 
-    def make(**given):
-        return TextArguments(**{"output_dir": "runs/a", "report_to": ("none",), **given})
+    def make(**changes):
+        return TextArguments(**{"output_dir": "runs/a", "report_to": ("none",), **changes})
 
     return make
 
 
 @pytest.fixture
 def environment(monkeypatch):
-    """The environment of a plain shell; what code sets in it is undone. Use like a dict."""
+    """`os.environ` without launcher variables; restored after the test."""
     clean = {
         name: value
         for name, value in os.environ.items()
@@ -85,7 +85,7 @@ def environment(monkeypatch):
 
 @pytest.fixture
 def start_run(environment):
-    """Starts the real thing with one process on the CPU: (batch shape, precision) -> `processes.Run`."""
+    """A function (batch shape, precision, use_cpu) -> `processes.Run` of one process."""
     from accelerate.state import AcceleratorState, GradientState
 
     from finetune.launching.launch import Launch
@@ -95,11 +95,12 @@ def start_run(environment):
         AcceleratorState._reset_state(reset_partial_state=True)
         GradientState._reset_state()
 
-    def begin(batch=None, precision="no"):
+    def begin(batch=None, precision="no", use_cpu=True):
         reset()
         launch = Launch(
-            launcher="python", rank=0, local_rank=0, world_size=1, local_world_size=1, use_cpu=True, backend="gloo",
-            precision=precision, timeout_seconds=60, deepspeed_file=None, deepspeed_config=None, max_grad_norm=1.0,
+            launcher="python", rank=0, local_rank=0, world_size=1, local_world_size=1, use_cpu=use_cpu,
+            backend="gloo" if use_cpu else "nccl", precision=precision, timeout_seconds=60, deepspeed_file=None,
+            deepspeed_config=None, max_grad_norm=1.0,
         )  # fmt: skip
         return start(launch, batch)
 
@@ -109,7 +110,7 @@ def start_run(environment):
 
 @pytest.fixture
 def token_cache(tmp_path, monkeypatch):
-    """An empty folder in place of the user's cache of datasets."""
+    """An empty cache folder."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("HF_DATASETS_CACHE", str(folder))
     return folder
@@ -120,7 +121,7 @@ TEXTS = ["sort the values of a matrix", "return the eigenvalues", "cut the text 
 
 @pytest.fixture(scope="session")
 def bert_folder(tmp_path_factory):
-    """A tiny untrained BERT classifier of two labels with its tokenizer, as `save_pretrained` leaves them. Do not change it."""
+    """A folder with a tiny untrained BERT classifier of two labels and its tokenizer. Tests must not change it."""
     import torch
     from transformers import BertConfig, BertForSequenceClassification
 
@@ -140,7 +141,7 @@ def bert_folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that commands are run in: data, configurations, and runs/ with a folder per job."""
+    """The working folder of commands: data, configurations, and runs/ with a folder per job."""
     folder = tmp_path_factory.mktemp("launch")
     launchers.write_corpus(folder)
     launchers.write_partitioned(folder)
@@ -150,7 +151,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def launched(home: Path) -> Callable[[str], Launched]:
-    """A function from a job's name to what it left; started when first asked for, then kept. Fails if the job failed."""
+    """A function (job's name) -> `Launched`, which runs a job once. Fails if the job failed."""
 
     @functools.cache
     def launch(name: str) -> Launched:
@@ -164,7 +165,7 @@ def launched(home: Path) -> Callable[[str], Launched]:
 
 @pytest.fixture(scope="session")
 def title_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As `home`, for titles."""
+    """Like `home`, for titles."""
     folder = tmp_path_factory.mktemp("titles")
     title_job.write_corpus(folder)
     launchers.hide_gpus(folder)
@@ -174,7 +175,7 @@ def title_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True)
 class TokenTable:
-    """A run of scripts/parity.py: its end, its folder, and the folder that its command names and it must leave alone."""
+    """A run of scripts/parity.py: the process, its folder, and the command's --output_dir, which must not be touched."""
 
     finished: launchers.Finished
     folder: Path
@@ -183,7 +184,7 @@ class TokenTable:
 
 @pytest.fixture(scope="session")
 def title_tokens(title_home: Path) -> TokenTable:
-    """scripts/parity.py, run as a user does, on the job of titles in micro-batches of so many tokens, in three cells."""
+    """A run of scripts/parity.py on the title job with micro-batches by tokens, in three cells."""
     never, options = title_home / "runs" / "never_tokens", ["--cells", "ddp,zero2", "--steps", str(title_job.STEPS)]
     micro_batches = {"max_tokens_per_micro_batch": title_job.MICRO_BATCH_TOKENS, "adam_epsilon": title_job.TABLE_EPSILON}
     job = title_job.arguments(**micro_batches, output_dir=never)
@@ -194,7 +195,7 @@ def title_tokens(title_home: Path) -> TokenTable:
 
 @pytest.fixture(scope="session")
 def titled(title_home: Path) -> Callable[[str], Path]:
-    """As `launched`, for the jobs of `title_job`; gives their folders."""
+    """A function (job's name) -> folder. Like `launched`, for the jobs of `title_job`."""
 
     @functools.cache
     def launch(name: str) -> Path:
@@ -207,7 +208,7 @@ def titled(title_home: Path) -> Callable[[str], Path]:
 
 @pytest.fixture(params=[1, 3])
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    """How many torch computes in."""
+    """The number of torch threads."""
     import torch
 
     before = torch.get_num_threads()

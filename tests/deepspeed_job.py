@@ -1,9 +1,8 @@
-"""DeepSpeed's engines on two processes, whose state goes out and comes back into others; started by a launcher.
+"""Saves the state of DeepSpeed engines on two processes and restores it in new engines; started by a launcher.
 
-Of every ZeRO stage, in fp32 and bf16, and of other optimizers than AdamW: three steps, the state taken in shards and whole, two
-steps more. A new engine that gets the state back must compute with the same weights, and end with the same bytes after the same
-two steps. The model has what is easily forgotten: a buffer, tied weights, a large and a small frozen weight, and sizes that two
-processes cannot halve.
+For every ZeRO stage, fp32 and bf16, and several optimizers: trains three steps, saves the state in shards and in full, and
+trains two more steps. A new engine with the restored state must have the same weights, and the same bytes after the same two
+steps. The model has difficult cases: a buffer, tied weights, a large and a small frozen weight, and odd sizes.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from finetune.launching import deepspeed_config, deepspeed_state
 from finetune.output.files import write_json
 from finetune.plan import derive_batch
 
-LEFT_WHOLE = 10**9  # of weights smaller than this, under ZeRO-3
+NOT_PARTITIONED = 10**9  # ZeRO-3 partitions only larger weights
 CELLS = [
-    *((stage, whole, p, "adamw") for stage, whole in ((1, 0), (2, 0), (3, 0), (3, LEFT_WHOLE)) for p in ("no", "bf16")),
+    *((stage, whole, p, "adamw") for stage, whole in ((1, 0), (2, 0), (3, 0), (3, NOT_PARTITIONED)) for p in ("no", "bf16")),
     (1, 0, "bf16", "sgd"), (2, 0, "no", "sgd"), (2, 0, "no", "plain sgd"), (2, 0, "bf16", "rmsprop"), (3, 0, "no", "rmsprop"),
 ]  # fmt: skip
 OPTIMIZERS = {
@@ -40,14 +39,15 @@ OPTIMIZERS = {
 
 
 class Model(nn.Module):
-    """Of words, whose vectors the head uses again."""
+    """A small language model with tied embeddings."""
 
     def __init__(self) -> None:
         super().__init__()
         self.words = nn.Embedding(30, 7)
         self.places = nn.Embedding(40, 7)
         self.places.weight.requires_grad = False
-        self.scale = nn.Parameter(torch.rand(2, 7), requires_grad=False)  # even: what pads a frozen weight is left undefined
+        # An even size, because the padding of a frozen weight is undefined.
+        self.scale = nn.Parameter(torch.rand(2, 7), requires_grad=False)
         self.register_buffer("seen", torch.zeros(7))
         self.middle = nn.Linear(7, 7)
         self.head = nn.Linear(7, 30, bias=False)
@@ -85,13 +85,13 @@ def step(engine: deepspeed.DeepSpeedEngine, number: int, rate: float = 1e-2) -> 
     engine.step()
 
 
-def computed_with(engine: deepspeed.DeepSpeedEngine) -> dict[str, torch.Tensor]:
-    """The module's own weights and buffers, in its own precision."""
+def module_state(engine: deepspeed.DeepSpeedEngine) -> dict[str, torch.Tensor]:
+    """The module's weights and buffers in its precision."""
     with deepspeed.zero.GatheredParameters(list(engine.module.parameters())):
         return {name: tensor.detach().clone() for name, tensor in engine.module.state_dict().items()}
 
 
-def same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], what: str) -> None:
+def assert_equal(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], what: str) -> None:
     assert ours.keys() == theirs.keys(), what
     differing = [name for name, tensor in theirs.items() if not torch.equal(ours[name], tensor)]
     assert differing == [], f"{what}: {differing}"
@@ -103,9 +103,10 @@ def check(folder: Path, stage: int, whole: int, precision: str, optimizer: str) 
     engine = begin(0, stage, whole, precision, optimizer)
     for number in range(updates):
         step(engine, number)
-    parts, module = deepspeed_state.partition(engine, updates), computed_with(engine)
+    parts, module = deepspeed_state.partition(engine, updates), module_state(engine)
     weights, moments = deepspeed_state.full_parameters(engine, True), deepspeed_state.full_moments(engine, True)
-    same({name: tensor.to(module[name].dtype) for name, tensor in weights.items()}, {n: module[n] for n in weights}, "full")
+    cast = {name: tensor.to(module[name].dtype) for name, tensor in weights.items()}
+    assert_equal(cast, {name: module[name] for name in weights}, "full")
     if rank == 0:
         folder.mkdir()
         write_json(folder / shards.LAYOUT, shards.layout(engine, launch))
@@ -122,25 +123,25 @@ def check(folder: Path, stage: int, whole: int, precision: str, optimizer: str) 
     other = begin(1, stage, whole, precision, optimizer)
     step(other, 0, rate=0.0)
     shards.restore(folder, launch, other, updates)
-    same(deepspeed_state.partition(other, updates), parts, "state from shards")
-    same(computed_with(other), module, "weights from shards")
+    assert_equal(deepspeed_state.partition(other, updates), parts, "state from shards")
+    assert_equal(module_state(other), module, "weights from shards")
     for number in (7, 8):
         step(other, number)
-    same(deepspeed_state.partition(other, updates + 2), end, "steps from shards")
+    assert_equal(deepspeed_state.partition(other, updates + 2), end, "steps from shards")
     other.destroy()
 
-    # As from a full checkpoint: the weights before the model is handed over, moments and master weights behind it.
+    # As from a full checkpoint: weights before the engine is made, moments and master weights after it.
     other = begin(1, stage, whole, precision, optimizer, {**module, **weights})
     step(other, 0, rate=0.0)
     deepspeed_state.restore_moments(other, moments, updates)
     deepspeed_state.restore_weights(other, weights)
     for name, buffer in other.module.named_buffers():
-        buffer.copy_(module[name])  # each process has its own, and the first step has moved them
-    # Not the parts: what fills them up where the elements do not divide by two is of no account.
-    same(deepspeed_state.full_parameters(other, True), weights, "whole state")
+        buffer.copy_(module[name])  # they differ between processes, and the first step has changed them
+    # Compares full tensors: the padding of shards is arbitrary.
+    assert_equal(deepspeed_state.full_parameters(other, True), weights, "whole state")
     for key, tensors in deepspeed_state.full_moments(other, True).items():
-        same(tensors, moments[key], key)
-    same(computed_with(other), module, "whole weights")
+        assert_equal(tensors, moments[key], key)
+    assert_equal(module_state(other), module, "whole weights")
     other.destroy()
     print(f"rank {rank}: ZeRO-{stage} {whole} {precision} {optimizer}", flush=True)
     if rank == 0:
@@ -152,6 +153,6 @@ if __name__ == "__main__":
     deepspeed.init_distributed("gloo")
     for number, cell in enumerate(CELLS):
         check(Path(sys.argv[1]) / f"cell_{number}", *cell)
-    # As `shutdown.finish`: threads of gloo that wake up while the interpreter is torn down abort a process whose work is done.
+    # As in `shutdown.finish`: threads of gloo may abort the process while the interpreter shuts down.
     torch.distributed.barrier()
     os._exit(0)

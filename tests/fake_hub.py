@@ -1,4 +1,4 @@
-"""As much of the hub's HTTP interface as an upload uses, on this machine: a server that keeps contents and commits."""
+"""A local server with the part of the hub's HTTP interface that uploads use."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from typing import Any
 import huggingface_hub
 import pytest
 
-LARGE = ".safetensors"  # what goes to large file storage
+LARGE = ".safetensors"  # suffix of files in large file storage
 
 
 class FakeHub:
-    """`refuses`: the beginning of a request ("PUT /storage") that is answered with 403; `called`: all requests; `stored`:
-    contents of large files by hash; `committed`: what the repository holds, (hash of the content or, for small files, the
-    content) by path; `commits`: paths of each commit."""
+    """`refuses`: pattern of the requests ("PUT /storage") that are answered with 403; `called`: all requests; `stored`: large
+    files by hash; `committed`: the repository's files by path (a large file's hash, a small file's content); `commits`: the
+    paths of each commit."""
 
     def __init__(self) -> None:
         self.refuses: str | None = None
@@ -108,7 +108,7 @@ def serve() -> Iterator[FakeHub]:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    """A hub that huggingface_hub talks to, logged in."""
+    """A local hub that huggingface_hub uses, logged in."""
     with serve() as hub:
         monkeypatch.setenv("HF_TOKEN", "hf_test")
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")

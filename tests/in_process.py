@@ -1,4 +1,4 @@
-"""The application's scripts in this process, as users start them: arguments in; exit code and what was printed out."""
+"""Runs the application's scripts in this process and returns exit code and output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from finetune.arguments.parsing import parse, validate
 from finetune.launching import signals
 from finetune.launching.shutdown import failures_end_the_job
 
-# Script of app/ -> its task. Imported when one is run: MONAI alone takes seconds.
+# Script of app/ -> its task. Scripts are imported when they are run, because MONAI takes seconds.
 TASKS = {
     "classify": "MultiLabelClassification",
     "titlegen": "TitleGeneration",
@@ -30,16 +30,16 @@ TASKS = {
     "segment": "Segmentation",
     "segment3d": "VolumeSegmentation",
 }
-QUIET = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)  # as in Python itself
+IGNORED = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)  # Python's defaults
 
 
-class Left(BaseException):
-    """The process would have ended here."""
+class ProcessExit(BaseException):
+    """Stands for the end of the process."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a script ended."""
+    """A script that has ended."""
 
     code: int
     out: str
@@ -47,8 +47,8 @@ class Ended:
 
 
 @contextlib.contextmanager
-def heard_like_a_process() -> Iterator[list[str]]:
-    """Warnings and the libraries' logs as a new process would show them; gives the warnings that came."""
+def default_logging() -> Iterator[list[str]]:
+    """Warnings and the libraries' logs as in a new process. Yields a list that holds the warnings at the end."""
     import datasets
     import transformers
 
@@ -57,22 +57,21 @@ def heard_like_a_process() -> Iterator[list[str]]:
     for name in ("transformers", "datasets", "accelerate", "torch", None):
         for handler in logging.getLogger(name).handlers:
             if type(handler) is logging.StreamHandler:
-                handler.stream = sys.stderr  # theirs is that of another test, which is closed
+                handler.stream = sys.stderr  # instead of the closed one of an earlier test
     with warnings.catch_warnings(record=True) as caught:
         warnings.resetwarnings()
-        for category in QUIET:
+        for category in IGNORED:
             warnings.simplefilter("ignore", category)
-        told: list[str] = []
-        yield told
-        told += [f"{warning.category.__name__}: {warning.message}" for warning in caught]
+        messages: list[str] = []
+        yield messages
+        messages += [f"{warning.category.__name__}: {warning.message}" for warning in caught]
 
 
 @pytest.fixture
 def script(monkeypatch, environment, token_cache, capfd) -> Callable[[str, list[str]], Ended]:
-    """A function that runs a task's script with these arguments."""
+    """A function (name of a task's script, arguments) -> Ended."""
     import datasets
     import huggingface_hub
-    from accelerate.state import AcceleratorState, GradientState
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
@@ -80,37 +79,42 @@ def script(monkeypatch, environment, token_cache, capfd) -> Callable[[str, list[
     monkeypatch.setattr(signals, "watch_launcher", lambda generations: None)
 
     def exit_now(code: int) -> NoReturn:
-        raise Left(code)
+        raise ProcessExit(code)
 
     monkeypatch.setattr(signals, "exit_now", exit_now)
 
     def run(task: str, argv: list[str]) -> Ended:
-        AcceleratorState._reset_state(reset_partial_state=True)
-        GradientState._reset_state()
+        reset_accelerate()
         capfd.readouterr()
         module, code = importlib.import_module(task), 0
-        with heard_like_a_process() as told:
+        with default_logging() as messages:
             try:
                 with failures_end_the_job(debug="--debug" in argv):
                     arguments = parse(module.Arguments, argv)
                     validate(arguments)
                     run_task(getattr(module, TASKS[task])(arguments), arguments)
-            except Left as left:
-                code = left.args[0]
-        for worker in multiprocessing.active_children():  # of a loader that failed; a process that ends takes them along
+            except ProcessExit as exit_:
+                code = exit_.args[0]
+        for worker in multiprocessing.active_children():  # of a failed DataLoader; a real exit would end them
             worker.kill()
         out, err = capfd.readouterr()
-        AcceleratorState._reset_state(reset_partial_state=True)
-        GradientState._reset_state()
-        return Ended(code, out, err + "".join(f"{text}\n" for text in told))
+        reset_accelerate()
+        return Ended(code, out, err + "".join(f"{message}\n" for message in messages))
 
     return run
 
 
-def check_evaluated_alike(trained: Path, alone: Path) -> None:
-    """The folder of an evaluation without training has the numbers that the training has for its best model. Not the tuned ones
-    of labels: the training's are cross-fitted, an exported model has its thresholds."""
-    ours, theirs = (json.loads((folder / "metrics.json").read_text(encoding="utf-8")) for folder in (trained, alone))
+def reset_accelerate() -> None:
+    from accelerate.state import AcceleratorState, GradientState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+def check_evaluated_alike(trained: Path, evaluated: Path) -> None:
+    """Checks that an evaluation without training has the metrics of the training's best model. Skips metrics with tuned
+    thresholds: a training cross-fits the thresholds, an exported model stores them."""
+    ours, theirs = (json.loads((folder / "metrics.json").read_text(encoding="utf-8")) for folder in (trained, evaluated))
     numbers = {key: value for key, value in theirs.items() if key.startswith("eval_") and "tuned" not in key}
     assert {"eval_loss"} < numbers.keys() <= ours.keys()
     assert numbers == pytest.approx({key: ours[key] for key in numbers}, rel=0, abs=1e-6)

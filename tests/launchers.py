@@ -1,7 +1,7 @@
-"""Starts the application as users do: by real launchers, in subprocesses, on tiny data that is made here.
+"""Starts the application as users do: by real launchers in subprocesses, on tiny generated data.
 
-Everything runs on the CPU, offline, from a folder that is not the repository. `JOBS` is one small training job under every
-launcher and launch file; what its runs leave is the material of tests/launch/.
+Everything runs on the CPU, offline, from a folder outside of the repository. `JOBS` is one small training job under every
+launcher and launch file, which tests/launch/ checks.
 """
 
 from __future__ import annotations
@@ -26,13 +26,11 @@ SCRIPTS = REPOSITORY / "scripts"
 CLASSIFY = REPOSITORY / "app" / "classify.py"
 ACCELERATE_CONFIGS = REPOSITORY / "accelerate_configs"
 DS_CONFIGS = REPOSITORY / "ds_configs"
-# Seconds after which a job is taken to hang. The slowest launch takes 20 on two quiet cores, and DeepSpeed's first one compiles
-# for 40; with the suite's other half beside it that was 140, and machines of a third of the speed have run the suite.
+# Seconds. On two idle cores, the slowest launch takes 20 s and DeepSpeed's first compilation 40 s; beside the suite's other
+# process 140 s were seen, and some machines have a third of the speed.
 TIMEOUT = 1200
-SET_BY_LAUNCHERS = ("ACCELERATE_", "TORCHELASTIC_", "DEEPSPEED_", "DS_")
-OF_ONE_PROCESS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CROSS_RANK")
-
-# Commands ------------------------------------------------------------------------------------------------------------
+LAUNCHER_PREFIXES = ("ACCELERATE_", "TORCHELASTIC_", "DEEPSPEED_", "DS_")
+RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CROSS_RANK")
 
 
 @dataclass(frozen=True)
@@ -46,23 +44,23 @@ class Finished:
     seconds: float
 
     def check(self) -> Finished:
-        """Itself, if it went well; else fails with the end of its output."""
+        """Fails with the end of the output if the exit code is not 0. Returns itself."""
         assert self.code == 0, f"exit code {self.code} of {' '.join(self.command)}\n{self.out[-3000:]}\n{self.err[-6000:]}"
         return self
 
 
 def run(command: list[str], home: Path, timeout: float = TIMEOUT) -> Finished:
-    """Runs one command in `home`. After `timeout` seconds it and its descendants are killed."""
+    """Runs a command in `home`. Kills it and its descendants after `timeout` seconds."""
     return run_together([command], home, timeout)[0]
 
 
 def run_together(commands: list[list[str]], home: Path, timeout: float = TIMEOUT) -> list[Finished]:
-    """As `run`, for commands that must run at the same time: the launchers of several machines."""
+    """Like `run`, for several commands at the same time, such as the launchers of several machines."""
     started = time.monotonic()
     jobs = []
     for command in commands:
-        # Files, not pipes: a worker that outlives its launcher would keep a pipe open.
-        out, err = (tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") for _ in "12")  # noqa: SIM115 - see _text
+        # Files, because a worker that outlives its launcher would keep a pipe open.
+        out, err = (tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") for _ in range(2))  # noqa: SIM115
         process = subprocess.Popen(
             command, cwd=home, env=environment(home), stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
         )
@@ -80,7 +78,7 @@ def run_together(commands: list[list[str]], home: Path, timeout: float = TIMEOUT
 
 
 def _kill_family(process: subprocess.Popen) -> None:
-    """Ends a process that is still there and its descendants: torchrun's workers have process groups of their own."""
+    """Kills a running process and its descendants. (torchrun's workers have their own process groups.)"""
     if process.poll() is None:
         family = psutil.Process(process.pid).children(recursive=True)
         process.kill()
@@ -93,17 +91,18 @@ def _kill_family(process: subprocess.Popen) -> None:
 
 
 def _text(file) -> str:
+    """Reads a file from its start and closes it."""
     with file:
         file.seek(0)
         return file.read()
 
 
 def environment(home: Path) -> dict[str, str]:
-    """This process's environment without what a launcher or a GPU would add; caches and compiled parts stay private."""
+    """This process's environment without launcher variables and GPUs, with caches in `home`."""
     inherited = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(SET_BY_LAUNCHERS) and name not in OF_ONE_PROCESS
+        if not name.startswith(LAUNCHER_PREFIXES) and name not in RANK_VARIABLES
     }
     return {
         **inherited,
@@ -112,19 +111,19 @@ def environment(home: Path) -> dict[str, str]:
         "HF_DATASETS_CACHE": str(home / "cache"),
         "OMP_NUM_THREADS": "1",
         "TORCH_EXTENSIONS_DIR": str(home / "compiled"),
-        # DeepSpeed imports an optimizer that nobody uses and torch.compile's machinery with it: two seconds per process.
+        # DeepSpeed imports an optimizer that imports torch.compile: saves two seconds per process.
         "TORCHDYNAMO_DISABLE": "1",
     }
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """An unused port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
-# Launchers: the beginning of a command, up to the script --------------------------------------------------------------
+# The functions below return a launcher with its options, up to the script.
 
 
 def python() -> list[str]:
@@ -136,14 +135,14 @@ def torchrun(processes: int) -> list[str]:
 
 
 def accelerate(file: str, processes: int, *options: str) -> list[str]:
-    """`accelerate launch` with a shipped file, by its name."""
+    """`accelerate launch` with a shipped file."""
     port = [] if "--main_process_port" in options else ["--main_process_port", str(free_port())]
     config = ["--config_file", str(ACCELERATE_CONFIGS / file), "--num_processes", str(processes)]
     return [_tool("accelerate"), "launch", *config, *port, *options]
 
 
 def machines(file: str, count: int, processes: int) -> list[list[str]]:
-    """`accelerate launch` once per machine, all of them this one; `processes` counts those of all machines."""
+    """`accelerate launch` for `count` machines, all of them this one. `processes`: on all machines."""
     rendezvous = ["--main_process_ip", "127.0.0.1", "--main_process_port", str(free_port()), "--num_machines", str(count)]
     return [accelerate(file, processes, *rendezvous, "--machine_rank", str(rank)) for rank in range(count)]
 
@@ -156,15 +155,13 @@ def _tool(name: str) -> str:
     return str(Path(sys.executable).parent / name)
 
 
-# Data and model ------------------------------------------------------------------------------------------------------
-
 LABELS = "abcdef"
 TRAIN_ROWS, VALIDATION_ROWS, TEST_ROWS = 31, 15, 23
 
 
 def write_corpus(home: Path) -> None:
-    """train.csv, valid.csv, test.csv (with ids and labels), one.csv (one row) and unlabelled.csv: texts of 3 to 60 words that
-    belong to their labels, some rows with no label; bert/ and bert_dropout/ hold configurations."""
+    """Writes train.csv, valid.csv, test.csv (with ids and labels), one.csv (one row) and unlabelled.csv: texts of 3 to 60 words
+    that fit their labels, some without a label; configurations in bert/ and bert_dropout/."""
     chance = random.Random(0)
 
     def row() -> tuple[str, str]:
@@ -185,14 +182,13 @@ def write_corpus(home: Path) -> None:
 
 
 def hide_gpus(home: Path) -> None:
-    """Makes every Python process that `environment` reaches see a machine without GPUs. The variable alone would not do:
-    some launchers set it for their workers."""
+    """Hides GPUs from every Python process with `environment`, also if a launcher sets CUDA_VISIBLE_DEVICES for its workers."""
     (home / "no_gpu").mkdir()
     (home / "no_gpu" / "sitecustomize.py").write_text('import os\n\nos.environ["CUDA_VISIBLE_DEVICES"] = ""\n')
 
 
 def observe_steps(home: Path) -> None:
-    """Has every training that `environment` reaches write to observed/ which rows its steps trained on (see `observer`)."""
+    """Makes every training with `environment` record its steps in observed/ (see `moving.observer`)."""
     lines = ["import sys", "from pathlib import Path", f"sys.path.append({str(SCRIPTS)!r})"]
     lines += ["from moving import observer", "sys.path.pop()", f"observer.observe_steps(Path({str(home / 'observed')!r}))"]
     with (home / "no_gpu" / "sitecustomize.py").open("a", encoding="utf-8") as file:
@@ -221,7 +217,7 @@ def write_bert_config(folder: Path, dropout: float = 0.0) -> None:
 
 
 def training(output_dir: Path, model: str = "bert", **changed: object) -> list[str]:
-    """The arguments of the common job: six steps, evaluated and saved on the way, clipped throughout, then predictions."""
+    """The arguments of the common job: six steps with evaluations, checkpoints and clipped gradients, then predictions."""
     arguments = {
         "config_name": f"{model}/config.json",
         "tokenizer_type": "train",
@@ -233,10 +229,10 @@ def training(output_dir: Path, model: str = "bert", **changed: object) -> list[s
         "pos_weight": "balanced",
         "label_smoothing_factor": 0.1,
         "learning_rate": 1e-3,
-        # Adam's first step moves an element by g / (|g| + epsilon): at 1e-8 an element whose gradient happens to be a
-        # thousandth of the others' doubles its round-off many times over. Other gradients here are about 1e-5.
+        # Adam's first step moves a weight by g / (|g| + epsilon). With 1e-8, rounding errors of tiny gradients would be
+        # enlarged. Usual gradients here are about 1e-5.
         "adam_epsilon": 1e-6,
-        # For the same reason: a head that starts at the labels' log-odds has gradients that all but cancel over a batch.
+        # For the same reason: a head that starts at the labels' log-odds has gradients that almost cancel over a batch.
         "head_bias": "zero",
         "warmup_steps": 2,
         "max_steps": 6,
@@ -254,19 +250,17 @@ def training(output_dir: Path, model: str = "bert", **changed: object) -> list[s
     return [str(CLASSIFY), "--from_scratch", "--do_train", "--do_predict", *named]
 
 
-# The job under every launcher ----------------------------------------------------------------------------------------
-
-# Of 31 rows, the third global batch of 15 is one row, so that all processes but one have none in it; of 12 it is seven.
+# Global batch sizes. The third batch of the 31 rows has one row for 15, so that only one process has a row; 7 rows for 12.
 UNEVEN, EVEN = 15, 12
-# Evaluations are of averaged weights, and the mean of the two evaluations' is evaluated at the end.
+# EMA of the weights, and the average of the two best checkpoints.
 AVERAGED = {"ema_decay": 0.5, "average_checkpoints": 2}
-# A global batch has some 400 tokens, and no row more than 64.
+# A global batch has about 400 tokens, a row at most 64.
 MICRO_BATCH_TOKENS = 100
 
 
 @dataclass(frozen=True)
 class Job:
-    """One launch of the common job. `launch` gives the launchers to start, one per machine."""
+    """One launch of the common job. `launch` returns the launchers' commands, one per machine."""
 
     launch: Callable[[], list[list[str]]]
     processes: int
@@ -274,15 +268,15 @@ class Job:
     micro_batch_size: int | None = None
     max_tokens: int | None = None  # of a micro-batch
     padding_free: str | None = None
-    deepspeed_file: str | None = None  # given to the script, for launchers that know nothing of it
+    deepspeed_file: str | None = None  # an argument of the script
     zero_stage: int = 0
     precision: str = "no"
-    resumes: tuple[str, int] | None = None  # from another job's checkpoint after so many steps
+    resumes: tuple[str, int] | None = None  # (job, step) of the checkpoint
     averages: bool = False  # see `AVERAGED`
 
     @property
     def reference(self) -> str:
-        """The job that it is compared with: in one process, without accumulation."""
+        """The name of the job to compare with: one process, no accumulation."""
         if self.global_batch_size == EVEN:
             return "single_gpu"
         return "averaged" if self.averages else "python"
@@ -327,7 +321,7 @@ REFERENCES = {job.reference for job in JOBS.values()}
 
 
 def write_partitioned(home: Path) -> None:
-    """partitioned.json: ZeRO-3 that shares out every weight, however small; the shipped file leaves small ones whole."""
+    """Writes partitioned.json: ZeRO-3 that also partitions small weights, unlike the shipped file."""
     config = json.loads((DS_CONFIGS / "zero3.json").read_text(encoding="utf-8"))
     config["zero_optimization"]["stage3_param_persistence_threshold"] = 0
     (home / "partitioned.json").write_text(json.dumps(config), encoding="utf-8")
@@ -335,7 +329,7 @@ def write_partitioned(home: Path) -> None:
 
 @dataclass(frozen=True)
 class Launched:
-    """What a job left: its folder, and its launchers' ends, one per machine."""
+    """A finished job: its folder, and the launchers, one per machine."""
 
     folder: Path
     finished: list[Finished]
@@ -347,14 +341,14 @@ class Launched:
 
 
 def launch(name: str, home: Path) -> Launched:
-    """Runs a job of `JOBS`; a job that resumes another one's checkpoint needs that one's folder."""
+    """Runs a job of `JOBS`. The job that it resumes must have run in the same `home`."""
     job, folder = JOBS[name], home / "runs" / name
     changed: dict[str, object] = {
         "global_batch_size": job.global_batch_size,
         "per_device_train_batch_size": job.micro_batch_size,
         "max_tokens_per_micro_batch": job.max_tokens,
         "padding_free": job.padding_free,
-        # Both spellings are the contract's.
+        # Both spellings must work.
         "deepspeed_config" if job.zero_stage == 1 else "deepspeed": job.deepspeed_file,
     }
     if job.averages:

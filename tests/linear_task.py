@@ -1,4 +1,4 @@
-"""The smallest task: least squares over a linear layer. What the engine is tested with."""
+"""The smallest task, for tests of the engine: least squares with a linear layer."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""Small generated pictures with masks: coloured rectangles on grey, in the forms that users have them in."""
+"""Small generated images with masks (coloured rectangles on grey) and configurations of tiny segmentation models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIZE = (32, 48)  # height, width
 
 
 def picture(row: int, size: tuple[int, int] = SIZE) -> tuple[np.ndarray, np.ndarray]:
-    """(picture (h, w, 3), mask (h, w)), uint8: two rectangles, with a border of pixels that do not count around the second."""
+    """(image (h, w, 3), mask (h, w)), uint8: two rectangles; one column of the second is ignored (255)."""
     generator = np.random.default_rng(row)
     mask = np.zeros(size, dtype=np.uint8)
     for number in (1, 2):
@@ -28,7 +28,7 @@ def picture(row: int, size: tuple[int, int] = SIZE) -> tuple[np.ndarray, np.ndar
 
 
 def write(folder: Path, rows: int = 8, first: int = 0, sizes: tuple[tuple[int, int], ...] = (SIZE,)) -> Path:
-    """images/ and masks/ of so many pictures in turn of these sizes, and classes.txt."""
+    """Writes `rows` images and masks, whose sizes alternate, to images/ and masks/, and classes.txt."""
     for part in ("images", "masks"):
         (folder / part).mkdir(parents=True, exist_ok=True)
     for row in range(rows):
@@ -40,7 +40,7 @@ def write(folder: Path, rows: int = 8, first: int = 0, sizes: tuple[tuple[int, i
 
 
 def segformer(folder: Path) -> Path:
-    """The configuration of a tiny SegFormer; its head has batch norm."""
+    """Saves the configuration of a tiny SegFormer, whose head has batch norm."""
     config = SegformerConfig(
         depths=[1, 1, 1, 1], hidden_sizes=[8, 8, 16, 16], num_attention_heads=[1, 1, 2, 2], decoder_hidden_size=16,
         mlp_ratios=[1, 1, 1, 1],
@@ -50,13 +50,13 @@ def segformer(folder: Path) -> Path:
 
 
 def deeplab(folder: Path) -> Path:
-    """The configuration of a tiny DeepLabV3+ with MobileNetV2."""
+    """Saves the configuration of a tiny DeepLabV3+ with MobileNetV2."""
     MobileNetV2Config(depth_multiplier=0.1, min_depth=8, output_stride=8).save_pretrained(folder)
     return folder
 
 
 def sapiens(folder: Path) -> Path:
-    """The configuration and the image processor of a tiny model without batch norm."""
+    """Saves the configuration and the image processor of a tiny model without batch norm."""
     head = {"upsample_out_channels": [8], "upsample_kernel_sizes": [4], "conv_out_channels": [], "conv_kernel_sizes": []}
     config = Sapiens2Config(
         hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_attention_heads=2,
@@ -67,13 +67,13 @@ def sapiens(folder: Path) -> Path:
     return folder
 
 
-def arguments(**given: object) -> list[str]:
-    """Of a short training run from random weights."""
-    named = {
+def arguments(**changes: object) -> list[str]:
+    """The arguments of a short training from random weights."""
+    values = {
         "from_scratch": "true", "image_size": "32,48", "num_train_epochs": 2, "global_batch_size": 4, "learning_rate": 5e-3,
-        "report_to": "none", **given,
+        "report_to": "none", **changes,
     }  # fmt: skip
-    return [f"--{name}={value}" for name, value in named.items() if value is not None]
+    return [f"--{name}={value}" for name, value in values.items() if value is not None]
 
 
 def lines(path: Path) -> list[dict]:

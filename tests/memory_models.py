@@ -1,4 +1,4 @@
-"""Small models, batches and an allocator's count for the tests of the memory estimate."""
+"""Small models, batches and a measurement of peak memory for the tests of the memory estimate."""
 
 import gc
 from dataclasses import replace
@@ -36,7 +36,7 @@ def bert(**changes):
 
 
 def big_bird_titles():
-    """Our BigBird in front of a BERT decoder, block-sparse."""
+    """A block-sparse BigBird encoder of ours with a BERT decoder."""
     torch.manual_seed(0)
     encoder = BigBirdModel(BigBirdConfig(**SIZES, block_size=16, max_position_embeddings=256))
     encoder.pooler = encoder.activation = None
@@ -48,13 +48,13 @@ def big_bird_titles():
     return model.train()
 
 
-def packed_bert():
+def padding_free_bert():
     model = bert()
     assert use_padding_free(model)
     return model
 
 
-def texts(rows, width, labels=None):
+def text_batch(rows, width, labels=None):
     ids = torch.randint(5, 299, (rows, width), generator=torch.Generator().manual_seed(0))
     mask = torch.ones_like(ids)
     mask[1:, width - 5 :] = 0
@@ -63,22 +63,22 @@ def texts(rows, width, labels=None):
     )
 
 
-def ragged(rows, width):
-    batch = texts(rows, width)
+def ragged_batch(rows, width):
+    batch = text_batch(rows, width)
     return Batch(batch.rows, batch.inputs, batch.labels, (width, *[width - 5] * (rows - 1)))
 
 
-def titles(rows, width, length):
-    return texts(rows, width, torch.randint(5, 299, (rows, length), generator=torch.Generator().manual_seed(1)))
+def title_batch(rows, width, length):
+    return text_batch(rows, width, torch.randint(5, 299, (rows, length), generator=torch.Generator().manual_seed(1)))
 
 
-def taken(work, model):
-    """Bytes that `work` holds at its worst moment beyond what was there before."""
+def peak_bytes(work, model):
+    """The peak memory of `work`() in bytes, above the memory before."""
     model.zero_grad(set_to_none=True)
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         work()
-        # The profiler remembers what it saw being taken: given back later, it would be missing in the next measurement.
+        # Free the memory within the profile: freed later, it would be subtracted from the next measurement.
         model.zero_grad(set_to_none=True)
         gc.collect()
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]

@@ -1,7 +1,7 @@
-"""Two "machines" on this one: namespaces for network, host name and mounts, joined by a virtual cable.
+"""Simulates two machines by namespaces for network, host name and mounts, joined by a virtual cable.
 
-Each machine has one network interface, `eth0`, and no road to anywhere but the other, which it knows by name. Its own folder
-holds its own data and caches, and it does not see the other's. Needs root, or user namespaces.
+Each machine has one network interface, `eth0`, reaches only the other one, by its name, and has its own folder for data and
+caches, which the other cannot see. Needs root or user namespaces.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KINDS = ("--net", "--uts", "--mount")
 
 @dataclass(frozen=True)
 class Machine:
-    """A namespace, held by the process `holder`."""
+    """The namespaces of one machine. `holder`: id of the process that keeps them alive."""
 
     name: str
     address: str
@@ -30,16 +30,16 @@ class Machine:
     home: Path
 
     def inside(self, command: list[str], **environment: object) -> list[str]:
-        """A command that runs `command` on this machine, in its folder, with its own caches."""
+        """The command line that runs `command` on this machine, in its folder and with its caches."""
         own = {"HF_DATASETS_CACHE": self.home / "cache", **environment}
         assigned = [f"{name}={value}" for name, value in own.items()]
         return [*_enter(self.holder), "env", "--chdir", str(self.home), *assigned, *command]
 
 
 def missing_for_machines() -> str | None:
-    """Why no machines can be made here, or None."""
+    """The reason why machines cannot be simulated here, or None."""
     if os.uname().sysname != "Linux":
-        return "network namespaces are Linux's"
+        return "network namespaces need Linux"
     lacking = [tool for tool in TOOLS if shutil.which(tool) is None]
     if lacking:
         return f"needs {', '.join(lacking)} (util-linux, iproute2, hostname)"
@@ -55,30 +55,30 @@ def missing_for_machines() -> str | None:
 
 @contextmanager
 def machines(homes: list[Path]) -> Iterator[list[Machine]]:
-    """Two machines, `alpha` (10.77.0.1) and `beta` (10.77.0.2), which vanish with everything that still runs on them."""
+    """Two machines, `alpha` (10.77.0.1) and `beta` (10.77.0.2). At the end, they and all their processes are removed."""
     assert len(homes) == 2
-    # Root of a user namespace of its own may do all this; the second machine is made inside the first one's.
+    # Without root: in a new user namespace, which the second machine shares.
     user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
     started = []
     try:
         first = _hold(["unshare", *user, *KINDS], started)
         second = _hold([*_enter(first, ()), "unshare", *KINDS], started)
-        found = [
+        made = [
             Machine(name, f"10.77.0.{number}", holder, home)
             for number, (name, holder, home) in enumerate(zip(("alpha", "beta"), (first, second), homes, strict=True), 1)
         ]
         _do(first, "ip", "link", "add", INTERFACE, "type", "veth", "peer", "name", INTERFACE, "netns", str(second))
-        for machine in found:
+        for machine in made:
             _do(machine.holder, "hostname", machine.name)
             _do(machine.holder, "ip", "address", "add", f"{machine.address}/24", "dev", INTERFACE)
             _do(machine.holder, "ip", "link", "set", INTERFACE, "up")
             _do(machine.holder, "ip", "link", "set", "lo", "up")
-        for machine, other in zip(found, reversed(found), strict=True):
+        for machine, other in zip(made, reversed(made), strict=True):
             hosts = machine.home / "hosts"
-            hosts.write_text("127.0.0.1 localhost\n" + "".join(f"{m.address} {m.name}\n" for m in found), encoding="utf-8")
+            hosts.write_text("127.0.0.1 localhost\n" + "".join(f"{m.address} {m.name}\n" for m in made), encoding="utf-8")
             _do(machine.holder, "mount", "--bind", str(hosts), "/etc/hosts")
             _do(machine.holder, "mount", "-t", "tmpfs", "tmpfs", str(other.home))
-        yield found
+        yield made
     finally:
         for process in started:
             process.kill()
@@ -86,8 +86,8 @@ def machines(homes: list[Path]) -> Iterator[list[Machine]]:
 
 
 def _hold(command: list[str], started: list[subprocess.Popen]) -> int:
-    """Starts a process that keeps new namespaces alive; returns its id once it is in them."""
-    ready = "echo ready; exec cat"  # ends when this process does, however that ends
+    """Starts a process that keeps new namespaces alive. Returns its id once it runs in them."""
+    ready = "echo ready; exec cat"  # ends together with this process
     pipe = subprocess.PIPE
     process = subprocess.Popen(
         [*command, "sh", "-c", ready], stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True

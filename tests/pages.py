@@ -1,4 +1,4 @@
-"""README and docs/ as tests read them: code blocks, commands, links, headings."""
+"""Reads code blocks, commands and prose of README and docs/."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FENCE = re.compile(r"(?:<!-- ([^\n]*?) -->\n+)?^```(\w*)(?: title=\"([^\"]*)\")?
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block. `comment`: the HTML comment before it, or ""; `title`: the name of the file that it is, or ""."""
+    """A fenced block. `comment`: the HTML comment before it or ""; `title`: the file name in its title or ""."""
 
     comment: str
     language: str
@@ -23,7 +23,7 @@ class Block:
     text: str
 
     def commands(self) -> list[list[str]]:
-        """The words of each command, without comments and without variables that are set for it."""
+        """The words of each command, without comments and leading variable assignments."""
         lines = self.text.replace("\\\n", " ").splitlines()
         split = [shlex.split(line, comments=True) for line in lines]
         return [words[next(n for n, word in enumerate(words) if not re.match(r"[A-Z_]+=", word)) :] for words in split if words]
@@ -34,22 +34,23 @@ def name_of(page: Path) -> str:
 
 
 def blocks(page: Path | str, language: str | None = None) -> list[Block]:
-    """The fenced blocks of a page, all or those of one language."""
-    found = [Block(*(part or "" for part in match)) for match in FENCE.findall((REPOSITORY / page).read_text(encoding="utf-8"))]
-    return [block for block in found if language in (None, block.language)]
+    """The fenced blocks of a page, all or of one language."""
+    matches = FENCE.findall((REPOSITORY / page).read_text(encoding="utf-8"))
+    fenced = [Block(*(part or "" for part in match)) for match in matches]
+    return [block for block in fenced if language in (None, block.language)]
 
 
 def run_by(page: str, test: str) -> list[str]:
-    """The lines of the blocks of a page whose comment says that they are run by a test; no comments of bash."""
+    """The lines of a page's blocks whose comment ends with "by TEST", without bash comments."""
     marked = [block for block in blocks(page) if block.comment.endswith(f"by {test}")]
     return [line for block in marked for line in block.text.splitlines() if not line.startswith("#")]
 
 
 def prose(page: Path) -> str:
-    """A page without its code: neither blocks nor what stands between backticks."""
+    """A page without code blocks and inline code."""
     return re.sub(r"`[^`\n]*`", "", FENCE.sub("", page.read_text(encoding="utf-8")))
 
 
 def source_of(page: str, title: str) -> str:
-    """The file that a page builds up in blocks with that title."""
+    """The file in a page's blocks with this title, joined."""
     return "\n\n".join(block.text for block in blocks(page) if block.title == title)

@@ -1,4 +1,4 @@
-"""Small generated pictures: two classes that a few steps tell apart, in every form that users have them in."""
+"""Small generated images of two classes that a few training steps separate, as folders and as MNIST files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CLASSES = ("dark", "light")
 
 
 def pixels(rows=24, size=16, seed=0, channels=1):
-    """((rows, size, size[, 3]) uint8, (rows,) class numbers): noise around a quarter or three quarters of white."""
+    """((rows, size, size[, 3]) uint8, (rows,) class numbers): noise around dark grey or light grey."""
     generator = np.random.default_rng(seed)
     classes = np.arange(rows) % 2
     shape = (rows, size, size) if channels == 1 else (rows, size, size, channels)
@@ -21,11 +21,11 @@ def pixels(rows=24, size=16, seed=0, channels=1):
 
 
 def write_folder(folder: Path, **settings) -> Path:
-    """A folder a class."""
+    """Writes one folder per class."""
     for row, (picture, number) in enumerate(zip(*pixels(**settings), strict=True)):
-        place = folder / CLASSES[number]
-        place.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(picture).save(place / f"{row:03}.png")
+        class_folder = folder / CLASSES[number]
+        class_folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(picture).save(class_folder / f"{row:03}.png")
     return folder
 
 
@@ -34,7 +34,7 @@ def idx(array: np.ndarray) -> bytes:
 
 
 def write_idx(folder: Path, split: str = "train", packed: bool = True, **settings) -> Path:
-    """MNIST's two files of a split."""
+    """Writes a split's two files in MNIST's format."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, array in zip(("images-idx3", "labels-idx1"), pixels(**settings), strict=True):
         content = idx(array)

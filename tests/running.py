@@ -1,4 +1,4 @@
-"""Jobs that something happens to while they run."""
+"""Starts jobs in the background, for tests that interrupt them."""
 
 from __future__ import annotations
 
@@ -17,59 +17,61 @@ from launchers import TIMEOUT, environment
 
 @dataclass
 class Job:
-    """A command that runs: its process, its descendants as of the moment that it trained, and what it says."""
+    """A running command. `descendants`: of its process, once it trains; `output`: stdout and stderr."""
 
     process: subprocess.Popen
-    family: list[psutil.Process]
-    said: IO[str]
+    descendants: list[psutil.Process]
+    output: IO[str]
 
     def worker(self, rank: int) -> psutil.Process:
         """The process of a rank."""
-        return next(member for member in self.family if member.environ().get("RANK") == str(rank) and _is_script(member))
+        return next(member for member in self.descendants if member.environ().get("RANK") == str(rank) and _is_script(member))
 
-    def ended(self) -> int:
-        """The launcher's exit code, once everything that belonged to the job is gone."""
+    def wait(self) -> int:
+        """Waits for all processes of the job. Returns the launcher's exit code."""
         code = self.process.wait(TIMEOUT)
-        _, alive = psutil.wait_procs(self.family, TIMEOUT)
+        _, alive = psutil.wait_procs(self.descendants, TIMEOUT)
         assert alive == []
         return code
 
     def text(self) -> str:
-        self.said.seek(0)
-        return self.said.read()
+        self.output.seek(0)
+        return self.output.read()
 
 
 @contextlib.contextmanager
 def running() -> Iterator[Callable[..., Job]]:
-    """A function that starts a command in `home` and waits until `folder` shows that it has trained for some steps (None: does
-    not wait). In the end what is left of the jobs is killed."""
+    """Yields a function (home, command, folder, steps) -> Job, which starts a command in `home` and waits until the run in
+    `folder` has trained `steps` steps (None: does not wait). Kills remaining processes at the end."""
     jobs: list[Job] = []
 
     def begin(home: Path, command: list[str], folder: Path | None, steps: int = 3) -> Job:
-        said = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed below
+        output = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed below
         process = subprocess.Popen(
-            command, cwd=home, env=environment(home), stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True
-        )
-        job = Job(process, [], said)
+            command, cwd=home, env=environment(home), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            start_new_session=True,
+        )  # fmt: skip
+        job = Job(process, [], output)
         jobs.append(job)
         if folder is None:
             return job
         wait_for(lambda: lines_of(folder / "history.jsonl") >= steps, job)
-        job.family = psutil.Process(process.pid).children(recursive=True)
+        job.descendants = psutil.Process(process.pid).children(recursive=True)
         return job
 
     try:
         yield begin
     finally:
         for job in jobs:
-            for member in [*job.family, psutil.Process(job.process.pid)] if job.process.poll() is None else job.family:
+            launcher = [psutil.Process(job.process.pid)] if job.process.poll() is None else []
+            for member in [*job.descendants, *launcher]:
                 if member.is_running():
                     member.kill()
-            job.said.close()
+            job.output.close()
 
 
 def wait_for(condition: Callable[[], bool], job: Job) -> None:
-    """Waits for something that a running job does; fails with what the job said if it ends before."""
+    """Waits for a condition. Fails with the job's output if the job ends before."""
     until = time.monotonic() + TIMEOUT
     while not condition():
         assert job.process.poll() is None, job.text()
@@ -82,6 +84,6 @@ def lines_of(path: Path) -> int:
 
 
 def _is_script(process: psutil.Process) -> bool:
-    """Whether a process runs a task's script itself, rather than launches it."""
+    """Whether a process runs a task's script, unlike a launcher."""
     command = process.cmdline()
     return len(command) > 1 and any(part.endswith(("classify.py", "titlegen.py")) for part in command[1:3])

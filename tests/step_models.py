@@ -1,4 +1,4 @@
-"""Small models and batches of both tasks for tests of single steps."""
+"""Small models and batches of the text tasks, for tests of single steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from finetune.text.titles import IGNORED
 SIZES = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 256, "vocab_size": 90}
 CLASSIFY = classification(5, np.ones(5), label_smoothing_factor=0.1)
 TITLES = titles(replace(SEARCH, start_id=1), label_smoothing_factor=0.1)
-# name: task, tokens of the longest row, what a width is a multiple of
+# name: task, tokens of the longest row, padding multiple
 KINDS = {
     "padded": (CLASSIFY, 120, 1),
     "padding_free": (CLASSIFY, 120, 1),
@@ -43,10 +43,10 @@ def build(kind):
     if KINDS[kind][0] is CLASSIFY:
         model = BertForSequenceClassification(BertConfig(**SIZES, num_labels=5))
     else:
-        reader = BertModel(BertConfig(**SIZES)) if kind == "padding_free_titles" else BigBirdModel(BigBirdConfig(**SIZES))
-        reader.pooler = reader.activation = None
-        writer = BertLMHeadModel(BertConfig(**SIZES, is_decoder=True, add_cross_attention=True))
-        model = EncoderDecoderModel(encoder=reader, decoder=writer)
+        encoder = BertModel(BertConfig(**SIZES)) if kind == "padding_free_titles" else BigBirdModel(BigBirdConfig(**SIZES))
+        encoder.pooler = encoder.activation = None
+        decoder = BertLMHeadModel(BertConfig(**SIZES, is_decoder=True, add_cross_attention=True))
+        model = EncoderDecoderModel(encoder=encoder, decoder=decoder)
     if kind.startswith("padding_free"):
         assert use_padding_free(model)
     if kind in ("flex", "blocks"):
@@ -55,7 +55,7 @@ def build(kind):
 
 
 def batches(kind, rows=32):
-    """Twelve optimizer steps of two forward passes each."""
+    """Twelve optimizer steps of two micro-batches each."""
     task, longest, multiple = KINDS[kind]
     lengths = np.linspace(longest // 4, longest, rows).astype(int)
     plan = make_plan(rows, epochs=3, global_batch_size=8, accumulation=2)

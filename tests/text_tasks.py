@@ -1,4 +1,4 @@
-"""The text tasks as they are after `load`, without files."""
+"""The text tasks in their state after `load`, without files."""
 
 from types import SimpleNamespace
 
@@ -11,7 +11,7 @@ from finetune.text.titles import Generation
 SEARCH = Generation(
     num_beams=1, length_penalty=1.0, no_repeat_ngram_size=0, min_length=0, max_length=4, start_id=2, pad_id=0, synced_gpus=False
 )
-# Titles are the words of their ids.
+# Decodes token ids to their numbers.
 TOKENIZER = SimpleNamespace(batch_decode=lambda rows, **_: [" ".join(map(str, row)) for row in rows])
 
 

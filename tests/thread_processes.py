@@ -1,4 +1,4 @@
-"""Threads that stand for processes: what `processes.Run` offers, without a launcher."""
+"""Threads that act as processes, with the interface of `processes.Run`."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -6,31 +6,31 @@ from concurrent.futures import ThreadPoolExecutor
 from finetune.launching.processes import Run
 
 
-class Together:
-    """What the threads exchange."""
+class Exchange:
+    """Exchanges values between the threads."""
 
     def __init__(self, count):
-        self.barrier, self.said = threading.Barrier(count, timeout=120), [None] * count
+        self.barrier, self.values = threading.Barrier(count, timeout=120), [None] * count
 
-    def exchange(self, rank, value):
-        self.said[rank] = value
+    def all_gather(self, rank, value):
+        self.values[rank] = value
         self.barrier.wait()
-        found = list(self.said)
+        values = list(self.values)
         self.barrier.wait()
-        return found
+        return values
 
 
 class Process:
-    """As far as checkpoints need it, a `Run` under ZeRO."""
+    """A `Run` under ZeRO with the attributes that checkpoints use."""
 
     deepspeed_config = {"zero_optimization": {"stage": 2}}  # noqa: RUF012 - of a stand-in
     fsdp = None
 
-    def __init__(self, launch, together):
-        self.launch, self.together, self.is_main = launch, together, launch.rank == 0
+    def __init__(self, launch, exchange):
+        self.launch, self.exchange, self.is_main = launch, exchange, launch.rank == 0
 
     def gather(self, records):
-        return [record for records in self.together.exchange(self.launch.rank, records) for record in records]
+        return [record for records in self.exchange.all_gather(self.launch.rank, records) for record in records]
 
     def broadcast(self, value):
         return self.gather([value])[0]
@@ -41,8 +41,8 @@ class Process:
     on_main = Run.on_main
 
 
-def outcomes(work, members):
-    """What `work` returns, or raises, for each member's arguments, all at the same time."""
+def run_concurrently(work, members):
+    """Calls `work`(*member) for all members at the same time. Returns the results or exceptions."""
     with ThreadPoolExecutor(len(members)) as pool:
         futures = [pool.submit(work, *member) for member in members]
         return [future.exception() or future.result() for future in futures]

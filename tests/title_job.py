@@ -1,4 +1,4 @@
-"""One small job of titles, and the launches of it that tests look at."""
+"""One small title generation job and its launches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launchers import REPOSITORY, deepspeed, python, torchrun
 
 SCRIPT = REPOSITORY / "app" / "titlegen.py"
 ROWS = REPOSITORY / "tests" / "fixtures" / "chinese_titles.jsonl"
-# Documents here have 128 to 148 tokens: more than the 56 up to which this BigBird's attention would be dense.
+# Documents here have 128 to 148 tokens; this BigBird's attention is sparse above 56.
 BIGBIRD = {
     "model_type": "big_bird",
     "hidden_size": 32,
@@ -27,10 +27,10 @@ BIGBIRD = {
     "vocab_size": 1500,
 }
 STEPS = 6
-MICRO_BATCH_TOKENS = 600  # a global batch has some 1800
-# Of the table in test_parity. At 1e-6 the elements of a bias in the decoder's head, whose gradients are sums that cancel 10 to
-# 10,000 times over, show what rounding leaves of them: 7e-6 in micro-batches of as many rows, where a row is computed by
-# the same kernels, 1.2e-5 in micro-batches of so many tokens, where it is padded to other widths. At 1e-4 it is 4e-6.
+MICRO_BATCH_TOKENS = 600  # a global batch has about 1800
+# Adam's epsilon for the table in test_parity. Gradients of a bias in the decoder's head almost cancel, so Adam enlarges their
+# rounding errors. With 1e-6, weights differ by 7e-6 for micro-batches of equal rows and by 1.2e-5 for micro-batches by tokens,
+# which pad a row to another width. With 1e-4: 4e-6.
 TABLE_EPSILON = 1e-4
 
 
@@ -41,7 +41,7 @@ class Job:
     launcher: Callable[..., list[str]]
     options: tuple[int, ...] = ()
     deepspeed_file: str | None = None
-    resumes: tuple[str, int] | None = None  # from another job's checkpoint after so many steps
+    resumes: tuple[str, int] | None = None  # (job, step) of the checkpoint
 
 
 JOBS = {
@@ -53,22 +53,22 @@ JOBS = {
 
 
 def write_corpus(folder: Path) -> None:
-    """train.jsonl, valid.jsonl, test.jsonl; bigbird/ and bigbird_dropout/ hold configurations."""
+    """Writes train.jsonl, valid.jsonl, test.jsonl, and configurations in bigbird/ and bigbird_dropout/."""
     for name, dropout in (("bigbird", 0.0), ("bigbird_dropout", 0.1)):
         (folder / name).mkdir(parents=True)
         config = {**BIGBIRD, "hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
         (folder / name / "config.json").write_text(json.dumps(config), encoding="utf-8")
     rows = [json.loads(line) for line in ROWS.read_text(encoding="utf-8").splitlines()]
     for row in rows[:6]:
-        row["text"] = row["text"][:20]  # too short for sparse attention, beside rows that are not
+        row["text"] = row["text"][:20]  # too short for sparse attention, unlike the other rows
     lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
     for name, part in (("train", lines[:31]), ("valid", lines[31:40] + lines[:2]), ("test", lines[40:])):
         (folder / f"{name}.jsonl").write_text("".join(part), encoding="utf-8")
 
 
 def arguments(**changed: object) -> list[str]:
-    """The job's arguments: six steps, clipped throughout, evaluated twice, saved after each."""
-    given = {
+    """The job's arguments: six steps with clipped gradients, two evaluations, a checkpoint after each step."""
+    values = {
         "config_name": "bigbird/config.json",
         "tokenizer_type": "train",
         "vocab_size": 1500,
@@ -83,7 +83,7 @@ def arguments(**changed: object) -> list[str]:
         "num_return_sequences": 2,
         "per_device_eval_batch_size": 3,
         "global_batch_size": 15,
-        # See `launchers.training` for the epsilon. At 1e-2 the same enlarges round-off to a few times 1e-5.
+        # See `launchers.training` for the epsilon. A learning rate of 1e-2 would enlarge rounding errors to a few 1e-5.
         "learning_rate": 2e-3,
         "adam_epsilon": 1e-6,
         "label_smoothing_factor": 0.1,
@@ -98,14 +98,14 @@ def arguments(**changed: object) -> list[str]:
         "report_to": "none",
         **changed,
     }
-    return [part for name, value in given.items() if value is not None for part in (f"--{name}", str(value))]
+    return [part for name, value in values.items() if value is not None for part in (f"--{name}", str(value))]
 
 
 def launch(name: str, home: Path) -> Path:
-    """Runs a job of `JOBS`; a job that resumes another one's checkpoint needs that one's folder. Returns its folder."""
+    """Runs a job of `JOBS` and returns its folder. The job that it resumes must have run in the same `home`."""
     job, folder = JOBS[name], home / "runs" / name
     changed: dict[str, object] = {"output_dir": folder, "deepspeed": job.deepspeed_file}
-    changed |= {"streaming": "true", "streaming_buffer_rows": 31}  # all rows: the second epoch is a buffer of the second pass
+    changed |= {"streaming": "true", "streaming_buffer_rows": 31}  # all rows: every buffer is an epoch
     if job.resumes:
         other, step = job.resumes
         changed["resume_from_checkpoint"] = home / "runs" / other / "checkpoints" / f"step_{step}"

@@ -2,7 +2,7 @@
 
     python tests/vector_task.py --do_train --do_predict --output_dir runs/vectors [--model cnn]
 
-It shows that the engine does not depend on the kind of data, and runs under every launcher.
+Shows that the engine does not depend on the kind of data. Runs under every launcher.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def collate(x: torch.Tensor, y: torch.Tensor, rows: np.ndarray) -> Batch:
 
 
 def generate(name: str, num_rows: int, seed: int) -> Split:
-    """Rows whose targets follow from their inputs."""
+    """Random rows with targets that are functions of the inputs."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.rand(num_rows, FEATURES, generator=generator)
     y = torch.stack([x[:, :32].mean(1), x[:, 32:].mean(1), x.amax(1)], 1)
@@ -76,7 +76,7 @@ def generate(name: str, num_rows: int, seed: int) -> Split:
 
 
 class Rows(Stream):
-    """Training rows that are generated anew for each epoch."""
+    """Training rows that differ in each epoch."""
 
     def __init__(self, num_rows: int) -> None:
         super().__init__(0)
@@ -117,7 +117,7 @@ class Regression(Task):
         return ((outputs - batch.labels).square() * batch.is_real[:, None]).sum()
 
     def predict(self, model, batch):
-        statistics = [buffer.float().sum() for buffer in model.buffers()]  # of batch norm, as this process has them
+        statistics = [buffer.float().sum() for buffer in model.buffers()]  # of batch norm, in this process
         seen = torch.stack(statistics).sum() if statistics else torch.zeros((), device=batch.rows.device)
         outputs = model(batch.inputs["x"]).float()
         return {"outputs": outputs, "labels": batch.labels, "statistics": seen.expand(len(batch.rows)).clone()}

@@ -1,1 +1,1 @@
-"""What the benchmarks share: contenders in processes of their own that take turns, one clock for all, reports."""
+"""Parts of scripts/bench.py: contenders in processes that take turns, clock and memory, sections, reports."""

@@ -1,7 +1,7 @@
-"""All that the benchmark uses of the application's tasks and engine. Other modules import kernels, the clock and text functions
-of app/ alone.
+"""The benchmark's interface to the application's tasks and engine. Other modules import only kernels, the clock and text
+functions of app/.
 
-Imports stand in the functions: processes that measure something else must not wait for the application's imports.
+Functions import the application when they are called, so that other contenders do not wait for its imports.
 """
 
 import copy
@@ -16,12 +16,12 @@ Options = dict[str, Any]  # command-line arguments by name
 TRAINING, PREDICTION = {"do_train": True, "do_eval": False}, {"do_predict": True}
 
 
-class Finished(Exception):  # noqa: N818 - no error
-    """Leaves the application with a result once the measured part is over."""
+class MeasurementDone(Exception):  # noqa: N818 - no error
+    """Carries the result of the measured part out of the application."""
 
 
-def begin() -> None:
-    """What the scripts of app/ do first."""
+def initialize() -> None:
+    """The first calls of every script of app/."""
     from finetune import garbage_collection
     from finetune.launching import host_settings
 
@@ -30,7 +30,7 @@ def begin() -> None:
 
 
 def run_options(settings: dict[str, Any]) -> Options:
-    """The arguments of every run: nothing is reported, evaluated or saved."""
+    """The arguments of every run, which switch off reports, evaluations and checkpoints."""
     return {
         "seed": settings["seed"], "mixed_precision": settings["precision"], "report_to": "none",
         "output_dir": settings["folder"], "overwrite_output_dir": True, "eval_strategy": "no", "save_steps": 0,
@@ -38,7 +38,7 @@ def run_options(settings: dict[str, Any]) -> Options:
 
 
 def make_task(script: str, options: Options) -> Any:
-    """The task of app/SCRIPT.py with these arguments; no file has been read."""
+    """The task of app/SCRIPT.py with these arguments, before it reads files."""
     from moving.task_script import load_task_script
 
     from finetune.arguments.parsing import parse
@@ -50,16 +50,16 @@ def make_task(script: str, options: Options) -> Any:
 
 
 def train(script: str, options: Options, measure: Callable[..., Any]) -> Any:
-    """Runs app/SCRIPT.py until it is ready to train; returns `measure`(train, run, training, state): `train` does its training,
-    the others are what the engine's `fit` is given."""
+    """Runs app/SCRIPT.py up to the training; returns `measure`(train, run, training, state). `train`() does the training; the
+    others are the arguments of the engine's `fit`."""
     from finetune.training import loop
 
     return _run_until(loop, "fit", make_task(script, options | TRAINING), measure)
 
 
 def predict(script: str, options: Options, measure: Callable[..., Any]) -> Any:
-    """Runs app/SCRIPT.py until it is ready to predict; returns `measure`(predict, run, model, task, rows): `predict` does that,
-    the others are what the engine's `predict` is given."""
+    """Runs app/SCRIPT.py up to the predictions; returns `measure`(predict, run, model, task, rows). `predict`() computes them;
+    the others are the arguments of the engine's `predict`."""
     from finetune import application
 
     return _run_until(application, "predict", make_task(script, options | PREDICTION), measure)
@@ -68,20 +68,20 @@ def predict(script: str, options: Options, measure: Callable[..., Any]) -> Any:
 def _run_until(module: Any, name: str, task: Any, measure: Callable[..., Any]) -> Any:
     from finetune.application import run_task
 
-    setattr(module, name, partial(_leave, measure, getattr(module, name)))
+    setattr(module, name, partial(_measure_and_leave, measure, getattr(module, name)))
     try:
         run_task(task, task.arguments)
-    except Finished as finished:
-        return finished.args[0]
+    except MeasurementDone as done:
+        return done.args[0]
     raise RuntimeError(f"{task.name} ended before the measured part")
 
 
-def _leave(measure: Callable[..., Any], work: Callable[..., Any], *given: Any, **_: Any) -> NoReturn:
-    raise Finished(measure(partial(work, *given), *given))
+def _measure_and_leave(measure: Callable[..., Any], work: Callable[..., Any], *inputs: Any, **_: Any) -> NoReturn:
+    raise MeasurementDone(measure(partial(work, *inputs), *inputs))
 
 
 def load(script: str, options: Options) -> tuple[Any, Any]:
-    """(the task, its data): the files of a run read, checked and tokenized."""
+    """(the task, its data, read and tokenized)."""
     from finetune.launching.launch import describe_launch
 
     task = make_task(script, options)
@@ -89,7 +89,7 @@ def load(script: str, options: Options) -> tuple[Any, Any]:
 
 
 def prepare(script: str, options: Options) -> tuple[Any, Any]:
-    """(the task, its steps): what a run would train on. `steps[i]`: the micro-batches of optimizer step i."""
+    """(the task, its training steps). `steps[i]`: the micro-batches of optimizer step i."""
     from finetune.plan import make_plan
     from finetune.training_setup import train_steps
 
@@ -98,12 +98,12 @@ def prepare(script: str, options: Options) -> tuple[Any, Any]:
     return task, train_steps(task.arguments, data, plan, task.launch.rank)
 
 
-def build(task: Any, **changed: Any) -> Any:
-    """The run's own model, with some arguments changed."""
+def build(task: Any, **changes: Any) -> Any:
+    """The run's model, built with changed arguments."""
     from finetune.application import build_model
 
     task = copy.copy(task)
-    task.arguments = replace(task.arguments, **changed)
+    task.arguments = replace(task.arguments, **changes)
     return build_model(task, task.arguments.seed)
 
 

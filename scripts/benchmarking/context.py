@@ -1,4 +1,4 @@
-"""What a section of the benchmark works with: the options, the machine, a folder, and contenders to be run."""
+"""The context of a benchmark's sections: options, machine, working folder, and the methods that run contenders."""
 
 import argparse
 import os
@@ -8,25 +8,25 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarking.data import Source, draw_rows, source_of
+from benchmarking.data import Source, find_source, sample_rows
 from benchmarking.processes import REPOSITORY, UNTIL_DONE, WAIT_POLICY, Turns, run_group
 from benchmarking.ratios import Run, compare
 from benchmarking.report import Row
 from benchmarking.sizes import CPU, CUDA, QUICK
 
 COMMAND = [sys.executable, str(REPOSITORY / "scripts" / "bench.py")]
-TOOLS = ("lightning", "simpletransformers")  # their packages: scripts/benchmarking/requirements-tools.txt
+TOOLS = ("lightning", "simpletransformers")  # optional: scripts/benchmarking/requirements-tools.txt
 STEPS_PER_TURN = {"cpu": 1, "cuda": 10}
 
 
 @dataclass
 class Bench:
-    """One benchmark run. `loads`: shares of the CPU that other processes took while contenders ran."""
+    """One benchmark run. `other_loads`: the CPU shares of other processes while contenders ran."""
 
     options: argparse.Namespace
     folder: Path
     machine: dict[str, Any]
-    loads: list[float] = field(default_factory=list)
+    other_loads: list[float] = field(default_factory=list)
 
     @property
     def kind(self) -> str:
@@ -45,17 +45,16 @@ class Bench:
         return (QUICK if self.options.quick else {"cpu": CPU, "cuda": CUDA}[self.kind])[name]
 
     def source(self, kind: str) -> Source:
-        return source_of(kind, self.options.data, self.folder)
+        return find_source(kind, self.options.data, self.folder)
 
     def rows(self, kind: str, count: int) -> str:
-        """A jsonl file with `count` rows drawn from the source of `kind`."""
+        """The path of a jsonl file with `count` random rows of the source of `kind`."""
         path = self.folder / f"{kind}_{count}.jsonl"
-        draw_rows(self.source(kind), count, self.options.seed, path)
+        sample_rows(self.source(kind), count, self.options.seed, path)
         return str(path)
 
     def with_classifier(self, settings: dict[str, Any]) -> tuple[dict[str, Any], str]:
-        """(the settings with a model, the model in words): the one that is named, or one with random weights for the settings'
-        rows."""
+        """(settings with a model, its description): the model of --model, or a new one with random weights."""
         if self.options.model is not None:
             return settings | {"model": self.options.model}, self.options.model_name
         size, settings = self.size("classifier"), settings | {"model": str(self.folder / "classifier")}
@@ -63,40 +62,40 @@ class Bench:
         return settings, "BERT of {layers} layers, {hidden} wide, random weights".format(**size)
 
     def others(self, section: str, names: tuple[str, ...]) -> list[str]:
-        """Those of `names` that ours is compared with: --contenders, or all that are installed. Ends the benchmark if there is
-        nobody."""
-        asked = self.options.contenders or [name for name in names if name not in TOOLS or find_spec(name)]
-        found = [name for name in names if name in asked]
-        if not found:
-            raise SystemExit(f"error: --contenders leaves nobody in section {section}; there are {', '.join(names)}")
-        return found
+        """The contenders among `names` that --contenders selects (default: all that are installed). Raises `SystemExit` if none
+        is left."""
+        selected = self.options.contenders or [name for name in names if name not in TOOLS or find_spec(name)]
+        others = [name for name in names if name in selected]
+        if not others:
+            raise SystemExit(f"error: --contenders selects nothing in section {section}; choose from {', '.join(names)}")
+        return others
 
     def run(self, jobs: list[str], settings: dict[str, Any], turns: Turns = UNTIL_DONE) -> list[dict[str, Any]]:
-        """Results of contenders, MODULE.NAME of benchmarking.contenders each, in a process of its own."""
+        """Runs contenders ("MODULE.NAME" of benchmarking.contenders), each in its own process. Returns their results."""
         common = {"seed": self.options.seed, "precision": self.precision, "steps_per_turn": self.per_turn}
         results = run_group(COMMAND, jobs, common | settings, self.folder, self.options.threads, turns)
-        self.loads.append(results[0]["others_cpu_share"])
+        self.other_loads.append(results[0]["others_cpu_share"])
         return results
 
     def compare(
         self, module: str, others: list[str], settings: dict[str, Any], size: dict[str, Any], label: Row
     ) -> tuple[dict[str, list[Run]], list[Row]]:
-        """Ours beside each of the others for a while: the runs of each contender, and a row about each other, which begins with
-        `label`. `size`: "seconds" for each pair, "turns": (turns of warm-up, the least number of all turns) or those of a
-        contender, NAME_turns."""
+        """Runs ours against each of the others. Returns (the runs of each contender, a row with the ratios for each of the
+        others, which begins with `label`). `size`: "seconds" for each pair; "turns": (warm-up turns, minimum of all turns),
+        or "NAME_turns" for one contender."""
         runs: dict[str, list[Run]] = {}
         rows = []
         for other in others:
-            warm_up, least = size.get(f"{other}_turns", size["turns"])
+            warm_up, min_turns = size.get(f"{other}_turns", size["turns"])
             seconds = size["seconds"] if self.options.seconds is None else self.options.seconds
-            pair = self.run([f"{module}.ours", f"{module}.{other}"], settings | {"warm_up": warm_up}, Turns(seconds, least))
+            pair = self.run([f"{module}.ours", f"{module}.{other}"], settings | {"warm_up": warm_up}, Turns(seconds, min_turns))
             for run in pair:
                 runs.setdefault(run["contender"], []).append(run)
             rows.append({**label, "": other, **compare(*pair)})
             print(*label.values(), f"{other}: {rows[-1]['speed (quartiles)']['median']:.3f} times as fast", flush=True)
         return runs, rows
 
-    def machine_words(self) -> str:
+    def machine_text(self) -> str:
         m = self.machine
         policy = os.environ.get("OMP_WAIT_POLICY", WAIT_POLICY)
         cores = f"{m['cores']} CPU cores ({m['architecture']}), {self.options.threads} thread(s), OMP_WAIT_POLICY={policy}"

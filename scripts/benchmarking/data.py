@@ -1,4 +1,4 @@
-"""The data that sections work on: files of a folder that is named, or the sample corpus."""
+"""The sections' data: files of --data, or the sample corpus."""
 
 import csv
 import functools
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from benchmarking.processes import REPOSITORY
 
 SHORT_ROWS = 4000
-LABELS = [f"label {number}" for number in range(20)]  # of rows that are made up
+LABELS = [f"label {number}" for number in range(20)]  # of `random_rows`
 WORDS = ["sort", "the", "values", "of", "a", "matrix", "and", "return", "its", "eigenvalues", "as", "vectors"]
 
 
@@ -24,17 +24,17 @@ class Source(NamedTuple):
     name: str
 
 
-def source_of(kind: str, given: Path | None, folder: Path) -> Source:
-    """The file of `kind` in the folder that was given (short.csv.gz, titles.jsonl, ...), or one from the sample corpus, whose
-    texts are long-tailed and have titles.
+def find_source(kind: str, data: Path | None, folder: Path) -> Source:
+    """The file of `kind` in the folder `data` (short.csv.gz, titles.jsonl, ...), or else the sample corpus, whose texts are
+    long-tailed and have titles.
 
-    names.json beside the files may say what to call them: {"short": "XED emotions"}.
+    An optional names.json beside the files holds display names: {"short": "XED emotions"}.
     """
-    if given is not None:
-        names = given / "names.json"
-        called = json.loads(names.read_text(encoding="utf-8")) if names.exists() else {}
-        for path in given.glob(f"{kind}.*"):
-            return Source(str(path.absolute()), called.get(kind, path.name))
+    if data is not None:
+        file = data / "names.json"
+        names = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        for path in data.glob(f"{kind}.*"):
+            return Source(str(path.absolute()), names.get(kind, path.name))
     if kind != "short":
         return Source(sample_training_file(), "sample corpus")
     rows = [{"text": row["title"], "labels": row["labels"]} for row in read_rows(sample_training_file(), SHORT_ROWS)]
@@ -50,12 +50,12 @@ def sample_training_file() -> str:
 
 
 def make_sample_data(*words: str | Path) -> None:
-    """Runs scripts/make_sample_data.py, which keeps what is there."""
+    """Runs scripts/make_sample_data.py, which reuses existing data."""
     subprocess.run([sys.executable, REPOSITORY / "scripts" / "make_sample_data.py", *words], check=True)
 
 
 def read_rows(path: str, limit: int | None = None) -> Iterator[dict[str, Any]]:
-    """The first rows of a csv or jsonl file, perhaps .gz."""
+    """The first rows of a csv or jsonl file, compressed (.gz) or not."""
     csv.field_size_limit(2**31 - 1)
     with (gzip.open if path.endswith(".gz") else open)(path, "rt", encoding="utf-8", newline="") as file:
         yield from itertools.islice(csv.DictReader(file) if ".csv" in Path(path).name else map(json.loads, file), limit)
@@ -66,19 +66,20 @@ def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
-def made_up_rows(count: int, seed: int) -> Iterator[dict[str, Any]]:
-    """Short texts, no two alike, with one to three of `LABELS`."""
-    drawn = random.Random(seed)
+def random_rows(count: int, seed: int) -> Iterator[dict[str, Any]]:
+    """Short distinct texts, each with one to three of `LABELS`."""
+    generator = random.Random(seed)
     for row in range(count):
-        words, labels = drawn.choices(WORDS, k=drawn.randint(6, 17)), drawn.choices(LABELS, k=drawn.randint(1, 3))
+        words = generator.choices(WORDS, k=generator.randint(6, 17))
+        labels = generator.choices(LABELS, k=generator.randint(1, 3))
         yield {"text": f"{row} {' '.join(words)}", "labels": sorted(set(labels))}
 
 
-def draw_rows(source: Source, count: int, seed: int, path: Path) -> None:
-    """Writes `count` rows with text and labels, drawn from the file: files are often sorted by label or by date."""
+def sample_rows(source: Source, count: int, seed: int, path: Path) -> None:
+    """Writes `count` random rows (text and labels) of the source: files are often sorted by label or by date."""
     rows = list(read_rows(source.path))
-    drawn = random.Random(seed).sample(rows, min(count, len(rows)))
-    for row in drawn:
+    sample = random.Random(seed).sample(rows, min(count, len(rows)))
+    for row in sample:
         if isinstance(row["labels"], str):
             row["labels"] = [name for name in row["labels"].split("|") if name]
-    write_rows(path, ({"text": row["text"], "labels": row["labels"]} for row in drawn))
+    write_rows(path, ({"text": row["text"], "labels": row["labels"]} for row in sample))

@@ -1,4 +1,4 @@
-"""Draws the plot of a table, if matplotlib is there (scripts/benchmarking/requirements.txt)."""
+"""Draws the plot of a table, if matplotlib is installed (scripts/benchmarking/requirements.txt)."""
 
 import functools
 import sys
@@ -9,20 +9,20 @@ OURS, OTHERS = "#1f6fb4", ("#8a8f98", "#c97b2f", "#5a9367", "#9467a9", "#b5555b"
 
 
 def draw(title: str, chart: dict[str, Any], path: Path) -> bool:
-    """Draws a chart (`report.chart`) into `path`; False, and a word to the user, where matplotlib is missing."""
+    """Draws a chart of `report.table` into `path`. Returns False, and prints a hint once, if matplotlib is missing."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         warn()
         return False
-    import pandas  # comes with datasets; beside it so that only who draws waits for it
+    import pandas  # slow to import
 
     frame = pandas.DataFrame({name: dict(points) for name, points in chart["series"].items()})
     single, bars = len(frame.columns) == 1, isinstance(frame.index[0], str)
     axes = Figure(figsize=(7.0, max(2.0, 0.32 * frame.size + 1.1) if bars else 3.6), layout="constrained").add_subplot()
     if bars:
-        drawn = frame.iloc[:, 0] if single else frame
-        drawn.plot.barh(ax=axes, width=0.8, fontsize=9, color=colours(list(frame.index if single else frame)))
+        values = frame.iloc[:, 0] if single else frame
+        values.plot.barh(ax=axes, width=0.8, fontsize=9, color=colours(list(frame.index if single else frame)))
         for container in axes.containers:
             axes.bar_label(container, fmt="%.3g", fontsize=8, padding=2)
         axes.invert_yaxis()
@@ -47,6 +47,6 @@ def warn() -> None:
 
 
 def colours(names: list[str]) -> list[str]:
-    """Ours, and every other name, has a colour of its own."""
+    """A colour for each name; always the same one for "ours"."""
     others = [name for name in names if name != "ours"]
     return [OTHERS[others.index(name) % len(OTHERS)] if name in others else OURS for name in names]

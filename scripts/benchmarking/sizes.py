@@ -1,15 +1,15 @@
-"""How large everything is that is measured: on a CPU, on a GPU, and in a quick pass that shows that all of it works.
+"""Sizes of models, data and runs: on a CPU, on a GPU, and for --quick.
 
-"turns": how many are a warm-up, and the least number of all; "bare_turns": beside the bare loop.
+"turns": (warm-up turns, minimum of all turns); "bare_turns": the same for the bare loop.
 """
 
 from typing import Any
 
 CPU: dict[str, dict[str, Any]] = {
     "classifier": {"hidden": 384, "layers": 6},
-    "short": {"rows": 640, "held_rows": 512, "batch_size": 16, "max_length": 128, "rounds": 3},
-    "long_tailed": {"rows": 480, "held_rows": 256, "batch_size": 16, "max_length": 512, "rounds": 3},
-    "tools": {"rows": 160, "held_rows": 128, "batch_size": 16, "max_length": 512, "rounds": 1},
+    "short": {"rows": 640, "eval_rows": 512, "batch_size": 16, "max_length": 128, "rounds": 3},
+    "long_tailed": {"rows": 480, "eval_rows": 256, "batch_size": 16, "max_length": 512, "rounds": 3},
+    "tools": {"rows": 160, "eval_rows": 128, "batch_size": 16, "max_length": 512, "rounds": 1},
     "titles": {"hidden": 256, "layers": 4, "decoder_layers": 2, "block_size": 64, "tokens_per_step": 8192, "title_length": 32},
     "titles_training": {
         "lengths": [1024, 1536, 2048, 4096], "max_steps": 24, "seconds": 60, "turns": (1, 4), "bare_turns": (6, 22),
@@ -27,9 +27,9 @@ CPU: dict[str, dict[str, Any]] = {
 
 CUDA = CPU | {
     "classifier": {"hidden": 768, "layers": 12},
-    "short": CPU["short"] | {"rows": 8192, "held_rows": 1024, "batch_size": 64},
-    "long_tailed": CPU["long_tailed"] | {"rows": 4096, "held_rows": 1024, "batch_size": 64},
-    "tools": CPU["tools"] | {"rows": 4096, "held_rows": 1024, "batch_size": 64},
+    "short": CPU["short"] | {"rows": 8192, "eval_rows": 1024, "batch_size": 64},
+    "long_tailed": CPU["long_tailed"] | {"rows": 4096, "eval_rows": 1024, "batch_size": 64},
+    "tools": CPU["tools"] | {"rows": 4096, "eval_rows": 1024, "batch_size": 64},
     "titles": CPU["titles"] | {"hidden": 768, "layers": 12, "decoder_layers": 6, "tokens_per_step": 65536},
     "titles_training": CPU["titles_training"] | {"max_steps": 100, "bare_turns": (1, 4)},
     "titles_writing": CPU["titles_writing"] | {"documents": 128, "eval_batch_size": 32},
@@ -40,9 +40,9 @@ CUDA = CPU | {
 
 QUICK = {
     "classifier": {"hidden": 32, "layers": 1},
-    "short": {"rows": 48, "held_rows": 16, "batch_size": 8, "max_length": 32, "rounds": 1},
-    "long_tailed": {"rows": 48, "held_rows": 16, "batch_size": 8, "max_length": 128, "rounds": 1},
-    "tools": {"rows": 48, "held_rows": 16, "batch_size": 8, "max_length": 128, "rounds": 1},
+    "short": {"rows": 48, "eval_rows": 16, "batch_size": 8, "max_length": 32, "rounds": 1},
+    "long_tailed": {"rows": 48, "eval_rows": 16, "batch_size": 8, "max_length": 128, "rounds": 1},
+    "tools": {"rows": 48, "eval_rows": 16, "batch_size": 8, "max_length": 128, "rounds": 1},
     "titles": {"hidden": 32, "layers": 1, "decoder_layers": 1, "block_size": 8, "tokens_per_step": 384, "title_length": 6},
     "titles_training": {"lengths": [96, 192], "max_steps": 4, "seconds": 0, "turns": (1, 4)},
     "titles_writing": {

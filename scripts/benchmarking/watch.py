@@ -1,4 +1,4 @@
-"""The clock and the memory of a contender, in its own process."""
+"""Measures a contender's time and memory, in its own process."""
 
 import os
 import re
@@ -17,14 +17,14 @@ from finetune.training.clock import StepClock
 
 
 class Stopped(Exception):  # noqa: N818 - no error
-    """The parent has seen enough steps."""
+    """The parent wants no further steps."""
 
 
 class PeakMemory:
-    """The peak from the moment this is made, and what the process held then.
+    """Peak memory since this object was created, and the memory at that moment.
 
-    On a GPU that is what torch's allocator held. On a CPU it is the resident set, whose peak Linux lets a process reset
-    (/proc/self/clear_refs); where that is forbidden, the peak counts from the start of the process.
+    On a GPU: the memory of torch's allocator. On a CPU: the resident set. Its peak is reset by /proc/self/clear_refs; where
+    that is forbidden, the peak counts from the start of the process.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -38,7 +38,7 @@ class PeakMemory:
         self.before = psutil.Process().memory_info().rss / 2**20
 
     def measurements(self) -> dict[str, float]:
-        """In MiB: the peak, and how far it is above what was held at the beginning."""
+        """In MiB: the peak, and its difference from the memory at the beginning."""
         if self.device.type == "cuda":
             peak = torch.cuda.max_memory_allocated(self.device) / 2**20
         else:
@@ -47,21 +47,21 @@ class PeakMemory:
 
 
 class Watch:
-    """Marks the steps of a contender, and hands its turn over after every few of them.
+    """Marks a contender's steps and ends its turn after every `steps_per_turn` of them.
 
-    A turn is one step on a CPU. On a GPU it is `steps_per_turn`, within which nothing waits for the device.
+    On a GPU a turn has several steps, because the end of a turn waits for the device.
     """
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.settings, self.device = settings, torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.clock = StepClock(self.device)
-        self.cpu_seconds: list[float] = []  # of each step, all threads
-        self.memory: PeakMemory | None = None  # from the first step on
+        self.cpu_seconds: list[float] = []  # by step, all threads
+        self.memory: PeakMemory | None = None  # since the first step
         self._cpu = 0.0
 
     def train(self, model: torch.nn.Module, train: Callable[[], Any]) -> None:
-        """Runs `train`(), whoever wrote its loop. Steps begin with the model's first forward pass and end with the
-        optimizer's."""
+        """Runs `train`() and measures any training loop by hooks: steps start at the model's first forward pass and end with
+        the optimizer's step."""
         self._hook = model.register_forward_pre_hook(self._begin)
         hook = register_optimizer_step_post_hook(lambda *_: self.mark())
         with suppress(Stopped):
@@ -73,7 +73,7 @@ class Watch:
         self.mark()
 
     def repeat(self, work: Callable[[], Any], count: int) -> Any:
-        """Does the work `count` times, or until it is stopped, a step each; returns what it gave last."""
+        """Calls `work` up to `count` times, a step each, until the parent stops it. Returns the last result."""
         result = None
         with suppress(Stopped):
             self.mark()
@@ -83,10 +83,7 @@ class Watch:
         return result
 
     def mark(self) -> None:
-        """Before the first step and after each one; waits for this contender's turn.
-
-        Raises `Stopped` when there is to be no further step.
-        """
+        """Call before the first step and after each one. Waits at the end of a turn; raises `Stopped` after the last one."""
         first = self.memory is None
         if first:
             self.startup = {"startup_seconds": time.time() - self.settings["spawned"]}
@@ -107,7 +104,7 @@ class Watch:
         self._cpu = time.process_time()
 
     def measurements(self) -> dict[str, Any]:
-        """What was measured: the start, wall and CPU seconds of each turn after the warm-up, memory in MiB (`PeakMemory`)."""
+        """Start-up seconds, wall and CPU seconds of each turn after the warm-up, memory in MiB (`PeakMemory`)."""
         self.clock.read()
         turns = {"seconds": self._turns(self.clock.seconds), "cpu_seconds": self._turns(self.cpu_seconds)}
         return {"contender": self.settings["contender"], **self.startup, **turns, **self.memory.measurements()}

@@ -1,1 +1,1 @@
-"""What scripts/parity.py and the tests of parity share: ways to launch a job, and what two runs of it have in common."""
+"""Shared by scripts/parity.py, other scripts and the parity tests: launch settings, recorded steps, comparison of two runs."""

@@ -1,4 +1,4 @@
-"""The ways to launch one job that are compared with each other."""
+"""The launch settings under which scripts/parity.py compares a job ("cells")."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-OBSERVED = Path(__file__).resolve().with_name("observed.py")
+RUN_OBSERVED = Path(__file__).resolve().with_name("run_observed.py")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One launch. `several`: of several processes; `memory`: a file of ds_configs/, or of accelerate_configs/ for FSDP."""
+    """One launch setting. `memory`: the name of a file in ds_configs/, or for FSDP in accelerate_configs/."""
 
     name: str
     launcher: str  # python, torchrun, accelerate, deepspeed
-    several: bool = False
+    several: bool = False  # processes
     accumulation: int = 1
     memory: str | None = None
     precision: str = "no"
-    usual: bool = True  # whether it is run when none is named
+    usual: bool = True  # runs without --cells
 
 
 CELLS = (
@@ -49,7 +49,7 @@ REFERENCE = CELLS[0]
 
 
 def launcher(cell: Cell, processes: int) -> list[str]:
-    """The beginning of the command, up to the script. Raises `FileNotFoundError` for a launcher that is not installed."""
+    """The launcher with its options, up to the script. Raises `FileNotFoundError` if the launcher is not installed."""
     port = str(_free_port())
     if cell.launcher == "python":
         return [sys.executable]
@@ -63,7 +63,7 @@ def launcher(cell: Cell, processes: int) -> list[str]:
 
 
 def launch_arguments(cell: Cell) -> dict[str, str]:
-    """Arguments of the script that the launcher does not set."""
+    """The script's arguments for the cell's DeepSpeed file and precision."""
     file = f"ds_configs/{cell.memory}.json" if cell.memory and cell.launcher != "accelerate" else "none"
     return {"deepspeed": file, "deepspeed_config": "none", "mixed_precision": cell.precision}
 
@@ -71,14 +71,14 @@ def launch_arguments(cell: Cell) -> dict[str, str]:
 def batch_arguments(
     cell: Cell, processes: int, global_batch_size: int, micro_batch_size: int | None, max_tokens: int | None
 ) -> dict[str, str]:
-    """The same global batch, in `accumulation` times as many micro-batches as the command's own bound, in tokens or in rows,
-    makes of it."""
+    """Arguments for the same global batch in `accumulation` times as many micro-batches. `micro_batch_size` (rows) or
+    `max_tokens`: the command's own limit of a micro-batch."""
     rows, tokens = "none", "none"
     if max_tokens is not None:
         tokens = max(1, max_tokens // cell.accumulation)
     else:
-        share = -(-global_batch_size // processes)
-        rows = -(-min(share, micro_batch_size or share) // cell.accumulation)
+        process_rows = -(-global_batch_size // processes)
+        rows = -(-min(process_rows, micro_batch_size or process_rows) // cell.accumulation)
     return {
         "global_batch_size": str(global_batch_size),
         "gradient_accumulation_steps": "none",
@@ -88,12 +88,12 @@ def batch_arguments(
 
 
 def _tool(name: str) -> str:
-    """A launcher of this Python's environment."""
-    beside = Path(sys.executable).with_name(name)
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if found is None:
+    """The path of a launcher in this Python's environment, or else in PATH."""
+    own = Path(sys.executable).with_name(name)
+    path = str(own) if own.exists() else shutil.which(name)
+    if path is None:
         raise FileNotFoundError(f"{name} is not installed beside {sys.executable}")
-    return found
+    return path
 
 
 def _free_port() -> int:

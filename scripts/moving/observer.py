@@ -1,7 +1,6 @@
 """Records the rows and learning rates of each training step.
 
-The application does not know of it: its modules are wrapped when they are imported. Each process
-writes a file of its own, so nothing is exchanged between processes that they would not exchange anyway.
+Wraps functions of the application's modules when they are imported. Each process writes its own file, without communication.
 """
 
 from __future__ import annotations
@@ -17,57 +16,56 @@ from typing import Any
 
 
 def observe_steps(folder: Path) -> None:
-    """Has this process write FOLDER/NAME.rank_R.jsonl, a line per training step, where NAME is that of the output folder:
-    {"step": from 0, "rows": of this process, in the order of its forward passes, "learning_rates": of each parameter group}.
-    """
+    """Records this process's training steps in FOLDER/NAME.rank_R.jsonl, where NAME is the name of the output folder. A line:
+    {"step": from 0, "rows": of this process, in the order of its forward passes, "learning_rates": by parameter group}."""
     _after_import("finetune.training.loop", lambda engine: _record_steps(engine, folder))
 
 
 def switch_dropout_off() -> None:
-    """Makes the model that is trained drop nothing, wherever its architecture keeps its probabilities."""
+    """Trains without dropout in this process, for any architecture."""
     _after_import("finetune.training_setup", _train_without_dropout)
 
 
 def read_steps(folder: Path, name: str, processes: int) -> dict[int, dict[str, Any]]:
-    """What the processes of a run wrote: step -> {"rows": of all of them, sorted; "learning_rates": as all have them}.
+    """Reads the files of a run: step -> {"rows": sorted rows of all processes, "learning_rates"}.
 
-    Raises `ValueError` if a process wrote nothing or others' learning rates differ from the first one's.
+    Raises `ValueError` for a missing file and for learning rates that differ from rank 0.
     """
-    found: dict[int, dict[str, Any]] = {}
+    steps: dict[int, dict[str, Any]] = {}
     for rank in range(processes):
         path = folder / f"{name}.rank_{rank}.jsonl"
         if not path.exists():
             raise ValueError(f"{path}: rank {rank} wrote nothing")
-        # A run that was stopped and goes on may make a step again; the last time counts.
+        # A resumed run may repeat steps; the last line of a step counts.
         lines = {line["step"]: line for line in map(json.loads, path.read_text(encoding="utf-8").splitlines())}
-        for step, line in lines.items():
-            known = found.setdefault(step, {"rows": [], "learning_rates": line["learning_rates"]})
-            known["rows"] = sorted([*known["rows"], *line["rows"]])
-            if known["learning_rates"] != line["learning_rates"]:
-                raise ValueError(f"{path}: step {step} has other learning rates than on rank 0")
-    return found
+        for number, line in lines.items():
+            step = steps.setdefault(number, {"rows": [], "learning_rates": line["learning_rates"]})
+            step["rows"] = sorted([*step["rows"], *line["rows"]])
+            if step["learning_rates"] != line["learning_rates"]:
+                raise ValueError(f"{path}: step {number} has other learning rates than on rank 0")
+    return steps
 
 
 def _record_steps(engine: ModuleType, folder: Path) -> None:
     fit, seed_step, train_step = engine.fit, engine.seed_step, engine.train_step
-    place: dict[str, Any] = {}
+    current: dict[str, Any] = {}  # "file" while `fit` runs, "step"
 
     def fit_observed(run: Any, training: Any, state: Any) -> Any:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{training.output_dir.name}.rank_{run.launch.rank}.jsonl"
-        with path.open("a", encoding="utf-8") as place["file"]:
+        with path.open("a", encoding="utf-8") as current["file"]:
             return fit(run, training, state)
 
     def seed_step_observed(seed: int, step: int, rank: int) -> None:
-        place["step"] = step
+        current["step"] = step
         seed_step(seed, step, rank)
 
     def train_step_observed(run: Any, model: Any, optimizer: Any, task: Any, micro_batches: list, *rest: Any, **named: Any):
-        if "file" in place:  # not the idle step by which a resumed run makes room for its moments
+        if "file" in current:  # skips the idle step in which a resumed run allocates its optimizer state
             rows = [row for batch in micro_batches for row in batch.rows.tolist() if row >= 0]
-            line = {"step": place["step"], "rows": rows, "learning_rates": [group["lr"] for group in optimizer.param_groups]}
-            place["file"].write(json.dumps(line) + "\n")
-            place["file"].flush()
+            line = {"step": current["step"], "rows": rows, "learning_rates": [group["lr"] for group in optimizer.param_groups]}
+            current["file"].write(json.dumps(line) + "\n")
+            current["file"].flush()
         return train_step(run, model, optimizer, task, micro_batches, *rest, **named)
 
     engine.fit, engine.seed_step, engine.train_step = fit_observed, seed_step_observed, train_step_observed
@@ -84,8 +82,8 @@ def _train_without_dropout(setup: ModuleType) -> None:
 
 
 def zero_probabilities(model: Any) -> None:
-    """Sets every dropout probability of a built model to 0: of `nn.Dropout` modules, of attributes such as BART's `dropout`
-    and `layerdrop`, and of the configurations, which some models ask in their forward pass."""
+    """Sets every dropout probability of a model to 0: in `nn.Dropout` modules, in attributes such as BART's `dropout` and
+    `layerdrop`, and in configurations, which some forward passes read."""
     for module in model.modules():
         configs = [value for name, value in vars(module).items() if name.endswith("config") and hasattr(value, "__dict__")]
         for holder in (module, *configs):
@@ -100,7 +98,7 @@ def _after_import(name: str, change: Callable[[ModuleType], None]) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Lets the import system load one module as it would, and changes it then."""
+    """Calls `change` on one module right after its regular import."""
 
     def __init__(self, name: str, change: Callable[[ModuleType], None]) -> None:
         self.name, self.change = name, change

@@ -1,4 +1,4 @@
-"""What a run left, and how far that is from what another run of the same job left."""
+"""Compares two runs of the same job by their files."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Any
 
 from moving.observer import read_steps
 
-WITHIN = 1e-5  # of weights, losses and gradient norms, relative: what fp32 rounding makes of another order of sums
-METRICS_WITHIN = 1e-6  # of evaluation metrics, absolute
-# Adding a constant to all scores of a softmax changes nothing, so a key's bias has a true gradient of zero. Adam divides what
-# round-off makes of it by its own size, and moves the bias by whole learning rates in directions of no meaning.
-WITHOUT_GRADIENT = re.compile(r"(^|\.)(key|k_proj|key_proj|k_lin)\.bias$")
-# The same holds for whatever else the loss does not depend on, such as the bias of a layer before a norm, which takes the mean
-# away. It is known by its gradient: below this share of the model's largest element nothing but rounding is left. (Measured:
-# 6e-8 at most for biases before norms, 1e-2 for the other tensors of the same network.)
-ROUNDING_OF_GRADIENTS = 1e-6
-SECOND_MOMENTS = "exp_avg_sq/"  # of Adam and its relatives in a checkpoint
+TOLERANCE = 1e-5  # of weights, losses and gradient norms, relative: fp32 rounding of sums in another order
+METRICS_TOLERANCE = 1e-6  # of evaluation metrics, absolute
+# The loss does not depend on attention's key biases: a softmax ignores a constant. Their gradient is rounding error only, and
+# Adam, which divides a gradient by its own size, turns that into whole learning rates in random directions.
+KEY_BIAS = re.compile(r"(^|\.)(key|k_proj|key_proj|k_lin)\.bias$")
+# The same holds for other tensors without influence on the loss, such as the bias of a layer before a norm. Their gradients
+# stay below this share of the model's largest gradient element. (Measured: at most 6e-8 for biases before norms, 1e-2 for the
+# other tensors of the same network.)
+GRADIENT_ROUNDING = 1e-6
+SECOND_MOMENTS = "exp_avg_sq/"  # prefix of Adam's second moments in a checkpoint
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What is compared of a run. `steps` and `observed` are by step, from 1; `evaluations` too. `gradients`: the largest part
-    of each tensor's gradient, on an average over the steps and up to one factor for all; empty where Adam does not know it."""
+    """The compared results of a run; the dictionaries' keys are steps from 1. `gradients`: tensor -> its largest gradient
+    element, a running mean over the steps, up to a factor common to all; empty without Adam's second moments."""
 
     weights: dict[str, Any]
     steps: dict[int, dict[str, Any]]
@@ -38,28 +38,28 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Difference:
-    """The largest differences between two runs; infinite where one has what the other lacks."""
+    """The largest differences between two runs; infinite for values that only one run has."""
 
-    weights: float  # of a tensor's elements, relative to its largest; without those of `no_gradient`
+    weights: float  # relative to the tensor's largest element; without the tensors of `no_gradient`
     where: str  # the tensor
     losses: float  # relative
     grad_norms: float  # relative
     metrics: float  # absolute
     same_learning_rates: bool  # exactly
     same_rows: bool  # of each step, exactly
-    no_gradient: tuple[str, ...] = ()  # tensors further apart than WITHIN whose gradient is nothing but rounding
+    no_gradient: tuple[str, ...] = ()  # tensors outside of TOLERANCE whose gradient is only rounding error
 
     @property
     def is_rounding(self) -> bool:
-        """Whether nothing but the rounding of fp32 stands between the two."""
-        near = max(self.weights, self.losses, self.grad_norms) <= WITHIN and self.metrics <= METRICS_WITHIN
+        """Whether all differences are fp32 rounding."""
+        near = max(self.weights, self.losses, self.grad_norms) <= TOLERANCE and self.metrics <= METRICS_TOLERANCE
         return near and self.same_learning_rates and self.same_rows
 
 
 def read_outcome(folder: Path, observed: Path) -> Outcome:
-    """Reads a run's folder, the last checkpoint in it, and what `observer` wrote of it into `observed`.
+    """Reads a run's folder, its last checkpoint, and its steps that `observer` recorded in the folder `observed`.
 
-    Raises `ValueError` or `OSError` for a run that did not leave these."""
+    Raises `ValueError` or `OSError` if one of them is missing or damaged."""
     from safetensors.torch import load_file
 
     run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
@@ -77,17 +77,17 @@ def read_outcome(folder: Path, observed: Path) -> Outcome:
 
 
 def compare(ours: Outcome, theirs: Outcome) -> Difference:
-    """How far `ours` is from `theirs`. Of a run that went on from a checkpoint its own steps are compared."""
+    """The differences of `ours` from `theirs`, over the steps of `ours`, which may be a resumed run."""
     steps = [step for step in theirs.steps if step >= min(ours.steps)]
     evaluations = {step: metrics for step, metrics in theirs.evaluations.items() if step in steps}
     weights = weight_differences(ours.weights, theirs.weights)
     largest = max(theirs.gradients.values(), default=0.0)
     no_gradient = [
         name
-        for name, apart in weights.items()
-        if WITHIN < apart < math.inf and theirs.gradients.get(name, math.inf) <= ROUNDING_OF_GRADIENTS * largest
+        for name, difference in weights.items()
+        if TOLERANCE < difference < math.inf and theirs.gradients.get(name, math.inf) <= GRADIENT_ROUNDING * largest
     ]
-    weights = {name: apart for name, apart in weights.items() if name not in no_gradient} or weights
+    weights = {name: difference for name, difference in weights.items() if name not in no_gradient} or weights
     where = max(weights, key=weights.get)
     return Difference(
         no_gradient=tuple(no_gradient),
@@ -97,26 +97,26 @@ def compare(ours: Outcome, theirs: Outcome) -> Difference:
         grad_norms=_largest(
             _relative(ours.steps.get(step, {}).get("grad_norm"), theirs.steps[step]["grad_norm"]) for step in steps
         ),
-        metrics=_largest(_metrics_apart(ours.evaluations.get(step, {}), metrics) for step, metrics in evaluations.items()),
+        metrics=_largest(_metrics_difference(ours.evaluations.get(step, {}), metrics) for step, metrics in evaluations.items()),
         same_learning_rates=ours.learning_rates == {step: theirs.learning_rates[step] for step in steps},
         same_rows=ours.rows == {step: theirs.rows[step] for step in steps},
     )
 
 
 def weight_differences(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, float]:
-    """Tensor -> its largest difference relative to its largest element; those without a gradient are left out."""
+    """Tensor -> its largest difference relative to its largest element. Leaves out attention's key biases."""
     if ours.keys() != theirs.keys():
         return {f"{sorted(ours.keys() ^ theirs.keys())[0]} (only one run has it)": math.inf}
-    found = {}
+    differences = {}
     for name, tensor in theirs.items():
-        if not WITHOUT_GRADIENT.search(name) and tensor.is_floating_point() and tensor.numel():
-            apart, size = float((ours[name] - tensor).abs().max()), float(tensor.abs().max())
-            found[name] = apart / size if size else (math.inf if apart else 0.0)
-    return found
+        if not KEY_BIAS.search(name) and tensor.is_floating_point() and tensor.numel():
+            difference, size = float((ours[name] - tensor).abs().max()), float(tensor.abs().max())
+            differences[name] = difference / size if size else (math.inf if difference else 0.0)
+    return differences
 
 
 def read_gradients(checkpoint: Path) -> dict[str, float]:
-    """`Outcome.gradients`, as Adam's second moment is an average of squared gradients."""
+    """`Outcome.gradients`: the square roots of Adam's second moments, which are running means of squared gradients."""
     from safetensors import safe_open
 
     path = checkpoint / "optimizer.safetensors"
@@ -128,7 +128,7 @@ def read_gradients(checkpoint: Path) -> dict[str, float]:
     return {name: math.sqrt(float(moment.max())) for name, moment in moments.items() if moment.numel()}
 
 
-def _metrics_apart(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
+def _metrics_difference(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
     if ours.keys() != theirs.keys():
         return math.inf
     return _largest(
@@ -144,5 +144,5 @@ def _relative(ours: float | None, theirs: float | None) -> float:
 
 
 def _largest(differences: Any) -> float:
-    """The largest of some differences, infinite if one is no number."""
+    """The largest difference; NaN counts as infinite."""
     return max((math.inf if math.isnan(number) else number for number in differences), default=0.0)

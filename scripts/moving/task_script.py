@@ -1,4 +1,4 @@
-"""A task's script as a module: what other scripts need of it."""
+"""Loads a task's script of app/ as a module."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from finetune.launching.launch import Launch
 
 
 def load_task_script(script: Path) -> tuple[type, type]:
-    """(the script's `Arguments`, its subclass of `finetune.task.Task`). Raises `InputError` for a script that has none."""
+    """(the script's class `Arguments`, its subclass of `finetune.task.Task`). Raises `InputError` for another file or none."""
+    if not script.is_file():
+        raise InputError(f"{script}: no such file; name a task's script, such as app/classify.py")
     sys.path.insert(0, str(script.resolve().parent))
     module = importlib.import_module(script.stem)
-    from finetune.task import Task  # imports torch, as the script itself does
+    from finetune.task import Task  # imports torch: after the script has set its environment
 
     tasks = [value for value in vars(module).values() if _is_defined_in(module, value) and issubclass(value, Task)]
     if not hasattr(module, "Arguments") or len(tasks) != 1:
-        raise InputError(f"{script}: is no task's script, which has a class Arguments and one subclass of finetune.task.Task")
+        raise InputError(f"{script}: not a task's script; expected a class Arguments and one subclass of finetune.task.Task")
     return module.Arguments, tasks[0]
 
 
@@ -28,7 +30,7 @@ def _is_defined_in(module: Any, value: Any) -> bool:
 
 
 def plain_launch(processes: int, use_cpu: bool) -> Launch:
-    """A launch to load data for where there is none, or where the requested one contradicts itself."""
+    """A simple launch to load data for, if there is none or the requested one is invalid."""
     return Launch(
         launcher="python",
         rank=0,

@@ -1,1 +1,1 @@
-"""Parts of make_sample_data.py: generated pictures."""
+"""Parts of make_sample_data.py: docstrings as plain text, drawn images and volumes."""

@@ -1,4 +1,4 @@
-"""Pictures of digits, drawn with Pillow's own font: turned, shifted, of varied size and brightness, over noise."""
+"""Images of digits in Pillow's own font with random rotation, position, size, brightness and noise."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from sampling.folders import fill
 
 SIZE = 28
 ROWS = {"train": 3000, "validation": 500, "test": 500}
-FORM = 1  # of the pictures; another one draws them anew
+VERSION = 1  # of the images; another version draws them again
 
 
 def draw_digits(folder: Path, force: bool = False) -> dict[str, int]:
-    """Writes `folder`/SPLIT/DIGIT/NUMBER.png, unless that was done before; returns the pictures per split.
+    """Writes `folder`/SPLIT/DIGIT/NUMBER.png, unless they exist. Returns the number of images per split.
 
-    The same numbers give the same pixels with the same Pillow. Raises FileExistsError for a folder that holds other files.
+    A Pillow version always draws the same pixels. Raises `FileExistsError` for a folder with other files.
     """
-    return fill(folder, {"form": FORM, "rows": ROWS}, force, _draw_split)
+    return fill(folder, {"form": VERSION, "rows": ROWS}, force, _draw_split)
 
 
 def _draw_split(folder: Path, split: str) -> None:
@@ -32,11 +32,11 @@ def _draw_split(folder: Path, split: str) -> None:
 
 
 def draw_digit(digit: int, generator: np.random.Generator) -> Image.Image:
-    """One grey picture of SIZE x SIZE pixels, a light digit on a dark ground."""
+    """A grey image of SIZE x SIZE pixels: a light digit on a dark background."""
     picture = Image.new("L", (SIZE, SIZE))
     place = SIZE / 2 + generator.uniform(-3, 3, 2)
     font = ImageFont.load_default(size=float(generator.uniform(15, 24)))
     ImageDraw.Draw(picture).text(tuple(place), str(digit), fill=int(generator.integers(140, 256)), font=font, anchor="mm")
-    turned = picture.rotate(generator.uniform(-25, 25), Image.Resampling.BILINEAR)
+    rotated = picture.rotate(generator.uniform(-25, 25), Image.Resampling.BILINEAR)
     noise = generator.normal(0, 12, (SIZE, SIZE))
-    return Image.fromarray((np.asarray(turned) + noise).clip(0, 255).astype(np.uint8))
+    return Image.fromarray((np.asarray(rotated) + noise).clip(0, 255).astype(np.uint8))

@@ -1,4 +1,4 @@
-"""Docstrings of Python sources as plain text: the objects that have one, its sentences, its sections and its parameters."""
+"""Reads docstrings from Python sources and turns them into plain text, sections and parameters."""
 
 import ast
 import inspect
@@ -21,7 +21,7 @@ SECTIONS = {
     "other": "shape",
 }
 HEADINGS = {alias: section for section, aliases in SECTIONS.items() for alias in aliases.split("|")}
-ENTRIES = {"parameters", "returns", "raises", "attributes"}  # sections of `name : type` items with a description below
+ENTRIES = {"parameters", "returns", "raises", "attributes"}  # sections of `name : type` items, each with a description
 
 UNDERLINE = re.compile(r"\s*([-=~^])\1{2,}\s*$")
 COLON_HEADING = re.compile(r"\s*\**(\w[\w ]*?)\**:{1,2}\**\s*$")
@@ -49,16 +49,16 @@ ITEM = re.compile(r"\s*[-*]?\s*[`*]*(\w+)[`*]*\s*(?:\([^)]*\))?\s*:(.*)$")  # of
 
 
 def module_sources(root: Path, shortest: int) -> Iterator[tuple[str, ast.Module]]:
-    """Yield (dotted module name, parsed source) for a package folder, in a fixed order, without tests and copies.
+    """Yields (dotted module name, parsed source) of a package folder, in a fixed order, without tests and vendored code.
 
-    `shortest`: characters of a string below which a module is left out.
+    Skips modules without a docstring of at least `shortest` characters.
     """
     for path in sorted(chain(root.rglob("*.py"), root.rglob("*.pyi"))):
         parts = path.relative_to(root.parent).with_suffix("").parts
         if SKIPPED_FOLDERS.intersection(parts) or any(part.startswith("test_") for part in parts):
             continue
         source = path.read_bytes()
-        longest = max(map(len, source.split(b'"""')[1::2]), default=0)  # parsing is what takes long: only where it pays
+        longest = max(map(len, source.split(b'"""')[1::2]), default=0)  # a cheap check, because parsing is slow
         if longest < shortest and b"'''" not in source:
             continue
         try:
@@ -69,7 +69,7 @@ def module_sources(root: Path, shortest: int) -> Iterator[tuple[str, ast.Module]
 
 
 def docstrings(module: str, tree: ast.Module) -> Iterator[tuple[str, str, str]]:
-    """Yield (dotted name, kind, docstring) of a module's objects, `add_newdoc` and `add_docstr` calls included."""
+    """Yields (dotted name, kind, docstring) of a module's objects, including `add_newdoc` and `add_docstr` calls."""
 
     def visit(node: ast.AST, name: str, kind: str) -> Iterator[tuple[str, str, str]]:
         if doc := ast.get_docstring(node):
@@ -86,7 +86,7 @@ def docstrings(module: str, tree: ast.Module) -> Iterator[tuple[str, str, str]]:
 
 
 def added_docstring(module: str, call: ast.Call) -> Iterator[tuple[str, str, str]]:
-    """The docstring that a call such as `add_newdoc("numpy", "ndarray", ("sort", "..."))` gives a compiled object."""
+    """The docstring of a compiled object in a call such as `add_newdoc("numpy", "ndarray", ("sort", "..."))`."""
     function = ast.unparse(call.func).rpartition(".")[2]
     if not function.startswith(("add_newdoc", "add_docstr")) or len(call.args) < 2:
         return
@@ -101,7 +101,7 @@ def added_docstring(module: str, call: ast.Call) -> Iterator[tuple[str, str, str
 
 
 def literal_text(node: ast.expr) -> str:
-    """The string that literals, `+` and `.format()` spell, without its `{fields}`; "" for any other expression."""
+    """The value of a string expression of literals, `+` and `.format()`, without `{fields}`; "" for any other expression."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
@@ -112,8 +112,8 @@ def literal_text(node: ast.expr) -> str:
 
 
 def without_code(lines: Iterable[str]) -> Iterator[str]:
-    """Drop fenced and literal blocks, doctests, and every directive with its block, except notes and warnings."""
-    fence, doctest, block = False, False, -1  # block: the indentation that ends the dropped block, -1 outside one
+    """Drops fenced and literal blocks, doctests, and all directives with their blocks except notes and warnings."""
+    fence, doctest, block = False, False, -1  # block: the indentation that ends a dropped block; -1 outside of one
     for line in lines:
         stripped, indent = line.strip(), len(line) - len(line.lstrip())
         kept = False
@@ -129,15 +129,12 @@ def without_code(lines: Iterable[str]) -> Iterator[str]:
 
 
 def prose(doc: str) -> tuple[str, set[str]]:
-    """The sentences of a docstring, one paragraph a line, and the names of the sections (in `HEADINGS`) that it has."""
+    """(the text of a docstring with one paragraph per line, its sections by their names in `HEADINGS`)."""
     lines = list(without_code(doc.splitlines()))
-    found = {"examples": ">>>" in doc or "```py" in doc, "notes": KEPT_DIRECTIVE.search(doc)}
-    sections = {section for section, present in found.items() if present}
-    section, heading_indent, kept = (
-        "other",
-        -1,
-        [],
-    )  # heading_indent: a line no deeper ends the section, -1 if none does
+    markers = {"examples": ">>>" in doc or "```py" in doc, "notes": KEPT_DIRECTIVE.search(doc)}
+    sections = {section for section, present in markers.items() if present}
+    section, kept = "other", []
+    heading_indent = -1  # a line with at most this indentation ends the section
     for line, following in zip(lines, [*lines[1:], ""], strict=False):
         stripped, indent = line.strip(), len(line) - len(line.lstrip())
         underlined, heading = stripped and UNDERLINE.match(following), COLON_HEADING.match(line)
@@ -157,7 +154,7 @@ def prose(doc: str) -> tuple[str, set[str]]:
 
 
 def section_line(section: str, line: str, top: bool) -> list[str]:
-    """What is left of one line of a section: lists and references go, an item loses its name and type."""
+    """One line of a section without names and types of items; drops lists and references."""
     if section in ("lists", "references"):
         return [""]
     if section in ENTRIES and (entry := ENTRY.match(line)):
@@ -168,7 +165,7 @@ def section_line(section: str, line: str, top: bool) -> list[str]:
 
 
 def paragraphs(lines: Iterable[str]) -> str:
-    """Join wrapped lines; blank lines, bullets and table rules end a paragraph."""
+    """Joins wrapped lines. Blank lines, bullets and table rules end a paragraph."""
     joined: list[list[str]] = [[]]
     for line in lines:
         stripped = line.strip()
@@ -182,16 +179,16 @@ def paragraphs(lines: Iterable[str]) -> str:
 
 
 def inline_text(text: str) -> str:
-    """Plain words: no roles, markup, links, citations or tags; dotted module names shortened to their last part."""
+    """Plain text without roles, markup, links, citations and tags; dotted module names are cut to their last part."""
     for pattern, replacement in MARKUP:
         text = pattern.sub(replacement, text)
     return "\n".join(" ".join(line.split()) for line in text.split("\n") if line.strip())
 
 
 def title_and_text(doc: str) -> tuple[str, str, set[str]]:
-    """Split a docstring into its summary sentence, the rest, and the names of the sections (in `HEADINGS`) that it has.
+    """(summary sentence, rest, sections by their names in `HEADINGS`) of a docstring.
 
-    The title is "" where there is no usable summary. Names of libraries give way to `[library]` in the text.
+    The summary is "" if it is not usable. `[library]` replaces names of libraries in the rest.
     """
     while SIGNATURE.match(doc.partition("\n")[0].strip()):
         doc = doc.partition("\n")[2].strip()
@@ -207,9 +204,9 @@ def title_and_text(doc: str) -> tuple[str, str, set[str]]:
 
 
 def documented(root: Path, shortest: int) -> Iterator[tuple[str, str, str, str]]:
-    """Yield (module, dotted name, kind, docstring) of a package folder's objects, each docstring once.
+    """Yields (module, dotted name, kind, docstring) of a package folder's objects, each docstring once.
 
-    `shortest`: characters of a docstring.
+    `shortest`: the minimum characters of a docstring.
     """
     seen: set[str] = set()
     for module, tree in module_sources(root, shortest):
@@ -221,16 +218,15 @@ def documented(root: Path, shortest: int) -> Iterator[tuple[str, str, str, str]]
 
 
 def is_prose(text: str) -> bool:
-    """Whether a text is neither table nor formula."""
+    """Whether a text consists mainly of letters and spaces, unlike tables and formulas."""
     return sum(map(str.isalpha, text)) + text.count(" ") >= 0.8 * len(text)
 
 
 def described_parameters(doc: str) -> Iterator[tuple[str, str]]:
-    """Yield (name, description) of the parameters and attributes that a docstring describes, in the styles of NumPy, Google and
-    Sphinx."""
-    found: list[tuple[str, list[str]]] = []
+    """Yields (name, description) of the parameters and attributes in a docstring of NumPy, Google or Sphinx style."""
+    parameters: list[tuple[str, list[str]]] = []
     lines = list(without_code(doc.splitlines()))
-    # level: indentation of the section's items, -1 before the first; inside: whether the last one's description goes on.
+    # level: indentation of the section's items, -1 before the first; inside: whether a description may continue.
     section, underlined, level, inside = "other", False, -1, False
     for line, following in zip(lines, [*lines[1:], ""], strict=True):
         stripped, indent = line.strip(), len(line) - len(line.lstrip())
@@ -241,16 +237,16 @@ def described_parameters(doc: str) -> Iterator[tuple[str, str]]:
             section, level, names = "other", indent, field[2].split()
             inside = field[1] in PARAMETER_FIELDS and bool(names)
             if inside:
-                found.append((names[-1].strip("*"), [line[field.end() :]]))
+                parameters.append((names[-1].strip("*"), [line[field.end() :]]))
         elif not stripped:
             inside = inside and section != "other"
         elif indent > level >= 0:
             if inside:
-                found[-1][1].append(stripped)
+                parameters[-1][1].append(stripped)
         elif section in ("parameters", "attributes") and not UNDERLINE.match(line):
             level, item = indent, ITEM.match(line)
             inside = item is not None
             if item:
-                found.append((item[1], [] if underlined else [item[2]]))
-    for name, words in found:
+                parameters.append((item[1], [] if underlined else [item[2]]))
+    for name, words in parameters:
         yield name, inline_text(" ".join(" ".join(words).split()))

@@ -1,4 +1,4 @@
-"""Pictures of coloured shapes on a textured ground, with masks that say which pixel belongs to which."""
+"""Images of coloured shapes on a noisy background, with segmentation masks."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from sampling.folders import fill
 SIZE = (80, 64)  # width, height
 ROWS = {"train": 320, "validation": 48, "test": 48}
 CLASSES = ("ground", "disc", "square", "triangle")
-OUTLINE = 255  # a border of one pixel around each shape, which does not count
-FORM = 2  # of the pictures; another one draws them anew
+OUTLINE = 255  # mask value of a border of one pixel around each shape, which losses and metrics ignore
+VERSION = 2  # of the images; another version draws them again
 
 
 def draw_shapes(folder: Path, force: bool = False) -> dict[str, int]:
-    """Writes `folder`/SPLIT/images/NUMBER.png and masks/NUMBER.png, and classes.txt, unless that was done before; returns the
-    pictures per split. Raises FileExistsError for a folder that holds other files."""
-    rows = fill(folder, {"form": FORM, "rows": ROWS}, force, _draw_split)
+    """Writes `folder`/SPLIT/images/NUMBER.png and masks/NUMBER.png, unless they exist, and classes.txt. Returns the number of
+    images per split. Raises `FileExistsError` for a folder with other files."""
+    rows = fill(folder, {"form": VERSION, "rows": ROWS}, force, _draw_split)
     (folder / "classes.txt").write_text("".join(f"{name}\n" for name in CLASSES), encoding="utf-8")
     return rows
 
@@ -34,9 +34,9 @@ def _draw_split(folder: Path, split: str) -> None:
 
 
 def draw_picture(generator: np.random.Generator) -> tuple[Image.Image, Image.Image]:
-    """A picture of SIZE with one to four shapes, which may hide each other, and its mask.
+    """(image, mask) of SIZE with one to four shapes, which may overlap, on a grey background.
 
-    The ground is grey. Discs are rather red, squares green and triangles blue, which a small model finds soon.
+    Discs are reddish, squares greenish and triangles bluish, so that a small model learns quickly.
     """
     width, height = SIZE
     grey = int(generator.integers(60, 196))
@@ -53,8 +53,8 @@ def draw_picture(generator: np.random.Generator) -> tuple[Image.Image, Image.Ima
     return Image.fromarray((np.asarray(picture) + noise).clip(0, 255).astype(np.uint8)), mask
 
 
-def _shape(draw: ImageDraw.ImageDraw, number: int, place: tuple[int, int, int], inside: object, outline: object) -> None:
-    x, y, radius = place
+def _shape(draw: ImageDraw.ImageDraw, number: int, circle: tuple[int, int, int], inside: object, outline: object) -> None:
+    x, y, radius = circle
     box = (x - radius, y - radius, x + radius, y + radius)
     if CLASSES[number] == "disc":
         draw.ellipse(box, fill=inside, outline=outline)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One process of a job, as srun starts it: tells it its place by the variables that every launcher uses, and becomes it.
+# One process of a job, started by srun. Sets the variables that every launcher sets and executes the script.
 set -euo pipefail
 export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS
 export LOCAL_WORLD_SIZE=$((SLURM_NTASKS / SLURM_NNODES))

@@ -1,1 +1,1 @@
-"""What scripts/soak.py is made of: the child that dies at a given moment, and the comparison."""
+"""Parts of scripts/soak.py: the child process that dies at a disk call, and the comparison of two runs."""

@@ -1,4 +1,4 @@
-"""A run of a task's script in a forked process, which counts its calls that reach the disk and may die at one of them."""
+"""Runs a task's script in a forked process, records its disk calls and may kill the process at one of them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from typing import Any, NoReturn
 
 
 def run_script(
-    script: Path, arguments: list[str], log: int, report: int, disk_calls: tuple[str, ...], deadly: int | None
+    script: Path, arguments: list[str], log: int, report: int, disk_calls: tuple[str, ...], kill_at: int | None
 ) -> NoReturn:
-    """Runs the script as Python does, with `log` in place of stdout and stderr, and ends the process.
+    """Runs the script as Python does, with `log` as stdout and stderr, and ends the process.
 
-    Each call of a function of `os` that `disk_calls` names is written to `report`, a line with the file. At number `deadly`
-    (from 0) the process is killed by SIGKILL in place of the call.
+    Writes a line "CALL FILE" to `report` for each call of the functions `disk_calls` of `os`. Call number `kill_at` (from 0)
+    kills the process by SIGKILL instead.
     """
     os.setsid()
     os.dup2(log, 1)
     os.dup2(log, 2)
     code = 3
     try:
-        _watch_disk(report, disk_calls, deadly)
+        _watch_disk(report, disk_calls, kill_at)
         sys.path.insert(0, str(script.parent))
         sys.argv = [str(script), *arguments]
         runpy.run_path(str(script), run_name="__main__")
@@ -38,16 +38,16 @@ def run_script(
         os._exit(code)
 
 
-def _watch_disk(report: int, disk_calls: tuple[str, ...], deadly: int | None) -> None:
+def _watch_disk(report: int, disk_calls: tuple[str, ...], kill_at: int | None) -> None:
     count, lock = 0, threading.Lock()
 
     def watched(name: str, call: Callable) -> Callable:
         def counted(target: Any, *rest: Any, **named: Any) -> Any:
             nonlocal count
-            with lock:  # a thread writes checkpoints beside the run
+            with lock:  # checkpoints are written by a thread
                 file = os.readlink(f"/proc/self/fd/{target}") if isinstance(target, int) else os.fspath(target)
                 os.write(report, f"{name} {file}\n".encode())
-                if count == deadly:
+                if count == kill_at:
                     os.kill(os.getpid(), signal.SIGKILL)
                 count += 1
             return call(target, *rest, **named)

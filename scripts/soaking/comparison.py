@@ -1,4 +1,4 @@
-"""What two equal runs have in common, compared to the byte."""
+"""Compares the files of two runs byte by byte, except for times and memory."""
 
 from __future__ import annotations
 
@@ -7,27 +7,26 @@ import re
 from pathlib import Path
 from typing import Any
 
-# Of a clock or of the machine's memory, and so never twice the same.
-CLOCKED = re.compile("runtime|per_second|step_time|stall|memory|train_seconds")
+TIME_OR_MEMORY = re.compile("runtime|per_second|step_time|stall|memory|train_seconds")
 
 
 def differences(straight: Path, other: Path) -> list[str]:
-    """The files of a run's folder that differ from the straight run's, each with why; [] for equal runs."""
-    found = []
-    for name in sorted(_kept(straight) | _kept(other)):
+    """How the files of the run `other` differ from those of the run `straight`, one text per file; [] for equal runs."""
+    different = []
+    for name in sorted(_compared_files(straight) | _compared_files(other)):
         one, two = straight / name, other / name
         if not one.exists() or not two.exists():
-            found.append(f"{name} is {'missing' if one.exists() else 'too much'}")
+            different.append(f"{name} is {'missing' if one.exists() else 'unexpected'}")
         elif one.suffix == ".json":
-            found += _json_differences(name, one, two)
+            different += _json_differences(name, one, two)
         elif one.read_bytes() != two.read_bytes():
-            found.append(f"{name} differs")
-    return found
+            different.append(f"{name} differs")
+    return different
 
 
-def _kept(folder: Path) -> set[str]:
-    """What a run leaves for good. A card and the events of TensorBoard show clocks; older checkpoints are rotated by what came
-    before; manifests hold the hashes of files that are compared."""
+def _compared_files(folder: Path) -> set[str]:
+    """Names of the files to compare. Leaves out the model card and TensorBoard's events (they contain times), older checkpoints
+    (their rotation depends on interruptions) and manifests (hashes of files that are compared)."""
     files = [
         *folder.glob("best/*"),
         *folder.glob("best_models/*/*"),
@@ -47,12 +46,15 @@ def _step(path: Path) -> int:
 
 
 def _json_differences(name: str, one: Path, two: Path) -> list[str]:
-    ours, theirs = (_unclocked(json.loads(path.read_text(encoding="utf-8"))) for path in (one, two))
+    ours, theirs = (_reproducible(json.loads(path.read_text(encoding="utf-8"))) for path in (one, two))
     if not isinstance(ours, dict) or not isinstance(theirs, dict):
         return [] if ours == theirs else [f"{name} differs"]
     keys = [key for key in sorted(ours.keys() | theirs.keys()) if ours.get(key) != theirs.get(key)]
     return [f"{name}: {', '.join(f'{key} {ours.get(key)!r:.40} and {theirs.get(key)!r:.40}' for key in keys)}"] if keys else []
 
 
-def _unclocked(content: Any) -> Any:
-    return {key: value for key, value in content.items() if not CLOCKED.search(key)} if isinstance(content, dict) else content
+def _reproducible(content: Any) -> Any:
+    """A JSON file's content without the keys for times and memory."""
+    if not isinstance(content, dict):
+        return content
+    return {key: value for key, value in content.items() if not TIME_OR_MEMORY.search(key)}

@@ -1,1 +1,1 @@
-"""What scripts/sweep.py and scripts/cross_validate.py share: many runs of one command, each in a folder of its own."""
+"""Shared by scripts/sweep.py and scripts/cross_validate.py: many runs of one command, each in its own folder."""

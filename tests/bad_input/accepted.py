@@ -1,4 +1,4 @@
-"""Unusual input that must work, and what the run says about it."""
+"""Unusual input that must work, with the expected output."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def works(name: str, *said: str, tasks: tuple[str, ...] = ("classify", "titlegen
 
 
 def moved(names: tuple[str, ...], place: str):
-    """Puts files into another folder, with links to them in their old places."""
+    """Moves files into another folder and links to them from their old paths."""
 
     def move(folder: Path) -> None:
         (folder / place).mkdir()
@@ -142,7 +142,7 @@ LABELS = [
 
 
 def by_turns(cases: list[Case]) -> list[Case]:
-    """Each with one task, since both read files by the same code."""
+    """The cases with alternating tasks, because both tasks share the code."""
     return [replace(case, tasks=(case.tasks[number % len(case.tasks)],)) for number, case in enumerate(cases)]
 
 

@@ -1,4 +1,4 @@
-"""What a case of the catalogue is, and the good files that each spoils in its own way."""
+"""The cases of the catalogue of bad input, and the valid files that they change."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-TARGETS = {"classify": "labels", "titlegen": "title"}  # the column that a task learns to predict
+TARGETS = {"classify": "labels", "titlegen": "title"}  # task -> target column
 BOTH = tuple(TARGETS)
 Content = str | bytes | Callable[[str], bytes]
 
@@ -18,11 +18,11 @@ VALID = "text,TARGET\nred wine,red\ngreen pear,fruit|green\nblue sky,green\nred 
 
 @dataclass(frozen=True)
 class Case:
-    """A command that must be refused, or with `code` 0 must work.
+    """A command that must be rejected or, with `code` 0, must work.
 
-    `said`: patterns that the message (or the output) must have. `tasks`: those it is tried with. `arguments`: changes of the
-    good command, None takes one away. `files`: by name, in place of the good ones or beside them; TARGET stands for the
-    task's column in texts and patterns. `make`: what is more than a file, such as a link; called in the case's folder.
+    `said`: patterns that the message (or the output) must match. `tasks`: to test. `arguments`: changes of the valid command;
+    None removes an argument. `files`: by name, replacing or adding to the valid ones; TARGET stands for the task's column in
+    texts and patterns. `make`: is called with the case's folder, for links and the like.
     """
 
     name: str
@@ -32,11 +32,11 @@ class Case:
     files: dict[str, Content] = field(default_factory=dict)
     make: Callable[[Path], object] | None = None
     code: int = 2
-    late: bool = False  # found when the run has told what it will do
+    late: bool = False  # is rejected after the run has printed its plan
 
 
 def train(content: Content, name: str = "train.csv", **arguments: object) -> dict[str, dict]:
-    """The fields of a case whose training file is `content`."""
+    """The fields of a case with the training file `content`."""
     return {"files": {name: content}, "arguments": {"train_file": name, **arguments}}
 
 
@@ -74,7 +74,7 @@ def as_bytes(content: Content, target: str) -> bytes:
 
 
 def lay_out(case: Case, task: str, folder: Path) -> None:
-    """Good data, an earlier run's folder, and what the case puts in their place."""
+    """Writes valid data, an earlier run's folder, and the case's files."""
     earlier = {
         "train.csv": GOOD,
         "valid.csv": VALID,
@@ -95,8 +95,8 @@ def lay_out(case: Case, task: str, folder: Path) -> None:
 
 
 def command_line(case: Case, task: str) -> list[str]:
-    """The arguments of the good command as the case changes them: one epoch on four rows, replacing an earlier run."""
-    given: dict[str, object] = {
+    """The valid command (one epoch on four rows, replaces an earlier run) with the case's changes."""
+    values: dict[str, object] = {
         "from_scratch": "true",
         "config_name": "models/config",
         "tokenizer_type": "train",
@@ -110,19 +110,19 @@ def command_line(case: Case, task: str) -> list[str]:
         "overwrite_output_dir": "true",
     }
     if task == "titlegen":
-        given |= {"decoder_layers": 1, "max_title_length": 8, "num_beams": 1}
-    given |= case.arguments
-    return [part for name, value in given.items() if value is not None for part in written(name, value)]
+        values |= {"decoder_layers": 1, "max_title_length": 8, "num_beams": 1}
+    values |= case.arguments
+    return [part for name, value in values.items() if value is not None for part in words(name, value)]
 
 
-def written(name: str, value: object) -> list[str]:
-    """An argument as it stands on a command line; without a name, a value alone; a list as several; ... is a name alone."""
+def words(name: str, value: object) -> list[str]:
+    """An argument on the command line. name "": only the value; value ...: only the name; a list: several values."""
     values = [] if value is ... else value if isinstance(value, list) else [value]
     return [*([f"--{name}"] if name else []), *map(str, values)]
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Every file below a folder, but for Python's own, and a hash of what it holds."""
+    """File -> hash, for all files below a folder except __pycache__."""
     return {
         path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
@@ -131,7 +131,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 def check_one_message(ended) -> None:
-    """One problem on one line, or a count and a line for each problem."""
+    """Checks that the message is one line, or a count and a line for each problem."""
     first, *others = ended.err.splitlines()
     if others:
         assert first == f"{len(others)} errors:", ended.err

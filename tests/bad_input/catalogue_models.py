@@ -1,11 +1,11 @@
-"""Tiny model folders for the catalogue: good ones, and copies that are damaged in one way each."""
+"""Tiny model folders for the catalogue of bad input: valid models, and copies with one error each."""
 
 from __future__ import annotations
 
 import json
 import shutil
-import struct
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 SIZES = {
@@ -22,7 +22,15 @@ LABELS = ["fruit", "red", "green"]
 
 
 def make_models(folder: Path) -> Path:
-    """Fills `folder` with models by name and returns it. `config` is a BERT's configuration alone."""
+    """Writes all models into `folder`, each in a folder with its name. Returns `folder`."""
+    make_valid_models(folder)
+    for name, (source, damage) in DAMAGED.items():
+        damage(Path(shutil.copytree(folder / source, folder / name)))
+    return folder
+
+
+def make_valid_models(folder: Path) -> None:
+    """`config` is a BERT configuration without weights."""
     import torch
     from transformers import (
         AutoModelForCausalLM,
@@ -40,133 +48,137 @@ def make_models(folder: Path) -> Path:
     torch.manual_seed(0)
     tokenizer = train_tokenizer(TEXTS, 128)
     tokenizer.model_max_length = 32
-    larger = train_tokenizer([*TEXTS, "".join(map(chr, range(0x4E00, 0x4F00)))], 1000)
-
-    def save(name: str, model: object, words: object = tokenizer) -> Path:
-        model.save_pretrained(folder / name)
-        if words is not None:
-            words.save_pretrained(folder / name)
-        return folder / name
-
-    def spoiled(name: str, source: str, spoil: Callable[[Path], object]) -> None:
-        spoil(Path(shutil.copytree(folder / source, folder / name)))
-
     bert = BertConfig(vocab_size=len(tokenizer), **SIZES)
-    save("config", bert, None)
-    trained = BertConfig(**bert.to_dict() | {"id2label": dict(enumerate(LABELS)), "label2id": None})
-    trained.problem_type = "multi_label_classification"
-    save("classifier", BertForSequenceClassification(trained))
-    save("encoder", BertModel(bert))
+    labelled = BertConfig(**bert.to_dict() | {"id2label": dict(enumerate(LABELS)), "label2id": None})
+    labelled.problem_type = "multi_label_classification"
     deep = BertConfig(**bert.to_dict() | {"num_hidden_layers": 2})
-    save("two_layers", BertModel(deep))
     decoder = BertConfig(**bert.to_dict() | {"is_decoder": True, "add_cross_attention": True})
-    pair = EncoderDecoderModel(encoder=BertModel(bert), decoder=AutoModelForCausalLM.from_config(decoder))
-    for holder in (pair.config, pair.generation_config):
-        holder.decoder_start_token_id, holder.eos_token_id, holder.pad_token_id = 2, 3, 0
-    save("titles", pair)
-    deep_pair = EncoderDecoderModel(encoder=BertModel(deep), decoder=AutoModelForCausalLM.from_config(decoder))
-    deep_pair.config.decoder_start_token_id = 2
-    save("titles_two_layers", deep_pair)
-    save("gpt2", GPT2Config(vocab_size=128, n_embd=16, n_layer=1, n_head=2, n_positions=32), None)
-    both = EncoderDecoderConfig(encoder=bert.to_dict(), decoder=BigBirdConfig(**SIZES).to_dict())
-    save("bigbird_decoder", both, None)
+    models = {
+        "classifier": BertForSequenceClassification(labelled),
+        "encoder": BertModel(bert),
+        "two_layers": BertModel(deep),
+        "titles": EncoderDecoderModel(encoder=BertModel(bert), decoder=AutoModelForCausalLM.from_config(decoder)),
+        "titles_two_layers": EncoderDecoderModel(encoder=BertModel(deep), decoder=AutoModelForCausalLM.from_config(decoder)),
+    }
+    for config in (models["titles"].config, models["titles"].generation_config):
+        config.decoder_start_token_id, config.eos_token_id, config.pad_token_id = 2, 3, 0
+    models["titles_two_layers"].config.decoder_start_token_id = 2
+    for name, model in models.items():
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    bert.save_pretrained(folder / "config")
+    GPT2Config(vocab_size=128, n_embd=16, n_layer=1, n_head=2, n_positions=32).save_pretrained(folder / "gpt2")
+    bigbird_decoder = EncoderDecoderConfig(encoder=bert.to_dict(), decoder=BigBirdConfig(**SIZES).to_dict())
+    bigbird_decoder.save_pretrained(folder / "bigbird_decoder")
+    larger = train_tokenizer([*TEXTS, "".join(map(chr, range(0x4E00, 0x4F00)))], 1000)
     larger.save_pretrained(folder / "larger_tokenizer")
     (folder / "empty").mkdir()
 
-    def edit(name: str, change: Callable[[dict], object]) -> Callable[[Path], object]:
-        def spoil(place: Path) -> None:
-            content = json.loads((place / name).read_text(encoding="utf-8"))
-            change(content)
-            (place / name).write_text(json.dumps(content), encoding="utf-8")
 
-        return spoil
-
-    def write(name: str, content: bytes) -> Callable[[Path], object]:
-        return lambda place: (place / name).write_bytes(content)
-
-    def cut(place: Path) -> None:
-        file = place / "model.safetensors"
-        file.write_bytes(file.read_bytes()[:-100])
-
-    def without_tokenizer(place: Path) -> None:
-        for file in [*place.glob("tokenizer*"), *place.glob("vocab*"), *place.glob("special*")]:
-            file.unlink()
-
-    def as_pickle(place: Path) -> None:
-        from safetensors.torch import load_file
-
-        torch.save(load_file(place / "model.safetensors"), place / "pytorch_model.bin")
-        (place / "model.safetensors").unlink()
-
-    def harmful_pickle(place: Path) -> None:
-        (place / "model.safetensors").unlink()
-        # "cposix\nsystem": a pickle that would run a command if anything unpickled it.
-        (place / "pytorch_model.bin").write_bytes(b"cposix\nsystem\n(S'touch harmed'\ntR.")
-
-    spoiled("no_config", "classifier", lambda place: (place / "config.json").unlink())
-    spoiled("broken_config", "classifier", write("config.json", b'{"model_type": "bert",\n oops'))
-    spoiled("empty_config", "classifier", write("config.json", b""))
-    spoiled("config_is_a_list", "classifier", write("config.json", b"[1, 2]"))
-    spoiled("config_not_utf8", "classifier", write("config.json", '{"model_type": "bert", "name": "红"}'.encode("gbk")))
-    spoiled("config_without_type", "classifier", edit("config.json", lambda c: c.pop("model_type")))
-    spoiled("unknown_type", "classifier", edit("config.json", lambda c: c.update(model_type="bertt")))
-    spoiled("wrong_sizes", "classifier", edit("config.json", lambda c: c.update(hidden_size=15)))
-    spoiled("text_for_a_size", "classifier", edit("config.json", lambda c: c.update(hidden_size="many")))
-    spoiled("negative_layers", "classifier", edit("config.json", lambda c: c.update(num_hidden_layers=-1)))
-    spoiled("other_sizes", "classifier", edit("config.json", lambda c: c.update(hidden_size=32)))
-    spoiled("more_layers", "classifier", edit("config.json", lambda c: c.update(num_hidden_layers=2)))
-    spoiled("fewer_layers", "two_layers", edit("config.json", lambda c: c.update(num_hidden_layers=1)))
-    spoiled("titles_fewer_layers", "titles_two_layers", edit("config.json", lambda c: c["encoder"].update(num_hidden_layers=1)))
-    spoiled("adapter", "classifier", write("adapter_config.json", b'{"peft_type": "LORA"}'))
-    spoiled("vision", "classifier", write("config.json", b'{"model_type": "vit", "hidden_size": 16, "num_attention_heads": 2}'))
-    spoiled(
-        "fewer_labels", "classifier", edit("config.json", lambda c: c.update(id2label={"0": "fruit"}, label2id={"fruit": 0}))
-    )
-    spoiled(
-        "gaps_in_labels", "classifier", edit("config.json", lambda c: c.update(id2label={"0": "a", "2": "b"}, label2id=None))
-    )
-    spoiled("no_weights", "classifier", lambda place: (place / "model.safetensors").unlink())
-    spoiled("cut_weights", "classifier", cut)
-    spoiled("weights_of_zeros", "classifier", write("model.safetensors", b"\0" * 5000))
-    spoiled(
-        "weights_are_a_pointer",
-        "classifier",
-        write("model.safetensors", b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n"),
-    )
-    spoiled("weights_of_another", "classifier", lambda place: shutil.copy(folder / "titles" / "model.safetensors", place))
-    spoiled("pickle", "classifier", as_pickle)
-    spoiled("harmful_pickle", "classifier", harmful_pickle)
-    spoiled("no_tokenizer", "classifier", without_tokenizer)
-    spoiled("broken_tokenizer", "classifier", write("tokenizer.json", b'{"version": "1.0", oops'))
-    spoiled("tokenizer_not_one", "classifier", write("tokenizer.json", b"{}"))
-    spoiled("broken_tokenizer_config", "classifier", write("tokenizer_config.json", b"{oops"))
-    spoiled("larger_vocabulary", "classifier", lambda place: (without_tokenizer(place), larger.save_pretrained(place)))
-    spoiled("nan_weights", "classifier", _with_nan)
-    index = {"weight_map": {"w": "part-2.safetensors"}}
-
-    def part(place: Path) -> None:
-        (place / "model.safetensors").unlink()
-        (place / "model.safetensors.index.json").write_text(json.dumps(index))
-
-    spoiled("part_missing", "classifier", part)
-
-    def escaping(place: Path) -> None:
-        (place / "model.safetensors").unlink()
-        (place / "model.safetensors.index.json").write_text("{oops")
-
-    spoiled("broken_index", "classifier", escaping)
-    spoiled("titles_cut", "titles", cut)
-    spoiled("titles_no_tokenizer", "titles", without_tokenizer)
-    spoiled("titles_larger", "titles", lambda place: (without_tokenizer(place), larger.save_pretrained(place)))
-    return folder
+# The functions below damage the model in the folder `model`.
 
 
-def _with_nan(place: Path) -> None:
+def write(name: str, content: bytes) -> Callable[[Path], object]:
+    return partial(write_file, name, content)
+
+
+def write_file(name: str, content: bytes, model: Path) -> None:
+    (model / name).write_bytes(content)
+
+
+def config(change: Callable[[dict], object]) -> Callable[[Path], object]:
+    return partial(change_config, change)
+
+
+def change_config(change: Callable[[dict], object], model: Path) -> None:
+    content = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    change(content)
+    (model / "config.json").write_text(json.dumps(content), encoding="utf-8")
+
+
+def cut_weights(model: Path) -> None:
+    file = model / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def remove_weights(model: Path) -> None:
+    (model / "model.safetensors").unlink()
+
+
+def remove_tokenizer(model: Path) -> None:
+    for file in [*model.glob("tokenizer*"), *model.glob("vocab*"), *model.glob("special*")]:
+        file.unlink()
+
+
+def larger_tokenizer(model: Path) -> None:
+    remove_tokenizer(model)
+    shutil.copytree(model.parent / "larger_tokenizer", model, dirs_exist_ok=True)
+
+
+def weights_as_pickle(model: Path) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    torch.save(load_file(model / "model.safetensors"), model / "pytorch_model.bin")
+    remove_weights(model)
+
+
+def harmful_pickle(model: Path) -> None:
+    remove_weights(model)
+    # "cposix\nsystem": unpickling would run a command.
+    (model / "pytorch_model.bin").write_bytes(b"cposix\nsystem\n(S'touch harmed'\ntR.")
+
+
+def nan_weights(model: Path) -> None:
     from safetensors.torch import load_file, save_file
 
-    weights = load_file(place / "model.safetensors")
+    weights = load_file(model / "model.safetensors")
     next(iter(weights.values())).fill_(float("nan"))
-    save_file(weights, place / "model.safetensors", metadata={"format": "pt"})
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
 
 
-TORN_WEIGHTS = struct.pack("<Q", 64) + b'{"w":{"dtype":"F32","shape":[9],"data_offsets":[0,36]}}'.ljust(64) + b"\0" * 8
+def index(content: str, model: Path) -> None:
+    remove_weights(model)
+    (model / "model.safetensors.index.json").write_text(content)
+
+
+GIT_LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n"
+# Name -> (the model that it is a copy of, its damage).
+DAMAGED: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "no_config": ("classifier", lambda model: (model / "config.json").unlink()),
+    "broken_config": ("classifier", write("config.json", b'{"model_type": "bert",\n oops')),
+    "empty_config": ("classifier", write("config.json", b"")),
+    "config_is_a_list": ("classifier", write("config.json", b"[1, 2]")),
+    "config_not_utf8": ("classifier", write("config.json", '{"model_type": "bert", "name": "红"}'.encode("gbk"))),
+    "config_without_type": ("classifier", config(lambda c: c.pop("model_type"))),
+    "unknown_type": ("classifier", config(lambda c: c.update(model_type="bertt"))),
+    "wrong_sizes": ("classifier", config(lambda c: c.update(hidden_size=15))),
+    "text_for_a_size": ("classifier", config(lambda c: c.update(hidden_size="many"))),
+    "negative_layers": ("classifier", config(lambda c: c.update(num_hidden_layers=-1))),
+    "other_sizes": ("classifier", config(lambda c: c.update(hidden_size=32))),
+    "more_layers": ("classifier", config(lambda c: c.update(num_hidden_layers=2))),
+    "fewer_layers": ("two_layers", config(lambda c: c.update(num_hidden_layers=1))),
+    "titles_fewer_layers": ("titles_two_layers", config(lambda c: c["encoder"].update(num_hidden_layers=1))),
+    "adapter": ("classifier", write("adapter_config.json", b'{"peft_type": "LORA"}')),
+    "vision": ("classifier", write("config.json", b'{"model_type": "vit", "hidden_size": 16, "num_attention_heads": 2}')),
+    "fewer_labels": ("classifier", config(lambda c: c.update(id2label={"0": "fruit"}, label2id={"fruit": 0}))),
+    "gaps_in_labels": ("classifier", config(lambda c: c.update(id2label={"0": "a", "2": "b"}, label2id=None))),
+    "no_weights": ("classifier", remove_weights),
+    "cut_weights": ("classifier", cut_weights),
+    "weights_of_zeros": ("classifier", write("model.safetensors", b"\0" * 5000)),
+    "weights_are_a_pointer": ("classifier", write("model.safetensors", GIT_LFS_POINTER)),
+    "weights_of_another": ("classifier", lambda model: shutil.copy(model.parent / "titles" / "model.safetensors", model)),
+    "pickle": ("classifier", weights_as_pickle),
+    "harmful_pickle": ("classifier", harmful_pickle),
+    "no_tokenizer": ("classifier", remove_tokenizer),
+    "broken_tokenizer": ("classifier", write("tokenizer.json", b'{"version": "1.0", oops')),
+    "tokenizer_not_one": ("classifier", write("tokenizer.json", b"{}")),
+    "broken_tokenizer_config": ("classifier", write("tokenizer_config.json", b"{oops")),
+    "larger_vocabulary": ("classifier", larger_tokenizer),
+    "nan_weights": ("classifier", nan_weights),
+    "part_missing": ("classifier", partial(index, '{"weight_map": {"w": "part-2.safetensors"}}')),
+    "broken_index": ("classifier", partial(index, "{oops")),
+    "titles_cut": ("titles", cut_weights),
+    "titles_no_tokenizer": ("titles", remove_tokenizer),
+    "titles_larger": ("titles", larger_tokenizer),
+}

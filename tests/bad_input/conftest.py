@@ -10,7 +10,7 @@ from in_process import script  # noqa: F401 - a fixture
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory) -> Path:
-    """The folder of the catalogue's models, good ones and damaged ones."""
+    """The folder with the catalogue's models, valid and damaged ones."""
     from catalogue_models import make_models
 
     return make_models(tmp_path_factory.mktemp("models"))
@@ -18,7 +18,7 @@ def models(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def workplace(tmp_path, models, monkeypatch) -> Path:
-    """The folder of a case: the current one, with the catalogue's models."""
+    """A case's working folder, with the catalogue's models."""
     (tmp_path / "models").symlink_to(models)
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -1,4 +1,4 @@
-"""Arguments, run configurations (YAML) and DeepSpeed files (json) that must be refused."""
+"""Arguments, run configurations (YAML) and DeepSpeed files (JSON) that must be rejected."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 from catalogue_case import Case
 
 ZERO = {"zero_optimization": {"stage": 2}, "gradient_clipping": "auto"}
-ONE = ("classify",)  # what is shared by the tasks is tried with one of them
+ONE = ("classify",)  # one task suffices for shared code
 
 
 def argument(what: str, *said: str, tasks: tuple[str, ...] = ONE, **changed: object) -> Case:
@@ -20,7 +20,7 @@ def in_yaml(what: str, content: str | bytes, *said: str) -> Case:
 
 
 def in_zero(what: str, *said: str, raw: str | bytes | None = None, asked: dict | None = None, **sections: object) -> Case:
-    """`raw`: the file as it is, else its sections; `asked`: more arguments."""
+    """`raw`: the content of the file, in place of `sections`; `asked`: more arguments."""
     content = json.dumps(ZERO | sections) if raw is None else raw
     return Case(f"ds.json {what}", list(said), ONE, {"deepspeed": "ds.json", **(asked or {})}, {"ds.json": content})
 
@@ -216,7 +216,7 @@ CASES = [*COMMAND_LINE, *CONTRADICTIONS, *YAML, *DEEPSPEED]
 
 
 def wrong_values(field: dataclasses.Field, kind: type) -> list[str]:
-    """Texts that an argument of this kind and with these limits cannot have."""
+    """Values that an argument with this type and these limits must reject."""
     if field.metadata["choices"]:
         return ["no-such-choice"]
     found = {

@@ -1,4 +1,4 @@
-"""Files of rows that must be refused: names, encodings, csv, json, parquet, gzip."""
+"""Data files that must be rejected: names, encodings, csv, JSON, parquet, gzip."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROW = '{"text": "a", "TARGET": "b"}\n'
 
 
 def gz(text: str, cut: int = 0, more: bytes = b""):
-    """A gzip file, without its last `cut` bytes, with `more` behind."""
+    """A gzip file without its last `cut` bytes and with `more` appended."""
 
     def pack(target: str) -> bytes:
         whole = gzip.compress(text.replace("TARGET", target).encode() * 20)

@@ -1,6 +1,6 @@
-"""Pictures with masks, and volumes with labels, that must be refused: what is spoilt of good data, and what the message says.
+"""Images with masks and volumes with labels that must be rejected.
 
-Good data are data/ with four pictures and masks, or three volumes and labels, of two classes and a background.
+Every case damages valid data: data/ with four images and masks, or three volumes and labels, of two classes and a background.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ SHAPE = (8, 9, 10)
 
 @dataclass(frozen=True)
 class Spoilt:
-    """`spoil` is called in the case's folder; `arguments` change the good command, None takes one away. `late`: found when a
-    batch needs the picture, after the run has told what it will do."""
+    """`spoil`: is called with the folder; `arguments`: changes of the valid command, None removes one; `late`: is rejected
+    when a batch needs the image."""
 
     name: str
     said: str
@@ -47,7 +47,7 @@ def lay_out_volumes(folder: Path) -> None:
 
 
 def command_line(task: str, case: Spoilt) -> list[str]:
-    """The arguments of one short training run as the case changes them."""
+    """The arguments of a short training with the case's changes."""
     given: dict[str, object] = {"train_file": "data", "output_dir": "run", "report_to": "none", "max_steps": 1}
     if task == "segment":
         given |= {"config_name": "model", "from_scratch": "true", "validation_file": "data", "image_size": "32,48"}
@@ -74,7 +74,7 @@ def remove(*names: str) -> Callable[[Path], object]:
 
 
 def cut(name: str, share: float) -> Callable[[Path], object]:
-    """Keeps this share of a file's bytes."""
+    """Truncates a file to this share of its bytes."""
 
     def spoil(folder: Path) -> None:
         content = (folder / name).read_bytes()
@@ -84,7 +84,7 @@ def cut(name: str, share: float) -> Callable[[Path], object]:
 
 
 def image(name: str, mode: str = "L", size: tuple[int, int] = (48, 32), value: object = 1) -> Callable[[Path], object]:
-    """A picture of one colour, or a mask of one class, as PNG."""
+    """Writes an image of one colour or a mask of one class as PNG."""
 
     def spoil(folder: Path) -> None:
         found = Image.fromarray(np.full(size[::-1], value, np.uint16)) if mode == "I;16" else Image.new(mode, size, value)
@@ -98,7 +98,7 @@ def both(*spoils: Callable[[Path], object]) -> Callable[[Path], object]:
 
 
 def voxels(name: str, values: np.ndarray, spacing: float = 1.0) -> Callable[[Path], object]:
-    """A volume as data/NAME.nii.gz."""
+    """Writes a volume as data/NAME.nii.gz."""
 
     def spoil(folder: Path) -> None:
         path = folder / "data" / f"{name}.nii.gz"
@@ -115,7 +115,7 @@ def zeros(dtype: object = np.float32, shape: tuple[int, ...] = SHAPE, at_first: 
 
 
 def header_alone(folder: Path) -> None:
-    """A gzip file that is whole, of a volume that is not."""
+    """Writes a valid gzip file with a truncated volume."""
     path = folder / "data" / "images" / "b.nii.gz"
     path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes())[:1000]))
 

@@ -1,4 +1,4 @@
-"""Models, tokenizers and places on disk that must be refused."""
+"""Models, tokenizers and paths that must be rejected."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UNLABELLED = {"test.csv": "text\nred wine\n"}
 
 
 def model(name: str, *said: str, tasks: tuple[str, ...] = BOTH, **changed: object) -> Case:
-    """A run that starts from a model of `catalogue_models.make_models`."""
+    """A case that starts from a model of `catalogue_models`."""
     asked = PRETRAINED | {"model_name_or_path": f"models/{name}"} | changed
     return Case(f"model {name}", list(said), tasks, asked)
 
@@ -135,7 +135,7 @@ def link(name: str, target: str):
 
 
 def copied(folder: Path) -> None:
-    """A model in the place where a run would leave its best one."""
+    """A model in the folder of a run's best model."""
     shutil.rmtree(folder / "run" / "best")
     shutil.copytree(folder / "models" / "classifier", folder / "run" / "best")
 

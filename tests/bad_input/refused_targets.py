@@ -1,4 +1,4 @@
-"""Rows whose labels, titles or ids must be refused."""
+"""Rows whose labels, titles or ids must be rejected."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PREDICT = {"do_train": "true", "do_predict": "true", "test_file": "test.csv"}
 
 
 def cells(*labels: object) -> dict[str, dict]:
-    """A file of rows with these labels."""
+    """A file with these labels."""
     return train(lines(*({"text": f"row {i}", "labels": cell} for i, cell in enumerate(labels))), "train.jsonl")
 
 

@@ -124,7 +124,7 @@ def check_script(words: list[str], file: str | None = None, processes: int = 1) 
         processes = processes or launch.processes
         use_cpu = launch is not None and launch.use_cpu
         with mock.patch.dict(os.environ):
-            plan["pretend"](launch, processes, use_cpu)
+            plan["set_launch_variables"](launch, processes, use_cpu)
             describe_launch(arguments, Machine(0 if use_cpu else processes, bf16=True))
 
 

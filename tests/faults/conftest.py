@@ -1,4 +1,4 @@
-"""Puts scripts/ where its modules can be imported."""
+"""Adds scripts/ to the import path."""
 
 import sys
 

@@ -51,7 +51,7 @@ def test_a_process_that_stops_ends_the_job_and_is_named(start, home, tmp_path):
     stopped.send_signal(signal.SIGSTOP)
     other.wait(TIMEOUT)
     stopped.send_signal(signal.SIGCONT)  # the launcher asks it to end, and kills it 30 seconds later if it cannot hear
-    assert job.ended() != 0
+    assert job.wait() != 0
     lines = [line for line in job.text().splitlines() if line.startswith("error on rank")]
     (line,) = [line for line in lines if line.startswith("error on rank 1 of 2 (")]
     assert "rank 0, which holds the rendezvous store" in line
@@ -69,7 +69,7 @@ def test_a_process_that_hangs_ends_the_job_and_is_named(start, home, tmp_path):
     path = f"{hang}:{home / 'no_gpu'}"
     quick = ["env", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT=3", f"PYTHONPATH={path}"]
     job = start(home, [*quick, *torchrun(2), *training(tmp_path / "run", **ENDLESS)], tmp_path / "run")
-    assert job.ended() != 0
+    assert job.wait() != 0
     (line,) = [line for line in job.text().splitlines() if line.startswith("error on rank 0")]
     assert "rank 1 (" in line
     assert "did not enter a collective that others wait in: it hangs, or computes for longer than --ddp_timeout" in line
@@ -79,7 +79,7 @@ def test_a_process_that_hangs_ends_the_job_and_is_named(start, home, tmp_path):
 def test_a_process_that_is_killed_ends_the_job_at_once(start, home, tmp_path):
     job = start(home, [*deepspeed(2), *training(tmp_path, **ENDLESS | {"ddp_timeout": 1800}, **ZERO2)], tmp_path)
     job.worker(1).kill()
-    assert job.ended() != 0
+    assert job.wait() != 0
     said = job.text()
     assert "--local_rank=1" in next(line for line in said.splitlines() if "exits with return code = -9" in line)
     assert status_of(tmp_path)["state"] == "failed"
@@ -92,8 +92,8 @@ def test_torchruns_restart_goes_on_from_the_newest_checkpoint(start, home, tmp_p
     job = start(home, [*command, *training(killed, **settings), "--overwrite_output_dir"], killed)
     wait_for(lambda: bool(list_checkpoints(killed / "checkpoints")), job)
     job.worker(1).kill()
-    job.family = []  # the next ones are others
-    assert job.ended() == 0, job.text()
+    job.descendants = []  # the next ones are others
+    assert job.wait() == 0, job.text()
     said = job.text()
     assert f"resume         {killed / 'checkpoints'}" in said
     run([*torchrun(2), *training(whole, **settings)], home).check()

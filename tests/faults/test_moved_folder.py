@@ -26,7 +26,7 @@ def test_a_folder_that_goes_away_ends_the_run(command, vanish, code, home, tmp_p
     with running() as start:
         job = start(home, [*command, *training(folder, **ENDLESS)], folder)
         vanish(folder)
-        assert job.ended() == code
+        assert job.wait() == code
         said = job.text()
     (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
     assert f"--output_dir {folder} was moved or removed while the run was writing to it" in line

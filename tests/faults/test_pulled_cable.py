@@ -36,7 +36,7 @@ def test_a_pulled_cable_ends_the_job_on_both_machines(home, tmp_path):
             (first, "error on rank 0 of 2 (alpha): rank 1 (beta) no longer answers"),
             (second, "error on rank 1 of 2 (beta): the launcher of rank 0, which holds the rendezvous store"),
         ):
-            assert ended.ended() != 0
+            assert ended.wait() != 0
             (line,) = [line for line in ended.text().splitlines() if line.startswith("error on rank")]
             assert line.startswith(message)
             assert 'classify.py", line' not in ended.text()

@@ -63,7 +63,7 @@ def test_a_request_stops_every_process_at_one_step_which_is_saved(name, start, t
     command, changed, ask, code, reason = ASKED[name]
     job = start([*command(), *training(tmp_path, **ENDLESS, **changed)], tmp_path)
     ask(job)
-    ended = job.ended()
+    ended = job.wait()
     said, found = job.text(), read_json(tmp_path / "status.json")
     print(f"{name}: exit code {ended}")
     assert code is None or ended == code, said
@@ -91,7 +91,7 @@ def test_a_run_that_was_stopped_ends_with_the_bytes_of_one_that_was_not(start, h
     stopped, whole = tmp_path / "stopped", tmp_path / "whole"
     job = start([*python(), *training(stopped, **settings)], stopped, steps=5)
     job.process.send_signal(USR1)
-    job.ended()
+    job.wait()
     assert read_json(stopped / "status.json")["state"] == "stopped"
     went_on = run([*python(), *training(stopped, **settings), "--resume_from_checkpoint", "auto"], home).check()
     assert "resume " in went_on.out

@@ -1,4 +1,4 @@
-"""The runs of both tasks that are compared, as `moving.outcome` reads them."""
+"""Fixtures for comparing runs of the text tasks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from moving.outcome import Outcome, read_outcome
 
 @pytest.fixture(scope="session")
 def outcome(home, launched, title_home, titled) -> Callable[[str, str], Outcome]:
-    """A function from a task and the name of one of its jobs to what the run left."""
+    """A function (task, name of a job) -> `Outcome`."""
 
     @functools.cache
     def read(task: str, name: str) -> Outcome:
@@ -33,7 +33,7 @@ def outcome(home, launched, title_home, titled) -> Callable[[str, str], Outcome]
 
 @pytest.fixture(scope="session")
 def title_table(title_home: Path) -> dict:
-    """parity.json of scripts/parity.py: the job of titles in several cells, with a model that has dropout outside of it."""
+    """The parity.json of scripts/parity.py for the title job, with a model that has dropout."""
     options = ["--cells", "fsdp", "--steps", str(title_job.STEPS), "--output_dir", "table"]
     job = title_job.arguments(
         config_name="bigbird_dropout/config.json",

@@ -1,10 +1,9 @@
-"""Golden losses and metrics: what both tasks' reference jobs gave when they were written down. A refactor must not move them.
+"""Golden losses and metrics of the text tasks' reference jobs. A refactoring must not change them.
 
     python tests/parity/golden.py --write
 
-trains both jobs anew, one process in fp32 on the CPU, and writes golden.json. That is for a change that is meant to change the
-numbers (another loss, another order of rows, other initial weights, a new version of a library), and its reason belongs in the
-commit's message.
+trains both jobs in one process, in fp32 on the CPU, and writes golden.json. Use it only for an intended change of the numbers
+(another loss, order of rows or initial weights, a new version of a library), and explain the change in the commit message.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ TESTS = Path(__file__).resolve().parents[1]
 
 
 def metrics_of(folder: Path) -> list[dict[str, float | None]]:
-    """A run's events: losses, gradient norms and learning rates by step, and the evaluations' metrics."""
+    """A run's events: losses, gradient norms, learning rates and evaluation metrics by step."""
     return [json.loads(line) for line in (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()]
 
 

@@ -61,7 +61,7 @@ def test_contenders_take_turns_and_nobody_always_comes_first(start):
 
 
 def test_when_time_is_up_all_have_had_the_same_number_of_turns_and_the_least_that_was_asked(start):
-    results, turns = start(["a", "b"], 1000, seconds=0.0, least=3)
+    results, turns = start(["a", "b"], 1000, seconds=0.0, min_turns=3)
     assert turns == "abbaba"
     assert [result["steps"] for result in results] == [3, 3]
 
@@ -148,8 +148,8 @@ def test_contenders_are_compared_turn_by_turn(load):
     assert found["CPU time"] == pytest.approx(1 / 3)
     assert (found["at best"], found["memory"], found["of the process"]) == (3.0, 0.5, 600 / 700)
     assert ratios.compare(ours, run_of([6.0], 0.0))["memory"] is None
-    assert ratios.joined([ours, other])["seconds"] == [2.0, 4.0, 2.0, 1.0, 6.0, 6.0, 8.0, 3.0]
-    assert ratios.joined([ours, other], whole=True)["seconds"] == [9.0, 23.0]
+    assert ratios.merge([ours, other])["seconds"] == [2.0, 4.0, 2.0, 1.0, 6.0, 6.0, 8.0, 3.0]
+    assert ratios.merge([ours, other], one_turn_per_run=True)["seconds"] == [9.0, 23.0]
     assert ratios.speed_row(ours, 8, "rows") == {
         "turns": 4, "rows/s": 4.0, "at best": 8.0, "memory, MiB": 100.0, "of the process, MiB": 600.0,
     }  # fmt: skip
@@ -180,7 +180,7 @@ def test_rounds_are_compared_pair_by_pair(of_classification):
     assert compared["speed (quartiles)"] == {"low": 2.0, "median": 2.5, "high": 3.0}  # of two: the least and the most
     assert (row["runs"], row["samples/s"], row["at best"], row["tokens/s"]) == (2, 8 / 2.5, 4.0, 80 / 2.5)
     assert (compared["held-out loss, %"], compared["precision"], compared["quality"]) == (0, 0, "equal")
-    assert goals[section.COST.format("long-tailed texts")] == (pytest.approx(100 * (1 / 2.5 - 1)), None)
+    assert goals[section.OVERHEAD.format("long-tailed texts")] == (pytest.approx(100 * (1 / 2.5 - 1)), None)
 
 
 def test_a_ratio_at_worse_quality_does_not_count(of_classification, load):
@@ -191,7 +191,7 @@ def test_a_ratio_at_worse_quality_does_not_count(of_classification, load):
 
     def judged(goals):
         row = goal.judge(goals and {"goals": goals, "quick": False})
-        return row["found"], row[""]
+        return row["measured"], row[""]
 
     assert judged(goals) == ("2.5 x", "**fail**: held-out loss +20.0%, precision +0.0000")
     for loss in (0.5, 0.4):  # better is no reason
@@ -209,7 +209,7 @@ def test_image_tasks_have_a_goal_for_each_loop(load):
     ]
     found = section.goal_values(compared)
     assert set(found) == {goal.name for goal in section.GOALS}
-    assert found[section.COST.format("segment")][0] == pytest.approx(100 * (1 / 0.98 - 1))
+    assert found[section.OVERHEAD.format("segment")][0] == pytest.approx(100 * (1 / 0.98 - 1))
     assert found["segment3d: times the speed of MONAI"] == (1.2, None)
 
 
@@ -304,7 +304,7 @@ def test_a_section_with_nobody_to_compare_with_is_refused(load, tmp_path, monkey
     asked = types.SimpleNamespace(contenders=["bare"])
     bench = load("benchmarking.context").Bench(asked, tmp_path, {})
     assert bench.others("titles_training", ("bare", "trainer")) == ["bare"]
-    with pytest.raises(SystemExit, match="nobody in section titles_writing; there are trainer_sorted, padded"):
+    with pytest.raises(SystemExit, match="nothing in section titles_writing; choose from trainer_sorted, padded"):
         bench.others("titles_writing", ("trainer_sorted", "padded"))
     asked.contenders = None
     monkeypatch.setattr(load("benchmarking.context"), "find_spec", lambda name: None)

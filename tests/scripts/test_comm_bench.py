@@ -45,7 +45,7 @@ def test_one_process_has_nobody_to_talk_to(home):
     finished = launchers.run([*launchers.python(), str(SCRIPT)], home)
     assert finished.code == 2
     assert finished.err.strip() == (
-        "error: one process has nobody to talk to; start two or more, as in torchrun --nproc_per_node 2"
+        "error: found one process, expected two or more; launch with torchrun --nproc_per_node 2, for example"
     )
 
 

@@ -46,11 +46,11 @@ def test_runs_are_compared_by_metrics_arguments_and_rows(tmp_path, capsys):
 def test_runs_that_scored_other_rows_are_not_compared_row_by_row(tmp_path, capsys):
     runs = [finished(tmp_path / "a", test=np.ones(3)), finished(tmp_path / "b", test=np.ones(4))]
     assert compare.main(runs) == 0
-    assert "have no rows in common" in capsys.readouterr().out
+    assert "have no scores of the same rows" in capsys.readouterr().out
 
 
 def test_a_folder_without_a_run_is_named(tmp_path, capsys):
-    with pytest.raises(InputError, match="holds no finished run"):
+    with pytest.raises(InputError, match="no finished run"):
         compare.read_run(tmp_path)
     assert compare.main([str(tmp_path)]) == 2
     assert "error:" in capsys.readouterr().err

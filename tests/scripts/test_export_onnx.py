@@ -30,9 +30,9 @@ spec.loader.exec_module(export_onnx)
     [
         (
             {"architectures": ["EncoderDecoderModel"]},
-            "is a model of titlegen, which is not exported to ONNX: its decoder writes",
+            "is a model of titlegen, which cannot be exported: its decoder generates",
         ),
-        ({"model_type": "monai_unet"}, "is a model of segment3d, which is not exported to ONNX"),
+        ({"model_type": "monai_unet"}, "is a model of segment3d, which cannot be exported"),
         ({"architectures": ["BertForMaskedLM"]}, "no task for a model of"),
     ],
 )
@@ -43,9 +43,9 @@ def test_models_that_onnx_cannot_hold_are_refused(config, message, tmp_path):
 
 
 def test_wrong_commands_are_refused_before_a_model_is_loaded(tmp_path, bert_folder):
-    with pytest.raises(InputError, match=f"{tmp_path} is there already; remove it, or name another --output_dir"):
+    with pytest.raises(InputError, match=f"{tmp_path} already exists; remove it or name another --output_dir"):
         export_onnx.main([str(bert_folder), "--output_dir", str(tmp_path)])
-    with pytest.raises(InputError, match="unknown arguments without --test_file: --text_column body"):
+    with pytest.raises(InputError, match="unknown arguments --text_column body; a task's own arguments need --test_file"):
         export_onnx.main([str(bert_folder), "--text_column", "body"])
 
 
@@ -55,7 +55,7 @@ def test_sparse_attention_is_refused(tmp_path, bert_folder):
     BigBirdForSequenceClassification(config).save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(bert_folder, model_max_length=57).save_pretrained(tmp_path)
     with pytest.raises(
-        InputError, match=r"BigBird's attention to texts of 57 tokens is sparse.* Train with --max_length 56 or less"
+        InputError, match=r"BigBird's sparse attention to texts of 57 tokens .* Train with --max_length 56 or less"
     ):
         export_onnx.load(tmp_path, "classify")
 

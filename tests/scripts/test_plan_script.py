@@ -133,7 +133,7 @@ def test_every_contradiction_in_one_list(run, tmp_path):
     )  # fmt: skip
     assert (code, out) == (2, "")
     expected = [
-        "3 processes do not share out over 2 machines",
+        "3 processes cannot be divided evenly over 2 machines",
         "--warmup_steps and --warmup_ratio are both given",
         "remove the section 'optimizer'",
         "gradient_clipping is 0.5 but --max_grad_norm is 1",
@@ -156,10 +156,10 @@ def test_batch_sizes_of_a_deepspeed_file_that_differ(run, tmp_path):
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ({"distributed_type": "MULTI_CPU", "num_processes": 2}, "MULTI_CPU starts one process unless MPI does"),
+        ({"distributed_type": "MULTI_CPU", "num_processes": 2}, "MULTI_CPU starts one process without MPI"),
         (
             {"distributed_type": "MEGATRON_LM"},
-            "distributed_type MEGATRON_LM is not supported; NO, MULTI_GPU, MULTI_XPU, MULTI_NPU, DEEPSPEED, FSDP",
+            "distributed_type MEGATRON_LM is not supported; expected one of NO, MULTI_GPU, MULTI_XPU, MULTI_NPU",
         ),
         ({"distributed_type": "MULTI_GPU", "deepspeed_config": {"deepspeed_config_file": "a.json"}}, "keep one"),
         ({"distributed_type": "MULTI_GPU", "fsdp_config": {"fsdp_version": 2}}, "has an fsdp_config but distributed_type is"),
@@ -171,7 +171,7 @@ def test_batch_sizes_of_a_deepspeed_file_that_differ(run, tmp_path):
                 "mixed_precision": "bf16",
                 "deepspeed_config": {"deepspeed_config_file": "a.json"},
             },
-            "mixed_precision stands beside a DeepSpeed file, which Accelerate refuses",
+            "Accelerate rejects mixed_precision beside a DeepSpeed file",
         ),
     ],
 )
@@ -200,9 +200,9 @@ def test_a_launch_file_that_is_not_there_and_one_that_is_no_yaml(planner, tmp_pa
 
 
 def test_a_command_that_does_not_train_and_a_script_that_is_no_task(run, planner, capsys):
-    assert run((), "--do_eval")[2] == ["this command does not train; there is nothing to plan"]
+    assert run((), "--do_eval")[2] == ["this command does not train; add --do_train"]
     assert planner.main([str(ROOT / "scripts" / "make_sample_data.py")]) == 2
-    assert "make_sample_data.py: is no task's script, which has a class Arguments and one subclass" in capsys.readouterr().err
+    assert "make_sample_data.py: not a task's script; expected a class Arguments and one subclass" in capsys.readouterr().err
 
 
 @pytest.mark.slow

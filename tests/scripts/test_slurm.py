@@ -140,7 +140,7 @@ def test_only_a_stop_with_a_checkpoint_goes_back_into_the_queue(cluster, tmp_pat
 def test_a_job_that_never_gets_on_is_not_requeued_for_ever(cluster, tmp_path):
     done = finish(cluster("one_node.sbatch", "stub.py", "75", nodes=1, tasks=1, SLURM_RESTART_COUNT="7", REQUEUE_LIMIT="7"))
     assert done.returncode == 75
-    assert "not put back into the queue again" in done.err
+    assert "not requeued again" in done.err
     assert not (tmp_path / "requeued").exists()
 
 

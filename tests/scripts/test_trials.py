@@ -78,7 +78,7 @@ def test_a_sweep_goes_on_and_names_the_best_command(command, tmp_path, capsys):
     failed = [path for path in runs if path.is_dir() and not (path / "metrics.json").exists()]
     assert said.count("failed:") == len(failed) > 0
     assert sweep.main(["--trials", "9", *search, *command, "--seed", "7"]) == 2
-    assert "has the runs of another command" in capsys.readouterr().err
+    assert "has runs of another command" in capsys.readouterr().err
 
 
 def test_a_stopped_trial_goes_on_first(command, tmp_path, capsys):
@@ -92,9 +92,9 @@ def test_a_stopped_trial_goes_on_first(command, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("search", "said"),
     [
-        ("learning_rate", "has nothing to choose from"),
-        ("learning_rate=3", "has nothing to choose from"),
-        ("learning_rate=lag:1:2", "has nothing to choose from"),
+        ("learning_rate", "has only one value"),
+        ("learning_rate=3", "has only one value"),
+        ("learning_rate=lag:1:2", "has only one value"),
         ("learning_rate=a:b", "could not convert"),
         ("learning_rate=2:1", "low.*high"),
         ("lerning_rate=1,2", "did you mean --learning_rate"),
@@ -125,9 +125,9 @@ def test_folds_hold_every_row_once_and_their_predictions_are_in_its_order(comman
 
 def test_the_same_seed_deals_the_same_folds():
     labels = [("a",)] * 7 + [("a", "b")] * 4 + [()] * 5
-    fold = cross_validate.deal(labels, 4, 1)
-    assert np.array_equal(fold, cross_validate.deal(labels, 4, 1))
-    assert not np.array_equal(fold, cross_validate.deal(labels, 4, 2))
+    fold = cross_validate.assign_folds(labels, 4, 1)
+    assert np.array_equal(fold, cross_validate.assign_folds(labels, 4, 1))
+    assert not np.array_equal(fold, cross_validate.assign_folds(labels, 4, 2))
     assert sorted(fold[7:11]) == [0, 1, 2, 3]
 
 
@@ -136,5 +136,5 @@ def test_a_space_has_the_kinds_that_are_written():
     assert space["a"].choices == ("1", "2")
     assert (type(space["b"]).__name__, type(space["c"]).__name__) == ("IntDistribution", "FloatDistribution")
     assert (space["d"].log, space["d"].high) == (True, 1e-3)
-    with pytest.raises(InputError, match="stands twice"):
+    with pytest.raises(InputError, match="is given twice"):
         sweep.read_space(["a=1,2", "a=1,2"])

@@ -1,4 +1,4 @@
-"""One layer of BigBird-base and its attention alone, forward and backward: ours, transformers', and full attention."""
+"""Forward and backward passes of a BigBird layer and of its attention alone: ours, transformers', full attention."""
 
 import copy
 from functools import partial
@@ -16,31 +16,29 @@ WARM_UP = 2
 
 
 def measure(settings: dict[str, Any]) -> dict[str, Any]:
-    """Samples by length, part (attention, layer) and way. All of them take turns, in an order that changes."""
+    """Samples by length, part (attention, layer) and variant. All variants take turns, in alternating order."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    works = {
+    passes = {
         (length, part, name): make(settings, length, model.to(device).train())
         for length in settings["lengths"]
         for part, make in (("attention", attention_pass), ("layer", layer_pass))
         for name, model in models(settings, length).items()
     }
-    samples: dict[tuple[int, str, str], list[Sample]] = {key: [] for key in works}
+    samples: dict[tuple[int, str, str], list[Sample]] = {key: [] for key in passes}
     for turn in range(settings["repeats"] + WARM_UP):
-        for key in list(works)[:: 1 if turn % 2 else -1]:
-            works[
-                key
-            ]()  # as in a training, the pass before is one of the same kind: after another's, memory is in another state
-            samples[key].append(timed(works[key], device))
+        for key in list(passes)[:: 1 if turn % 2 else -1]:
+            passes[key]()  # another variant's pass leaves memory in another state
+            samples[key].append(timed(passes[key], device))
     groups: dict[tuple[int, str], dict[str, Any]] = {}
     for (length, part, name), each in samples.items():
-        group = groups.setdefault((length, part), {"length": length, "part": part, "ways": {}})
-        group["ways"][name] = columns(each[WARM_UP:])
+        group = groups.setdefault((length, part), {"length": length, "part": part, "variants": {}})
+        group["variants"][name] = columns(each[WARM_UP:])
     return {"measured": list(groups.values())}
 
 
 def models(settings: dict[str, Any], length: int) -> dict[str, PreTrainedModel]:
-    """Of one layer: BigBird with our attention, as the application chooses it, and with transformers' block-sparse one; a BERT
-    with full attention of torch's."""
+    """Models of one layer: BigBird with our attention (as the application chooses it) and with transformers' block-sparse
+    attention; BERT with torch's full attention."""
     hidden = settings["hidden"]
     dimensions = {
         "vocab_size": 100, "max_position_embeddings": length, "hidden_size": hidden, "intermediate_size": 4 * hidden,
@@ -64,27 +62,27 @@ def layer_pass(settings: dict[str, Any], length: int, model: PreTrainedModel) ->
 def run_layer(model: PreTrainedModel, hidden: Tensor, bf16: bool) -> None:
     rows, length, _ = hidden.shape
     mask = torch.ones(rows, length, dtype=torch.long, device=hidden.device)
-    given = hidden.clone().requires_grad_()
-    with torch.autocast(given.device.type, torch.bfloat16, enabled=bf16), row_lengths((length,) * rows):
-        out = model(inputs_embeds=given, attention_mask=mask).last_hidden_state
+    inputs = hidden.clone().requires_grad_()
+    with torch.autocast(inputs.device.type, torch.bfloat16, enabled=bf16), row_lengths((length,) * rows):
+        out = model(inputs_embeds=inputs, attention_mask=mask).last_hidden_state
     out.float().sum().backward()
     model.zero_grad()
 
 
 def attention_pass(settings: dict[str, Any], length: int, model: PreTrainedModel) -> partial:
-    """A forward and a backward pass of the attention alone: the module without its projections."""
-    rows, kind = settings["rows"], torch.bfloat16 if settings["precision"] == "bf16" else torch.float32
+    """A forward and a backward pass of the attention module without its projections."""
+    rows, dtype = settings["rows"], torch.bfloat16 if settings["precision"] == "bf16" else torch.float32
     attention, masks = model.encoder.layer[0].attention.self, ()
     for name in ("query", "key", "value"):
         setattr(attention, name, nn.Identity())
     if isinstance(model, BigBirdModel):
         mask = torch.ones(rows, length, dtype=torch.long, device=model.device)
         with row_lengths((length,) * rows):
-            made = model.create_masks_for_block_sparse_attn(mask, model.block_size)
-        # Ours makes one thing of them that is no tensor.
-        blocked, *others = (given.to(kind) if isinstance(given, Tensor) else given for given in made)
+            block_masks = model.create_masks_for_block_sparse_attn(mask, model.block_size)
+        # One of our masks is not a tensor.
+        blocked, *others = (each.to(dtype) if isinstance(each, Tensor) else each for each in block_masks)
         masks = (*others, blocked, blocked)
-    hidden = torch.randn(rows, length, settings["hidden"], device=model.device, dtype=kind)
+    hidden = torch.randn(rows, length, settings["hidden"], device=model.device, dtype=dtype)
     return partial(run_attention, attention, masks, hidden)
 
 

@@ -1,4 +1,4 @@
-"""Ways of training the same classifier on the same rows."""
+"""Contenders that train the same classifier on the same rows."""
 
 from collections.abc import Iterator
 from functools import cached_property, partial
@@ -14,7 +14,7 @@ from benchmarking import application
 from benchmarking.contenders.training import TrainingContender
 from benchmarking.data import read_rows
 
-HELD_BATCH = 32
+EVAL_BATCH_SIZE = 32
 VOCABULARY = 8192
 
 
@@ -25,13 +25,13 @@ def options(settings: dict[str, Any]) -> application.Options:
     return application.run_options(s) | duration | {
         "model_name_or_path": s["model"], "train_file": s["train_file"], "max_train_samples": s["rows"],
         "max_length": s["max_length"], "global_batch_size": s["batch_size"], "learning_rate": s["learning_rate"],
-        "head_bias": "zero",  # as everybody else's head starts
+        "head_bias": "zero",  # as in the other contenders
     }  # fmt: skip
 
 
 class Classification(TrainingContender):
-    """settings: "model", "train_file", "max_length"; the first "rows" of the file are trained on, the next "held_rows" show the
-    quality; without "max_steps" it trains for one epoch."""
+    """settings: "model", "train_file", "max_length"; "rows": the first rows of the file, for training; "eval_rows": the rows
+    after them, for the quality; "max_steps": default one epoch."""
 
     script = "classify"
 
@@ -40,9 +40,9 @@ class Classification(TrainingContender):
 
     @cached_property
     def rows(self) -> tuple[pandas.DataFrame, pandas.DataFrame]:
-        """To train on, and held out: "text", and in "labels" 0.0 or 1.0 for every label of the former."""
+        """(training rows, held-out rows): "text", and in "labels" 0.0 or 1.0 for every label of the training rows."""
         count = self.settings["rows"]
-        rows = pandas.DataFrame(read_rows(self.settings["train_file"], count + self.settings["held_rows"]))
+        rows = pandas.DataFrame(read_rows(self.settings["train_file"], count + self.settings["eval_rows"]))
         names = rows["labels"][:count].explode().dropna().unique()
         rows["labels"] = [[float(name in labels) for name in names] for labels in rows["labels"]]
         return rows[:count], rows[count:]
@@ -62,7 +62,7 @@ class Classification(TrainingContender):
         return {"input_ids": ids, "labels": targets}, self.tokenizer
 
     def loader(self, **padding: Any) -> DataLoader:
-        """Rows in random order. `padding`: arguments of transformers' collator."""
+        """Shuffled batches. `padding`: arguments of transformers' collator."""
         from datasets import Dataset
         from transformers import DataCollatorWithPadding
 
@@ -72,12 +72,11 @@ class Classification(TrainingContender):
         return DataLoader(rows, self.settings["batch_size"], shuffle=True, collate_fn=collate, pin_memory=self.cuda)
 
     def padded(self) -> dict[str, Any]:
-        """The loop of many hand-written scripts: every row padded to max_length, AdamW as it comes, the loss of every step
-        read."""
+        """The loop of many hand-written scripts: all rows padded to max_length, default AdamW, the loss read in every step."""
         loader = self.loader(padding="max_length", max_length=self.settings["max_length"])
         model = self.plain_model().to(self.device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=self.settings["learning_rate"])
-        return self.watched(model, partial(self.loop, model, optimizer, loader, len(loader), self.read_loss))
+        return self.measure_training(model, partial(self.loop, model, optimizer, loader, len(loader), self.read_loss))
 
     def read_loss(self, model: Any, batch: Any) -> Iterator[torch.Tensor]:
         with self.autocast():
@@ -86,7 +85,7 @@ class Classification(TrainingContender):
         loss.item()
 
     def accelerate(self) -> dict[str, Any]:
-        """A loop as Accelerate's examples have it, with fused AdamW: batches padded to their longest row."""
+        """The loop of Accelerate's examples, with fused AdamW and batches padded to their longest row."""
         from accelerate import Accelerator
         from transformers import get_linear_schedule_with_warmup
 
@@ -95,7 +94,7 @@ class Classification(TrainingContender):
         optimizer = torch.optim.AdamW(model.parameters(), lr=self.settings["learning_rate"], fused=True)
         schedule = get_linear_schedule_with_warmup(optimizer, 0, len(loader))
         prepared = accelerator.prepare(model, optimizer, loader, schedule)
-        return self.watched(model, partial(accelerated_epoch, accelerator, *prepared))
+        return self.measure_training(model, partial(accelerated_epoch, accelerator, *prepared))
 
     def lightning(self) -> dict[str, Any]:
         """Lightning's Trainer, with fused AdamW and batches padded to their longest row."""
@@ -103,16 +102,16 @@ class Classification(TrainingContender):
 
         module = lightning_module.Classifier(self.plain_model(), self.settings["learning_rate"])
         loader = self.loader(pad_to_multiple_of=8 if self.cuda else None)
-        return self.watched(module.model, partial(lightning_module.trainer(self.settings, self.cuda).fit, module, loader))
+        trainer = lightning_module.trainer(self.settings, self.cuda)
+        return self.measure_training(module.model, partial(trainer.fit, module, loader))
 
     def simpletransformers(self) -> dict[str, Any]:
-        """simpletransformers, which pads every row to max_length. Its use_multiprocessing stays on: without it, it fails with
-        datasets 5."""
+        """simpletransformers pads every row to max_length. With use_multiprocessing off it fails with datasets 5."""
         from simpletransformers.classification import MultiLabelClassificationModel
 
         s, rows = self.settings, self.rows[0]
         folders = {name: str(Path(s["folder"], name)) for name in ("output_dir", "cache_dir", "tensorboard_dir")}
-        made = MultiLabelClassificationModel(
+        trainer = MultiLabelClassificationModel(
             "bert", s["model"], num_labels=len(rows["labels"][0]), use_cuda=self.cuda, args=folders | {
                 "max_seq_length": s["max_length"], "train_batch_size": s["batch_size"], "learning_rate": s["learning_rate"],
                 "manual_seed": s["seed"], "num_train_epochs": 1, "warmup_ratio": 0.0, "no_save": True, "save_steps": -1,
@@ -121,11 +120,10 @@ class Classification(TrainingContender):
             },
         )  # fmt: skip
         rows = rows.assign(labels=[list(map(int, labels)) for labels in rows["labels"]])
-        return self.watched(made.model, partial(made.train_model, rows))
+        return self.measure_training(trainer.model, partial(trainer.train_model, rows))
 
     def before(self, model: Any) -> None:
-        """On a GPU, one pass over two short rows: libraries are loaded and kernels chosen on first use, which is no step's
-        cost."""
+        """Runs one pass over two short rows on a GPU, which loads libraries and chooses kernels."""
         if self.cuda:
             model.to(self.device)
             ids = torch.full((2, 32), 5, device=self.device)
@@ -137,24 +135,23 @@ class Classification(TrainingContender):
 
     @torch.no_grad()
     def result(self, model: Any) -> dict[str, Any]:
-        """Tokens of an epoch, and quality on the rows that were not trained on, the same way for everybody: the loss, and
-        average precision over all pairs of row and label. All of it once the clock and the memory have been read."""
+        """Tokens of an epoch, and on the held-out rows the loss and the average precision over all pairs of row and label."""
         from sklearn.metrics import average_precision_score
 
-        found = {"tokens": sum(map(len, self.token_rows()[0]["input_ids"]))}
-        if not self.settings["held_rows"]:
-            return found
+        tokens = {"tokens": sum(map(len, self.token_rows()[0]["input_ids"]))}
+        if not self.settings["eval_rows"]:
+            return tokens
         model.eval()
         rows, logits = self.rows[1].sort_values("text", key=lambda texts: texts.str.len()), []
-        for start in range(0, len(rows), HELD_BATCH):
-            texts, longest = rows["text"][start : start + HELD_BATCH].tolist(), self.settings["max_length"]
+        for start in range(0, len(rows), EVAL_BATCH_SIZE):
+            texts, longest = rows["text"][start : start + EVAL_BATCH_SIZE].tolist(), self.settings["max_length"]
             inputs = self.tokenizer(texts, padding=True, truncation=True, max_length=longest, return_tensors="pt")
             ids, mask = (inputs[name].to(self.device) for name in ("input_ids", "attention_mask"))
             logits.append(model(input_ids=ids, attention_mask=mask)[0].float().cpu())
         logits, targets = torch.cat(logits), torch.tensor(rows["labels"].tolist())
         precision = average_precision_score(targets.numpy().ravel(), logits.sigmoid().numpy().ravel())
         loss = binary_cross_entropy_with_logits(logits, targets)
-        return found | {"held-out loss": float(loss), "held-out precision": float(precision)}
+        return tokens | {"held-out loss": float(loss), "held-out precision": float(precision)}
 
 
 def accelerated_epoch(accelerator: Any, model: Any, optimizer: Any, loader: Any, schedule: Any) -> None:
@@ -177,7 +174,7 @@ def load_model(settings: dict[str, Any], num_labels: int) -> Any:
 
 
 def make_model(settings: dict[str, Any]) -> dict[str, Any]:
-    """A BERT with random weights and a vocabulary of the training texts, for a benchmark without downloads."""
+    """Saves a BERT with random weights and a vocabulary of the training texts, for a benchmark without downloads."""
     from transformers import BertConfig, BertModel
 
     from finetune.text.vocabulary import train_tokenizer
@@ -190,10 +187,10 @@ def make_model(settings: dict[str, Any]) -> dict[str, Any]:
         vocab_size=len(tokenizer), num_hidden_layers=settings["layers"], max_position_embeddings=longest, **sizes
     )
     torch.manual_seed(settings["seed"])
-    BertModel(config).save_pretrained(settings["model"])  # no head: every contender makes one for its labels
+    BertModel(config).save_pretrained(settings["model"])  # every contender adds a head for its labels
     tokenizer.save_pretrained(settings["model"])
     return {}
 
 
-WAYS = ("ours", "bare", "trainer_best", "trainer", "padded", "accelerate", "lightning", "simpletransformers")
-CONTENDERS = dict.fromkeys(WAYS, Classification.measure) | {"model": make_model}
+METHODS = ("ours", "bare", "trainer_best", "trainer", "padded", "accelerate", "lightning", "simpletransformers")
+CONTENDERS = dict.fromkeys(METHODS, Classification.measure) | {"model": make_model}

@@ -1,4 +1,4 @@
-"""Ways of training the image tasks."""
+"""Contenders that train the image tasks."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -14,8 +14,8 @@ from benchmarking.contenders.training import TrainingContender
 
 
 class Images(TrainingContender):
-    """settings: "task", the script of app/; "data", its folder with train/ and validation/ or split.csv; "batch_size",
-    "learning_rate", "max_steps"; "task_options", more arguments of the script."""
+    """settings: "task": the script of app/; "data": its folder with train/ and validation/ or split.csv; "batch_size",
+    "learning_rate", "max_steps"; "task_options": further arguments of the script."""
 
     @property
     def script(self) -> str:
@@ -25,11 +25,11 @@ class Images(TrainingContender):
         s, folder = self.settings, Path(self.settings["data"])
         split = (folder / "train").is_dir()
         files = {"train_file": folder / "train", "validation_file": folder / "validation"} if split else {"train_file": folder}
-        trained = {"global_batch_size": s["batch_size"], "learning_rate": s["learning_rate"], "max_steps": s["max_steps"]}
-        return application.run_options(s) | files | trained | s["task_options"]
+        training = {"global_batch_size": s["batch_size"], "learning_rate": s["learning_rate"], "max_steps": s["max_steps"]}
+        return application.run_options(s) | files | training | s["task_options"]
 
     def trainer(self) -> dict[str, Any]:
-        """transformers' Trainer with fused AdamW, the task's model and loss, and each row as our loader decodes it."""
+        """transformers' Trainer with fused AdamW, the task's model and loss, and rows decoded by our loader."""
         from transformers import Trainer
 
         from benchmarking.contenders import trainer
@@ -37,11 +37,11 @@ class Images(TrainingContender):
         arguments = trainer.arguments_of(self.settings, optim="adamw_torch_fused", remove_unused_columns=False)
         task, steps = self.prepared
         rows, task_loss = Rows(steps.split), partial(loss_of, task)
-        trained = Trainer(application.build(task), arguments, train_dataset=rows, compute_loss_func=task_loss)
-        return self.watched(trained.model, trained.train)
+        hf_trainer = Trainer(application.build(task), arguments, train_dataset=rows, compute_loss_func=task_loss)
+        return self.measure_training(hf_trainer.model, hf_trainer.train)
 
     def monai(self) -> dict[str, Any]:
-        """The loop of MONAI's tutorials: its transforms, with all but the random ones kept in memory, its loader and loss."""
+        """The loop of MONAI's tutorials: MONAI's transforms (cached before the first random one), loader and loss."""
         from monai.losses import DiceCELoss
 
         (task, steps), model = self.prepared, application.build(self.prepared[0]).to(self.device)
@@ -49,7 +49,7 @@ class Images(TrainingContender):
         batches = islice(monai_batches(self.settings, task.settings, files), len(steps))
         optimizer = torch.optim.AdamW(model.parameters(), lr=self.settings["learning_rate"], fused=True)
         losses_of = partial(self.monai_losses, DiceCELoss(include_background=False, to_onehot_y=True, softmax=True))
-        return self.watched(model, partial(self.loop, model, optimizer, batches, len(steps), losses_of))
+        return self.measure_training(model, partial(self.loop, model, optimizer, batches, len(steps), losses_of))
 
     def monai_losses(self, loss_of: Any, model: Any, batch: dict[str, torch.Tensor]) -> Iterator[torch.Tensor]:
         with self.autocast():
@@ -58,7 +58,7 @@ class Images(TrainingContender):
 
 
 class Rows(torch.utils.data.Dataset):
-    """Each row as our loader decodes and varies it."""
+    """Rows decoded and augmented by our loader."""
 
     def __init__(self, split: Any) -> None:
         self.split, self.batch_of = split, partial(split.augment, epoch=0) if split.augment else split.collate
@@ -72,7 +72,7 @@ class Rows(torch.utils.data.Dataset):
 
 
 def loss_of(task: Any, outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
-    """The task's loss of a model's outputs, as Trainer wants it."""
+    """The task's loss with the signature that Trainer expects."""
     from finetune.task import Batch
 
     batch = Batch(torch.arange(len(labels)), {"pixel_values": None}, labels)
@@ -80,7 +80,7 @@ def loss_of(task: Any, outputs: Any, labels: torch.Tensor, num_items_in_batch: A
 
 
 def monai_batches(settings: dict[str, Any], known: Any, files: list[Any]) -> Iterator[dict[str, torch.Tensor]]:
-    """Without end: random patches around voxels of a class as often as elsewhere, flipped at random."""
+    """Endless batches of random patches, half of them around foreground voxels, with random flips."""
     from monai import transforms as t
     from monai.data import CacheDataset, DataLoader
 

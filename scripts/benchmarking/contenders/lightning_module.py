@@ -1,4 +1,4 @@
-"""A classifier for Lightning, and its Trainer."""
+"""A classifier for Lightning, and Lightning's Trainer."""
 
 import logging
 from typing import Any
@@ -12,7 +12,7 @@ from benchmarking.contenders.training import MAX_GRAD_NORM
 class Classifier(LightningModule):
     def __init__(self, model: Any, learning_rate: float) -> None:
         super().__init__()
-        # Lightning keeps the mode that a model is in, and transformers loads one without dropout.
+        # transformers loads models in evaluation mode, and Lightning does not change the mode.
         self.model, self.learning_rate = model.train(), learning_rate
 
     def training_step(self, batch: Any) -> torch.Tensor:
@@ -25,7 +25,7 @@ class Classifier(LightningModule):
 
 
 def trainer(settings: dict[str, Any], cuda: bool) -> Trainer:
-    """One epoch on one device; nothing is reported or saved."""
+    """A Trainer for one epoch on one device, without logs and checkpoints."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     seed_everything(settings["seed"], verbose=False)
     return Trainer(

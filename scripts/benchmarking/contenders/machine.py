@@ -1,4 +1,4 @@
-"""What the machine is."""
+"""Describes the machine."""
 
 import os
 import platform
@@ -9,7 +9,7 @@ import torch
 
 
 def describe(settings: dict[str, Any]) -> dict[str, Any]:
-    """The device that everything here will run on, and its precision by default."""
+    """The device of the benchmark and its default precision."""
     cuda = torch.cuda.is_available()
     return {
         "kind": "cuda" if cuda else "cpu",

@@ -1,4 +1,4 @@
-"""A classifier behind HTTP, under load: app/serve.py, and transformers' pipeline behind the same HTTP library."""
+"""A classifier behind HTTP under load: app/serve.py, and transformers' pipeline behind the same HTTP library."""
 
 import asyncio
 import http.client
@@ -24,7 +24,7 @@ WARM_UP_SECONDS = 1
 
 
 def make_model(settings: dict[str, Any]) -> dict[str, Any]:
-    """Gives the model in settings["model"] a head with random weights, so that servers can load it."""
+    """Adds a classification head with random weights to the model in settings["model"]."""
     load_model(settings, LABELS).save_pretrained(settings["model"])
     return {}
 
@@ -43,19 +43,19 @@ async def _answer(classify: Any, thread: ThreadPoolExecutor, request: Any) -> An
     from aiohttp import web
 
     text = (await request.json())["text"]
-    found = await asyncio.get_running_loop().run_in_executor(thread, partial(classify, text, truncation=True))
-    return web.json_response({"predictions": [found]})
+    scores = await asyncio.get_running_loop().run_in_executor(thread, partial(classify, text, truncation=True))
+    return web.json_response({"predictions": [scores]})
 
 
 def measure(settings: dict[str, Any]) -> dict[str, Any]:
-    """Starts a server and puts it under load of some numbers of clients, each of which asks again once it is answered."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    """Starts a server and measures it under the load of each number of clients in settings["clients"]."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
     if settings["contender"] == "ours":
         command = [REPOSITORY / "app/serve.py", settings["model"], "--port", str(port)]
     else:
-        given = {"contender": "serving.pipeline_server", "model": settings["model"], "port": port, "answer": os.devnull}
-        command = [REPOSITORY / "scripts/bench.py", "--child", json.dumps(given)]
+        child = {"contender": "serving.pipeline_server", "model": settings["model"], "port": port, "answer": os.devnull}
+        command = [REPOSITORY / "scripts/bench.py", "--child", json.dumps(child)]
     texts = [row["text"] for row in read_rows(settings["train_file"], settings["rows"])]
     server = subprocess.Popen([sys.executable, *command])
     try:
@@ -71,14 +71,15 @@ def measure(settings: dict[str, Any]) -> dict[str, Any]:
 def load(port: int, texts: list[str], clients: int, seconds: float) -> dict[str, Any]:
     began = time.perf_counter()
     with ThreadPoolExecutor(clients) as pool:
-        times = list(pool.map(partial(ask, port, began + seconds), [texts[first::clients] for first in range(clients)]))
+        parts = [texts[first::clients] for first in range(clients)]
+        times = list(pool.map(partial(send_requests, port, began + seconds), parts))
     rate = sum(map(len, times)) / (time.perf_counter() - began)
     p50, p99 = (1000 * float(value) for value in np.quantile(np.concatenate(times), [0.5, 0.99]))
     return {"clients": clients, "requests/s": rate, "p50, ms": p50, "p99, ms": p99}
 
 
-def ask(port: int, end: float, texts: list[str]) -> list[float]:
-    """A client: the seconds of each of its requests."""
+def send_requests(port: int, end: float, texts: list[str]) -> list[float]:
+    """One client, which sends its next request after each answer. Returns the seconds of each request."""
     connection, seconds = http.client.HTTPConnection("127.0.0.1", port), []
     for text in itertools.cycle(texts):
         began = time.perf_counter()

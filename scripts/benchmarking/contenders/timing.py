@@ -1,4 +1,4 @@
-"""Works of one process timed."""
+"""Times function calls within one process."""
 
 import time
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import torch
 
 
 class Sample(NamedTuple):
-    """What a work took once, CPU seconds of all threads. `memory_mb`: the peak above what was held before, on a GPU."""
+    """The cost of one call. `cpu_seconds`: of all threads; `memory_mb`: on a GPU, the peak above the memory before the call."""
 
     seconds: float
     cpu_seconds: float
@@ -26,7 +26,7 @@ def timed(work: Callable[[], Any], device: torch.device) -> Sample:
     if on_gpu:
         torch.cuda.synchronize()
     took = time.perf_counter() - started, time.process_time() - cpu
-    # On a CPU what earlier works freed is still resident, so that little would show.
+    # Not on a CPU, where memory that earlier calls freed is still resident.
     return Sample(*took, (torch.cuda.max_memory_allocated() - held) / 2**20 if on_gpu else None)
 
 

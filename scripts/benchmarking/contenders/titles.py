@@ -1,5 +1,5 @@
-"""Ways of training the same encoder-decoder on rows of one length, so that nobody pads; and the rows and models of all sections
-on titles."""
+"""Contenders that train the same encoder-decoder on rows of one length, without padding; rows and models of all title
+sections."""
 
 import itertools
 import random
@@ -14,21 +14,21 @@ from benchmarking.contenders.training import MAX_GRAD_NORM, TrainingContender
 from benchmarking.data import read_rows, write_rows
 
 LEARNING_RATE = 5e-5
-SOURCE_ROWS = 2000  # rows of a file that are read
+SOURCE_ROWS = 2000  # rows read from a file
 VOCABULARY = 8192
-WIDER = 4.0  # see `make_writer`
+WEIGHT_SCALE = 4.0  # see `make_writer`
 
 
 def options(settings: dict[str, Any], new: bool = True) -> application.Options:
-    """The application's arguments of every use. `new`: a model from the section's configuration."""
+    """The application's arguments for all title sections. `new`: builds a model from the section's configuration."""
     folder = Path(settings["inputs"], "model")
     model = {"config_name": folder, "tokenizer_name": folder, "from_scratch": True} if new else {}
-    given = {"decoder_layers": "decoder_layers", "max_title_length": "title_length", "num_beams": "beams"}
-    return application.run_options(settings) | model | {option: settings[name] for option, name in given.items()}
+    names = {"decoder_layers": "decoder_layers", "max_title_length": "title_length", "num_beams": "beams"}
+    return application.run_options(settings) | model | {option: settings[name] for option, name in names.items()}
 
 
 class Titles(TrainingContender):
-    """settings: "length", "batch_size", "max_steps", and those of the inputs (see `make_inputs`)."""
+    """settings: "length", "batch_size", "max_steps", and the settings of `make_inputs`."""
 
     script = "titlegen"
     seq2seq = True
@@ -53,8 +53,8 @@ class Titles(TrainingContender):
 
 
 def make_inputs(settings: dict[str, Any]) -> dict[str, Any]:
-    """Below settings["inputs"]: rows to train on for each (length, batch size) of settings["train"]; with
-    settings["generate_length"] documents and a model that writes titles."""
+    """Writes into settings["inputs"]: training rows for each (length, batch size) of settings["train"], and with
+    settings["generate_length"] documents and a model that generates titles."""
     inputs = Path(settings["inputs"])
     inputs.mkdir(parents=True, exist_ok=True)
     rows = [row for row in read_rows(settings["train_file"], SOURCE_ROWS) if row.get("text") and row.get("title")]
@@ -71,8 +71,8 @@ def make_inputs(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def document_lengths(settings: dict[str, Any]) -> list[int]:
-    """Tokens of each document that gets a title: from half the length to all of it, in an order without meaning, none so
-    short that transformers' BigBird would turn dense on its batch."""
+    """Tokens of each document to generate a title for: shuffled, from half of settings["generate_length"] to all of it, and
+    always enough for transformers' BigBird to keep its sparse attention."""
     longest, count = settings["generate_length"], settings["documents"]
     shortest = min(longest, max(longest // 2, 12 * settings["block_size"]))
     lengths = [shortest + (longest - shortest) * i // max(1, count - 1) for i in range(count)]
@@ -81,8 +81,8 @@ def document_lengths(settings: dict[str, Any]) -> list[int]:
 
 
 def cut_rows(rows: list[dict[str, str]], tokenizer: Any, lengths: list[int]) -> Iterator[dict[str, str]]:
-    """Rows of about so many tokens each, special ones included, cut from the documents one after the other. A text that begins
-    or ends within a word may get some tokens more."""
+    """Rows of about `lengths` tokens, special tokens included, cut from the joined documents. A text that starts or ends within
+    a word may have a few tokens more."""
     ids = tokenizer([row["text"] for row in rows], add_special_tokens=False)["input_ids"]
     stream, titles = itertools.cycle(itertools.chain.from_iterable(ids)), itertools.cycle(row["title"] for row in rows)
     for length, title in zip(lengths, titles, strict=False):
@@ -91,7 +91,7 @@ def cut_rows(rows: list[dict[str, str]], tokenizer: Any, lengths: list[int]) -> 
 
 
 def make_model(settings: dict[str, Any], rows: list[dict[str, str]], inputs: Path) -> Any:
-    """The tokenizer; saves it with the configuration of a BigBird below inputs/model."""
+    """Saves a tokenizer and the configuration of a BigBird in inputs/model. Returns the tokenizer."""
     from transformers import BigBirdConfig
 
     from finetune.text.vocabulary import train_tokenizer
@@ -110,22 +110,22 @@ def make_model(settings: dict[str, Any], rows: list[dict[str, str]], inputs: Pat
 
 
 def make_writer(settings: dict[str, Any], inputs: Path) -> None:
-    """The model that writes titles, in plain transformers, below inputs/writer.
+    """Saves a model that generates titles, in plain transformers, in inputs/writer.
 
-    Random weights are drawn wide, and no token is more frequent than another: with the usual ones every document would get much
-    the same short title, and equal titles would say nothing.
+    Its random weights are scaled up and its output bias is zero. With the usual random weights, all documents would get about
+    the same short title, and a comparison of titles would mean nothing.
     """
-    given = {"train_file": inputs / "documents.jsonl", "max_length": settings["generate_length"]}
-    task, _ = application.prepare("titlegen", options(settings) | given)
+    data = {"train_file": inputs / "documents.jsonl", "max_length": settings["generate_length"]}
+    task, _ = application.prepare("titlegen", options(settings) | data)
     model = application.build(task, kernels="reference")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim == 2 and "embeddings" not in name:
-                parameter.mul_(WIDER)
+                parameter.mul_(WEIGHT_SCALE)
         model.get_output_embeddings().bias.zero_()
     model.save_pretrained(inputs / "writer")
     task.tokenizer.save_pretrained(inputs / "writer")
 
 
-WAYS = ("ours", "bare", "trainer_best", "trainer")
-CONTENDERS = dict.fromkeys(WAYS, Titles.measure) | {"inputs": make_inputs}
+METHODS = ("ours", "bare", "trainer_best", "trainer")
+CONTENDERS = dict.fromkeys(METHODS, Titles.measure) | {"inputs": make_inputs}

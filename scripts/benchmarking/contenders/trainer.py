@@ -1,4 +1,4 @@
-"""transformers' Trainer as the contenders use it, and its start over a large file (ours is in `classification`)."""
+"""transformers' Trainer for the contenders, and its start over a large file (for ours see `classification`)."""
 
 from typing import Any
 
@@ -15,18 +15,18 @@ disable_progress_bars()
 
 
 def arguments_of(settings: dict[str, Any], seq2seq: bool = False, **more: Any) -> TrainingArguments:
-    """Nothing is reported or saved; with settings["batch_size"] those of a training of settings["max_steps"] steps, or else of
-    one epoch."""
-    given = {"save_strategy": "no", "report_to": "none", "disable_tqdm": True, "use_cpu": not torch.cuda.is_available()}
+    """Arguments without reports and checkpoints. With settings["batch_size"]: for settings["max_steps"] training steps, or one
+    epoch."""
+    arguments = {"save_strategy": "no", "report_to": "none", "disable_tqdm": True, "use_cpu": not torch.cuda.is_available()}
     if "batch_size" in settings:
-        given |= {"per_device_train_batch_size": settings["batch_size"], "learning_rate": settings["learning_rate"]}
-        given |= {"max_steps": settings["max_steps"]} if "max_steps" in settings else {"num_train_epochs": 1}
-    given |= {"output_dir": settings["folder"], "seed": settings["seed"], "bf16": settings["precision"] == "bf16"}
-    return (Seq2SeqTrainingArguments if seq2seq else TrainingArguments)(**given | more)
+        arguments |= {"per_device_train_batch_size": settings["batch_size"], "learning_rate": settings["learning_rate"]}
+        arguments |= {"max_steps": settings["max_steps"]} if "max_steps" in settings else {"num_train_epochs": 1}
+    arguments |= {"output_dir": settings["folder"], "seed": settings["seed"], "bf16": settings["precision"] == "bf16"}
+    return (Seq2SeqTrainingArguments if seq2seq else TrainingArguments)(**arguments | more)
 
 
 def make_trainer(model: Any, arguments: TrainingArguments, rows: dict[str, list] | Dataset, tokenizer: Any) -> Trainer:
-    """`rows` have "input_ids" and "labels"; they are padded to the longest of a batch."""
+    """`rows`: with "input_ids" and "labels", padded to the longest row of a batch."""
     rows = rows if isinstance(rows, Dataset) else Dataset.from_dict(rows | {"length": [len(ids) for ids in rows["input_ids"]]})
     seq2seq = isinstance(arguments, Seq2SeqTrainingArguments)
     kind, collator = (Seq2SeqTrainer, DataCollatorForSeq2Seq) if seq2seq else (Trainer, DataCollatorWithPadding)
@@ -34,19 +34,19 @@ def make_trainer(model: Any, arguments: TrainingArguments, rows: dict[str, list]
 
 
 def start(settings: dict[str, Any]) -> dict[str, Any]:
-    """Trainer until its first step is done, over tokens that `datasets` makes and keeps."""
+    """Trainer up to the end of its first step, over tokens that `datasets` computes and caches."""
     watch, tokenizer = Watch(settings), AutoTokenizer.from_pretrained(settings["model"])
     rows = load_dataset("json", data_files=settings["train_file"], split="train")
-    given = {"tokenizer": tokenizer, "max_length": settings["max_length"]}
-    rows = rows.map(encode, batched=True, fn_kwargs=given, remove_columns=["text", "labels"])
-    trained = make_trainer(load_model(settings, len(LABELS)), arguments_of(settings), rows, tokenizer)
-    watch.train(trained.model, trained.train)
+    inputs = {"tokenizer": tokenizer, "max_length": settings["max_length"]}
+    rows = rows.map(encode, batched=True, fn_kwargs=inputs, remove_columns=["text", "labels"])
+    trainer = make_trainer(load_model(settings, len(LABELS)), arguments_of(settings), rows, tokenizer)
+    watch.train(trainer.model, trainer.train)
     return watch.measurements()
 
 
 def encode(rows: dict[str, list], tokenizer: Any, max_length: int) -> dict[str, list]:
     ids = tokenizer(rows["text"], truncation=True, max_length=max_length)["input_ids"]
-    return {"input_ids": ids, "labels": [[float(name in found) for name in LABELS] for found in rows["labels"]]}
+    return {"input_ids": ids, "labels": [[float(name in labels) for name in LABELS] for labels in rows["labels"]]}
 
 
 CONTENDERS = {"start": start}

@@ -1,4 +1,4 @@
-"""Ways of training one model on the same rows. Each is a method that is called as the contender is."""
+"""Contenders that train one model on the same rows. Each is a method with the contender's name."""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, partial
@@ -14,11 +14,11 @@ MAX_GRAD_NORM = 1.0
 
 
 class TrainingContender:
-    """settings["contender"] says which way it trains, "batch_size", "learning_rate" and "max_steps" how.
+    """settings: "contender": the method to run; "batch_size", "learning_rate", "max_steps".
 
-    A subclass for each task, the script `script` of app/, says what differs between tasks: `options()` for the application;
-    `plain_model()`, computed by transformers alone; `token_rows()`, the columns "input_ids" and "labels", and the tokenizer;
-    `before(model)`, called before the first step; `result(model)`, what is handed over beside time and memory.
+    A subclass for each task (`script`: its script in app/) defines `options()`: the application's arguments; `plain_model()`: a
+    model that transformers alone computes; `token_rows()`: (columns "input_ids" and "labels", tokenizer); `before(model)`:
+    called before the first step; `result(model)`: results besides time and memory.
     """
 
     script: str
@@ -32,38 +32,37 @@ class TrainingContender:
     def measure(cls, settings: dict[str, Any]) -> dict[str, Any]:
         return getattr(cls(settings), settings["contender"])()
 
-    def watched(self, model: Any, train: Callable[[], Any]) -> dict[str, Any]:
-        """The result of `train`(), which trains the model."""
+    def measure_training(self, model: Any, train: Callable[[], Any]) -> dict[str, Any]:
+        """Measures `train`(), which trains the model."""
         self.before(model)
         self.watch.train(model, train)
         return self.watch.measurements() | self.result(model)
 
     def before(self, model: Any) -> None:
-        """Nothing."""
+        return
 
     def result(self, model: Any) -> dict[str, Any]:
         return {}
 
     @cached_property
     def prepared(self) -> tuple[Any, Any]:
-        """The task and its steps, what the application would train on."""
+        """(the application's task, its training steps)."""
         return application.prepare(self.script, self.options())
 
     def ours(self) -> dict[str, Any]:
-        """The application's own command, left when the training is done."""
-        return application.train(self.script, self.options(), self.watch_ours)
+        """The application's own command up to the end of training."""
+        return application.train(self.script, self.options(), self.measure_ours)
 
-    def watch_ours(self, train: Callable[[], Any], run: Any, training: Any, state: Any) -> dict[str, Any]:
-        return self.watched(training.model, train)
+    def measure_ours(self, train: Callable[[], Any], run: Any, training: Any, state: Any) -> dict[str, Any]:
+        return self.measure_training(training.model, train)
 
     def bare(self) -> dict[str, Any]:
-        """The same batches in the same order and the same passes, the task's model and loss, and nothing but PyTorch around
-        them."""
+        """A plain PyTorch loop over the same micro-batches, with the task's model and loss."""
         task, steps = self.prepared
         model = application.build(task).to(self.device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=self.settings["learning_rate"], fused=True)
         batches = (steps[number] for number in range(len(steps)))
-        return self.watched(model, partial(self.loop, model, optimizer, batches, len(steps), self.task_losses))
+        return self.measure_training(model, partial(self.loop, model, optimizer, batches, len(steps), self.task_losses))
 
     def task_losses(self, model: Any, batches: list[Any]) -> Iterator[torch.Tensor]:
         task, _ = self.prepared
@@ -75,7 +74,7 @@ class TrainingContender:
             yield loss
 
     def loop(self, model: Any, optimizer: Any, batches: Iterable[Any], steps: int, losses_of: Callable[..., Any]) -> None:
-        """The loop of many hand-written scripts. `losses_of`(model, batch) gives the loss of each pass of a step."""
+        """A plain training loop. `losses_of`(model, batch): the losses of a step's micro-batches."""
         scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)
         model.train()
         for batch in batches:
@@ -87,16 +86,16 @@ class TrainingContender:
             scheduler.step()
 
     def trainer(self, **more: Any) -> dict[str, Any]:
-        """transformers' Trainer as it comes."""
-        from benchmarking.contenders import trainer  # imports much that other contenders must not wait for
+        """transformers' Trainer with default settings."""
+        from benchmarking.contenders import trainer  # slow to import
 
         rows, tokenizer = self.token_rows()
         arguments = trainer.arguments_of(self.settings, self.seq2seq, **more)
-        trained = trainer.make_trainer(self.plain_model(), arguments, rows, tokenizer)
-        return self.watched(trained.model, trained.train)
+        hf_trainer = trainer.make_trainer(self.plain_model(), arguments, rows, tokenizer)
+        return self.measure_training(hf_trainer.model, hf_trainer.train)
 
     def trainer_best(self) -> dict[str, Any]:
-        """Trainer with fused AdamW and rows of similar length together; on a GPU TF32 and workers."""
+        """Trainer with fused AdamW and batches of similar length; on a GPU also TF32 and workers."""
         gpu = {"tf32": True, "dataloader_num_workers": 2} if self.cuda else {"dataloader_pin_memory": False}
         return self.trainer(optim="adamw_torch_fused", train_sampling_strategy="group_by_length", **gpu)
 

@@ -1,4 +1,4 @@
-"""Ways of writing titles for the same documents with the same model, by the same beam search."""
+"""Contenders that generate titles for the same documents with the same model and beam search."""
 
 from functools import partial
 from pathlib import Path
@@ -12,11 +12,11 @@ from benchmarking.contenders.titles import options
 from benchmarking.watch import Watch
 from finetune.text.chinese import join_chinese
 
-CHECKED_TITLES = 8  # documents that plain transformers gives a title one at a time
+CHECKED_TITLES = 8  # documents for `titles_alone`
 
 
 def write_ours(settings: dict[str, Any]) -> dict[str, Any]:
-    """app/titlegen.py --do_predict, watched where it predicts; each pass goes over all documents."""
+    """app/titlegen.py --do_predict, measured while it predicts. A step is one pass over all documents."""
     return application.predict("titlegen", prediction_options(settings), partial(watch_prediction, settings))
 
 
@@ -30,7 +30,7 @@ def watch_prediction(settings: dict[str, Any], predict: Any, run: Any, model: An
 
 @torch.no_grad()
 def titles_alone(settings: dict[str, Any], tokenizer: Any, split: Any, device: torch.device) -> list[str]:
-    """Titles that plain transformers writes for the first documents, one at a time, without padding, in the run's precision."""
+    """Titles of the first documents by plain transformers, one at a time, without padding, in the run's precision."""
     half = torch.bfloat16 if settings["precision"] == "bf16" else torch.float32
     model = load_writer(settings).to(device, half).eval()
     titles = []
@@ -47,21 +47,24 @@ def decode(tokenizer: Any, ids: Any) -> list[str]:
 
 
 def write_with_trainer(settings: dict[str, Any]) -> dict[str, Any]:
-    """Seq2SeqTrainer.predict with predict_with_generate: the documents in their order, or (trainer_sorted) by length."""
-    from benchmarking.contenders import trainer  # ours must not wait for it
+    """Seq2SeqTrainer.predict with predict_with_generate: documents in the file's order, or by length (trainer_sorted)."""
+    from benchmarking.contenders import trainer  # slow to import
 
     task, data = application.load("titlegen", prediction_options(settings) | application.PREDICTION)
     split, tokenizer, watch = data.splits["test"], task.tokenizer, Watch(settings)
     by_length = settings["contender"] == "trainer_sorted"
     order = np.argsort(-split.lengths, kind="stable") if by_length else np.arange(len(split))
-    # Without labels the Trainer fails: it asks for a loss beside the title, and so does ours where there are titles.
+    # The Trainer fails without labels, because it computes a loss too. Ours does so if there are titles.
     rows = {name: [column[i] for i in order] for name, column in application.token_columns(split).items()}
-    given = {"per_device_eval_batch_size": settings["eval_batch_size"], "predict_with_generate": True}
-    arguments = trainer.arguments_of(settings, True, **given, dataloader_pin_memory=torch.cuda.is_available())
-    made = trainer.make_trainer(load_writer(settings), arguments, rows, tokenizer)
-    ids = watch.repeat(partial(made.predict, made.train_dataset, **search(settings)), settings["max_steps"]).predictions
+    arguments = trainer.arguments_of(
+        settings, True, per_device_eval_batch_size=settings["eval_batch_size"], predict_with_generate=True,
+        dataloader_pin_memory=torch.cuda.is_available(),
+    )  # fmt: skip
+    hf_trainer = trainer.make_trainer(load_writer(settings), arguments, rows, tokenizer)
+    predict = partial(hf_trainer.predict, hf_trainer.train_dataset, **search(settings))
+    ids = watch.repeat(predict, settings["max_steps"]).predictions
     titles = decode(tokenizer, np.where(ids < 0, tokenizer.pad_token_id, ids))
-    return watch.measurements() | {"titles": [titles[place] for place in np.argsort(order)]}
+    return watch.measurements() | {"titles": [titles[row] for row in np.argsort(order)]}
 
 
 def prediction_options(settings: dict[str, Any]) -> application.Options:
@@ -79,9 +82,9 @@ def load_writer(settings: dict[str, Any]) -> Any:
 
 
 def search(settings: dict[str, Any]) -> dict[str, Any]:
-    """What the application asks of generate, start and end counted."""
-    beams, longest = settings["beams"], settings["title_length"] + 2
-    stop_early = {"early_stopping": True} if beams > 1 else {}  # a greedy search complains about it
+    """The application's arguments of `generate`."""
+    beams, longest = settings["beams"], settings["title_length"] + 2  # start and end tokens
+    stop_early = {"early_stopping": True} if beams > 1 else {}  # `generate` warns about it without beams
     return {"do_sample": False, "num_beams": beams, "max_length": longest, **stop_early}
 
 

@@ -1,4 +1,4 @@
-"""BigBird's attention and one whole layer of it."""
+"""BigBird's attention, alone and in a whole layer."""
 
 import statistics
 from typing import Any
@@ -7,10 +7,10 @@ from benchmarking.context import Bench
 from benchmarking.ratios import quartiles, ratios
 from benchmarking.report import BOTH, CPU, GPU, Goal, Report, Row, Section, table
 
-LEGEND = """Forward and backward passes of one layer, dimensions of BigBird-base, all ways in one process and in turns, each
-turn a pass that is not counted and one that is. `block_sparse` is transformers' own, `full_sdpa` full attention by torch's
-scaled_dot_product_attention, in the layer that of a BERT layer of the same size. The attention alone is the module without its
-projections."""
+LEGEND = """Forward and backward passes of one layer with the dimensions of BigBird-base. All variants take turns in one
+process; each turn is a warm-up pass and a measured one. `block_sparse` is transformers' implementation. `full_sdpa` is full
+attention by torch's scaled_dot_product_attention, for a whole layer in a BERT layer of the same size. "The attention alone" is
+the module without its projections."""
 PARTS = {"attention": "The attention alone", "layer": "A whole layer"}
 BLOCK_SPARSE = "BigBird, {} at {}: times transformers' block_sparse"
 MEMORY = "BigBird, a whole layer at 4096: share of block_sparse's peak memory"
@@ -19,10 +19,10 @@ FULL = "BigBird, attention and layer from 2048 on: times full SDPA, at worst"
 
 def measure(bench: Bench) -> Report:
     size = bench.size("attention")
-    (found,) = bench.run(["attention.measure"], size | {"lengths": bench.options.lengths or size["lengths"]})
+    (result,) = bench.run(["attention.measure"], size | {"lengths": bench.options.lengths or size["lengths"]})
     tables, goals, against_full = [], {}, []
     for part, title in PARTS.items():
-        groups = [group for group in found["measured"] if group["part"] == part]
+        groups = [group for group in result["measured"] if group["part"] == part]
         rows = [row for group in groups for row in group_rows(group)]
         tables.append(table(title, rows, "length", "median, ms", by=""))
         for row in rows:
@@ -34,18 +34,18 @@ def measure(bench: Bench) -> Report:
                 against_full.append(row["speed"]["median"])
     goals[FULL] = min(against_full, default=None), None
     model = "1 layer, {hidden} wide, {heads} heads, blocks of {block_size}".format(**size)
-    return {"data": "", "model": model, "about": f"{size['rows']} sequence(s) a pass", "tables": tables, "goals": goals}
+    return {"data": "", "model": model, "about": f"{size['rows']} sequence(s) per pass", "tables": tables, "goals": goals}
 
 
 def group_rows(group: dict[str, Any]) -> list[Row]:
-    ours, rows = group["ways"]["ours"], []
-    for name, way in group["ways"].items():
-        median, best, memory = statistics.median(way["seconds"]), min(way["seconds"]), way["memory_mb"][-1]
+    ours, rows = group["variants"]["ours"], []
+    for name, other in group["variants"].items():
+        median, best, memory = statistics.median(other["seconds"]), min(other["seconds"]), other["memory_mb"][-1]
         rows.append({
             "length": group["length"], "": name, "median, ms": 1000 * median, "at best, ms": 1000 * best, "memory, MiB": memory,
-            "speed": None if way is ours else quartiles(ratios(way["seconds"], ours["seconds"])),
-            "CPU time": None if way is ours else statistics.median(ratios(ours["cpu_seconds"], way["cpu_seconds"])),
-            "share of the memory": None if way is ours or not memory else ours["memory_mb"][-1] / memory,
+            "speed": None if other is ours else quartiles(ratios(other["seconds"], ours["seconds"])),
+            "CPU time": None if other is ours else statistics.median(ratios(ours["cpu_seconds"], other["cpu_seconds"])),
+            "share of the memory": None if other is ours or not memory else ours["memory_mb"][-1] / memory,
         })  # fmt: skip
     return rows
 
@@ -55,7 +55,7 @@ GOALS = (
     Goal(BLOCK_SPARSE.format("a whole layer", 4096), CPU, 1.5),
     Goal(BLOCK_SPARSE.format("a whole layer", 1536), CPU, 1.15),
     Goal(BLOCK_SPARSE.format("a whole layer", 4096), GPU, 4),
-    Goal(MEMORY, GPU, 0.5, least=False),
+    Goal(MEMORY, GPU, 0.5, is_minimum=False),
     Goal(FULL, BOTH, 1),
 )
 SECTION = Section("attention", "BigBird attention", LEGEND, measure, GOALS)

@@ -1,22 +1,22 @@
-"""The image tasks: training beside a bare loop and what a user would otherwise run."""
+"""Training of the image tasks against a bare loop, Trainer and MONAI's loop."""
 
 import json
 from typing import Any
 
 from benchmarking.context import Bench
 from benchmarking.data import make_sample_data
-from benchmarking.ratios import joined, speed_row
-from benchmarking.report import BOTH, Goal, Report, Row, Section, cost_goals, cost_values, table
+from benchmarking.ratios import merge, speed_row
+from benchmarking.report import BOTH, Goal, Report, Row, Section, overhead_goals, overhead_values, table
 
-# Script of app/ -> (what scripts/make_sample_data.py draws for it, the loop of others).
+# Script of app/ -> (its data in scripts/make_sample_data.py, the contender beside `bare`).
 TASKS = {"image_classify": ("images", "trainer"), "segment": ("masks", "trainer"), "segment3d": ("volumes", "monai")}
 TOOLS = {"trainer": "Trainer", "monai": "MONAI"}
-COST, FASTER = "{}: our step costs more than the bare loop's", "{}: times the speed of {}"
+OVERHEAD, FASTER = "{}: our step costs more than the bare loop's", "{}: times the speed of {}"
 LEGEND = """`ours` is the script of app/ itself, from its arguments to the end of training. `bare` is a plain PyTorch loop over
 the same batches, loaded the same way, with the task's model and loss. `trainer` is transformers' Trainer with fused AdamW, the
-task's model and loss and rows decoded by our loader; `monai` is the loop of MONAI's tutorials with its transforms, kept in
-memory as far as they are not random, its loader and DiceCE loss. Loading counts for all, without workers. The first turns do
-not count. Memory is the peak while training, above what the process held before its first step."""
+task's model and loss, and rows decoded by our loader. `monai` is the loop of MONAI's tutorials: MONAI's transforms (cached
+before the first random one), loader and DiceCE loss. Times include loading, without workers, but not the warm-up turns. Memory
+is the peak during training, above the memory before the first step."""
 
 
 def measure(bench: Bench) -> Report:
@@ -30,7 +30,7 @@ def measure(bench: Bench) -> Report:
         runs, more = bench.compare("images", bench.others("images", ("bare", other)), settings, size, {"task": task})
         compared += more
         for name, each in runs.items():
-            rows.append({"task": task, "": name, **speed_row(joined(each), size["batch_size"] * bench.per_turn, "samples")})
+            rows.append({"task": task, "": name, **speed_row(merge(each), size["batch_size"] * bench.per_turn, "samples")})
     return {
         "data": "drawn by scripts/make_sample_data.py",
         "model": "small models, random weights",
@@ -44,7 +44,7 @@ def measure(bench: Bench) -> Report:
 
 
 def options(bench: Bench, task: str, scale: int) -> dict[str, Any]:
-    """More arguments of a task; its model is `scale` times a tiny one's width."""
+    """Further arguments of a task. Its model has `scale` times the width of a tiny one."""
     if task == "segment3d":
         channels = ",".join(str(4 * scale * factor) for factor in (1, 2, 4))
         return {"class_names": "bright,dark", "channels": channels, "strides": "2,2", "patch_size": "32,32,32"}
@@ -68,18 +68,18 @@ CONFIGS = {
 
 
 def goal_values(compared: list[Row]) -> dict[str, tuple[float, str | None]]:
-    found: dict[str, tuple[float, str | None]] = {}
+    values: dict[str, tuple[float, str | None]] = {}
     for row in compared:
         if row[""] == "bare":
-            found |= cost_values(COST.format(row["task"]), [row])
+            values |= overhead_values(OVERHEAD.format(row["task"]), [row])
         else:
-            found[FASTER.format(row["task"], TOOLS[row[""]])] = row["speed (quartiles)"]["median"], None
-    return found
+            values[FASTER.format(row["task"], TOOLS[row[""]])] = row["speed (quartiles)"]["median"], None
+    return values
 
 
 GOALS = tuple(
     goal
     for task, (_, other) in TASKS.items()
-    for goal in (*cost_goals(COST.format(task)), Goal(FASTER.format(task, TOOLS[other]), BOTH, 1))
+    for goal in (*overhead_goals(OVERHEAD.format(task)), Goal(FASTER.format(task, TOOLS[other]), BOTH, 1))
 )
 SECTION = Section("images", "Image tasks", LEGEND, measure, GOALS)

@@ -1,4 +1,4 @@
-"""The start of a command."""
+"""Start-up time of a command."""
 
 import statistics
 import subprocess
@@ -6,7 +6,7 @@ import sys
 import time
 
 from benchmarking.context import Bench
-from benchmarking.data import made_up_rows, write_rows
+from benchmarking.data import random_rows, write_rows
 from benchmarking.processes import REPOSITORY
 from benchmarking.ratios import Run, spread
 from benchmarking.report import BOTH, Goal, Report, Row, Section, table
@@ -14,18 +14,18 @@ from benchmarking.report import BOTH, Goal, Report, Row, Section, table
 HELP, AGAIN = "--help of either task", "first step over a million rows whose tokens are kept"
 SCRIPTS = ("app/classify.py", "app/titlegen.py")
 LEGEND = """`--help`: the whole process. First step: from the start of the process to the end of the first optimizer step, over
-a file of short texts; `first`, when nothing is kept, and `again`, when the rows and tokens of the earlier start are. `trainer`
-is transformers' Trainer over rows that `datasets` reads, tokenizes and keeps."""
+a file of short texts; `first` without, `again` with cached rows and tokens. `trainer` is transformers' Trainer over rows that
+`datasets` reads, tokenizes and caches."""
 JOBS = {"ours": "classification.ours", "trainer": "trainer.start"}
 
 
 def measure(bench: Bench) -> Report:
     size, path = bench.size("startup"), bench.folder / "rows.jsonl"
     helps = [{"": script, "seconds": seconds_of_help(script, size["helps"])} for script in SCRIPTS]
-    common = {"held_rows": 0, **{name: size[name] for name in ("batch_size", "max_length")}}
+    common = {"eval_rows": 0, **{name: size[name] for name in ("batch_size", "max_length")}}
     settings, _ = bench.with_classifier(common | {"train_file": bench.rows("short", 2000), "rows": 2000})
     settings |= {"train_file": str(path), "rows": size["rows"], "learning_rate": 1e-4, "max_steps": 1}
-    write_rows(path, made_up_rows(size["rows"], bench.options.seed))
+    write_rows(path, random_rows(size["rows"], bench.options.seed))
     runs: dict[str, list[Run]] = {name: [] for name in JOBS}
     for number in range(1 + (bench.options.rounds or size["rounds"])):
         for name in list(JOBS)[:: -1 if number % 2 else 1]:
@@ -48,7 +48,7 @@ def measure(bench: Bench) -> Report:
 
 
 def seconds_of_help(script: str, count: int) -> dict[str, float]:
-    """Of a script's --help; the first time does not count."""
+    """Seconds of a script's --help, without the first call."""
     seconds = []
     for _ in range(count + 1):
         started = time.perf_counter()
@@ -58,7 +58,7 @@ def seconds_of_help(script: str, count: int) -> dict[str, float]:
 
 
 def start_row(name: str, runs: list[Run]) -> Row:
-    """`runs`: the first one found no tokens that are kept."""
+    """`runs`: the first one had an empty cache."""
     first, *again = [run["startup_seconds"] + run["seconds"][0] for run in runs]
     return {
         "": name,

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from harm import cut, flip
+from damage import cut, flip
 from linear_task import LinearTask, collator, linear_layer, points
 
 from finetune.checkpoints import checkpoint, saving

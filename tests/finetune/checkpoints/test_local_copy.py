@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from thread_processes import Process, Together, outcomes
+from thread_processes import Exchange, Process, run_concurrently
 
 from finetune.checkpoints import local_copy
 from finetune.checkpoints.local_copy import check_shared, discard, fetch
@@ -14,11 +14,11 @@ FILES = {"model.bin": b"x" * 70, "empty": b"", "deep/er/config.json": b"{}"}
 
 def run(work, size=4, per_machine=2):
     """work(run, rank) on every process; returns the results or exceptions by rank."""
-    together, members = Together(size), []
+    exchange, members = Exchange(size), []
     for rank in range(size):
         place = {"rank": rank, "local_rank": rank % per_machine, "world_size": size, "local_world_size": per_machine}
-        members.append((Process(SimpleNamespace(**place), together), rank))
-    return outcomes(work, members)
+        members.append((Process(SimpleNamespace(**place), exchange), rank))
+    return run_concurrently(work, members)
 
 
 def fill(folder, files=FILES):

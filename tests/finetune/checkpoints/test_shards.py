@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import launchers
 import pytest
 import torch
-from harm import cut, flip
-from thread_processes import Process, Together, outcomes
+from damage import cut, flip
+from thread_processes import Exchange, Process, run_concurrently
 
 from finetune import preflight
 from finetune.checkpoints import shards
@@ -79,11 +79,11 @@ def quick(monkeypatch):
 def both_processes():
     """Has two processes do something at once: a function of (process, engine, writer) -> [what each returns]. An error, which
     both must have, is raised when both have ended."""
-    together = Together(2)
-    members = [(Process(launch_of(rank), together), engine_of(rank), Background()) for rank in range(2)]
+    exchange = Exchange(2)
+    members = [(Process(launch_of(rank), exchange), engine_of(rank), Background()) for rank in range(2)]
 
     def both(work):
-        found = outcomes(work, members)
+        found = run_concurrently(work, members)
         errors = [outcome for outcome in found if isinstance(outcome, Exception)]
         assert len(errors) in (0, 2), found  # never one alone, for whom the other would wait
         if errors:
@@ -231,7 +231,7 @@ def test_the_run_goes_on_while_shards_are_written(both_processes, tmp_path, monk
         part.add_(1)  # a step of the training
         state.step = 3
         assert not (tmp_path / "step_2").exists()
-        run.together.barrier.wait()
+        run.exchange.barrier.wait()
         go_on.set()
         wait(run, writer)
         return before

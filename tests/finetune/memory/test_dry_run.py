@@ -7,7 +7,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 from linear_task import LinearTask
-from memory_models import ALONE, CLASSIFY, TITLES, bert, big_bird_titles, packed_bert, ragged, taken, texts, titles
+from memory_models import (
+    ALONE,
+    CLASSIFY,
+    TITLES,
+    bert,
+    big_bird_titles,
+    padding_free_bert,
+    peak_bytes,
+    ragged_batch,
+    text_batch,
+    title_batch,
+)
 from torch import nn
 from torch.nn import functional
 
@@ -31,12 +42,12 @@ def forward_and_backward(model, task, batch, autocast):
 @pytest.mark.parametrize(
     ("make", "task", "batch", "checkpointing", "precision", "tolerance"),
     [
-        (bert, CLASSIFY, texts(6, 48), False, "no", 0.005),
-        (bert, CLASSIFY, texts(6, 48), False, "bf16", 0.01),
-        (bert, CLASSIFY, texts(6, 48), True, "no", 0.01),
-        (packed_bert, CLASSIFY, ragged(6, 48), False, "no", 0.01),
-        (big_bird_titles, TITLES, titles(2, 256, 12), False, "no", 0.05),
-        (big_bird_titles, TITLES, titles(2, 256, 12), True, "no", 0.06),
+        (bert, CLASSIFY, text_batch(6, 48), False, "no", 0.005),
+        (bert, CLASSIFY, text_batch(6, 48), False, "bf16", 0.01),
+        (bert, CLASSIFY, text_batch(6, 48), True, "no", 0.01),
+        (padding_free_bert, CLASSIFY, ragged_batch(6, 48), False, "no", 0.01),
+        (big_bird_titles, TITLES, title_batch(2, 256, 12), False, "no", 0.05),
+        (big_bird_titles, TITLES, title_batch(2, 256, 12), True, "no", 0.06),
     ],
 )
 @pytest.mark.usefixtures("one_thread")
@@ -47,7 +58,7 @@ def test_a_pass_takes_what_the_dry_run_counted(make, task, batch, checkpointing,
     layout = replace(ALONE, precision=precision)
     found = dry_run(model, task, batch, layout)
     forward_and_backward(model, task, batch, layout.autocast)  # caches and workspaces
-    measured = taken(lambda: forward_and_backward(model, task, batch, layout.autocast), model)
+    measured = peak_bytes(lambda: forward_and_backward(model, task, batch, layout.autocast), model)
     assert found.with_gradients == pytest.approx(measured, rel=tolerance)
     assert found.activations <= found.with_gradients
 
@@ -56,14 +67,14 @@ def test_the_model_is_left_as_it_was():
     model = big_bird_titles().eval()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     states = torch.get_rng_state()
-    dry_run(model, TITLES, titles(2, 256, 12), replace(ALONE, on_gpu=True))
+    dry_run(model, TITLES, title_batch(2, 256, 12), replace(ALONE, on_gpu=True))
     assert torch.equal(torch.get_rng_state(), states)
     assert not any(module.training for module in model.modules())
     after = model.state_dict()
     assert {name: type(tensor) for name, tensor in after.items()} == dict.fromkeys(before, torch.Tensor)
     assert all(torch.equal(after[name], before[name]) for name in before)
     assert all(parameter.grad is None for parameter in model.parameters())
-    forward_and_backward(model.train(), TITLES, titles(2, 256, 12), None)  # no cache of the attention holds a hollow tensor
+    forward_and_backward(model.train(), TITLES, title_batch(2, 256, 12), None)  # attention caches hold no meta tensor
     assert all(p.grad is None or type(p.grad) is torch.Tensor for p in model.parameters())
 
 
@@ -71,14 +82,15 @@ def test_a_model_without_weights_needs_what_one_with_weights_does():
     with torch.device("meta"):
         shape_only = bert()
     layout = replace(ALONE, on_gpu=True, precision="bf16")
-    assert dry_run(shape_only, CLASSIFY, texts(4, 32), layout) == dry_run(bert(), CLASSIFY, texts(4, 32), layout)
+    assert dry_run(shape_only, CLASSIFY, text_batch(4, 32), layout) == dry_run(bert(), CLASSIFY, text_batch(4, 32), layout)
 
 
 def test_on_a_gpu_attention_keeps_no_scores():
     def grows(on_gpu, **changes):
         layout, model = replace(ALONE, on_gpu=on_gpu), bert(vocab_size=8, **changes)
         # Without a mask: one of booleans becomes numbers, length x length of them.
-        short, long = (Batch(b.rows, {"input_ids": b.inputs["input_ids"]}, b.labels) for b in (texts(2, 128), texts(2, 512)))
+        batches = text_batch(2, 128), text_batch(2, 512)
+        short, long = (Batch(b.rows, {"input_ids": b.inputs["input_ids"]}, b.labels) for b in batches)
         return dry_run(model, CLASSIFY, long, layout).activations / dry_run(model, CLASSIFY, short, layout).activations
 
     assert grows(True) == pytest.approx(4, rel=0.05)
@@ -91,7 +103,7 @@ def test_a_layer_in_half_precision_takes_what_a_published_formula_says():
     more needed, so 2 of the 34 are not there; the intermediate size is 4 h."""
     rows, width, hidden = 4, 128, 64
     layout = Layout(2, "bf16", on_gpu=True, accumulation=1, wrapped=True, stage=2, bucket_size=1)
-    batch = texts(rows, width)
+    batch = text_batch(rows, width)
     batch = Batch(batch.rows, {"input_ids": batch.inputs["input_ids"]}, batch.labels)
     few, many = (bert(num_hidden_layers=n, intermediate_size=4 * hidden, vocab_size=300) for n in (4, 8))
     found = (dry_run(many, CLASSIFY, batch, layout).activations - dry_run(few, CLASSIFY, batch, layout).activations) / 4
@@ -101,9 +113,9 @@ def test_a_layer_in_half_precision_takes_what_a_published_formula_says():
 def test_recomputation_on_a_gpu_takes_less():
     model = bert()
     layout = replace(ALONE, on_gpu=True, precision="bf16")
-    kept = dry_run(model, CLASSIFY, texts(6, 48), layout).activations
+    kept = dry_run(model, CLASSIFY, text_batch(6, 48), layout).activations
     model.gradient_checkpointing_enable()
-    assert dry_run(model, CLASSIFY, texts(6, 48), layout).activations < kept / 2
+    assert dry_run(model, CLASSIFY, text_batch(6, 48), layout).activations < kept / 2
 
 
 class ImageTask(LinearTask):
@@ -128,7 +140,7 @@ IMAGES = Batch(torch.arange(4), {"pixels": torch.rand(4, 3, 24, 18)}, torch.aran
 def test_images_through_a_module_with_buffers():
     model, task = ImageModel(), ImageTask()
     found = dry_run(model, task, IMAGES, ALONE)
-    measured = taken(lambda: task.loss_sum(model, IMAGES).backward(), model)
+    measured = peak_bytes(lambda: task.loss_sum(model, IMAGES).backward(), model)
     assert found.with_gradients == pytest.approx(measured, rel=0.02)
     assert found.input_size == "4x3x24x18"
     half = [

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from memory_models import ALONE, CLASSIFY, bert, taken, texts
+from memory_models import ALONE, CLASSIFY, bert, peak_bytes, text_batch
 from text_tasks import classification
 
 import finetune.kernels.dropout.attention
@@ -27,7 +27,7 @@ def test_a_training_step_takes_what_was_estimated(arguments, start_run, accumula
     monkeypatch.setattr(embeddings, "LARGE", large)
     # What threads keep is as small beside this small model as it is beside one of the usual size.
     monkeypatch.setattr(finetune.kernels.dropout.attention, "WEIGHTS_AT_ONCE", 500)
-    model, batch = bert(), texts(4, 32)
+    model, batch = bert(), text_batch(4, 32)
     shape = BatchShape(4 * accumulation, 1, 4, accumulation)
     run = start_run(shape)
     expected = estimate(dry_run(model, CLASSIFY, batch, layout_of(run.launch, shape)), layout_of(run.launch, shape))
@@ -43,13 +43,13 @@ def test_a_training_step_takes_what_was_estimated(arguments, start_run, accumula
     moments = sum(x.numel() * x.element_size() for s in optimizer.optimizer.state.values() for x in s.values())
     assert expected.weights == weights
     assert expected.optimizer == pytest.approx(moments, rel=0.01)
-    assert weights + moments + kept + taken(step, model) == pytest.approx(expected.peak, rel=0.01)
+    assert weights + moments + kept + peak_bytes(step, model) == pytest.approx(expected.peak, rel=0.01)
 
 
 def test_frozen_weights_have_neither_gradients_nor_moments():
     model = bert()
     model.bert.requires_grad_(False)
-    found = estimate(dry_run(model, CLASSIFY, texts(4, 32), ALONE), ALONE)
+    found = estimate(dry_run(model, CLASSIFY, text_batch(4, 32), ALONE), ALONE)
     head = sum(parameter.numel() for parameter in model.classifier.parameters())
     assert (found.gradients, found.optimizer) == (4 * head, 8 * head)
     assert found.weights > 4 * sum(parameter.numel() for parameter in model.bert.parameters())
@@ -126,7 +126,7 @@ def bytes_per_parameter(root, name, precision, processes, accumulation, rows):
     with torch.device("meta"):
         model = bert(**sizes, **dropout, vocab_size=271, max_position_embeddings=128, num_labels=6)
     assert sum(p.numel() for p in model.parameters()) == numbers
-    batch = texts(rows, 47, torch.ones(rows, 6))
+    batch = text_batch(rows, 47, torch.ones(rows, 6))
     found = estimate(dry_run(model, classification(6), batch, layout), layout)
     return (found.peak + found.host) / numbers
 
@@ -167,7 +167,7 @@ def test_what_a_run_says():
 @pytest.mark.parametrize("given", [{"load_in_4bit": True}, {"load_in_8bit": True}], ids=["4 bits", "8 bits"])
 def test_weights_in_few_bits_are_counted_as_what_they_will_take(arguments, given):
     model = limit_training(bert(hidden_size=256), arguments(lora_r=2, model_name_or_path="base", **given), set())
-    found = estimate(dry_run(model, CLASSIFY, texts(4, 32), ALONE), ALONE)
+    found = estimate(dry_run(model, CLASSIFY, text_batch(4, 32), ALONE), ALONE)
     plain = sum(parameter.nbytes for parameter in model.parameters())
     rounded = [layer for layer in model.to("cpu").modules() if hasattr(layer, "bytes_per_element")]
     states = [layer.weight.quant_state.as_dict() if "load_in_4bit" in given else {"": layer.weight.SCB} for layer in rounded]

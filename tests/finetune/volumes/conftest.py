@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture
 def write():
-    """Writes an array as a NIfTI file: (path, values, voxel size, orientation of the array's axes) -> path."""
+    """A function (path, array, voxel size, orientation of the array's axes) -> path, which writes a NIfTI file."""
 
     def make(path, values, spacing=(1.0, 1.0, 1.0), codes="RAS", origin=(0, 0, 0)):
         affine = np.eye(4)
@@ -27,7 +27,7 @@ def write():
 
 @pytest.fixture
 def folder(tmp_path, write, token_cache):
-    """A folder of three volumes in the layout of images/ and labels/, and a cache of its own."""
+    """A folder with three volumes in images/ and labels/; uses an empty cache."""
     generator = np.random.default_rng(0)
     for number in range(3):
         label = np.zeros((7, 8, 9), dtype=np.uint8)

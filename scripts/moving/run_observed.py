@@ -1,9 +1,8 @@
-"""What scripts/parity.py has a launcher start instead of a task's script:
+"""Runs a task's script without dropout and records its training steps in FOLDER (see `observer.py`).
 
-    observed.py DEVICE FOLDER app/TASK.py ARGS
+    run_observed.py DEVICE FOLDER app/TASK.py ARGS
 
-runs the script with ARGS as if it had been started itself, without dropout, and writes what its steps trained on into FOLDER
-(see `observer.py`). DEVICE is cpu, to leave GPUs alone, or any.
+scripts/parity.py passes it to the launchers in place of the script. DEVICE: cpu hides the GPUs; any.
 """
 
 import os
@@ -15,8 +14,8 @@ from pathlib import Path
 def main() -> None:
     here = Path(sys.path[0])
     words = sys.argv[1:]
-    # DeepSpeed's launcher puts the rank before what it was given.
-    first = next(place for place, word in enumerate(words) if not word.startswith("--"))
+    # DeepSpeed's launcher inserts --local_rank first.
+    first = next(index for index, word in enumerate(words) if not word.startswith("--"))
     device, folder, script = words[first : first + 3]
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # launchers set it for their workers

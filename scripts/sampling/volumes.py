@@ -1,10 +1,10 @@
-"""Volumes of spheres: `make_sample_data.py volumes`.
+"""Volumes with balls: `make_sample_data.py volumes`.
 
     sample_volumes/images/ball_00.nii.gz    grey noise with bright and dark balls
     sample_volumes/labels/ball_00.nii.gz    0 background, 1 bright, 2 dark
     sample_volumes/split.csv                file,split: train, validation, test
 
-Voxel sizes and orientations differ from file to file, as a clinic's do.
+Voxel sizes and orientations vary, as in clinical data.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ BACKGROUND, BRIGHT, DARK, NOISE = 100.0, 160.0, 40.0, 15.0
 
 
 def draw(seed: int) -> tuple[nibabel.Nifti1Image, nibabel.Nifti1Image]:
-    """(image, label) of a number: the same for the same number."""
+    """(image, label) of a seed."""
     generator = np.random.default_rng(seed)
     spacing = generator.choice([1.0, 1.25, 1.5], size=3)
     shape = tuple(int(n) for n in EXTENT // spacing)
-    places = np.stack(np.meshgrid(*(np.arange(n) * s for n, s in zip(shape, spacing, strict=True)), indexing="ij"), axis=-1)
+    positions = np.stack(np.meshgrid(*(np.arange(n) * s for n, s in zip(shape, spacing, strict=True)), indexing="ij"), axis=-1)
     image, label = np.full(shape, BACKGROUND), np.zeros(shape, dtype=np.uint8)
     for number, (value, intensity) in enumerate([(1, BRIGHT), (2, DARK)] * 2):
         radius = generator.uniform(*RADII)
-        # One ball in each quarter of the plane, so that none covers another.
+        # One ball in each quarter of the plane: balls do not overlap.
         quarter = np.array([number // 2, number % 2, 0]) * EXTENT / 2
         room = np.array([EXTENT / 2, EXTENT / 2, EXTENT]) - 2 * radius
         centre = quarter + radius + generator.random(3) * room
-        inside = ((places - centre) ** 2).sum(-1) < radius**2
+        inside = ((positions - centre) ** 2).sum(-1) < radius**2
         image[inside], label[inside] = intensity, value
     image = image * generator.uniform(0.8, 1.2) + generator.normal(0, NOISE, shape)
     affine = np.diag([*spacing, 1.0])
-    turned = nibabel.orientations.axcodes2ornt(ORIENTATIONS[seed % len(ORIENTATIONS)])
-    change = nibabel.orientations.ornt_transform(nibabel.orientations.axcodes2ornt("RAS"), turned)
-    made = (nibabel.Nifti1Image(voxels, affine) for voxels in (image.astype(np.float32), label))
-    return tuple(volume.as_reoriented(change) for volume in made)
+    orientation = nibabel.orientations.axcodes2ornt(ORIENTATIONS[seed % len(ORIENTATIONS)])
+    change = nibabel.orientations.ornt_transform(nibabel.orientations.axcodes2ornt("RAS"), orientation)
+    volumes = (nibabel.Nifti1Image(voxels, affine) for voxels in (image.astype(np.float32), label))
+    return tuple(volume.as_reoriented(change) for volume in volumes)
 
 
 def main(argv: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""What may happen to a file on a disk."""
+"""Damages files."""
 
 from pathlib import Path
 
