@@ -65,7 +65,7 @@ from finetune.models.adapters import limit_training
 from finetune.plots import labels as label_plots
 from finetune.reading.ragged import Ragged
 from finetune.reading.tables import Table
-from finetune.task import Batch, Card, Judgement, Predictions
+from finetune.task import Analysis, Batch, ModelCard, Predictions
 from finetune.text import classifier
 from finetune.text.decisions import Decider, make_decider
 from finetune.text.labels import Labelled, choose_labels, label_ids, label_source, note_labels, one_hot, read_labels
@@ -236,15 +236,14 @@ class MultiLabelClassification(TextTask):
                 "probabilities": {label: round(float(p), 6) for label, p in zip(self.labels, probabilities, strict=True)},
             }
 
-    def judge(self, best: Predictions, split: TextSplit) -> Judgement:
+    def analyse(self, best: Predictions, split: TextSplit) -> Analysis:
         decisions = self.decider.decisions(best, self.thresholds, split)
         metrics = MetricsOfLabelledRows(sigmoid(best["logits"]), best["labels"], decisions)
-        return Judgement(metrics, partial(label_plots.show, partial(self.decider.plot_data, best), self.labels, split.texts))
+        return Analysis(metrics, partial(label_plots.show, partial(self.decider.plot_data, best), self.labels, split.texts))
 
-    def card(self, folder: Path) -> Card:
-        sections = [classifier.CARD_NOTE, *classifier.label_table(folder)]
-        title, tag = "Multi-label text classification", "text-classification"
-        return Card(title, tag, classifier.usage(self.config), classifier.CARD_METRICS, sections)
+    def model_card(self, folder: Path) -> ModelCard:
+        title, usage, metrics = "Multi-label text classification", classifier.usage(self.config), classifier.CARD_METRICS
+        return ModelCard(title, "text-classification", usage, metrics, [classifier.CARD_NOTE, *classifier.label_table(folder)])
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ from finetune.models.processors import load_processor
 from finetune.models.small_cnn import SmallCNN, SmallCNNConfig, load_small_cnn, read_config, save_small_cnn
 from finetune.output.run_folder import replace_folder
 from finetune.plots import classes as class_plots
-from finetune.task import Batch, Card, Described, Judgement, Predictions
+from finetune.task import Analysis, Batch, DataInfo, ModelCard, Predictions
 
 
 class ImageClassification(ImageTask):
@@ -110,8 +110,8 @@ class ImageClassification(ImageTask):
             classifier.note_classes(numbers["train"], self.labels, notes)
         return {split: Targets.of_numbers(class_numbers) for split, class_numbers in numbers.items()}
 
-    def describe(self, name: str, closely: bool = False) -> Described:
-        targets, rows = self.splits[name].targets, super().describe(name, closely)
+    def describe(self, name: str, decode_rows: bool = False) -> DataInfo:
+        targets, rows = self.splits[name].targets, super().describe(name, decode_rows)
         labels = None if targets is None else [(self.labels[number],) for number in targets.values]
         return rows._replace(labels=labels, answers=labels)
 
@@ -199,14 +199,14 @@ class ImageClassification(ImageTask):
         # The ids of several files are numbered through, so each line names its picture.
         return ({"image": split.images.name(row), **line} for row, line in enumerate(lines))
 
-    def judge(self, best: Predictions, split: ImageSplit) -> Judgement:
-        return class_plots.judge(best["logits"].argmax(axis=1), best["labels"], self.labels)
+    def analyse(self, best: Predictions, split: ImageSplit) -> Analysis:
+        return class_plots.analyse(best["logits"].argmax(axis=1), best["labels"], self.labels)
 
-    def card(self, folder: Path) -> Card:
+    def model_card(self, folder: Path) -> ModelCard:
         sections = classifier.card_sections(folder, self.labels)
         if isinstance(self.config, SmallCNNConfig):
-            return Card("Image classification", None, classifier.SMALL_CNN_USAGE, classifier.CARD_METRICS, sections)
-        return Card("Image classification", "image-classification", classifier.USAGE, classifier.CARD_METRICS, sections)
+            return ModelCard("Image classification", None, classifier.SMALL_CNN_USAGE, classifier.CARD_METRICS, sections)
+        return ModelCard("Image classification", "image-classification", classifier.USAGE, classifier.CARD_METRICS, sections)
 
 
 def _has_classes(split: str, examples: Examples) -> bool:

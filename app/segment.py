@@ -64,7 +64,7 @@ from finetune.output import predictions as output
 from finetune.output import written
 from finetune.plots import masks as plots
 from finetune.reports.card import class_tables
-from finetune.task import Batch, Card, Judgement, Predictions, check_metric
+from finetune.task import Analysis, Batch, ModelCard, Predictions, check_metric
 
 KINDS = {"iou": "IoU", "dice": "Dice"}  # metric of a class -> header of a table
 
@@ -238,12 +238,12 @@ class Segmentation(ImageTask):
             scores = {"iou": by_class(iou(predictions["counts"][row]), self.classes.names)} if split.labelled else {}
             yield line | {"shares": segmenter.shares(mask, self.classes.names), **scores}
 
-    def judge(self, best: Predictions, split: ImageSplit) -> Judgement:
-        return plots.judge(best, self.classes.names, split.ids, partial(self.score, split=split))
+    def analyse(self, best: Predictions, split: ImageSplit) -> Analysis:
+        return plots.analyse(best, self.classes.names, split.ids, partial(self.score, split=split))
 
-    def card(self, folder: Path) -> Card:
+    def model_card(self, folder: Path) -> ModelCard:
         tables, metrics = class_tables(folder, self.classes.names, KINDS), list(self.shown_metrics)
-        return Card("Semantic segmentation", "image-segmentation", segmenter.USAGE, metrics, tables)
+        return ModelCard("Semantic segmentation", "image-segmentation", segmenter.USAGE, metrics, tables)
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ from finetune.plan import Modes
 from finetune.plots import masks as plots
 from finetune.reading.fingerprint import fingerprint
 from finetune.reports.card import class_tables
-from finetune.task import Batch, Card, Data, Described, Judgement, Predictions, Split, Task, check_metric, mixing_fingerprint
+from finetune.task import Analysis, Batch, Data, DataInfo, ModelCard, Predictions, Split, Task, check_metric, mixing_fingerprint
 from finetune.volumes import network
 from finetune.volumes.augmentation import Augmentation
 from finetune.volumes.description import describe_volumes
@@ -107,8 +107,8 @@ class VolumeSegmentation(Task):
         self.prepared = prepared
         return Data(splits, self.run_fingerprint(prepared) | mixing_fingerprint(splits), notes)
 
-    def describe(self, name: str, closely: bool = False) -> Described:
-        return describe_volumes(self.prepared[name], self.settings.classes, closely)
+    def describe(self, name: str, decode_rows: bool = False) -> DataInfo:
+        return describe_volumes(self.prepared[name], self.settings.classes, decode_rows)
 
     def prepare(self, files: dict[str, Volumes], notes: list[str]) -> dict[str, list[Prepared]]:
         """Reads the settings of an exported model, or chooses them; prepares the volumes."""
@@ -238,12 +238,12 @@ class VolumeSegmentation(Task):
                     line[kind] = by_class(values[1:], names)
             yield line
 
-    def judge(self, best: Predictions, split: Split) -> Judgement:
-        return plots.judge(best, self.settings.classes, split.ids, partial(self.score, split=split), first=1)
+    def analyse(self, best: Predictions, split: Split) -> Analysis:
+        return plots.analyse(best, self.settings.classes, split.ids, partial(self.score, split=split), first=1)
 
-    def card(self, folder: Path) -> Card:
+    def model_card(self, folder: Path) -> ModelCard:
         tables = class_tables(folder, self.settings.classes[1:], KINDS)
-        return Card("Segmentation of volumes", None, USAGE, list(self.shown_metrics), tables)
+        return ModelCard("Segmentation of volumes", None, USAGE, list(self.shown_metrics), tables)
 
 
 if __name__ == "__main__":

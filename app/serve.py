@@ -78,7 +78,7 @@ def make_server(options: argparse.Namespace, task_arguments: list[str], folder: 
     task = task_of(Path(options.model))
     task_arguments = [*(CANDIDATES if task == "titlegen" else []), *task_arguments]
     predictor = load_predictor(task, options.model, folder, task_arguments)
-    megabytes = options.max_megabytes or MEGABYTES[predictor.task.takes]
+    megabytes = options.max_megabytes or MEGABYTES[predictor.task.input_kind]
     limits = Limits(options.max_batch, options.max_wait / 1000, options.queue_size, megabytes)
     config = json.loads((Path(options.model) / "config.json").read_text(encoding="utf-8"))
     model = "/".join(Path(options.model).resolve().parts[-2:])  # clients need not see the full path

@@ -68,7 +68,7 @@ from finetune.reading.ragged import RaggedChunks
 from finetune.reading.stored_rows import Column
 from finetune.reading.tables import Table
 from finetune.reading.tokens import encode_cached
-from finetune.task import Batch, Card, Judgement, Predictions
+from finetune.task import Analysis, Batch, ModelCard, Predictions
 from finetune.text import search, titles
 from finetune.text.splits import TextSplit, check_finite, pad_rows
 from finetune.text.text_task import TextTask
@@ -232,13 +232,13 @@ class TitleGeneration(TextTask):
     def remarks(self, metrics: dict[str, Any]) -> list[str]:
         return titles.lead_remark(metrics)
 
-    def judge(self, best: Predictions, split: TextSplit) -> Judgement:
+    def analyse(self, best: Predictions, split: TextSplit) -> Analysis:
         lengths = self.generation.lengths(best["ids"][:, 0]), best["targets"] - 1, split.lengths
-        return title_plots.judge(lengths, self.as_references(best, split), split.texts, self.rouge_tokenizer(split))
+        return title_plots.analyse(lengths, self.as_references(best, split), split.texts, self.rouge_tokenizer(split))
 
-    def card(self, folder: Path) -> Card:
+    def model_card(self, folder: Path) -> ModelCard:
         metrics, sections = titles.CARD_METRICS, titles.card_sections(folder)
-        return Card("Titles for long documents", "summarization", titles.usage(self.source_prefix), metrics, sections)
+        return ModelCard("Titles for long documents", "summarization", titles.usage(self.source_prefix), metrics, sections)
 
 
 if __name__ == "__main__":

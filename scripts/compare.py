@@ -3,10 +3,10 @@
 
     python scripts/compare.py runs/a runs/b [runs/c ...] [--plot curves.png]
 
-The others are compared with the first run. If two runs scored the same rows, a paired bootstrap over rows yields the difference
-of each headline metric with its 95 % interval and a two-sided p value (Efron and Tibshirani, "An Introduction to the Bootstrap",
-1993, chapter 16; Koehn, "Statistical Significance Tests for Machine Translation Evaluation", EMNLP 2004). The runs' resamples are
-in `bootstrap_test.npz`, else `bootstrap_validation.npz`, which `--report_to html` writes. Validation rows exaggerate a difference
+The others are compared with the first run. If two runs scored the same rows, a paired bootstrap over rows yields the
+difference of each headline metric with its 95 % interval and a two-sided p value (Efron and Tibshirani, "An Introduction to the
+Bootstrap", 1993, chapter 16; Koehn, "Statistical Significance Tests for Machine Translation Evaluation", EMNLP 2004). It reads
+`bootstrap_test.npz`, else `bootstrap_validation.npz`, which `--report_to html` writes. Validation rows exaggerate a difference
 if they also selected the best model.
 
     --plot FILE      draw the loss curves of all runs

@@ -334,7 +334,7 @@ def memory_report(task: Any, data: Any, plan: Any, launch: Any, several_machines
         row(name, other)
         for name, other in shipped_layouts(layout, several_machines)
         if not optimizers.refusals(optim, {} if other.stage else None, None, other.fsdp is not None)
-        and not (first.saved and (other.stage or other.fsdp))  # quantized weights cannot be sharded
+        and not (first.quantization_savings and (other.stage or other.fsdp))  # quantized weights cannot be sharded
     ]
     print(f"model          {first.parameters:,} weights, {first.trainable:,} of them trained")
     print(f"\nGiB per {'GPU' if layout.on_gpu else 'process'}, for micro-batches of {first.input_size}\n")
@@ -359,7 +359,9 @@ def shipped_layouts(planned: Any, several_machines: bool) -> list[tuple[str, Any
         shards, usable_precision = file.deepspeed or file.fsdp, file.precision in ("no", planned.precision)
         if not shards and ((file.processes > 1) != several or not usable_precision):
             continue
-        layout = Layout(planned.world_size, planned.precision, True, planned.accumulation, several, moments=planned.moments)
+        layout = Layout(
+            planned.world_size, planned.precision, True, planned.accumulation, several, state_bytes=planned.state_bytes
+        )
         same_precision = file.precision == planned.precision
         name = file.name if same_precision else f"{file.name} --mixed_precision {planned.precision}"
         if file.deepspeed:

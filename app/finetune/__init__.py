@@ -17,7 +17,7 @@ _MODULES = {
     "run": "finetune.application",
     "InputError": "finetune.errors",
     "TrainingError": "finetune.errors",
-    **dict.fromkeys(("Batch", "Card", "Data", "Judgement", "Predictions", "Split", "Task"), "finetune.task"),
+    **dict.fromkeys(("Batch", "ModelCard", "Data", "Analysis", "Predictions", "Split", "Task"), "finetune.task"),
     "replace_folder": "finetune.output.run_folder",
 }
 __all__ = list(_MODULES)

@@ -145,7 +145,7 @@ class Data:
     padding_free: bool = False  # whether the model computes without padding
 
 
-class Card(NamedTuple):
+class ModelCard(NamedTuple):
     """The task's part of the model card, a run's README.md."""
 
     title: str
@@ -164,23 +164,23 @@ class Section(NamedTuple):
     rows: list[list[str]]
 
 
-class Shown(NamedTuple):
+class ReportContent(NamedTuple):
     """Figures and tables for report.html."""
 
     figures: dict[str, Figure]  # by file name without suffix
     sections: list[Section]
 
 
-class Judgement(NamedTuple):
+class Analysis(NamedTuple):
     """A detailed analysis of a model's predictions."""
 
     # Headline metrics of some rows, by number, which may repeat: for confidence intervals and scripts/compare.py.
     metrics_of_rows: MetricsOfRows | None = None
     # Draws figures, which takes seconds; called for report.html only.
-    show: Callable[[], Shown] = lambda: Shown({}, [])
+    show: Callable[[], ReportContent] = lambda: ReportContent({}, [])
 
 
-class Described(NamedTuple):
+class DataInfo(NamedTuple):
     """Properties of a split's rows, in their order, for the data report."""
 
     contents: Sequence[Hashable]  # a key per row, equal for duplicates
@@ -191,7 +191,7 @@ class Described(NamedTuple):
     lengths: np.ndarray | None = None  # (rows,) in `unit`
     unit: str = ""
     limit: int | None = None  # the longest length that the model reads
-    nearly: str = ""  # what near duplicates are, such as "equal but for case"
+    similarity: str = ""  # what near duplicates are, such as "equal but for case"
     sizes: Mapping[str, np.ndarray] = MappingProxyType({})  # (rows,) by the name of the dimension
     areas: tuple[Sequence[str], np.ndarray] | None = None  # class names; (rows, classes) pixels or voxels
 
@@ -210,7 +210,7 @@ class Task(ABC):
     evaluates_by_tokens = False  # whether evaluation batches on a CPU are limited by tokens by default
     list_separator = "|"  # between the texts of a list in csv predictions
     memory_advice = ""  # task-specific advice in the out-of-memory message
-    takes: str | None = None  # items of `rows_in_memory`: "texts" or "pictures"; None: not supported
+    input_kind: str | None = None  # items of `rows_in_memory`: "texts" or "pictures"; None: not supported
 
     def __init__(self, arguments: Any) -> None:
         """`arguments`: Launch-, Run-, Optimization- and BatchArguments, and `model_name_or_path`, the exported model if the run
@@ -224,15 +224,15 @@ class Task(ABC):
     def load(self, launch: Launch, modes: Modes) -> Data:
         """Reads and checks the run's files, before a process group exists. Raises `InputError`."""
 
-    def describe(self, name: str, closely: bool = False) -> Described | None:
-        """Properties of a loaded split for the data report; None if the task has none. `closely`: includes properties that
+    def describe(self, name: str, decode_rows: bool = False) -> DataInfo | None:
+        """Properties of a loaded split for the data report; None if the task has none. `decode_rows`: includes properties that
         require decoding every row."""
         return None
 
-    def describe_files(self, launch: Launch, modes: Modes) -> tuple[dict[str, Described], list[str]]:
+    def describe_files(self, launch: Launch, modes: Modes) -> tuple[dict[str, DataInfo], list[str]]:
         """(`describe` of every split, notes) for scripts/data_report.py. A task may override it to skip what only runs need."""
         data = self.load(launch, modes)
-        described = {name: self.describe(name, closely=True) for name in data.splits}
+        described = {name: self.describe(name, decode_rows=True) for name in data.splits}
         return {name: rows for name, rows in described.items() if rows is not None}, data.notes
 
     @abstractmethod
@@ -305,7 +305,7 @@ class Task(ABC):
 
     def rows_in_memory(self, items: Sequence[Any]) -> Split:
         """Builds a test split of items in memory: texts, or pictures as bytes. Call `load` first. Raises `InputError`."""
-        raise NotImplementedError  # `takes` is None
+        raise NotImplementedError  # `input_kind` is None
 
     def explain(self, model: torch.nn.Module, item: Any, line: dict[str, Any]) -> dict[str, Any]:
         """Explains the prediction `line` of one of `rows_in_memory`'s items, for a web page. `model`: of `load_exported`."""
@@ -323,13 +323,13 @@ class Task(ABC):
         """Sentences about the model's limitations, for the model card."""
         return []
 
-    def judge(self, best: Predictions, split: Split) -> Judgement:
+    def analyse(self, best: Predictions, split: Split) -> Analysis:
         """Row scores, figures and tables from the best model's predictions of a labelled file, at the end of a run."""
-        return Judgement()
+        return Analysis()
 
-    def card(self, folder: Path) -> Card:
+    def model_card(self, folder: Path) -> ModelCard:
         """The task's part of the model card. `folder`: the run's, with metrics.json."""
-        return Card(self.name, None, "", list(self.shown_metrics), [])
+        return ModelCard(self.name, None, "", list(self.shown_metrics), [])
 
     @property
     def best_metric(self) -> str:

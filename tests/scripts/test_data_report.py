@@ -11,7 +11,7 @@ from pictures import write_folder
 from PIL import Image
 
 from finetune.reports.data import describe_texts, examine
-from finetune.task import Described
+from finetune.task import DataInfo
 
 TASKS = SCRIPTS.parent / "app"
 spec = importlib.util.spec_from_file_location("data_report_script", SCRIPTS / "data_report.py")
@@ -70,7 +70,7 @@ def test_rows_at_the_limit_are_lost_ones():
 def test_classes_of_masks_are_counted_by_area():
     areas = {"train": [[990, 5, 0], [1000, 0, 0]], "validation": [[500, 0, 500]]}
     splits = {
-        name: Described([f"{name} {row}" for row in range(len(rows))], None, None, None, np.zeros(len(rows), bool),
+        name: DataInfo([f"{name} {row}" for row in range(len(rows))], None, None, None, np.zeros(len(rows), bool),
                         sizes={"width, pixels": np.arange(len(rows)) + 7}, areas=(["ground", "disc", "square"], np.array(rows)))
         for name, rows in areas.items()
     }  # fmt: skip

@@ -27,7 +27,7 @@ from finetune.models.sync_batch_norm import allow_single_values, has_batch_norm,
 from finetune.plan import Modes
 from finetune.reading.columns import SHOWN, more, split_off
 from finetune.reading.fingerprint import fingerprint
-from finetune.task import Batch, Data, Described, Split, Task, mixing_fingerprint
+from finetune.task import Batch, Data, DataInfo, Split, Task, mixing_fingerprint
 
 MOST_PIXELS = 50_000_000  # of a picture in a request to a server
 
@@ -35,7 +35,7 @@ MOST_PIXELS = 50_000_000  # of a picture in a request to a server
 @dataclass(frozen=True)
 class Targets:
     """The targets of a split. `values`: (rows,) int64 class numbers, or masks. `content`: a hash of them. `describe`: returns
-    fields of `Described` for the data report."""
+    fields of `DataInfo` for the data report."""
 
     values: np.ndarray | Images
     content: str
@@ -61,7 +61,7 @@ class ImageTask(Task):
     `load` sets `launch`, `modes`, `notes`, `inspected`, `processing`, `augmentation` and `splits`.
     """
 
-    takes = "pictures"
+    input_kind = "pictures"
     memory_advice = "a smaller --per_device_train_batch_size, "
     mask_fill = 0  # mask value outside of a rotated picture
 
@@ -100,18 +100,18 @@ class ImageTask(Task):
             notes.append(f"--test_file {' '.join(arguments.test_file)} is not read: --do_predict is not given")
         return Data(self.splits, self._fingerprint(), notes)
 
-    def describe(self, name: str, closely: bool = False) -> Described:
+    def describe(self, name: str, decode_rows: bool = False) -> DataInfo:
         inspected, split = self.inspected[name], self.splits[name]
         sizes = {
             f"{side}, pixels": np.array([getattr(header, side) for header in inspected.headers]) for side in ("width", "height")
         }
-        described = Described(inspected.digests, None, None, None, np.zeros(len(split), dtype=bool), sizes=sizes)
+        described = DataInfo(inspected.digests, None, None, None, np.zeros(len(split), dtype=bool), sizes=sizes)
         if split.targets is not None and split.targets.describe is not None:
             described = described._replace(**split.targets.describe())
-        if not closely:
+        if not decode_rows:
             return described
         pixel_hashes = map_rows(partial(_pixel_hash, split.images), len(split), "comparing pictures", "pictures")
-        return described._replace(similar=pixel_hashes, nearly="of equal pixels, in files that are not equal")
+        return described._replace(similar=pixel_hashes, similarity="of equal pixels, in files that are not equal")
 
     def read(self, notes: list[str]) -> dict[str, Examples]:
         """The pictures of the splits that the run needs. Raises `InputError` with all problems."""

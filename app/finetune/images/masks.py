@@ -60,7 +60,7 @@ class InspectedMasks:
         return {value: sum(counts.get(value, 0) for counts in self.counts) for value in values}
 
     def describe(self, classes: Classes) -> dict[str, Any]:
-        """Fields of `Described` for the data report. Equal pictures should have equal counts of pixels."""
+        """Fields of `DataInfo` for the data report. Equal pictures should have equal counts of pixels."""
         areas = np.array([[counts.get(value, 0) for value in range(len(classes.names))] for counts in self.counts])
         return {"answers": [tuple(sorted(counts.items())) for counts in self.counts], "areas": (classes.names, areas)}
 

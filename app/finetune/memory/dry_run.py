@@ -44,7 +44,7 @@ class DryRun:
     activations: int  # peak bytes without finished gradients of parameters
     with_gradients: int  # peak bytes with gradients of parameters
     input_shape: tuple[int, ...]  # of the largest input
-    saved: int = 0  # bytes that weights in 4 or 8 bits save compared with fp32
+    quantization_savings: int = 0  # bytes that weights in 4 or 8 bits save compared with fp32
     largest_layer: int = 0  # elements of the largest layer that FSDP gathers on its own
     outside_layers: int = 0  # elements outside of these layers, which stay gathered during the pass
 
@@ -91,7 +91,7 @@ def dry_run(model: nn.Module, task: Task, batch: Batch, layout: Layout) -> DryRu
         activations=counter.most_activations,
         with_gradients=counter.most + sum(4 * parameter.numel() for parameter in kept),
         input_shape=max((tuple(x.shape) for x in batch.inputs.values()), key=lambda shape: (np.prod(shape), shape)),
-        saved=round(sum(module.weight.numel() * (4 - module.bytes_per_element) for module in in_bits)),
+        quantization_savings=round(sum(module.weight.numel() * (4 - module.bytes_per_element) for module in in_bits)),
         largest_layer=max((sum(p.numel() for p in layer.parameters()) for layer in layers), default=0),
         outside_layers=sum(parameter.numel() for parameter in model.parameters()) - sum(in_layers.values()),
     )

@@ -31,7 +31,7 @@ def estimate(dry_run: DryRun, layout: Layout) -> Estimate:
     Per trained parameter, mixed precision with Adam takes K = 12 bytes of optimizer state (fp32 weight and two moments), a
     weight and a gradient in half precision. ZeRO-1 partitions the state over the processes, ZeRO-2 also the gradients, ZeRO-3
     also the weights (Rajbhandari et al., arXiv:1910.02054, sections 3.1 and 5). Under autocast, and in fp32 without ZeRO, the
-    weight is fp32 already, so K is 8. For other optimizers, `Layout.moments` replaces the two moments.
+    weight is fp32 already, so K is 8. For other optimizers, `Layout.state_bytes` replaces the two moments.
 
     Beyond the paper, the estimate covers reduction buckets, copies of gradients during an update, and the weights that ZeRO-3
     keeps gathered: up to `stage3_max_live_parameters` (default 1e9), so a smaller model is whole on every GPU in a pass. These
@@ -43,8 +43,8 @@ def estimate(dry_run: DryRun, layout: Layout) -> Estimate:
 
 
 def _replicated(run: DryRun, layout: Layout) -> Estimate:
-    weights = 4 * run.parameters - run.saved + run.buffers
-    gradients, optimizer = 4 * run.trainable, round(layout.moments * run.trainable)
+    weights = 4 * run.parameters - run.quantization_savings + run.buffers
+    gradients, optimizer = 4 * run.trainable, round(layout.state_bytes * run.trainable)
     # DDP's gradients are views of its buckets, but micro-batches without synchronisation accumulate outside of them.
     exchange = gradients if layout.wrapped and layout.accumulation > 1 else 0
     # With a single micro-batch and no DDP, gradients are allocated while activations are freed.
@@ -60,7 +60,7 @@ def _sharded(run: DryRun, layout: Layout) -> Estimate:
     size, alone = 2 if layout.autocast else 4, layout.world_size == 1
     own = -(-run.trainable // layout.world_size)
     weights = 4 * -(-run.parameters // layout.world_size) + run.buffers
-    gradients, optimizer = 4 * own, round(layout.moments * own)
+    gradients, optimizer = 4 * own, round(layout.state_bytes * own)
     live = run.outside_layers + 3 * run.largest_layer if layout.fsdp.reshard_after_forward else run.parameters
     gathered = 0 if alone and size == 4 else size * min(run.parameters, live)
     largest = max(run.largest_layer, run.outside_layers)
@@ -79,7 +79,7 @@ def _partitioned(run: DryRun, layout: Layout) -> Estimate:
     own = -(-run.trainable // processes)  # elements that one process updates
     gathered = size * min(run.parameters, layout.live_parameters) if layout.stage == 3 and processes > 1 else 0
     weights = (size * -(-run.parameters // processes) if layout.stage == 3 else size * run.parameters) + run.buffers
-    optimizer = round((4 + layout.moments) * own)
+    optimizer = round((4 + layout.state_bytes) * own)
     buckets = layout.bucket_size * layout.num_buckets * size
     all_gradients, own_gradients, fp32_copy = size * run.trainable, size * own, 4 * own
     if layout.stage == 3:

@@ -31,7 +31,7 @@ class Layout:
     num_buckets: int = 1
     live_parameters: int = 0  # elements that ZeRO-3 keeps gathered
     kernels: str = "auto"  # --kernels
-    moments: float = 8.0  # average bytes per trained element of optimizer state and --ema_decay
+    state_bytes: float = 8.0  # average bytes per trained element of optimizer state and --ema_decay
     fsdp: FsdpSettings | None = None
 
     @property
@@ -51,11 +51,13 @@ class Layout:
         return None if self.stage else HALF.get(self.precision)
 
 
-def layout_of(launch: Any, batch: BatchShape, kernels: str = "auto", moments: float = 8.0) -> Layout:
-    """The layout of a `launch.Launch`. `kernels`, `moments`: as in `Layout`."""
+def layout_of(launch: Any, batch: BatchShape, kernels: str = "auto", state_bytes: float = 8.0) -> Layout:
+    """The layout of a `launch.Launch`. `kernels`, `state_bytes`: as in `Layout`."""
     wrapped = launch.world_size > 1 or launch.launcher in ("torchrun", "deepspeed")
     on_gpu = not launch.use_cpu
-    plain = Layout(launch.world_size, launch.precision, on_gpu, batch.accumulation, wrapped, kernels=kernels, moments=moments)
+    plain = Layout(
+        launch.world_size, launch.precision, on_gpu, batch.accumulation, wrapped, kernels=kernels, state_bytes=state_bytes
+    )
     if launch.fsdp is not None:
         return with_fsdp(plain, launch.fsdp)
     return plain if launch.deepspeed_config is None else with_zero(plain, launch.deepspeed_config)

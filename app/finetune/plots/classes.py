@@ -8,14 +8,14 @@ import numpy as np
 
 from finetune.metrics.single_label import confusion_matrix, decision_scores
 from finetune.reports.figures import matrix
-from finetune.task import Judgement, Shown
+from finetune.task import Analysis, ReportContent
 
 MOST_CLASSES = 30
 
 
-def judge(predicted: np.ndarray, labels: np.ndarray, names: list[str]) -> Judgement:
+def analyse(predicted: np.ndarray, labels: np.ndarray, names: list[str]) -> Analysis:
     """`predicted` and `labels`: (rows,) predicted and true class numbers."""
-    return Judgement(partial(metrics_of_rows, predicted, labels, len(names)), partial(show, predicted, labels, names))
+    return Analysis(partial(metrics_of_rows, predicted, labels, len(names)), partial(show, predicted, labels, names))
 
 
 def metrics_of_rows(predicted: np.ndarray, labels: np.ndarray, num_classes: int, rows: np.ndarray) -> dict[str, float]:
@@ -23,7 +23,7 @@ def metrics_of_rows(predicted: np.ndarray, labels: np.ndarray, num_classes: int,
     return decision_scores(confusion_matrix(predicted[rows], labels[rows], num_classes))
 
 
-def show(predicted: np.ndarray, labels: np.ndarray, names: list[str]) -> Shown:
+def show(predicted: np.ndarray, labels: np.ndarray, names: list[str]) -> ReportContent:
     """The confusion matrix, for the classes with the most errors."""
     confusion = confusion_matrix(predicted, labels, len(names))
     errors = confusion.sum(axis=0) + confusion.sum(axis=1) - 2 * confusion.diagonal()
@@ -32,4 +32,4 @@ def show(predicted: np.ndarray, labels: np.ndarray, names: list[str]) -> Shown:
     shares = counts / np.maximum(confusion.sum(axis=1)[chosen, None], 1)
     title, ticks = "Confusion matrix: rows are true classes", [names[number] for number in chosen]
     figure = matrix(title, counts, ticks, x="predicted", y="true", shares=shares)
-    return Shown({"confusion_matrix": figure}, [])
+    return ReportContent({"confusion_matrix": figure}, [])

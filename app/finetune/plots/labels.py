@@ -9,7 +9,7 @@ import numpy as np
 
 from finetune.metrics.multilabel import calibration_bins, expected_calibration_error
 from finetune.reports.figures import BLUE, COLORS, GREY, NAME, legend_below, matrix, new_figure
-from finetune.task import Section, Shown
+from finetune.task import ReportContent, Section
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,12 +19,12 @@ CHARACTERS = 300  # of a text
 Judged = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
-def show(judged: Callable[[], Judged], names: list[str], texts: Any) -> Shown:
+def show(judged: Callable[[], Judged], names: list[str], texts: Any) -> ReportContent:
     """Figures and the worst rows. `judged` returns (probabilities (rows, labels), labels (rows, labels) of 0 and 1, thresholds
     of the model (labels,), predicted (rows, labels) bool, by thresholds chosen on other rows). `texts`: by row."""
     probabilities, labels, thresholds, predicted = judged()
     drawn = figures(probabilities, labels, thresholds, predicted, names)
-    return Shown(drawn, [worst_rows(probabilities, labels, predicted, names, texts)])
+    return ReportContent(drawn, [worst_rows(probabilities, labels, predicted, names, texts)])
 
 
 def figures(

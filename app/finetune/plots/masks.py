@@ -11,7 +11,7 @@ import numpy as np
 
 from finetune.metrics.segmentation import PREDICTED, SHARED, TRUE, dice, iou
 from finetune.reports.figures import BLUE, GREY, NAME, legend_below, matrix, new_figure
-from finetune.task import Judgement, Predictions, Section, Shown
+from finetune.task import Analysis, Predictions, ReportContent, Section
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,13 +20,13 @@ MOST_ROWS, MOST_BARS, MOST_CONFUSED = 20, 30, 15
 COUNTED = ("loss", "counts", "hd95")  # predictions that metrics are computed from
 
 
-def judge(
+def analyse(
     predictions: Predictions,
     classes: Sequence[str],
     ids: Sequence[str],
     metrics: Callable[[Predictions], Mapping[str, float | None]],
     first: int = 0,
-) -> Judgement:
+) -> Analysis:
     """`predictions`: `loss` (rows,), `counts` (rows, classes, 3) and, for few classes, `confusion` (rows, true classes,
     predicted classes). `metrics`: computes the metrics of predictions. `first`: the first class to be scored; 1 leaves out the
     background."""
@@ -36,7 +36,7 @@ def judge(
         by_row = {name: np.nanmean(metric(counts)[:, first:], axis=1) for name, metric in (("iou", iou), ("dice", dice))}
     # A row without any class, in truth and prediction, is right.
     scores = {"loss": predictions["loss"], **{name: np.nan_to_num(values, nan=1.0) for name, values in by_row.items()}}
-    return Judgement(partial(_metrics_of_rows, predictions, metrics), partial(show, predictions, classes, ids, scores, first))
+    return Analysis(partial(_metrics_of_rows, predictions, metrics), partial(show, predictions, classes, ids, scores, first))
 
 
 def _metrics_of_rows(
@@ -51,7 +51,7 @@ def show(
     ids: Sequence[str],
     scores: Mapping[str, np.ndarray],
     first: int,
-) -> Shown:
+) -> ReportContent:
     """Dice by class, the confusion matrix, and the worst rows."""
     total = predictions["counts"].sum(axis=0)
     figures = {"class_dice": _dice(total[first:], classes[first:])}
@@ -65,7 +65,7 @@ def show(
         worst_class = "-" if worst is None else f"{classes[first + worst]} ({by_class[row, worst]:.2f})"
         rows.append([str(ids[row]), *(f"{scores[name][row]:.4f}" for name in scores), worst_class])
     header = ["row", *scores, "worst class (IoU)"]
-    return Shown(figures, [Section("Worst validation rows", "By loss, worst first.", header, rows)])
+    return ReportContent(figures, [Section("Worst validation rows", "By loss, worst first.", header, rows)])
 
 
 def _dice(total: np.ndarray, classes: Sequence[str]) -> Figure:

@@ -10,7 +10,7 @@ import numpy as np
 from finetune.metrics.bootstrap import MeansOfRows
 from finetune.metrics.rouge import ROUGE_METRICS, lead_baseline, lead_length, row_scores
 from finetune.reports.figures import BLUE, GREY, ORANGE, legend_below, new_figure
-from finetune.task import Judgement, Section, Shown
+from finetune.task import Analysis, ReportContent, Section
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,13 +19,13 @@ BINS = 8  # of document lengths
 MOST_ROWS, CHARACTERS = 20, 300
 
 
-def judge(
+def analyse(
     lengths: tuple[np.ndarray, np.ndarray, np.ndarray], titles: tuple[list[str], list[str]], texts: Any, tokenizer: str
-) -> Judgement:
+) -> Analysis:
     """`lengths`: (rows,) tokens of generated titles, of references, and of documents. `titles`: (generated, references).
     `texts`: by row. `tokenizer`: the name of ROUGE's tokenizer."""
     by_metric = dict(zip(ROUGE_METRICS, np.array(row_scores(*titles, tokenizer)).T, strict=True))
-    return Judgement(MeansOfRows(by_metric), partial(show, by_metric["rougeL"], lengths, titles, texts, tokenizer))
+    return Analysis(MeansOfRows(by_metric), partial(show, by_metric["rougeL"], lengths, titles, texts, tokenizer))
 
 
 def show(
@@ -34,10 +34,10 @@ def show(
     titles: tuple[list[str], list[str]],
     texts: Any,
     tokenizer: str,
-) -> Shown:
+) -> ReportContent:
     """`scores`: (rows,) ROUGE-L; the rest as in `judge`."""
     generated, references, documents = lengths
-    return Shown(figures(generated, references, scores, documents), [examples(*titles, scores, texts, tokenizer)])
+    return ReportContent(figures(generated, references, scores, documents), [examples(*titles, scores, texts, tokenizer)])
 
 
 def figures(generated: np.ndarray, references: np.ndarray, scores: np.ndarray, documents: np.ndarray) -> dict[str, Figure]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from finetune.reports.figures import COLORS, NAME, legend_below, new_figure
-from finetune.task import Described, Section
+from finetune.task import DataInfo, Section
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,7 +25,7 @@ class Finding(NamedTuple):
     advice: str
 
 
-def size_table(splits: Mapping[str, Described]) -> Section:
+def size_table(splits: Mapping[str, DataInfo]) -> Section:
     """Quantiles of the sizes of rows, by dimension."""
     cells = [
         [name, dimension, *(f"{value:,.4g}" for value in np.percentile(values, [0, 50, 100])), f"{len(np.unique(values)):,}"]

@@ -14,7 +14,7 @@ import numpy as np
 from finetune.reports import areas
 from finetune.reports.areas import Finding, shortened
 from finetune.reports.figures import BLUE, COLORS, NAME, legend_below, matrix, new_figure
-from finetune.task import Described, Section, Shown
+from finetune.task import DataInfo, ReportContent, Section
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,7 +29,7 @@ MOST_ROWS = 200_000  # larger data get no report at the end of a run, since it w
 
 class DataReport(NamedTuple):
     findings: list[Finding]
-    shown: Shown
+    shown: ReportContent
 
 
 def describe_texts(
@@ -37,7 +37,7 @@ def describe_texts(
     titles: Sequence[str] | None,
     labels: Sequence[tuple[str, ...]] | None,
     tokens: tuple[np.ndarray, int] | None = None,
-) -> Described:
+) -> DataInfo:
     """Describes texts with titles, labels or neither. `tokens`: ((rows,) lengths in tokens, their limit); without it lengths
     are in words."""
     contents, similar, num_words, blank = [], [], [], []
@@ -51,10 +51,10 @@ def describe_texts(
     unit = "words" if tokens is None else "tokens"
     answers = [tuple(sorted(labels_of_row)) for labels_of_row in labels] if labels is not None else titles
     nearly = "equal but for case, spaces and punctuation"
-    return Described(contents, similar, answers, labels, np.array(blank, dtype=bool), lengths, unit, limit, nearly)
+    return DataInfo(contents, similar, answers, labels, np.array(blank, dtype=bool), lengths, unit, limit, nearly)
 
 
-def examine(splits: Mapping[str, Described]) -> DataReport:
+def examine(splits: Mapping[str, DataInfo]) -> DataReport:
     """Examines the splits "train", "validation" and "test" of a data set, and compares the others with "train"."""
     splits = {name: splits[name] for name in ("train", "validation", "test") if name in splits}
     table, findings = _row_table(splits)
@@ -77,7 +77,7 @@ def examine(splits: Mapping[str, Described]) -> DataReport:
         findings += _label_findings(counts, pairs)
         sections += _label_tables(labelled, counts, pairs)
         figures |= _label_figures(counts, pairs)
-    return DataReport(findings, Shown(figures, sections))
+    return DataReport(findings, ReportContent(figures, sections))
 
 
 def as_section(findings: list[Finding]) -> Section:
@@ -85,7 +85,7 @@ def as_section(findings: list[Finding]) -> Section:
     return Section("Findings", "", ["found", "what to do"], rows)
 
 
-def _row_table(splits: Mapping[str, Described]) -> tuple[Section, list[Finding]]:
+def _row_table(splits: Mapping[str, DataInfo]) -> tuple[Section, list[Finding]]:
     """(counts of rows by split, findings). Leaves the columns of similar rows out if similarity was not examined."""
     cells, findings = [], []
     for name, rows in splits.items():
@@ -93,13 +93,13 @@ def _row_table(splits: Mapping[str, Described]) -> tuple[Section, list[Finding]]
         cells.append([name, *counts])
         findings += found
     header = ["split", "rows", "repeated", "nearly repeated", "contradicting", "in training", "nearly in training", "empty"]
-    nearly = next(iter(splits.values())).nearly
+    nearly = next(iter(splits.values())).similarity
     columns = [column for column, name in enumerate(header) if nearly or not name.startswith("nearly")]
     header, *cells = [[row[column] for column in columns] for row in [header, *cells]]
     return Section("Rows", f"Nearly: {nearly}." if nearly else "", header, cells), findings
 
 
-def _examine_split(name: str, rows: Described, train: Described | None) -> tuple[list[str], list[Finding]]:
+def _examine_split(name: str, rows: DataInfo, train: DataInfo | None) -> tuple[list[str], list[Finding]]:
     """(cells of the table, findings)."""
     number = len(rows.contents)
     repeated = number - len(set(rows.contents))
@@ -109,7 +109,7 @@ def _examine_split(name: str, rows: Described, train: Described | None) -> tuple
     empty = int(rows.blank.sum())
     findings = []
     if repeated or nearly_repeated:
-        more = f", {nearly_repeated} more nearly do" if rows.nearly else ""
+        more = f", {nearly_repeated} more nearly do" if rows.similarity else ""
         advice = "Leave repetitions out: they weigh several times in the loss and in metrics."
         findings.append(Finding(f"{repeated} {name} row(s) repeat another one{more}", advice))
     if contradicting:
@@ -117,7 +117,7 @@ def _examine_split(name: str, rows: Described, train: Described | None) -> tuple
         found = f"{len(contradicting)} {name} row(s) contradict an equal one ({pairs} of those read, from 0)"
         findings.append(Finding(found, "Correct them: no model can be right about both."))
     if leaked or nearly_leaked:
-        more = f", {nearly_leaked} more nearly are" if rows.nearly else ""
+        more = f", {nearly_leaked} more nearly are" if rows.similarity else ""
         advice = "Take them out of training: scores on training rows are too high."
         findings.append(Finding(f"{leaked} {name} row(s) are in the training rows too{more}", advice))
     if empty:
@@ -131,7 +131,7 @@ def _examine_split(name: str, rows: Described, train: Described | None) -> tuple
     return [f"{count:,}" for count in counts], findings
 
 
-def _contradicting(rows: Described) -> list[tuple[int, int]]:
+def _contradicting(rows: DataInfo) -> list[tuple[int, int]]:
     """Pairs (earlier row, row) of equal content and different answers."""
     if rows.answers is None:
         return []
@@ -140,7 +140,7 @@ def _contradicting(rows: Described) -> list[tuple[int, int]]:
     return [(earlier, row) for earlier, row in pairs if rows.answers[earlier] != rows.answers[row]]
 
 
-def _leaked(rows: Described, train: Described) -> tuple[int, int]:
+def _leaked(rows: DataInfo, train: DataInfo) -> tuple[int, int]:
     """(number of rows that are in the training rows too, number of further rows that are similar to one)."""
     contents = set(train.contents)
     leaked = sum(content in contents for content in rows.contents)
@@ -150,7 +150,7 @@ def _leaked(rows: Described, train: Described) -> tuple[int, int]:
     return leaked, sum(content in similar for content in rows.similar) - leaked
 
 
-def _length_table(splits: dict[str, Described]) -> Section:
+def _length_table(splits: dict[str, DataInfo]) -> Section:
     cells = []
     for name, rows in splits.items():
         percentiles = [f"{value:,.0f}" for value in np.percentile(rows.lengths, [5, 50, 95, 100])]
@@ -159,7 +159,7 @@ def _length_table(splits: dict[str, Described]) -> Section:
     return Section("Lengths", "", ["split", "in", "5 %", "median", "95 %", "longest", "at the limit"], cells)
 
 
-def _length_figure(splits: dict[str, Described]) -> Figure:
+def _length_figure(splits: dict[str, DataInfo]) -> Figure:
     unit = next(iter(splits.values())).unit
     figure, axes = new_figure("Lengths", unit, "share of rows")
     longest = max(int(rows.lengths.max()) for rows in splits.values())

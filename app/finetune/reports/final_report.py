@@ -20,7 +20,7 @@ from finetune.reports import data, figures
 from finetune.reports.card import write_card
 from finetune.reports.page import write_page
 from finetune.reports.tracker import SPEED, read_history, show_picture, show_table
-from finetune.task import Judgement, Predictions, Section, Shown, Split, Task
+from finetune.task import Analysis, Predictions, ReportContent, Section, Split, Task
 
 MOST_BYTES = 2**28  # of saved predictions
 
@@ -36,20 +36,20 @@ def save_best_predictions(folder: Path, best: Predictions) -> None:
 def save_test_resamples(folder: Path, task: Task, predictions: Predictions, split: Split) -> None:
     """Saves metrics of resampled test rows for scripts/compare.py. Rank 0 only. An error is a note: the run is done."""
     try:
-        _resample(folder, "test", predictions, task.judge(predictions, split), task.shown_metrics)
+        _resample(folder, "test", predictions, task.analyse(predictions, split), task.shown_metrics)
     except Exception as error:
         say(f"note           no metrics of resampled test rows: {in_short(error)}")
 
 
 def _resample(
-    folder: Path, name: str, predictions: Predictions, judgement: Judgement, names: Collection[str]
+    folder: Path, name: str, predictions: Predictions, analysis: Analysis, names: Collection[str]
 ) -> dict[str, np.ndarray]:
     """(1 + resamples,) values of the metrics `names` of a split, which are also kept in a file; {} without rows."""
     rows = len(next(iter(predictions.values())))
-    if judgement.metrics_of_rows is None or not rows:
+    if analysis.metrics_of_rows is None or not rows:
         return {}
     elements = max(array.size for array in predictions.values())
-    values = bootstrap(judgement.metrics_of_rows, rows, elements)
+    values = bootstrap(analysis.metrics_of_rows, rows, elements)
     values = {metric: drawn for metric, drawn in values.items() if metric in names}
     _save(folder / BOOTSTRAP.format(name), {**values, "rows": np.array(rows)})
     return values
@@ -67,7 +67,7 @@ def write_reports(run: Run, arguments: Any, task: Task, splits: Mapping[str, Spl
     """Writes the model card and, with --report_to html, report.html. Rank 0 only. Errors of the page are notes: the run is
     done."""
     folder, sections, with_page = Path(arguments.output_dir), [], "html" in arguments.report_to
-    card = task.card(folder)
+    card = task.model_card(folder)
     try:
         if with_page:
             sections = _draw_figures(run, folder, task, splits)
@@ -84,13 +84,13 @@ def write_reports(run: Run, arguments: Any, task: Task, splits: Mapping[str, Spl
 
 def _draw_figures(run: Run, folder: Path, task: Task, splits: Mapping[str, Split]) -> list[Section]:
     """Writes figures to pictures/ and sends figures and tables to trackers. Returns the tables."""
-    path, judgement, resampled = folder / BEST_PREDICTIONS, Judgement(), {}
+    path, analysis, resampled = folder / BEST_PREDICTIONS, Analysis(), {}
     if "validation" in splits and path.exists():
         with np.load(path) as file:
             best = dict(file)
-        judgement = task.judge(best, splits["validation"])
-        resampled = _resample(folder, "validation", best, judgement, {*task.shown_metrics, task.best_metric})
-    drawn, sections = judgement.show()
+        analysis = task.analyse(best, splits["validation"])
+        resampled = _resample(folder, "validation", best, analysis, {*task.shown_metrics, task.best_metric})
+    drawn, sections = analysis.show()
     if resampled:
         sections = [_intervals(resampled), *sections]
     events, data_report = [*read_history(folder), *read_history(folder, SPEED)], _data_report(task, splits)
@@ -102,14 +102,14 @@ def _draw_figures(run: Run, folder: Path, task: Task, splits: Mapping[str, Split
     return [*sections, *data_report.sections]
 
 
-def _data_report(task: Task, splits: Mapping[str, Split]) -> Shown:
+def _data_report(task: Task, splits: Mapping[str, Split]) -> ReportContent:
     """The report of scripts/data_report.py for the run's data; empty for large data."""
     described = {name: task.describe(name) for name in splits} if sum(map(len, splits.values())) <= data.MOST_ROWS else {}
     if None in described.values() or not described:
-        return Shown({}, [])
+        return ReportContent({}, [])
     report = data.examine(described)
     tables = [table._replace(title=f"Data: {table.title.lower()}") for table in report.shown.sections]
-    return Shown(report.shown.figures, [data.as_section(report.findings)._replace(title="Data: findings"), *tables])
+    return ReportContent(report.shown.figures, [data.as_section(report.findings)._replace(title="Data: findings"), *tables])
 
 
 def _intervals(resampled: Mapping[str, np.ndarray]) -> Section:

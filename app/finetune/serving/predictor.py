@@ -69,7 +69,7 @@ def load_predictor(name: str, model: str, output_dir: str, argv: Sequence[str]) 
     script = importlib.import_module(name)
     classes = [value for value in vars(script).values() if isinstance(value, type) and value.__module__ == name]
     task = next(cls for cls in classes if issubclass(cls, Task))
-    if task.takes is None:
+    if task.input_kind is None:
         raise InputError(
             f"{model}: a model of {name} predicts files only; use python app/predict.py {model} FILE --output_dir FOLDER"
         )

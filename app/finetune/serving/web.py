@@ -47,7 +47,7 @@ class Server:
 
     def __init__(self, predictor: Predictor, folder: Path, model_info: dict[str, Any], limits: Limits) -> None:
         self._predictor, self._folder, self._model_info, self._limits = predictor, folder, model_info, limits
-        self._takes = predictor.task.takes
+        self._takes = predictor.task.input_kind
         self._queue = BatchQueue(self._predict, limits.max_batch, limits.max_wait, limits.queue_size)
 
     def application(self) -> web.Application:

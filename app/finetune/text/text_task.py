@@ -28,7 +28,7 @@ from finetune.reading.stored_rows import Column
 from finetune.reading.tables import Table
 from finetune.reading.tokens import encode_cached
 from finetune.reports.data import describe_texts
-from finetune.task import Data, Described, Task, mixing_fingerprint
+from finetune.task import Data, DataInfo, Task, mixing_fingerprint
 from finetune.text.long_documents import LongDocuments
 from finetune.text.splits import TextCollator, TextSplit, TextStream, check_texts, mixture_of, read_tables
 from finetune.text.tokenizer import load_tokenizer, note_unknown, tokenizer_fingerprint
@@ -43,7 +43,7 @@ class TextTask(Task):
     `padding_free`.
     """
 
-    takes = "texts"
+    input_kind = "texts"
     default_max_length = 512
     memory_advice = "a smaller --max_tokens_per_micro_batch or --max_length, "
     source_prefix = ""  # put before each text
@@ -151,14 +151,14 @@ class TextTask(Task):
         )
         enable_device_kernels(torch.device(self.launch.device_type), kernels=arguments.kernels)
 
-    def describe(self, name: str, closely: bool = False) -> Described:
+    def describe(self, name: str, decode_rows: bool = False) -> DataInfo:
         split, labels = self.splits[name], None
         if isinstance(split.targets, Ragged):
             labels = [tuple(self.labels[number] for number in split.targets[row]) for row in range(len(split))]
         titles = None if split.titles is None else list(split.titles)
         return describe_texts(split.texts, titles, labels, (split.lengths, self.max_length))
 
-    def describe_files(self, launch: Launch, modes: Modes) -> tuple[dict[str, Described], list[str]]:
+    def describe_files(self, launch: Launch, modes: Modes) -> tuple[dict[str, DataInfo], list[str]]:
         """Needs no model or tokenizer: without one, lengths are in words."""
         arguments, notes, described = self.arguments, [], {}
         if arguments.model_name_or_path or arguments.tokenizer_name or arguments.tokenizer_type == "train":

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from finetune.reading.fingerprint import fingerprint
-from finetune.task import Described
+from finetune.task import DataInfo
 from finetune.volumes.prepared import Prepared
 
 AXES = ("left-right", "back-front", "down-up")
 
 
-def describe_volumes(volumes: Sequence[Prepared], classes: Sequence[str], closely: bool) -> Described:
-    """Describes volumes by hashes of their files: equal image files should have equal label files. `closely`: hashes the voxels
-    too, because compressed files of equal volumes differ."""
+def describe_volumes(volumes: Sequence[Prepared], classes: Sequence[str], decode_rows: bool) -> DataInfo:
+    """Describes volumes by hashes of their files: equal image files should have equal label files. `decode_rows`: hashes the
+    voxels too, because compressed files of equal volumes differ."""
     contents, labels = [volume.files[0] for volume in volumes], [volume.files[1:] for volume in volumes]
     sizes = {}
     for name, unit in (("size", "voxels"), ("spacing", "mm")):
@@ -26,8 +26,8 @@ def describe_volumes(volumes: Sequence[Prepared], classes: Sequence[str], closel
         counts = [[volume.facts["values"].get(str(value), 0) for value in range(len(classes))] for volume in volumes]
         areas = classes, np.array(counts).reshape(-1, len(classes))
     answers = labels if areas else None
-    described = Described(contents, None, answers, None, np.zeros(len(volumes), dtype=bool), sizes=sizes, areas=areas)
-    if not closely:
+    described = DataInfo(contents, None, answers, None, np.zeros(len(volumes), dtype=bool), sizes=sizes, areas=areas)
+    if not decode_rows:
         return described
     voxel_hashes = [fingerprint([repr(volume.facts["shape"]), volume.image.tobytes()]) for volume in volumes]
-    return described._replace(similar=voxel_hashes, nearly="of equal voxels, in files that are not equal")
+    return described._replace(similar=voxel_hashes, similarity="of equal voxels, in files that are not equal")

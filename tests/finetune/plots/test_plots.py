@@ -38,7 +38,7 @@ def test_the_calibration_error_is_the_weighted_distance_from_the_diagonal():
 
 def test_titles_have_figures_and_examples():
     lengths = np.array([3, 4, 5]), np.array([3, 3, 6]), np.array([10, 50, 90])
-    found = titles.judge(lengths, (["a b", "c", "x y"], ["a b", "d", "x z"]), ["one", "two", "three"], "default").show()
+    found = titles.analyse(lengths, (["a b", "c", "x y"], ["a b", "d", "x z"]), ["one", "two", "three"], "default").show()
     assert [as_picture(figure).shape[2] for figure in found.figures.values()] == [3, 3]
     assert found.sections[0].rows[0] == ["0.000", "c", "d", "two", "0.000", "two"]
     assert found.sections[0].rows[-1] == ["1.000", "a b", "a b", "one", "0.000", "one"]
@@ -48,10 +48,10 @@ def test_titles_have_figures_and_examples():
 def test_a_confusion_matrix_shows_the_classes_with_most_errors(number):
     truth = np.repeat(np.arange(number), 9)
     found = np.append(truth, [number - 1] * 4)
-    judgement = classes.judge(found, np.append(truth, [0] * 4), [f"c{label}" for label in range(number)])
-    assert judgement.metrics_of_rows(np.arange(len(found)))["accuracy"] == len(truth) / len(found)
-    assert judgement.metrics_of_rows(np.array([0, 0, len(truth)])) == {"accuracy": 2 / 3, "f1_macro": pytest.approx(0.8 / 2)}
-    figure = judgement.show().figures["confusion_matrix"]
+    analysis = classes.analyse(found, np.append(truth, [0] * 4), [f"c{label}" for label in range(number)])
+    assert analysis.metrics_of_rows(np.arange(len(found)))["accuracy"] == len(truth) / len(found)
+    assert analysis.metrics_of_rows(np.array([0, 0, len(truth)])) == {"accuracy": 2 / 3, "f1_macro": pytest.approx(0.8 / 2)}
+    figure = analysis.show().figures["confusion_matrix"]
     shown = [tick.get_text() for tick in figure.axes[0].get_yticklabels()]
     assert len(shown) == min(number, classes.MOST_CLASSES)
     assert {"c0", f"c{number - 1}"} <= set(shown)
@@ -69,7 +69,7 @@ def test_masks_have_scores_of_rows_figures_and_their_worst_rows():
     def score(some):
         return segmentation_scores(some["counts"].sum(axis=0), classes)
 
-    judged = masks.judge(predictions, classes, list("uvwxyz"), score, first=1)
+    judged = masks.analyse(predictions, classes, list("uvwxyz"), score, first=1)
     twice_the_first = np.array([0, 0])
     assert judged.metrics_of_rows(twice_the_first)["mean_dice"] == pytest.approx(dice(predictions["counts"][0]).mean())
     shown = judged.show()
@@ -81,4 +81,4 @@ def test_masks_have_scores_of_rows_figures_and_their_worst_rows():
     assert (section.rows[0][-1], section.rows[1][-1][0]) == ("-", "b")
     assert section.rows[0][3] == "1.0000"
     del predictions["confusion"]  # too many classes
-    assert set(masks.judge(predictions, classes, list("uvwxyz"), score).show().figures) == {"class_dice"}
+    assert set(masks.analyse(predictions, classes, list("uvwxyz"), score).show().figures) == {"class_dice"}

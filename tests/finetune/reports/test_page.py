@@ -12,7 +12,7 @@ from finetune.arguments.parsing import option
 from finetune.output import written
 from finetune.reports import figures, final_report
 from finetune.reports.page import summary
-from finetune.task import Judgement, Section, Shown
+from finetune.task import Analysis, ReportContent, Section
 
 HISTORY = [{"step": step, "epoch": step / 4, "loss": 1 / step, "learning_rate": 0.1, "grad_norm": 1.0} for step in (1, 2, 3)]
 HISTORY += [{"step": 2, "epoch": 0.5, "eval_loss": 0.7}, {"step": 3, "epoch": 0.75, "eval_loss": 0.6}]
@@ -27,11 +27,11 @@ METRICS = {"best_step": 3, "best_metric": 0.6, "eval_loss": 0.6, "test_loss": 0.
 
 
 class Judged(LinearTask):
-    def judge(self, best, split):
+    def analyse(self, best, split):
         figure, axes = figures.new_figure("errors")
         axes.plot(best["error"])
         section = Section("Worst rows", "By error.", ["text"], [["<script>alert(1)</script>"]])
-        return Judgement(show=lambda: Shown({"errors": figure}, [section]))
+        return Analysis(show=lambda: ReportContent({"errors": figure}, [section]))
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_the_page_has_figures_tables_and_no_text_that_is_run(finished):
 
 def test_a_figure_that_cannot_be_drawn_does_not_fail_a_run_that_is_done(finished, capsys):
     class Broken(LinearTask):
-        def judge(self, best, split):
+        def analyse(self, best, split):
             raise ZeroDivisionError("no rows")
 
     write(finished, Broken())
@@ -121,8 +121,8 @@ def test_metrics_of_resampled_test_rows_are_kept_and_nothing_is_drawn(finished):
     class Scored(LinearTask):
         shown_metrics = ("error",)
 
-        def judge(self, best, split):
-            return Judgement(lambda rows: {"error": best["error"][rows].mean(), "other": 1}, lambda: pytest.fail("drawn"))
+        def analyse(self, best, split):
+            return Analysis(lambda rows: {"error": best["error"][rows].mean(), "other": 1}, lambda: pytest.fail("drawn"))
 
     final_report.save_test_resamples(finished, Scored(), {"error": np.array([0, 1])}, range(2))
     with np.load(finished / "bootstrap_test.npz") as kept:

@@ -17,7 +17,12 @@ class Predictor:
     """Says how many it was given together, and that it was asked; waits until it is let go."""
 
     def __init__(self, takes="texts"):
-        self.task, self.sizes, self.open, self.asked = SimpleNamespace(takes=takes), [], threading.Event(), threading.Event()
+        self.task, self.sizes, self.open, self.asked = (
+            SimpleNamespace(input_kind=takes),
+            [],
+            threading.Event(),
+            threading.Event(),
+        )
         self.open.set()
 
     def __call__(self, items):
