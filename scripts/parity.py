@@ -43,6 +43,7 @@ from finetune.errors import EXIT_BAD_INPUT, InputError  # noqa: E402
 
 DIFFERS = 1
 ADAMS_SHARE = 1e-3  # weights that are this near, where all else is the same, are what Adam makes of rounding (see `verdict`)
+SWAPPED_ROWS = 1e-3  # metrics that are this near, where all else is the same, are what two rows that change places make of it
 # Whatever the command says of these, a cell neither resumes, nor predicts, nor reports to anybody.
 SILENT = {
     "do_train": "true",
@@ -244,7 +245,8 @@ def verdict(cell: Cell, difference: Difference) -> tuple[str, bool]:
 
     Adam moves an element by its gradient over the gradient's own size, so an element whose gradient all but cancels over the
     batch shows the rounding of that gradient many times over, while losses and gradient norms show it once. Tensors of which
-    that holds as a whole, such as biases before a norm, are left out (`Difference.no_gradient`).
+    that holds as a whole, such as biases before a norm, are left out (`Difference.no_gradient`). A metric that ranks rows, or
+    compares scores with a threshold, jumps where rounding moves one of two nearly equal scores, while the loss shows it once.
     """
     if cell.precision != "no":
         same = "" if difference.same_rows and difference.same_learning_rates else "; other rows or learning rates"
@@ -253,10 +255,13 @@ def verdict(cell: Cell, difference: Difference) -> tuple[str, bool]:
     without = f"; without {len(found)} tensor(s) that have no gradient, such as {found[0]}" if found else ""
     if difference.is_rounding:
         return f"the same{without}", True
-    rest = max(difference.losses, difference.grad_norms) <= WITHIN and difference.metrics <= METRICS_WITHIN
-    if rest and difference.same_rows and difference.same_learning_rates and difference.weights <= ADAMS_SHARE:
-        return f"the same steps; {difference.where} shows rounding enlarged by Adam{without}", True
-    return "differs", False
+    near = max(difference.losses, difference.grad_norms) <= WITHIN and difference.eval_losses <= METRICS_WITHIN
+    near = near and difference.weights <= ADAMS_SHARE and difference.metrics <= SWAPPED_ROWS
+    if not (near and difference.same_rows and difference.same_learning_rates):
+        return "differs", False
+    enlarged = [f"{difference.where} shows rounding enlarged by Adam"] * (difference.weights > WITHIN)
+    enlarged += ["rounding swaps rows of nearly equal scores in metrics"] * (difference.metrics > METRICS_WITHIN)
+    return f"the same steps; {'; '.join(enlarged)}{without}", True
 
 
 def table(rows: list[Row]) -> list[str]:
