@@ -43,6 +43,7 @@ from finetune.errors import EXIT_BAD_INPUT, InputError  # noqa: E402
 
 DIFFERS = 1
 ADAM_TOLERANCE = 1e-3  # of weights, if all else is equal: rounding enlarged by Adam (see `verdict`)
+RANKING_TOLERANCE = 1e-3  # of metrics, if all else is equal: rounding that swaps rows of nearly equal scores
 # Overrides the command's own values: a cell does not resume, predict or report.
 OVERRIDES = {
     "do_train": "true",
@@ -241,7 +242,8 @@ def verdict(cell: Cell, difference: Difference) -> tuple[str, bool]:
 
     Adam divides a gradient by its own size. If an element's gradient almost cancels over the batch, its weight shows the
     rounding of the gradient enlarged many times, while losses and gradient norms stay close. Tensors that consist of such
-    elements, such as biases before a norm, are left out (`Difference.no_gradient`).
+    elements, such as biases before a norm, are left out (`Difference.no_gradient`). A metric that ranks rows or applies a
+    threshold jumps where rounding moves one of two nearly equal scores, while the loss stays close.
     """
     if cell.precision != "no":
         same = "" if difference.same_rows and difference.same_learning_rates else "; other rows or learning rates"
@@ -250,10 +252,13 @@ def verdict(cell: Cell, difference: Difference) -> tuple[str, bool]:
     without = f"; without {len(tensors)} tensor(s) that have no gradient, such as {tensors[0]}" if tensors else ""
     if difference.is_rounding:
         return f"the same{without}", True
-    rest = max(difference.losses, difference.grad_norms) <= TOLERANCE and difference.metrics <= METRICS_TOLERANCE
-    if rest and difference.same_rows and difference.same_learning_rates and difference.weights <= ADAM_TOLERANCE:
-        return f"the same steps; {difference.where} shows rounding enlarged by Adam{without}", True
-    return "differs", False
+    is_close = max(difference.losses, difference.grad_norms) <= TOLERANCE and difference.eval_losses <= METRICS_TOLERANCE
+    is_close = is_close and difference.weights <= ADAM_TOLERANCE and difference.metrics <= RANKING_TOLERANCE
+    if not (is_close and difference.same_rows and difference.same_learning_rates):
+        return "differs", False
+    reasons = [f"{difference.where} shows rounding enlarged by Adam"] * (difference.weights > TOLERANCE)
+    reasons += ["rounding swaps rows of nearly equal scores in metrics"] * (difference.metrics > METRICS_TOLERANCE)
+    return f"the same steps; {'; '.join(reasons)}{without}", True
 
 
 def table(rows: list[Row]) -> list[str]:

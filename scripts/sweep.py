@@ -107,11 +107,16 @@ def report(study: optuna.Study, command: Command, folder: Path, space: Space) ->
     sign = -1 if study.direction == optuna.study.StudyDirection.MAXIMIZE else 1
     done = [trial for trial in study.trials if trial.state.is_finished()]
     done.sort(key=lambda trial: (trial.value is None, sign * (trial.value or 0)))
-    rows = [[trial.number, trial.value, *(trial.params.get(name) for name in space)] for trial in done]
+    rows = [[trial.number, trial.value, *map(_in_short, map(trial.params.get, space))] for trial in done]
     print_table(["trial", study.user_attrs["metric"], *space], rows)
     if done and done[0].value is not None:
         print(f"\nthe best model is in {folder / f'trial_{done[0].number}' / 'best'}; its command:")
         print(shlex.join(command.with_changes({**done[0].params, "output_dir": folder / "again"})))
+
+
+def _in_short(value: Any) -> Any:
+    """Four significant digits: four decimals would show nothing of a learning rate of 7e-5."""
+    return f"{value:.4g}" if isinstance(value, float) else value
 
 
 def sweep(options: argparse.Namespace, command: Command, folder: Path) -> None:

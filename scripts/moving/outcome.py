@@ -47,6 +47,7 @@ class Difference:
     metrics: float  # absolute
     same_learning_rates: bool  # exactly
     same_rows: bool  # of each step, exactly
+    eval_losses: float = 0.0  # absolute; also one of `metrics`
     no_gradient: tuple[str, ...] = ()  # tensors outside of TOLERANCE whose gradient is only rounding error
 
     @property
@@ -98,6 +99,10 @@ def compare(ours: Outcome, theirs: Outcome) -> Difference:
             _relative(ours.steps.get(step, {}).get("grad_norm"), theirs.steps[step]["grad_norm"]) for step in steps
         ),
         metrics=_largest(_metrics_difference(ours.evaluations.get(step, {}), metrics) for step, metrics in evaluations.items()),
+        eval_losses=_largest(
+            _metrics_difference(_loss_alone(ours.evaluations.get(step, {})), _loss_alone(metrics))
+            for step, metrics in evaluations.items()
+        ),
         same_learning_rates=ours.learning_rates == {step: theirs.learning_rates[step] for step in steps},
         same_rows=ours.rows == {step: theirs.rows[step] for step in steps},
     )
@@ -135,6 +140,10 @@ def _metrics_difference(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
         (0.0 if our == their else math.inf) if None in (our, their) else abs(our - their)
         for our, their in ((ours[name], theirs[name]) for name in theirs)
     )
+
+
+def _loss_alone(metrics: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in metrics.items() if name == "eval_loss"}
 
 
 def _relative(ours: float | None, theirs: float | None) -> float:
