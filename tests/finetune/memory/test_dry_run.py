@@ -35,8 +35,8 @@ def forward_and_backward(model, task, batch, autocast):
         (bert, CLASSIFY, texts(6, 48), False, "bf16", 0.01),
         (bert, CLASSIFY, texts(6, 48), True, "no", 0.01),
         (packed_bert, CLASSIFY, ragged(6, 48), False, "no", 0.01),
-        (big_bird_titles, TITLES, titles(2, 256, 12), False, "no", 0.05),
-        (big_bird_titles, TITLES, titles(2, 256, 12), True, "no", 0.06),
+        pytest.param(big_bird_titles, TITLES, titles(2, 256, 12), False, "no", 0.05, marks=pytest.mark.slow),
+        pytest.param(big_bird_titles, TITLES, titles(2, 256, 12), True, "no", 0.06, marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.usefixtures("one_thread")
