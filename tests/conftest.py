@@ -183,8 +183,8 @@ class TokenTable:
 
 @pytest.fixture(scope="session")
 def title_tokens(title_home: Path) -> TokenTable:
-    """scripts/parity.py, run as a user does, on the job of titles in micro-batches of so many tokens, in three cells."""
-    never, options = title_home / "runs" / "never_tokens", ["--cells", "ddp,zero2", "--steps", str(title_job.STEPS)]
+    """scripts/parity.py, run as a user does, on the job of titles in micro-batches of so many tokens, in two cells."""
+    never, options = title_home / "runs" / "never_tokens", ["--cells", "zero2", "--steps", str(title_job.STEPS)]
     micro_batches = {"max_tokens_per_micro_batch": title_job.MICRO_BATCH_TOKENS, "adam_epsilon": title_job.TABLE_EPSILON}
     job = title_job.arguments(**micro_batches, output_dir=never)
     script = [str(launchers.SCRIPTS / "parity.py"), *options, "--output_dir", "tokens", str(title_job.SCRIPT)]
