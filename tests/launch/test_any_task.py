@@ -104,6 +104,7 @@ def test_inputs_take_the_precision_of_the_weights_and_labels_keep_theirs():
     assert loss.item() == pytest.approx(task.loss_sum(model.float(), batch).item(), rel=0.02)
 
 
+@pytest.mark.slow
 def test_the_plan_of_a_task_without_tokens(tmp_path):
     options = ["--launch", "accelerate_configs/zero2.yaml", "--num_processes", "4", "--gpu_memory", "24"]
     arguments = ["--model", "cnn", "--mixed_precision", "bf16", "--output_dir", str(tmp_path / "run"), "--report_to", "none"]
