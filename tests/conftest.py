@@ -184,8 +184,8 @@ class TokenTable:
 
 @pytest.fixture(scope="session")
 def title_tokens(title_home: Path) -> TokenTable:
-    """A run of scripts/parity.py on the title job with micro-batches by tokens, in three cells."""
-    never, options = title_home / "runs" / "never_tokens", ["--cells", "ddp,zero2", "--steps", str(title_job.STEPS)]
+    """A run of scripts/parity.py on the title job with micro-batches by tokens, in two cells."""
+    never, options = title_home / "runs" / "never_tokens", ["--cells", "zero2", "--steps", str(title_job.STEPS)]
     micro_batches = {"max_tokens_per_micro_batch": title_job.MICRO_BATCH_TOKENS, "adam_epsilon": title_job.TABLE_EPSILON}
     job = title_job.arguments(**micro_batches, output_dir=never)
     script = [str(launchers.SCRIPTS / "parity.py"), *options, "--output_dir", "tokens", str(title_job.SCRIPT)]

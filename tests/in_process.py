@@ -22,13 +22,14 @@ from finetune.arguments.parsing import parse, validate
 from finetune.launching import signals
 from finetune.launching.shutdown import failures_end_the_job
 
-# Script of app/ -> its task. Scripts are imported when they are run, because MONAI takes seconds.
+# Script of app/ or of the tests -> its task. Scripts are imported when they are run, because MONAI takes seconds.
 TASKS = {
     "classify": "MultiLabelClassification",
     "titlegen": "TitleGeneration",
     "image_classify": "ImageClassification",
     "segment": "Segmentation",
     "segment3d": "VolumeSegmentation",
+    "vector_task": "Regression",
 }
 IGNORED = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)  # Python's defaults
 

@@ -135,10 +135,10 @@ def torchrun(processes: int) -> list[str]:
 
 
 def accelerate(file: str, processes: int, *options: str) -> list[str]:
-    """`accelerate launch` with a shipped file."""
+    """`accelerate launch` with a shipped file; by the name that skips the imports of Accelerate's other commands."""
     port = [] if "--main_process_port" in options else ["--main_process_port", str(free_port())]
     config = ["--config_file", str(ACCELERATE_CONFIGS / file), "--num_processes", str(processes)]
-    return [_tool("accelerate"), "launch", *config, *port, *options]
+    return [_tool("accelerate-launch"), *config, *port, *options]
 
 
 def machines(file: str, count: int, processes: int) -> list[list[str]]:
@@ -290,7 +290,6 @@ JOBS = {
     "python": Job(one(python), 1, UNEVEN),
     "averaged": Job(one(python), 1, UNEVEN, averages=True),
     "cpu": Job(one(accelerate, "cpu.yaml", 1), 1, UNEVEN, micro_batch_size=4),
-    "tokens": Job(one(python), 1, UNEVEN, max_tokens=MICRO_BATCH_TOKENS),
     "single_gpu": Job(one(accelerate, "single_gpu.yaml", 1), 1, EVEN, averages=True),
     "cpu_ddp": Job(one(accelerate, "cpu_ddp.yaml", 2), 2, EVEN, max_tokens=MICRO_BATCH_TOKENS, averages=True),
     "ddp": Job(one(accelerate, "ddp.yaml", 2), 2, UNEVEN, averages=True),

@@ -106,6 +106,7 @@ def test_the_small_cnn_from_mnist_files_to_predictions_and_a_card_that_runs(tmp_
     assert "has the classes 0, 1, but the training pictures have dark, light; add --from_scratch" in ended.err
 
 
+@pytest.mark.slow
 def test_a_model_of_transformers_loads_in_a_pipeline(tmp_path, script):  # noqa: F811
     new = tmp_path / "new"
     ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic").save_pretrained(new)
@@ -128,6 +129,7 @@ def test_a_model_of_transformers_loads_in_a_pipeline(tmp_path, script):  # noqa:
     assert 'pipeline("image-classification", model="best")' in (run / "README.md").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_4bit", ["false", "true"])
 def test_adapters_are_merged_into_a_pretrained_model(in_4bit, tmp_path, script):  # noqa: F811
     base = tmp_path / "base"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
-from dataclasses import replace
 from pathlib import Path
 
-from catalogue_case import GOOD, VALID, Case, encoded, lines, parquet, train
+from catalogue_case import GOOD, VALID, Case, by_turns, encoded, lines, parquet, train
 
 CLASSIFY, TITLEGEN = ("classify",), ("titlegen",)
 PREDICT = {"do_train": "true", "do_predict": "true", "test_file": "test.csv"}
@@ -141,9 +140,4 @@ LABELS = [
 ]  # fmt: skip
 
 
-def by_turns(cases: list[Case]) -> list[Case]:
-    """The cases with alternating tasks, because both tasks share the code."""
-    return [replace(case, tasks=(case.tasks[number % len(case.tasks)],)) for number, case in enumerate(cases)]
-
-
-CASES = [*by_turns(FILES), *by_turns(PLACES), *ROWS, *LABELS]
+CASES = [*by_turns(FILES), *by_turns(PLACES), *by_turns(ROWS), *LABELS]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 TARGETS = {"classify": "labels", "titlegen": "title"}  # task -> target column
@@ -38,6 +38,11 @@ class Case:
 def train(content: Content, name: str = "train.csv", **arguments: object) -> dict[str, dict]:
     """The fields of a case with the training file `content`."""
     return {"files": {name: content}, "arguments": {"train_file": name, **arguments}}
+
+
+def by_turns(cases: list[Case]) -> list[Case]:
+    """Each with one task: arguments, files and rows of both are read by the same code."""
+    return [replace(case, tasks=(case.tasks[number % len(case.tasks)],)) for number, case in enumerate(cases)]
 
 
 def encoded(text: str, encoding: str) -> Callable[[str], bytes]:

@@ -15,14 +15,14 @@ import refused_targets
 import segment
 import segment3d
 import titlegen
-from catalogue_case import TARGETS, Case, check_one_message, command_line, contents, lay_out
+from catalogue_case import TARGETS, Case, by_turns, check_one_message, command_line, contents, lay_out
 
 from finetune.arguments.parsing import _kind
 
 SCRIPTS = {"classify": classify, "titlegen": titlegen, "image_classify": image_classify}
 SCRIPTS |= {"segment": segment, "segment3d": segment3d}
 
-REFUSED = [*refused_files.CASES, *refused_targets.CASES, *refused_arguments.CASES, *refused_models.CASES]
+REFUSED = [*by_turns(refused_files.CASES), *refused_targets.CASES, *by_turns(refused_arguments.CASES), *refused_models.CASES]
 TRIED = [pytest.param(case, task, id=f"{case.name}-{task}") for case in REFUSED for task in case.tasks]
 
 

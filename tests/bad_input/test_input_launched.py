@@ -7,12 +7,10 @@ import re
 import shutil
 
 import pytest
-from catalogue_case import Case, command_line, contents, lay_out, lines
+from catalogue_case import Case, command_line, contents, lay_out
 from launchers import REPOSITORY, Finished, accelerate, deepspeed, hide_gpus, python, run, torchrun
 
 RAGGED = Case("a row too long", [r"train\.csv:3: 3 cells, expected 2"], files={"train.csv": "text,TARGET\na,b\nc,d,e\n"})
-TITLE = Case("a title is missing", [r"train\.jsonl:2: title is missing"], arguments={"train_file": "train.jsonl"},
-             files={"train.jsonl": lines({"text": "a", "title": "b"}, {"text": "c", "title": None})})  # fmt: skip
 # Rank 0 alone looks at its folder, before the processes have met; the others hear of it.
 TAKEN = Case("another run's folder", [r"--output_dir run already holds a run"], arguments={"overwrite_output_dir": None})
 # Found when the processes have met: by rank 0 alone, and by all at once.
@@ -21,8 +19,6 @@ CHECKPOINT = Case("no checkpoint", [r"run/nothing: is not a checkpoint"],
 VOCABULARY = Case("tokenizer and model that do not belong together", [r"token ids up to \d+, the model only \d+ embeddings"],
                   arguments={"model_name_or_path": "models/larger_vocabulary", "from_scratch": None, "config_name": None,
                              "tokenizer_type": None})  # fmt: skip
-ZERO = Case("a key that DeepSpeed does not know", [r"ds\.json: overlap_com is True"], arguments={"deepspeed": "ds.json"},
-            files={"ds.json": json.dumps({"zero_optimization": {"stage": 2, "overlap_com": True}})})  # fmt: skip
 CONFIG = Case("a configuration with a key twice", [r"run\.yaml:2: .*'seed' appears twice"], arguments={"config": "run.yaml"},
               files={"run.yaml": "seed: 1\nseed: 2\n"})  # fmt: skip
 
@@ -37,12 +33,10 @@ def two(launcher):
 
 LAUNCHES = [
     (RAGGED, "classify", ddp),
-    (TITLE, "titlegen", two(torchrun)),
     (CONFIG, "classify", two(deepspeed)),
     (TAKEN, "classify", two(torchrun)),
     (CHECKPOINT, "titlegen", ddp),
     (VOCABULARY, "classify", two(torchrun)),
-    (ZERO, "classify", two(deepspeed)),
 ]
 
 
@@ -54,8 +48,8 @@ def place(tmp_path, models):
     return tmp_path
 
 
-def start(launcher: list[str], case: Case, task: str, place, *more: str) -> Finished:
-    return run([*launcher, str(REPOSITORY / "app" / f"{task}.py"), *command_line(case, task), *more], place)
+def start(launcher: list[str], case: Case, task: str, place) -> Finished:
+    return run([*launcher, str(REPOSITORY / "app" / f"{task}.py"), *command_line(case, task)], place)
 
 
 def check_unharmed(before: dict, place) -> None:
@@ -64,28 +58,26 @@ def check_unharmed(before: dict, place) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("case", "task"), [(RAGGED, "classify"), (TITLE, "titlegen")])
-def test_a_process_says_it_once_and_exits_with_2(case, task, place):
-    lay_out(case, task, place)
+def test_a_process_says_it_once_and_exits_with_2(place):
+    lay_out(RAGGED, "classify", place)
     before = contents(place)
 
-    finished = start(python(), case, task, place)
+    finished = start(python(), RAGGED, "classify", place)
 
     assert (finished.code, finished.out) == (2, "")
-    assert re.fullmatch(rf"error: {case.said[0]}.*\n", finished.err), finished.err
+    assert re.fullmatch(rf"error: {RAGGED.said[0]}.*\n", finished.err), finished.err
     check_unharmed(before, place)
 
 
-@pytest.mark.slow
-def test_debug_shows_where_it_was_found(place):
-    lay_out(RAGGED, "classify", place)
+def test_debug_shows_where_it_was_found(workplace, script):
+    lay_out(RAGGED, "classify", workplace)
 
-    finished = start(python(), RAGGED, "classify", place, "--debug")
+    ended = script("classify", [*command_line(RAGGED, "classify"), "--debug"])
 
-    assert finished.code == 2
-    assert finished.err.startswith("Traceback")
-    assert "in read_splits" in finished.err
-    assert len(re.findall(rf"^error: {RAGGED.said[0]}", finished.err, re.MULTILINE)) == 1
+    assert ended.code == 2
+    assert ended.err.startswith("Traceback")
+    assert "in read_splits" in ended.err
+    assert len(re.findall(rf"^error: {RAGGED.said[0]}", ended.err, re.MULTILINE)) == 1
 
 
 @pytest.mark.slow
@@ -110,6 +102,6 @@ def test_a_job_with_fewer_rows_than_processes_trains(place):
     lay_out(case, "classify", place)
     shutil.rmtree(place / "run")
 
-    start(torchrun(3), case, "classify", place).check()
+    start(torchrun(2), case, "classify", place).check()
 
     assert json.loads((place / "run" / "metrics.json").read_text(encoding="utf-8"))["best_step"] == 1

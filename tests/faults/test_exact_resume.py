@@ -16,7 +16,7 @@ from soaking.comparison import differences
 pytestmark = pytest.mark.slow
 
 STEPS = {
-    "max_steps": 7,
+    "max_steps": 5,
     "save_steps": 2,
     "eval_steps": 2,
     "save_total_limit": 9,
@@ -28,17 +28,17 @@ STEPS = {
 
 
 def command(folder):
-    settings = STEPS | {"deepspeed": "ds_configs/zero3.json", "per_device_train_batch_size": 4}
+    settings = STEPS | {"deepspeed": "ds_configs/zero3.json", "per_device_train_batch_size": 4, "max_title_length": 6}
     options = title_job.arguments(config_name="bigbird_dropout/config.json", output_dir=folder, **settings)
-    return [*torchrun(2), str(title_job.SCRIPT), "--from_scratch", "--do_train", "--do_predict", *options]
+    return [*torchrun(2), str(title_job.SCRIPT), "--from_scratch", "--do_train", *options]
 
 
 def test_going_on_ends_with_the_same_bytes(title_home, tmp_path):
     straight, other = tmp_path / "straight", tmp_path / "other"
     run(command(straight), title_home).check()
-    assert sorted(path.name for path in (straight / "checkpoints").iterdir()) == ["step_2", "step_4", "step_6", "step_7"]
+    assert sorted(path.name for path in (straight / "checkpoints").iterdir()) == ["step_2", "step_4", "step_5"]
     shutil.copytree(straight, other)
-    for step in (4, 6, 7):
+    for step in (4, 5):
         shutil.rmtree(other / "checkpoints" / f"step_{step}")
     resumed = run([*command(other), "--resume_from_checkpoint", "auto"], title_home).check()
     assert f"resume         {other / 'checkpoints' / 'step_2'}" in resumed.out

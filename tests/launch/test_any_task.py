@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,11 +18,13 @@ import numpy as np
 import pytest
 import torch
 import vector_task
+from in_process import script  # noqa: F401 - a fixture
 from launchers import SCRIPTS, python, run, torchrun
 from safetensors.torch import load_file
 from torch import nn
 from vector_task import Arguments, Regression
 
+from finetune import opened_run
 from finetune.arguments.parsing import parse
 from finetune.errors import InputError
 from finetune.plan import Modes
@@ -39,7 +42,7 @@ JOB = {
 
 def job(output_dir: Path, *more: str) -> list[str]:
     named = [part for name, value in JOB.items() for part in (f"--{name}", str(value))]
-    return [SCRIPT, "--do_train", "--do_predict", *named, "--output_dir", str(output_dir), *more]
+    return ["--do_train", "--do_predict", *named, "--output_dir", str(output_dir), *more]
 
 
 def read_lines(path: Path) -> list[dict]:
@@ -101,6 +104,7 @@ def test_inputs_take_the_precision_of_the_weights_and_labels_keep_theirs():
     assert loss.item() == pytest.approx(task.loss_sum(model.float(), batch).item(), rel=0.02)
 
 
+@pytest.mark.slow
 def test_the_plan_of_a_task_without_tokens(tmp_path):
     options = ["--launch", "accelerate_configs/zero2.yaml", "--num_processes", "4", "--gpu_memory", "24"]
     arguments = ["--model", "cnn", "--mixed_precision", "bf16", "--output_dir", str(tmp_path / "run"), "--report_to", "none"]
@@ -123,36 +127,40 @@ def place(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def one_process(place) -> Path:
-    """A run of the CNN in one process."""
-    run([*python(), *job(place / "one", "--model", "cnn")], place).check()
+@pytest.fixture
+def train(script) -> Callable[..., str]:  # noqa: F811
+    """A function that trains in this process: (output folder, more arguments) -> what the run said."""
+
+    def start(output_dir: Path, *more: str) -> str:
+        ended = script("vector_task", job(output_dir, *more))
+        opened_run._lock.close()  # as the end of the process does
+        assert ended.code == 0, ended.err
+        return ended.out
+
+    return start
+
+
+@pytest.fixture
+def one_process(place, train) -> Path:
+    """A run of the CNN in one process, made once."""
+    if not (place / "one").exists():
+        train(place / "one", "--model", "cnn")
     return place / "one"
 
 
 @pytest.mark.slow
 def test_every_launch_trains_the_same_model(place):
-    """On streamed rows, which are others in the second epoch. Its evaluations are those of averaged weights."""
+    """With SGD and momentum, on streamed rows, which are others in the second epoch. Its evaluations are those of averaged
+    weights."""
     cells = ["--cells", "ddp,zero2,zero3,fsdp", "--steps", "6", "--output_dir", "table"]
+    sgd = ["--optim", "sgd", "--optim_args", "momentum=0.9", "--adam_epsilon", "1e-8", "--learning_rate", "0.1"]
     streamed = ["--streamed", "true", "--ema_decay", "0.5"]
-    run([*python(), str(SCRIPTS / "parity.py"), *cells, *job(place / "never", *streamed)], place).check()
+    run([*python(), str(SCRIPTS / "parity.py"), *cells, SCRIPT, *job(place / "never", *streamed, *sgd)], place).check()
     table = json.loads((place / "table" / "parity.json").read_text(encoding="utf-8"))
     assert [cell["verdict"] for cell in table["cells"][1:]] == ["the same"] * 4
     assert max(cell["difference"]["weights"] for cell in table["cells"][1:]) <= 1e-5
 
 
-@pytest.mark.slow
-def test_sgd_with_momentum_trains_the_same_model_under_zero(place):
-    sgd = ["--optim", "sgd", "--optim_args", "momentum=0.9", "--adam_epsilon", "1e-8", "--learning_rate", "0.1"]
-    cells = ["--cells", "zero2", "--steps", "6", "--output_dir", "sgd"]
-    run([*python(), str(SCRIPTS / "parity.py"), *cells, *job(place / "never", *sgd)], place).check()
-    table = json.loads((place / "sgd" / "parity.json").read_text(encoding="utf-8"))
-    (zero,) = [cell for cell in table["cells"] if cell["name"] == "zero2"]
-    assert zero["verdict"] == "the same"
-    assert zero["difference"]["weights"] <= 1e-5
-
-
-@pytest.mark.slow
 def test_the_exported_model_gives_the_predictions(one_process):
     assert {"run.json", "history.jsonl", "metrics.json", "README.md", "best"} <= {path.name for path in one_process.iterdir()}
     model = vector_task.build_model("cnn").eval()
@@ -168,11 +176,10 @@ def test_the_exported_model_gives_the_predictions(one_process):
     assert "train_tokens_per_second" not in metrics
 
 
-@pytest.mark.slow
-def test_a_resumed_run_ends_with_the_same_bytes(one_process, place):
+def test_a_resumed_run_ends_with_the_same_bytes(one_process, place, train):
     folder = shutil.copytree(one_process, place / "resumed")
     shutil.rmtree(folder / "checkpoints" / "step_6")
-    said = run([*python(), *job(folder, "--model", "cnn", "--resume_from_checkpoint", "auto")], place).check().out
+    said = train(folder, "--model", "cnn", "--resume_from_checkpoint", "auto")
     assert f"resume         {folder / 'checkpoints' / 'step_3'}" in said
     names = ["history.jsonl", "predictions.jsonl", "best/model.safetensors"]
     names += [f"checkpoints/step_6/{name}.safetensors" for name in ("model", "optimizer")]
@@ -182,7 +189,7 @@ def test_a_resumed_run_ends_with_the_same_bytes(one_process, place):
 @pytest.mark.slow
 def test_the_statistics_of_batch_norm_are_rank_0s_on_every_process(one_process, place):
     folder = place / "two"
-    run([*torchrun(2), *job(folder, "--model", "cnn")], place).check()
+    run([*torchrun(2), SCRIPT, *job(folder, "--model", "cnn")], place).check()
     evaluations = [event for event in read_lines(folder / "history.jsonl") if "eval_loss" in event]
     assert [event["eval_spread"] for event in evaluations] == [0, 0]  # over the rows, which both processes evaluated
     saved = load_file(folder / "checkpoints" / "step_6" / "model.safetensors")
@@ -195,11 +202,11 @@ def test_the_statistics_of_batch_norm_are_rank_0s_on_every_process(one_process, 
 
 
 @pytest.mark.slow
-def test_a_process_that_runs_out_of_memory_cuts_its_micro_batches_and_all_follow(place):
+def test_a_process_that_runs_out_of_memory_cuts_its_micro_batches_and_all_follow(place, train):
     """Rank 1 has no memory for the first pass of the first step, backward, nor for the last of the second, forward."""
-    run([*python(), *job(place / "roomy")], place).check()
-    folder = place / "full"
-    said = run([*torchrun(2), *job(folder, "--per_device_train_batch_size", "4", "--out_of_memory", "1,9")], place).check().out
+    train(place / "roomy")
+    folder, asked = place / "full", ["--per_device_train_batch_size", "4", "--out_of_memory", "1,9"]
+    said = run([*torchrun(2), SCRIPT, *job(folder, *asked)], place).check().out
     assert [line[15:] for line in said.splitlines() if "out of memory" in line] == [
         f"out of memory by step {step}: micro-batches are split into {parts} parts; the global batch does not change"
         for step, parts in ((1, 2), (2, 4))
@@ -214,6 +221,6 @@ def test_a_process_that_runs_out_of_memory_cuts_its_micro_batches_and_all_follow
 @pytest.mark.slow
 def test_no_memory_while_gradients_are_exchanged_ends_the_job(place):
     """Without accumulation the first backward pass is the one that exchanges them."""
-    finished = run([*torchrun(2), *job(place / "exchanging", "--out_of_memory", "1")], place)
+    finished = run([*torchrun(2), SCRIPT, *job(place / "exchanging", "--out_of_memory", "1")], place)
     assert finished.code != 0
     assert "step 1: out of memory on a batch of 7 rows x 64. Try a smaller --per_device_train_batch_size beside" in finished.err

@@ -6,16 +6,19 @@ import subprocess
 import sys
 
 import pytest
+from in_process import script  # noqa: F401 - a fixture
 from launchers import CLASSIFY, python, run, training, write_corpus
+
+from finetune import opened_run
 
 
 def in_shell(command, *shell):
     return ["bash", "-c", " ".join(shell), "bash", *command]
 
 
-@pytest.mark.parametrize("script", ["classify.py", "titlegen.py"])
-def test_a_script_finds_its_packages_under_a_safe_path(script):
-    command = [sys.executable, str(CLASSIFY.parent / script), "--seed", "x"]
+@pytest.mark.parametrize("name", ["classify.py", "titlegen.py"])
+def test_a_script_finds_its_packages_under_a_safe_path(name):
+    command = [sys.executable, str(CLASSIFY.parent / name), "--seed", "x"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={**environment, "PYTHONSAFEPATH": "1"})
     assert (done.returncode, done.stderr.splitlines()[0][:15]) == (2, "error: --seed: ")
@@ -31,21 +34,23 @@ def test_without_a_home_or_a_reader_a_run_under_deepspeed_ends_well(home, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_file_that_may_not_grow_is_named(tmp_path):
+def test_a_file_that_may_not_grow_is_named(tmp_path, script, monkeypatch):  # noqa: F811
     """The history is the first file of the run to pass the limit; then, without a training, the predictions."""
     home = tmp_path  # not the tests' common one, where steps are observed: that writes files, too
     write_corpus(home)
     settings = {"model": "bert", "eval_strategy": "no", "eval_steps": None, "save_steps": 0, "metric_for_best_model": None}
     command = [*python(), *training(tmp_path / "run", max_steps=2000, warmup_steps=0, **settings)]
     # The first start fills the cache, whose files are larger.
-    run([*python(), *training(tmp_path / "fill", max_steps=1, warmup_steps=0, **settings)], home).check()
+    monkeypatch.chdir(home)
+    assert script("classify", training(tmp_path / "fill", max_steps=1, warmup_steps=0, **settings)[1:]).code == 0
     finished = run(in_shell(command, 'ulimit -f 8; "$@"'), home)
     check_end(finished, tmp_path / "run" / "history.jsonl", "--resume_from_checkpoint auto goes on")
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "failed"
 
     predict = {"--do_predict": "true", "--model_name_or_path": tmp_path / "fill" / "best", "--test_file": "test.csv"}
     words = [str(word) for pair in {**predict, "--output_dir": tmp_path / "new"}.items() for word in pair]
-    run([*python(), str(CLASSIFY), *words], home).check()
+    assert script("classify", words).code == 0
+    opened_run._lock.close()  # as the end of the process does
     (tmp_path / "new" / "predictions.jsonl").unlink()
     finished = run(in_shell([*python(), str(CLASSIFY), *words], 'ulimit -f 1; "$@"'), home)
     check_end(finished, tmp_path / "new" / "predictions.jsonl", "Then run the same command again")

@@ -7,7 +7,10 @@ import re
 import shutil
 
 import pytest
-from launchers import CLASSIFY, JOBS, LABELS, TEST_ROWS, accelerate, python, run, training
+from in_process import script  # noqa: F401 - a fixture
+from launchers import CLASSIFY, JOBS, LABELS, TEST_ROWS, python, run, torchrun, training
+
+from finetune import opened_run
 
 pytestmark = pytest.mark.slow
 
@@ -51,6 +54,20 @@ def finished_run(home):
 def folder(finished_run, tmp_path):
     """A copy of the finished run's folder that a test may change."""
     return shutil.copytree(finished_run[0], tmp_path / "run")
+
+
+@pytest.fixture
+def train(script, home, monkeypatch):  # noqa: F811
+    """A function that runs the job with dropout in this process: (output folder, arguments with a value, others) -> its end."""
+    monkeypatch.chdir(home)
+
+    def start(folder, changed, *more):
+        ended = script("classify", [*training(folder, **DROPOUT | changed)[1:], *more])
+        if opened_run._lock is not None:
+            opened_run._lock.close()  # as the end of the process does
+        return ended
+
+    return start
 
 
 def contents(folder):
@@ -189,9 +206,9 @@ def test_the_output_is_rank_0s_and_says_each_thing_once(name, launched):
     assert not [line for line in errors if line.startswith("Traceback") or "Warning" in line or "it/s]" in line]
 
 
-def test_a_second_run_into_the_folder_is_refused_and_changes_nothing(folder, home):
+def test_a_second_run_into_the_folder_is_refused_and_changes_nothing(folder, train):
     before = contents(folder)
-    finished = run([*python(), *training(folder, **DROPOUT)], home)
+    finished = train(folder, {})
 
     assert finished.code == 2
     assert finished.err.startswith(f"error: --output_dir {folder} already holds a run (run.json, history.jsonl")
@@ -200,10 +217,9 @@ def test_a_second_run_into_the_folder_is_refused_and_changes_nothing(folder, hom
     assert contents(folder) == before
 
 
-def test_overwriting_replaces_the_run_and_keeps_what_is_not_its_own(folder, home):
+def test_overwriting_replaces_the_run_and_keeps_what_is_not_its_own(folder, train):
     (folder / "notes.txt").write_text("mine")
-    command = [*python(), *training(folder, **DROPOUT | {"max_steps": 2, "eval_steps": 2}), "--overwrite_output_dir"]
-    run(command, home).check()
+    assert train(folder, {"max_steps": 2, "eval_steps": 2}, "--overwrite_output_dir").code == 0
 
     assert (folder / "notes.txt").read_text() == "mine"
     assert {event["step"] for event in read_lines(folder / "history.jsonl")} == {1, 2}
@@ -227,31 +243,27 @@ os.replace = replace_and_die
 
 
 def test_predicting_with_the_best_model_needs_no_labels_and_leaves_the_run_alone(folder, home, tmp_path):
+    """Nor is it harmed by a kill: started again, the predicting goes on where it was."""
     before, metrics = contents(folder), read_json(folder / "metrics.json")
     predicted = read_lines(folder / "predictions.jsonl")
     files = ["--model_name_or_path", str(folder / "best"), "--test_file", "unlabelled.csv", "--output_dir", str(folder)]
-    script = [str(CLASSIFY), "--do_predict", *files, "--per_device_eval_batch_size", "1"]
-    run([*accelerate("cpu_ddp.yaml", 2), *script], home).check()
-    after = contents(folder)
+    command = [*torchrun(2), str(CLASSIFY), "--do_predict", *files, "--per_device_eval_batch_size", "1"]
+    unfinished = folder / "predictions_unlabelled.jsonl.unfinished"
+    (tmp_path / "sitecustomize.py").write_text(KILLED_WHILE_PREDICTING)
+    assert run(["env", f"PYTHONPATH={tmp_path}", *command], home).code != 0
+    assert not (folder / "predictions_unlabelled.jsonl").exists()
+    assert len(list(unfinished.glob("*.npz"))) == 3
+    finished = run(command, home).check()
 
+    assert f"6 of {TEST_ROWS} rows are predicted already" in finished.out
+    assert not unfinished.exists()
+    after = contents(folder)
     assert {name: after.get(name) for name in before} == before
     again = read_lines(folder / "predictions_unlabelled.jsonl")
     assert [(line["id"], line["labels"]) for line in again] == [(line["id"], line["labels"]) for line in predicted]
     for line, earlier in zip(again, predicted, strict=True):
         assert line["probabilities"] == pytest.approx(earlier["probabilities"], rel=0, abs=2e-6)
     assert read_json(folder / "metrics_unlabelled.json")["test_rows"] == metrics["test_rows"]
-
-    # Killed and started again, it goes on where it was, to the same bytes.
-    (tmp_path / "sitecustomize.py").write_text(KILLED_WHILE_PREDICTING)
-    other = tmp_path / "other.jsonl"
-    command = [*accelerate("cpu_ddp.yaml", 2), *script, "--predictions_file", str(other)]
-    assert run(["env", f"PYTHONPATH={tmp_path}", *command], home).code != 0
-    assert not other.exists()
-    assert len(list((tmp_path / "other.jsonl.unfinished").glob("*.npz"))) == 3
-    finished = run(command, home).check()
-    assert f"6 of {TEST_ROWS} rows are predicted already" in finished.out
-    assert other.read_bytes() == (folder / "predictions_unlabelled.jsonl").read_bytes()
-    assert not (tmp_path / "other.jsonl.unfinished").exists()
 
 
 def interrupt(folder):
@@ -266,12 +278,11 @@ def interrupt(folder):
     (folder / "best" / "model.safetensors").write_bytes(b"of step 3")
 
 
-def test_a_resumed_run_ends_with_the_bytes_of_one_that_was_never_stopped(finished_run, folder, home):
+def test_a_resumed_run_ends_with_the_bytes_of_one_that_was_never_stopped(finished_run, folder, train):
     whole = finished_run[0]
     assert read_json(whole / "metrics.json")["best_step"] == 6
     interrupt(folder)
-    command = [*python(), *training(folder, **DROPOUT, learning_rate=0.02), "--resume_from_checkpoint", "auto"]
-    finished = run(command, home).check()
+    finished = train(folder, {"learning_rate": 0.02}, "--resume_from_checkpoint", "auto")
 
     assert f"resume         {folder / 'checkpoints' / 'step_3'}" in finished.out
     names = ("best/model.safetensors", "best/config.json", "history.jsonl", "predictions.jsonl")

@@ -7,9 +7,11 @@ import os
 import signal
 
 import pytest
-from launchers import accelerate, deepspeed, python, run, torchrun, training
+from in_process import script  # noqa: F401 - a fixture
+from launchers import accelerate, deepspeed, python, torchrun, training
 from running import running
 
+from finetune import opened_run
 from finetune.checkpoints.checkpoint import damage, list_checkpoints
 
 pytestmark = pytest.mark.slow
@@ -46,7 +48,6 @@ def everyone(number):
 
 
 ASKED = {
-    "python TERM": (python, {}, launcher(TERM), 75, "SIGTERM"),
     "python INT": (python, {"dataloader_num_workers": 1}, everyone(INT), 75, "SIGINT"),
     "python HUP": (python, {}, everyone(signal.SIGHUP), 75, "SIGHUP"),
     "accelerate one Ctrl-C": (lambda: accelerate("cpu.yaml", 1), {}, everyone(INT), None, "SIGINT"),
@@ -85,16 +86,20 @@ def contents(folder):
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def test_a_run_that_was_stopped_ends_with_the_bytes_of_one_that_was_not(start, home, tmp_path):
-    settings = {"model": "bert_dropout", "max_steps": 150, "eval_steps": 50, "save_steps": 50, "global_batch_size": 7,
+def test_a_run_that_was_stopped_ends_with_the_bytes_of_one_that_was_not(start, home, tmp_path, script, monkeypatch):  # noqa: F811
+    settings = {"model": "bert_dropout", "max_steps": 60, "eval_steps": 20, "save_steps": 20, "global_batch_size": 7,
                 "early_stopping_patience": 9, "per_device_train_batch_size": 3}  # fmt: skip
     stopped, whole = tmp_path / "stopped", tmp_path / "whole"
     job = start([*python(), *training(stopped, **settings)], stopped, steps=5)
-    job.process.send_signal(USR1)
-    job.wait()
-    assert read_json(stopped / "status.json")["state"] == "stopped"
-    went_on = run([*python(), *training(stopped, **settings), "--resume_from_checkpoint", "auto"], home).check()
-    assert "resume " in went_on.out
+    job.process.send_signal(TERM)
+    assert job.wait() == 75
+    status = read_json(stopped / "status.json")
+    assert (status["state"], status["reason"]) == ("stopped", "SIGTERM")
+    monkeypatch.chdir(home)
+    for folder, more in ((stopped, ["--resume_from_checkpoint", "auto"]), (whole, [])):
+        ended = script("classify", [*training(folder, **settings)[1:], *more])
+        opened_run._lock.close()  # as the end of the process does
+        assert ended.code == 0, ended.err
+        assert ("resume  " in ended.out) == bool(more)
     assert read_json(stopped / "status.json")["state"] == "done"
-    run([*python(), *training(whole, **settings)], home).check()
     assert contents(stopped) == contents(whole)

@@ -1,6 +1,7 @@
 """Two machines that share nothing but a cable: every launcher trains the same model as one process, and says what is wrong.
 
 Nobody sets a variable for the network: which interface leads to the other machine is the application's business.
+`accelerate launch` on two machines is what test_moving_a_job.py shows.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import sys
 
 import launchers
 import pytest
-from launchers import CLASSIFY, REPOSITORY, UNEVEN, accelerate, free_port, run_together, training
+from launchers import CLASSIFY, REPOSITORY, UNEVEN, free_port, run_together, training
 from namespaces import machines, missing_for_machines
 from safetensors.torch import load_file
 
@@ -45,12 +46,15 @@ exit "$code"
 
 
 @pytest.fixture(scope="module")
-def pair(home, tmp_path_factory):
-    """The two machines, each with its own copy of the data, which it sees in site/ too; the ssh and pdsh in bin/ lead there."""
+def pair(home, launched, tmp_path_factory):
+    """The two machines, each with its own copy of the data, which it sees in site/ too; the ssh and pdsh in bin/ lead there.
+    Machine alpha alone has a run to go on from, of one process."""
+    start = launched("python").folder
     base = tmp_path_factory.mktemp("machines")
     homes = [base / "alpha", base / "beta"]
     for folder in homes:
         shutil.copytree(home, folder, ignore=shutil.ignore_patterns("runs", "cache", "contract"))
+    shutil.copytree(start, homes[0] / "runs" / "start")
     with machines(homes) as found:
         (base / "bin").mkdir()
         (base / "site").mkdir()
@@ -79,17 +83,10 @@ def node(number, port):
     return [sys.executable, str(REPOSITORY / "scripts" / "machine.py"), *place]
 
 
-def accelerate_static(pair, port):
-    options = ["--num_machines", "2", "--main_process_ip", "alpha", "--main_process_port", str(port)]
-    for number, machine in enumerate(pair):
-        launcher = accelerate("multi_node_ddp.yaml", 2, *options, "--machine_rank", str(number))
-        yield machine.inside([*launcher, *arguments("accelerate_static")])
-
-
 def torchrun_c10d(pair, port):
     launcher = torchrun("--rdzv_backend", "c10d", "--rdzv_id", "1", "--rdzv_endpoint", f"alpha:{port}")
     for machine in pair:
-        yield machine.inside([*launcher, *arguments("torchrun_c10d", step=4)])
+        yield machine.inside([*launcher, *arguments("torchrun_c10d", step=2)])
 
 
 def torchrun_static(pair, port):
@@ -98,19 +95,20 @@ def torchrun_static(pair, port):
         yield machine.inside([*launcher, *arguments("torchrun_static", step=4, deepspeed="ds_configs/zero3.json")])
 
 
-def deepspeed_hostfile(pair, port):
-    hostfile = pair[0].home.parent / "hostfile"
-    hostfile.write_text("alpha slots=1\nbeta slots=1\n")
-    options = ["--hostfile", str(hostfile), "--master_port", str(port)]
-    job = arguments("deepspeed_hostfile", step=2, deepspeed="ds_configs/zero2.json")
-    yield outside(pair, [launchers.deepspeed(1)[0], *options, *job])
+def hostfile(pair, port):
+    file = pair[0].home.parent / "hostfile"
+    file.write_text("alpha slots=1\nbeta slots=1\n")
+    return ["--hostfile", str(file), "--master_port", str(port)]
+
+
+def deepspeed_ssh(pair, port, job):
+    """One command, which reaches the machines by ssh; `job`: the script and its arguments."""
+    yield outside(pair, [launchers.deepspeed(1)[0], *hostfile(pair, port), *job])
 
 
 def deepspeed_no_ssh(pair, port, job):
-    """The same command on each machine, which is told its number; `job`: the script and its arguments."""
-    hostfile = pair[0].home.parent / "hostfile_no_ssh"
-    hostfile.write_text("alpha slots=1\nbeta slots=1\n")
-    options = ["--hostfile", str(hostfile), "--no_ssh", "--master_addr", "alpha", "--master_port", str(port)]
+    """The same command on each machine, which is told its number."""
+    options = [*hostfile(pair, port), "--no_ssh", "--master_addr", "alpha"]
     for number, machine in enumerate(pair):
         yield machine.inside([launchers.deepspeed(1)[0], *options, "--node_rank", str(number), *job])
 
@@ -121,13 +119,13 @@ def multi_node_script(pair, port):
     yield outside(pair, [*script, *hosts, *arguments("multi_node_script", step=4)])
 
 
-JOBS = {job.__name__: job for job in (accelerate_static, torchrun_c10d, torchrun_static, deepspeed_hostfile, multi_node_script)}
-LAUNCHERS = {"torchrun_c10d": "torchrun", "torchrun_static": "torchrun", "deepspeed_hostfile": "deepspeed"}
+JOBS = {job.__name__: job for job in (torchrun_c10d, torchrun_static, multi_node_script)}
+LAUNCHERS = {"torchrun_c10d": "torchrun", "torchrun_static": "torchrun", "multi_node_script": "python"}
 
 
-def arguments(name, step=None, **changed):
-    """The common job; from the checkpoint after `step` of the first one, which machine alpha alone has."""
-    start = {"resume_from_checkpoint": f"runs/accelerate_static/checkpoints/step_{step}"} if step else {}
+def arguments(name, step, **changed):
+    """The common job; from the checkpoint after `step` that machine alpha alone has."""
+    start = {"resume_from_checkpoint": f"runs/start/checkpoints/step_{step}"}
     return training(f"runs/{name}", global_batch_size=UNEVEN, **start, **changed)
 
 
@@ -137,8 +135,6 @@ def trained(pair):
 
     @functools.cache
     def launch(name):
-        if name != "accelerate_static":
-            launch("accelerate_static")
         for finished in run_together(list(JOBS[name](pair, free_port())), pair[0].home):
             finished.check()
         return pair[0].home / "runs" / name
@@ -163,8 +159,7 @@ def check_weights(folder, one_process):
 def test_weights_agree_with_one_process(name, trained, launched):
     check_weights(trained(name), launched("python").folder)
     run = json.loads((trained(name) / "run.json").read_text(encoding="utf-8"))
-    expected = "python" if name == "multi_node_script" else LAUNCHERS.get(name, "accelerate")
-    assert (run["world_size"], run["launcher"]) == (2, expected)
+    assert (run["world_size"], run["launcher"]) == (2, LAUNCHERS[name])
 
 
 def test_the_second_machine_keeps_a_cache_of_its_own_and_nothing_of_the_run(pair, trained):
@@ -177,20 +172,19 @@ def test_the_second_machine_keeps_a_cache_of_its_own_and_nothing_of_the_run(pair
     assert not list((pair[0].home / "runs").rglob("*of_rank_0*"))
 
 
-def test_without_ssh_machines_that_share_a_folder_keep_checkpoints_in_shards_there(pair, trained, launched):
+def test_machines_that_share_a_folder_keep_checkpoints_in_shards_there(pair, launched):
     """From a checkpoint of another launch to those in shards, to which each machine adds its part, and back to one for every
-    launch. Nothing is sent, and no machine has anything of the run elsewhere."""
+    launch. Nothing is sent, and no machine has anything of the run elsewhere. DeepSpeed starts it with ssh, then without."""
     shared = pair[0].home.parent / "shared"
-    shutil.copytree(trained("accelerate_static") / "checkpoints" / "step_2", shared / "start")
+    shutil.copytree(launched("python").folder / "checkpoints" / "step_2", shared / "start")
 
-    def go_on_from(checkpoint, **changed):
+    def go_on_from(checkpoint, launch, **changed):
         asked = {"shared_output_dir": "true", "resume_from_checkpoint": checkpoint, "deepspeed": "ds_configs/zero2.json"}
         job = training(shared / "run", global_batch_size=UNEVEN, **asked, **changed)
-        first, second = run_together(list(deepspeed_no_ssh(pair, free_port(), job)), pair[0].home)
-        second.check()
-        return first.check().out
+        ended = [finished.check() for finished in run_together(list(launch(pair, free_port(), job)), pair[0].home)]
+        return ended[0].out
 
-    go_on_from(shared / "start", checkpoint_format="sharded")
+    go_on_from(shared / "start", deepspeed_ssh, checkpoint_format="sharded")
     checkpoints = shared / "run" / "checkpoints"
     assert sorted(path.name for path in checkpoints.iterdir()) == ["step_4", "step_6"]
     for path in checkpoints.iterdir():
@@ -201,7 +195,7 @@ def test_without_ssh_machines_that_share_a_folder_keep_checkpoints_in_shards_the
     assert (run["world_size"], run["launcher"], run["zero_stage"]) == (2, "deepspeed", 2)
     assert run["arguments"]["shared_output_dir"] is True
 
-    said = go_on_from(checkpoints / "step_4")
+    said = go_on_from(checkpoints / "step_4", deepspeed_no_ssh)
     assert "checkpoint step_4 was converted from shards" in said
     assert sorted(path.name for path in checkpoints.iterdir()) == ["step_4", "step_6"]
     check_weights(shared / "run", launched("python").folder)

@@ -4,34 +4,40 @@ import csv
 import json
 
 import pytest
-from launchers import CLASSIFY, JOBS, LABELS, REFERENCES, TEST_ROWS, accelerate, python, run, torchrun
+from in_process import script  # noqa: F401 - a fixture
+from launchers import CLASSIFY, JOBS, LABELS, REFERENCES, TEST_ROWS, accelerate, run, torchrun
 
 pytestmark = pytest.mark.slow
 
-# name -> (launcher, batch size)
+# name -> (launcher, batch size); without a launcher in this process
 WAYS = {
-    "1 process, batches of 1": (lambda: python(), 1),
+    "1 process, batches of 1": (None, 1),
     "2 processes, batches of 7": (lambda: torchrun(2), 7),
     "2 processes, batches of 64, under a DeepSpeed config": (lambda: accelerate("zero3.yaml", 2), 64),
 }
+RESULTS = {}  # of the ways that were asked for
 
 
-@pytest.fixture(scope="module")
-def evaluated(home, launched):
-    """A function from a way's name to (metrics, predictions): the model of the job "python", on a validation file of one row
-    and on a test file with labels."""
-    model, results = launched("python").folder / "best", {}
+@pytest.fixture
+def evaluated(home, launched, script, monkeypatch):  # noqa: F811
+    """A function from a way's name to (metrics, predictions), made once: the model of the job "python", on a validation file of
+    one row and on a test file with labels."""
+    model = launched("python").folder / "best"
+    monkeypatch.chdir(home)
 
     def evaluate(name):
-        if name not in results:
+        if name not in RESULTS:
             launcher, size = WAYS[name]
             folder = home / "evaluated" / name.replace(" ", "_").replace(",", "")
             files = ["--validation_file", "one.csv", "--test_file", "test.csv"]
             modes = ["--do_eval", "--do_predict", "--per_device_eval_batch_size", str(size), "--report_to", "none"]
-            script = [str(CLASSIFY), "--model_name_or_path", str(model), *files, *modes, "--output_dir", str(folder)]
-            run([*launcher(), *script], home).check()
-            results[name] = (json.loads((folder / "metrics.json").read_text(encoding="utf-8")), read_predictions(folder))
-        return results[name]
+            command = ["--model_name_or_path", str(model), *files, *modes, "--output_dir", str(folder)]
+            if launcher is None:
+                assert script("classify", command).code == 0
+            else:
+                run([*launcher(), str(CLASSIFY), *command], home).check()
+            RESULTS[name] = (json.loads((folder / "metrics.json").read_text(encoding="utf-8")), read_predictions(folder))
+        return RESULTS[name]
 
     return evaluate
 

@@ -76,13 +76,14 @@ def test_what_it_leaves(title_tokens):
 
 
 @pytest.mark.slow
-def test_a_command_that_fails_has_nothing_to_compare(tmp_path):
+def test_a_command_that_fails_has_nothing_to_compare(parity, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     launchers.write_corpus(tmp_path)
     job = training(tmp_path / "never", train_file="nothing.csv", test_file=None)
-    finished = launchers.run([*launchers.python(), str(SCRIPT), "--cells", "ddp", *job], tmp_path)
-    assert finished.code == 2
-    assert finished.err.startswith("error: the command fails in one process, so there is nothing to compare with: error: ")
-    assert "nothing.csv" in finished.err
+    assert parity.main(["--cells", "ddp", *job]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: the command fails in one process, so there is nothing to compare with: error: ")
+    assert "nothing.csv" in error
     assert not (tmp_path / "never").exists()
 
 

@@ -199,7 +199,7 @@ def test_any_command_line_is_read_or_refused_in_words(argv):
         assert {"--help", "-h"} & {text.split("=")[0] for text in argv}
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.one_of(st.binary(max_size=40), st.text(max_size=40), st.lists(st.builds("{}: {}".format, NAMES, SCALARS)).map("\n".join))
 )

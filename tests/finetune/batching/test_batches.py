@@ -26,6 +26,7 @@ def test_a_worker_that_is_killed_ends_the_training_where_it_waits_for_it_and_now
         list(batches)
 
 
+@pytest.mark.slow
 def test_a_batch_that_cannot_be_handed_over_ends_the_training(monkeypatch, capfd):
     def full(self, *_):
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -74,6 +74,7 @@ def test_rows_of_files_have_no_start():
     assert steps.start_at(2) is None
 
 
+@pytest.mark.slow
 def test_the_next_buffer_is_read_by_another_process_and_earlier_ones_are_removed(stream):
     stream.start_reading_ahead()
     steps = steps_of(stream)

@@ -117,6 +117,7 @@ def test_a_request_to_one_process_is_no_failure_of_the_others(job, environment):
     assert heartbeat.peer_status() == PeerStatus(stopped="SIGTERM; rank 2")
 
 
+@pytest.mark.slow
 def test_a_store_that_does_not_answer_is_rank_0s(job, monkeypatch, environment, reports):
     monkeypatch.setattr(heartbeat, "ANSWER_SECONDS", 0.1)
     monkeypatch.setattr(heartbeat, "_counts", threading.Event().wait)  # for ever, as with a process that was stopped

@@ -46,8 +46,8 @@ def forward_and_backward(model, task, batch, autocast):
         (bert, CLASSIFY, text_batch(6, 48), False, "bf16", 0.01),
         (bert, CLASSIFY, text_batch(6, 48), True, "no", 0.01),
         (padding_free_bert, CLASSIFY, ragged_batch(6, 48), False, "no", 0.01),
-        (big_bird_titles, TITLES, title_batch(2, 256, 12), False, "no", 0.05),
-        (big_bird_titles, TITLES, title_batch(2, 256, 12), True, "no", 0.06),
+        pytest.param(big_bird_titles, TITLES, title_batch(2, 256, 12), False, "no", 0.05, marks=pytest.mark.slow),
+        pytest.param(big_bird_titles, TITLES, title_batch(2, 256, 12), True, "no", 0.06, marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.usefixtures("one_thread")

@@ -20,8 +20,8 @@ from finetune.training.step import train_step
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("large", [300 * 64, embeddings.LARGE])  # numbers in the vocabulary's weight here, which is kept or not
-@pytest.mark.parametrize("accumulation", [1, 2])
+# `large`: numbers in the vocabulary's weight here, whose gradient is kept or not.
+@pytest.mark.parametrize(("accumulation", "large"), [(1, 300 * 64), (2, embeddings.LARGE)])
 @pytest.mark.usefixtures("one_thread")
 def test_a_training_step_takes_what_was_estimated(arguments, start_run, accumulation, large, monkeypatch):
     monkeypatch.setattr(embeddings, "LARGE", large)

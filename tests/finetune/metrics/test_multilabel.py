@@ -93,7 +93,7 @@ def test_equals_scikit_learn(ties, thresholds):
     )
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(rows())
 def test_equals_scikit_learn_on_any_rows(data):
     probabilities, targets = data

@@ -68,6 +68,7 @@ def test_an_upload_is_one_commit_that_an_interruption_does_not_repeat(start_run,
     assert hub.commits[1:] == [["README.md"]]
 
 
+@pytest.mark.slow
 def test_a_finished_run_stays_done_and_its_command_repeats_the_upload(script, hub, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)  # `script` works offline
     given = {"train_file": write_idx(tmp_path / "mnist"), "output_dir": tmp_path / "mine", "max_steps": 1, "report_to": "none"}

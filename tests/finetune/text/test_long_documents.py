@@ -187,6 +187,7 @@ def test_memory_is_known_in_advance(bert_folder, data):
     assert 1.5 * truncated.activations < windows.activations < 3 * truncated.activations
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "given",
     [

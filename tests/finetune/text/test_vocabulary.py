@@ -90,6 +90,7 @@ def test_cased_tokenizer_is_still_cased_after_loading(tmp_path):
     assert AutoTokenizer.from_pretrained(tmp_path).tokenize("Sort sort") == ["Sort", "sort"]
 
 
+@pytest.mark.slow
 def test_same_texts_give_the_same_vocabulary_in_every_process_and_order(tokenizer):
     """The trainer of `tokenizers` alone gives another vocabulary at nearly every call on these texts."""
     program = (
