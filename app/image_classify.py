@@ -1,13 +1,13 @@
 """Image classification with a small CNN or any image classifier of transformers.
 
-    python app/image_classify.py --train_file PICTURES/train --validation_file PICTURES/val --output_dir runs/a
+    python app/image_classify.py --train_file IMAGES/train --validation_file IMAGES/val --output_dir runs/a
     python app/image_classify.py --train_file mnist --validation_file mnist --output_dir runs/mnist     (MNIST's four files)
     python app/image_classify.py --model_name_or_path google/vit-base-patch16-224 --train_file train.csv --output_dir runs/b
     accelerate launch --config_file accelerate_configs/ddp.yaml app/image_classify.py ...the same...
     deepspeed --num_gpus 8 app/image_classify.py --deepspeed ds_configs/zero2.json ...the same...
     torchrun --nproc_per_node 8 app/image_classify.py ...the same...
 
-Pictures come from a folder per class, from csv, tsv, json, jsonl or parquet with a column of paths or pictures, from MNIST's
+Images come from a folder per class, from csv, tsv, json, jsonl or parquet with a column of paths or images, from MNIST's
 idx files, or from a dataset of `datasets`. `best/` of a transformers model loads with pipeline("image-classification");
 README.md in the output folder shows how to load the small CNN.
 
@@ -33,9 +33,9 @@ from finetune.images.arguments import ImageArguments
 class Arguments(ImageArguments, groups.AdapterArguments):
     """Classes"""
 
-    label_column: str = option("label", help="column of a picture's class")
+    label_column: str = option("label", help="column of an image's class")
     image_size: int | None = option(
-        at_least=16, help="resize pictures to N x N pixels (default: the model's size; for a small CNN, the pictures' own)"
+        at_least=16, help="resize images to N x N pixels (default: the model's size; for a small CNN, the images' own)"
     )
 
 
@@ -68,7 +68,7 @@ from finetune.task import Analysis, Batch, DataInfo, ModelCard, Predictions
 
 
 class ImageClassification(ImageTask):
-    """Every picture is one target."""
+    """Every image is one target."""
 
     name = "image_classify"
     default_metric = "accuracy"
@@ -89,7 +89,7 @@ class ImageClassification(ImageTask):
             self.config = classifier.new_small_cnn(arguments, examples["train"], inspected["train"], classes)
         elif self.config is None:
             self.config = load_config(arguments)
-            check_kind(arguments, self.config, MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, "classify pictures")
+            check_kind(arguments, self.config, MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, "classify images")
             check_weights(arguments)
             self.processor = load_processor(arguments, self.config, arguments.image_size)
         self.smoothing = arguments.label_smoothing_factor
@@ -196,7 +196,7 @@ class ImageClassification(ImageTask):
         lines = classifier.prediction_lines(predictions["logits"], self.labels)
         if not isinstance(split.images, JoinedImages):
             return lines
-        # The ids of several files are numbered through, so each line names its picture.
+        # The ids of several files are numbered through, so each line names its image.
         return ({"image": split.images.name(row), **line} for row, line in enumerate(lines))
 
     def analyse(self, best: Predictions, split: ImageSplit) -> Analysis:

@@ -1,4 +1,4 @@
-"""Semantic segmentation of pictures with models of transformers, such as DeepLabV3+ and SegFormer.
+"""Semantic segmentation of images with models of transformers, such as DeepLabV3+ and SegFormer.
 
     python app/segment.py --model_name_or_path nvidia/mit-b0 --train_file CAMVID/train --validation_file CAMVID/validation \\
         --output_dir runs/a
@@ -6,9 +6,9 @@
     deepspeed --num_gpus 8 app/segment.py --deepspeed ds_configs/zero2.json ...the same...
     torchrun --nproc_per_node 8 app/segment.py ...the same...
 
-Pictures and masks come from images/ and masks/ with files of equal names, from CamVid's or Cityscapes' folders, from csv, tsv,
+Images and masks come from images/ and masks/ with files of equal names, from CamVid's or Cityscapes' folders, from csv, tsv,
 json, jsonl or parquet with columns image and label, or from a dataset of `datasets`. Masks hold class numbers; classes.txt
-beside the folders names them. Scores and predicted masks are in each picture's own size. `best/` loads with
+beside the folders names them. Scores and predicted masks are in each image's own size. `best/` loads with
 pipeline("image-segmentation").
 
 Predict, with or without true masks; predicted masks go to predictions/ in the output folder:
@@ -70,7 +70,7 @@ KINDS = {"iou": "IoU", "dice": "Dice"}  # metric of a class -> header of a table
 
 
 class Segmentation(ImageTask):
-    """Every picture is one target. Its loss is the mean cross-entropy of its pixels plus the Dice loss."""
+    """Every image is one target. Its loss is the mean cross-entropy of its pixels plus the Dice loss."""
 
     name = "segment"
     default_metric = "mean_iou"
@@ -87,7 +87,7 @@ class Segmentation(ImageTask):
         if self.modes.predict:
             written.check_foreign(Path(a.output_dir), [output.folder_of(a).name])
         self.config = load_config(a)
-        check_kind(a, self.config, MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING, "segment pictures")
+        check_kind(a, self.config, MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING, "segment images")
         check_weights(a)
         processor, channels = load_processor(a, self.config, None), getattr(self.config, "num_channels", 3)
         size = (a.image_size * 2)[:2] if a.image_size else segmenter.default_size(processor)
@@ -135,12 +135,12 @@ class Segmentation(ImageTask):
         return {"labels": self.classes.names, "ignored": sorted(self.classes.ignored), "loss": loss, "scales": scales}
 
     def collate_to_evaluate(self, split: str, images: Images, targets: Targets | None, rows: np.ndarray) -> Batch:
-        """Keeps masks, and with windows pictures too, in their own size, padded to the largest of the batch. Inputs: `size`,
+        """Keeps masks, and with windows images too, in their own size, padded to the largest of the batch. Inputs: `size`,
         (b, 2) height and width; for a test split, `mask`, an empty buffer of the size of a packed mask."""
-        pictures = [images.load(int(row), self.processing.mode) for row in rows]
-        sizes = torch.tensor([picture.size[::-1] for picture in pictures])
+        loaded = [images.load(int(row), self.processing.mode) for row in rows]
+        sizes = torch.tensor([image.size[::-1] for image in loaded])
         largest, to_array = sizes.amax(0).tolist(), np.asarray if self.uses_windows else self.processing.fit
-        pixels = [self.processing.normalize(np.stack([to_array(picture)]))[0] for picture in pictures]
+        pixels = [self.processing.normalize(np.stack([to_array(image)]))[0] for image in loaded]
         padded = segmenter.pad_and_stack(pixels, largest if self.uses_windows else self.processing.size, 0)
         inputs, labels = {"pixel_values": padded, "size": sizes}, None
         if split == "test":
@@ -208,7 +208,7 @@ class Segmentation(ImageTask):
         return {}
 
     def check_export(self, best: Predictions | None, folder: Path) -> None:
-        """Compares losses of the exported model on some validation rows with the run's. Keeps its masks for `pictures`."""
+        """Compares losses of the exported model on some validation rows with the run's. Keeps its masks for `overlays`."""
         model, split = self.load_exported(folder).eval(), self.splits.get("validation")
         if best is None:
             return
@@ -218,11 +218,11 @@ class Segmentation(ImageTask):
             with torch.no_grad():
                 (logits,) = self.logits(model, batch, one_process=True)
             losses.append(float(self.loss(logits, batch.labels)[0]))
-            picture = np.asarray(split.images.load(int(row), self.processing.mode))
-            self.examples.append((picture, batch.labels[0].numpy(), logits[0].argmax(0).to(torch.uint8).numpy()))
+            image = np.asarray(split.images.load(int(row), self.processing.mode))
+            self.examples.append((image, batch.labels[0].numpy(), logits[0].argmax(0).to(torch.uint8).numpy()))
         segmenter.check_losses(np.array(losses), best["loss"][rows], self.rounding)
 
-    def pictures(self, best: Predictions) -> dict[str, np.ndarray]:
+    def overlays(self, best: Predictions) -> dict[str, np.ndarray]:
         return {"image_truth_prediction": segmenter.overlays(self.examples, self.classes.names)}
 
     def load_exported(self, path: str | Path) -> torch.nn.Module:

@@ -63,7 +63,7 @@ from finetune.volumes.description import describe_volumes
 from finetune.volumes.files import Volumes, find_splits
 from finetune.volumes.nifti import IGNORED
 from finetune.volumes.patches import Patches
-from finetune.volumes.predictions import WholeVolumes, picture, volume_facts, write_masks
+from finetune.volumes.predictions import WholeVolumes, overlays, volume_facts, write_masks
 from finetune.volumes.prepared import Prepared, check_headers, check_values, choose_classes, prepare
 from finetune.volumes.settings import USAGE, Settings, check_weights, choose_spacing, load_weights, weights_hash
 
@@ -217,8 +217,8 @@ class VolumeSegmentation(Task):
         replace_folder(path, partial(self.settings.write, weights))
         return {}
 
-    def pictures(self, best: Predictions) -> dict[str, np.ndarray]:
-        return {"image_truth_prediction": picture(self.whole["validation"], best["slice"], self.settings.classes[1:])}
+    def overlays(self, best: Predictions) -> dict[str, np.ndarray]:
+        return {"image_truth_prediction": overlays(self.whole["validation"], best["slice"], self.settings.classes[1:])}
 
     def load_exported(self, path: str | Path) -> torch.nn.Module:
         return Settings.read(path).load_model(path)

@@ -2,7 +2,7 @@
 
     python app/serve.py runs/mine/best                      then open http://127.0.0.1:8000
     curl 127.0.0.1:8000/predict -d '{"text": "The team won the cup"}'
-    curl 127.0.0.1:8000/predict --data-binary @picture.png
+    curl 127.0.0.1:8000/predict --data-binary @image.png
 
 Further arguments are passed to the task, such as --num_beams or --mixed_precision bf16. Needs requirements-serve.txt.
 """
@@ -28,7 +28,7 @@ from finetune.launching.shutdown import failures_end_the_job
 if TYPE_CHECKING:
     from finetune.serving.web import Server
 
-MEGABYTES = {"texts": 1, "pictures": 20}
+MEGABYTES = {"texts": 1, "images": 20}
 CANDIDATES = ["--num_return_sequences", "3"]  # a single candidate has no score
 
 
@@ -41,10 +41,10 @@ def parse_options() -> tuple[argparse.Namespace, list[str]]:
     add("model", metavar="MODEL_FOLDER", help="the folder best/ of a run, or one like it")
     add("--host", default="127.0.0.1", help="address to listen on (default: this machine only; 0.0.0.0: everybody)")
     add("--port", type=int, default=8000, help="default: 8000; 0: any free port")
-    add("--max_batch", type=int, default=32, help="maximum number of texts or pictures per batch (default: 32)")
+    add("--max_batch", type=int, default=32, help="maximum number of texts or images per batch (default: 32)")
     add("--max_wait", type=float, default=0, help="milliseconds that a batch waits for more requests (default: 0)")
-    add("--queue_size", type=int, default=256, help="maximum number of waiting texts or pictures (default: 256)")
-    add("--max_megabytes", type=float, help="maximum size of a request (default: 1 for texts, 20 for pictures)")
+    add("--queue_size", type=int, default=256, help="maximum number of waiting texts or images (default: 256)")
+    add("--max_megabytes", type=float, help="maximum size of a request (default: 1 for texts, 20 for images)")
     options, task_arguments = parser.parse_known_args()
     for name, least in (("max_batch", 1), ("max_wait", 0), ("queue_size", 1), ("port", 0)):
         if getattr(options, name) < least:

@@ -31,7 +31,7 @@ from finetune.errors import EXIT_BAD_INPUT, InputError  # noqa: E402
 from finetune.output.files import write_json, write_text  # noqa: E402
 from finetune.plan import Modes  # noqa: E402
 from finetune.reports.data import DataReport, as_section, examine  # noqa: E402
-from finetune.reports.figures import as_picture  # noqa: E402
+from finetune.reports.figures import as_image  # noqa: E402
 from finetune.reports.page import render  # noqa: E402
 from finetune.reports.results import plain_table  # noqa: E402
 from finetune.task import Section  # noqa: E402
@@ -59,15 +59,15 @@ def as_numbers(report: DataReport, notes: list[str]) -> dict[str, Any]:
 
 def write_page(path: Path, report: DataReport, notes: list[str]) -> None:
     """Writes the report as one self-contained page."""
-    pictures = {}
+    plots = {}
     for name, figure in report.shown.figures.items():
         file = io.BytesIO()
-        Image.fromarray(as_picture(figure)).save(file, "PNG")
-        pictures[name] = file.getvalue()
+        Image.fromarray(as_image(figure)).save(file, "PNG")
+        plots[name] = file.getvalue()
     more = [Section("Notes of the readers", "", ["note"], [[note] for note in notes])] if notes else []
     sections = [as_section(report.findings), *more, *report.shown.sections]
     summary = [f"{len(report.findings)} finding(s), each with advice, are below the figures."]
-    write_text(path, render("layout.html.j2", title="Data report", summary=summary, pictures=pictures, sections=sections))
+    write_text(path, render("layout.html.j2", title="Data report", summary=summary, plots=plots, sections=sections))
 
 
 def main(argv: list[str]) -> int:

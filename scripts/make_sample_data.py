@@ -267,7 +267,7 @@ def make_images(parser: argparse.ArgumentParser, args: argparse.Namespace) -> in
         rows = (draw_digits if args.what == "images" else draw_shapes)(args.output_dir, args.force)
     except OSError as error:
         parser.error(f"cannot write to --output_dir {args.output_dir} ({error}); choose another folder")
-    print(f"{args.output_dir}: " + ", ".join(f"{split} {count} pictures" for split, count in rows.items()))
+    print(f"{args.output_dir}: " + ", ".join(f"{split} {count} images" for split, count in rows.items()))
     return 0
 
 

@@ -106,13 +106,13 @@ segment)
   loads='pipeline("image-segmentation", model="BEST")' predicted="masks (PNG) and IoU"
   python app/segment.py --config app/recipes/quickstart_segment.yaml --train_file sample_masks --test_file sample_masks \
     --do_train --do_eval --do_predict --output_dir "$run" --resume_from_checkpoint auto
-  printf '\nlook at       %s/pictures/image_truth_prediction.png: image, truth and prediction of validation images\n' "$run"
+  printf '\nlook at       %s/plots/image_truth_prediction.png: image, truth and prediction of validation images\n' "$run"
   ;;
 segment3d)
   loads="the lines in $run/README.md, with MONAI alone" predicted="masks (NIfTI) and Dice"
   python app/segment3d.py --config app/recipes/quickstart_segment3d.yaml --train_file sample_volumes \
     --do_train --do_eval --do_predict --output_dir "$run" --resume_from_checkpoint auto
-  printf '\nlook at       %s/pictures/image_truth_prediction.png: image, truth and prediction of the validation volumes\n' "$run"
+  printf '\nlook at       %s/plots/image_truth_prediction.png: image, truth and prediction of the validation volumes\n' "$run"
   ;;
 esac
 cat <<EOF

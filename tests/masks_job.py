@@ -14,7 +14,7 @@ COLOURS = np.array([(120, 120, 120), (210, 40, 40), (40, 40, 210)])
 SIZE = (32, 48)  # height, width
 
 
-def picture(row: int, size: tuple[int, int] = SIZE) -> tuple[np.ndarray, np.ndarray]:
+def image(row: int, size: tuple[int, int] = SIZE) -> tuple[np.ndarray, np.ndarray]:
     """(image (h, w, 3), mask (h, w)), uint8: two rectangles; one column of the second is ignored (255)."""
     generator = np.random.default_rng(row)
     mask = np.zeros(size, dtype=np.uint8)
@@ -32,7 +32,7 @@ def write(folder: Path, rows: int = 8, first: int = 0, sizes: tuple[tuple[int, i
     for part in ("images", "masks"):
         (folder / part).mkdir(parents=True, exist_ok=True)
     for row in range(rows):
-        shown, mask = picture(first + row, sizes[row % len(sizes)])
+        shown, mask = image(first + row, sizes[row % len(sizes)])
         Image.fromarray(shown).save(folder / "images" / f"{first + row:03}.png")
         Image.fromarray(mask).save(folder / "masks" / f"{first + row:03}.png")
     (folder / "classes.txt").write_text("".join(f"{name}\n" for name in CLASSES))

@@ -9,9 +9,9 @@ import sys
 import masks_job
 import pytest
 import title_job
+from images_job import write_folder
 from in_process import script  # noqa: F401 - a fixture
 from launchers import write_corpus
-from pictures import write_folder
 from transformers import ConvNextImageProcessorPil, ResNetConfig
 
 # Runs the code of several cards and returns what each printed, or the value of its last line.
@@ -77,8 +77,8 @@ def test_the_code_of_every_card_gives_the_runs_predictions_without_our_code_or_a
 
     (titled,) = [json.loads(line) for line in (tmp_path / "chinese_titles" / "test.jsonl").open(encoding="utf-8")][:1]
     document = (tmp_path / "bigbird" / "test.csv").read_text(encoding="utf-8").splitlines()[1].split(",")[1]
-    shutil.copy(next((tmp_path / "resnet" / "data" / "light").iterdir()), tmp_path / "resnet" / "run" / "picture.png")
-    shutil.copy(tmp_path / "segformer" / "data" / "images" / "000.png", tmp_path / "segformer" / "run" / "picture.png")
+    shutil.copy(next((tmp_path / "resnet" / "data" / "light").iterdir()), tmp_path / "resnet" / "run" / "image.png")
+    shutil.copy(tmp_path / "segformer" / "data" / "images" / "000.png", tmp_path / "segformer" / "run" / "image.png")
     texts = {'"a text"': json.dumps(document), '"a long document"': json.dumps(titled["text"])}
     for name, text in texts.items():
         jobs = [(folder, code.replace(name, text)) for folder, code in jobs]

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from image_classify import Arguments, ImageClassification
+from images_job import CLASSES, write_folder, write_idx
 from in_process import check_evaluated_alike, script  # noqa: F401 - a fixture
-from pictures import CLASSES, write_folder, write_idx
 from PIL import Image
 from safetensors.torch import load_file
 from transformers import (
@@ -66,13 +66,13 @@ def test_the_small_cnn_from_mnist_files_to_predictions_and_a_card_that_runs(tmp_
     trained = {"do_train": "true", "do_predict": "true", "label_smoothing_factor": 0.1, "report_to": "tensorboard,html"}
     ended = script("image_classify", arguments(tmp_path, **trained, **data))
     assert (ended.code, ended.err) == (0, "")
-    assert "64 training pictures, read as 16x16 grey levels" in ended.out
+    assert "64 training images, read as 16x16 grey levels" in ended.out
     run = tmp_path / "run"
     metrics = json.loads((run / "metrics.json").read_text())
     assert metrics["test_accuracy"] == metrics["eval_accuracy"] == 1.0  # the same file
     assert metrics["eval_confusion_matrix"] == [[5, 0], [0, 5]]
     assert [row["label"] for row in metrics["eval_per_class"]] == ["0", "1"]
-    assert (run / "pictures" / "confusion_matrix.png").exists()
+    assert (run / "plots" / "confusion_matrix.png").exists()
     assert "data:image/png" in (run / "report.html").read_text()
     lines = [json.loads(line) for line in (run / "predictions.jsonl").read_text().splitlines()]
     assert [line["label"] for line in lines] == ["0", "1"] * 5
@@ -82,9 +82,9 @@ def test_the_small_cnn_from_mnist_files_to_predictions_and_a_card_that_runs(tmp_
     assert "| **1** | 0 | 5 |" in card
 
     # The code of the card, with nothing of ours to import.
-    Image.fromarray(np.full((16, 16), 200, np.uint8)).save(run / "picture.png")
+    Image.fromarray(np.full((16, 16), 200, np.uint8)).save(run / "image.png")
     printed = []
-    code = SMALL_CNN_USAGE.replace('"best/', f'"{run}/best/').replace('"picture.png"', f'"{run}/picture.png"')
+    code = SMALL_CNN_USAGE.replace('"best/', f'"{run}/best/').replace('"image.png"', f'"{run}/image.png"')
     exec(code, {"print": printed.append})
     assert printed == ["1"]
 
@@ -103,7 +103,7 @@ def test_the_small_cnn_from_mnist_files_to_predictions_and_a_card_that_runs(tmp_
         "image_classify", arguments(tmp_path, train_file=tmp_path / "files", model_name_or_path=run / "best", output_dir="x")
     )
     assert ended.code == 2
-    assert "has the classes 0, 1, but the training pictures have dark, light; add --from_scratch" in ended.err
+    assert "has the classes 0, 1, but the training images have dark, light; add --from_scratch" in ended.err
 
 
 @pytest.mark.slow
@@ -164,23 +164,23 @@ REFUSED = {
                       r"valid/drak/000\.png: unknown class 'drak'; did you mean 'dark'\?"),
     "no model to predict with": (lambda folder: None, {"do_predict": "true", "test_file": "valid"}, "no model: give --model"),
     "mixed sizes": (lambda folder: Image.new("L", (20, 30)).save(folder / "train" / "light" / "x.png"), {},
-                    r"pictures of 2 sizes: .*000\.png has 16x16 pixels, .*x\.png 20x30; give --image_size N"),
-    "too small": (lambda folder: write_folder(folder / "tiny", size=8), {"train_file": "tiny"}, "pictures of 8x8 pixels"),
+                    r"images of 2 sizes: .*000\.png has 16x16 pixels, .*x\.png 20x30; give --image_size N"),
+    "too small": (lambda folder: write_folder(folder / "tiny", size=8), {"train_file": "tiny"}, "images of 8x8 pixels"),
     "one class": (lambda folder: shutil.rmtree(folder / "train" / "light"), {}, r"one class only \('dark'\)"),
     "16 bits": (lambda folder: Image.new("I;16", (16, 16)).save(folder / "train" / "dark" / "x.png"), {},
                 r"dark/x\.png: has more than 8 bits a pixel .*Save it with 8 bits"),
     "colours for grey levels": (lambda folder: Image.new("RGB", (16, 16), "red").save(folder / "valid" / "dark" / "x.png"),
-                                {}, r"valid/dark/x\.png: a colour picture \(RGB\), but the model sees grey levels only"),
-    "no picture": (lambda folder: (folder / "train" / "dark" / "x.png").write_text("a note"), {},
-                   r"dark/x\.png: is no picture that Pillow can read"),
-    "empty class": (lambda folder: (folder / "train" / "none").mkdir(), {}, "train/none: holds no pictures; remove the folder"),
+                                {}, r"valid/dark/x\.png: a colour image \(RGB\), but the model sees grey levels only"),
+    "no image": (lambda folder: (folder / "train" / "dark" / "x.png").write_text("a note"), {},
+                   r"dark/x\.png: is no image that Pillow can read"),
+    "empty class": (lambda folder: (folder / "train" / "none").mkdir(), {}, "train/none: holds no images; remove the folder"),
     "folders of which one is missing": (lambda folder: None, {"train_file": "nowhere-*"},
                                         r"--train_file nowhere-\*: no file matches this pattern"),
     "no batch norm to synchronise": (lambda folder: None, {"sync_batch_norm": "true", **VIT},
                                      "--sync_batch_norm: this model has no batch norm"),
     "another size than the model's": (lambda folder: None, {**VIT, "image_size": 64},
-                                      r"--image_size 64: vit takes pictures of 32 pixels only"),
-    "truncated, in the training process": (truncate, {"num_train_epochs": 1}, r"000\.png: broken or truncated picture"),
+                                      r"--image_size 64: vit takes images of 32 pixels only"),
+    "truncated, in the training process": (truncate, {"num_train_epochs": 1}, r"000\.png: broken or truncated image"),
     "truncated, in a worker": (truncate, {"num_train_epochs": 1, "dataloader_num_workers": 1}, r"000\.png: broken or"),
     "image_mode of another model": (lambda folder: None, {**VIT, "image_mode": "L"},
                                     "--image_mode L: the model sees 32x32 RGB"),
@@ -188,7 +188,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_bad_pictures_are_explained_in_one_message(name, tmp_path, script, monkeypatch):  # noqa: F811
+def test_bad_images_are_explained_in_one_message(name, tmp_path, script, monkeypatch):  # noqa: F811
     monkeypatch.chdir(tmp_path)
     write_folder(tmp_path / "train")
     write_folder(tmp_path / "valid", rows=4)

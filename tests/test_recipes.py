@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import title_job
 from docs.test_documentation import check_command
+from images_job import write_idx
 from in_process import script  # noqa: F401 - a fixture
 from launchers import REPOSITORY, write_corpus
-from pictures import write_idx
 from transformers import BartConfig, BertTokenizer
 
 from finetune.text.vocabulary import SPECIAL_TOKENS

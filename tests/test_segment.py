@@ -55,7 +55,7 @@ def test_the_loss_of_a_batch_does_not_depend_on_micro_batches(tmp_path, token_ca
         loss = float(task.loss_sum(model, whole))
         parts = sum(float(task.loss_sum(model, train.collate(rows))) for rows in (np.arange(3), np.arange(3, 5)))
         assert parts == pytest.approx(loss, rel=1e-5)
-        # Evaluated in the pictures' own size, which is the model's here: the same loss.
+        # Evaluated in the images' own size, which is the model's here: the same loss.
         predicted = task.predict(model, found.splits["validation"].collate(np.arange(5)))
     assert float(predicted["loss"].sum()) == pytest.approx(loss, rel=1e-5)
     scores = task.score({name: value.numpy() for name, value in predicted.items()}, found.splits["validation"])
@@ -66,7 +66,7 @@ def test_the_loss_of_a_batch_does_not_depend_on_micro_batches(tmp_path, token_ca
 
 
 @pytest.mark.parametrize("inference", ["whole", "sliding_window"])
-def test_pictures_of_mixed_sizes_are_predicted_in_their_own(inference, tmp_path, token_cache):
+def test_images_of_mixed_sizes_are_predicted_in_their_own(inference, tmp_path, token_cache):
     data = str(masks_job.write(tmp_path / "data", rows=4, sizes=(SIZE, (50, 40), (20, 70))))
     task, found = loaded(tmp_path, Modes(True, True, True), train_file=data, test_file=data, inference=inference)
     torch.manual_seed(0)
@@ -103,13 +103,13 @@ def test_segformer_from_masks_to_a_pipeline_predictions_and_a_resume(tmp_path, d
     job = {**given, "do_train": "true", "do_predict": "true", "output_dir": run, "report_to": "tensorboard"}
     ended = script("segment", masks_job.arguments(**job))
     assert (ended.code, ended.err) == (0, "")
-    assert "16 training pictures, read as 48x32 RGB" in ended.out
+    assert "16 training images, read as 48x32 RGB" in ended.out
     metrics = json.loads((run / "metrics.json").read_text())
     assert metrics["test_mean_iou"] == pytest.approx(metrics["eval_mean_iou"], abs=1e-6)  # the same files
     assert metrics["eval_mean_iou"] > 0.5
-    assert Image.open(run / "pictures" / "image_truth_prediction.png").width > 3 * SIZE[1]
+    assert Image.open(run / "plots" / "image_truth_prediction.png").width > 3 * SIZE[1]
 
-    # Masks as a viewer and as numpy see them, in each picture's own size, and what the pipeline makes of the same picture.
+    # Masks as a viewer and as numpy see them, in each image's own size, and what the pipeline makes of the same image.
     lines = masks_job.lines(run / "predictions.jsonl")
     assert [line["mask"] for line in lines] == [f"predictions/{number}.png" for number in range(100, 104)]
     assert sum(lines[0]["shares"].values()) == pytest.approx(1, abs=1e-5)
@@ -182,10 +182,10 @@ def test_deeplab_by_windows_on_rows_of_datasets(tmp_path, data, script):  # noqa
         AutoModelForSemanticSegmentation.from_pretrained(best),
         AutoImageProcessor.from_pretrained(best, backend="pil"),
     )
-    picture = Image.open(files[0])
+    image = Image.open(files[0])
     with torch.no_grad():
-        outputs = model(**processor(picture, return_tensors="pt"))
-    (mask,) = processor.post_process_semantic_segmentation(outputs, target_sizes=[picture.size[::-1]])
+        outputs = model(**processor(image, return_tensors="pt"))
+    (mask,) = processor.post_process_semantic_segmentation(outputs, target_sizes=[image.size[::-1]])
     assert mask.shape == SIZE
     # The exported model goes on by the same windows, and has the same loss, without being told.
     exported = segment.Segmentation(segment.Arguments(output_dir="run", do_eval=True, model_name_or_path=str(best),

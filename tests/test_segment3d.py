@@ -129,7 +129,7 @@ def test_a_resumed_run_ends_with_the_same_bytes(trained, place):
     more = ["--resume_from_checkpoint", "auto", "--dataloader_num_workers", "1"]
     said = run([*python(), *job(place / "data", folder, *more)], place).check().out
     assert f"resume         {folder / 'checkpoints' / 'step_2'}" in said
-    names = ["history.jsonl", "best/model.safetensors", "pictures/image_truth_prediction.png"]
+    names = ["history.jsonl", "best/model.safetensors", "plots/image_truth_prediction.png"]
     names += [f"checkpoints/step_4/{name}.safetensors" for name in ("model", "optimizer")]
     assert [name for name in names if (folder / name).read_bytes() != (trained / name).read_bytes()] == []
 

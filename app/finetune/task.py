@@ -210,7 +210,7 @@ class Task(ABC):
     evaluates_by_tokens = False  # whether evaluation batches on a CPU are limited by tokens by default
     list_separator = "|"  # between the texts of a list in csv predictions
     memory_advice = ""  # task-specific advice in the out-of-memory message
-    input_kind: str | None = None  # items of `rows_in_memory`: "texts" or "pictures"; None: not supported
+    input_kind: str | None = None  # items of `rows_in_memory`: "texts" or "images"; None: not supported
 
     def __init__(self, arguments: Any) -> None:
         """`arguments`: Launch-, Run-, Optimization- and BatchArguments, and `model_name_or_path`, the exported model if the run
@@ -295,8 +295,8 @@ class Task(ABC):
         """Markdown texts for TensorBoard by tag."""
         return {}
 
-    def pictures(self, best: Predictions) -> dict[str, np.ndarray]:
-        """Pictures for TensorBoard and the model card, (height, width, 3) uint8 by file name without suffix."""
+    def overlays(self, best: Predictions) -> dict[str, np.ndarray]:
+        """Images for TensorBoard and the model card, (height, width, 3) uint8 by file name without suffix."""
         return {}
 
     @abstractmethod
@@ -304,7 +304,7 @@ class Task(ABC):
         """Loads an exported model from a folder or the hub, on every process. All reported test metrics are this model's."""
 
     def rows_in_memory(self, items: Sequence[Any]) -> Split:
-        """Builds a test split of items in memory: texts, or pictures as bytes. Call `load` first. Raises `InputError`."""
+        """Builds a test split of items in memory: texts, or images as bytes. Call `load` first. Raises `InputError`."""
         raise NotImplementedError  # `input_kind` is None
 
     def explain(self, model: torch.nn.Module, item: Any, line: dict[str, Any]) -> dict[str, Any]:

@@ -158,7 +158,7 @@ def export_best(
     *,
     keeps_predictions: bool = False,
 ) -> None:
-    """Writes best/, its entries of metrics.json, and samples and pictures for TensorBoard. `keeps_predictions`: keeps `best`,
+    """Writes best/, its entries of metrics.json, and samples and images for TensorBoard. `keeps_predictions`: keeps `best`,
     the predictions of the validation rows, for the report. All processes must call it."""
     with Phase("exporting", shown=run.is_main):
         weights = saving.full_weights(run, model)
@@ -173,8 +173,8 @@ def _export(
     merge_metrics(folder, task.export(folder / BEST, model, weights, best))
     for tag, markdown in (task.samples(best) if best is not None else {}).items():
         tracker.text(tag, markdown)
-    for name, picture in (task.pictures(best) if best is not None else {}).items():
-        tracker.picture(name, picture)
+    for name, image in (task.overlays(best) if best is not None else {}).items():
+        tracker.image(name, image)
 
 
 def load_best(run: Run, arguments: Any, load: Callable[[Path], Any]) -> Any:

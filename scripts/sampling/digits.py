@@ -27,16 +27,16 @@ def _draw_split(folder: Path, split: str) -> None:
         (folder / str(digit)).mkdir(parents=True)
     for row in range(ROWS[split]):
         digit = row % 10
-        picture = draw_digit(digit, np.random.default_rng([list(ROWS).index(split), row]))
-        picture.save(folder / str(digit) / f"{row:05}.png")
+        image = draw_digit(digit, np.random.default_rng([list(ROWS).index(split), row]))
+        image.save(folder / str(digit) / f"{row:05}.png")
 
 
 def draw_digit(digit: int, generator: np.random.Generator) -> Image.Image:
     """A grey image of SIZE x SIZE pixels: a light digit on a dark background."""
-    picture = Image.new("L", (SIZE, SIZE))
+    image = Image.new("L", (SIZE, SIZE))
     place = SIZE / 2 + generator.uniform(-3, 3, 2)
     font = ImageFont.load_default(size=float(generator.uniform(15, 24)))
-    ImageDraw.Draw(picture).text(tuple(place), str(digit), fill=int(generator.integers(140, 256)), font=font, anchor="mm")
-    rotated = picture.rotate(generator.uniform(-25, 25), Image.Resampling.BILINEAR)
+    ImageDraw.Draw(image).text(tuple(place), str(digit), fill=int(generator.integers(140, 256)), font=font, anchor="mm")
+    rotated = image.rotate(generator.uniform(-25, 25), Image.Resampling.BILINEAR)
     noise = generator.normal(0, 12, (SIZE, SIZE))
     return Image.fromarray((np.asarray(rotated) + noise).clip(0, 255).astype(np.uint8))

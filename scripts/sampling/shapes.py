@@ -28,29 +28,29 @@ def _draw_split(folder: Path, split: str) -> None:
     for part in ("images", "masks"):
         (folder / part).mkdir(parents=True)
     for row in range(ROWS[split]):
-        picture, mask = draw_picture(np.random.default_rng([list(ROWS).index(split), row]))
-        picture.save(folder / "images" / f"{row:04}.png")
+        image, mask = draw_image(np.random.default_rng([list(ROWS).index(split), row]))
+        image.save(folder / "images" / f"{row:04}.png")
         mask.save(folder / "masks" / f"{row:04}.png")
 
 
-def draw_picture(generator: np.random.Generator) -> tuple[Image.Image, Image.Image]:
+def draw_image(generator: np.random.Generator) -> tuple[Image.Image, Image.Image]:
     """(image, mask) of SIZE with one to four shapes, which may overlap, on a grey background.
 
     Discs are reddish, squares greenish and triangles bluish, so that a small model learns quickly.
     """
     width, height = SIZE
     grey = int(generator.integers(60, 196))
-    picture, mask = Image.new("RGB", SIZE, (grey, grey, grey)), Image.new("L", SIZE)
+    image, mask = Image.new("RGB", SIZE, (grey, grey, grey)), Image.new("L", SIZE)
     for _ in range(generator.integers(1, 5)):
         number, radius = int(generator.integers(1, len(CLASSES))), int(generator.integers(8, 17))
         x, y = int(generator.integers(radius, width - radius)), int(generator.integers(radius, height - radius))
         channels = generator.integers(0, 140, 3)
         channels[number - 1] = generator.integers(140, 256)
         fill_colour = tuple(channels.tolist())
-        for image, inside, outside in ((picture, fill_colour, fill_colour), (mask, number, OUTLINE)):
-            _shape(ImageDraw.Draw(image), number, (x, y, radius), inside, outside)
+        for canvas, inside, outside in ((image, fill_colour, fill_colour), (mask, number, OUTLINE)):
+            _shape(ImageDraw.Draw(canvas), number, (x, y, radius), inside, outside)
     noise = generator.normal(0, 14, (height, width, 3))
-    return Image.fromarray((np.asarray(picture) + noise).clip(0, 255).astype(np.uint8)), mask
+    return Image.fromarray((np.asarray(image) + noise).clip(0, 255).astype(np.uint8)), mask
 
 
 def _shape(draw: ImageDraw.ImageDraw, number: int, circle: tuple[int, int, int], inside: object, outline: object) -> None:

@@ -120,20 +120,20 @@ def header_alone(folder: Path) -> None:
     path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes())[:1000]))
 
 
-PICTURES = [
+IMAGES = [
     Spoilt("missing mask", r"data/images/001\.png: no mask in data/masks; expected 001\.png", remove("data/masks/001.png")),
-    Spoilt("no folder of masks", r"data: holds no pictures with masks; expected images/ and masks/", remove("data/masks")),
+    Spoilt("no folder of masks", r"data: holds no images with masks; expected images/ and masks/", remove("data/masks")),
     Spoilt("no such folder", r"other: no such file", arguments={"train_file": "other"}),
-    Spoilt("empty folder of pictures", r"data/images: holds no pictures",
+    Spoilt("empty folder of images", r"data/images: holds no images",
            lambda f: [path.unlink() for path in (f / "data/images").iterdir()]),
     Spoilt("one name twice", r"001\.png: 001\.bmp has the same name", image("images/001.bmp", "RGB")),
     Spoilt("validation without masks", r"rows\.csv:1: column 'label' not found; found: image",
            write("rows.csv", "image\ndata/images/001.png\n"), {"validation_file": "rows.csv"}),
     Spoilt("mask of a table that is missing", r"data/masks/009\.png: this file does not exist",
            write("rows.csv", "image,label\ndata/images/001.png,data/masks/009.png\n"), {"validation_file": "rows.csv"}),
-    Spoilt("empty cell in the column of masks", r"rows\.csv:2: the picture is",
+    Spoilt("empty cell in the column of masks", r"rows\.csv:2: the image is",
            write("rows.csv", "image,label\ndata/images/001.png,\n"), {"validation_file": "rows.csv"}),
-    Spoilt("mask of another size", r"data/masks/001\.png: 6x4 pixels, but its picture data/images/001\.png has 48x32",
+    Spoilt("mask of another size", r"data/masks/001\.png: 6x4 pixels, but its image data/images/001\.png has 48x32",
            image("masks/001.png", size=(6, 4))),
     Spoilt("unknown class", r"data/masks/001\.png: 1536 pixels of unknown class 9", image("masks/001.png", value=9)),
     Spoilt("unknown class of 16 bits", r"data/masks/001\.png: 1536 pixels of unknown class 40000",
@@ -146,19 +146,19 @@ PICTURES = [
            image("masks/001.png", "LA", value=(1, 255))),
     Spoilt("mask of fractions", r"data/masks/001\.png: a mask of mode F; expected one channel",
            image("masks/001.png", "F", value=0.5)),
-    Spoilt("mask cut short", r"data/masks/001\.png: broken or truncated picture .*; copy it again",
+    Spoilt("mask cut short", r"data/masks/001\.png: broken or truncated image .*; copy it again",
            cut("data/masks/001.png", 0.6)),
     Spoilt("empty mask", r"data/masks/001\.png: is empty; copy it again", write("data/masks/001.png", b"")),
-    Spoilt("picture cut short", r"data/images/001\.png: broken or truncated picture .*; copy it again",
+    Spoilt("image cut short", r"data/images/001\.png: broken or truncated image .*; copy it again",
            cut("data/images/001.png", 0.9), late=True),
-    Spoilt("picture cut within its header", r"data/images/001\.png: ", cut("data/images/001.png", 0.005)),
-    Spoilt("empty picture", r"data/images/001\.png: is empty; copy it again", write("data/images/001.png", b"")),
-    Spoilt("no picture", r"data/images/001\.png: is no picture that Pillow can read", write("data/images/001.png", "a note")),
-    Spoilt("picture of 16 bits", r"data/images/001\.png: has more than 8 bits a pixel .*Save it with 8 bits",
+    Spoilt("image cut within its header", r"data/images/001\.png: ", cut("data/images/001.png", 0.005)),
+    Spoilt("empty image", r"data/images/001\.png: is empty; copy it again", write("data/images/001.png", b"")),
+    Spoilt("no image", r"data/images/001\.png: is no image that Pillow can read", write("data/images/001.png", "a note")),
+    Spoilt("image of 16 bits", r"data/images/001\.png: has more than 8 bits a pixel .*Save it with 8 bits",
            image("images/001.png", "I;16")),
     Spoilt("model of one channel", r"model: the model sees 1 channel\(s\), but its SegformerImageProcessorPil gives 3",
            write("model/config.json", '{"model_type": "segformer", "num_channels": 1}')),
-    Spoilt("another kind of model", "a bert model cannot segment pictures; name another",
+    Spoilt("another kind of model", "a bert model cannot segment images; name another",
            write("model/config.json", '{"model_type": "bert"}')),
     Spoilt("no such file of classes", r"--classes_file names\.txt: no such file", arguments={"classes_file": "names.txt"}),
     Spoilt("a class twice", r"data/classes\.txt:2: the class 'a' is there twice", write("data/classes.txt", "a\na\nb\n")),
@@ -228,4 +228,4 @@ VOLUMES = [
     Spoilt("unknown metric", r"no such metric; did you mean dice_red\?", arguments={"metric_for_best_model": "dice_redd"}),
 ]  # fmt: skip
 
-CASES = [*(("segment", case) for case in PICTURES), *(("segment3d", case) for case in VOLUMES)]
+CASES = [*(("segment", case) for case in IMAGES), *(("segment3d", case) for case in VOLUMES)]

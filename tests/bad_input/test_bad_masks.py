@@ -1,4 +1,4 @@
-"""Bad pictures, masks, volumes and labels end in one message with the file; unusual ones that are right train."""
+"""Bad images, masks, volumes and labels end in one message with the file; unusual ones that are right train."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def palette(folder: Path) -> None:
 
 
 UNUSUAL = {
-    # A palette (a picture's colours, a mask's indices), 16 bits, grey, transparency, another size.
+    # A palette (an image's colours, a mask's indices), 16 bits, grey, transparency, another size.
     "segment": (
         both(palette, image("masks/002.png", "I;16", value=1), image("images/002.png", "LA", value=(9, 9)),
              image("images/003.png", size=(40, 60)), image("masks/003.png", size=(40, 60), value=255)),
-        "1 of 4 pictures have an alpha channel, which is dropped",
+        "1 of 4 images have an alpha channel, which is dropped",
         {"do_train": "true", "do_predict": "true", "test_file": "data"},
     ),
     # Smaller than a patch, without a voxel of a class, of one value alone.

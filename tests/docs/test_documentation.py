@@ -248,7 +248,7 @@ def test_each_question_names_the_thread_that_it_comes_from():
     assert [question.splitlines()[0] for question in questions if "](https://github.com/" not in question] == []
 
 
-def test_the_picture_shows_what_was_measured():
+def test_the_image_shows_what_was_measured():
     record = json.loads((REPOSITORY / "benchmarks" / "moving.json").read_text(encoding="utf-8"))
     assert len(record["moved"]) == len(record["never_moved"]) > max(record["steps_before_each_launch"].values())
     assert max(abs(a - b) / b for a, b in zip(record["moved"], record["never_moved"], strict=True)) < 1e-5

@@ -50,7 +50,7 @@ def test_write_your_own_task(tmp_path):
     lines = run_by(page, THIS)
     assert sum("digits.py --" in line for line in lines) == 5
     out = work_through([path, *lines], tmp_path)
-    assert "pictures to train on" in out
+    assert "images to train on" in out
     weights = {}
     for name in ("digits", "digits_2", "digits_zero2"):
         metrics = json.loads((tmp_path / "runs" / name / "metrics.json").read_text(encoding="utf-8"))

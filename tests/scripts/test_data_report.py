@@ -6,8 +6,8 @@ import re
 
 import numpy as np
 import pytest
+from images_job import write_folder
 from launchers import SCRIPTS
-from pictures import write_folder
 from PIL import Image
 
 from finetune.reports.data import describe_texts, examine
@@ -113,7 +113,7 @@ def test_a_command_without_a_model_is_enough(ending, tmp_path, token_cache, caps
     assert "missing.csv" in capsys.readouterr().err
 
 
-def test_pictures_are_compared_by_their_bytes_and_pixels(tmp_path, token_cache, capsys):
+def test_images_are_compared_by_their_bytes_and_pixels(tmp_path, token_cache, capsys):
     write_folder(tmp_path / "train", rows=8)
     write_folder(tmp_path / "valid", rows=4)
     again = next((tmp_path / "valid").rglob("*.png"))

@@ -99,7 +99,7 @@ def segformer(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("write", [small_cnn, segformer])
-def test_models_of_pictures(write, tmp_path, capfd):
+def test_models_of_images(write, tmp_path, capfd):
     write(tmp_path / "best")
     assert export_onnx.main([str(tmp_path / "best")]) == 0
     assert float(capfd.readouterr().out.split()[1]) < 1e-4

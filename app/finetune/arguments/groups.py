@@ -176,7 +176,7 @@ class BatchArguments:
         at_least=1, help="micro-batches per optimizer step; the size of a micro-batch is derived from it"
     )
     per_device_eval_batch_size: int | None = option(
-        at_least=1, help="samples per process and evaluation batch (default: 32; 8 pictures with masks, 1 volume)"
+        at_least=1, help="samples per process and evaluation batch (default: 32; 8 images with masks, 1 volume)"
     )
     dataloader_num_workers: int = option(
         0, at_least=0, per_machine=True, help="processes that prepare batches; 0: the training process"

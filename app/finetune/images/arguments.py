@@ -28,7 +28,7 @@ class ImageArguments(
         groups.DataArguments, "validation_file", None, "the same; without it --validation_split takes rows from training"
     )
     test_file: SpaceSeparated[str] | None = changed_option(
-        groups.DataArguments, "test_file", None, "the same: pictures to predict, and to score when they have labels"
+        groups.DataArguments, "test_file", None, "the same: images to predict, and to score when they have labels"
     )
     learning_rate: float | None = changed_option(
         groups.OptimizationArguments, "learning_rate", None, "peak learning rate (default: 1e-3, of pretrained weights 5e-5)"
@@ -40,20 +40,19 @@ class ImageArguments(
         "samples per optimizer step over all processes (default: 128, with pretrained weights 32)",
     )
 
-    image_column: str = option("image", help="column of pictures, or of their paths relative to the table's folder")
+    image_column: str = option("image", help="column of images, or of their paths relative to the table's folder")
     image_mode: str = option(
         "auto",
         choices=("auto", "L", "RGB"),
-        help="read pictures as L (grey) or RGB (auto: what the model needs; for a new model, L if all training pictures are "
-        "grey)",
+        help="read images as L (grey) or RGB (auto: what the model needs; for a new model, L if all training images are grey)",
     )
     random_crop: float | None = option(
         above=0, at_most=1, help="train on random crops of at least this share of the area, resized to the model's input size"
     )
-    random_flip: bool = option(False, help="flip half of the training pictures left to right")
-    random_rotation: float = option(0.0, at_least=0, at_most=180, help="rotate training pictures by up to this many degrees")
+    random_flip: bool = option(False, help="flip half of the training images left to right")
+    random_rotation: float = option(0.0, at_least=0, at_most=180, help="rotate training images by up to this many degrees")
     color_jitter: float = option(
-        0.0, at_least=0, below=1, help="change brightness, contrast and saturation of training pictures by up to this share"
+        0.0, at_least=0, below=1, help="change brightness, contrast and saturation of training images by up to this share"
     )
     sync_batch_norm: bool = option(
         False, help="compute batch norm over the rows of all processes (default: each process over its own rows)"
@@ -100,7 +99,7 @@ class MaskArguments(ImageArguments):
     )
     inference: str | None = option(
         choices=("whole", "sliding_window"),
-        help="whole: resize pictures to --image_size; sliding_window: keep their resolution, train on crops and predict "
+        help="whole: resize images to --image_size; sliding_window: keep their resolution, train on crops and predict "
         "windows of --image_size (default: whole, or that of the exported model)",
     )
     overlap: float | None = option(
@@ -108,10 +107,10 @@ class MaskArguments(ImageArguments):
     )
     window_batch_size: int = option(4, at_least=1, help="windows per forward pass in prediction")
     random_scale: tuple[float, ...] | None = option(
-        above=0, help="LOW,HIGH: scale training pictures by a random factor in this range and crop --image_size from them"
+        above=0, help="LOW,HIGH: scale training images by a random factor in this range and crop --image_size from them"
     )
     cross_entropy_weight: float = option(1.0, at_least=0, help="weight of the cross-entropy in the loss")
-    dice_weight: float = option(1.0, at_least=0, help="weight of the Dice loss, which is computed per picture")
+    dice_weight: float = option(1.0, at_least=0, help="weight of the Dice loss, which is computed per image")
     class_weights: str = option(
         "none",
         choices=("none", "balanced"),
@@ -123,7 +122,7 @@ class MaskArguments(ImageArguments):
     )
 
     batch_sizes = (16, 16)
-    evaluation_rows = 8  # pictures may be large, and are padded to the largest of the batch
+    evaluation_rows = 8  # images may be large, and are padded to the largest of the batch
 
     def problems(self) -> list[str]:
         problems, scale = [], self.random_scale

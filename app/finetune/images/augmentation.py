@@ -1,4 +1,4 @@
-"""Random augmentation of pictures and their masks, as a function of (seed, epoch, row)."""
+"""Random augmentation of images and their masks, as a function of (seed, epoch, row)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def row_generator(seed: int, epoch: int, row: int) -> np.random.Generator:
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Random changes of a picture and its mask.
+    """Random changes of an image and its mask.
 
     `size`: (height, width) of crops. `crop`: the least share of the area that a random resized crop keeps; None: no such crop.
     `flip`: flip left to right with probability 0.5. `rotation`: the largest angle in degrees. `jitter`: the largest relative
     change of brightness, contrast and saturation. `scales`: (low, high) of a random scale, at which a crop of `size` is taken;
-    scale 1 is `size` or, with `native`, the picture's own size. `fill`, `colour`: values of mask and picture outside of it.
+    scale 1 is `size` or, with `native`, the image's own size. `fill`, `colour`: values of mask and image outside of it.
     """
 
     size: tuple[int, int]
@@ -44,13 +44,13 @@ class Augmentation:
 
     @property
     def has_fixed_size(self) -> bool:
-        """Whether results have `size`, not the size of the picture."""
+        """Whether results have `size`, not the size of the image."""
         return self.crop is not None or self.scales is not None
 
     def __call__(
         self, image: Image.Image, mask: Image.Image | None, generator: np.random.Generator
     ) -> tuple[Image.Image, Image.Image | None]:
-        """A randomly changed copy of a picture and its mask."""
+        """A randomly changed copy of an image and its mask."""
         if self.jitter:
             image = _jittered(image, self.jitter, generator)
         if self.rotation:
@@ -75,7 +75,7 @@ class Augmentation:
 
 
 def crop_box(size: tuple[int, int], min_area: float, generator: np.random.Generator) -> tuple[int, int, int, int]:
-    """(left, top, right, bottom) of a random crop within a picture of `size` (width, height). It has a share of the area
+    """(left, top, right, bottom) of a random crop within an image of `size` (width, height). It has a share of the area
     between `min_area` and 1, and a log-uniform aspect ratio from 3/4 to 4/3, as in Szegedy et al., arXiv:1409.4842."""
     width, height = size
     area = width * height * generator.uniform(min_area, 1.0)
@@ -95,7 +95,7 @@ def scaled_crop(
     fill: int | tuple[int, ...],
     resample: Image.Resampling,
 ) -> Image.Image:
-    """The crop of `size` at `start` of a picture that is resized to `scaled`, with `fill` beyond its borders. All are
+    """The crop of `size` at `start` of an image that is resized to `scaled`, with `fill` beyond its borders. All are
     (width, height)."""
     inside = [(max(0, first), min(limit, first + length)) for first, limit, length in zip(start, scaled, size, strict=True)]
     (left, right), (top, bottom) = inside

@@ -28,7 +28,7 @@ TOLERANCE = {"no": 1e-4, "bf16": 5e-2, "fp16": 1e-2}
 CARD_METRICS = ["loss", "accuracy", "top5_accuracy", "f1_macro"]
 USAGE = """from transformers import pipeline
 classify = pipeline("image-classification", model="best")
-classify("picture.png")  # classes and their probabilities"""
+classify("image.png")  # classes and their probabilities"""
 # Needs no code of this repository.
 SMALL_CNN_USAGE = """import json, numpy, torch
 from PIL import Image
@@ -40,7 +40,7 @@ for i, (a, b) in enumerate([(config["num_channels"], 16), (16, 32), (32, 64), (6
 layers += [nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(2048, 1024), nn.ReLU(), nn.Linear(1024, 128), nn.ReLU()]
 model = nn.Sequential(*layers, nn.Linear(128, len(config["id2label"]))).eval()
 model.load_state_dict(load_file("best/model.safetensors"))
-image = Image.open("picture.png").convert(mode[config["num_channels"]]).resize(config["image_size"][::-1])
+image = Image.open("image.png").convert(mode[config["num_channels"]]).resize(config["image_size"][::-1])
 pixels = (torch.tensor(numpy.array(image)) / 255 - config["image_mean"]) / config["image_std"]
 pixels = pixels.reshape(1, *config["image_size"], -1).permute(0, 3, 1, 2)
 print(config["id2label"][str(model(pixels).argmax().item())])"""
@@ -72,7 +72,7 @@ def sorted_classes(names: list[str], declared: Sequence[str] = ()) -> list[str]:
     than two."""
     distinct = sorted(set(names))
     if len(distinct) < 2:
-        raise InputError(f"the training pictures have one class only ({distinct[0]!r}); a classifier needs two or more")
+        raise InputError(f"the training images have one class only ({distinct[0]!r}); a classifier needs two or more")
     if declared:
         return list(declared)
     return sorted(distinct, key=int) if all(name.isdecimal() for name in distinct) else distinct
@@ -96,16 +96,16 @@ def _suggestion(name: str, labels: list[str]) -> str:
 
 
 def note_classes(numbers: np.ndarray, labels: list[str], notes: list[str]) -> None:
-    """Notes the number and sizes of the classes, and classes without a training picture."""
+    """Notes the number and sizes of the classes, and classes without a training image."""
     counts = np.bincount(numbers, minlength=len(labels))
     missing = [label for label, count in zip(labels, counts, strict=True) if not count]
-    notes.append(f"{len(labels)} classes, of {counts[counts > 0].min()} to {counts.max()} training pictures each")
+    notes.append(f"{len(labels)} classes, of {counts[counts > 0].min()} to {counts.max()} training images each")
     if missing:
-        notes.append(f"no training picture has the class {listed(missing)}")
+        notes.append(f"no training image has the class {listed(missing)}")
 
 
 def choose_labels(own: list[str] | None, training: list[str] | None, config: Any) -> list[str]:
-    """The class list. `own`: the model's classes; `training`: those of the training pictures, None without training. Keeps the
+    """The class list. `own`: the model's classes; `training`: those of the training images, None without training. Keeps the
     model's order if both have the same classes."""
     if training is None:
         return labels_of(config)
@@ -118,11 +118,11 @@ def with_labels(config: SmallCNNConfig, labels: list[str], arguments: Any) -> Sm
     if arguments.image_size is not None and config.image_size != (arguments.image_size,) * 2:
         height, width = config.image_size
         raise InputError(
-            f"--image_size {arguments.image_size}: this model sees pictures of {width}x{height} pixels; leave it out"
+            f"--image_size {arguments.image_size}: this model sees images of {width}x{height} pixels; leave it out"
         )
     if labels != labels_of(config) and not arguments.from_scratch:
         raise InputError(
-            f"{arguments.model_name_or_path}: has the classes {listed(labels_of(config))}, but the training pictures have "
+            f"{arguments.model_name_or_path}: has the classes {listed(labels_of(config))}, but the training images have "
             f"{listed(labels)}; add --from_scratch to start anew"
         )
     smoothing = arguments.label_smoothing_factor if arguments.modes.train else config.label_smoothing_factor
@@ -130,8 +130,8 @@ def with_labels(config: SmallCNNConfig, labels: list[str], arguments: Any) -> Sm
 
 
 def new_small_cnn(arguments: Any, examples: Examples, inspected: Inspection, labels: list[str]) -> SmallCNNConfig:
-    """A small CNN for training pictures: of their size, with one channel if all are grey. Raises `InputError` for pictures of
-    several sizes without --image_size, and for pictures that are too small."""
+    """A small CNN for training images: of their size, with one channel if all are grey. Raises `InputError` for images of
+    several sizes without --image_size, and for images that are too small."""
     image_mode, image_size = arguments.image_mode, arguments.image_size
     grey = image_mode == "L" or (image_mode == "auto" and all(header.is_grey for header in inspected.headers))
     size = (image_size, image_size) if image_size else next(iter(inspected.sizes))
@@ -140,13 +140,13 @@ def new_small_cnn(arguments: Any, examples: Examples, inspected: Inspection, lab
         row = next(row for row, header in enumerate(inspected.headers) if header[:2] != first[:2])
         other = inspected.headers[row]
         raise InputError(
-            f"{examples.path}: pictures of {len(inspected.sizes)} sizes: {examples.images.name(0)} has "
+            f"{examples.path}: images of {len(inspected.sizes)} sizes: {examples.images.name(0)} has "
             f"{first.width}x{first.height} pixels, {examples.images.name(row)} {other.width}x{other.height}; give "
             "--image_size N to have all resized to NxN"
         )
     if min(size) < LEAST_SIZE:
         raise InputError(
-            f"{examples.path}: pictures of {size[1]}x{size[0]} pixels; the small CNN needs {LEAST_SIZE} each way: give "
+            f"{examples.path}: images of {size[1]}x{size[0]} pixels; the small CNN needs {LEAST_SIZE} each way: give "
             f"--image_size {LEAST_SIZE} or more"
         )
     return SmallCNNConfig(1 if grey else 3, size, dict(enumerate(labels)))
@@ -199,8 +199,8 @@ def rows_to_check(num_rows: int) -> np.ndarray:
 def check_export(
     load: Callable[[Path], torch.nn.Module], inputs: torch.Tensor, logits: np.ndarray, precision: str, folder: Path
 ) -> None:
-    """Loads an exported folder and compares its probabilities with the run's. `inputs`: pixel values of some pictures;
-    `logits`: (pictures, classes) of the run for them.
+    """Loads an exported folder and compares its probabilities with the run's. `inputs`: pixel values of some images;
+    `logits`: (images, classes) of the run for them.
 
     Raises `TrainingError` if they differ by more than the rounding of `precision`.
     """
@@ -232,7 +232,7 @@ def confusion_table(confusion: list[list[int]], labels: list[str]) -> list[str]:
     wrong = counts - np.diag(np.diag(counts))
     worst = [divmod(index, len(labels)) for index in np.argsort(-wrong, axis=None, kind="stable")[:MOST_CLASSES].tolist()]
     rows = [[labels[i], labels[j], int(wrong[i, j])] for i, j in worst if wrong[i, j]]
-    return markdown_table(["is", "predicted", "pictures"], rows)
+    return markdown_table(["is", "predicted", "images"], rows)
 
 
 def card_sections(folder: Path, labels: list[str]) -> list[str]:

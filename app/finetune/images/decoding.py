@@ -1,4 +1,4 @@
-"""Strict decoding with Pillow. Broken, truncated and 16-bit pictures are errors that name the file."""
+"""Strict decoding with Pillow. Broken, truncated and 16-bit images are errors that name the file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GREY = ("1", "L", "LA", "La")
 DEEP = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")  # more than 8 bits a channel
 ALPHA = ("LA", "La", "PA", "RGBA", "RGBa")
 TRANSPOSED = (5, 6, 7, 8)  # EXIF orientations that swap width and height
-Encoded = bytes | Path  # an undecoded picture
+Encoded = bytes | Path  # an undecoded image
 
 
 class Header(NamedTuple):
@@ -31,14 +31,14 @@ class Header(NamedTuple):
 
 
 def read_header(encoded: Encoded, name: str) -> Header:
-    """Reads a picture's header without decoding its pixels. `name`: starts the message of an `InputError`."""
+    """Reads an image's header without decoding its pixels. `name`: starts the message of an `InputError`."""
     with _opened(encoded, name) as image:
         width, height = image.size
         return Header(height, width, image.mode) if _orientation(image) in TRANSPOSED else Header(width, height, image.mode)
 
 
 def decode(encoded: Encoded, name: str, mode: str) -> Image.Image:
-    """A picture in `mode`, "L" or "RGB". Applies the EXIF rotation and the palette, drops an alpha channel.
+    """An image in `mode`, "L" or "RGB". Applies the EXIF rotation and the palette, drops an alpha channel.
 
     Raises `InputError`, starting with `name`, if it is broken, truncated or has more than 8 bits per channel.
     """
@@ -49,7 +49,7 @@ def decode(encoded: Encoded, name: str, mode: str) -> Image.Image:
 
 
 def decode_mask(encoded: Encoded, name: str) -> Image.Image:
-    """A mask of class numbers in mode "L" or, above 255, "I": the values of a grey picture, or the indices (not the colours)
+    """A mask of class numbers in mode "L" or, above 255, "I": the values of a grey image, or the indices (not the colours)
     of one with a palette. Raises `InputError`, starting with `name`, for colours."""
     image = _decoded(encoded, name)
     if image.mode in ("L", "I"):
@@ -61,12 +61,12 @@ def decode_mask(encoded: Encoded, name: str) -> Image.Image:
     if image.mode in DEEP and image.mode != "F":
         return Image.fromarray(np.asarray(image).astype(np.int32))
     raise InputError(
-        f"{name}: a mask of mode {image.mode}; expected one channel of class numbers: a grey picture, or one with a palette"
+        f"{name}: a mask of mode {image.mode}; expected one channel of class numbers: a grey image, or one with a palette"
     )
 
 
 def too_deep(mode: str) -> str:
-    """The error message for a picture of this mode, one of DEEP."""
+    """The error message for an image of this mode, one of DEEP."""
     return (
         f"has more than 8 bits a pixel (Pillow's mode {mode}), so its black and white levels are unknown. Save it with 8 bits, "
         "scaled as you want it"
@@ -75,7 +75,7 @@ def too_deep(mode: str) -> str:
 
 def _orientation(image: Image.Image) -> int | None:
     try:
-        # The method of PNG pictures would decode the pixels first.
+        # The method of PNG images would decode the pixels first.
         return Image.Image.getexif(image).get(ExifTags.Base.Orientation)
     except Exception as error:  # damaged EXIF data count as none
         if is_out_of_memory(error):
@@ -91,9 +91,7 @@ def _decoded(encoded: Encoded, name: str) -> Image.Image:
         except Exception as error:  # Pillow's formats raise exceptions of many types
             if is_out_of_memory(error):
                 raise
-            raise InputError(
-                f"{name}: broken or truncated picture ({in_short(error)}); copy it again or leave it out"
-            ) from None
+            raise InputError(f"{name}: broken or truncated image ({in_short(error)}); copy it again or leave it out") from None
 
 
 def _opened(encoded: Encoded, name: str) -> Image.Image:
@@ -103,9 +101,9 @@ def _opened(encoded: Encoded, name: str) -> Image.Image:
         raise InputError(f"{name}: this file does not exist") from None
     except UnidentifiedImageError:
         start = encoded[:16] if isinstance(encoded, bytes) else encoded.open("rb").read(16)
-        reason = "is empty" if not start else f"is no picture that Pillow can read (it begins with {start!r})"
+        reason = "is empty" if not start else f"is no image that Pillow can read (it begins with {start!r})"
         raise InputError(f"{name}: {reason}; copy it again or leave it out") from None
     except Exception as error:  # Pillow's formats raise exceptions of many types
         if is_out_of_memory(error):
             raise
-        raise InputError(f"{name}: cannot be opened as a picture ({in_short(error)})") from None
+        raise InputError(f"{name}: cannot be opened as an image ({in_short(error)})") from None

@@ -1,4 +1,4 @@
-"""Reads the pictures and classes of a split from folders, idx files, tables or data sets."""
+"""Reads the images and classes of a split from folders, idx files, tables or data sets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LIMITS = {"train": "max_train_samples", "validation": "max_eval_samples", "test"
 
 @dataclass(frozen=True)
 class Examples:
-    """The pictures of a split with their labels.
+    """The images of a split with their labels.
 
     `path`: the source. `classes`: the label of each row, such as a class name or the path of a mask; None without labels.
     `where`: row -> its name in messages. `declared`: all class names in order, if the source lists them. With several sources,
@@ -62,9 +62,9 @@ class Examples:
 
 
 def read_examples(arguments: Any, split: str, notes: list[str]) -> Examples | None:
-    """The pictures of "train", "validation" or "test", from --*_file or --dataset_name; None if neither is given.
+    """The images of "train", "validation" or "test", from --*_file or --dataset_name; None if neither is given.
 
-    Raises `InputError` for problems of a source. `Images.inspect` checks the pictures themselves.
+    Raises `InputError` for problems of a source. `Images.inspect` checks the images themselves.
     """
     files = getattr(arguments, f"{split}_file")
     if files is None:
@@ -74,7 +74,7 @@ def read_examples(arguments: Any, split: str, notes: list[str]) -> Examples | No
     limit = getattr(arguments, LIMITS[split])
     if examples is None or limit is None or limit >= len(examples):
         return examples
-    # The first pictures of a folder are all of one class: take evenly spaced ones.
+    # The first images of a folder are all of one class: take evenly spaced ones.
     by_class = any(Path(path).is_dir() and images_file(Path(path), split) is None for path, _ in paths)
     return examples.take(np.linspace(0, len(examples) - 1, limit).astype(np.int64) if by_class else np.arange(limit))
 
@@ -117,7 +117,7 @@ def _joined(argument: str, numbered: Sequence[tuple[Examples, int]]) -> Examples
 
 
 def above_folders(paths: Sequence[tuple[str, int]]) -> str | None:
-    """The folder above all source folders. Ids of pictures are paths from there, so that they are unique."""
+    """The folder above all source folders. Ids of images are paths from there, so that they are unique."""
     return common_parent([path for path, _ in paths if Path(path).is_dir()])
 
 
@@ -137,15 +137,15 @@ def _from_idx(path: Path) -> Examples:
         classes = read_idx(labels, 1).tolist()
         if len(classes) != len(pixels):
             raise InputError(
-                f"{labels}: has {len(classes)} labels for the {len(pixels)} pictures of {path}; they do not belong together"
+                f"{labels}: has {len(classes)} labels for the {len(pixels)} images of {path}; they do not belong together"
             )
     images = ArrayImages(str(path), pixels)
     return Examples(str(path), images, classes, images.name, range(len(pixels)))
 
 
 def _from_folder(path: Path, base: str | None, notes: list[str]) -> Examples:
-    pictures, classes = class_folders(path, notes)
-    cells = [str(picture.relative_to(path)) for picture in pictures]
+    files, classes = class_folders(path, notes)
+    cells = [str(file.relative_to(path)) for file in files]
     images = EncodedImages(cells, path)
     return Examples(str(path), images, classes, images.name, named_from(base, path, cells))
 
@@ -156,10 +156,10 @@ def named_from(base: str | None, folder: Path, names: list[str]) -> list[str]:
 
 
 def _columns(arguments: Any, split: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(required columns, optional columns) of a table. Raises `InputError` if pictures and labels share a column."""
+    """(required columns, optional columns) of a table. Raises `InputError` if images and labels share a column."""
     image, label, id_column = arguments.image_column, arguments.label_column, arguments.id_column
     if image == label:
-        raise InputError(f"column {image!r} is used twice; pictures and labels need columns of their own")
+        raise InputError(f"column {image!r} is used twice; images and labels need columns of their own")
     is_test = split == "test"
     required = (image, *([] if is_test else [label]), *([id_column] if is_test and id_column != "id" else []))
     return required, (label, *([id_column] if is_test else []))
@@ -172,7 +172,7 @@ def _from_dataset(arguments: Any, split: str) -> Examples | None:
 
 def from_table(arguments: Any, split: str, path: Path) -> Examples:
     required, optional = _columns(arguments, split)
-    if path.suffix.lower() == ".parquet" and _holds_pictures(path, arguments.image_column):
+    if path.suffix.lower() == ".parquet" and _holds_images(path, arguments.image_column):
         rows = _parquet_rows(path, arguments.image_column)
         check_columns(rows, str(path), required)
         table = table_of(rows, str(path), required, optional)
@@ -191,8 +191,8 @@ def _of_table(arguments: Any, split: str, table: Table, folder: Path) -> Example
     return Examples(table.path, images, table.columns.get(label), table.where, ids_of(table, id_column), declared)
 
 
-def _holds_pictures(path: Path, column: str) -> bool:
-    """Whether a column of a parquet file holds pictures, not their paths. False for an unreadable file: `read_table` reports
+def _holds_images(path: Path, column: str) -> bool:
+    """Whether a column of a parquet file holds images, not their paths. False for an unreadable file: `read_table` reports
     the error."""
     try:
         schema = pyarrow.parquet.read_schema(path)
@@ -203,7 +203,7 @@ def _holds_pictures(path: Path, column: str) -> bool:
 
 
 def _parquet_rows(path: Path, column: str) -> datasets.Dataset:
-    """The rows of a parquet file, memory-mapped from the cache of `datasets`, with undecoded pictures."""
+    """The rows of a parquet file, memory-mapped from the cache of `datasets`, with undecoded images."""
     import datasets  # takes half a second, and only parquet files need it
 
     try:

@@ -20,7 +20,7 @@ PREFIXES = {"train": ("train",), "validation": ("validation", "t10k", "test"), "
 
 
 def is_idx(path: Path) -> bool:
-    """Whether a file holds pictures in idx format, by its name."""
+    """Whether a file holds images in idx format, by its name."""
     return "-idx3-" in path.name or ".idx3-" in path.name
 
 

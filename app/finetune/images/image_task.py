@@ -1,4 +1,4 @@
-"""The base class of image tasks: reads and checks pictures, decodes and augments them in batches, builds and exports models."""
+"""The base class of image tasks: reads and checks images, decodes and augments them in batches, builds and exports models."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from finetune.reading.columns import SHOWN, more, split_off
 from finetune.reading.fingerprint import fingerprint
 from finetune.task import Batch, Data, DataInfo, Split, Task, mixing_fingerprint
 
-MOST_PIXELS = 50_000_000  # of a picture in a request to a server
+MOST_PIXELS = 50_000_000  # of an image in a request to a server
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Targets:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSplit(Split):
-    """A split of pictures. `targets`: None without labels. `where`: row -> its name in messages."""
+    """A split of images. `targets`: None without labels. `where`: row -> its name in messages."""
 
     images: Images
     targets: Targets | None
@@ -56,14 +56,14 @@ class ImageSplit(Split):
 
 
 class ImageTask(Task):
-    """Base class of tasks whose rows are pictures. A subclass defines targets and model.
+    """Base class of tasks whose rows are images. A subclass defines targets and model.
 
     `load` sets `launch`, `modes`, `notes`, `inspected`, `processing`, `augmentation` and `splits`.
     """
 
-    input_kind = "pictures"
+    input_kind = "images"
     memory_advice = "a smaller --per_device_train_batch_size, "
-    mask_fill = 0  # mask value outside of a rotated picture
+    mask_fill = 0  # mask value outside of a rotated image
 
     @abstractmethod
     def choose_model(self, examples: dict[str, Examples], inspected: dict[str, Inspection], notes: list[str]) -> Processing:
@@ -95,7 +95,7 @@ class ImageTask(Task):
         self.augmentation = self.make_augmentation()
         self.splits = {name: self._split(name, rows, targets.get(name), inspected[name]) for name, rows in examples.items()}
         if modes.train:
-            notes.insert(0, f"{len(self.splits['train'])} training pictures, read as {self.input_words()}")
+            notes.insert(0, f"{len(self.splits['train'])} training images, read as {self.input_words()}")
         if arguments.test_file is not None and not modes.predict:
             notes.append(f"--test_file {' '.join(arguments.test_file)} is not read: --do_predict is not given")
         return Data(self.splits, self._fingerprint(), notes)
@@ -110,11 +110,11 @@ class ImageTask(Task):
             described = described._replace(**split.targets.describe())
         if not decode_rows:
             return described
-        pixel_hashes = map_rows(partial(_pixel_hash, split.images), len(split), "comparing pictures", "pictures")
+        pixel_hashes = map_rows(partial(_pixel_hash, split.images), len(split), "comparing images", "images")
         return described._replace(similar=pixel_hashes, similarity="of equal pixels, in files that are not equal")
 
     def read(self, notes: list[str]) -> dict[str, Examples]:
-        """The pictures of the splits that the run needs. Raises `InputError` with all problems."""
+        """The images of the splits that the run needs. Raises `InputError` with all problems."""
         examples, problems = {}, []
         for split, needed in zip(("train", "validation", "test"), self.modes, strict=True):
             try:
@@ -125,18 +125,18 @@ class ImageTask(Task):
             if rows is not None:
                 examples[split] = rows
             elif needed and (split != "validation" or not self.modes.train):
-                problems.append(f"no {split} pictures: give --{split}_file or --dataset_name")
+                problems.append(f"no {split} images: give --{split}_file or --dataset_name")
         if problems:
             raise InputError(*problems)
         if self.modes.train and self.modes.evaluate and "validation" not in examples:
             train = examples["train"]
             parts = split_off(train, self.arguments.validation_split, self.arguments.seed)
             examples |= {name: train.take(rows) for name, rows in zip(("train", "validation"), parts, strict=True)}
-            notes.append(f"{len(parts[1])} training pictures are kept for validation (--validation_split)")
+            notes.append(f"{len(parts[1])} training images are kept for validation (--validation_split)")
         return examples
 
     def read_split(self, split: str, notes: list[str]) -> Examples | None:
-        """The pictures of a split; None if the arguments name no source."""
+        """The images of a split; None if the arguments name no source."""
         return read_examples(self.arguments, split, notes)
 
     def make_augmentation(self) -> Augmentation:
@@ -150,7 +150,7 @@ class ImageTask(Task):
         return f"{width}x{height} {'grey levels' if self.processing.mode == 'L' else 'RGB'}"
 
     def fit(self, image: Image.Image, mask: Image.Image | None) -> tuple[np.ndarray, np.ndarray | None]:
-        """A picture and its mask, resized to the model's input."""
+        """An image and its mask, resized to the model's input."""
         return self.processing.fit(image), None if mask is None else np.asarray(self.processing.resize_mask(mask))
 
     def _split(self, name: str, examples: Examples, targets: Targets | None, inspected: Inspection) -> ImageSplit:
@@ -174,8 +174,8 @@ class ImageTask(Task):
         )
 
     def rows_in_memory(self, items: Sequence[bytes]) -> ImageSplit:
-        images = EncodedImages(list(items), Path(), "picture {}".format)
-        examples = {"test": Examples("pictures", images, None, images.name, range(len(items)))}
+        images = EncodedImages(list(items), Path(), "image {}".format)
+        examples = {"test": Examples("images", images, None, images.name, range(len(items)))}
         inspected = inspect_all(examples, [])
         for row, header in enumerate(inspected["test"].headers):
             if header.width * header.height > MOST_PIXELS:
@@ -199,20 +199,20 @@ class ImageTask(Task):
             pixels = images.pixels[rows]  # the whole batch at once
         else:
             pairs = [self._pair(images, values, int(row), epoch) for row in rows]
-            pixels = np.stack([picture for picture, _ in pairs])
+            pixels = np.stack([image for image, _ in pairs])
             if isinstance(values, Images):
                 labels = torch.from_numpy(np.stack([self.mask_labels(mask) for _, mask in pairs]))
         return Batch(torch.as_tensor(rows, dtype=torch.int64), {"pixel_values": self.processing.normalize(pixels)}, labels)
 
     def _needs_no_fit(self, images: Images) -> bool:
-        """Whether the pictures are an array that already has the mode and size of the model's input."""
+        """Whether the images are an array that already has the mode and size of the model's input."""
         if not isinstance(images, ArrayImages) or self.processing.processor is not None:
             return False
         same_mode = (images.pixels.ndim == 3) == (self.processing.mode == "L")
         return same_mode and images.pixels.shape[1:3] == self.processing.size
 
     def _pair(self, images: Images, masks: Any, row: int, epoch: int | None) -> tuple[np.ndarray, np.ndarray | None]:
-        """(picture, mask or None) of a row as arrays of the input's size; with an epoch, augmented."""
+        """(image, mask or None) of a row as arrays of the input's size; with an epoch, augmented."""
         image = images.load(row, self.processing.mode)
         mask = masks.load_mask(row) if isinstance(masks, Images) else None
         if epoch is not None:
@@ -289,8 +289,8 @@ class ImageTask(Task):
 
 
 def inspect_all(examples: dict[str, Examples], notes: list[str]) -> dict[str, Inspection]:
-    """Inspects the pictures of all splits. Notes dropped alpha channels, and training pictures in other splits. Raises
-    `InputError` for files that are missing, no pictures, or have more than 8 bits per pixel."""
+    """Inspects the images of all splits. Notes dropped alpha channels, and training images in other splits. Raises
+    `InputError` for files that are missing, no images, or have more than 8 bits per pixel."""
     inspected, problems = {}, []
     for split, rows in examples.items():
         try:
@@ -302,30 +302,30 @@ def inspect_all(examples: dict[str, Examples], notes: list[str]) -> dict[str, In
         deep = [row for row, header in enumerate(headers) if header.mode in DEEP]
         problems += [f"{rows.images.name(row)}: {too_deep(headers[row].mode)}" for row in deep[:SHOWN]] + more(len(deep))
         if num_alpha := sum(header.mode in ALPHA for header in headers):
-            notes.append(f"{rows.path}: {num_alpha} of {len(rows)} pictures have an alpha channel, which is dropped")
+            notes.append(f"{rows.path}: {num_alpha} of {len(rows)} images have an alpha channel, which is dropped")
     if problems:
         raise InputError(*problems)
     if "train" in inspected:
         digests = set(inspected["train"].digests)
         for split in ("validation", "test"):
             if split in inspected and (shared := sum(digest in digests for digest in inspected[split].digests)):
-                notes.append(f"{shared} of {len(examples[split])} {split} pictures are in the training data too")
+                notes.append(f"{shared} of {len(examples[split])} {split} images are in the training data too")
     return inspected
 
 
 def _pixel_hash(images: Images, row: int) -> str:
-    picture = images.load(row, "RGB")
-    return fingerprint([repr(picture.size), picture.tobytes()])
+    image = images.load(row, "RGB")
+    return fingerprint([repr(image.size), image.tobytes()])
 
 
 def check_grey(examples: dict[str, Examples], inspected: dict[str, Inspection]) -> None:
-    """Raises `InputError` for colour pictures, which a model with one input channel cannot use."""
+    """Raises `InputError` for colour images, which a model with one input channel cannot use."""
     problems = []
     for split, rows in examples.items():
         colour = [row for row, header in enumerate(inspected[split].headers) if not header.is_grey]
         problems += [
-            f"{rows.images.name(row)}: a colour picture ({inspected[split].headers[row].mode}), but the model sees grey levels "
-            "only; convert pictures to grey by --image_mode L, or train a model of colours (--image_mode RGB)"
+            f"{rows.images.name(row)}: a colour image ({inspected[split].headers[row].mode}), but the model sees grey levels "
+            "only; convert images to grey by --image_mode L, or train a model of colours (--image_mode RGB)"
             for row in colour[:SHOWN]
         ] + more(len(colour))
     if problems:
@@ -333,12 +333,12 @@ def check_grey(examples: dict[str, Examples], inspected: dict[str, Inspection]) 
 
 
 def check_finite(values: np.ndarray, what: str, split: ImageSplit) -> None:
-    """Raises `TrainingError`, naming the first picture, if values, (rows, ...), are NaN or infinite. `what`: their name."""
+    """Raises `TrainingError`, naming the first image, if values, (rows, ...), are NaN or infinite. `what`: their name."""
     wrong = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
     if len(wrong):
         advice = "leave them out, or compute with --mixed_precision no" if len(wrong) < len(values) else "the model diverged"
         raise TrainingError(
-            f"{split.path}: the model's {what} are not finite for {len(wrong)} of {len(values)} pictures, first for "
+            f"{split.path}: the model's {what} are not finite for {len(wrong)} of {len(values)} images, first for "
             f"{split.images.name(int(wrong[0]))}; {advice}. Or try a smaller --learning_rate"
         )
 

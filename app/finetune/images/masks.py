@@ -1,4 +1,4 @@
-"""Reads and checks masks for segmentation: pairs of pictures and masks, class names, pixel counts."""
+"""Reads and checks masks for segmentation: pairs of images and masks, class names, pixel counts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from finetune.errors import InputError
 from finetune.images.examples import LIMITS, Examples, above_folders, from_table, named_from, read_each, read_examples
-from finetune.images.folders import pictures_below
+from finetune.images.folders import images_below
 from finetune.images.sources import EncodedImages, Images, Inspection, map_rows
 from finetune.reading.cache import get_or_create
 from finetune.reading.columns import SHOWN, more
@@ -23,7 +23,7 @@ from finetune.reading.splits import expand_patterns
 
 # Folder names of each split.
 SPLIT_FOLDERS = {"train": ("train", "training"), "validation": ("validation", "val", "valid"), "test": ("test", "testing")}
-CITYSCAPES_SUFFIXES = ("_leftImg8bit", "_gtFine_labelTrainIds")  # of the names of a picture and its mask
+CITYSCAPES_SUFFIXES = ("_leftImg8bit", "_gtFine_labelTrainIds")  # of the names of an image and its mask
 CLASSES_FILE = "classes.txt"
 NUMBERED_LINE = re.compile(r"(\d+)[\s,;:]+(\S.*)")
 IGNORE_MARK = re.compile(r"\s*\(ignored?\)$", re.IGNORECASE)
@@ -60,7 +60,7 @@ class InspectedMasks:
         return {value: sum(counts.get(value, 0) for counts in self.counts) for value in values}
 
     def describe(self, classes: Classes) -> dict[str, Any]:
-        """Fields of `DataInfo` for the data report. Equal pictures should have equal counts of pixels."""
+        """Fields of `DataInfo` for the data report. Equal images should have equal counts of pixels."""
         areas = np.array([[counts.get(value, 0) for value in range(len(classes.names))] for counts in self.counts])
         return {"answers": [tuple(sorted(counts.items())) for counts in self.counts], "areas": (classes.names, areas)}
 
@@ -73,7 +73,7 @@ class InspectedMasks:
 
 
 def read_pairs(arguments: Any, split: str, notes: list[str]) -> Examples | None:
-    """The pictures of a split, with its masks as `classes`: from folders, or from a table or data set with a column of masks.
+    """The images of a split, with its masks as `classes`: from folders, or from a table or data set with a column of masks.
     Looks for the split in the folders of --train_file if its own argument is missing. None if there is no such split."""
     own = getattr(arguments, f"{split}_file")
     sources = own or arguments.train_file
@@ -89,7 +89,7 @@ def read_pairs(arguments: Any, split: str, notes: list[str]) -> Examples | None:
 
 
 def _from_path(arguments: Any, split: str, base: str | None, notes: list[str], path: str) -> Examples | None:
-    """`base`: the folder that ids are relative to, None for the folder of the pictures."""
+    """`base`: the folder that ids are relative to, None for the folder of the images."""
     if not Path(path).is_dir():
         return from_table(arguments, split, Path(path))
     folders = _split_folders(Path(path), split, is_own=getattr(arguments, f"{split}_file") is not None)
@@ -97,7 +97,7 @@ def _from_path(arguments: Any, split: str, base: str | None, notes: list[str], p
 
 
 def _split_folders(root: Path, split: str, is_own: bool) -> tuple[Path, Path | None] | None:
-    """(folder of pictures, folder of masks) of a split below `root`; None without the split. A test split may have no masks.
+    """(folder of images, folder of masks) of a split below `root`; None without the split. A test split may have no masks.
     `is_own`: `root` is the value of the split's own argument, so it may hold this split alone."""
     pairs = []
     for name in SPLIT_FOLDERS[split]:
@@ -118,43 +118,43 @@ def _split_folders(root: Path, split: str, is_own: bool) -> tuple[Path, Path | N
     if not is_own:
         return None
     raise InputError(
-        f"{root}: holds no pictures with masks; expected images/ and masks/ with files of equal names, in it or in "
+        f"{root}: holds no images with masks; expected images/ and masks/ with files of equal names, in it or in "
         f"{'/ or '.join(SPLIT_FOLDERS[split])}/, or the folders of CamVid (train/ and trainannot/) or Cityscapes (leftImg8bit/ "
         "and gtFine/)"
     )
 
 
-def _pairs(images: Path, masks: Path | None, base: str | None, notes: list[str]) -> Examples:
-    picture_paths = _by_name(images, CITYSCAPES_SUFFIXES[0], notes)
-    if not picture_paths:
-        raise InputError(f"{images}: holds no pictures")
-    ids = named_from(base, images, [str(path.relative_to(images)) for path in picture_paths.values()])
-    pictures = EncodedImages([str(path) for path in picture_paths.values()], Path())
+def _pairs(folder: Path, masks: Path | None, base: str | None, notes: list[str]) -> Examples:
+    image_paths = _by_name(folder, CITYSCAPES_SUFFIXES[0], notes)
+    if not image_paths:
+        raise InputError(f"{folder}: holds no images")
+    ids = named_from(base, folder, [str(path.relative_to(folder)) for path in image_paths.values()])
+    encoded = EncodedImages([str(path) for path in image_paths.values()], Path())
     if masks is None:
-        return Examples(str(images), pictures, None, pictures.name, ids)
-    is_cityscapes = any(path.stem.endswith(CITYSCAPES_SUFFIXES[0]) for path in picture_paths.values())
+        return Examples(str(folder), encoded, None, encoded.name, ids)
+    is_cityscapes = any(path.stem.endswith(CITYSCAPES_SUFFIXES[0]) for path in image_paths.values())
     mask_paths = _by_name(masks, CITYSCAPES_SUFFIXES[1] if is_cityscapes else "", [], only=is_cityscapes)
     missing = [
-        f"{path}: no mask in {masks}; expected {name}.png" for name, path in picture_paths.items() if name not in mask_paths
+        f"{path}: no mask in {masks}; expected {name}.png" for name, path in image_paths.items() if name not in mask_paths
     ]
     if missing:
         raise InputError(*missing[:SHOWN], *more(len(missing)))
-    if others := [str(path.relative_to(masks)) for name, path in mask_paths.items() if name not in picture_paths]:
-        notes.append(f"{masks}: {len(others)} mask(s) without a picture are left out: {listed(others)}")
-    return Examples(str(images), pictures, [str(mask_paths[name]) for name in picture_paths], pictures.name, ids)
+    if others := [str(path.relative_to(masks)) for name, path in mask_paths.items() if name not in image_paths]:
+        notes.append(f"{masks}: {len(others)} mask(s) without an image are left out: {listed(others)}")
+    return Examples(str(folder), encoded, [str(mask_paths[name]) for name in image_paths], encoded.name, ids)
 
 
 def _by_name(folder: Path, suffix: str, notes: list[str], only: bool = False) -> dict[str, Path]:
-    """The pictures below a folder, by relative path without extension and without `suffix`. `only`: leaves out names without
-    the suffix. Raises `InputError` for two pictures of one name."""
+    """The images below a folder, by relative path without extension and without `suffix`. `only`: leaves out names without
+    the suffix. Raises `InputError` for two images of one name."""
     paths: dict[str, Path] = {}
-    for path in pictures_below(folder, notes):
+    for path in images_below(folder, notes):
         name = str(path.relative_to(folder).with_suffix(""))
         if only and not name.endswith(suffix):
             continue
         name = name.removesuffix(suffix)
         if name in paths:
-            raise InputError(f"{path}: {paths[name].name} has the same name; a picture and its mask are paired by name")
+            raise InputError(f"{path}: {paths[name].name} has the same name; an image and its mask are paired by name")
         paths[name] = path
     return paths
 
@@ -246,7 +246,7 @@ def numbered_classes(train: InspectedMasks, ignored: frozenset[int]) -> Classes:
 
 def inspect_masks(examples: dict[str, Examples], inspected: dict[str, Inspection]) -> dict[str, InspectedMasks]:
     """Decodes the masks of all splits and counts their values; caches the counts. Raises `InputError` listing masks that are
-    missing, broken or coloured, or differ in size from their picture."""
+    missing, broken or coloured, or differ in size from their image."""
     masks, problems = {}, []
     for split, rows in examples.items():
         try:
@@ -261,14 +261,14 @@ def inspect_masks(examples: dict[str, Examples], inspected: dict[str, Inspection
     return masks
 
 
-def _inspect(examples: Examples, pictures: Inspection) -> InspectedMasks:
+def _inspect(examples: Examples, images: Inspection) -> InspectedMasks:
     masks = examples.images.beside(examples.classes, examples.where)
     inspection = masks.inspect()
     wrong = [
-        f"{masks.name(row)}: {mask.width}x{mask.height} pixels, but its picture {examples.images.name(row)} has "
-        f"{picture.width}x{picture.height}; they must be equal"
-        for row, (mask, picture) in enumerate(zip(inspection.headers, pictures.headers, strict=True))
-        if mask[:2] != picture[:2]
+        f"{masks.name(row)}: {mask.width}x{mask.height} pixels, but its image {examples.images.name(row)} has "
+        f"{image.width}x{image.height}; they must be equal"
+        for row, (mask, image) in enumerate(zip(inspection.headers, images.headers, strict=True))
+        if mask[:2] != image[:2]
     ]
     if wrong:
         raise InputError(*wrong[:SHOWN], *more(len(wrong)))

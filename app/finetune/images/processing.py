@@ -1,4 +1,4 @@
-"""Turns decoded pictures into a model's input: resizing and normalisation."""
+"""Turns decoded images into a model's input: resizing and normalisation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHANNELS = {"L": 1, "RGB": 3}
 class Processing:
     """`size`: (height, width) of the input. `mode`: Pillow's, "L" or "RGB". A value v of 0..255 becomes
     (v * scale - mean) / std of its channel. `processor`: an image processor of transformers that resizes and crops; without
-    one, pictures are resized to `size`."""
+    one, images are resized to `size`."""
 
     size: tuple[int, int]
     mode: str
@@ -38,7 +38,7 @@ class Processing:
         return values if self.mode == "RGB" else values[0]
 
     def fit(self, image: Image.Image) -> np.ndarray:
-        """A picture in the input's size: (height, width) or (height, width, 3) uint8."""
+        """An image in the input's size: (height, width) or (height, width, 3) uint8."""
         if self.processor is None:
             return np.asarray(self.resize(image))
         # The processor only resizes and crops: `normalize` is faster, on a whole batch.
@@ -47,7 +47,7 @@ class Processing:
         return pixels[0] if self.mode == "L" else pixels.transpose(1, 2, 0)
 
     def resize(self, image: Image.Image) -> Image.Image:
-        """A picture resized to the input's size, bilinear with antialiasing."""
+        """An image resized to the input's size, bilinear with antialiasing."""
         size = self.size[::-1]
         return image if image.size == size else image.resize(size, Image.Resampling.BILINEAR)
 
@@ -69,14 +69,14 @@ class Processing:
 
 def processing_of(processor: Any, channels: int) -> Processing:
     """A `Processing` around an image processor of transformers. Finds the output size by a trial; raises `InputError` if it
-    depends on the picture."""
+    depends on the image."""
     mode = {1: "L", 3: "RGB"}[channels]
-    pictures = [Image.new("RGB", shape) for shape in ((96, 64), (64, 96))]
-    outputs = [processor(picture, do_rescale=False, do_normalize=False)["pixel_values"][0] for picture in pictures]
+    images = [Image.new("RGB", shape) for shape in ((96, 64), (64, 96))]
+    outputs = [processor(image, do_rescale=False, do_normalize=False)["pixel_values"][0] for image in images]
     size, other = (tuple(np.asarray(output).shape[-2:]) for output in outputs)
     if size != other:
         raise InputError(
-            f"the image processor {type(processor).__name__} gives pictures of several sizes, which a batch cannot hold; "
+            f"the image processor {type(processor).__name__} gives images of several sizes, which a batch cannot hold; "
             "give it a fixed size, or a centre crop, in its preprocessor_config.json"
         )
     mean, std = (processor.image_mean, processor.image_std) if processor.do_normalize else ([0.0] * channels, [1.0] * channels)

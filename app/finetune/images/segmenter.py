@@ -1,4 +1,4 @@
-"""Semantic segmentation models: preprocessing, logits in a picture's own size, mask files and overlays."""
+"""Semantic segmentation models: preprocessing, logits in an image's own size, mask files and overlays."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from transformers import AutoModelForSemanticSegmentation
 
 from finetune.errors import InputError, TrainingError, in_short
 from finetune.images.arguments import RESIZED_CROP
-from finetune.images.folders import picture_extensions
+from finetune.images.folders import image_extensions
 from finetune.images.masks import IGNORED
 from finetune.images.processing import Processing, processing_of
 from finetune.output import written
@@ -27,10 +27,10 @@ from finetune.reports.figures import with_legend
 # Of losses, by the run's precision: the exported model computes in fp32.
 TOLERANCE = {"no": 1e-3, "bf16": 2e-1, "fp16": 5e-2}
 OVERLAP = 0.25  # of windows
-SHOWN_HEIGHT = 180  # pixels of a picture in overlays
+SHOWN_HEIGHT = 180  # pixels of an image in overlays
 USAGE = """from transformers import pipeline
 segment = pipeline("image-segmentation", model="best")
-segment("picture.png")  # a label and a mask for each class in the picture"""
+segment("image.png")  # a label and a mask for each class in the image"""
 
 
 # Input
@@ -38,7 +38,7 @@ segment("picture.png")  # a label and a mask for each class in the picture"""
 
 def processor_for(processor: Any, size: tuple[int, int], windows: bool) -> Any:
     """A copy of a model's image processor that resizes to `size` (height, width) without cropping or padding, so that
-    `post_process_semantic_segmentation` returns a mask of the whole picture. With `windows` it does not resize."""
+    `post_process_semantic_segmentation` returns a mask of the whole image. With `windows` it does not resize."""
     adapted = copy.deepcopy(processor)
     adapted.size = {"height": size[0], "width": size[1]}
     adapted.resample = Image.Resampling.BILINEAR
@@ -71,14 +71,14 @@ def default_size(processor: Any) -> tuple[int, int]:
 
 def processing_for(processor: Any, size: tuple[int, int], channels: int, name: str) -> Processing:
     """A `Processing` equal to a processor of `processor_for`; it can handle masks and crops too. Compares both on a random
-    picture, and raises `InputError` if the processor does more, such as swapping channels. `name`: the model's, for errors."""
+    image, and raises `InputError` if the processor does more, such as swapping channels. `name`: the model's, for errors."""
     resizing = copy.deepcopy(processor)
     resizing.do_resize = True
     template = processing_of(resizing, channels)
     ours = Processing(size, template.mode, template.mean, template.std, template.scale)
-    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)).convert(ours.mode)
-    expected = torch.as_tensor(np.asarray(resizing(picture.convert("RGB"))["pixel_values"][0]))
-    pixels = ours.normalize(np.stack([ours.fit(picture)]))[0]
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)).convert(ours.mode)
+    expected = torch.as_tensor(np.asarray(resizing(image.convert("RGB"))["pixel_values"][0]))
+    pixels = ours.normalize(np.stack([ours.fit(image)]))[0]
     if len(expected) != channels:
         raise InputError(
             f"{name}: the model sees {channels} channel(s), but its {type(processor).__name__} gives {len(expected)}; set "
@@ -99,7 +99,7 @@ def unused_parameters(config: Any, channels: int, size: tuple[int, int]) -> set[
             logits = model(pixel_values=torch.zeros(1, channels, *size)).logits
         except (ValueError, RuntimeError) as error:
             raise InputError(
-                f"--image_size {size[0]},{size[1]}: this {config.model_type} model cannot work on such pictures "
+                f"--image_size {size[0]},{size[1]}: this {config.model_type} model cannot work on such images "
                 f"({in_short(error)})"
             ) from None
     names, parameters = zip(*model.named_parameters(), strict=True)
@@ -144,7 +144,7 @@ def upsampled(logits: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
 
 
 def whole_logits(model: nn.Module, pixels: torch.Tensor, sizes: list[list[int]]) -> Iterator[torch.Tensor]:
-    """Yields logits, (1, classes, height, width), of each picture in its own size. `pixels`: resized to the model's input."""
+    """Yields logits, (1, classes, height, width), of each image in its own size. `pixels`: resized to the model's input."""
     logits = model(pixel_values=pixels).logits
     for row, size in enumerate(sizes):
         yield upsampled(logits[row : row + 1], size)
@@ -161,7 +161,7 @@ class Windows(NamedTuple):
 def window_logits(
     model: nn.Module, pixels: torch.Tensor, sizes: list[list[int]], windows: Windows, equal_passes: bool
 ) -> Iterator[torch.Tensor]:
-    """As `whole_logits`, as the mean over sliding windows. `pixels`: pictures in their own `sizes`, padded to the largest.
+    """As `whole_logits`, as the mean over sliding windows. `pixels`: images in their own `sizes`, padded to the largest.
     `equal_passes`: every process does the same number of forward passes, as ZeRO-3 and FSDP need, which gather the weights in
     each."""
     window, passes = windows.size, []
@@ -169,16 +169,16 @@ def window_logits(
         corners = window_corners(size, window, windows.overlap)
         passes.append([corners[first : first + windows.batch_size] for first in range(0, len(corners), windows.batch_size)])
     for row, (size, batches) in enumerate(zip(sizes, passes, strict=True)):
-        picture = pixels[row : row + 1, :, : size[0], : size[1]]
+        image = pixels[row : row + 1, :, : size[0], : size[1]]
         margins = [max(0, length - own) for length, own in zip(window, size, strict=True)]
-        picture = pad(picture, (0, margins[1], 0, margins[0]))
+        image = pad(image, (0, margins[1], 0, margins[0]))
         total = count = None
         for corners in batches:
             parts = [(..., slice(top, top + window[0]), slice(left, left + window[1])) for top, left in corners]
-            logits = upsampled(model(pixel_values=torch.cat([picture[part] for part in parts])).logits, window)
+            logits = upsampled(model(pixel_values=torch.cat([image[part] for part in parts])).logits, window)
             if total is None:
-                total = logits.new_zeros(1, logits.shape[1], *picture.shape[2:])
-                count = logits.new_zeros(1, 1, *picture.shape[2:])
+                total = logits.new_zeros(1, logits.shape[1], *image.shape[2:])
+                count = logits.new_zeros(1, 1, *image.shape[2:])
             for part, part_logits in zip(parts, logits, strict=True):
                 total[part] += part_logits
                 count[part] += 1
@@ -192,7 +192,7 @@ def window_logits(
 
 
 def window_corners(size: Sequence[int], window: Sequence[int], overlap: float) -> list[tuple[int, int]]:
-    """(top, left) of the windows that cover a picture: evenly spaced, the last at the border."""
+    """(top, left) of the windows that cover an image: evenly spaced, the last at the border."""
     starts = []
     for length, window_length in zip(size, window, strict=True):
         last, stride = max(0, length - window_length), max(1, int(window_length * (1 - overlap)))
@@ -225,11 +225,11 @@ def palette(num_colours: int = 256) -> np.ndarray:
 
 
 def mask_names(ids: Sequence[Any]) -> list[str]:
-    """A unique PNG file name for each row: its id, with _ for / and without a picture's extension."""
+    """A unique PNG file name for each row: its id, with _ for / and without an image's extension."""
     names: dict[str, None] = {}
     for row, name in enumerate(map(str, ids)):
         path = Path(name.replace("/", "_"))
-        stem = path.stem if path.suffix.lower() in picture_extensions() else path.name
+        stem = path.stem if path.suffix.lower() in image_extensions() else path.name
         names[f"{stem}.png" if f"{stem}.png" not in names else f"{stem}_{row}.png"] = None
     return list(names)
 
@@ -250,11 +250,10 @@ def shares(mask: np.ndarray, labels: list[str]) -> dict[str, float]:
 
 
 def overlays(rows: list[tuple[np.ndarray, np.ndarray, np.ndarray]], labels: list[str]) -> np.ndarray:
-    """(height, width, 3) uint8: one line per row with picture, truth and prediction side by side, above a legend. Ignored
-    pixels are black. `rows`: (picture (h, w[, 3]), truth (h, w), prediction (h, w)) uint8."""
+    """(height, width, 3) uint8: one line per row with image, truth and prediction side by side, above a legend. Ignored
+    pixels are black. `rows`: (image (h, w[, 3]), truth (h, w), prediction (h, w)) uint8."""
     lines = [
-        np.concatenate([_overlay(picture, mask) for mask in (None, truth, predicted)], axis=1)
-        for picture, truth, predicted in rows
+        np.concatenate([_overlay(image, mask) for mask in (None, truth, predicted)], axis=1) for image, truth, predicted in rows
     ]
     width = max(line.shape[1] for line in lines)
     lines = [np.pad(line, ((0, 2), (0, width - line.shape[1]), (0, 0))) for line in lines]
@@ -262,9 +261,9 @@ def overlays(rows: list[tuple[np.ndarray, np.ndarray, np.ndarray]], labels: list
     return with_legend(np.concatenate(lines), "image, truth, prediction", colours)
 
 
-def _overlay(picture: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
-    size = (max(1, round(picture.shape[1] * SHOWN_HEIGHT / picture.shape[0])), SHOWN_HEIGHT)
-    resized = np.asarray(Image.fromarray(picture).convert("RGB").resize(size, Image.Resampling.BILINEAR))
+def _overlay(image: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
+    size = (max(1, round(image.shape[1] * SHOWN_HEIGHT / image.shape[0])), SHOWN_HEIGHT)
+    resized = np.asarray(Image.fromarray(image).convert("RGB").resize(size, Image.Resampling.BILINEAR))
     if mask is None:
         return resized
     mask = np.asarray(Image.fromarray(mask).resize(size, Image.Resampling.NEAREST))

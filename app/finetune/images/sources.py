@@ -1,4 +1,4 @@
-"""Sources of pictures: an array in memory, files, cells of a table. Pictures are decoded lazily."""
+"""Sources of images: an array in memory, files, cells of a table. Images are decoded lazily."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from finetune.reading.fingerprint import file_state, fingerprint
 from finetune.reading.problems import described
 
 THREADS, GROUP = 8, 1024  # threads that read files; files per job of theirs
-CACHE_VERSION, CACHE_FILE = "1", "pictures.parquet"
+CACHE_VERSION, CACHE_FILE = "1", "images.parquet"
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """The headers and content hashes of pictures, read without decoding them."""
+    """The headers and content hashes of images, read without decoding them."""
 
     headers: list[Header]
     digests: list[str]
 
     @property
     def content(self) -> str:
-        """A hash of all the pictures."""
+        """A hash of all the images."""
         return fingerprint(self.digests)
 
     @property
@@ -48,18 +48,18 @@ class Inspection:
 
 
 class Images(ABC):
-    """A sequence of pictures or masks. A row is the number of one."""
+    """A sequence of images or masks. A row is the number of one."""
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
     def name(self, row: int) -> str:
-        """The name of a picture in messages: its file, or its row in a file."""
+        """The name of an image in messages: its file, or its row in a file."""
 
     @abstractmethod
     def load(self, row: int, mode: str) -> Image.Image:
-        """Decodes a picture in `mode`, "L" or "RGB". Raises `InputError` for a broken one."""
+        """Decodes an image in `mode`, "L" or "RGB". Raises `InputError` for a broken one."""
 
     @abstractmethod
     def load_mask(self, row: int) -> Image.Image:
@@ -67,15 +67,15 @@ class Images(ABC):
 
     @abstractmethod
     def take(self, rows: np.ndarray) -> Images:
-        """The pictures of these rows, in this order."""
+        """The images of these rows, in this order."""
 
     @abstractmethod
     def inspect(self) -> Inspection:
-        """Reads all headers and hashes. Raises `InputError` listing files that are missing or no pictures."""
+        """Reads all headers and hashes. Raises `InputError` listing files that are missing or no images."""
 
     @abstractmethod
     def beside(self, cells: Sequence[Any], where: Callable[[int], str]) -> Images:
-        """The masks of these pictures, from another column of the same source. Raises `InputError` if it has no columns."""
+        """The masks of these images, from another column of the same source. Raises `InputError` if it has no columns."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class ArrayImages(Images):
         return len(self.pixels)
 
     def name(self, row: int) -> str:
-        return f"{self.path} picture {row}"
+        return f"{self.path} image {row}"
 
     def load(self, row: int, mode: str) -> Image.Image:
         return Image.fromarray(self.pixels[row]).convert(mode)
@@ -103,10 +103,10 @@ class ArrayImages(Images):
     def inspect(self) -> Inspection:
         height, width = self.pixels.shape[1:3]
         header = Header(width, height, "L" if self.pixels.ndim == 3 else "RGB")
-        return Inspection([header] * len(self), [hashlib.sha256(picture).hexdigest() for picture in self.pixels])
+        return Inspection([header] * len(self), [hashlib.sha256(image).hexdigest() for image in self.pixels])
 
     def beside(self, cells: Sequence[Any], where: Callable[[int], str]) -> Images:
-        raise InputError(f"{self.path}: has class numbers in place of masks; give a folder or a table of pictures and masks")
+        raise InputError(f"{self.path}: has class numbers in place of masks; give a folder or a table of images and masks")
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class EncodedImages(Images):
         return decode_mask(self.encoded(row), self.name(row))
 
     def encoded(self, row: int) -> Encoded:
-        """The bytes or the path of a picture. Raises `InputError` for another cell."""
+        """The bytes or the path of an image. Raises `InputError` for another cell."""
         cell = self.cells[row]
         if isinstance(cell, bytes):
             return cell
@@ -143,7 +143,7 @@ class EncodedImages(Images):
                 return cell["bytes"]
             cell = cell.get("path")
         if not isinstance(cell, str) or not cell:
-            raise InputError(f"{self.where(row)}: the picture is {described(cell)}, expected the path of a file")
+            raise InputError(f"{self.where(row)}: the image is {described(cell)}, expected the path of a file")
         return self.folder / cell
 
     def take(self, rows: np.ndarray) -> EncodedImages:
@@ -158,7 +158,7 @@ class EncodedImages(Images):
         if None in states:
             return self._inspect()
         key = fingerprint([CACHE_VERSION, *states])[:40]
-        folder = get_or_create("pictures", key, lambda folder: _write_cache(self._inspect(), folder / CACHE_FILE))
+        folder = get_or_create("images", key, lambda folder: _write_cache(self._inspect(), folder / CACHE_FILE))
         return _read_cache(folder / CACHE_FILE)
 
     def beside(self, cells: Sequence[Any], where: Callable[[int], str]) -> EncodedImages:
@@ -169,7 +169,7 @@ class EncodedImages(Images):
         return [file_state(self.folder / cell) if isinstance(cell := self.cells[row], str) else None for row in rows]
 
     def _inspect(self) -> Inspection:
-        results = map_rows(self._inspect_one, len(self), "looking at pictures", "pictures")
+        results = map_rows(self._inspect_one, len(self), "looking at images", "images")
         return Inspection([header for header, _ in results], [digest for _, digest in results])
 
     def _inspect_one(self, row: int) -> tuple[Header, str]:
@@ -180,7 +180,7 @@ class EncodedImages(Images):
 
 @dataclass(frozen=True)
 class JoinedImages(Images):
-    """Pictures of several sources. `part`: (rows,) the number of each row's source. Rows of a source keep their order."""
+    """Images of several sources. `part`: (rows,) the number of each row's source. Rows of a source keep their order."""
 
     parts: Sequence[Images]
     part: np.ndarray

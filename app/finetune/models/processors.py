@@ -31,7 +31,7 @@ def load_processor(arguments: Any, config: Any, image_size: int | None) -> Any:
             raise InputError(explain_failed_load("image processor", name, error)) from error
     own = getattr(config, "image_size", None)
     if image_size is not None and own not in (None, image_size, [image_size] * 2):
-        raise InputError(f"--image_size {image_size}: {name} takes pictures of {own} pixels only; leave it out")
+        raise InputError(f"--image_size {image_size}: {name} takes images of {own} pixels only; leave it out")
     if image_size is not None:
         _set_size(processor, image_size)
     return processor

@@ -1,4 +1,4 @@
-"""A small convolutional network for small pictures, in plain PyTorch."""
+"""A small convolutional network for small images, in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class SmallCNNConfig:
 
 class SmallCNN(nn.Sequential):
     """Four 3x3 convolutions without padding, each with batch norm and ReLU, a max-pool after the second and the fourth, and
-    three linear layers. The convolutions have no bias, since batch norm would cancel it. Pictures of 28x28 pixels become 4x4
+    three linear layers. The convolutions have no bias, since batch norm would cancel it. Images of 28x28 pixels become 4x4
     before the first linear layer; other sizes are average-pooled to 4x4."""
 
     def __init__(self, config: SmallCNNConfig) -> None:

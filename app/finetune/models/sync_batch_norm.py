@@ -35,7 +35,7 @@ def synchronise_batch_norm(model: nn.Module, on_gpu: bool) -> nn.Module:
 
 class BatchNorm(_BatchNorm):
     """Normalises a single value per channel by the running statistics. torch raises an error in training, since one value has
-    no variance. This happens in micro-batches of one row if a network pools the whole picture."""
+    no variance. This happens in micro-batches of one row if a network pools the whole image."""
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
         pass

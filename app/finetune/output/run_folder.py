@@ -29,7 +29,7 @@ BEST_MODELS, KEPT_WEIGHTS = "best_models", "kept_weights"  # --keep_best and --a
 CHECKPOINTS = "checkpoints"
 METRICS = "metrics.json"
 PREDICTIONS = "predictions.jsonl"
-PICTURES = "pictures"
+PLOTS = "plots"
 TRACKERS = "trackers.json"  # the run's ids at tracking services
 OURS = (
     RUN_FILE,
@@ -48,7 +48,7 @@ OURS = (
     BEST_MODELS,
     KEPT_WEIGHTS,
     CHECKPOINTS,
-    PICTURES,
+    PLOTS,
     "tensorboard",
     "profile",
     STATUS,

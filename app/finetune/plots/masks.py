@@ -1,4 +1,4 @@
-"""Figures and tables for segmentation of pictures and volumes."""
+"""Figures and tables for segmentation of images and volumes."""
 
 from __future__ import annotations
 

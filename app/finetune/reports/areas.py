@@ -1,4 +1,4 @@
-"""The parts of the data report about pictures, masks and volumes: sizes, and areas of classes."""
+"""The parts of the data report about images, masks and volumes: sizes, and areas of classes."""
 
 from __future__ import annotations
 

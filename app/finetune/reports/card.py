@@ -16,7 +16,7 @@ from huggingface_hub.utils import validate_repo_id
 from finetune.output import written
 from finetune.output.console import say
 from finetune.output.files import write_text
-from finetune.output.run_folder import CARD, METRICS, PICTURES, check_present, read_metrics
+from finetune.output.run_folder import CARD, METRICS, PLOTS, check_present, read_metrics
 
 LIMITS = (
     "The best model was selected on the validation rows, so their metrics are optimistic. The test rows selected nothing.",
@@ -36,7 +36,7 @@ def write_card(
     arguments: Any = None,
     limits: Sequence[str] = (),
 ) -> None:
-    """Writes the model card of the run in `folder` from its run.json, metrics.json and pictures/.
+    """Writes the model card of the run in `folder` from its run.json, metrics.json and plots/.
 
     `pipeline_tag`: the hub's name of the task, None if it has none. `usage`: Python code that loads best/. `metrics`: names
     without eval_ or test_, a table row each. `sections`: Markdown lines of the task. `arguments`: those of the run; the card
@@ -62,7 +62,7 @@ def write_card(
     code = ["```python", usage, "```", ""] if usage else []
     body = [*metadata, f"# {title}", "", *code, "## Metrics", ""]
     body += _table(values, metrics)
-    body += ["", *_pictures(folder), *sections, "", "## Training", "", *_facts(run, values), ""]
+    body += ["", *_plots(folder), *sections, "", "## Training", "", *_facts(run, values), ""]
     if arguments is not None:
         changed = yaml.safe_dump(_changed(arguments), allow_unicode=True, sort_keys=False)
         body += ["```yaml", changed.strip(), "```", ""]
@@ -143,8 +143,8 @@ def _table(values: dict[str, Any], metrics: Sequence[str]) -> list[str]:
     return markdown_table(["metric", *(SPLITS[prefix] for prefix in prefixes)], rows)
 
 
-def _pictures(folder: Path) -> list[str]:
-    return [f"![{path.stem}]({PICTURES}/{path.name})\n" for path in sorted((folder / PICTURES).glob("*.png"))]
+def _plots(folder: Path) -> list[str]:
+    return [f"![{path.stem}]({PLOTS}/{path.name})\n" for path in sorted((folder / PLOTS).glob("*.png"))]
 
 
 def _facts(run: dict[str, Any], values: dict[str, Any]) -> list[str]:

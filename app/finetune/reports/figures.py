@@ -15,7 +15,7 @@ BLUE, ORANGE, GREEN, GREY = "#2563eb", "#ea580c", "#16a34a", "#94a3b8"
 COLORS = (BLUE, ORANGE, GREEN, "#9333ea", "#dc2626", "#0891b2", "#ca8a04", "#db2777", "#475569")
 WIDTH, DPI = 5.2, 150  # inches: narrow, so that text is readable on a phone
 NAME = 28  # characters of a tick label
-FONT_SIZE, LINE = 16, 22  # pixels, of legends of pictures
+FONT_SIZE, LINE = 16, 22  # pixels, of legends
 
 
 def new_figure(title: str, x: str = "", y: str = "", *, height: float = 3.6) -> tuple[Figure, Any]:
@@ -58,7 +58,7 @@ def matrix(
     return figure
 
 
-def as_picture(figure: Figure) -> np.ndarray:
+def as_image(figure: Figure) -> np.ndarray:
     """The figure as (height, width, 3) uint8."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
@@ -68,9 +68,9 @@ def as_picture(figure: Figure) -> np.ndarray:
     return np.asarray(canvas.buffer_rgba())[..., :3].copy()
 
 
-def with_legend(picture: np.ndarray, text: str, colours: Mapping[str, Sequence[int]]) -> np.ndarray:
-    """Adds a title above a picture, (height, width, 3) uint8, and a legend of its colours below it."""
-    font, width = ImageFont.load_default(FONT_SIZE), picture.shape[1]
+def with_legend(image: np.ndarray, text: str, colours: Mapping[str, Sequence[int]]) -> np.ndarray:
+    """Adds a title above an image, (height, width, 3) uint8, and a legend of its colours below it."""
+    font, width = ImageFont.load_default(FONT_SIZE), image.shape[1]
     entry_width = max([font.getlength(_ascii(name)) for name in colours], default=0) + 2 * LINE
     columns = max(1, int(width // entry_width))
     legend = Image.new("RGB", (width, LINE * -(-len(colours) // columns)), "white")
@@ -81,7 +81,7 @@ def with_legend(picture: np.ndarray, text: str, colours: Mapping[str, Sequence[i
         draw.text((left + LINE, top + 1), _ascii(name), fill="black", font=font)
     title = Image.new("RGB", (width, LINE), "white")
     ImageDraw.Draw(title).text((3, 1), text, fill="black", font=font)
-    return np.concatenate([np.asarray(title), picture, np.asarray(legend)])
+    return np.concatenate([np.asarray(title), image, np.asarray(legend)])
 
 
 def _ascii(name: str) -> str:

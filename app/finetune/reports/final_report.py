@@ -19,7 +19,7 @@ from finetune.output.run_folder import BEST_PREDICTIONS, BOOTSTRAP, REPORT
 from finetune.reports import data, figures
 from finetune.reports.card import write_card
 from finetune.reports.page import write_page
-from finetune.reports.tracker import SPEED, read_history, show_picture, show_table
+from finetune.reports.tracker import SPEED, read_history, show_image, show_table
 from finetune.task import Analysis, Predictions, ReportContent, Section, Split, Task
 
 MOST_BYTES = 2**28  # of saved predictions
@@ -83,7 +83,7 @@ def write_reports(run: Run, arguments: Any, task: Task, splits: Mapping[str, Spl
 
 
 def _draw_figures(run: Run, folder: Path, task: Task, splits: Mapping[str, Split]) -> list[Section]:
-    """Writes figures to pictures/ and sends figures and tables to trackers. Returns the tables."""
+    """Writes figures to plots/ and sends figures and tables to trackers. Returns the tables."""
     path, analysis, resampled = folder / BEST_PREDICTIONS, Analysis(), {}
     if "validation" in splits and path.exists():
         with np.load(path) as file:
@@ -96,7 +96,7 @@ def _draw_figures(run: Run, folder: Path, task: Task, splits: Mapping[str, Split
     events, data_report = [*read_history(folder), *read_history(folder, SPEED)], _data_report(task, splits)
     step = max((event["step"] for event in events), default=0)
     for name, figure in {**figures.curves(events, task.shown_metrics), **drawn, **data_report.figures}.items():
-        show_picture(run.accelerator, folder, name, figures.as_picture(figure), step)
+        show_image(run.accelerator, folder, name, figures.as_image(figure), step)
     for table in sections:
         show_table(run.accelerator, table, step)
     return [*sections, *data_report.sections]

@@ -10,22 +10,22 @@ from typing import Any
 
 from finetune.output import written
 from finetune.output.files import write_text
-from finetune.output.run_folder import PICTURES, REPORT, check_present
+from finetune.output.run_folder import PLOTS, REPORT, check_present
 from finetune.reports.results import by_split
 from finetune.task import Section
 
 FIRST = tuple(f"curve_{name}" for name in ("loss", "metrics", "learning_rate", "grad_norm", "speed", "memory"))
-MOST_PICTURES = 40
+MAX_PLOTS = 40
 
 
 def write_page(
     folder: Path, title: str, shown: Sequence[str], others: Sequence[str], sections: Sequence[Section], best_by: str
 ) -> None:
-    """Writes report.html of the run in `folder` from its run.json, metrics.json and pictures/. `shown`: metrics without eval_
+    """Writes report.html of the run in `folder` from its run.json, metrics.json and plots/. `shown`: metrics without eval_
     or test_; `others`: metrics in a collapsed table; `best_by`: as in `summary`."""
     run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     values = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
-    pictures = sorted((folder / PICTURES).glob("*.png"), key=_in_order)[:MOST_PICTURES]
+    plots = sorted((folder / PLOTS).glob("*.png"), key=_in_order)[:MAX_PLOTS]
     page = render(
         "page.html.j2",
         title=title,
@@ -33,7 +33,7 @@ def write_page(
         splits={split: scores for split, scores in by_split(values).items() if any(name in scores for name in shown)},
         shown=shown,
         others=[name for name in others if name not in shown],
-        pictures={path.stem: path.read_bytes() for path in pictures},
+        plots={path.stem: path.read_bytes() for path in plots},
         sections=sections,
         facts=_facts(run, values),
         arguments={name: value for name, value in run["arguments"].items() if value is not None},
@@ -43,14 +43,14 @@ def write_page(
     write_text(folder / REPORT, page)
 
 
-def render(template: str, *, pictures: dict[str, bytes], **values: Any) -> str:
-    """Renders a template of this folder. `pictures`: name -> content of a PNG file."""
+def render(template: str, *, plots: dict[str, bytes], **values: Any) -> str:
+    """Renders a template of this folder. `plots`: name -> content of a PNG file."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined  # at the end of a run, not at its start
 
     # The page contains users' texts, so everything is escaped.
     templates = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined)
-    encoded = [(name.replace("_", " "), base64.b64encode(picture).decode()) for name, picture in pictures.items()]
-    return templates.get_template(template).render(pictures=encoded, **values)
+    encoded = [(name.replace("_", " "), base64.b64encode(plot).decode()) for name, plot in plots.items()]
+    return templates.get_template(template).render(plots=encoded, **values)
 
 
 def summary(run: dict[str, Any], values: dict[str, Any], metrics: Sequence[str], best_by: str) -> list[str]:
@@ -80,7 +80,7 @@ def _duration(seconds: float) -> str:
 
 
 def _in_order(path: Path) -> tuple[int, str]:
-    """The sort key of a picture: curves first, figures of the data last."""
+    """The sort key of a plot: curves first, figures of the data last."""
     rank = FIRST.index(path.stem) if path.stem in FIRST else len(FIRST)
     return rank + path.stem.startswith("data_"), path.stem
 

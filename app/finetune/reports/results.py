@@ -12,7 +12,7 @@ from huggingface_hub import CommitOperationAdd, HfApi
 from finetune.errors import InputError, in_short
 from finetune.launching.processes import Run
 from finetune.output import predictions as output
-from finetune.output.run_folder import BEST, CARD, PICTURES
+from finetune.output.run_folder import BEST, CARD, PLOTS
 from finetune.task import Predictions, Split, Task
 
 FINAL_PREFIXES = ("test_", "best_")  # of the metrics that trackers get at the end
@@ -83,7 +83,7 @@ def check_upload(arguments: Any) -> None:
 
 
 def push_to_hub(run: Run, arguments: Any) -> None:
-    """With --push_to_hub, uploads best/, the model card and pictures/. An error is a note: the run is done."""
+    """With --push_to_hub, uploads best/, the model card and plots/. An error is a note: the run is done."""
     if arguments.push_to_hub:
         run.print(*run.on_main(partial(_describe_upload if arguments.hub_dry_run else _upload, arguments)))
 
@@ -114,7 +114,7 @@ def _files(arguments: Any) -> dict[str, Path]:
     """Name in the repository -> file to upload."""
     folder = Path(arguments.output_dir)
     best = {path.relative_to(folder / BEST).as_posix(): path for path in sorted((folder / BEST).rglob("*"))}
-    others = [*sorted((folder / PICTURES).glob("*")), folder / CARD]
+    others = [*sorted((folder / PLOTS).glob("*")), folder / CARD]
     files = best | {path.relative_to(folder).as_posix(): path for path in others}
     return {name: path for name, path in files.items() if path.is_file()}
 

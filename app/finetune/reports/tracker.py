@@ -22,7 +22,7 @@ from finetune.output import written
 from finetune.output.console import say
 from finetune.output.files import path_in_errors, write_json
 from finetune.output.progress import Phase
-from finetune.output.run_folder import PICTURES, TRACKERS, check_present, read_metrics
+from finetune.output.run_folder import PLOTS, TRACKERS, check_present, read_metrics
 from finetune.task import Section
 
 HISTORY, SPEED, TENSORBOARD, DVCLIVE = "history.jsonl", "speed.jsonl", "tensorboard", "dvclive"
@@ -134,10 +134,10 @@ class Tracker:
             if tracker.name == TENSORBOARD:
                 tracker.writer.add_text(tag, markdown)
 
-    def picture(self, name: str, picture: np.ndarray) -> None:
-        """`show_picture` on rank 0."""
+    def image(self, name: str, image: np.ndarray) -> None:
+        """`show_image` on rank 0."""
         if self.is_main:
-            show_picture(self.accelerator, self.folder, name, picture, self.step)
+            show_image(self.accelerator, self.folder, name, image, self.step)
 
     def flush(self) -> None:
         if self.is_main:
@@ -172,19 +172,19 @@ def _ids(trackers: list[Any]) -> dict[str, str]:
     return ids
 
 
-def show_picture(accelerator: Any, folder: Path, name: str, picture: np.ndarray, step: int) -> None:
-    """Writes a picture, (height, width, 3) uint8, to pictures/NAME.png, and sends it to trackers that take pictures."""
-    path = folder / PICTURES / f"{name}.png"
+def show_image(accelerator: Any, folder: Path, name: str, pixels: np.ndarray, step: int) -> None:
+    """Writes an image, `pixels` (height, width, 3) uint8, to plots/NAME.png, and sends it to trackers that take images."""
+    path = folder / PLOTS / f"{name}.png"
     check_present(folder)
     written.add(folder, path)
     path.parent.mkdir(exist_ok=True)
     with path_in_errors(path):
-        Image.fromarray(picture).save(path)
+        image = Image.fromarray(pixels)
+        image.save(path)
     for tracker in accelerator.trackers:
         if tracker.name == TENSORBOARD:
-            tracker.writer.add_image(name, picture, dataformats="HWC")
+            tracker.writer.add_image(name, pixels, dataformats="HWC")
         elif hasattr(tracker, "log_images"):
-            image = Image.fromarray(picture)
             tracker.log_images({name: [image] if tracker.name in IMAGE_LISTS else image}, step=step)
 
 

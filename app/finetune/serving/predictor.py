@@ -23,7 +23,7 @@ HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class Predictor:
-    """Texts, or pictures as bytes -> the task's lines of predictions.jsonl, without ids."""
+    """Texts, or images as bytes -> the task's lines of predictions.jsonl, without ids."""
 
     def __init__(self, task: Task) -> None:
         """Raises `InputError` for a model that the task cannot load."""

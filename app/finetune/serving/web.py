@@ -22,12 +22,12 @@ PAGE = Path(__file__).with_name("page.html")
 SHUTDOWN_SECONDS = 60  # in which open requests are answered
 EXPECTED = {
     "texts": 'a JSON object with "text", a text, or "texts", a list of them, and optionally "explain": true',
-    "pictures": "the bytes of a picture file as the body",
+    "images": "the bytes of an image file as the body",
 }
 
 
 class Request(NamedTuple):
-    """A text or the bytes of a picture. `explain`: whether the answer includes `Predictor.explain`."""
+    """A text or the bytes of an image. `explain`: whether the answer includes `Predictor.explain`."""
 
     item: Any
     explain: bool
@@ -98,7 +98,7 @@ class Server:
 
     async def _answer(self, request: web.Request) -> web.Response:
         body = await request.read()
-        requests = _parse_texts(body) if self._takes == "texts" else [_parse_picture(body)]
+        requests = _parse_texts(body) if self._takes == "texts" else [_parse_image(body)]
         if len(requests) > self._limits.queue_size:
             return _error(413, f"{len(requests)} texts in one request; send at most {self._limits.queue_size} (--queue_size)")
         try:
@@ -122,7 +122,7 @@ class Server:
 
     def _complete(self, item: Any, explain: bool, line: dict[str, Any]) -> dict[str, Any]:
         """The line with the mask's content instead of its file name, and with the explanation."""
-        line = {name: value for name, value in line.items() if name != "image"}  # the picture has no file name
+        line = {name: value for name, value in line.items() if name != "image"}  # the image has no file name
         if "mask" in line:
             file = self._folder / line["mask"]
             line["mask"] = f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}"
@@ -147,9 +147,9 @@ def _parse_texts(body: bytes) -> list[Request]:
     return [Request(text, explain) for text in texts]
 
 
-def _parse_picture(body: bytes) -> Request:
+def _parse_image(body: bytes) -> Request:
     if not body:
-        raise InputError(f"the body is empty; expected {EXPECTED['pictures']}")
+        raise InputError(f"the body is empty; expected {EXPECTED['images']}")
     return Request(body, False)
 
 

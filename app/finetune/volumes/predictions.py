@@ -26,7 +26,7 @@ from finetune.volumes.prepared import Prepared
 NANOMETRES = 1e6  # per millimetre. Spacing as integers is not rounded when inputs are cast to half precision.
 # Okabe and Ito's colour-blind safe palette, for classes 1, 2, ...; repeats.
 COLOURS = np.array([(230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (0, 114, 178), (213, 94, 0), (204, 121, 167)])
-MOST_PICTURED, WIDTH = 8, 160  # volumes in the picture; pixels that small slices are enlarged to
+MAX_SHOWN, WIDTH = 8, 160  # volumes shown; pixels that small slices are enlarged to
 
 
 @dataclass(frozen=True)
@@ -110,14 +110,14 @@ def write_masks(split: WholeVolumes, packed: np.ndarray, folder: Path, output_di
         yield path.relative_to(output_dir).as_posix(), mask
 
 
-def picture(split: WholeVolumes, slices: np.ndarray, names: Sequence[str]) -> np.ndarray:
+def overlays(split: WholeVolumes, slices: np.ndarray, names: Sequence[str]) -> np.ndarray:
     """(height, width, 3) uint8: one line per volume with image, truth and prediction side by side, above a legend. The
     patient's left is on the right, the front on top.
 
     `slices`: (rows, x, y) uint8, the predicted slice of each row; `names`: of classes 1, 2, ...
     """
     lines = []
-    for row in range(min(len(slices), MOST_PICTURED)):
+    for row in range(min(len(slices), MAX_SHOWN)):
         volume, height = split.volumes[row], split.slice_of(row)
         grey = crop(_grey_slice(volume, height), (0, 0, 0), (*split.slice_size, 3), 0)
         truth = crop(volume.label[:, :, height], (0, 0), split.slice_size, 0)

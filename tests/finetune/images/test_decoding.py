@@ -13,7 +13,7 @@ def saved(path, image, **settings):
     return path
 
 
-def test_a_picture_is_what_a_viewer_shows(tmp_path):
+def test_an_image_is_what_a_viewer_shows(tmp_path):
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = 6  # to be turned to the right
     path = saved(tmp_path / "turned.png", Image.fromarray(COLOURS), exif=exif)
@@ -46,16 +46,16 @@ def broken(path, content=None):
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.jpg", "a.bmp", "a.tif"])
-def test_a_truncated_picture_is_named(tmp_path, name):
-    with pytest.raises(InputError, match=r"^the name: (broken or truncated picture \(.+\)|cannot be opened|is no picture)"):
+def test_a_truncated_image_is_named(tmp_path, name):
+    with pytest.raises(InputError, match=r"^the name: (broken or truncated image \(.+\)|cannot be opened|is no image)"):
         decode(broken(tmp_path / name), "the name", "RGB")
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(b"", "is empty"), (b"<html>no</html>", r"no picture that Pillow can read \(it begins with b'<html>no")],
+    [(b"", "is empty"), (b"<html>no</html>", r"no image that Pillow can read \(it begins with b'<html>no")],
 )
-def test_what_is_no_picture_is_named(tmp_path, content, said):
+def test_what_is_no_image_is_named(tmp_path, content, said):
     for encoded in (content, broken(tmp_path / "a.png", content)):
         with pytest.raises(InputError, match=f"^the name: .*{said}"):
             read_header(encoded, "the name")
@@ -63,7 +63,7 @@ def test_what_is_no_picture_is_named(tmp_path, content, said):
         read_header(tmp_path / "gone.png", "gone")
 
 
-def test_more_than_8_bits_are_refused_in_pictures_and_read_in_masks(tmp_path):
+def test_more_than_8_bits_are_refused_in_images_and_read_in_masks(tmp_path):
     values = np.array([[0, 1], [300, 65535]], dtype=np.uint16)
     path = saved(tmp_path / "deep.png", Image.fromarray(values))
     with pytest.raises(InputError, match=r"^x: has more than 8 bits a pixel \(Pillow's mode I;16\).*Save it with 8 bits"):

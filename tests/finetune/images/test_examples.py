@@ -6,7 +6,7 @@ import datasets
 import numpy as np
 import pytest
 from image_classify import Arguments
-from pictures import CLASSES, idx, pixels, write_folder, write_idx
+from images_job import CLASSES, idx, pixels, write_folder, write_idx
 from PIL import Image
 
 from finetune.arguments.parsing import SpaceSeparated
@@ -40,7 +40,7 @@ def test_mnist_files(tmp_path, packed, as_folder):
         expected, classes = pixels(**settings)
         np.testing.assert_array_equal(found.images.pixels, expected)
         assert found.classes == classes.tolist()
-        assert found.where(3).endswith(f"{prefix}-images-idx3-ubyte{suffix} picture 3")
+        assert found.where(3).endswith(f"{prefix}-images-idx3-ubyte{suffix} image 3")
 
 
 IDX = idx(pixels(rows=4)[0])
@@ -63,10 +63,10 @@ def test_damaged_mnist_files(tmp_path, content, said):
         read(tmp_path)
 
 
-def test_labels_that_belong_to_other_pictures(tmp_path):
+def test_labels_that_belong_to_other_images(tmp_path):
     write_idx(tmp_path, packed=False, rows=4)
     (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx(np.zeros(3)))
-    with pytest.raises(InputError, match=r"labels-idx1-ubyte: has 3 labels for the 4 pictures of .*train-images"):
+    with pytest.raises(InputError, match=r"labels-idx1-ubyte: has 3 labels for the 4 images of .*train-images"):
         read(tmp_path)
     (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(b"\x1f\x8b broken")
     (tmp_path / "train-images-idx3-ubyte").unlink()
@@ -76,17 +76,17 @@ def test_labels_that_belong_to_other_pictures(tmp_path):
 
 def test_a_folder_a_class(tmp_path):
     write_folder(tmp_path)
-    (tmp_path / "dark" / "readme.txt").write_text("no picture")
-    (tmp_path / "dark" / ".hidden.png").write_text("no picture either")
+    (tmp_path / "dark" / "readme.txt").write_text("no image")
+    (tmp_path / "dark" / ".hidden.png").write_text("no image either")
     notes = []
     found = read(tmp_path, notes=notes)
     assert found.classes == ["dark"] * 12 + ["light"] * 12
     assert found.ids[0] == "dark/000.png"
-    assert notes == [f"{tmp_path / 'dark'}: 1 file(s) without a picture's extension are left out: readme.txt"]
+    assert notes == [f"{tmp_path / 'dark'}: 1 file(s) without an image's extension are left out: readme.txt"]
     assert read(tmp_path, max_train_samples=4).classes == ["dark", "dark", "light", "light"]
 
 
-def test_a_folder_of_pictures_without_classes_can_be_predicted(tmp_path):
+def test_a_folder_of_images_without_classes_can_be_predicted(tmp_path):
     write_folder(tmp_path)
     found = read(tmp_path / "dark", "test")
     assert (len(found), found.classes) == (12, None)
@@ -94,9 +94,9 @@ def test_a_folder_of_pictures_without_classes_can_be_predicted(tmp_path):
 
 def test_folders_that_are_wrong(tmp_path):
     (tmp_path / "a").mkdir()
-    with pytest.raises(InputError, match=rf"^{tmp_path}/a: holds no pictures; expected a folder for each class"):
+    with pytest.raises(InputError, match=rf"^{tmp_path}/a: holds no images; expected a folder for each class"):
         read(tmp_path / "a")
-    with pytest.raises(InputError, match=rf"^{tmp_path}/a: holds no pictures; remove the folder"):
+    with pytest.raises(InputError, match=rf"^{tmp_path}/a: holds no images; remove the folder"):
         read(tmp_path)
     (tmp_path / "a").rename(tmp_path / "Train")
     with pytest.raises(
@@ -105,7 +105,7 @@ def test_folders_that_are_wrong(tmp_path):
         read(tmp_path)
     (tmp_path / "b").mkdir()
     Image.new("L", (2, 2)).save(tmp_path / "beside.png")
-    with pytest.raises(InputError, match=r"holds pictures beside the folders of classes \(beside\.png\)"):
+    with pytest.raises(InputError, match=r"holds images beside the folders of classes \(beside\.png\)"):
         read(tmp_path)
 
 
@@ -114,7 +114,7 @@ def as_bytes(path: Path) -> dict:
 
 
 def write_table(folder, kind):
-    """A table in `folder` of the pictures below it."""
+    """A table in `folder` of the images below it."""
     files = sorted(path for path in folder.rglob("*.png"))
     rows = [{"image": str(path.relative_to(folder)), "label": path.parent.name} for path in files]
     if kind == "csv":
@@ -143,8 +143,8 @@ def test_tables(tmp_path, kind, token_cache):
 
 
 def test_a_dataset_of_datasets(tmp_path, token_cache):
-    write_folder(tmp_path / "pictures" / "train")
-    found = read_examples(Arguments(output_dir="runs/a", dataset_name=str(tmp_path / "pictures")), "train", [])
+    write_folder(tmp_path / "images" / "train")
+    found = read_examples(Arguments(output_dir="runs/a", dataset_name=str(tmp_path / "images")), "train", [])
     order = np.concatenate([np.arange(0, 24, 2), np.arange(1, 24, 2)])
     np.testing.assert_array_equal(arrays(found), pixels()[0][order])
     assert list(found.classes) == ["dark"] * 12 + ["light"] * 12
@@ -201,7 +201,7 @@ def test_inspecting_names_everything_that_is_wrong(tmp_path):
         read(tmp_path / "rows.csv").images.inspect()
     assert caught.value.problems == [
         f"{tmp_path}/nowhere.png: this file does not exist",
-        f"{tmp_path}/rows.csv: is no picture that Pillow can read (it begins with b'image,label\\ndark'); "
+        f"{tmp_path}/rows.csv: is no image that Pillow can read (it begins with b'image,label\\ndark'); "
         "copy it again or leave it out",
     ]
 
@@ -234,7 +234,7 @@ def test_unchanged_files_are_not_read_again(tmp_path, monkeypatch, token_cache):
         found.inspect()
 
 
-def test_the_same_pictures_have_the_same_content_wherever_they_lie(tmp_path):
+def test_the_same_images_have_the_same_content_wherever_they_lie(tmp_path):
     first, second = (read(write_folder(tmp_path / name)).images.inspect() for name in ("a", "b"))
     assert first.content == second.content
     assert first.sizes == {(16, 16)}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from image_classify import Arguments, ImageClassification
-from pictures import write_folder, write_idx
+from images_job import write_folder, write_idx
 from PIL import Image
 
 from finetune.arguments.parsing import parse
@@ -42,7 +42,7 @@ def test_defaults_suit_what_is_trained():
     assert Arguments(output_dir="a", per_device_train_batch_size=4, gradient_accumulation_steps=2).global_batch_size is None
 
 
-def test_an_array_is_collated_at_once_to_what_each_picture_is_by_itself(tmp_path):
+def test_an_array_is_collated_at_once_to_what_each_image_is_by_itself(tmp_path):
     task, data = load(write_idx(tmp_path / "mnist"))
     images, rows = data.splits["train"].images, np.array([4, 0, 7])
     assert isinstance(images, ArrayImages)
@@ -67,7 +67,7 @@ def test_training_rows_are_varied_by_epoch_and_others_never(tmp_path):
 
 
 class Masks(ImageTask):
-    """Pictures that are their own masks."""
+    """Images that are their own masks."""
 
     name, default_metric = "masks", "loss"
 
@@ -83,7 +83,7 @@ class Masks(ImageTask):
     build = num_targets = loss_sum = predict = score = export = load_exported = prediction_lines = None
 
 
-def test_a_mask_is_collated_and_varied_with_its_picture(tmp_path):
+def test_a_mask_is_collated_and_varied_with_its_image(tmp_path):
     for row in range(4):
         blocks = np.kron(np.random.default_rng(row).integers(0, 2, (3, 3)), np.ones((8, 8))).astype(np.uint8) * 255
         (tmp_path / "x").mkdir(exist_ok=True)
@@ -110,19 +110,19 @@ def test_notes_say_what_is_read(tmp_path):
     Image.new("LA", (16, 16)).save(tmp_path / "train" / "dark" / "clear.png")
     _, data = load(tmp_path / "train", validation_file=str(tmp_path / "train"))
     assert data.notes == [
-        "25 training pictures, read as 16x16 grey levels",
-        f"{tmp_path}/train: 1 of 25 pictures have an alpha channel, which is dropped",
-        f"{tmp_path}/train: 1 of 25 pictures have an alpha channel, which is dropped",
-        "25 of 25 validation pictures are in the training data too",
-        "2 classes, of 12 to 13 training pictures each",
+        "25 training images, read as 16x16 grey levels",
+        f"{tmp_path}/train: 1 of 25 images have an alpha channel, which is dropped",
+        f"{tmp_path}/train: 1 of 25 images have an alpha channel, which is dropped",
+        "25 of 25 validation images are in the training data too",
+        "2 classes, of 12 to 13 training images each",
     ]
 
 
-def test_pictures_that_diverge_are_named(tmp_path):
+def test_images_that_diverge_are_named(tmp_path):
     _, data = load(write_folder(tmp_path))
     values = np.zeros((len(data.splits["validation"]), 2))
     values[1] = np.nan
-    with pytest.raises(TrainingError, match=r"logits are not finite for 1 of 2 pictures, first for .*\.png; leave them out"):
+    with pytest.raises(TrainingError, match=r"logits are not finite for 1 of 2 images, first for .*\.png; leave them out"):
         check_finite(values, "logits", data.splits["validation"])
 
 
@@ -131,7 +131,7 @@ def test_more_than_8_bits_and_colours_for_a_grey_model_are_refused(tmp_path):
     write_folder(tmp_path / "valid")
     Image.new("RGB", (16, 16)).save(tmp_path / "valid" / "dark" / "colour.png")
     given = {"validation_file": str(tmp_path / "valid")}
-    with pytest.raises(InputError, match=r"valid/dark/colour\.png: a colour picture \(RGB\), but .*--image_mode L"):
+    with pytest.raises(InputError, match=r"valid/dark/colour\.png: a colour image \(RGB\), but .*--image_mode L"):
         load(tmp_path / "train", **given)
     assert load(tmp_path / "train", image_mode="L", **given)[0].processing.channels == 1
     assert load(tmp_path / "train", image_mode="RGB", **given)[0].processing.channels == 3
@@ -140,10 +140,10 @@ def test_more_than_8_bits_and_colours_for_a_grey_model_are_refused(tmp_path):
         load(tmp_path / "train")
 
 
-def test_a_picture_that_only_decoding_shows_to_be_broken_is_named(tmp_path):
+def test_an_image_that_only_decoding_shows_to_be_broken_is_named(tmp_path):
     write_folder(tmp_path)
     file = tmp_path / "dark" / "000.png"
     file.write_bytes(file.read_bytes()[:-40])
     _, data = load(tmp_path, Modes(True, False, False))
-    with pytest.raises(InputError, match=r"dark/000\.png: broken or truncated picture"):
+    with pytest.raises(InputError, match=r"dark/000\.png: broken or truncated image"):
         data.splits["train"].collate(np.arange(24))

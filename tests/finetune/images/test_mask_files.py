@@ -61,7 +61,7 @@ def read(root, split="validation", **given):
 
 
 @pytest.mark.parametrize("write", [plain, plain_splits, by_kind, camvid, cityscapes])
-def test_pictures_are_paired_with_masks_by_name(write, tmp_path):
+def test_images_are_paired_with_masks_by_name(write, tmp_path):
     for name in ("b_1", "a_1"):
         write(tmp_path, name)
     found, notes = read(tmp_path)
@@ -76,14 +76,14 @@ def test_pictures_are_paired_with_masks_by_name(write, tmp_path):
         assert read(tmp_path, "test", train_file=str(tmp_path))[0] is None
 
 
-def test_test_pictures_need_no_masks(tmp_path):
+def test_test_images_need_no_masks(tmp_path):
     plain(tmp_path, "a")
     shutil.rmtree(tmp_path / "masks")
     assert read(tmp_path, "test")[0].classes is None
     assert read(tmp_path / "images", "test")[0].ids == ["a.jpg"]
 
 
-def test_a_table_names_pictures_and_masks(tmp_path):
+def test_a_table_names_images_and_masks(tmp_path):
     plain(tmp_path, "a")
     (tmp_path / "rows.csv").write_text("image,label\nimages/a.jpg,masks/a.png\n")
     found, _ = read(tmp_path / "rows.csv")

@@ -6,7 +6,7 @@ from transformers import ConvNextImageProcessorPil, ViTImageProcessorPil
 from finetune.errors import InputError
 from finetune.images.processing import processing_of
 
-PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 255, (50, 80, 3), np.uint8))
+IMAGE = Image.fromarray(np.random.default_rng(0).integers(0, 255, (50, 80, 3), np.uint8))
 
 
 @pytest.mark.parametrize(
@@ -20,17 +20,17 @@ PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 255, (50, 80, 3),
 )
 def test_the_input_is_what_the_image_processor_gives(processor):
     processing = processing_of(processor, 3)
-    found = processing.normalize(processing.fit(PICTURE)[None])[0]
-    expected = np.asarray(processor(PICTURE)["pixel_values"][0], dtype=np.float32)
+    found = processing.normalize(processing.fit(IMAGE)[None])[0]
+    expected = np.asarray(processor(IMAGE)["pixel_values"][0], dtype=np.float32)
     assert processing.size == expected.shape[1:]
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 def test_a_model_of_one_channel_gets_one():
     processing = processing_of(ViTImageProcessorPil(size={"height": 16, "width": 16}), 1)
-    assert processing.normalize(processing.fit(PICTURE.convert("L"))[None]).shape == (1, 1, 16, 16)
+    assert processing.normalize(processing.fit(IMAGE.convert("L"))[None]).shape == (1, 1, 16, 16)
 
 
 def test_a_processor_without_a_fixed_size_is_refused():
-    with pytest.raises(InputError, match="ViTImageProcessorPil gives pictures of several sizes"):
+    with pytest.raises(InputError, match="ViTImageProcessorPil gives images of several sizes"):
         processing_of(ViTImageProcessorPil(do_resize=False), 3)

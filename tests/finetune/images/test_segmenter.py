@@ -21,12 +21,12 @@ from finetune.images.augmentation import Augmentation, row_generator
 
 
 def pixelwise(pixel_values):
-    """Logits that are the picture's channels: what windows give must be what the whole picture gives."""
+    """Logits that are the image's channels: what windows give must be what the whole image gives."""
     return SimpleNamespace(logits=pixel_values)
 
 
 @pytest.mark.parametrize("size", [(20, 30), (8, 50), (16, 16), (5, 6)])
-def test_windows_cover_a_picture_once_each_place_counted(size):
+def test_windows_cover_an_image_once_each_place_counted(size):
     places = segmenter.window_corners(size, (16, 16), 0.25)
     covered = np.zeros((max(16, size[0]), max(16, size[1])), dtype=int)
     for top, left in places:
@@ -41,23 +41,23 @@ def test_windows_cover_a_picture_once_each_place_counted(size):
 
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("scales", [(1.0, 1.0), (0.3, 0.5), (1.5, 3.0)])
-def test_crops_take_picture_and_mask_alike(native, scales):
+def test_crops_take_image_and_mask_alike(native, scales):
     values = (np.indices((160, 240)).sum(axis=0) // 80).astype(np.uint8)  # stripes
-    picture, mask = Image.fromarray(values * 40), Image.fromarray(values)
+    image, mask = Image.fromarray(values * 40), Image.fromarray(values)
     augmentation = Augmentation((128, 128), flip=True, fill=255, scales=scales, native=native, colour=7)
     seen = set()
     for epoch in range(4):
-        image, drawn = (np.asarray(part) for part in augmentation(picture, mask, row_generator(1, epoch, 5)))
-        again = augmentation(picture, mask, row_generator(1, epoch, 5))
-        assert np.array_equal(image, again[0])
-        assert image.shape == drawn.shape == (128, 128)
+        augmented, drawn = (np.asarray(part) for part in augmentation(image, mask, row_generator(1, epoch, 5)))
+        again = augmentation(image, mask, row_generator(1, epoch, 5))
+        assert np.array_equal(augmented, again[0])
+        assert augmented.shape == drawn.shape == (128, 128)
         outside = drawn == 255
-        assert (image[outside] == 7).all()
+        assert (augmented[outside] == 7).all()
         inside = ~outside
-        assert (np.abs(image[inside].astype(int) - drawn[inside].astype(int) * 40) <= 40).all()  # resizing blurs edges
-        assert (np.abs(image[inside].astype(int) - drawn[inside].astype(int) * 40) <= 4).mean() > 0.7
+        assert (np.abs(augmented[inside].astype(int) - drawn[inside].astype(int) * 40) <= 40).all()  # resizing blurs edges
+        assert (np.abs(augmented[inside].astype(int) - drawn[inside].astype(int) * 40) <= 4).mean() > 0.7
         assert outside.any() == (scales[1] < 1)
-        seen.add(image.tobytes())
+        seen.add(augmented.tobytes())
     assert len(seen) > 1 or (scales == (1.0, 1.0) and not native)
 
 
@@ -66,12 +66,12 @@ def test_the_processor_gives_what_training_sees_and_cuts_nothing_off():
     assert segmenter.default_size(own) == (224, 224)
     processor = segmenter.processor_for(own, (32, 48), windows=False)
     processing = segmenter.processing_for(processor, (32, 48), 3, "a model")
-    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (61, 40, 3), dtype=np.uint8))
-    theirs = torch.as_tensor(np.asarray(processor(picture)["pixel_values"]))
-    torch.testing.assert_close(processing.normalize(processing.fit(picture)[None].copy()), theirs, atol=1e-4, rtol=0)
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (61, 40, 3), dtype=np.uint8))
+    theirs = torch.as_tensor(np.asarray(processor(image)["pixel_values"]))
+    torch.testing.assert_close(processing.normalize(processing.fit(image)[None].copy()), theirs, atol=1e-4, rtol=0)
     assert own.do_center_crop  # a copy was changed
     large = segmenter.processor_for(own, (32, 48), windows=True)
-    assert np.asarray(large(picture)["pixel_values"]).shape == (1, 3, 61, 40)
+    assert np.asarray(large(image)["pixel_values"]).shape == (1, 3, 61, 40)
 
 
 def test_a_processor_that_does_more_is_refused():

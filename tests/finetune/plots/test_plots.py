@@ -4,7 +4,7 @@ import torch
 
 from finetune.metrics.segmentation import count_confusion, dice, segmentation_scores
 from finetune.plots import classes, labels, masks, titles
-from finetune.reports.figures import as_picture
+from finetune.reports.figures import as_image
 
 
 def test_labels_have_figures_and_their_worst_rows():
@@ -17,7 +17,7 @@ def test_labels_have_figures_and_their_worst_rows():
     found = labels.show(lambda: (chances, targets, np.full(5, 0.5), chances > 0.5), list("abcde"), texts)
     assert set(found.figures) == {"label_f1", "label_precision_recall", "label_calibration", "label_confusion"}
     for figure in found.figures.values():
-        assert as_picture(figure).ndim == 3
+        assert as_image(figure).ndim == 3
     assert found.figures["label_f1"].axes[0].get_yticklabels()[0].get_text().endswith(f"({targets.sum(axis=0).max()})")
     (section,) = found.sections
     assert len(section.rows) == labels.MOST_ROWS
@@ -39,7 +39,7 @@ def test_the_calibration_error_is_the_weighted_distance_from_the_diagonal():
 def test_titles_have_figures_and_examples():
     lengths = np.array([3, 4, 5]), np.array([3, 3, 6]), np.array([10, 50, 90])
     found = titles.analyse(lengths, (["a b", "c", "x y"], ["a b", "d", "x z"]), ["one", "two", "three"], "default").show()
-    assert [as_picture(figure).shape[2] for figure in found.figures.values()] == [3, 3]
+    assert [as_image(figure).shape[2] for figure in found.figures.values()] == [3, 3]
     assert found.sections[0].rows[0] == ["0.000", "c", "d", "two", "0.000", "two"]
     assert found.sections[0].rows[-1] == ["1.000", "a b", "a b", "one", "0.000", "one"]
 
@@ -75,7 +75,7 @@ def test_masks_have_scores_of_rows_figures_and_their_worst_rows():
     shown = judged.show()
     assert set(shown.figures) == {"class_dice", "class_confusion"}
     for figure in shown.figures.values():
-        assert as_picture(figure).ndim == 3
+        assert as_image(figure).ndim == 3
     (section,) = shown.sections
     assert [row[0] for row in section.rows] == list("zyxwvu")
     assert (section.rows[0][-1], section.rows[1][-1][0]) == ("-", "b")

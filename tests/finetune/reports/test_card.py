@@ -48,10 +48,10 @@ def test_a_table_of_any_values():
     ]
 
 
-def test_a_card_shows_the_runs_pictures(folder):
-    (folder() / "pictures").mkdir()
-    (folder() / "pictures" / "slices.png").write_bytes(b"")
-    assert "![slices](pictures/slices.png)" in card(folder())
+def test_a_card_shows_the_runs_plots(folder):
+    (folder() / "plots").mkdir()
+    (folder() / "plots" / "slices.png").write_bytes(b"")
+    assert "![slices](plots/slices.png)" in card(folder())
 
 
 def test_a_card_begins_with_what_the_hub_reads(folder):

@@ -59,7 +59,7 @@ def write(folder, task, report_to=("html",)):
 def test_the_page_has_figures_tables_and_no_text_that_is_run(finished):
     write(finished, Judged())
     page = (finished / "report.html").read_text(encoding="utf-8")
-    names = {path.stem for path in (finished / "pictures").iterdir()}
+    names = {path.stem for path in (finished / "plots").iterdir()}
     assert names == {"curve_loss", "curve_learning_rate", "curve_grad_norm", "errors"}
     assert page.count("data:image/png;base64,") == 4
     assert "12 rows were trained on for 3 steps of 4 rows, in 60.0 seconds on 1 process (cpu)" in page
@@ -68,12 +68,12 @@ def test_the_page_has_figures_tables_and_no_text_that_is_run(finished):
     assert "<script" not in page
     assert "<b>bold" not in page
     assert "http" not in page  # nothing is loaded
-    assert written.foreign(finished, ["report.html", "pictures", "validation_predictions.npz"]) == []
-    before = page, {path.name: path.read_bytes() for path in (finished / "pictures").iterdir()}
+    assert written.foreign(finished, ["report.html", "plots", "validation_predictions.npz"]) == []
+    before = page, {path.name: path.read_bytes() for path in (finished / "plots").iterdir()}
     write(finished, Judged())
     assert before == (
         (finished / "report.html").read_text(encoding="utf-8"),
-        {path.name: path.read_bytes() for path in (finished / "pictures").iterdir()},
+        {path.name: path.read_bytes() for path in (finished / "plots").iterdir()},
     )
 
 

@@ -5,9 +5,9 @@ import huggingface_hub
 import numpy as np
 import pytest
 from fake_hub import hub  # noqa: F401
+from images_job import write_idx
 from in_process import script  # noqa: F401
 from linear_task import LinearTask, points, split_of
-from pictures import write_idx
 
 from finetune import opened_run
 from finetune.errors import InputError
@@ -39,7 +39,7 @@ def mine(tmp_path):
         "best/config.json": "{}",
         "best/model.safetensors": "weights",
         "README.md": "# A",
-        "pictures/a.png": "p",
+        "plots/a.png": "p",
     }.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(content)
@@ -47,7 +47,7 @@ def mine(tmp_path):
     return folder
 
 
-UPLOADED = ["README.md", "config.json", "model.safetensors", "pictures/a.png"]
+UPLOADED = ["README.md", "config.json", "model.safetensors", "plots/a.png"]
 
 
 def test_an_upload_is_one_commit_that_an_interruption_does_not_repeat(start_run, arguments, mine, hub, capsys):  # noqa: F811
@@ -109,7 +109,7 @@ def test_a_dry_run_lists_files_and_asks_nobody(start_run, arguments, mine, hub, 
     first, *lines = capsys.readouterr().out.splitlines()
     assert first == "would upload   4 files, 13 bytes, to mine, a public repository, unless it exists as a private one"
     assert [line.split() for line in lines] == [
-        ["2", "config.json"], ["7", "model.safetensors"], ["1", "pictures/a.png"], ["3", "README.md"],
+        ["2", "config.json"], ["7", "model.safetensors"], ["1", "plots/a.png"], ["3", "README.md"],
     ]  # fmt: skip
     assert hub.called == []
 

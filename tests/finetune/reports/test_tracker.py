@@ -101,28 +101,28 @@ def test_shown_figures_go_to_the_console(tmp_path, capsys):
     assert capsys.readouterr().out == "step 4         epoch 0.40, eval_loss 0.2500\n"
 
 
-def test_a_picture_is_a_file_and_goes_to_tensorboard(tmp_path):
+def test_an_image_is_a_file_and_goes_to_tensorboard(tmp_path):
     accelerator, shown = Accelerator(), []
-    writer = SimpleNamespace(add_image=lambda name, picture, dataformats: shown.append((name, picture.shape, dataformats)))
+    writer = SimpleNamespace(add_image=lambda name, image, dataformats: shown.append((name, image.shape, dataformats)))
     logged = []
     accelerator.trackers = [
         SimpleNamespace(name="tensorboard", writer=writer),
-        SimpleNamespace(name="mlflow"),  # takes no pictures
+        SimpleNamespace(name="mlflow"),  # takes no images
         *(
             SimpleNamespace(name=name, log_images=lambda images, step, name=name: logged.append((name, images["slices"], step)))
             for name in ("wandb", "aim")
         ),
     ]
     tracker = Tracker(accelerator, tmp_path, 10, 0, False)
-    picture = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
+    image = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
     for _ in range(2):  # a better model's takes its place
-        tracker.picture("slices", picture)
+        tracker.image("slices", image)
     tracker.close()
     assert shown == [("slices", (2, 4, 3), "HWC")] * 2
     (_, (of_wandb,), step), (_, of_aim, _) = logged[:2]
     assert (of_wandb.size, of_aim.size, step) == ((4, 2), (4, 2), 0)
-    assert np.array_equal(np.asarray(Image.open(tmp_path / "pictures" / "slices.png")), picture)
-    assert written.foreign(tmp_path, ["pictures"]) == []
+    assert np.array_equal(np.asarray(Image.open(tmp_path / "plots" / "slices.png")), image)
+    assert written.foreign(tmp_path, ["images"]) == []
 
 
 def test_other_processes_are_silent(tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""The page for pictures, as a user sees it."""
+"""The page for images, as a user sees it."""
 
 import asyncio
 import json
@@ -59,26 +59,26 @@ def serve(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium")
-def test_a_chosen_picture_gets_its_class_and_a_dropped_one_its_mask(serve, tmp_path):
-    picture = tmp_path / "picture.png"
-    Image.fromarray(np.random.default_rng(0).integers(0, 255, (20, 30, 3), dtype=np.uint8)).save(picture)
+def test_a_chosen_image_gets_its_class_and_a_dropped_one_its_mask(serve, tmp_path):
+    image = tmp_path / "image.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (20, 30, 3), dtype=np.uint8)).save(image)
     with browser(tmp_path / "profile") as page:
         page.open(serve("image_classify", small_cnn, ["dark", "light"]))
-        page.wait_for("about.takes === 'pictures'")
-        page.choose_file("#file", picture)
+        page.wait_for("about.takes === 'images'")
+        page.choose_file("#file", image)
         page.wait_for("document.getElementById('answer') !== null")
         assert page.value("document.getElementById('answer').textContent") in ("dark", "light")
         rows = "[...document.querySelectorAll('.row > :first-child')].map(row => row.textContent)"
         assert sorted(page.value(rows)) == ["dark", "light"]
-        assert page.value("document.querySelector('.picture img').naturalWidth") == 30
+        assert page.value("document.querySelector('.image img').naturalWidth") == 30
 
         page.open(serve("segment", segformer, []))
         page.wait_for("about.task === 'segment'")
-        page.value(DROP.replace("BYTES", json.dumps(list(picture.read_bytes()))))
+        page.value(DROP.replace("BYTES", json.dumps(list(image.read_bytes()))))
         page.wait_for("document.querySelector('.mask')?.naturalWidth > 0")
         assert page.value("document.querySelector('.mask').naturalWidth") == 30
         assert page.value("document.querySelector('.mask').src").startswith("data:image/png;base64,")
 
         page.value(DROP.replace("BYTES", "[1, 2, 3]"))
         page.wait_for("document.getElementById('error').textContent !== ''")
-        assert "is no picture that Pillow can read" in page.value("document.getElementById('error').textContent")
+        assert "is no image that Pillow can read" in page.value("document.getElementById('error').textContent")

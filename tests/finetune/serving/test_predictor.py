@@ -101,7 +101,7 @@ def test_what_cannot_be_predicted_in_memory_is_refused(tmp_path, bert_folder):
         load_predictor("segment3d", str(tmp_path), str(tmp_path), [])
     small_cnn(tmp_path / "cnn", None)
     predictor = load_predictor("image_classify", str(tmp_path / "cnn"), str(tmp_path), [])
-    with pytest.raises(InputError, match="picture 0: is no picture that Pillow can read"):
+    with pytest.raises(InputError, match="image 0: is no image that Pillow can read"):
         predictor([b"hello"])
 
 

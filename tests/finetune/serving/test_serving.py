@@ -153,7 +153,7 @@ def test_masks_come_with_the_answer(tmp_path):
     class Drawing(Predictor):
         def __call__(self, items):
             (tmp_path / "0.png").write_bytes(items[0])
-            return [{"image": "picture 0", "mask": "0.png", "shares": {"sky": 1.0}}]
+            return [{"image": "image 0", "mask": "0.png", "shares": {"sky": 1.0}}]
 
     async def check(client):
         status, answer = await post(client, b"png")
@@ -163,5 +163,5 @@ def test_masks_come_with_the_answer(tmp_path):
         assert "http://" not in page  # nothing is loaded from elsewhere
         assert "https://" not in page
 
-    served(check, Drawing("pictures"), tmp_path)
+    served(check, Drawing("images"), tmp_path)
     assert not list(tmp_path.iterdir())

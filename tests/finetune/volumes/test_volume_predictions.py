@@ -6,7 +6,7 @@ from finetune.models.mask_bits import bits, pack, unpack
 from finetune.reports.figures import LINE
 from finetune.volumes.files import VolumeFile, Volumes
 from finetune.volumes.nifti import IGNORED
-from finetune.volumes.predictions import WholeVolumes, picture, volume_facts
+from finetune.volumes.predictions import WholeVolumes, overlays, volume_facts
 from finetune.volumes.prepared import prepare
 
 
@@ -56,10 +56,10 @@ def test_rows_of_different_sizes_meet_in_a_batch(volumes, keeps_masks):
             assert kept["slice"].sum() == 6
 
 
-def test_a_picture_shows_image_truth_and_prediction(volumes):
+def test_an_image_shows_image_truth_and_prediction(volumes):
     split = WholeVolumes(volumes, True, False, 2)
     slices = np.zeros((2, 6, 9), dtype=np.uint8)
-    shown = picture(split, slices, ["one", "two"])[LINE:-LINE]
+    shown = overlays(split, slices, ["one", "two"])[LINE:-LINE]
     height, width = (side * (160 // 6) for side in (2 * 9, 3 * 6))
     assert (shown.shape, shown.dtype) == ((height, width, 3), np.uint8)
     image, truth, prediction = np.split(shown, 3, axis=1)

@@ -22,10 +22,10 @@ def pixels(rows=24, size=16, seed=0, channels=1):
 
 def write_folder(folder: Path, **settings) -> Path:
     """Writes one folder per class."""
-    for row, (picture, number) in enumerate(zip(*pixels(**settings), strict=True)):
+    for row, (image, number) in enumerate(zip(*pixels(**settings), strict=True)):
         class_folder = folder / CLASSES[number]
         class_folder.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(picture).save(class_folder / f"{row:03}.png")
+        Image.fromarray(image).save(class_folder / f"{row:03}.png")
     return folder
 
 

@@ -1,7 +1,7 @@
-"""Draws the README's picture: the losses of a run that moves between launches and of the same run in one process.
+"""Draws the README's plot: the losses of a run that moves between launches and of the same run in one process.
 
     python scripts/make_sample_data.py --output_dir sample_data
-    python scripts/moving_picture.py [--data sample_data] [--steps 90] [--runs runs/moving_picture]
+    python scripts/moving_plot.py [--data sample_data] [--steps 90] [--runs runs/moving_plot]
 
 Trains a small classifier twice on the sample data, without dropout. The first run stays in one process. The second one is
 stopped by SIGTERM after each third of its steps and resumed under the next launch: one process, two processes (torchrun), two
@@ -100,7 +100,7 @@ def draw(never_moved: list[float], moved: list[float], moves: list[int], path: P
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=ROOT / "sample_data", help="folder with train.jsonl and validation.jsonl")
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "moving_picture", help="new folder for both runs")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "moving_plot", help="new folder for both runs")
     parser.add_argument("--steps", type=int, default=90)
     options = parser.parse_args()
     job = write_job(options.data.resolve(), options.runs, options.steps)
@@ -113,7 +113,7 @@ def main() -> None:
     never_moved, moved = (list(losses(options.runs / name).values()) for name in ("never_moved", "moved"))
     draw(never_moved, moved, moves, ROOT / "docs" / "images" / "moving.png")
     record = {
-        "command": f"python scripts/moving_picture.py --steps {options.steps}",
+        "command": f"python scripts/moving_plot.py --steps {options.steps}",
         "date": datetime.date.today().isoformat(),
         "versions": {name: version(name) for name in ("torch", "transformers", "accelerate", "deepspeed")},
         "steps_before_each_launch": dict(zip([name.replace("\n", ", ") for name in LAUNCHES], moves, strict=True)),
