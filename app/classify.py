@@ -60,8 +60,8 @@ from finetune.errors import InputError
 from finetune.losses.multilabel import MultiLabelLoss, from_config
 from finetune.metrics.multilabel import MetricsOfLabelledRows, sigmoid
 from finetune.metrics.thresholds import decide
-from finetune.models import pretrained
 from finetune.models.adapters import limit_training
+from finetune.models.pretrained import check_model, drop_pooler, load_config, load_model_and_new_names, take_vocabulary
 from finetune.plots import labels as label_plots
 from finetune.reading.ragged import Ragged
 from finetune.reading.tables import Table
@@ -98,9 +98,8 @@ class MultiLabelClassification(TextTask):
 
     def load_model_config(self, targets: dict[str, Labelled | None], notes: list[str]) -> Any:
         arguments = self.arguments
-        config = pretrained.load_config(arguments)
-        pretrained.check_kind(arguments, config, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, "classify texts")
-        pretrained.check_weights(arguments)
+        config = load_config(arguments)
+        check_model(arguments, config, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, "classify texts")
         if "train" in targets:
             own, train_labels = classifier.own_labels(config), targets["train"].names
             path = " ".join(arguments.train_file or [arguments.dataset_name])
@@ -149,9 +148,9 @@ class MultiLabelClassification(TextTask):
         if not renamed:
             classifier.configure(config, self.labels)
         if arguments.from_scratch:
-            pretrained.take_vocabulary(config, self.tokenizer)
+            take_vocabulary(config, self.tokenizer)
         config.pad_token_id = self.tokenizer.pad_token_id
-        model, new_names = pretrained.load_model_and_new_names(AutoModelForSequenceClassification, arguments, config)
+        model, new_names = load_model_and_new_names(AutoModelForSequenceClassification, arguments, config)
         if renamed:
             new_rows = classifier.replace_output_layer(model, own, self.labels)
             classifier.configure(config, self.labels)
@@ -160,7 +159,7 @@ class MultiLabelClassification(TextTask):
             bias = classifier.prior_bias(self.positive, self.num_train_rows, self.loss.pos_weight, smoothing)
             classifier.set_head_bias(model, new_names, bias, new_rows)
         if config.model_type == "big_bird":
-            pretrained.drop_pooler(model.bert)  # its classifier reads the first token itself
+            drop_pooler(model.bert)  # its classifier reads the first token itself
         classifier.check_calibration(arguments, model, len(self.labels))
         return self.with_kernels(limit_training(model, arguments, new_names))
 

@@ -59,7 +59,7 @@ from finetune.images.image_task import ImageSplit, ImageTask, Targets, check_fin
 from finetune.images.processing import Processing, processing_of
 from finetune.images.sources import Inspection, JoinedImages
 from finetune.metrics.single_label import confusion_matrix, per_class_table
-from finetune.models.pretrained import check_kind, check_weights, load_config, load_model_and_new_names, on_meta
+from finetune.models.pretrained import check_model, load_config, load_model_and_new_names, on_meta
 from finetune.models.processors import load_processor
 from finetune.models.small_cnn import SmallCNN, SmallCNNConfig, load_small_cnn, read_config, save_small_cnn
 from finetune.output.run_folder import replace_folder
@@ -89,8 +89,7 @@ class ImageClassification(ImageTask):
             self.config = classifier.new_small_cnn(arguments, examples["train"], inspected["train"], classes)
         elif self.config is None:
             self.config = load_config(arguments)
-            check_kind(arguments, self.config, MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, "classify images")
-            check_weights(arguments)
+            check_model(arguments, self.config, MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, "classify images")
             self.processor = load_processor(arguments, self.config, arguments.image_size)
         self.smoothing = arguments.label_smoothing_factor
         if not self.modes.train:  # the loss is that of the model's training

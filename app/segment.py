@@ -47,6 +47,7 @@ import torch
 from transformers import MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING, AutoModelForSemanticSegmentation
 
 from finetune.application import run
+from finetune.batching.mask_bits import pack, packed_bytes, unpack
 from finetune.images import masks, segmenter
 from finetune.images.augmentation import Augmentation
 from finetune.images.classifier import labels_of, own_labels, plain_model, rows_to_check
@@ -57,8 +58,7 @@ from finetune.images.sources import Images, Inspection
 from finetune.losses.segmentation import SegmentationLoss, balanced_class_weights
 from finetune.metrics.segmentation import by_class, count_confusion, iou, segmentation_scores
 from finetune.models.adapters import adapted_name
-from finetune.models.mask_bits import pack, packed_bytes, unpack
-from finetune.models.pretrained import check_kind, check_weights, load_config, load_model_and_new_names
+from finetune.models.pretrained import check_model, load_config, load_model_and_new_names
 from finetune.models.processors import load_processor
 from finetune.output import predictions as output
 from finetune.output import written
@@ -87,8 +87,7 @@ class Segmentation(ImageTask):
         if self.modes.predict:
             written.check_foreign(Path(a.output_dir), [output.folder_of(a).name])
         self.config = load_config(a)
-        check_kind(a, self.config, MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING, "segment images")
-        check_weights(a)
+        check_model(a, self.config, MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING, "segment images")
         processor, channels = load_processor(a, self.config, None), getattr(self.config, "num_channels", 3)
         size = (a.image_size * 2)[:2] if a.image_size else segmenter.default_size(processor)
         self.own_labels = None if a.from_scratch else own_labels(self.config)

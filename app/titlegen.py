@@ -61,7 +61,7 @@ from finetune.kernels.transfer import widest_float
 from finetune.metrics.rouge import lead_scores
 from finetune.models import encoder_decoder
 from finetune.models.adapters import limit_training
-from finetune.models.pretrained import check_weights, model_content
+from finetune.models.weight_files import check_weights, model_content
 from finetune.plots import titles as title_plots
 from finetune.reading.columns import note_cut
 from finetune.reading.ragged import RaggedChunks

@@ -25,9 +25,9 @@ from transformers import (
 )
 
 from finetune.arguments.parsing import parse, validate
+from finetune.batching.mask_bits import unpack
 from finetune.errors import InputError
 from finetune.launching.launch import Launch
-from finetune.models.mask_bits import unpack
 from finetune.plan import Modes
 
 LAUNCH = Launch(

@@ -22,8 +22,9 @@ from finetune.images.sources import ArrayImages, EncodedImages, Images, Inspecti
 from finetune.launching.launch import Launch
 from finetune.models import adapters
 from finetune.models.export import export_model
-from finetune.models.pretrained import load_config, load_model_and_new_names, model_content
+from finetune.models.pretrained import load_config, load_model_and_new_names
 from finetune.models.sync_batch_norm import allow_single_values, has_batch_norm, synchronise_batch_norm
+from finetune.models.weight_files import model_content
 from finetune.plan import Modes
 from finetune.reading.columns import SHOWN, more, split_off
 from finetune.reading.fingerprint import fingerprint

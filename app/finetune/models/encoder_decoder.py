@@ -28,7 +28,6 @@ from finetune.errors import InputError
 from finetune.models.pretrained import (
     check_all_layers_used,
     check_vocabulary,
-    check_weights,
     drop_pooler,
     explain_failed_load,
     load_config,
@@ -36,6 +35,7 @@ from finetune.models.pretrained import (
     on_meta,
     take_vocabulary,
 )
+from finetune.models.weight_files import check_weights
 
 NO_ENCODER = (
     "has a decoder only; titles need an encoder-decoder model (BART, mT5, LED, PEGASUS, ...) or an encoder (BigBird, BERT)"

@@ -11,20 +11,14 @@ from typing import Any
 import torch
 import transformers
 import transformers.modeling_utils  # every model needs it; imported before garbage collection settles
-from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig
 from transformers.utils import logging
 
 from finetune.errors import InputError, is_out_of_memory
-from finetune.models.adapters import WEIGHTS as ADAPTER_WEIGHTS
 from finetune.models.adapters import base_of, merge_adapter
-from finetune.reading.fingerprint import sample_of
+from finetune.models.weight_files import check_weights, files_in, in_one_line
 
-# Position ids of these models start at padding id + 1, so a text has fewer tokens than the position table has rows.
-OFFSET_POSITIONS = {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "mpnet", "ibert", "data2vec-text"}
 LAYER_NUMBER = re.compile(r"\.\d+\.")
-# Weight files in the order in which transformers looks for them.
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 def load_config(arguments: Any, **overrides: Any) -> Any:
@@ -66,12 +60,13 @@ def _check_config_file(path: Path) -> None:
         raise InputError(f"{file}: model_type {model_type!r} is unknown to transformers {transformers.__version__}{hint}")
 
 
-def check_kind(arguments: Any, config: Any, mapping: Any, can: str) -> None:
-    """Raises `InputError` unless transformers' `mapping` has a model for this configuration. `can`: what its models can do, for
-    the message. Models with code of their own (--trust_remote_code) are not checked."""
+def check_model(arguments: Any, config: Any, mapping: Any, can: str) -> None:
+    """Raises `InputError` unless transformers' `mapping` has a model for this configuration, and the weights are there. `can`:
+    what its models can do, for the message. Models with code of their own (--trust_remote_code) may be of any kind."""
     if type(config) not in mapping and not arguments.trust_remote_code:
         name = arguments.config_name or arguments.model_name_or_path
         raise InputError(f"{name}: a {config.model_type} model cannot {can}; name another")
+    check_weights(arguments)
 
 
 def load_model(auto_class: Any, arguments: Any, config: Any) -> Any:
@@ -171,90 +166,6 @@ def on_meta() -> bool:
     return torch.get_default_device().type == "meta"
 
 
-def check_weights(arguments: Any) -> None:
-    """Raises `InputError` if no weights are named, or if a local folder lacks some of them. This comes before the run clears
-    its output folder; loading would come after it.
-    """
-    name = arguments.model_name_or_path
-    if arguments.from_scratch:
-        return
-    if name is None:
-        raise InputError("no weights: give --model_name_or_path, or --from_scratch to start from random ones")
-    folder = Path(name)
-    if not folder.is_dir():
-        return
-    base = base_of(folder)
-    if base is not None:
-        if not (folder / ADAPTER_WEIGHTS).is_file():
-            raise InputError(f"model {name}: the folder holds no {ADAPTER_WEIGHTS} (it holds: {files_in(folder)})")
-        _check_weight_file(folder / ADAPTER_WEIGHTS)
-        folder, name = Path(base), f"{name}, base model {base}"
-        if not folder.is_dir():
-            return
-    first = next((folder / file for file in WEIGHTS if (folder / file).is_file()), None)
-    if first is None:
-        raise InputError(
-            f"model {name}: the folder holds no weights, such as {WEIGHTS[0]} (it holds: {files_in(folder)}); name another, or "
-            "start from random weights with --from_scratch"
-        )
-    for file in sorted(_weight_files(first)):
-        _check_weight_file(file)
-
-
-def model_content(configuration: str | None, weights: str | None) -> dict[str, Any]:
-    """A fingerprint of a model's files, independent of their location: file name -> size and a hash of samples (`sample_of`),
-    since weights may have gigabytes. For a model of the hub its name."""
-    content: dict[str, Any] = {}
-    if configuration is not None:
-        path = Path(configuration)
-        file = path / "config.json" if path.is_dir() else path
-        content["config.json"] = sample_of(file) if file.is_file() else configuration
-    base = None if weights is None else base_of(weights)
-    if base is not None:
-        file = Path(weights) / ADAPTER_WEIGHTS
-        content |= {file.name: sample_of(file)} | model_content(None, base)
-    elif weights is not None and Path(weights).is_dir():
-        first = next(Path(weights) / file for file in WEIGHTS if (Path(weights) / file).is_file())
-        content |= {file.name: sample_of(file) for file in sorted(_weight_files(first))}
-    elif weights is not None:
-        content["weights"] = weights
-    return content
-
-
-def _weight_files(first: Path) -> set[Path]:
-    """The weight files of a folder; `first`: its single weight file, or its index."""
-    if first.suffix != ".json":
-        return {first}
-    try:
-        return {first.parent / file for file in json.loads(first.read_text(encoding="utf-8"))["weight_map"].values()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{first}: cannot be read as an index of weights ({type(error).__name__}); copy it again") from None
-
-
-def _check_weight_file(file: Path) -> None:
-    if not file.is_file():
-        raise InputError(f"{file}: is missing; the folder's index of weights names it")
-    if file.suffix == ".safetensors":
-        try:
-            with safe_open(file, "pt"):  # compares the header with the file's length
-                pass
-        except (SafetensorError, OSError) as error:
-            raise InputError(f"{file}: is no whole safetensors file ({in_one_line(error)}); copy it again") from None
-
-
-def choose_max_length(requested: int | None, config: Any, tokenizer: Any, default: int = 512) -> int:
-    """--max_length, or else the default, limited by the position table and the tokenizer. Raises `InputError` for a requested
-    length above the limit."""
-    positions = getattr(config, "max_position_embeddings", None)
-    if positions is not None and config.model_type in OFFSET_POSITIONS:
-        positions -= (config.pad_token_id or 0) + 1
-    # Models with relative positions have -1, tokenizers without a limit a number of 30 digits.
-    limit = min((n for n in (positions, tokenizer.model_max_length) if n is not None and 0 < n < 10**6), default=None)
-    if requested is not None and limit is not None and requested > limit:
-        raise InputError(f"--max_length {requested} is more than the model can read ({limit} tokens); give at most {limit}")
-    return requested or min(default, limit or default)
-
-
 def take_vocabulary(config: Any, tokenizer: Any) -> None:
     """Sets the tokenizer's vocabulary size and special ids on a configuration, for a model with random weights."""
     config.vocab_size = len(tokenizer)
@@ -311,12 +222,3 @@ def _similar_folder(path: Path) -> str:
         return ""
     near = difflib.get_close_matches(path.name, [p.name for p in path.parent.iterdir() if p.is_dir()], 1)
     return f" (did you mean {str(path.parent / near[0])!r}?)" if near else ""
-
-
-def files_in(folder: Path) -> str:
-    return ", ".join(sorted(p.name for p in folder.iterdir())[:12]) or "nothing"
-
-
-def in_one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__

@@ -16,7 +16,7 @@ from torch import nn
 from transformers.modeling_outputs import ImageClassifierOutput
 
 from finetune.errors import InputError
-from finetune.models.pretrained import in_one_line
+from finetune.models.weight_files import in_one_line
 from finetune.reading.json_files import read_object
 
 MODEL_TYPE = "small_cnn"

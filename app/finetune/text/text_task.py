@@ -19,7 +19,8 @@ from finetune.launching.launch import Launch
 from finetune.models import adapters
 from finetune.models.contributions import words_of_likeliest
 from finetune.models.export import export_model
-from finetune.models.pretrained import check_vocabulary, choose_max_length, load_config, load_model_and_new_names, model_content
+from finetune.models.pretrained import check_vocabulary, load_config, load_model_and_new_names
+from finetune.models.weight_files import model_content
 from finetune.plan import Modes
 from finetune.reading.buffers import Buffers
 from finetune.reading.columns import check_ids, ids_of, note_blank, note_cut, note_repeated_texts, texts_of
@@ -31,7 +32,7 @@ from finetune.reports.data import describe_texts
 from finetune.task import Data, DataInfo, Task, mixing_fingerprint
 from finetune.text.long_documents import LongDocuments
 from finetune.text.splits import TextCollator, TextSplit, TextStream, check_texts, mixture_of, read_tables
-from finetune.text.tokenizer import load_tokenizer, note_unknown, tokenizer_fingerprint
+from finetune.text.tokenizer import choose_max_length, load_tokenizer, note_unknown, tokenizer_fingerprint
 
 PADDING_FREE_NOTE = "the encoder computes without padding (--padding_free); dropout masks differ from those with padding"
 

@@ -24,6 +24,8 @@ from finetune.text.vocabulary import train_tokenizer
 
 MAX_UNKNOWN_SHARE = 0.1  # of the tokens of a file, special tokens included, before a note
 LANGUAGE_CODE = re.compile(r"[a-z]{2,3}_[A-Za-z]{2,4}")  # zh_CN of mBART, zho_Hans of NLLB
+# Position ids of these models start at padding id + 1, so a text has fewer tokens than the position table has rows.
+OFFSET_POSITIONS = {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "mpnet", "ibert", "data2vec-text"}
 # Unused lists take a third of the time for short texts: Rust uses all cores, but building Python lists only one.
 IDS_ALONE = {"return_attention_mask": False, "return_token_type_ids": False}
 
@@ -52,6 +54,19 @@ def load_tokenizer(arguments: Any, train_texts: Sequence[Column], notes: list[st
     if tokenizer.pad_token_id is None:
         raise InputError(f"tokenizer {name} has no padding token; add one to its tokenizer_config.json")
     return tokenizer
+
+
+def choose_max_length(requested: int | None, config: Any, tokenizer: Any, default: int = 512) -> int:
+    """--max_length, or else the default, limited by the position table and the tokenizer. Raises `InputError` for a requested
+    length above the limit."""
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is not None and config.model_type in OFFSET_POSITIONS:
+        positions -= (config.pad_token_id or 0) + 1
+    # Models with relative positions have -1, tokenizers without a limit a number of 30 digits.
+    limit = min((n for n in (positions, tokenizer.model_max_length) if n is not None and 0 < n < 10**6), default=None)
+    if requested is not None and limit is not None and requested > limit:
+        raise InputError(f"--max_length {requested} is more than the model can read ({limit} tokens); give at most {limit}")
+    return requested or min(default, limit or default)
 
 
 def set_languages(tokenizer: Any, arguments: Any) -> dict[str, int]:

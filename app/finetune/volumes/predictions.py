@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from finetune.models.mask_bits import pack, packed_bytes, unpack
+from finetune.batching.mask_bits import pack, packed_bytes, unpack
 from finetune.output import written
 from finetune.reading.fingerprint import fingerprint
 from finetune.reports.figures import with_legend

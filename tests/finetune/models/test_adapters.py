@@ -10,7 +10,8 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, BertCon
 from finetune.errors import InputError
 from finetune.launching.fsdp_config import FsdpSettings
 from finetune.models.adapters import check_quantization, layerwise_scale, limit_training, loadable, to_export
-from finetune.models.pretrained import load_config, load_model_and_new_names, model_content
+from finetune.models.pretrained import load_config, load_model_and_new_names
+from finetune.models.weight_files import model_content
 
 HEAD = {"classifier.weight", "classifier.bias"}
 IDS = torch.arange(1, 9)[None]

@@ -4,19 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, BertConfig, RobertaConfig
+from transformers import AutoModelForSequenceClassification
 
 from finetune.errors import InputError
-from finetune.models.pretrained import (
-    check_vocabulary,
-    check_weights,
-    choose_max_length,
-    explain_failed_load,
-    load_config,
-    load_model,
-    load_model_and_new_names,
-    model_content,
-)
+from finetune.models.pretrained import check_vocabulary, explain_failed_load, load_config, load_model, load_model_and_new_names
+from finetune.models.weight_files import check_weights, model_content
 
 
 @pytest.fixture
@@ -100,34 +92,6 @@ def test_weights_in_several_files(arguments, folder):
 
 def tokenizer(limit=10**30, **more):
     return SimpleNamespace(model_max_length=limit, **more)
-
-
-@pytest.mark.parametrize(
-    ("config", "limit", "chosen"),
-    [
-        (BertConfig(max_position_embeddings=512), 10**30, 512),
-        (BertConfig(max_position_embeddings=512), 256, 256),
-        (RobertaConfig(max_position_embeddings=514, pad_token_id=1), 10**30, 512),
-        (BertConfig(max_position_embeddings=-1), 10**30, 9999),
-        (BertConfig(max_position_embeddings=-1), 0, 9999),
-    ],
-)
-def test_the_limit_of_a_model_and_its_tokenizer(config, limit, chosen):
-    assert choose_max_length(None, config, tokenizer(limit), default=9999) == chosen
-
-
-@pytest.mark.parametrize(("asked", "limit", "chosen"), [(None, 4096, 512), (None, 128, 128), (100, 128, 100), (128, 128, 128)])
-def test_the_length_of_a_document(asked, limit, chosen):
-    assert choose_max_length(asked, BertConfig(max_position_embeddings=limit), tokenizer()) == chosen
-
-
-def test_a_longer_document_than_the_model_reads():
-    with pytest.raises(InputError, match=r"--max_length 129 is more than the model can read \(128 tokens\)"):
-        choose_max_length(129, BertConfig(max_position_embeddings=128), tokenizer())
-    config = BertConfig()
-    config.max_position_embeddings = -1
-    assert choose_max_length(9999, config, tokenizer()) == 9999
-    assert choose_max_length(None, config, tokenizer(), default=700) == 700
 
 
 def test_ids_without_an_embedding(arguments, folder):

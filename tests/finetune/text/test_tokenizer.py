@@ -1,13 +1,14 @@
 import json
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, BertConfig, RobertaConfig
 
 from finetune.errors import InputError
 from finetune.reading.stored_rows import Column
-from finetune.text.tokenizer import TextEncoder, TitleEncoder, load_tokenizer, tokenizer_fingerprint
+from finetune.text.tokenizer import TextEncoder, TitleEncoder, choose_max_length, load_tokenizer, tokenizer_fingerprint
 
 TEXTS = ["sort the values of a matrix", "return the eigenvalues of the matrix and of its transpose"]
 
@@ -84,3 +85,36 @@ def test_a_fingerprint_tells_tokenizers_apart(bert_folder, tokenizer):
     tokenizer.add_tokens(["eigen"])
     prints.add(tokenizer_fingerprint(tokenizer))
     assert len(prints) == 5
+
+
+def limited(limit=10**30):
+    """A tokenizer with this `model_max_length`."""
+    return SimpleNamespace(model_max_length=limit)
+
+
+@pytest.mark.parametrize(
+    ("config", "limit", "chosen"),
+    [
+        (BertConfig(max_position_embeddings=512), 10**30, 512),
+        (BertConfig(max_position_embeddings=512), 256, 256),
+        (RobertaConfig(max_position_embeddings=514, pad_token_id=1), 10**30, 512),
+        (BertConfig(max_position_embeddings=-1), 10**30, 9999),
+        (BertConfig(max_position_embeddings=-1), 0, 9999),
+    ],
+)
+def test_the_limit_of_a_model_and_its_tokenizer(config, limit, chosen):
+    assert choose_max_length(None, config, limited(limit), default=9999) == chosen
+
+
+@pytest.mark.parametrize(("asked", "limit", "chosen"), [(None, 4096, 512), (None, 128, 128), (100, 128, 100), (128, 128, 128)])
+def test_the_length_of_a_document(asked, limit, chosen):
+    assert choose_max_length(asked, BertConfig(max_position_embeddings=limit), limited()) == chosen
+
+
+def test_a_longer_document_than_the_model_reads():
+    with pytest.raises(InputError, match=r"--max_length 129 is more than the model can read \(128 tokens\)"):
+        choose_max_length(129, BertConfig(max_position_embeddings=128), limited())
+    config = BertConfig()
+    config.max_position_embeddings = -1
+    assert choose_max_length(9999, config, limited()) == 9999
+    assert choose_max_length(None, config, limited(), default=700) == 700

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from finetune.models.mask_bits import bits, pack, unpack
+from finetune.batching.mask_bits import bits, pack, unpack
 from finetune.reports.figures import LINE
 from finetune.volumes.files import VolumeFile, Volumes
 from finetune.volumes.nifti import IGNORED
