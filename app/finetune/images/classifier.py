@@ -16,8 +16,7 @@ from finetune.images.examples import Examples
 from finetune.images.processing import Processing
 from finetune.images.sources import Inspection
 from finetune.models.small_cnn import LEAST_SIZE, SmallCNNConfig
-from finetune.reading.columns import SHOWN, more
-from finetune.reading.problems import described, listed, nearest
+from finetune.reading.problems import described, listed, nearest, raise_problems
 from finetune.reports.card import markdown_table
 
 MOST_CLASSES = 20  # of a confusion matrix in the report; metrics.json has the whole matrix
@@ -54,12 +53,12 @@ def class_names(examples: Examples) -> list[str]:
             "images-idx3 file, its labels-idx1 file"
         )
     wrong = [row for row, value in enumerate(examples.classes) if not _is_class(value)]
-    if wrong:
-        shown = [
+    raise_problems(
+        [
             f"{examples.where(row)}: the class is {described(examples.classes[row])}, expected a text or a whole number"
-            for row in wrong[:SHOWN]
+            for row in wrong
         ]
-        raise InputError(*shown, *more(len(wrong)))
+    )
     return [str(value) for value in examples.classes]
 
 
@@ -82,11 +81,10 @@ def class_numbers(examples: Examples, names: list[str], labels: list[str]) -> np
     """(rows,) int64: the class number of each row. Raises `InputError` naming rows whose class is not among `labels`."""
     numbers = {label: number for number, label in enumerate(labels)}
     wrong = [row for row, name in enumerate(names) if name not in numbers]
-    if wrong:
-        shown = [
-            f"{examples.where(row)}: unknown class {names[row]!r}{_suggestion(names[row], labels)}" for row in wrong[:SHOWN]
-        ]
-        raise InputError(*shown, *more(len(wrong)), f"the model's classes are {listed(labels)}")
+    raise_problems(
+        [f"{examples.where(row)}: unknown class {names[row]!r}{_suggestion(names[row], labels)}" for row in wrong],
+        f"the model's classes are {listed(labels)}",
+    )
     return np.array([numbers[name] for name in names], dtype=np.int64)
 
 

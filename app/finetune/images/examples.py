@@ -17,7 +17,8 @@ from finetune.errors import InputError
 from finetune.images.folders import class_folders
 from finetune.images.idx import images_file, is_idx, labels_file, read_idx
 from finetune.images.sources import ArrayImages, EncodedImages, Images, JoinedImages, JoinedPlaces, Renumbered
-from finetune.reading.columns import SHOWN, check_ids, ids_of, more
+from finetune.reading.columns import check_ids, ids_of
+from finetune.reading.problems import raise_problems
 from finetune.reading.splits import check_columns, check_consistent_labels, common_parent, expand_patterns, read_split, table_of
 from finetune.reading.tables import Table, read_table
 from finetune.task import Mixture
@@ -88,8 +89,7 @@ def read_each(argument: str, paths: Sequence[tuple[str, int]], read: Callable[[s
             parts.append((read(path), number))
         except InputError as error:
             problems += error.problems
-    if problems:
-        raise InputError(*problems[:SHOWN], *more(len(problems)))
+    raise_problems(problems)
     parts = [(examples, number) for examples, number in parts if examples is not None]
     return _joined(argument, parts) if len(parts) > 1 else next((examples for examples, _ in parts), None)
 

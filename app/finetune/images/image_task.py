@@ -26,8 +26,9 @@ from finetune.models.pretrained import load_config, load_model_and_new_names
 from finetune.models.sync_batch_norm import allow_single_values, has_batch_norm, synchronise_batch_norm
 from finetune.models.weight_files import model_content
 from finetune.plan import Modes
-from finetune.reading.columns import SHOWN, more, split_off
+from finetune.reading.columns import split_off
 from finetune.reading.fingerprint import fingerprint
+from finetune.reading.problems import SHOWN, more
 from finetune.task import Batch, Data, DataInfo, Split, Task, mixing_fingerprint
 
 MOST_PIXELS = 50_000_000  # of an image in a request to a server

@@ -16,9 +16,8 @@ from finetune.images.examples import LIMITS, Examples, above_folders, from_table
 from finetune.images.folders import images_below
 from finetune.images.sources import EncodedImages, Images, Inspection, map_rows
 from finetune.reading.cache import get_or_create
-from finetune.reading.columns import SHOWN, more
 from finetune.reading.fingerprint import fingerprint
-from finetune.reading.problems import listed
+from finetune.reading.problems import SHOWN, listed, raise_problems
 from finetune.reading.splits import expand_patterns
 
 # Folder names of each split.
@@ -137,8 +136,7 @@ def _pairs(folder: Path, masks: Path | None, base: str | None, notes: list[str])
     missing = [
         f"{path}: no mask in {masks}; expected {name}.png" for name, path in image_paths.items() if name not in mask_paths
     ]
-    if missing:
-        raise InputError(*missing[:SHOWN], *more(len(missing)))
+    raise_problems(missing)
     if others := [str(path.relative_to(masks)) for name, path in mask_paths.items() if name not in image_paths]:
         notes.append(f"{masks}: {len(others)} mask(s) without an image are left out: {listed(others)}")
     return Examples(str(folder), encoded, [str(mask_paths[name]) for name in image_paths], encoded.name, ids)
@@ -208,8 +206,7 @@ def read_classes(path: Path) -> Classes:
         problems.append(f"{path}: the classes have the values {values}; expected 0, 1, 2 and so on, without a gap")
     if not problems and not 2 <= len(names) <= MOST_CLASSES:
         problems.append(f"{path}: has {len(names)} class(es), expected 2 to {MOST_CLASSES}")
-    if problems:
-        raise InputError(*problems[:SHOWN], *more(len(problems)))
+    raise_problems(problems)
     return Classes([names[value] for value in range(len(names))], frozenset(ignored))
 
 
@@ -270,8 +267,7 @@ def _inspect(examples: Examples, images: Inspection) -> InspectedMasks:
         for row, (mask, image) in enumerate(zip(inspection.headers, images.headers, strict=True))
         if mask[:2] != image[:2]
     ]
-    if wrong:
-        raise InputError(*wrong[:SHOWN], *more(len(wrong)))
+    raise_problems(wrong)
     folder = get_or_create("masks", fingerprint(inspection.digests)[:40], partial(_write_counts, masks))
     by_mask = json.loads((folder / "counts.json").read_text(encoding="utf-8"))
     counts = [{int(value): count for value, count in counts.items()} for counts in by_mask]
@@ -298,14 +294,12 @@ def check_values(inspected: InspectedMasks, classes: Classes) -> None:
         for value, count in counts.items()
         if value not in known
     ]
-    if problems:
-        numbered = listed([f"{number} {name}" for number, name in enumerate(classes.names)])
-        raise InputError(
-            *problems[:SHOWN],
-            *more(len(problems)),
-            f"the classes are {numbered}, and {sorted(classes.ignored)} is ignored; name all classes in --classes_file, or the "
-            "value to be ignored by --ignore_index",
-        )
+    numbered = listed([f"{number} {name}" for number, name in enumerate(classes.names)])
+    raise_problems(
+        problems,
+        f"the classes are {numbered}, and {sorted(classes.ignored)} is ignored; name all classes in --classes_file, or the "
+        "value to be ignored by --ignore_index",
+    )
 
 
 def note_classes(train: InspectedMasks, classes: Classes, notes: list[str]) -> None:

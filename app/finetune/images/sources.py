@@ -21,9 +21,8 @@ from finetune.errors import InputError
 from finetune.images.decoding import Encoded, Header, decode, decode_mask, read_header
 from finetune.output.progress import Phase
 from finetune.reading.cache import get_or_create
-from finetune.reading.columns import SHOWN, more
 from finetune.reading.fingerprint import file_state, fingerprint
-from finetune.reading.problems import described
+from finetune.reading.problems import described, raise_problems
 
 THREADS, GROUP = 8, 1024  # threads that read files; files per job of theirs
 CACHE_VERSION, CACHE_FILE = "1", "images.parquet"
@@ -213,8 +212,7 @@ class JoinedImages(Images):
                 inspected.append(images.inspect())
             except InputError as error:
                 problems += error.problems
-        if problems:
-            raise InputError(*problems[:SHOWN], *more(len(problems)))
+        raise_problems(problems)
         pairs = list(zip(self.part.tolist(), self.row.tolist(), strict=True))
         headers = [inspected[part].headers[row] for part, row in pairs]
         return Inspection(headers, [inspected[part].digests[row] for part, row in pairs])
@@ -235,8 +233,7 @@ def map_rows(function: Callable[[int], Any], num_rows: int, phase: str, unit: st
         for result in pool.map(partial(_result_or_error, function), range(num_rows)):
             (errors if isinstance(result, InputError) else results).append(result)
             bar.update()
-    if errors:
-        raise InputError(*("; ".join(error.problems) for error in errors[:SHOWN]), *more(len(errors)))
+    raise_problems(["; ".join(error.problems) for error in errors])
     return results
 
 

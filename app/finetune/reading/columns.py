@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from finetune.errors import InputError
-from finetune.reading.problems import SHOWN, described
+from finetune.reading.problems import SHOWN, described, raise_problems
 from finetune.reading.stored_rows import Column
 from finetune.reading.tables import Table
 
@@ -44,9 +44,7 @@ def texts_of(table: Table, column: str) -> Column:
     """A column of texts. Raises `InputError` for cells of other types, each with its line."""
     values = table.columns[column]
     wrong = [] if values.is_text else [row for row, value in enumerate(values) if not isinstance(value, str)]
-    if wrong:
-        shown = [f"{table.where(r)}: {column} is {described(values[r])}, expected a text" for r in wrong[:SHOWN]]
-        raise InputError(*shown, *more(len(wrong)))
+    raise_problems([f"{table.where(row)}: {column} is {described(values[row])}, expected a text" for row in wrong])
     return values
 
 
@@ -101,8 +99,7 @@ def check_ids(table: Table, column: str) -> None:
             json.dumps(value, allow_nan=False)
         except (TypeError, ValueError):
             wrong.append(f"{table.where(row)}: {column} is {described(value)}, expected a text or a number")
-    if wrong:
-        raise InputError(*wrong[:SHOWN], *more(len(wrong)))
+    raise_problems(wrong)
 
 
 def note_repeated_texts(texts: dict[str, Column], notes: list[str]) -> None:
@@ -117,8 +114,3 @@ def note_repeated_texts(texts: dict[str, Column], notes: list[str]) -> None:
     for split in ("validation", "test"):
         if shared := sum(value in seen for value in hashes.get(split, [])):
             notes.append(f"{shared} of {len(texts[split])} {split} texts are in the training rows too")
-
-
-def more(count: int) -> list[str]:
-    """A last line for an error with more than `SHOWN` problems: "... and 5 more"."""
-    return [f"... and {count - SHOWN} more"] if count > SHOWN else []

@@ -32,6 +32,17 @@ class Problems:
             raise InputError(*self.messages)
 
 
+def raise_problems(problems: Sequence[str], *advice: str) -> None:
+    """Raises `InputError` with the first `SHOWN` problems and with `advice`, unless there are no problems."""
+    if problems:
+        raise InputError(*problems[:SHOWN], *more(len(problems)), *advice)
+
+
+def more(count: int) -> list[str]:
+    """A last line for an error with more than `SHOWN` problems: "... and 5 more"."""
+    return [f"... and {count - SHOWN} more"] if count > SHOWN else []
+
+
 def location(path: str, kind: str, number: int) -> str:
     """The location of a row for messages: "train.csv:17", "train.json element 3", "train.parquet row 17"."""
     return f"{path}{UNITS.get(kind, ':')}{number}"

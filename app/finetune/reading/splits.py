@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from finetune.errors import InputError, in_short
-from finetune.reading.columns import SHOWN, more, take
-from finetune.reading.problems import listed
+from finetune.reading.columns import take
+from finetune.reading.problems import listed, raise_problems
 from finetune.reading.stored_rows import LINE, Column
 from finetune.reading.tables import Source, Table, read_table
 from finetune.reading.text_files import matching
@@ -92,8 +92,7 @@ def read_files(
             tables.append(read_table(path, encoding, required, optional))
         except InputError as error:
             problems += error.problems
-    if problems:
-        raise InputError(*problems[:SHOWN], *more(len(problems)))
+    raise_problems(problems)
     return _concatenated(argument, tables, [number for _, number in files])
 
 

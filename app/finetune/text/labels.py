@@ -13,8 +13,7 @@ import numpy as np
 import torch
 
 from finetune.errors import InputError
-from finetune.reading.columns import SHOWN, more
-from finetune.reading.problems import described, nearest
+from finetune.reading.problems import SHOWN, described, more, nearest, raise_problems
 from finetune.reading.ragged import Ragged
 from finetune.reading.tables import Table
 from finetune.reading.text_files import read_text
@@ -76,8 +75,7 @@ def read_labels(table: Table, arguments: Any, notes: list[str]) -> Labelled:
             f"{table.where(second_row)}: {column} is {second}, but {first} at {table.where(first_row)}; use one form in the "
             "whole file"
         )
-    if problems:
-        raise InputError(*problems[:SHOWN], *more(len(problems)))
+    raise_problems(problems)
     if repeated:
         notes.append(f"{table.path}: {repeated} row(s) name a label twice; it counts once")
     if set(first_rows) == {"a text"} and max(map(len, rows)) == 1 and not declared:
@@ -245,6 +243,5 @@ def _from_columns(table: Table, columns: tuple[str, ...]) -> Labelled:
             name, cell = next((name, cell) for name, cell, bit in zip(columns, cells, bits, strict=True) if bit is None)
             problems.append(f"{table.where(row)}: {name} is {cell!r:.60}, expected 0 or 1")
         rows.append(tuple(compress(columns, bits)))
-    if problems:
-        raise InputError(*problems[:SHOWN], *more(len(problems)))
+    raise_problems(problems)
     return Labelled(rows, columns)

@@ -14,11 +14,12 @@ from torch.nn.functional import cross_entropy, pad
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from transformers.modeling_outputs import BaseModelOutput
 
-from finetune.errors import InputError, TrainingError
+from finetune.errors import TrainingError
 from finetune.metrics.rouge import ROUGE_METRICS
 from finetune.metrics.rouge_tokenizers import choose_tokenizer
 from finetune.models.adapters import loadable
-from finetune.reading.columns import SHOWN, blank_rows, more, texts_of
+from finetune.reading.columns import blank_rows, texts_of
+from finetune.reading.problems import raise_problems
 from finetune.reading.stored_rows import Column
 from finetune.reading.tables import Table
 from finetune.reports.card import markdown_table
@@ -64,9 +65,7 @@ def read_titles(table: Table, column: str, split: str) -> Column | None:
         return None
     titles = texts_of(table, column)
     empty = blank_rows(titles)
-    if len(empty):
-        problems = [f"{table.where(row)}: {column} is empty; give it a title or leave the row out" for row in empty]
-        raise InputError(*problems[:SHOWN], *more(len(empty)))
+    raise_problems([f"{table.where(row)}: {column} is empty; give it a title or leave the row out" for row in empty])
     return titles
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from finetune.errors import InputError
-from finetune.reading.columns import SHOWN, more, split_off
-from finetune.reading.problems import described
+from finetune.reading.columns import split_off
+from finetune.reading.problems import described, raise_problems
 from finetune.reading.splits import check_consistent_labels, common_parent, expand_patterns
 from finetune.reading.tables import Table, read_table
 from finetune.task import Mixture
@@ -83,8 +83,7 @@ def find_splits(arguments: Any, notes: list[str]) -> dict[str, Volumes]:
         splits |= {"train": splits["train"].take(kept), "validation": splits["train"].take(held_out)}
         notes.append(f"{len(held_out)} training volumes are kept for validation (--validation_split)")
     problems = [problem for name, volumes in splits.items() for problem in _missing(volumes, name)]
-    if problems:
-        raise InputError(*problems[:SHOWN], *more(len(problems)))
+    raise_problems(problems)
     return splits
 
 
@@ -102,8 +101,7 @@ def _find(arguments: Any, split: str) -> Volumes | None:
             parts.append((_from_path(arguments, split, base, path), number))
         except InputError as error:
             problems += error.problems
-    if problems:
-        raise InputError(*problems[:SHOWN], *more(len(problems)))
+    raise_problems(problems)
     parts = [(volumes, number) for volumes, number in parts if volumes is not None]
     return _joined(argument, parts) if len(parts) > 1 else next((volumes for volumes, _ in parts), None)
 
@@ -175,8 +173,7 @@ def _names_of_split(folder: Path, split: str, names: list[str], encoding: str) -
             problems.append(f"{table.where(row)}: {name} is not among the images of {folder}")
         elif name_of_split == split:
             selected.append(name)
-    if problems:
-        raise InputError(*problems[:SHOWN], *more(len(problems)))
+    raise_problems(problems)
     return selected
 
 
@@ -195,8 +192,7 @@ def _from_table(table: Table, arguments: Any) -> Volumes:
             continue
         name = table.columns[arguments.id_column][row] if arguments.id_column in table.columns else _stem(Path(image).name)
         files.append(VolumeFile(str(name), base / image, None if label is None else base / label))
-    if problems:
-        raise InputError(*problems[:SHOWN], *more(len(problems)))
+    raise_problems(problems)
     return Volumes(table.path, files)
 
 

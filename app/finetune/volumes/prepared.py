@@ -18,9 +18,8 @@ from finetune.errors import InputError
 from finetune.output.files import file_record, write_json
 from finetune.output.progress import Phase
 from finetune.reading.cache import get_or_create
-from finetune.reading.columns import SHOWN, more
 from finetune.reading.fingerprint import file_state, fingerprint
-from finetune.reading.problems import listed
+from finetune.reading.problems import listed, raise_problems
 from finetune.volumes.files import VolumeFile, Volumes
 from finetune.volumes.nifti import IGNORED, check_pair, read_header, read_image, read_label, resample, resampled_shape
 
@@ -74,8 +73,7 @@ def prepare(volumes: Volumes, spacing: tuple[float, ...], ignore_index: int | No
             except InputError as error:
                 problems += error.problems
             bar.update()
-    if problems:
-        raise InputError(*problems[:SHOWN], *more(len(problems)))
+    raise_problems(problems)
     return prepared
 
 
@@ -136,8 +134,7 @@ def check_headers(splits: dict[str, Volumes], notes: list[str]) -> None:
             check()
         except InputError as error:
             problems += error.problems
-    if problems:
-        raise InputError(*problems[:SHOWN], *more(len(problems)))
+    raise_problems(problems)
 
 
 def choose_classes(train: list[Prepared], names: tuple[str, ...] | None) -> list[str]:
@@ -165,7 +162,6 @@ def check_values(volumes: list[Prepared], classes: list[str], notes: list[str]) 
             problems.append(f"{volume.file.label}: {values[value]} voxels of unknown class {value}; the classes are {known}")
         if volume.file.label is not None and not set(values) - {0, IGNORED}:
             empty.append(volume.file.label.name)
-    if problems:
-        raise InputError(*problems[:SHOWN], *more(len(problems)))
+    raise_problems(problems)
     if empty:
         notes.append(f"{listed(empty)}: no voxel of any class; Dice and distance are undefined if none is predicted")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finetune.errors import InputError
-from finetune.reading.columns import SHOWN
+from finetune.reading.problems import SHOWN
 from finetune.reading.ragged import Ragged
 from finetune.reading.stored_rows import Column
 from finetune.reading.tables import Table
