@@ -5,16 +5,15 @@ from hypothesis import strategies as st
 
 from finetune.errors import InputError
 from finetune.reading.columns import (
-    SHOWN,
     blank_rows,
     drop_blank,
     ids_of,
-    more,
     note_repeated_texts,
     split_off,
     take,
     texts_of,
 )
+from finetune.reading.problems import SHOWN, more
 from finetune.reading.stored_rows import Column
 from finetune.reading.tables import Table
 
