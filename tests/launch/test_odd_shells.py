@@ -44,7 +44,7 @@ def test_a_file_that_may_not_grow_is_named(tmp_path, script, monkeypatch):  # no
     monkeypatch.chdir(home)
     assert script("classify", training(tmp_path / "fill", max_steps=1, warmup_steps=0, **settings)[1:]).code == 0
     finished = run(in_shell(command, 'ulimit -f 8; "$@"'), home)
-    check_end(finished, tmp_path / "run" / "history.jsonl", "--resume_from_checkpoint auto goes on")
+    check_end(finished, tmp_path / "run" / "history.jsonl", "--resume_from_checkpoint auto resumes")
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "failed"
 
     predict = {"--do_predict": "true", "--model_name_or_path": tmp_path / "fill" / "best", "--test_file": "test.csv"}
