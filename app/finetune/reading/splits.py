@@ -193,9 +193,7 @@ def load_from(arguments: Any, split: str, load: Callable[..., Any]) -> Any:
         raise InputError(f"--dataset_revision: {name} is a folder, which has no revisions; leave it out")
     try:
         with Phase(f"reading {name}"):
-            return load(
-                name, arguments.dataset_config_name, revision=arguments.dataset_revision, cache_dir=arguments.cache_dir
-            )
+            return load(name, arguments.dataset_config_name, revision=arguments.dataset_revision, cache_dir=arguments.cache_dir)
     except Exception as error:
         requested = getattr(arguments, argument)
         is_split_error = requested is not None and isinstance(error, ValueError | AssertionError)
