@@ -14,6 +14,7 @@ from finetune.launching import processes, shutdown
 from finetune.launching.processes import Run
 from finetune.opened_run import make_fingerprint, open_run
 from finetune.output.predictions import metrics_name
+from finetune.output.progress import Phase
 from finetune.output.run_folder import merge_metrics
 from finetune.plan import make_plan
 from finetune.reports import results
@@ -103,7 +104,8 @@ def predict_test(started: Run, arguments: Any, task: Task, model: Any, data: Dat
     if split.labelled:
         if "html" in arguments.report_to:
             started.on_main(partial(save_test_resamples, Path(arguments.output_dir), task, predictions, split))
-        scores = started.on_main(lambda: task.all_scores(predictions, split))
+        with Phase("scoring", shown=started.is_main):
+            scores = started.on_main(lambda: task.all_scores(predictions, split))
         metrics |= {f"test_{name}": value for name, value in scores.items()}
         metrics |= baseline(started, task, split, "test")
     return metrics

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from finetune.output.console import is_quiet, say
+from finetune.output.console import NAME_WIDTH, is_quiet, say
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -80,7 +80,7 @@ class Phase:
             self._draw()
         elif self.unit and self._line_is_due():
             self.logged, self.done_when_logged, self.lines = time.monotonic(), self.done, self.lines + 1
-            say(f"{self.name:<15}{self.describe()}")
+            say(f"{self.name:<{NAME_WIDTH - 1}} {self.describe()}")
 
     @property
     def rate(self) -> float:
@@ -128,7 +128,7 @@ class Phase:
             _display.console.show_cursor(True)  # a killed process could not restore it
         state = {"completed": self.done, "text": "  ".join(part for part in self._parts("/") if part)}
         if self.bar is None:
-            self.bar = _display.add_task(self.name, total=self.total, **state)
+            self.bar = _display.add_task(_shortened(self.name, _display.console.width // 3), total=self.total, **state)
         _display.update(self.bar, **state, refresh=True)
 
     def _line_is_due(self) -> bool:
@@ -146,6 +146,11 @@ def counted(items: Iterable[Any], name: str, unit: str, total: int | None = None
         for item in items:
             yield item
             phase.update()
+
+
+def _shortened(name: str, width: int) -> str:
+    """A name of at most `width` columns: its beginning, and the end of its path."""
+    return name if len(name) <= width else f"{name[: width // 2]}…{name[len(name) + 1 - (width + 1) // 2 :]}"
 
 
 def _clock(seconds: float) -> str:
