@@ -1,7 +1,8 @@
 """Progress of the phases of a run: bars on a terminal, occasional lines in a log.
 
 Bars go to stderr and vanish when their phase ends. A log gets a line per tenth of a phase, or per minute if a hundredth is
-done, so at most about a hundred lines.
+done, so at most about a hundred lines. A run may have many such phases, such as evaluations: the lines of all of them become
+rarer, each 50 lines half as frequent.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ REFRESH_INTERVAL = 0.1  # seconds
 MIN_LINE_INTERVAL = 10.0  # seconds between two log lines, each after a tenth of the work
 SLOW_LINE_INTERVAL = 60.0  # seconds between two log lines, each after a hundredth of the work
 
+LINES_PER_HALVING = 50
+
+_lines_printed = 0  # of all phases
 _display: Progress | None = None  # shared by all bars: a nested phase has its bar below the outer one
 _phases: list[Phase] = []  # running phases, outermost first
 
@@ -71,6 +75,7 @@ class Phase:
 
     def update(self, number: int = 1, note: str | None = None) -> None:
         """Counts `number` more units. `note`: a text to show in place of the rate, such as a loss."""
+        global _lines_printed
         self.done += number
         self.note = self.note if note is None else note
         if not self.shown:
@@ -79,6 +84,7 @@ class Phase:
         if sys.stderr.isatty() and os.getpid() == self.process:
             self._draw()
         elif self.unit and self._line_is_due():
+            _lines_printed += 1
             self.logged, self.done_when_logged, self.lines = time.monotonic(), self.done, self.lines + 1
             say(f"{self.name:<{NAME_WIDTH - 1}} {self.describe()}")
 
@@ -132,7 +138,7 @@ class Phase:
         _display.update(self.bar, **state, refresh=True)
 
     def _line_is_due(self) -> bool:
-        waited = time.monotonic() - self.logged
+        waited = (time.monotonic() - self.logged) / 2 ** (_lines_printed // LINES_PER_HALVING)
         if self.total is None:
             return waited >= SLOW_LINE_INTERVAL * 2**self.lines
         tenth = self.done * 10 // self.total > self.done_when_logged * 10 // self.total

@@ -22,6 +22,7 @@ class Clock:
 def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(progress, "time", clock)
+    monkeypatch.setattr(progress, "_lines_printed", 0)
     return clock
 
 
@@ -43,6 +44,12 @@ def test_a_log_gets_a_line_per_tenth_of_a_phase(clock, capsys):
 def test_a_log_of_a_long_phase_gets_at_most_a_hundred_lines(clock, capsys):
     run(Phase("training", "steps", 100_000), clock, 100_000, 6.0)
     assert len(capsys.readouterr().out.splitlines()) == 100
+
+
+def test_a_log_of_many_phases_gets_at_most_200_lines(clock, capsys):
+    for _ in range(500):
+        run(Phase("evaluating", "rows", 10), clock, 10, 12.0)
+    assert 100 < len(capsys.readouterr().out.splitlines()) <= 200
 
 
 def test_a_log_of_a_phase_without_an_end_gets_fewer_and_fewer_lines(clock, capsys):
