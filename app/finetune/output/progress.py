@@ -1,8 +1,8 @@
 """Progress of the phases of a run: bars on a terminal, occasional lines in a log.
 
-Bars go to stderr and vanish when their phase ends. A log gets a line per tenth of a phase, or per minute if a hundredth is
-done, so at most about a hundred lines. A run may have many such phases, such as evaluations: the lines of all of them become
-rarer, each 50 lines half as frequent.
+Bars need stdout and stderr on a terminal. They go to stderr and vanish when their phase ends. Otherwise a phase prints a line
+per tenth of its work, or per minute if a hundredth is done, so at most about a hundred lines. A run may have many phases, such
+as evaluations: after every 50 lines, lines become half as frequent.
 """
 
 from __future__ import annotations
@@ -80,8 +80,9 @@ class Phase:
         self.note = self.note if note is None else note
         if not self.shown:
             return
-        # Only the process that made the phase draws its bar; forked workers print lines.
-        if sys.stderr.isatty() and os.getpid() == self.process:
+        # Lines in a pipe (`| tee run.log`) would appear inside bars. Only the process that made the phase draws its bar; forked
+        # workers print lines.
+        if sys.stderr.isatty() and sys.stdout.isatty() and os.getpid() == self.process:
             self._draw()
         elif self.unit and self._line_is_due():
             _lines_printed += 1
@@ -127,8 +128,6 @@ class Phase:
                 auto_refresh=False,
                 transient=True,
                 expand=True,
-                redirect_stdout=sys.stdout.isatty(),
-                redirect_stderr=True,
             )
             _display.start()
             _display.console.show_cursor(True)  # a killed process could not restore it

@@ -41,6 +41,13 @@ def test_a_log_gets_a_line_per_tenth_of_a_phase(clock, capsys):
     assert lines[-1] == "training       1,900 of 1,900 steps, 5.00 steps/s, 0:00 left"
 
 
+def test_a_pipe_gets_lines_and_its_terminal_no_bars(clock, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    run(Phase("training", "steps", 10), clock, 10, 20)
+    said = capsys.readouterr()
+    assert (len(said.out.splitlines()), said.err) == (10, "")
+
+
 def test_a_log_of_a_long_phase_gets_at_most_a_hundred_lines(clock, capsys):
     run(Phase("training", "steps", 100_000), clock, 100_000, 6.0)
     assert len(capsys.readouterr().out.splitlines()) == 100
