@@ -67,8 +67,8 @@ def test_a_log_of_a_phase_without_an_end_gets_fewer_and_fewer_lines(clock, capsy
 
 
 def test_a_long_name_keeps_its_distance_in_a_log_and_its_ends_on_a_terminal(clock, capsys):
-    run(Phase("learning a vocabulary", "texts", 10), clock, 10, 20)
-    assert capsys.readouterr().out.startswith("learning a vocabulary 1 of 10 texts, ")
+    run(Phase("training a tokenizer", "texts", 10), clock, 10, 20)
+    assert capsys.readouterr().out.startswith("training a tokenizer 1 of 10 texts, ")
     assert progress._shortened("reading /data/2026/november/train.jsonl", 20) == "reading /d…ain.jsonl"
     assert progress._shortened("reading train.jsonl", 21) == "reading train.jsonl"
 
