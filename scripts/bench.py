@@ -10,8 +10,8 @@
     titles_writing      documents per second against Seq2SeqTrainer.predict; share of equal titles
     attention           BigBird's attention, alone and in a layer, against transformers' and full attention
     startup             --help; the first step over a million rows
-    serving             app/serve.py under load, against a server around transformers' pipeline
-    images              the image tasks against a bare loop, Trainer and MONAI's loop
+    serving             app/serve.py under load, against a server around transformers' pipeline (requirements-serve.txt)
+    images              the image tasks against a bare loop, Trainer and MONAI's loop (pip install -r requirements-vision.txt)
 
 Results: bench_cpu.json and bench_cpu.md (bench_cuda.* on an NVIDIA GPU, unless CUDA_VISIBLE_DEVICES= hides it), a plot of each
 table (pip install -r scripts/benchmarking/requirements.txt), and goals.md with every goal. Sections that are not run keep their
@@ -33,6 +33,7 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarking.contenders import run_contender
@@ -48,7 +49,7 @@ LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "l
 def main() -> int:
     if sys.argv[1:2] == ["--child"]:
         run_contender(json.loads(sys.argv[2]))
-    options = parse_options(list(SECTIONS))
+    options = parse_options(SECTIONS)
     with tempfile.TemporaryDirectory(prefix="bench_") as folder:
         (machine,) = run_group(COMMAND, ["machine.describe"], {}, Path(folder), options.threads)
         for name in options.sections:
@@ -56,7 +57,8 @@ def main() -> int:
     return 0
 
 
-def parse_options(sections: list[str]) -> argparse.Namespace:
+def parse_options(sections: dict[str, Section]) -> argparse.Namespace:
+    """Parses the command line. Ends the program if an option is wrong or a selected section lacks a library."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--sections", default=",".join(sections), help="sections to run, separated by commas (default: all)")
@@ -78,6 +80,10 @@ def parse_options(sections: list[str]) -> argparse.Namespace:
     unknown = [name for name in options.sections if name not in sections]
     if unknown:
         parser.error(f"--sections: no such section: {', '.join(unknown)}; choose from {', '.join(sections)}")
+    for name in options.sections:
+        for module, requirements in sections[name].needs.items():
+            if find_spec(module) is None:
+                parser.error(f"section {name}: {module} is not installed: pip install -r {requirements}, or select --sections")
     if options.data is not None and not options.data.is_dir():
         parser.error(f"--data {options.data}: not a folder")
     if options.model is not None and Path(options.model).exists():

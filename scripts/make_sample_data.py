@@ -245,8 +245,11 @@ def print_summary(folder: Path, manifest: dict) -> None:
 
 def main() -> int:
     if sys.argv[1:2] == ["volumes"]:
-        from sampling import volumes  # needs requirements-vision.txt
-
+        try:
+            from sampling import volumes
+        except ModuleNotFoundError as error:
+            print(f"error: {error.name} is not installed: pip install -r requirements-vision.txt", file=sys.stderr)
+            return 2
         return volumes.main(sys.argv[2:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(

@@ -103,5 +103,6 @@ def test_texts_and_files_give_lines_and_nothing_else(launched, home):
     assert {"torch", "transformers.modeling_utils"} <= imported
     lines = [json.loads(line) for line in said.out.splitlines()]
     assert [line.keys() for line in lines] == [{"id", "labels", "probabilities"}] * 2
-    run([*command, "test.csv", "--output", "predicted.csv"], home).check()
+    done = run([*command, "test.csv", "--output", "predicted.csv"], home).check()
+    assert done.out.splitlines()[-1] == "done           predicted.csv"
     assert len((home / "predicted.csv").read_text(encoding="utf-8").splitlines()) == TEST_ROWS + 1

@@ -14,8 +14,9 @@ from finetune.launching import processes, shutdown
 from finetune.launching.processes import Run
 from finetune.opened_run import make_fingerprint, open_run
 from finetune.output.predictions import metrics_name
+from finetune.output.progress import Phase
 from finetune.output.run_folder import merge_metrics
-from finetune.plan import make_plan
+from finetune.plan import Modes, make_plan
 from finetune.reports import results
 from finetune.reports.final_report import save_test_resamples, write_reports
 from finetune.task import Data, Task
@@ -103,7 +104,8 @@ def predict_test(started: Run, arguments: Any, task: Task, model: Any, data: Dat
     if split.labelled:
         if "html" in arguments.report_to:
             started.on_main(partial(save_test_resamples, Path(arguments.output_dir), task, predictions, split))
-        scores = started.on_main(lambda: task.all_scores(predictions, split))
+        with Phase("scoring", shown=started.is_main):
+            scores = started.on_main(lambda: task.all_scores(predictions, split))
         metrics |= {f"test_{name}": value for name, value in scores.items()}
         metrics |= baseline(started, task, split, "test")
     return metrics
@@ -114,4 +116,7 @@ def report(started: Run, arguments: Any, task: Task, metrics: dict[str, Any]) ->
     by_split = results.by_split(metrics)
     table = results.table(by_split, task.shown_metrics)
     remarks = [f"{split}: {line}" for split, scores in by_split.items() for line in task.remarks(scores)]
-    started.print(*table, *remarks, f"done           {arguments.output_dir}")
+    # app/predict.py: its output folder is a temporary one.
+    only_predicts = arguments.modes == Modes(train=False, evaluate=False, predict=True)
+    place = (only_predicts and arguments.predictions_file) or arguments.output_dir
+    started.print(*table, *remarks, f"done           {place}")

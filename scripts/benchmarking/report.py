@@ -4,7 +4,7 @@ import json
 import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -56,13 +56,15 @@ def overhead_values(name: str, compared: list[Row]) -> dict[str, tuple[float, No
 @dataclass(frozen=True)
 class Section:
     """One part of the benchmark. `measure` takes a `context.Bench` and returns the report's "data", "model", "about" (the
-    setting in words), "tables" and "goals": goal -> (value, reason not to count it or None)."""
+    setting in words), "tables" and "goals": goal -> (value, reason not to count it or None). `needs`: modules that
+    requirements.txt does not install -> the requirements file that does."""
 
     name: str
     title: str
     legend: str
     measure: Callable[[Any], Report]
     goals: tuple[Goal, ...] = ()
+    needs: dict[str, str] = field(default_factory=dict)
 
 
 def table(title: str, rows: list[Row], x: str, y: str, by: str | None = None) -> dict[str, Any]:

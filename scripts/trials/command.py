@@ -37,9 +37,15 @@ class Command:
     task_class: type
 
     def with_changes(self, changes: dict[str, Any]) -> list[str]:
-        """The command line with changed arguments. They come last, because the last value of an argument counts."""
+        """The command line with changed arguments, each given once: the changed ones are last."""
+        kept, is_kept = [], True
+        for word in self.words:
+            if word.startswith("--"):  # all words up to the next argument are values of this one
+                is_kept = word[2:].partition("=")[0].replace("-", "_") not in changes
+            if is_kept:
+                kept.append(word)
         changed = [word for name, value in changes.items() for word in (f"--{name}", str(value))]
-        return [*self.launcher, str(self.script), *self.words, *changed]
+        return [*self.launcher, str(self.script), *kept, *changed]
 
     def arguments(self, changes: dict[str, Any]) -> Any:
         """The validated arguments of a run. Raises `InputError`."""

@@ -296,8 +296,17 @@ def test_sections_have_names_of_their_own_and_an_unknown_one_is_refused(load, mo
     assert [name for name in sections if name not in documented] == []
     monkeypatch.setattr(sys, "argv", ["bench.py", "--sections", "short,speed"])
     with pytest.raises(SystemExit):
-        load("bench").parse_options(list(sections))
+        load("bench").parse_options(sections)
     assert "no such section: speed" in capsys.readouterr().err
+
+
+def test_a_section_without_its_library_is_refused_before_anything_runs(load, monkeypatch, capsys):
+    monkeypatch.setattr(load("bench"), "find_spec", lambda name: None if name == "monai" else True)
+    monkeypatch.setattr(sys, "argv", ["bench.py", "--sections", "short,images"])
+    with pytest.raises(SystemExit) as exit_:
+        load("bench").main()
+    assert exit_.value.code == 2
+    assert "images: monai is not installed: pip install -r requirements-vision.txt" in capsys.readouterr().err
 
 
 def test_a_section_with_nobody_to_compare_with_is_refused(load, tmp_path, monkeypatch):

@@ -97,7 +97,9 @@ def note_classes(numbers: np.ndarray, labels: list[str], notes: list[str]) -> No
     """Notes the number and sizes of the classes, and classes without a training image."""
     counts = np.bincount(numbers, minlength=len(labels))
     missing = [label for label, count in zip(labels, counts, strict=True) if not count]
-    notes.append(f"{len(labels)} classes, of {counts[counts > 0].min()} to {counts.max()} training images each")
+    fewest, most = counts[counts > 0].min(), counts.max()
+    number = fewest if fewest == most else f"{fewest} to {most}"
+    notes.append(f"{len(labels)} classes, of {number} training images each")
     if missing:
         notes.append(f"no training image has the class {listed(missing)}")
 

@@ -206,6 +206,7 @@ def _parquet_rows(path: Path, column: str) -> datasets.Dataset:
     """The rows of a parquet file, memory-mapped from the cache of `datasets`, with undecoded images."""
     import datasets  # takes half a second, and only parquet files need it
 
+    datasets.disable_progress_bars()  # they would also appear in log files
     try:
         return datasets.Dataset.from_parquet(str(path)).cast_column(column, datasets.Image(decode=False))
     except Exception as error:  # pyarrow's and those of `datasets`

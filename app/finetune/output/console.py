@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import sys
+import textwrap
 from typing import Any, TextIO
+
+NAME_WIDTH = 15  # columns of the name that begins a line: "note           ..."
 
 _quiet = False
 
@@ -21,9 +25,19 @@ class _LossyFile(io.FileIO):
 
 
 def say(*lines: str) -> None:
-    """Prints lines to stdout, unless --quiet. Warnings and errors go to stderr instead."""
+    """Prints lines to stdout, unless --quiet. Warnings and errors go to stderr instead.
+
+    On a terminal, long lines are wrapped at words, and their continuations line up behind the 15 columns of a line's name.
+    """
     if lines and not _quiet:
+        if sys.stdout.isatty():
+            lines = tuple(_wrapped(line, max(shutil.get_terminal_size().columns, 3 * NAME_WIDTH)) for line in lines)
         print(*lines, sep="\n", flush=True)
+
+
+def _wrapped(line: str, width: int) -> str:
+    indent = " " * NAME_WIDTH
+    return textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def be_quiet() -> None:

@@ -1,7 +1,8 @@
 """Progress of the phases of a run: bars on a terminal, occasional lines in a log.
 
-Bars go to stderr and vanish when their phase ends. A log gets a line per tenth of a phase, or per minute if a hundredth is
-done, so at most about a hundred lines.
+Bars need stdout and stderr on a terminal. They go to stderr and vanish when their phase ends. Otherwise a phase prints a line
+per tenth of its work, or per minute if a hundredth is done, so at most about a hundred lines. A run may have many phases, such
+as evaluations: after every 50 lines, lines become half as frequent.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from finetune.output.console import is_quiet, say
+from finetune.output.console import NAME_WIDTH, is_quiet, say
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -22,6 +23,9 @@ REFRESH_INTERVAL = 0.1  # seconds
 MIN_LINE_INTERVAL = 10.0  # seconds between two log lines, each after a tenth of the work
 SLOW_LINE_INTERVAL = 60.0  # seconds between two log lines, each after a hundredth of the work
 
+LINES_PER_HALVING = 50
+
+_lines_printed = 0  # of all phases
 _display: Progress | None = None  # shared by all bars: a nested phase has its bar below the outer one
 _phases: list[Phase] = []  # running phases, outermost first
 
@@ -71,16 +75,19 @@ class Phase:
 
     def update(self, number: int = 1, note: str | None = None) -> None:
         """Counts `number` more units. `note`: a text to show in place of the rate, such as a loss."""
+        global _lines_printed
         self.done += number
         self.note = self.note if note is None else note
         if not self.shown:
             return
-        # Only the process that made the phase draws its bar; forked workers print lines.
-        if sys.stderr.isatty() and os.getpid() == self.process:
+        # Lines in a pipe (`| tee run.log`) would appear inside bars. Only the process that made the phase draws its bar; forked
+        # workers print lines.
+        if sys.stderr.isatty() and sys.stdout.isatty() and os.getpid() == self.process:
             self._draw()
         elif self.unit and self._line_is_due():
+            _lines_printed += 1
             self.logged, self.done_when_logged, self.lines = time.monotonic(), self.done, self.lines + 1
-            say(f"{self.name:<15}{self.describe()}")
+            say(f"{self.name:<{NAME_WIDTH - 1}} {self.describe()}")
 
     @property
     def rate(self) -> float:
@@ -121,18 +128,16 @@ class Phase:
                 auto_refresh=False,
                 transient=True,
                 expand=True,
-                redirect_stdout=sys.stdout.isatty(),
-                redirect_stderr=True,
             )
             _display.start()
             _display.console.show_cursor(True)  # a killed process could not restore it
         state = {"completed": self.done, "text": "  ".join(part for part in self._parts("/") if part)}
         if self.bar is None:
-            self.bar = _display.add_task(self.name, total=self.total, **state)
+            self.bar = _display.add_task(_shortened(self.name, _display.console.width // 3), total=self.total, **state)
         _display.update(self.bar, **state, refresh=True)
 
     def _line_is_due(self) -> bool:
-        waited = time.monotonic() - self.logged
+        waited = (time.monotonic() - self.logged) / 2 ** (_lines_printed // LINES_PER_HALVING)
         if self.total is None:
             return waited >= SLOW_LINE_INTERVAL * 2**self.lines
         tenth = self.done * 10 // self.total > self.done_when_logged * 10 // self.total
@@ -146,6 +151,11 @@ def counted(items: Iterable[Any], name: str, unit: str, total: int | None = None
         for item in items:
             yield item
             phase.update()
+
+
+def _shortened(name: str, width: int) -> str:
+    """A name of at most `width` columns: its beginning, and the end of its path."""
+    return name if len(name) <= width else f"{name[: width // 2]}…{name[len(name) + 1 - (width + 1) // 2 :]}"
 
 
 def _clock(seconds: float) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from finetune.errors import InputError, in_short
+from finetune.output.progress import Phase
 from finetune.reading.columns import take
 from finetune.reading.problems import listed, raise_problems
 from finetune.reading.stored_rows import LINE, Column
@@ -184,11 +185,15 @@ def load_from(arguments: Any, split: str, load: Callable[..., Any]) -> Any:
 
     `split`: "train", "validation" or "test", whose argument the message names.
     """
+    import datasets
+
+    datasets.disable_progress_bars()  # they would also appear in log files
     name, argument = arguments.dataset_name, SPLIT_ARGUMENTS[split]
     if arguments.dataset_revision and Path(name).is_dir():
         raise InputError(f"--dataset_revision: {name} is a folder, which has no revisions; leave it out")
     try:
-        return load(name, arguments.dataset_config_name, revision=arguments.dataset_revision, cache_dir=arguments.cache_dir)
+        with Phase(f"reading {name}"):
+            return load(name, arguments.dataset_config_name, revision=arguments.dataset_revision, cache_dir=arguments.cache_dir)
     except Exception as error:
         requested = getattr(arguments, argument)
         is_split_error = requested is not None and isinstance(error, ValueError | AssertionError)

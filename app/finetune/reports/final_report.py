@@ -15,6 +15,7 @@ from finetune.metrics.bootstrap import bootstrap, interval
 from finetune.output import written
 from finetune.output.console import say
 from finetune.output.files import path_in_errors
+from finetune.output.progress import Phase
 from finetune.output.run_folder import BEST_PREDICTIONS, BOOTSTRAP, REPORT
 from finetune.reports import data, figures
 from finetune.reports.card import write_card
@@ -36,7 +37,8 @@ def save_best_predictions(folder: Path, best: Predictions) -> None:
 def save_test_resamples(folder: Path, task: Task, predictions: Predictions, split: Split) -> None:
     """Saves metrics of resampled test rows for scripts/compare.py. Rank 0 only. An error is a note: the run is done."""
     try:
-        _resample(folder, "test", predictions, task.analyse(predictions, split), task.shown_metrics)
+        with Phase("reporting"):
+            _resample(folder, "test", predictions, task.analyse(predictions, split), task.shown_metrics)
     except Exception as error:
         say(f"note           no metrics of resampled test rows: {in_short(error)}")
 
@@ -70,7 +72,8 @@ def write_reports(run: Run, arguments: Any, task: Task, splits: Mapping[str, Spl
     card = task.model_card(folder)
     try:
         if with_page:
-            sections = _draw_figures(run, folder, task, splits)
+            with Phase("reporting"):
+                sections = _draw_figures(run, folder, task, splits)
     except Exception as error:
         say(f"note           no figures for {folder / REPORT}: {in_short(error)}")
     write_card(folder, *card, arguments=arguments, limits=task.limits())

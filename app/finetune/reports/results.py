@@ -43,16 +43,17 @@ def by_split(metrics: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def table(scores: dict[str, dict[str, Any]], names: tuple[str, ...]) -> list[str]:
-    """Lines of a table with a row per metric and a column per split. Leaves out empty rows and columns."""
+    """Lines of a table with a row per metric and a column per split, which fits a terminal of 60 columns. Leaves out empty rows
+    and columns."""
     shown = {split: known for split, known in scores.items() if any(known.get(name) is not None for name in names)}
     rows = [name for name in names if any(known.get(name) is not None for known in shown.values())]
-    width = max(map(len, rows), default=0) + 2
-    lines = [f"results        {'':<{width}}{''.join(f'{split:>12}' for split in shown)}"] if shown else []
-    for name in rows:
-        values = (known.get(name) for known in shown.values())
-        cells = "".join(f"{'-' if value is None else f'{value:.4f}':>12}" for value in values)
-        lines.append(f"{'':<15}{name:<{width}}{cells}")
-    return lines
+    columns = [["", *rows]]
+    for split, known in shown.items():
+        cells = [split, *("-" if known.get(name) is None else f"{known[name]:.4f}" for name in rows)]
+        columns.append([cell.rjust(max(map(len, cells))) for cell in cells])
+    header, *body = map(list, zip(*columns, strict=True))
+    lines = plain_table(header, body)
+    return [f"{'' if number else 'results':<15}{line}" for number, line in enumerate(lines)] if shown else []
 
 
 def plain_table(header: list[str], rows: list[list[str]]) -> list[str]:

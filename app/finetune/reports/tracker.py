@@ -120,9 +120,9 @@ class Tracker:
             self.say(f"{step:<15}epoch {event['epoch']:.2f}, {values}")
 
     def advance(self, loss: float | None, batch_size: int) -> None:
-        rate = self.progress.rate
-        speed = f", {batch_size * rate:,.1f} samples/s" if rate else ""
-        self.progress.update(note=None if loss is None else f"loss {loss:.4f}{speed}")
+        self.progress.done += 1  # before the rate is read: it counts this step
+        speed = f", {batch_size * self.progress.rate:,.1f} samples/s"
+        self.progress.update(0, None if loss is None else f"loss {loss:.4f}{speed}")
 
     def say(self, line: str) -> None:
         if self.is_main:

@@ -60,7 +60,7 @@ def learn_vocabulary(texts: Collection[str], words: Collection[str], vocab_size:
         too_long = pre_tokenizers.Split(Regex(rf"\A.{{{MAX_WORD_CHARACTERS + 1},}}\z"), "removed")
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([tokenizer.pre_tokenizer, too_long])
     trainer = trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=alphabet, show_progress=False)
-    tokenizer.train_from_iterator(counted(texts, "learning a vocabulary", "texts", len(texts)), trainer)
+    tokenizer.train_from_iterator(counted(texts, "training a tokenizer", "texts", len(texts)), trainer)
     vocabulary = tokenizer.get_vocab(with_added_tokens=False)
     return dict(sorted(vocabulary.items(), key=lambda entry: entry[1]))
 

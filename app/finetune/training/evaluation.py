@@ -24,7 +24,8 @@ def evaluate(
 ) -> tuple[dict[str, float | None], Predictions | None]:
     """Evaluates all rows. Returns (metrics, on every process; predictions, None except on rank 0)."""
     predictions, _ = predict(run, model, task, rows, stoppable, label="evaluating")
-    return run.on_main(lambda: task.all_scores(predictions, rows.split)), predictions
+    with Phase("scoring", shown=run.is_main):
+        return run.on_main(lambda: task.all_scores(predictions, rows.split)), predictions
 
 
 @torch.no_grad()

@@ -101,7 +101,9 @@ def _run_steps(run: Run, training: Training, state: TrainState, clock: StepClock
         if requested:
             _save_and_stop(run, training, state, eval_due)
         if eval_due or save_due:
-            if _evaluate_and_save(run, training, state, eval_due):
+            with Phase("evaluating and saving", shown=False):  # keeps its time out of the training's rate
+                stops_early = _evaluate_and_save(run, training, state, eval_due)
+            if stops_early:
                 return
             clock.pause()
             clock.mark()

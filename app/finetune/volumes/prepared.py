@@ -66,7 +66,7 @@ class Prepared:
 def prepare(volumes: Volumes, spacing: tuple[float, ...], ignore_index: int | None) -> list[Prepared]:
     """Prepares the volumes that are not in the cache. Raises `InputError` with the problems of all files."""
     prepared, problems = [], []
-    with Phase(f"preparing {volumes.path}", "volumes") as bar:
+    with Phase(f"preparing {volumes.path}", "volumes", len(volumes)) as bar:
         for file in volumes.files:
             try:
                 prepared.append(_prepare(file, spacing, ignore_index))

@@ -82,4 +82,5 @@ GOALS = tuple(
     for task, (_, other) in TASKS.items()
     for goal in (*overhead_goals(OVERHEAD.format(task)), Goal(FASTER.format(task, TOOLS[other]), BOTH, 1))
 )
-SECTION = Section("images", "Image tasks", LEGEND, measure, GOALS)
+NEEDS = dict.fromkeys(("monai", "nibabel"), "requirements-vision.txt")
+SECTION = Section("images", "Image tasks", LEGEND, measure, GOALS, NEEDS)

@@ -26,4 +26,4 @@ def measure(bench: Bench) -> Report:
     }
 
 
-SECTION = Section("serving", "Serving", LEGEND, measure)
+SECTION = Section("serving", "Serving", LEGEND, measure, needs={"aiohttp": "requirements-serve.txt"})

@@ -1,11 +1,14 @@
 """A lost console is no reason to end: tried in processes of their own, which lose theirs."""
 
+import io
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from finetune.output import console
 
 APP = Path(__file__).parents[3] / "app"
 BODY = f"""
@@ -48,6 +51,24 @@ def test_printing_into_a_lost_console_does_nothing(tmp_path, redirection):
 def test_what_is_said_comes_out(tmp_path):
     text = BODY.replace("10_000", "1").replace('"a line"', '"ü \\ud800 a line"')
     assert after(tmp_path, "2>&1 | grep -c 'a line' >&2", text)[2] == "2\n"
+
+
+def test_long_lines_are_wrapped_on_a_terminal_only(monkeypatch):
+    monkeypatch.setattr(console, "_quiet", False)
+    monkeypatch.setenv("COLUMNS", "60")
+    path = "/" + "long_name/" * 7
+    for is_terminal in (True, False):
+        out = io.StringIO()
+        out.isatty = lambda: is_terminal  # noqa: B023
+        monkeypatch.setattr(sys, "stdout", out)
+        console.say(f"note           {'word ' * 12}end", f"done           {path}", f"{'':<15}in line")
+        said = out.getvalue().splitlines()
+        assert said[-1] == f"{'':<15}in line"
+        if is_terminal:
+            assert said[:2] == [f"note           {'word ' * 8}word", f"{'':<15}word word word end"]
+            assert said[2:4] == ["done", f"{'':<15}{path}"]
+        else:
+            assert len(said) == 3
 
 
 @pytest.mark.parametrize("words", ["--help", "--learning_rate=x"])

@@ -22,6 +22,7 @@ class Clock:
 def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(progress, "time", clock)
+    monkeypatch.setattr(progress, "_lines_printed", 0)
     return clock
 
 
@@ -40,9 +41,22 @@ def test_a_log_gets_a_line_per_tenth_of_a_phase(clock, capsys):
     assert lines[-1] == "training       1,900 of 1,900 steps, 5.00 steps/s, 0:00 left"
 
 
+def test_a_pipe_gets_lines_and_its_terminal_no_bars(clock, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    run(Phase("training", "steps", 10), clock, 10, 20)
+    said = capsys.readouterr()
+    assert (len(said.out.splitlines()), said.err) == (10, "")
+
+
 def test_a_log_of_a_long_phase_gets_at_most_a_hundred_lines(clock, capsys):
     run(Phase("training", "steps", 100_000), clock, 100_000, 6.0)
     assert len(capsys.readouterr().out.splitlines()) == 100
+
+
+def test_a_log_of_many_phases_gets_at_most_200_lines(clock, capsys):
+    for _ in range(500):
+        run(Phase("evaluating", "rows", 10), clock, 10, 12.0)
+    assert 100 < len(capsys.readouterr().out.splitlines()) <= 200
 
 
 def test_a_log_of_a_phase_without_an_end_gets_fewer_and_fewer_lines(clock, capsys):
@@ -50,6 +64,13 @@ def test_a_log_of_a_phase_without_an_end_gets_fewer_and_fewer_lines(clock, capsy
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "reading a.csv  10 rows, 0.17 rows/s"
     assert len(lines) == 9
+
+
+def test_a_long_name_keeps_its_distance_in_a_log_and_its_ends_on_a_terminal(clock, capsys):
+    run(Phase("training a tokenizer", "texts", 10), clock, 10, 20)
+    assert capsys.readouterr().out.startswith("training a tokenizer 1 of 10 texts, ")
+    assert progress._shortened("reading /data/2026/november/train.jsonl", 20) == "reading /d…ain.jsonl"
+    assert progress._shortened("reading train.jsonl", 21) == "reading train.jsonl"
 
 
 def test_a_short_phase_says_nothing(clock, capsys):

@@ -56,7 +56,8 @@ def test_only_the_columns_in_use_are_read(arguments, tmp_path):
     assert read_splits(named, {"test": ("text",)}, train=False, optional=())["test"].columns == {"text": ["a"], "note": ["y"]}
 
 
-def test_a_split_of_a_dataset(arguments, tmp_path, token_cache):
+def test_a_split_of_a_dataset(arguments, tmp_path, token_cache, capfd):
+    datasets.enable_progress_bars()  # as in a new process
     folder = tmp_path / "data"
     folder.mkdir()
     (folder / "train.jsonl").write_text("".join(json.dumps({"text": t, "labels": [t]}) + "\n" for t in "abc"))
@@ -67,6 +68,7 @@ def test_a_split_of_a_dataset(arguments, tmp_path, token_cache):
     assert read_split(asked, "test") is None
     with pytest.raises(InputError, match="split train: has no column 'title'; it has text, labels"):
         read_split(asked, "train", ("title",))
+    assert capfd.readouterr().err == ""
 
 
 def test_classes_of_a_dataset_have_their_names(arguments, tmp_path, monkeypatch):

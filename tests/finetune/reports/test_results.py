@@ -124,8 +124,8 @@ def test_a_table_has_the_metrics_that_are_known(capsys):
         "test_rows": 3,
     }
     assert results.table(results.by_split(metrics), ("loss", "f1_micro", "accuracy")) == [
-        "results                    validation        test",
-        "               loss            0.5000      0.2500",
-        "               f1_micro             -      0.7500",
+        "results                  validation    test",
+        "               loss          0.5000  0.2500",
+        "               f1_micro           -  0.7500",
     ]
     assert results.table(results.by_split({"train_loss": 1.0, "test_rows": 3}), ("loss",)) == []

@@ -12,7 +12,7 @@ from linear_task import LinearTask, eval_rows, linear_layer, make_plan, points, 
 from finetune.checkpoints.checkpoint import TrainState, list_checkpoints, load_average, restore_optimizer
 from finetune.errors import StopRequested, TrainingError
 from finetune.launching import signals
-from finetune.output import status
+from finetune.output import progress, status
 from finetune.output.writer_thread import finish_all
 from finetune.reports.tracker import SPEED, Tracker, read_history
 from finetune.training import loop
@@ -233,6 +233,21 @@ def test_the_best_model_and_early_stopping(begin, scores, greater, patience, bes
     assert session.state.best_metric == (scores[best[-1] - 1] if best else None)
     evaluated = [event for event in read_history(session.training.output_dir) if "eval_score" in event]
     assert [event["step"] for event in evaluated] == list(range(1, last + 1))
+
+
+def test_the_rate_of_training_counts_no_evaluation(begin, monkeypatch):
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    task = Scripted([])
+    task.loss_sum = lambda model, batch: setattr(clock, "now", clock.now + 0.5) or LinearTask.loss_sum(task, model, batch)
+    task.score = lambda predictions, split: setattr(clock, "now", clock.now + 100) or {"score": 0.0}
+    session = begin(None, task, True, make_plan(22, eval_steps=1))
+    notes = []
+    advance = session.training.tracker.advance
+    session.training.tracker.advance = lambda *given: advance(*given) or notes.append(session.training.tracker.progress.note)
+    session.fit()
+    assert clock.now > 100
+    assert len({note.split(", ")[1] for note in notes}) == 1, notes
 
 
 def test_of_equal_scores_the_one_with_the_lower_loss_is_the_best(begin):
