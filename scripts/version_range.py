@@ -31,13 +31,13 @@ def main() -> int:
     parser.add_argument("library")
     parser.add_argument("--oldest", type=Version, help="oldest version to try (default: the pinned one)")
     parser.add_argument("--newest", type=Version, help="newest version to try (default: the latest)")
-    parser.add_argument("pytest", nargs="*", help="pytest arguments in place of those of the fast tests")
-    options = parser.parse_args()
+    split = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)  # argparse cannot have them after an option
+    options, tests = parser.parse_args(sys.argv[1:split]), sys.argv[split + 1 :] or FAST
     pinned = Version(importlib.metadata.version(options.library))
     versions = last_patches(options.library)
     up = [v for v in versions if v > pinned and (options.newest is None or v <= options.newest)]
     down = [v for v in reversed(versions) if (options.oldest or pinned) <= v < pinned and v.release[:2] != pinned.release[:2]]
-    ends = [last_that_passes(options, pinned, direction) for direction in (down, up)]
+    ends = [last_that_passes(options.library, tests, pinned, direction) for direction in (down, up)]
     print(f"{options.library}: {ends[0]} to {ends[1]}")
     return 0
 
@@ -49,10 +49,10 @@ def last_patches(library: str) -> list[Version]:
     return list({version.release[:2]: version for version in sorted(versions) if not version.is_prerelease}.values())
 
 
-def last_that_passes(options: argparse.Namespace, pinned: Version, candidates: list[Version]) -> Version:
+def last_that_passes(library: str, tests: list[str], pinned: Version, candidates: list[Version]) -> Version:
     passed = pinned
     for version in candidates:
-        if not passes(options.library, version, options.pytest or FAST):
+        if not passes(library, version, tests):
             break
         passed = version
     return passed

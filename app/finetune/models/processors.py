@@ -42,6 +42,8 @@ def _default_processor(name: str, config: Any) -> Any:
         processor = IMAGE_PROCESSOR_MAPPING[type(config)]["pil"]()
     except KeyError:
         raise InputError(f"{name}: has no {FILE}, and transformers knows none for a {config.model_type} model") from None
+    except ImportError as error:  # SegFormer's needs torchvision before transformers 5.22
+        raise InputError(explain_failed_load("image processor", name, error)) from error
     if isinstance(getattr(config, "image_size", None), int):
         _set_size(processor, config.image_size)
     return processor

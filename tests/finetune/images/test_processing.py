@@ -1,10 +1,13 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from PIL import Image
-from transformers import ConvNextImageProcessorPil, ViTImageProcessorPil
+from transformers import ConvNextImageProcessorPil, ViTConfig, ViTImageProcessorPil
 
 from finetune.errors import InputError
 from finetune.images.processing import processing_of
+from finetune.models import processors
 
 IMAGE = Image.fromarray(np.random.default_rng(0).integers(0, 255, (50, 80, 3), np.uint8))
 
@@ -34,3 +37,13 @@ def test_a_model_of_one_channel_gets_one():
 def test_a_processor_without_a_fixed_size_is_refused():
     with pytest.raises(InputError, match="ViTImageProcessorPil gives images of several sizes"):
         processing_of(ViTImageProcessorPil(do_resize=False), 3)
+
+
+def test_a_processor_that_needs_a_missing_package_is_refused(tmp_path, monkeypatch):
+    def needs_torchvision():
+        raise ImportError("ViTImageProcessorPil requires the torchvision library")
+
+    monkeypatch.setattr(processors, "IMAGE_PROCESSOR_MAPPING", {ViTConfig: {"pil": needs_torchvision}})
+    arguments = SimpleNamespace(from_scratch=True, config_name=str(tmp_path), model_name_or_path="")
+    with pytest.raises(InputError, match=f"^image processor {tmp_path}: .*requires the torchvision library"):
+        processors.load_processor(arguments, ViTConfig(), None)

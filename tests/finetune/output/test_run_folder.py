@@ -1,3 +1,4 @@
+import contextlib
 import json
 import os
 import pickle
@@ -14,22 +15,24 @@ from finetune.output.files import write_json, write_text
 from finetune.output.run_folder import OURS, check_output_dir, check_present, clear, lock, recover_folder, replace_folder
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def small_files():
-    """No file may have more than 4096 bytes, as by `ulimit -f`."""
+    """No file may have more than 4096 bytes, as by `ulimit -f`. No fixture: pytest's own output may be a longer file."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_file_that_cannot_be_written_is_named_and_leaves_nothing(tmp_path, small_files):
+def test_a_file_that_cannot_be_written_is_named_and_leaves_nothing(tmp_path):
     path = tmp_path / "predictions.jsonl"
     path.write_text("old")
-    with pytest.raises(OSError, match=r"predictions\.jsonl'$") as caught:
+    with small_files(), pytest.raises(OSError, match=r"predictions\.jsonl'$") as caught:
         write_text(path, ("x" * 1000 for _ in range(100)))
     assert is_out_of_space(pickle.loads(pickle.dumps(caught.value)))
-    with pytest.raises(OSError, match=r"best'$"):
+    with small_files(), pytest.raises(OSError, match=r"best'$"):
         replace_folder(tmp_path / "best", lambda place: save_file({"x": torch.zeros(9999)}, place / "model.safetensors"))
     assert [each.name for each in tmp_path.iterdir()] == ["predictions.jsonl"]
     assert path.read_text() == "old"
