@@ -93,21 +93,6 @@ def test_files_of_others_do_not_disturb(tmp_path):
     check_output_dir(tmp_path, training=True, overwrite=False, resume=False)
 
 
-def test_places_that_cannot_be_a_folder(tmp_path, monkeypatch):
-    (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="is a file or a link"):
-        check_output_dir(tmp_path / "file", True, False, False)
-    with pytest.raises(InputError, match=r"cannot be written \(Not a directory\)"):
-        check_output_dir(tmp_path / "file" / "below", True, False, False)
-
-    def refuse(*_, **__):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("pathlib.Path.touch", refuse)
-    with pytest.raises(InputError, match=r"cannot be written \(Permission denied\)"):
-        check_output_dir(tmp_path, True, False, False)
-
-
 def test_clearing_removes_what_a_run_wrote_and_nothing_else(tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

@@ -131,12 +131,6 @@ def test_a_head_whose_rows_cannot_be_found_is_refused(model):
         replace_output_layer(model, LABELS, ["a"])
 
 
-def test_labels_that_are_not_numbered_from_0_are_refused():
-    config = BertConfig(id2label={0: "a", 2: "b"}, name_or_path="some/model")
-    with pytest.raises(InputError, match=r"some/model: id2label .* 2 label\(s\) 0, 2, so number 1 has no name.* from 0 to 1"):
-        labels_of(config)
-
-
 def test_the_loss_travels_in_the_configuration(model):
     assert from_config(plain_model(model, fitted(), MultiLabelLoss()).config) is None
     weighted = plain_model(model, fitted(), MultiLabelLoss("bce", 0.1, np.array([1.0, 2.5, 20.0])))
