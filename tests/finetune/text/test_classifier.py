@@ -18,6 +18,7 @@ from finetune.errors import InputError, TrainingError
 from finetune.losses.multilabel import MultiLabelLoss, from_config
 from finetune.metrics.multilabel import sigmoid
 from finetune.models.export import export_model
+from finetune.models.pretrained import labels_of, own_labels
 from finetune.text.classifier import (
     _output_layer,
     calibrated,
@@ -25,8 +26,6 @@ from finetune.text.classifier import (
     check_export,
     configure,
     label_table,
-    labels_of,
-    own_labels,
     plain_model,
     replace_output_layer,
     rows_to_check,
