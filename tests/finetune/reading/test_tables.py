@@ -240,22 +240,15 @@ def test_broken_json_array(content, message):
 # Bytes that are not text
 
 CHINESE = "text,labels\n" + "今天天气很好，我们去公园。,生活\n" * 5
-FRENCH_ROW = "le café est fermé à midi,élève\n"
-FRENCH = f"text,labels\n{FRENCH_ROW}"
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
         (CHINESE.encode("gb18030"), "(0xbd), line 2; looks like GB18030: pass --encoding gb18030"),
-        (CHINESE.encode("utf-16"), "at byte 0 (0xff), line 1; looks like UTF-16: pass --encoding utf-16"),
-        (FRENCH.encode("cp1252"), "at byte 18 (0xe9), line 2; find out its encoding (often cp1252 in Western Europe)"),
         (CHINESE.encode()[:-5], "so the file is cut off or damaged there"),
         (CHINESE.encode() + b"a\xff,b\n" + CHINESE.encode(), "line 7; the text before it is valid"),
         ("text,labels\nпривет мир,да\n".encode("cp1251"), "find out its encoding"),
-        # The time would be in the test's name, and two processes that collect the tests a second apart would differ.
-        (gzip.compress(CHINESE.encode(), mtime=0), "it is gzip-compressed: add .gz to its name"),
-        (b"PK\x03\x04\x14\x00\xff\xff", "it is a zip archive or a spreadsheet"),
     ],
 )
 def test_wrong_encoding(data, message):
@@ -265,20 +258,11 @@ def test_wrong_encoding(data, message):
             continue
         assert found.startswith(f"{name}: not UTF-8 at byte ")
         assert message in found
-    if named := re.search(r"pass --encoding ([a-z0-9-]+)", found):
-        write("a.csv", data)
-        assert read_table("a.csv", named[1], BOTH).columns["labels"][0] in ("生活", "élève")
 
 
 def test_nul_characters_are_text():
     assert read_table(write("a.csv", "text\na\0b\n"), required=["text"]).columns == {"text": ["a\0b"]}
     assert read_table(write("a.jsonl", '{"text": ["\\u0000"]}'), required=["text"]).columns == {"text": [["\0"]]}
-
-
-def test_a_stream_without_the_byte_order_mark_that_its_encoding_needs():
-    for content in ("text,labels\na,b\n", "text,labels\na,bc\n"):
-        message = problem("a.csv", content, encoding="utf-16")
-        assert message.endswith("; it is valid UTF-8: leave --encoding out")
 
 
 # Files that are not there or cannot be read
