@@ -290,15 +290,6 @@ def test_a_crash_while_replacing_a_folder_leaves_the_old_or_the_new(tmp_path):
     assert calls.count("fsync") == 5  # two files, their folders, the parent
 
 
-def test_a_crash_between_the_renames_is_the_one_that_needs_recovering(tmp_path):
-    path = tmp_path / "best"
-    replace_folder(path, fill("old"))
-    assert crashes(1, lambda: replace_folder(path, fill("new")), disk=[(os, "rename")])[0]
-    assert not path.exists()
-    recover_folder(path)
-    assert content(path) == "old"
-
-
 def test_a_failed_fill_leaves_the_old_and_no_rest(tmp_path):
     path = tmp_path / "best"
     replace_folder(path, fill("old"))
