@@ -60,8 +60,8 @@ from finetune.errors import InputError
 from finetune.losses.multilabel import MultiLabelLoss, from_config
 from finetune.metrics.multilabel import MetricsOfLabelledRows, sigmoid
 from finetune.metrics.thresholds import decide
+from finetune.models import pretrained
 from finetune.models.adapters import limit_training
-from finetune.models.pretrained import check_model, drop_pooler, load_config, load_model_and_new_names, take_vocabulary
 from finetune.plots import labels as label_plots
 from finetune.reading.ragged import Ragged
 from finetune.reading.tables import Table
@@ -98,15 +98,15 @@ class MultiLabelClassification(TextTask):
 
     def load_model_config(self, targets: dict[str, Labelled | None], notes: list[str]) -> Any:
         arguments = self.arguments
-        config = load_config(arguments)
-        check_model(arguments, config, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, "classify texts")
+        config = pretrained.load_config(arguments)
+        pretrained.check_model(arguments, config, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, "classify texts")
         if "train" in targets:
-            own, train_labels = classifier.own_labels(config), targets["train"].names
+            own, train_labels = pretrained.own_labels(config), targets["train"].names
             path = " ".join(arguments.train_file or [arguments.dataset_name])
             head_notes = [] if arguments.from_scratch else notes
             self.labels = choose_labels(own, train_labels, arguments.label_file, head_notes, path)
         else:
-            self.labels = classifier.labels_of(config)
+            self.labels = pretrained.labels_of(config)
         self.decider = make_decider(arguments, self.labels)
         return config
 
@@ -143,14 +143,14 @@ class MultiLabelClassification(TextTask):
 
     def build(self) -> torch.nn.Module:
         arguments, config = self.arguments, self.config
-        own, new_rows = None if arguments.from_scratch else classifier.own_labels(config), None
+        own, new_rows = None if arguments.from_scratch else pretrained.own_labels(config), None
         renamed = own is not None and own != self.labels
         if not renamed:
             classifier.configure(config, self.labels)
         if arguments.from_scratch:
-            take_vocabulary(config, self.tokenizer)
+            pretrained.take_vocabulary(config, self.tokenizer)
         config.pad_token_id = self.tokenizer.pad_token_id
-        model, new_names = load_model_and_new_names(AutoModelForSequenceClassification, arguments, config)
+        model, new_names = pretrained.load_model_and_new_names(AutoModelForSequenceClassification, arguments, config)
         if renamed:
             new_rows = classifier.replace_output_layer(model, own, self.labels)
             classifier.configure(config, self.labels)
@@ -159,7 +159,7 @@ class MultiLabelClassification(TextTask):
             bias = classifier.prior_bias(self.positive, self.num_train_rows, self.loss.pos_weight, smoothing)
             classifier.set_head_bias(model, new_names, bias, new_rows)
         if config.model_type == "big_bird":
-            drop_pooler(model.bert)  # its classifier reads the first token itself
+            pretrained.drop_pooler(model.bert)  # its classifier reads the first token itself
         classifier.check_calibration(arguments, model, len(self.labels))
         return self.with_kernels(limit_training(model, arguments, new_names))
 

@@ -59,7 +59,8 @@ from finetune.images.image_task import ImageSplit, ImageTask, Targets, check_fin
 from finetune.images.processing import Processing, processing_of
 from finetune.images.sources import Inspection, JoinedImages
 from finetune.metrics.single_label import confusion_matrix, per_class_table
-from finetune.models.pretrained import check_model, load_config, load_model_and_new_names, on_meta
+from finetune.models.export import plain_model
+from finetune.models.pretrained import check_model, load_config, load_model_and_new_names, on_meta, own_labels
 from finetune.models.processors import load_processor
 from finetune.models.small_cnn import SmallCNN, SmallCNNConfig, load_small_cnn, read_config, save_small_cnn
 from finetune.output.run_folder import replace_folder
@@ -94,7 +95,7 @@ class ImageClassification(ImageTask):
         self.smoothing = arguments.label_smoothing_factor
         if not self.modes.train:  # the loss is that of the model's training
             self.smoothing = getattr(self.config, "label_smoothing_factor", self.smoothing)
-        self.own_labels = None if arguments.from_scratch else classifier.own_labels(self.config)
+        self.own_labels = None if arguments.from_scratch else own_labels(self.config)
         self.labels = classifier.choose_labels(self.own_labels, classes, self.config)
         if isinstance(self.config, SmallCNNConfig):
             self.config = classifier.with_labels(self.config, self.labels, arguments)
@@ -177,7 +178,7 @@ class ImageClassification(ImageTask):
         if isinstance(self.config, SmallCNNConfig):
             replace_folder(path, partial(save_small_cnn, self.config, weights, check))
         else:
-            self.save_best(path, model, classifier.plain_model(model), weights, check)
+            self.save_best(path, model, plain_model(model), weights, check)
         return metrics
 
     def samples(self, best: Predictions) -> dict[str, str]:

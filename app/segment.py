@@ -50,7 +50,7 @@ from finetune.application import run
 from finetune.batching.mask_bits import pack, packed_bytes, unpack
 from finetune.images import masks, segmenter
 from finetune.images.augmentation import Augmentation
-from finetune.images.classifier import labels_of, own_labels, plain_model, rows_to_check
+from finetune.images.classifier import rows_to_check
 from finetune.images.examples import Examples
 from finetune.images.image_task import ImageSplit, ImageTask, Targets, check_finite
 from finetune.images.processing import Processing
@@ -58,7 +58,8 @@ from finetune.images.sources import Images, Inspection
 from finetune.losses.segmentation import SegmentationLoss, balanced_class_weights
 from finetune.metrics.segmentation import by_class, count_confusion, iou, segmentation_scores
 from finetune.models.adapters import adapted_name
-from finetune.models.pretrained import check_model, load_config, load_model_and_new_names
+from finetune.models.export import plain_model
+from finetune.models.pretrained import check_model, labels_of, load_config, load_model_and_new_names, own_labels
 from finetune.models.processors import load_processor
 from finetune.output import predictions as output
 from finetune.output import written

@@ -14,8 +14,8 @@
     images              the image tasks against a bare loop, Trainer and MONAI's loop (pip install -r requirements-vision.txt)
 
 Results: bench_cpu.json and bench_cpu.md (bench_cuda.* on an NVIDIA GPU, unless CUDA_VISIBLE_DEVICES= hides it), a plot of each
-table (pip install -r scripts/benchmarking/requirements.txt), and goals.md with every goal. Sections that are not run keep their
-reports. The page's text from the heading "## Reading" on is kept too.
+table, and goals.md with every goal. Sections that are not run keep their reports. The page's text from the heading "## Reading"
+on is kept too.
 
 --data DIR may hold short, long_tailed (text and labels) and titles (text and title): .csv or .jsonl, also with .gz.
 The sample corpus (scripts/make_sample_data.py) stands in for missing files. Without --model, classifiers have random weights.

@@ -6,7 +6,6 @@
 Trains a small classifier twice on the sample data, without dropout. The first run stays in one process. The second one is
 stopped by SIGTERM after each third of its steps and resumed under the next launch: one process, two processes (torchrun), two
 processes with DeepSpeed ZeRO-2. Writes docs/images/moving.png and the losses of both runs to benchmarks/moving.json.
-Needs: pip install -r scripts/benchmarking/requirements.txt
 """
 
 from __future__ import annotations

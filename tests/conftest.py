@@ -18,6 +18,7 @@ import hypothesis
 import launchers
 import pytest
 import title_job
+from in_process import script  # noqa: F401 - a fixture
 from launchers import JOBS, Launched
 
 from finetune.text.arguments import TextArguments
@@ -188,8 +189,8 @@ def title_tokens(title_home: Path) -> TokenTable:
     never, options = title_home / "runs" / "never_tokens", ["--cells", "zero2", "--steps", str(title_job.STEPS)]
     micro_batches = {"max_tokens_per_micro_batch": title_job.MICRO_BATCH_TOKENS, "adam_epsilon": title_job.TABLE_EPSILON}
     job = title_job.arguments(**micro_batches, output_dir=never)
-    script = [str(launchers.SCRIPTS / "parity.py"), *options, "--output_dir", "tokens", str(title_job.SCRIPT)]
-    finished = launchers.run([*launchers.python(), *script, "--from_scratch", *job], title_home, timeout=900)
+    command = [str(launchers.SCRIPTS / "parity.py"), *options, "--output_dir", "tokens", str(title_job.SCRIPT)]
+    finished = launchers.run([*launchers.python(), *command, "--from_scratch", *job], title_home, timeout=900)
     return TokenTable(finished, title_home / "tokens", never)
 
 

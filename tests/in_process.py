@@ -17,7 +17,6 @@ from typing import NoReturn
 
 import pytest
 
-from finetune.application import run_task
 from finetune.arguments.parsing import parse, validate
 from finetune.launching import signals
 from finetune.launching.shutdown import failures_end_the_job
@@ -74,6 +73,9 @@ def script(monkeypatch, environment, token_cache, capfd) -> Callable[[str, list[
     import datasets
     import huggingface_hub
 
+    from finetune import opened_run
+    from finetune.application import run_task
+
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setitem(os.environ, "CUDA_VISIBLE_DEVICES", "")
@@ -96,8 +98,11 @@ def script(monkeypatch, environment, token_cache, capfd) -> Callable[[str, list[
                     run_task(getattr(module, TASKS[task])(arguments), arguments)
             except ProcessExit as exit_:
                 code = exit_.args[0]
-        for worker in multiprocessing.active_children():  # of a failed DataLoader; a real exit would end them
+        # A real exit would end the workers of a failed DataLoader, and close the lock.
+        for worker in multiprocessing.active_children():
             worker.kill()
+        if opened_run._lock is not None:
+            opened_run._lock.close()
         out, err = capfd.readouterr()
         reset_accelerate()
         return Ended(code, out, err + "".join(f"{message}\n" for message in messages))

@@ -10,7 +10,6 @@ import masks_job
 import pytest
 import title_job
 from images_job import write_folder
-from in_process import script  # noqa: F401 - a fixture
 from launchers import write_corpus
 from transformers import ConvNextImageProcessorPil, ResNetConfig
 
@@ -61,7 +60,7 @@ def segformer(folder):
 
 
 @pytest.mark.slow
-def test_the_code_of_every_card_gives_the_runs_predictions_without_our_code_or_a_warning(tmp_path, script, monkeypatch):  # noqa: F811
+def test_the_code_of_every_card_gives_the_runs_predictions_without_our_code_or_a_warning(tmp_path, script, monkeypatch):
     jobs, lines = [], []
     for prepare in (bigbird, chinese_titles, resnet, segformer):
         home = tmp_path / prepare.__name__

@@ -142,10 +142,6 @@ def test_a_metric_that_one_row_defines():
     rows: list[list[int]] = [[]] * 20
     check_best_metric("roc_auc_macro", Ragged.of([*rows, [0]]), 2)
     check_best_metric("f1_micro", Ragged.of(rows), 2)
-    with pytest.raises(InputError, match="roc_auc_macro is undefined on these validation rows"):
-        check_best_metric("roc_auc_macro", Ragged.of(rows), 2)
-    with pytest.raises(InputError, match="no such metric; did you mean f1_macro"):
-        check_best_metric("f1_marco", Ragged.of([[0]]), 2)
 
 
 @pytest.mark.parametrize("kind", ["focal", "asymmetric", "distribution_balanced"])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from image_classify import Arguments, ImageClassification
 from images_job import CLASSES, write_folder, write_idx
-from in_process import check_evaluated_alike, script  # noqa: F401 - a fixture
+from in_process import check_evaluated_alike
 from PIL import Image
 from safetensors.torch import load_file
 from transformers import (
@@ -59,7 +59,7 @@ def arguments(folder, **given):
     return [f"--{name}={value}" for name, value in named.items() if value is not None]
 
 
-def test_the_small_cnn_from_mnist_files_to_predictions_and_a_card_that_runs(tmp_path, script):  # noqa: F811
+def test_the_small_cnn_from_mnist_files_to_predictions_and_a_card_that_runs(tmp_path, script):
     mnist = write_idx(tmp_path / "mnist", rows=64)
     write_idx(mnist, "t10k", rows=10, seed=1)
     data = {f"{split}_file": mnist for split in ("train", "validation", "test")}
@@ -107,7 +107,7 @@ def test_the_small_cnn_from_mnist_files_to_predictions_and_a_card_that_runs(tmp_
 
 
 @pytest.mark.slow
-def test_a_model_of_transformers_loads_in_a_pipeline(tmp_path, script):  # noqa: F811
+def test_a_model_of_transformers_loads_in_a_pipeline(tmp_path, script):
     new = tmp_path / "new"
     ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic").save_pretrained(new)
     ConvNextImageProcessorPil(size={"shortest_edge": 32}, crop_pct=1.0).save_pretrained(new)
@@ -131,7 +131,7 @@ def test_a_model_of_transformers_loads_in_a_pipeline(tmp_path, script):  # noqa:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("in_4bit", ["false", "true"])
-def test_adapters_are_merged_into_a_pretrained_model(in_4bit, tmp_path, script):  # noqa: F811
+def test_adapters_are_merged_into_a_pretrained_model(in_4bit, tmp_path, script):
     base = tmp_path / "base"
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16, "image_size": 32}
     ViTForImageClassification(ViTConfig(**sizes, patch_size=8)).save_pretrained(base)
@@ -188,7 +188,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_bad_images_are_explained_in_one_message(name, tmp_path, script, monkeypatch):  # noqa: F811
+def test_bad_images_are_explained_in_one_message(name, tmp_path, script, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_folder(tmp_path / "train")
     write_folder(tmp_path / "valid", rows=4)

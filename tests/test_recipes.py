@@ -11,7 +11,6 @@ import pytest
 import title_job
 from docs.test_documentation import check_command
 from images_job import write_idx
-from in_process import script  # noqa: F401 - a fixture
 from launchers import REPOSITORY, write_corpus
 from transformers import BartConfig, BertTokenizer
 
@@ -104,7 +103,7 @@ def tiny(name, task, folder, bert_folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_trains(name, script, tmp_path, bert_folder, monkeypatch):  # noqa: F811
+def test_a_recipe_trains(name, script, tmp_path, bert_folder, monkeypatch):
     monkeypatch.chdir(REPOSITORY)
     task = re.search(r"app/(\w+)\.py", " ".join(header(name)[0]))[1]
     given = tiny(name, task, tmp_path, bert_folder) | {"output_dir": tmp_path / "run", "report_to": "none", "max_steps": 1}

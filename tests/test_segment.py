@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import segment
 import torch
-from in_process import check_evaluated_alike, script  # noqa: F401 - a fixture
+from in_process import check_evaluated_alike
 from masks_job import CLASSES, SIZE
 from PIL import Image
 from safetensors.torch import load_file
@@ -96,7 +96,7 @@ def data(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_segformer_from_masks_to_a_pipeline_predictions_and_a_resume(tmp_path, data, script):  # noqa: F811
+def test_segformer_from_masks_to_a_pipeline_predictions_and_a_resume(tmp_path, data, script):
     run, varied = tmp_path / "run", {"random_flip": "true", "color_jitter": 0.2, "random_scale": "0.7,1.5"}
     given = {"config_name": masks_job.segformer(tmp_path / "model"), "train_file": data, "test_file": data / "val", **varied}
     given |= {"num_train_epochs": 8, "save_steps": 16, "save_total_limit": 9, "class_weights": "balanced"}
@@ -147,7 +147,7 @@ def test_segformer_from_masks_to_a_pipeline_predictions_and_a_resume(tmp_path, d
 
 
 @pytest.mark.slow
-def test_adapters_and_the_head_alone_are_trained(tmp_path, data, script):  # noqa: F811
+def test_adapters_and_the_head_alone_are_trained(tmp_path, data, script):
     base, run = tmp_path / "base", tmp_path / "run"
     torch.manual_seed(0)
     model = AutoModelForSemanticSegmentation.from_config(AutoConfig.from_pretrained(masks_job.segformer(base)))
@@ -165,7 +165,7 @@ def test_adapters_and_the_head_alone_are_trained(tmp_path, data, script):  # noq
 
 
 @pytest.mark.slow
-def test_deeplab_by_windows_on_rows_of_datasets(tmp_path, data, script):  # noqa: F811
+def test_deeplab_by_windows_on_rows_of_datasets(tmp_path, data, script):
     files = [str(data / "train" / "images" / f"{row:03}.png") for row in range(8)]
     features = datasets.Features(image=datasets.Image(), label=datasets.Image())
     rows = datasets.Dataset.from_dict({"image": files, "label": [f.replace("images", "masks") for f in files]}, features)
@@ -200,7 +200,7 @@ def test_deeplab_by_windows_on_rows_of_datasets(tmp_path, data, script):  # noqa
 
 
 @pytest.mark.slow
-def test_micro_batches_and_two_processes_train_the_same_weights_without_batch_norm(tmp_path, data, script):  # noqa: F811
+def test_micro_batches_and_two_processes_train_the_same_weights_without_batch_norm(tmp_path, data, script):
     mixed = ["--train_file", str(data / "train"), str(data / "val"), "--mixing_weights", "1", "2"]
     weights = []
     for number, micro_batch in enumerate((4, 1, 2)):
@@ -229,7 +229,6 @@ def test_micro_batches_and_two_processes_train_the_same_weights_without_batch_no
         ({"random_crop": 0.5, "inference": "sliding_window"}, "--random_crop resizes its crops"),
         ({"image_size": (1, 2, 3)}, "--image_size has 3 numbers, expected HEIGHT,WIDTH"),
         ({"metrics": ("accuracy",)}, "--metrics: masks are scored by IoU, Dice and pixel accuracy alone"),
-        ({"config_name": None}, "no model: give --model_name_or_path, or --config_name with --from_scratch"),
     ],
 )
 def test_contradictory_arguments(given, said):

@@ -56,7 +56,6 @@ def test_the_help_has_no_arguments_of_tokens(capsys):
     [
         ({"train_file": None}, "no training volumes: give --train_file FOLDER"),
         ({"strides": (2, 2)}, "--channels has 5 numbers and --strides 2; expected one fewer strides"),
-        ({"spacing": (1.0, 2.0)}, "--spacing has 2 numbers, expected 3"),
         ({"patch_size": (16, 16, 20)}, "--patch_size 16,16,20: each must be a multiple of 16, the product of --strides"),
         ({"dice_weight": 0.0, "cross_entropy_weight": 0.0}, "are both 0; there is nothing to learn"),
         ({"flip_axes": ("x", "none")}, "--flip_axes has none and an axis; keep one"),
@@ -74,12 +73,6 @@ def test_missing_libraries_are_named_with_their_file(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     for problem, name in zip(problems(), ("monai", "nibabel"), strict=True):
         assert problem == f"{name} is not installed: pip install -r requirements-vision.txt"
-
-
-def test_a_patch_of_one_voxel_at_the_lowest_level():
-    arguments = segment3d.Arguments(patch_size=(16, 16, 16))
-    with pytest.raises(InputError, match="one voxel at the network's lowest level"):
-        Settings.choose(arguments, ["background", "a"], (1.0, 1.0, 1.0), [])
 
 
 def test_patches_are_the_median_volume_if_nobody_says_otherwise():

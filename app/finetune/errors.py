@@ -1,9 +1,11 @@
 """Exceptions that end a run, and their exit codes."""
 
+import contextlib
 import errno
 import os
 import re
 import socket
+from collections.abc import Iterator
 
 EXIT_BAD_INPUT = 2
 EXIT_TRAINING_FAILED = 3
@@ -27,6 +29,15 @@ class InputError(Exception):
     def __reduce__(self) -> tuple:
         """Pickled, because all processes raise the error of rank 0."""
         return type(self), tuple(self.problems)
+
+
+@contextlib.contextmanager
+def collecting(problems: list[str]) -> Iterator[None]:
+    """Adds the problems of an `InputError` to `problems`, so that later ones are found too."""
+    try:
+        yield
+    except InputError as error:
+        problems += error.problems
 
 
 class TrainingError(Exception):

@@ -13,7 +13,7 @@ from huggingface_hub import get_token
 from finetune import optimizers
 from finetune.arguments.parsing import SpaceSeparated, names_of
 from finetune.checkpoints import shards
-from finetune.errors import InputError
+from finetune.errors import InputError, collecting
 from finetune.launching import deepspeed_config, rendezvous
 from finetune.launching.launch import Launch, Machine, describe_launch
 from finetune.output import predictions, run_folder, written
@@ -30,18 +30,14 @@ def check(arguments: Any, machine: Machine | None = None) -> Launch:
     """
     problems: list[str] = []
     launch, train = None, arguments.modes.train
-    try:
+    with collecting(problems):
         launch = describe_launch(arguments, machine)
-    except InputError as error:
-        problems += error.problems
     # Only rank 0 writes, and --output_dir need not exist on other machines.
     if arguments.output_dir is not None and (launch is None or launch.rank == 0):
         folder = Path(arguments.output_dir)
         resume = arguments.resume_from_checkpoint is not None or run_folder.was_restarted(folder)
-        try:
+        with collecting(problems):
             run_folder.check_output_dir(folder, train, arguments.overwrite_output_dir, resume)
-        except InputError as error:
-            problems += error.problems
         problems += _path_conflicts(arguments, folder, train)
     if launch is not None and train and arguments.checkpoint_format == "sharded":
         problems += shards.refusals(launch, arguments.shared_output_dir)
@@ -85,13 +81,11 @@ def _path_conflicts(arguments: Any, folder: Path, train: bool) -> list[str]:
             if any(path.is_relative_to(other) for other in removed)
         ]
     metrics = predictions.metrics_name(arguments)
-    try:
+    with collecting(problems):
         if not train:  # for training `check_output_dir` does it
             written.check_foreign(folder, [metrics])
         if not (train and arguments.overwrite_output_dir):
             run_folder.read_metrics(folder / metrics)
-    except InputError as error:
-        problems += error.problems
     if arguments.do_predict:
         path = predictions.path_of(arguments)
         what = f"--predictions_file {path}" if arguments.predictions_file is not None else str(path)

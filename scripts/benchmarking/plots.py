@@ -1,21 +1,15 @@
-"""Draws the plot of a table, if matplotlib is installed (scripts/benchmarking/requirements.txt)."""
+"""Draws the plot of a table."""
 
-import functools
-import sys
 from pathlib import Path
 from typing import Any
 
 OURS, OTHERS = "#1f6fb4", ("#8a8f98", "#c97b2f", "#5a9367", "#9467a9", "#b5555b", "#4d8f9e")
 
 
-def draw(title: str, chart: dict[str, Any], path: Path) -> bool:
-    """Draws a chart of `report.table` into `path`. Returns False, and prints a hint once, if matplotlib is missing."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        warn()
-        return False
+def draw(title: str, chart: dict[str, Any], path: Path) -> None:
+    """Draws a chart of `report.table` into `path`."""
     import pandas  # slow to import
+    from matplotlib.figure import Figure
 
     frame = pandas.DataFrame({name: dict(points) for name, points in chart["series"].items()})
     single, bars = len(frame.columns) == 1, isinstance(frame.index[0], str)
@@ -38,12 +32,6 @@ def draw(title: str, chart: dict[str, Any], path: Path) -> bool:
     if not single:
         axes.legend(frameon=False, fontsize=8)
     axes.figure.savefig(path, dpi=110, metadata={"Software": None})
-    return True
-
-
-@functools.cache
-def warn() -> None:
-    print("no plots: pip install -r scripts/benchmarking/requirements.txt", file=sys.stderr)
 
 
 def colours(names: list[str]) -> list[str]:

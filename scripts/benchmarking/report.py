@@ -134,8 +134,8 @@ def render(report: Report, section: Section, path: Path) -> list[str]:
     for number, table in enumerate(report["tables"], 1):
         title, plot = table["title"], path.with_name(f"{path.name}_{number}.png")
         lines += [f"### {title}", "", *markdown(table["rows"]), *([table["note"], ""] if table.get("note") else [])]
-        if plots.draw(f"{section.title}: {title[0].lower()}{title[1:]}", table["chart"], plot):
-            lines += [f"![{title}]({plot.name})", ""]
+        plots.draw(f"{section.title}: {title[0].lower()}{title[1:]}", table["chart"], plot)
+        lines += [f"![{title}]({plot.name})", ""]
     return lines
 
 

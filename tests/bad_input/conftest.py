@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from in_process import script  # noqa: F401 - a fixture
 
 
 @pytest.fixture(scope="session")

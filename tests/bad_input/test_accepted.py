@@ -12,8 +12,6 @@ import pytest
 from catalogue_case import GOOD, TARGETS, Case, command_line, contents, lay_out, lines
 from in_process import check_evaluated_alike
 
-from finetune import opened_run
-
 TRIED = [pytest.param(case, task, id=f"{case.name}-{task}") for case in accepted.CASES for task in case.tasks]
 
 
@@ -83,13 +81,11 @@ def test_predicting_in_a_finished_runs_folder_keeps_what_the_run_found(task, wor
     case = Case("", [], (task,), training, files)
     lay_out(case, task, workplace)
     assert script(task, command_line(case, task)).code == 0
-    opened_run._lock.close()  # as the end of the process does
     kept = contents(Path("done"))
 
     predict = ["--do_predict", "--model_name_or_path", "done/best", "--test_file", "one.csv", "--output_dir", "done"]
     for options, name in [([], "done/predictions_one.jsonl"), (["--predictions_file", "p.csv"], "p.csv")] * 2:
         ended = script(task, [*predict, *options])
-        opened_run._lock.close()
         assert (ended.code, ended.err) == (0, "")
         assert f"predictions    {name}\n" in ended.out
     lines = Path("p.csv").read_text(encoding="utf-8").splitlines()
@@ -104,16 +100,19 @@ def test_predicting_in_a_finished_runs_folder_keeps_what_the_run_found(task, wor
     # The exported model gives the metrics of its training.
     judge = ["--do_eval", "--model_name_or_path", "done/best", "--validation_file", "valid.csv", "--output_dir", "judged"]
     ended = script(task, judge)
-    opened_run._lock.close()
     assert (ended.code, ended.err) == (0, "")
     check_evaluated_alike(Path("done"), Path("judged"))
 
 
 def test_figures_that_are_undefined_are_null(workplace, script):
-    """A label without positive rows: no warning, no NaN, and the averages say over how many labels they are."""
+    """A label without positive rows: notes, no warning, no NaN, and the averages say over how many labels they are."""
     case = Case("", [], ("classify",), {"label_file": "labels.txt"}, {"labels.txt": "red\ngreen\nfruit\nnever\n"})
     lay_out(case, "classify", workplace)
-    assert script("classify", command_line(case, "classify")).code == 0
+    ended = script("classify", command_line(case, "classify"))
+    assert (ended.code, ended.err) == (0, "")
+    assert "note           no training row has never\n" in ended.out
+    undefined = "ROC AUC is undefined for 1 label(s) that no or every validation row has, and left out of its average: never\n"
+    assert undefined in ended.out
     figures = read_json(Path("run/metrics.json").read_text(encoding="utf-8"))
     (never,) = [row for row in figures["eval_per_label"] if row["label"] == "never"]
     assert (never["support"], never["roc_auc"], never["average_precision"]) == (0, None, None)

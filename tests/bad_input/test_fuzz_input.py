@@ -18,7 +18,7 @@ import pytest
 import titlegen
 import yaml
 from catalogue_case import GOOD, VALID
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from finetune.arguments.groups import ModelArguments
@@ -196,10 +196,12 @@ VALUES = st.one_of(
     ),
     st.text(max_size=6),
 )
+YAML_VALUES = st.sampled_from(["!!int ''", "!!bool x", "&a [*a]", "2020-99-01", "[1, [2]]"])
 
 
 @quick
 @given(st.sampled_from([classify, titlegen]), st.lists(st.builds("--{}={}".format, ARGUMENTS, VALUES) | VALUES, max_size=6))
+@example(classify, ["--seed", "1" * 5000])
 def test_any_command_line_is_read_or_refused(module, argv):
     arguments = result_or_words(lambda: parse(module.Arguments, argv))
     if arguments is not None:
@@ -213,10 +215,14 @@ def test_any_command_line_is_read_or_refused(module, argv):
         st.dictionaries(ARGUMENTS, st.one_of(json_values, VALUES), max_size=5).map(
             lambda content: yaml.safe_dump(content).encode()
         ),
-        st.lists(st.builds("{}: {}".format, ARGUMENTS, VALUES), max_size=4).map(lambda found: "\n".join(found).encode()),
+        st.lists(st.builds("{}: {}".format, ARGUMENTS, VALUES | YAML_VALUES), max_size=4).map(
+            lambda found: "\n".join(found).encode()
+        ),
         st.binary(max_size=30),
     ),
 )
+@example(classify, b"[" * 5000)
+@example(classify, b"seed: !!timestamp x")
 def test_any_run_configuration_is_read_or_refused(module, data):
     result_or_words(lambda: parse(module.Arguments, ["--config", write("run.yaml", data)]))
 

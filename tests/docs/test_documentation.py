@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from unittest import mock
 
+import make_argument_reference as reference
 import pytest
 import yaml
 from launchers import REPOSITORY
@@ -254,9 +255,7 @@ def test_the_image_shows_what_was_measured():
     assert max(abs(a - b) / b for a, b in zip(record["moved"], record["never_moved"], strict=True)) < 1e-5
 
 
-def test_the_argument_reference_is_current(monkeypatch):
-    monkeypatch.syspath_prepend(REPOSITORY / "scripts")
-    reference = importlib.import_module("make_argument_reference")
+def test_the_argument_reference_is_current():
     assert reference.PAGE.read_text(encoding="utf-8") == reference.page(), "run python scripts/make_argument_reference.py"
     fields = [
         field for field in dataclasses.fields(importlib.import_module("classify").Arguments) if not field.metadata["hidden"]

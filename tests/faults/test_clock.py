@@ -4,13 +4,12 @@ import itertools
 import time
 
 import pytest
-from in_process import script  # noqa: F401 - a fixture
 from launchers import UNEVEN, training
 from soaking.comparison import differences
 
 
 @pytest.mark.slow
-def test_a_run_does_not_depend_on_the_clock(launched, home, tmp_path, script, monkeypatch):  # noqa: F811
+def test_a_run_does_not_depend_on_the_clock(launched, home, tmp_path, script, monkeypatch):
     straight, now, calls = launched("python").folder, time.time, itertools.count()
     monkeypatch.chdir(home)
     monkeypatch.setattr(time, "time", lambda: now() + 7200 * (-1) ** next(calls))

@@ -8,11 +8,9 @@ import shutil
 import subprocess
 
 import pytest
-from in_process import script  # noqa: F401 - a fixture
 from launchers import python, run, torchrun, training
 from soaking.comparison import differences
 
-from finetune import opened_run
 from finetune.checkpoints.checkpoint import damage, list_checkpoints
 
 SETTINGS = {"model": "bert_dropout", "max_steps": 12, "save_total_limit": 5}
@@ -42,7 +40,7 @@ def test_a_full_disk_ends_the_run_and_harms_nothing(
     steps,
     home,
     tmp_path,
-    script,  # noqa: F811
+    script,
     monkeypatch,
 ):
     disk, kept = tmp_path / "disk", tmp_path / "kept"
@@ -64,6 +62,5 @@ def test_a_full_disk_ends_the_run_and_harms_nothing(
     monkeypatch.chdir(home)
     for folder, more in ((kept, ["--resume_from_checkpoint", "auto"]), (tmp_path / "whole", [])):
         ended = script("classify", [*training(folder, **SETTINGS)[1:], *more])
-        opened_run._lock.close()  # as the end of the process does
         assert ended.code == 0, ended.err
     assert differences(tmp_path / "whole", kept) == []

@@ -101,11 +101,6 @@ def test_steps_asked_for_win_over_epochs(arguments):
     assert plan_of(arguments(), 100, 1).save_steps == 4  # an epoch
 
 
-def test_warmup_longer_than_the_run(arguments):
-    with pytest.raises(InputError, match=r"--warmup_steps 8 is longer than the run \(7 optimizer steps\)"):
-        plan_of(arguments(max_steps=7, warmup_steps=8), 1000, 1)
-
-
 @pytest.mark.parametrize(("kind", "rate"), [("none", 1e-3), ("linear", 4e-3), ("sqrt", 2e-3)])
 def test_learning_rate_scales_with_the_batch(arguments, kind, rate):
     asked = arguments(learning_rate=1e-3, lr_scaling=kind, global_batch_size=64, base_global_batch_size=16)

@@ -39,9 +39,3 @@ def test_no_average_of_weights_on_nvme(arguments, environment, tmp_path):
     asked = arguments(output_dir=str(tmp_path / "run"), deepspeed=str(file), ema_decay=0.99)
     with pytest.raises(InputError, match=r"--ema_decay does not work with offloading to nvme .*nvme\.json"):
         preflight.check(asked, Machine(0, True))
-
-
-def test_pushing_without_a_token_is_known_before_training(arguments, environment, tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
-    with pytest.raises(InputError, match="--push_to_hub: no token"):
-        preflight.check(arguments(output_dir=str(tmp_path), push_to_hub=True))

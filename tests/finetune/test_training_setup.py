@@ -375,18 +375,3 @@ def test_layers_are_compiled_but_under_zero_3(start_run, arguments, tmp_path, mo
     training(run, arguments(output_dir=str(tmp_path), torch_compile=True), model=model)
     assert (model.forward != plain) == compiled
     assert ("--torch_compile is ignored under ZeRO-3" in capsys.readouterr().out) == (not compiled)
-
-
-def test_a_compiled_run_is_the_same_run(start_run, arguments, tmp_path, monkeypatch):
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
-    weights = []
-    for compiles in (False, True):
-        asked = arguments(output_dir=str(tmp_path / str(compiles)), torch_compile=compiles)
-        Path(asked.output_dir).mkdir()
-        run = start_run(make_plan(22).batch)
-        whole = training(run, asked)
-        fit(run, whole)
-        whole.made.tracker.close()
-        weights.append(dict(whole.made.model.state_dict()))
-    assert weights[0].keys() == weights[1].keys()
-    assert all(torch.allclose(weights[0][name], weights[1][name]) for name in weights[0])

@@ -4,7 +4,6 @@ import shutil
 
 import pytest
 import torch
-from in_process import script  # noqa: F401 - a fixture
 from launchers import run, torchrun, training
 from safetensors.torch import load_file
 
@@ -25,7 +24,7 @@ def best(folder):
     return load_file(folder / "best" / "model.safetensors")
 
 
-def test_adapters_are_the_same_everywhere_and_move(launched, home, tmp_path, script, monkeypatch):  # noqa: F811
+def test_adapters_are_the_same_everywhere_and_move(launched, home, tmp_path, script, monkeypatch):
     """One process, ZeRO-2, and from the checkpoint of that ZeRO-3."""
     model = launched("python").folder / "best"
     whole, zero2, moved = tmp_path / "whole", tmp_path / "zero2", tmp_path / "moved"

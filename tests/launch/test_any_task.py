@@ -18,14 +18,11 @@ import numpy as np
 import pytest
 import torch
 import vector_task
-from in_process import script  # noqa: F401 - a fixture
 from launchers import SCRIPTS, python, run, torchrun
 from safetensors.torch import load_file
 from torch import nn
 from vector_task import Arguments, Regression
 
-from finetune import opened_run
-from finetune.arguments.parsing import parse
 from finetune.errors import InputError
 from finetune.plan import Modes
 from finetune.training.gradient_checkpointing import checkpoint_activations
@@ -58,14 +55,6 @@ def make_task(model="linear"):
 
 
 # Without a launch ------------------------------------------------------------------------------------------------------
-
-
-def test_the_help_has_no_arguments_of_tokens(capsys):
-    with pytest.raises(SystemExit):
-        parse(Arguments, ["--help", "all"])
-    text = capsys.readouterr().out
-    assert "--global_batch_size" in text
-    assert [word for word in text.split() if "token" in word or "length" in word or "padding" in word] == []
 
 
 def test_activations_are_computed_again_and_gradients_stay_the_same(monkeypatch):
@@ -128,12 +117,11 @@ def place(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def train(script) -> Callable[..., str]:  # noqa: F811
+def train(script) -> Callable[..., str]:
     """A function that trains in this process: (output folder, more arguments) -> what the run said."""
 
     def start(output_dir: Path, *more: str) -> str:
         ended = script("vector_task", job(output_dir, *more))
-        opened_run._lock.close()  # as the end of the process does
         assert ended.code == 0, ended.err
         return ended.out
 

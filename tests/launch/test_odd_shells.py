@@ -6,10 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from in_process import script  # noqa: F401 - a fixture
 from launchers import CLASSIFY, python, run, training, write_corpus
-
-from finetune import opened_run
 
 
 def in_shell(command, *shell):
@@ -34,7 +31,7 @@ def test_without_a_home_or_a_reader_a_run_under_deepspeed_ends_well(home, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_file_that_may_not_grow_is_named(tmp_path, script, monkeypatch):  # noqa: F811
+def test_a_file_that_may_not_grow_is_named(tmp_path, script, monkeypatch):
     """The history is the first file of the run to pass the limit; then, without a training, the predictions."""
     home = tmp_path  # not the tests' common one, where steps are observed: that writes files, too
     write_corpus(home)
@@ -50,7 +47,6 @@ def test_a_file_that_may_not_grow_is_named(tmp_path, script, monkeypatch):  # no
     predict = {"--do_predict": "true", "--model_name_or_path": tmp_path / "fill" / "best", "--test_file": "test.csv"}
     words = [str(word) for pair in {**predict, "--output_dir": tmp_path / "new"}.items() for word in pair]
     assert script("classify", words).code == 0
-    opened_run._lock.close()  # as the end of the process does
     (tmp_path / "new" / "predictions.jsonl").unlink()
     finished = run(in_shell([*python(), str(CLASSIFY), *words], 'ulimit -f 1; "$@"'), home)
     check_end(finished, tmp_path / "new" / "predictions.jsonl", "Then run the same command again")

@@ -7,10 +7,7 @@ import re
 import shutil
 
 import pytest
-from in_process import script  # noqa: F401 - a fixture
 from launchers import CLASSIFY, JOBS, LABELS, TEST_ROWS, python, run, torchrun, training
-
-from finetune import opened_run
 
 pytestmark = pytest.mark.slow
 
@@ -57,15 +54,12 @@ def folder(finished_run, tmp_path):
 
 
 @pytest.fixture
-def train(script, home, monkeypatch):  # noqa: F811
+def train(script, home, monkeypatch):
     """A function that runs the job with dropout in this process: (output folder, arguments with a value, others) -> its end."""
     monkeypatch.chdir(home)
 
     def start(folder, changed, *more):
-        ended = script("classify", [*training(folder, **DROPOUT | changed)[1:], *more])
-        if opened_run._lock is not None:
-            opened_run._lock.close()  # as the end of the process does
-        return ended
+        return script("classify", [*training(folder, **DROPOUT | changed)[1:], *more])
 
     return start
 
@@ -264,30 +258,6 @@ def test_predicting_with_the_best_model_needs_no_labels_and_leaves_the_run_alone
     for line, earlier in zip(again, predicted, strict=True):
         assert line["probabilities"] == pytest.approx(earlier["probabilities"], rel=0, abs=2e-6)
     assert read_json(folder / "metrics_unlabelled.json")["test_rows"] == metrics["test_rows"]
-
-
-def interrupt(folder):
-    """Makes of a finished run what a kill in its last step leaves: a checkpoint of step 3, an export that is not the best one
-    yet, a history that went on and breaks off in a line."""
-    shutil.rmtree(folder / "checkpoints" / "step_6")
-    for name in ("metrics.json", "predictions.jsonl", "README.md"):
-        (folder / name).unlink()
-    lines = (folder / "history.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
-    assert json.loads(lines[3])["step"] == 3
-    (folder / "history.jsonl").write_text("".join(lines[:6]) + lines[6][:20], encoding="utf-8")
-    (folder / "best" / "model.safetensors").write_bytes(b"of step 3")
-
-
-def test_a_resumed_run_ends_with_the_bytes_of_one_that_was_never_stopped(finished_run, folder, train):
-    whole = finished_run[0]
-    assert read_json(whole / "metrics.json")["best_step"] == 6
-    interrupt(folder)
-    finished = train(folder, {"learning_rate": 0.02}, "--resume_from_checkpoint", "auto")
-
-    assert f"resume         {folder / 'checkpoints' / 'step_3'}" in finished.out
-    names = ("best/model.safetensors", "best/config.json", "history.jsonl", "predictions.jsonl")
-    names += tuple(f"checkpoints/step_6/{name}" for name in ("model.safetensors", "optimizer.safetensors"))
-    assert {name: contents(folder)[name] for name in names} == {name: contents(whole)[name] for name in names}
 
 
 def test_a_run_that_goes_on_in_another_folder_keeps_a_best_model_of_its_own(launched):

@@ -7,11 +7,9 @@ import os
 import signal
 
 import pytest
-from in_process import script  # noqa: F401 - a fixture
 from launchers import accelerate, deepspeed, python, torchrun, training
 from running import running
 
-from finetune import opened_run
 from finetune.checkpoints.checkpoint import damage, list_checkpoints
 
 pytestmark = pytest.mark.slow
@@ -49,7 +47,6 @@ def everyone(number):
 
 ASKED = {
     "python INT": (python, {"dataloader_num_workers": 1}, everyone(INT), 75, "SIGINT"),
-    "python HUP": (python, {}, everyone(signal.SIGHUP), 75, "SIGHUP"),
     "accelerate one Ctrl-C": (lambda: accelerate("cpu.yaml", 1), {}, everyone(INT), None, "SIGINT"),
     "accelerate ddp TERM": (lambda: accelerate("cpu_ddp.yaml", 2), {}, launcher(TERM), 1, "SIGTERM"),
     "torchrun TERM": (lambda: torchrun(2), {"dataloader_num_workers": 1}, launcher(TERM), 1, "SIGTERM"),
@@ -86,7 +83,7 @@ def contents(folder):
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def test_a_run_that_was_stopped_ends_with_the_bytes_of_one_that_was_not(start, home, tmp_path, script, monkeypatch):  # noqa: F811
+def test_a_run_that_was_stopped_ends_with_the_bytes_of_one_that_was_not(start, home, tmp_path, script, monkeypatch):
     settings = {"model": "bert_dropout", "max_steps": 60, "eval_steps": 20, "save_steps": 20, "global_batch_size": 7,
                 "early_stopping_patience": 9, "per_device_train_batch_size": 3}  # fmt: skip
     stopped, whole = tmp_path / "stopped", tmp_path / "whole"
@@ -98,7 +95,6 @@ def test_a_run_that_was_stopped_ends_with_the_bytes_of_one_that_was_not(start, h
     monkeypatch.chdir(home)
     for folder, more in ((stopped, ["--resume_from_checkpoint", "auto"]), (whole, [])):
         ended = script("classify", [*training(folder, **settings)[1:], *more])
-        opened_run._lock.close()  # as the end of the process does
         assert ended.code == 0, ended.err
         assert ("resume  " in ended.out) == bool(more)
     assert read_json(stopped / "status.json")["state"] == "done"

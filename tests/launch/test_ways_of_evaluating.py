@@ -4,7 +4,6 @@ import csv
 import json
 
 import pytest
-from in_process import script  # noqa: F401 - a fixture
 from launchers import CLASSIFY, JOBS, LABELS, REFERENCES, TEST_ROWS, accelerate, run, torchrun
 
 pytestmark = pytest.mark.slow
@@ -19,7 +18,7 @@ RESULTS = {}  # of the ways that were asked for
 
 
 @pytest.fixture
-def evaluated(home, launched, script, monkeypatch):  # noqa: F811
+def evaluated(home, launched, script, monkeypatch):
     """A function from a way's name to (metrics, predictions), made once: the model of the job "python", on a validation file of
     one row and on a test file with labels."""
     model = launched("python").folder / "best"

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from in_process import script  # noqa: F401 - a fixture
 from launchers import run, torchrun, training
 from safetensors.torch import load_file
 
@@ -15,7 +14,7 @@ def losses(folder):
     return [value for event in events for key, value in event.items() if key in ("loss", "eval_loss")]
 
 
-def test_documents_in_windows_train_the_same_everywhere(home, tmp_path, script, monkeypatch):  # noqa: F811
+def test_documents_in_windows_train_the_same_everywhere(home, tmp_path, script, monkeypatch):
     changed = {"long_documents": "windows", "max_length": 16, "stride": 4, "max_windows": 3, "max_tokens_per_micro_batch": 128}
     changed |= {"max_steps": 2, "eval_steps": 2}
     one, zero3 = tmp_path / "one", tmp_path / "zero3"

@@ -12,9 +12,6 @@ import launchers
 import pytest
 import title_job
 from launchers import SCRIPTS
-
-sys.path.append(str(SCRIPTS))
-
 from moving.outcome import Outcome, read_outcome
 
 

@@ -275,7 +275,6 @@ def test_goals_are_listed_for_devices_that_were_not_measured_too(save, tmp_path)
 
 
 def test_every_chart_of_bars_and_lines_is_drawn(load, tmp_path):
-    pytest.importorskip("matplotlib")
     table, plots = load("benchmarking.report").table, load("benchmarking.plots")
     rows = [{"name": name, "x": x, "label": f"{x} tokens", "y": x * x} for name in ("ours", "theirs") for x in (1, 2)]
     charts = {
@@ -285,7 +284,7 @@ def test_every_chart_of_bars_and_lines_is_drawn(load, tmp_path):
     }
     for name, each in charts.items():
         path = tmp_path / f"{name}.png"
-        assert plots.draw("A plot", json.loads(json.dumps(each["chart"])), path)
+        plots.draw("A plot", json.loads(json.dumps(each["chart"])), path)
         assert path.read_bytes().startswith(b"\x89PNG")
 
 

@@ -1,38 +1,27 @@
-import importlib.util
 import json
-import sys
 from pathlib import Path
 
+import comm_bench
 import launchers
 import pytest
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "comm_bench.py"
 
 
-@pytest.fixture(scope="module")
-def bench():
-    spec = importlib.util.spec_from_file_location("comm_bench", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["comm_bench"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["comm_bench"]
-
-
-def test_bus_bandwidth_is_that_of_nccl_tests(bench):
+def test_bus_bandwidth_is_that_of_nccl_tests():
     # A ring's all-reduce moves 2 (n - 1) / n of the message over every link; a broadcast moves it once.
-    assert bench.bus_bandwidth("all_reduce", 1000, 2.0, 2) == 500
-    assert bench.bus_bandwidth("all_reduce", 1000, 2.0, 8) == 875
-    assert bench.bus_bandwidth("broadcast", 1000, 2.0, 8) == 500
+    assert comm_bench.bus_bandwidth("all_reduce", 1000, 2.0, 2) == 500
+    assert comm_bench.bus_bandwidth("all_reduce", 1000, 2.0, 8) == 875
+    assert comm_bench.bus_bandwidth("broadcast", 1000, 2.0, 8) == 500
 
 
-def test_messages_grow_to_the_largest(bench):
-    assert bench.sizes(1) == [1024, 4096, 16384, 65536, 262144, 2**20]
-    assert bench.sizes(2)[-2:] == [2**20, 2 * 2**20]
+def test_messages_grow_to_the_largest():
+    assert comm_bench.sizes(1) == [1024, 4096, 16384, 65536, 262144, 2**20]
+    assert comm_bench.sizes(2)[-2:] == [2**20, 2 * 2**20]
 
 
-def test_sizes_are_readable(bench):
-    assert [bench.in_units(size) for size in (5, 1024, 3 * 2**19, 2**30)] == ["5 B", "1 KiB", "1.5 MiB", "1 GiB"]
+def test_sizes_are_readable():
+    assert [comm_bench.in_units(size) for size in (5, 1024, 3 * 2**19, 2**30)] == ["5 B", "1 KiB", "1.5 MiB", "1 GiB"]
 
 
 @pytest.fixture

@@ -1,16 +1,11 @@
-import importlib.util
 import json
 
+import compare
 import numpy as np
 import pytest
-from launchers import SCRIPTS
 
 from finetune.errors import InputError
 from finetune.metrics.bootstrap import MeansOfRows, bootstrap
-
-spec = importlib.util.spec_from_file_location("compare_script", SCRIPTS / "compare.py")
-compare = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(compare)
 
 
 def finished(folder, seed=1, test=None, train_file="a.csv", loss=1.0):

@@ -1,9 +1,9 @@
 """scripts/data_report.py, and what it counts."""
 
-import importlib.util
 import json
 import re
 
+import data_report as script
 import numpy as np
 import pytest
 from images_job import write_folder
@@ -14,9 +14,6 @@ from finetune.reports.data import describe_texts, examine
 from finetune.task import DataInfo
 
 TASKS = SCRIPTS.parent / "app"
-spec = importlib.util.spec_from_file_location("data_report_script", SCRIPTS / "data_report.py")
-script = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(script)
 
 
 def tables(report):

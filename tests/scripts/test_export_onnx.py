@@ -1,12 +1,12 @@
-import importlib.util
 import json
 
+import export_onnx
 import masks_job
 import numpy as np
 import onnxruntime
 import pytest
 import torch
-from launchers import SCRIPTS, write_csv
+from launchers import write_csv
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -19,10 +19,6 @@ from transformers import (
 
 from finetune.errors import InputError
 from finetune.models.small_cnn import SmallCNN, SmallCNNConfig, save_small_cnn
-
-spec = importlib.util.spec_from_file_location("export_onnx", SCRIPTS / "export_onnx.py")
-export_onnx = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(export_onnx)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """The sample corpus: what is extracted from a small package, what is masked, and that a second run changes nothing."""
 
-import importlib.util
 import inspect
 import json
 import os
@@ -8,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import make_sample_data as sample_data
 import numpy as np
 import pytest
 
@@ -107,15 +107,6 @@ add_newdoc("tinylib.core", "array", ("sort",
 ''' % ("The order of equal elements is kept, whatever the algorithm that the type of the elements calls for. " * 4)
 
 
-@pytest.fixture(scope="module")
-def sample_data():
-    """The script as a module; scripts are no package."""
-    spec = importlib.util.spec_from_file_location("make_sample_data", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def document(number: int) -> str:
     """A function whose docstring shares hardly a phrase with that of another number."""
     values = [(number * 7919 + position * position * 31) % 9973 for position in range(90)]
@@ -155,12 +146,12 @@ def read_rows(output: Path) -> dict[str, list[dict]]:
     return {split: [json.loads(line) for line in (output / f"{split}.jsonl").open()] for split in splits}
 
 
-def rows_of(sample_data, site: Path) -> dict[str, dict]:
+def rows_of(site: Path) -> dict[str, dict]:
     return {row["id"]: row for row in sample_data.package_rows(site / "tinylib")}
 
 
-def test_numpydoc_becomes_prose_and_labels(sample_data, site):
-    row = rows_of(sample_data, site)["tinylib.linalg.solve"]
+def test_numpydoc_becomes_prose_and_labels(site):
+    row = rows_of(site)["tinylib.linalg.solve"]
     assert row["title"] == "Solve a system of linear equations."
     assert row["text"].split("\n") == [
         "The system is factorised once and then solved for every column on the right-hand side. See lu, which "
@@ -177,8 +168,8 @@ def test_numpydoc_becomes_prose_and_labels(sample_data, site):
     ]
 
 
-def test_google_style_becomes_prose_and_labels(sample_data, site):
-    row = rows_of(sample_data, site)["tinylib.training.Trainer.fit"]
+def test_google_style_becomes_prose_and_labels(site):
+    row = rows_of(site)["tinylib.training.Trainer.fit"]
     assert row["title"] == "Fit the model to all rows, one epoch after another."
     assert row["text"].startswith("It stops as soon as nothing improves any more.\nThe order of the rows")
     assert "See Module and the guide." in row["text"]
@@ -186,22 +177,22 @@ def test_google_style_becomes_prose_and_labels(sample_data, site):
     assert row["labels"] == ["has:parameters", "has:raises", "has:examples", "kind:method", "library:tinylib"]
 
 
-def test_field_lists_become_prose_and_labels(sample_data, site):
-    row = rows_of(sample_data, site)["tinylib.text.tokens"]
+def test_field_lists_become_prose_and_labels(site):
+    row = rows_of(site)["tinylib.text.tokens"]
     assert row["title"] == "Return the words of a text in their order."
     assert row["text"].endswith("any script that has white space\nthe words, none of them empty")
     assert row["labels"][:2] == ["has:parameters", "has:returns"]
 
 
-def test_docstrings_of_compiled_objects_are_read(sample_data, site):
-    row = rows_of(sample_data, site)["tinylib.core.array.sort"]
+def test_docstrings_of_compiled_objects_are_read(site):
+    row = rows_of(site)["tinylib.core.array.sort"]
     assert row["title"] == "Sort an array in place along one axis."
     assert "kind:method" in row["labels"]
     assert "axis=-1" not in row["text"]
 
 
-def test_nothing_in_a_text_gives_its_labels_away(sample_data, site):
-    texts = [row["text"] for row in rows_of(sample_data, site).values()]
+def test_nothing_in_a_text_gives_its_labels_away(site):
+    texts = [row["text"] for row in rows_of(site).values()]
     assert len(texts) > 100
     for leak in (
         "secret",
@@ -220,7 +211,7 @@ def test_nothing_in_a_text_gives_its_labels_away(sample_data, site):
         assert not [text for text in texts if leak in text], leak
 
 
-def test_parameters_of_every_style_are_described(sample_data, site):
+def test_parameters_of_every_style_are_described(site):
     rows = {row["id"]: row for row in sample_data.title_rows(site / "tinylib")}
     found = {row["title"]: row["text"] for row in rows.values()}
     assert found == {
@@ -230,7 +221,7 @@ def test_parameters_of_every_style_are_described(sample_data, site):
     assert rows["tinylib.linalg.solve.matrix"]["module"] == "tinylib.linalg"
 
 
-def test_an_entry_ends_where_the_next_one_begins(sample_data):
+def test_an_entry_ends_where_the_next_one_begins():
     doc = """Summary.
 
     Args:
@@ -261,7 +252,7 @@ def test_an_entry_ends_where_the_next_one_begins(sample_data):
     assert [" ".join(sample_data.NAME_PART.findall(name)).lower() for name in described][2] == "html name 2"
 
 
-def test_the_titles_of_a_module_stay_together(sample_data):
+def test_the_titles_of_a_module_stay_together():
     rows = [
         {"id": f"{module}.{number}", "module": f"m{module}", "title": "a", "text": f"t {module} {number}"}
         for module in range(200)
@@ -273,7 +264,7 @@ def test_the_titles_of_a_module_stay_together(sample_data):
     assert all(set(row) == {"id", "title", "text"} for split in splits.values() for row in split)
 
 
-def test_titles_replace_what_was_made_for_another_task(sample_data, site, tmp_path, monkeypatch, capsys):
+def test_titles_replace_what_was_made_for_another_task(site, tmp_path, monkeypatch, capsys):
     output = tmp_path / "out"
     monkeypatch.syspath_prepend(site)
     monkeypatch.setattr(sample_data.gc, "disable", lambda: None)  # for the tests that come after
@@ -287,14 +278,7 @@ def test_titles_replace_what_was_made_for_another_task(sample_data, site, tmp_pa
     assert "nothing to do" in capsys.readouterr().out
 
 
-def test_near_duplicates_are_dropped_and_different_texts_kept(sample_data):
-    words = [f"w{number}" for number in range(100)]
-    texts = [words, [*words[:50], "changed", *words[51:]], words[:40] + words[:60:-1], words]
-    rows = [{"id": str(index), "title": str(index), "text": " ".join(text)} for index, text in enumerate(texts)]
-    assert [row["id"] for row in sample_data.without_duplicates(rows)] == ["0", "2"]
-
-
-def test_labels_too_rare_in_training_are_dropped(sample_data):
+def test_labels_too_rare_in_training_are_dropped():
     rows = [{"id": str(i), "text": f"text {i}", "labels": ["often", "once"] if i == 7 else ["often"]} for i in range(200)]
     splits, labels = sample_data.split_rows(rows, min_label_rows=2)
     assert labels == ["often"]
@@ -368,16 +352,7 @@ def test_no_package_at_all_is_an_error(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_chinese_fixture_is_what_the_chinese_tests_count_on():
-    lines = (Path(__file__).parents[1] / "fixtures" / "chinese_titles.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = [json.loads(line) for line in lines]
-    assert len(rows) == len({row["id"] for row in rows}) == len({row["text"] for row in rows}) == 48
-    assert all(80 <= len(row["text"]) <= 200 and 8 <= len(row["title"]) <= 20 for row in rows)
-    assert {label for row in rows for label in row["labels"]} == {"科技", "体育", "健康", "教育", "财经", "旅游"}
-
-
 def test_digits_are_drawn_once_and_the_same_each_time(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(SCRIPT.parent)
     from sampling import digits
 
     monkeypatch.setattr(digits, "ROWS", {"train": 20, "test": 10})
@@ -405,7 +380,6 @@ def test_digits_are_drawn_once_and_the_same_each_time(tmp_path, monkeypatch):
 
 
 def test_shapes_have_masks_of_their_classes(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(SCRIPT.parent)
     from PIL import Image
     from sampling import shapes
 

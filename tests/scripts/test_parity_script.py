@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from collections import OrderedDict
 
 import launchers
+import parity
 import pytest
 import title_job
 import torch
@@ -17,16 +17,6 @@ from torch import nn
 
 SCRIPT = SCRIPTS / "parity.py"
 TITLES = ["cell", "launcher", "processes", "weights", "losses", "grad norms", "metrics", "rates", "rows"]
-
-
-@pytest.fixture
-def parity(monkeypatch):
-    monkeypatch.setattr(sys, "path", [str(SCRIPTS), *sys.path])
-    spec = importlib.util.spec_from_file_location("parity_script", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "parity_script", module)  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
 
 
 def columns(line, title_line):
@@ -74,7 +64,7 @@ def test_what_it_leaves(title_tokens):
 
 
 @pytest.mark.slow
-def test_a_command_that_fails_has_nothing_to_compare(parity, tmp_path, monkeypatch, capsys):
+def test_a_command_that_fails_has_nothing_to_compare(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     launchers.write_corpus(tmp_path)
     job = training(tmp_path / "never", train_file="nothing.csv", test_file=None)
@@ -95,13 +85,13 @@ def test_a_command_that_fails_has_nothing_to_compare(parity, tmp_path, monkeypat
         ([str(CLASSIFY), "--lerning_rate", "1"], "error: unknown argument --lerning_rate; did you mean --learning_rate?"),
     ],
 )
-def test_bad_input_is_told_before_anything_is_run(parity, given, told, capsys, monkeypatch):
+def test_bad_input_is_told_before_anything_is_run(given, told, capsys, monkeypatch):
     monkeypatch.setattr(parity, "run_cell", pytest.fail)
     assert parity.main(given) == 2
     assert capsys.readouterr().err.startswith(told)
 
 
-def outcomes(parity, **changed):
+def outcomes(**changed):
     found = {"weights": 1e-7, "where": "a.weight", "losses": 1e-7, "grad_norms": 1e-7, "metrics": 0.0}
     return parity.Difference(**{**found, "same_learning_rates": True, "same_rows": True, **changed})
 
@@ -121,9 +111,9 @@ def outcomes(parity, **changed):
         ("bf16", {"same_rows": False}, "rounding of bf16; other rows or learning rates", False),
     ],
 )
-def test_the_verdict_and_the_exit_code(parity, precision, changed, told, passed, tmp_path, capsys, monkeypatch):
+def test_the_verdict_and_the_exit_code(precision, changed, told, passed, tmp_path, capsys, monkeypatch):
     first, second = parity.REFERENCE, parity.Cell("moved", "torchrun", several=True, precision=precision)
-    difference = outcomes(parity, **changed)
+    difference = outcomes(**changed)
     assert parity.verdict(second, difference) == (told, passed)
     rows = [parity.Row(first, 1, None, "-", True), parity.Row(second, 2, difference, told, passed)]
     monkeypatch.setattr(parity, "run_cells", lambda *_: rows)
@@ -152,7 +142,7 @@ def trained(outcome, path, order):
     )
 
 
-def test_a_bias_before_a_norm_is_left_out_by_its_gradient(parity, tmp_path):
+def test_a_bias_before_a_norm_is_left_out_by_its_gradient(tmp_path):
     outcome = sys.modules["moving.outcome"]
     one, other = (trained(outcome, tmp_path, rows) for rows in (range(8), range(7, -1, -1)))
     found = outcome.compare(other, one)
@@ -165,7 +155,7 @@ def test_a_bias_before_a_norm_is_left_out_by_its_gradient(parity, tmp_path):
     assert parity.verdict(parity.REFERENCE, outcome.compare(other, one)) == ("differs", False)
 
 
-def test_a_cell_that_fails_is_a_row(parity, tmp_path, capsys, monkeypatch):
+def test_a_cell_that_fails_is_a_row(tmp_path, capsys, monkeypatch):
     rows = [
         parity.Row(parity.REFERENCE, 1, None, "-", True),
         parity.Row(parity.CELLS[3], 2, None, "failed: error: no (x.log)", False),

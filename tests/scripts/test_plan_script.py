@@ -1,27 +1,17 @@
 """scripts/plan.py as users run it, and its parts."""
 
-import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+import plan as planner
 import pytest
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "plan.py"
 TASK = str(ROOT / "app" / "classify.py")
 ROWS = [{"text": f"sort the values of matrix {n} and return it", "labels": ["a", "b"][: n % 3]} for n in range(40)]
-
-
-@pytest.fixture(scope="module")
-def planner():
-    spec = importlib.util.spec_from_file_location("plan_script", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["plan_script"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["plan_script"]
 
 
 @pytest.fixture
@@ -36,7 +26,7 @@ def command(tmp_path, bert_folder, token_cache):
 
 
 @pytest.fixture
-def run(planner, environment, command, capsys):
+def run(environment, command, capsys):
     """Plans the command with more options before and arguments behind: (exit code, standard output, problems)."""
 
     def plan(options=(), *more):
@@ -175,13 +165,13 @@ def test_batch_sizes_of_a_deepspeed_file_that_differ(run, tmp_path):
         ),
     ],
 )
-def test_launch_files_that_accelerate_would_not_take(planner, tmp_path, content, problem):
+def test_launch_files_that_accelerate_would_not_take(tmp_path, content, problem):
     with pytest.raises(planner.InputError) as caught:
         planner.read_launch_file(launch_file(tmp_path, **content))
     assert any(problem in line for line in caught.value.problems)
 
 
-def test_every_shipped_launch_file_is_read(planner):
+def test_every_shipped_launch_file_is_read():
     files = sorted((ROOT / "accelerate_configs").glob("*.yaml"))
     assert len(files) > 10
     for file in files:
@@ -190,7 +180,7 @@ def test_every_shipped_launch_file_is_read(planner):
         assert (found.machines > 1) == file.name.startswith("multi_node")
 
 
-def test_a_launch_file_that_is_not_there_and_one_that_is_no_yaml(planner, tmp_path):
+def test_a_launch_file_that_is_not_there_and_one_that_is_no_yaml(tmp_path):
     with pytest.raises(planner.InputError, match=r"--launch nowhere.yaml: no such file \(in accelerate_configs/: .*zero3"):
         planner.read_launch_file("nowhere.yaml")
     broken = tmp_path / "broken.yaml"
@@ -199,7 +189,7 @@ def test_a_launch_file_that_is_not_there_and_one_that_is_no_yaml(planner, tmp_pa
         planner.read_launch_file(str(broken))
 
 
-def test_a_command_that_does_not_train_and_a_script_that_is_no_task(run, planner, capsys):
+def test_a_command_that_does_not_train_and_a_script_that_is_no_task(run, capsys):
     assert run((), "--do_eval")[2] == ["this command does not train; add --do_train"]
     assert planner.main([str(ROOT / "scripts" / "make_sample_data.py")]) == 2
     assert "make_sample_data.py: not a task's script; expected a class Arguments and one subclass" in capsys.readouterr().err

@@ -86,11 +86,11 @@ def option(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def changed_option(group: type, name: str, default: Any, help: str | None = None) -> Any:
-    """Redeclares the argument `name` of a group in a task's own dataclass, with another default, help text or type."""
+def changed_option(group: type, name: str, help: str) -> Any:
+    """Redeclares the argument `name` of a group in a task's own dataclass, with another help text or type and no default."""
     (field,) = (field for field in dataclasses.fields(group) if field.name == name)
-    metadata = {**field.metadata, "help": help or field.metadata["help"]}
-    return dataclasses.field(default=default, metadata=metadata)
+    metadata = {**field.metadata, "help": help}
+    return dataclasses.field(default=None, metadata=metadata)
 
 
 def parse(cls: type[T], argv: list[str] | None = None, description: str = "") -> T:

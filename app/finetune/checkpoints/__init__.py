@@ -2,5 +2,5 @@
 
 A checkpoint is complete or absent. A resumed run ends with the same bytes as an uninterrupted one.
 
-May import: finetune.errors, finetune.launching, finetune.optimizers, finetune.output.
+May import: finetune.errors, finetune.launching, finetune.output.
 """

@@ -20,7 +20,6 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, load_model
 
-from finetune import optimizers
 from finetune.checkpoints import shards
 from finetune.errors import InputError
 from finetune.launching import deepspeed_state, fsdp_state
@@ -49,8 +48,6 @@ KEY_NAMES = {
     "train_content": "the content of the training rows (--train_file)",
     "validation_content": "the content of the validation rows (--validation_file)",
 }
-# Values for older checkpoints, whose fingerprints lack these keys.
-OLDER_DEFAULTS = {"optim": optimizers.DEFAULT, "sampling": "random", "ema_decay": None}
 WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 AVERAGE_PREFIX = "average/"  # of averaged weights in OPTIMIZER or in a shard
 FULL_FILES = (WEIGHTS, OPTIMIZER, STATE, RUN_FINGERPRINT)
@@ -186,7 +183,7 @@ def load_weights(path: Path, model: torch.nn.Module) -> None:
 
 def load_state(path: Path, run_fingerprint: dict[str, Any]) -> TrainState:
     """Reads a checkpoint's state. Raises `InputError` listing every difference to `run_fingerprint`."""
-    saved = {**OLDER_DEFAULTS, **json.loads((path / RUN_FINGERPRINT).read_text(encoding="utf-8"))}
+    saved = json.loads((path / RUN_FINGERPRINT).read_text(encoding="utf-8"))
     differences = [
         f"checkpoint {path} is of another run: {_difference(key, saved.get(key), value)}"
         for key, value in run_fingerprint.items()

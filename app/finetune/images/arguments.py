@@ -23,20 +23,19 @@ class ImageArguments(
     """Images"""
 
     # Other defaults and help for arguments of the groups above; --help shows them in their groups.
-    train_file: SpaceSeparated[str] | None = changed_option(groups.DataArguments, "train_file", None, FORMS)
+    train_file: SpaceSeparated[str] | None = changed_option(groups.DataArguments, "train_file", FORMS)
     validation_file: SpaceSeparated[str] | None = changed_option(
-        groups.DataArguments, "validation_file", None, "the same; without it --validation_split takes rows from training"
+        groups.DataArguments, "validation_file", "the same; without it --validation_split takes rows from training"
     )
     test_file: SpaceSeparated[str] | None = changed_option(
-        groups.DataArguments, "test_file", None, "the same: images to predict, and to score when they have labels"
+        groups.DataArguments, "test_file", "the same: images to predict, and to score when they have labels"
     )
     learning_rate: float | None = changed_option(
-        groups.OptimizationArguments, "learning_rate", None, "peak learning rate (default: 1e-3, of pretrained weights 5e-5)"
+        groups.OptimizationArguments, "learning_rate", "peak learning rate (default: 1e-3, of pretrained weights 5e-5)"
     )
     global_batch_size: int | None = changed_option(
         groups.BatchArguments,
         "global_batch_size",
-        None,
         "samples per optimizer step over all processes (default: 128, with pretrained weights 32)",
     )
 
@@ -82,7 +81,6 @@ class MaskArguments(ImageArguments):
     train_file: SpaceSeparated[str] | None = changed_option(
         groups.DataArguments,
         "train_file",
-        None,
         "folder with images/ and masks/ of equal names, in it or in train/ and val/; CamVid's or Cityscapes' folders; or csv, "
         "tsv, json, jsonl or parquet with their paths; one or several, and patterns ('site-*')",
     )
@@ -118,7 +116,7 @@ class MaskArguments(ImageArguments):
     )
 
     global_batch_size: int | None = changed_option(
-        groups.BatchArguments, "global_batch_size", None, "samples per optimizer step over all processes (default: 16)"
+        groups.BatchArguments, "global_batch_size", "samples per optimizer step over all processes (default: 16)"
     )
 
     batch_sizes = (16, 16)

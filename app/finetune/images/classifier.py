@@ -15,6 +15,7 @@ from finetune.errors import InputError, TrainingError
 from finetune.images.examples import Examples
 from finetune.images.processing import Processing
 from finetune.images.sources import Inspection
+from finetune.models.pretrained import labels_of, set_labels
 from finetune.models.small_cnn import LEAST_SIZE, SmallCNNConfig
 from finetune.reading.problems import described, listed, nearest, raise_problems
 from finetune.reports.card import markdown_table
@@ -158,21 +159,10 @@ def small_cnn_processing(config: SmallCNNConfig) -> Processing:
     return Processing(config.image_size, mode, mean, std)
 
 
-def labels_of(config: Any) -> list[str]:
-    return [config.id2label[number] for number in range(len(config.id2label))]
-
-
-def own_labels(config: Any) -> list[str] | None:
-    """The class names of a configuration; None if they are the default LABEL_0, LABEL_1, ..."""
-    labels = labels_of(config)
-    return labels if any(label != f"LABEL_{number}" for number, label in enumerate(labels)) else None
-
-
 def configure(config: Any, labels: list[str], label_smoothing_factor: float) -> None:
     """Sets classes and loss in a configuration. It keeps the label smoothing, so that later evaluations have the same loss."""
     config.label_smoothing_factor = label_smoothing_factor
-    config.id2label = dict(enumerate(labels))
-    config.label2id = {label: number for number, label in enumerate(labels)}
+    set_labels(config, labels)
     config.problem_type = "single_label_classification"
 
 
@@ -181,14 +171,6 @@ def renew_head(model: Any) -> None:
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear) and not name.startswith(f"{model.base_model_prefix}."):
             model._init_weights(module)
-
-
-def plain_model(model: Any) -> Any:
-    """An fp32 model on the meta device, to export weights with: the trained model may be partitioned or in half precision."""
-    config = type(model.config).from_dict(model.config.to_dict())
-    config.dtype = torch.float32
-    with torch.device("meta"):
-        return type(model)(config)
 
 
 def rows_to_check(num_rows: int) -> np.ndarray:

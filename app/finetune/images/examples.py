@@ -13,20 +13,26 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 
-from finetune.errors import InputError
+from finetune.errors import InputError, in_short
 from finetune.images.folders import class_folders
 from finetune.images.idx import images_file, is_idx, labels_file, read_idx
 from finetune.images.sources import ArrayImages, EncodedImages, Images, JoinedImages, JoinedPlaces, Renumbered
 from finetune.reading.columns import check_ids, ids_of
-from finetune.reading.problems import raise_problems
-from finetune.reading.splits import check_columns, check_consistent_labels, common_parent, expand_patterns, read_split, table_of
+from finetune.reading.splits import (
+    LIMIT_ARGUMENTS,
+    check_columns,
+    check_consistent_labels,
+    common_parent,
+    expand_patterns,
+    read_sources,
+    read_split,
+    table_of,
+)
 from finetune.reading.tables import Table, read_table
 from finetune.task import Mixture
 
 if TYPE_CHECKING:
     import datasets
-
-LIMITS = {"train": "max_train_samples", "validation": "max_eval_samples", "test": "max_predict_samples"}
 
 
 @dataclass(frozen=True)
@@ -72,7 +78,7 @@ def read_examples(arguments: Any, split: str, notes: list[str]) -> Examples | No
         return _from_dataset(arguments, split)
     paths = expand_patterns(f"--{split}_file", files)
     examples = read_each(f"--{split}_file", paths, partial(_from_path, arguments, split, above_folders(paths), notes))
-    limit = getattr(arguments, LIMITS[split])
+    limit = getattr(arguments, LIMIT_ARGUMENTS[split])
     if examples is None or limit is None or limit >= len(examples):
         return examples
     # The first images of a folder are all of one class: take evenly spaced ones.
@@ -81,17 +87,8 @@ def read_examples(arguments: Any, split: str, notes: list[str]) -> Examples | No
 
 
 def read_each(argument: str, paths: Sequence[tuple[str, int]], read: Callable[[str], Examples | None]) -> Examples | None:
-    """Reads all sources and joins them; None if there are none. `paths`: from `expand_patterns`. Raises `InputError` with the
-    problems of all, and if only some have labels."""
-    parts, problems = [], []
-    for path, number in paths:
-        try:
-            parts.append((read(path), number))
-        except InputError as error:
-            problems += error.problems
-    raise_problems(problems)
-    parts = [(examples, number) for examples, number in parts if examples is not None]
-    return _joined(argument, parts) if len(parts) > 1 else next((examples for examples, _ in parts), None)
+    """`read_sources` for images. Raises `InputError` if only some sources have labels, too."""
+    return read_sources(paths, read, partial(_joined, argument))
 
 
 def _joined(argument: str, numbered: Sequence[tuple[Examples, int]]) -> Examples:
@@ -210,4 +207,4 @@ def _parquet_rows(path: Path, column: str) -> datasets.Dataset:
     try:
         return datasets.Dataset.from_parquet(str(path)).cast_column(column, datasets.Image(decode=False))
     except Exception as error:  # pyarrow's and those of `datasets`
-        raise InputError(f"{path}: cannot be read ({str(error).splitlines()[0][:200]})") from None
+        raise InputError(f"{path}: cannot be read ({in_short(error)})") from None

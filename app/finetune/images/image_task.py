@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from finetune.errors import InputError, TrainingError
+from finetune.errors import InputError, TrainingError, collecting
 from finetune.images.augmentation import Augmentation, row_generator
 from finetune.images.decoding import ALPHA, DEEP, too_deep
 from finetune.images.examples import Examples, read_examples
@@ -119,15 +119,12 @@ class ImageTask(Task):
         """The images of the splits that the run needs. Raises `InputError` with all problems."""
         examples, problems = {}, []
         for split, needed in zip(("train", "validation", "test"), self.modes, strict=True):
-            try:
+            with collecting(problems):
                 rows = self.read_split(split, notes) if needed else None
-            except InputError as error:
-                problems += error.problems
-                continue
-            if rows is not None:
-                examples[split] = rows
-            elif needed and (split != "validation" or not self.modes.train):
-                problems.append(f"no {split} images: give --{split}_file or --dataset_name")
+                if rows is not None:
+                    examples[split] = rows
+                elif needed and (split != "validation" or not self.modes.train):
+                    problems.append(f"no {split} images: give --{split}_file or --dataset_name")
         if problems:
             raise InputError(*problems)
         if self.modes.train and self.modes.evaluate and "validation" not in examples:

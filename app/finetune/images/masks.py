@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from finetune.errors import InputError
-from finetune.images.examples import LIMITS, Examples, above_folders, from_table, named_from, read_each, read_examples
+from finetune.errors import InputError, collecting
+from finetune.images.examples import Examples, above_folders, from_table, named_from, read_each, read_examples
 from finetune.images.folders import images_below
 from finetune.images.sources import EncodedImages, Images, Inspection, map_rows
 from finetune.reading.cache import get_or_create
 from finetune.reading.fingerprint import fingerprint
 from finetune.reading.problems import SHOWN, listed, raise_problems
-from finetune.reading.splits import expand_patterns
+from finetune.reading.splits import LIMIT_ARGUMENTS, expand_patterns
 
 # Folder names of each split.
 SPLIT_FOLDERS = {"train": ("train", "training"), "validation": ("validation", "val", "valid"), "test": ("test", "testing")}
@@ -83,7 +83,7 @@ def read_pairs(arguments: Any, split: str, notes: list[str]) -> Examples | None:
     if own is None:  # only folders can hold several splits
         paths = [(path, number) for path, number in paths if Path(path).is_dir()]
     examples = read_each(argument, paths, partial(_from_path, arguments, split, above_folders(paths), notes))
-    limit = getattr(arguments, LIMITS[split])
+    limit = getattr(arguments, LIMIT_ARGUMENTS[split])
     return examples if examples is None or limit is None or limit >= len(examples) else examples.take(np.arange(limit))
 
 
@@ -246,13 +246,11 @@ def inspect_masks(examples: dict[str, Examples], inspected: dict[str, Inspection
     missing, broken or coloured, or differ in size from their image."""
     masks, problems = {}, []
     for split, rows in examples.items():
-        try:
+        with collecting(problems):
             if rows.classes is not None:
                 masks[split] = _inspect(rows, inspected[split])
             elif split != "test":
                 problems.append(f"{rows.path}: has no masks; expected a folder of them, or a column (--label_column)")
-        except InputError as error:
-            problems += error.problems
     if problems:
         raise InputError(*problems)
     return masks

@@ -21,6 +21,7 @@ from finetune.images.arguments import RESIZED_CROP
 from finetune.images.folders import image_extensions
 from finetune.images.masks import IGNORED
 from finetune.images.processing import Processing, processing_of
+from finetune.models.pretrained import set_labels
 from finetune.output import written
 from finetune.reports.figures import with_legend
 
@@ -121,8 +122,7 @@ def configure(config: Any, labels: list[str], overlap: float, loss_settings: dic
     """Sets the classes in a configuration and switches off an auxiliary head. It keeps the overlap of windows and the settings
     of the loss, so that the exported model predicts and scores as in its run."""
     config.overlap, config.loss_settings = overlap, loss_settings
-    config.id2label = dict(enumerate(labels))
-    config.label2id = {label: number for number, label in enumerate(labels)}
+    set_labels(config, labels)
     if hasattr(config, "use_auxiliary_head"):
         config.use_auxiliary_head = False  # our loss does not use it
 

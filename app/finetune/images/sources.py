@@ -17,7 +17,7 @@ import pyarrow
 from PIL import Image
 from pyarrow import parquet
 
-from finetune.errors import InputError
+from finetune.errors import InputError, collecting
 from finetune.images.decoding import Encoded, Header, decode, decode_mask, read_header
 from finetune.output.progress import Phase
 from finetune.reading.cache import get_or_create
@@ -208,10 +208,8 @@ class JoinedImages(Images):
     def inspect(self) -> Inspection:
         inspected, problems = [], []
         for images in self.parts:
-            try:
+            with collecting(problems):
                 inspected.append(images.inspect())
-            except InputError as error:
-                problems += error.problems
         raise_problems(problems)
         pairs = list(zip(self.part.tolist(), self.row.tolist(), strict=True))
         headers = [inspected[part].headers[row] for part, row in pairs]

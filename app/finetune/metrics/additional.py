@@ -11,7 +11,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from finetune.errors import InputError
+from finetune.errors import InputError, collecting
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,8 @@ def load_metrics(specs: Sequence[str]) -> list[AdditionalMetric]:
     """
     metrics, problems = [], [f"--metrics {spec}: named twice" for spec in sorted(set(specs)) if specs.count(spec) > 1]
     for spec in specs:
-        try:
+        with collecting(problems):
             metrics.append(_load(spec))
-        except InputError as error:
-            problems += error.problems
     if problems:
         raise InputError(*problems)
     return metrics

@@ -76,21 +76,20 @@ def by_class(values: np.ndarray, names: Sequence[str]) -> dict[str, float | None
     return {name: mean_of_defined(value[None]) for name, value in zip(names, values, strict=True)}
 
 
-def segmentation_scores(counts: np.ndarray, names: Sequence[str], include_background: bool = True) -> dict[str, float | None]:
+def segmentation_scores(counts: np.ndarray, names: Sequence[str]) -> dict[str, float | None]:
     """`mean_iou`, `mean_dice`, `pixel_accuracy`, and `iou_NAME` and `dice_NAME` of each class; None if undefined.
 
     `counts`: (classes, 3) summed over images; `names`: of all classes. Means are over the classes that occur in truth or
-    prediction. Without `include_background` class 0 has no IoU and Dice and is in no mean.
+    prediction.
     """
-    first = 0 if include_background else 1
-    ious, dices = iou(counts)[first:], dice(counts)[first:]
+    ious, dices = iou(counts), dice(counts)
     scores = {
         "mean_iou": mean_of_defined(ious),
         "mean_dice": mean_of_defined(dices),
         "pixel_accuracy": mean_of_defined(pixel_accuracy(counts)[None]),
     }
     for metric, values in (("iou", ious), ("dice", dices)):
-        scores |= {f"{metric}_{name}": value for name, value in by_class(values, names[first:]).items()}
+        scores |= {f"{metric}_{name}": value for name, value in by_class(values, names).items()}
     return scores
 
 

@@ -27,10 +27,10 @@ def confusion_matrix(predicted: np.ndarray, references: np.ndarray, num_classes:
     return counts.reshape(num_classes, num_classes)
 
 
-def top_accuracy(logits: np.ndarray, references: np.ndarray, k: int = TOP) -> float:
-    """Top-k accuracy: the share of rows with fewer than k logits above that of their class."""
+def top_accuracy(logits: np.ndarray, references: np.ndarray) -> float:
+    """The share of rows with fewer than TOP logits above that of their class."""
     own = logits[np.arange(len(references)), references]
-    return float(((logits > own[:, None]).sum(axis=1) < k).mean())
+    return float(((logits > own[:, None]).sum(axis=1) < TOP).mean())
 
 
 def per_class(confusion: np.ndarray) -> dict[str, np.ndarray]:

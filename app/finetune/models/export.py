@@ -34,6 +34,14 @@ def export_model(
     replace_folder(path, partial(_fill, model, weights, processor, check))
 
 
+def plain_model(model: Any) -> Any:
+    """An fp32 model on the meta device, to export weights with: the trained model may be partitioned or in half precision."""
+    config = type(model.config).from_dict(model.config.to_dict())
+    config.dtype = torch.float32
+    with torch.device("meta"):
+        return type(model)(config)
+
+
 def _fill(model: Any, weights: dict[str, torch.Tensor], processor: Any, check: Callable[[Path], None], folder: Path) -> None:
     model.save_pretrained(folder, state_dict={**_unused_poolers(model, weights), **weights})
     if processor is not None:

@@ -174,6 +174,30 @@ def take_vocabulary(config: Any, tokenizer: Any) -> None:
             setattr(config, name, getattr(tokenizer, name))
 
 
+def set_labels(config: Any, labels: list[str]) -> None:
+    """Sets the names of the labels in a configuration, in the order of the logits."""
+    config.id2label = dict(enumerate(labels))
+    config.label2id = {label: number for number, label in enumerate(labels)}
+
+
+def labels_of(config: Any) -> list[str]:
+    """The names of the labels in a configuration. Raises `InputError` for ids with gaps."""
+    missing = [label_id for label_id in range(config.num_labels) if label_id not in config.id2label]
+    if missing:
+        ids = ", ".join(map(str, sorted(config.id2label)[:20]))
+        raise InputError(
+            f"model {config.name_or_path}: id2label in its config.json numbers its {config.num_labels} label(s) {ids}, so "
+            f"number {missing[0]} has no name; number them from 0 to {config.num_labels - 1}"
+        )
+    return [config.id2label[label_id] for label_id in range(config.num_labels)]
+
+
+def own_labels(config: Any) -> list[str] | None:
+    """The labels in a configuration; None for the placeholders LABEL_0, LABEL_1, ... of a pretrained model without a head."""
+    labels = labels_of(config)
+    return labels if any(label != f"LABEL_{number}" for number, label in enumerate(labels)) else None
+
+
 def drop_pooler(encoder: Any) -> None:
     """Removes an unused pooler: DDP fails for parameters without a gradient."""
     if getattr(encoder, "pooler", None) is not None:

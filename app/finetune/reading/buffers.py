@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from finetune.errors import InputError, in_short
+from finetune.errors import InputError, collecting, in_short
 from finetune.output.progress import counted
 from finetune.reading.cache import cache_folder, get_or_create, use_cache_folder
 from finetune.reading.columns import is_blank
@@ -168,12 +168,10 @@ def _files(arguments: Any, columns: tuple[str, ...]) -> tuple[list[Shard], list[
     paths = [path for path, _ in expand_patterns("--train_file", arguments.train_file)]
     problems, key = [], []
     for path in paths:
-        try:
+        with collecting(problems):
             kind_of(path)
             state = os.stat(path)
             key += [os.path.abspath(path), str(state.st_size), str(state.st_mtime_ns)]
-        except InputError as error:
-            problems += error.problems
     if problems:
         raise InputError(*problems)
     return [Shard(path, partial(read_rows, path, arguments.encoding, columns, columns)) for path in paths], key

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from finetune.errors import InputError, in_short
+from finetune.errors import InputError, collecting, in_short
 from finetune.output.progress import Phase
 from finetune.reading.columns import take
 from finetune.reading.problems import listed, raise_problems
@@ -22,6 +22,7 @@ from finetune.reading.text_files import matching
 if TYPE_CHECKING:
     import datasets
 
+T = TypeVar("T")
 SPLIT_ARGUMENTS = {"train": "dataset_split", "validation": "dataset_validation_split", "test": "dataset_test_split"}
 LIMIT_ARGUMENTS = {"train": "max_train_samples", "validation": "max_eval_samples", "test": "max_predict_samples"}
 
@@ -47,15 +48,12 @@ def read_splits(
                 optional_columns = (*optional, "id")
             else:
                 columns = (*columns, arguments.id_column)
-        try:
+        with collecting(problems):
             table = read_split(arguments, split, columns, optional_columns)
-        except InputError as error:
-            problems += error.problems
-            continue
-        if table is not None:
-            tables[split] = table
-        elif split != "validation" or not train:
-            problems.append(f"no {split} rows: give --{split}_file or --dataset_name")
+            if table is not None:
+                tables[split] = table
+            elif split != "validation" or not train:
+                problems.append(f"no {split} rows: give --{split}_file or --dataset_name")
     if problems:
         raise InputError(*problems)
     return tables
@@ -85,16 +83,25 @@ def read_files(
 
     Raises `InputError` with the problems of all files, and if their columns differ.
     """
-    files, problems, tables = expand_patterns(argument, patterns), [], []
-    if len(files) == 1:
-        return read_table(files[0][0], encoding, required, optional)
-    for path, _ in files:
-        try:
-            tables.append(read_table(path, encoding, required, optional))
-        except InputError as error:
-            problems += error.problems
+    read = partial(read_table, encoding=encoding, required=required, optional=optional)
+    return read_sources(expand_patterns(argument, patterns), read, partial(_concatenated, argument))
+
+
+def read_sources(
+    paths: Sequence[tuple[str, int]], read: Callable[[str], T | None], join: Callable[[Sequence[tuple[T, int]]], T]
+) -> T | None:
+    """What `read` returns for the paths (`expand_patterns`); None if there is nothing. Several results, with the index of their
+    pattern, are joined by `join`. Raises `InputError` with the problems of all paths."""
+    if len(paths) == 1:
+        return read(paths[0][0])
+    parts, problems = [], []
+    for path, number in paths:
+        with collecting(problems):
+            part = read(path)
+            if part is not None:
+                parts.append((part, number))
     raise_problems(problems)
-    return _concatenated(argument, tables, [number for _, number in files])
+    return join(parts) if len(parts) > 1 else next((part for part, _ in parts), None)
 
 
 def expand_patterns(argument: str, patterns: Sequence[str]) -> list[tuple[str, int]]:
@@ -124,8 +131,9 @@ def check_consistent_labels(argument: str, labelled: Sequence[tuple[str, bool]])
         raise InputError(f"{argument}: {having[0]} has labels, but {lacking[0]} has none; give all of them labels, or none")
 
 
-def _concatenated(argument: str, tables: list[Table], numbers: list[int]) -> Table:
-    """One table of several files. `numbers`: the index of each file's pattern. Raises `InputError` if their columns differ."""
+def _concatenated(argument: str, numbered: Sequence[tuple[Table, int]]) -> Table:
+    """One table of several files and the index of each file's pattern. Raises `InputError` if their columns differ."""
+    tables, numbers = zip(*numbered, strict=True)
     names = list(dict.fromkeys(name for table in tables for name in table.columns))
     problems = []
     for name in names:

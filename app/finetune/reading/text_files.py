@@ -129,12 +129,10 @@ def _explain_encoding(path: str, encoding: str) -> str:
     before = data[:start].decode(encoding, "ignore")
     line = len((before + ".").splitlines())
     # Byte offsets count from 0, as in hex viewers.
-    return (
-        f"{path}: not {encoding.upper()} at byte {start} (0x{data[start]:02x}), line {line}; {_advice(data, before, encoding)}"
-    )
+    return f"{path}: not {encoding.upper()} at byte {start} (0x{data[start]:02x}), line {line}; {_advice(data, before)}"
 
 
-def _advice(data: bytes, before: str, encoding: str) -> str:
+def _advice(data: bytes, before: str) -> str:
     """Guesses the encoding and returns what to do. `before`: the text before the first invalid byte."""
     for magic, advice in OTHER_FORMATS.items():
         if data.startswith(magic):

@@ -13,8 +13,10 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipe
 from finetune.errors import InputError, TrainingError
 from finetune.losses.multilabel import MultiLabelLoss
 from finetune.metrics.multilabel import DECISION_METRICS, RANKING_METRICS, multilabel_scores
+from finetune.models import export
 from finetune.models.adapters import loadable
 from finetune.models.calibration import divide_outputs
+from finetune.models.pretrained import labels_of, set_labels
 from finetune.reading.json_files import read_object
 from finetune.reading.ragged import Ragged
 from finetune.reports.card import markdown_table
@@ -51,27 +53,8 @@ def usage(config: Any) -> str:
 
 def configure(config: Any, labels: list[str]) -> None:
     """Sets the labels and the problem type of a configuration."""
-    config.id2label = dict(enumerate(labels))
-    config.label2id = {label: number for number, label in enumerate(labels)}
+    set_labels(config, labels)
     config.problem_type = "multi_label_classification"
-
-
-def labels_of(config: Any) -> list[str]:
-    """The label list of a trained classifier, in the order of its logits. Raises `InputError` for ids with gaps."""
-    missing = [label_id for label_id in range(config.num_labels) if label_id not in config.id2label]
-    if missing:
-        ids = ", ".join(map(str, sorted(config.id2label)[:20]))
-        raise InputError(
-            f"model {config.name_or_path}: id2label in its config.json numbers its {config.num_labels} label(s) {ids}, so "
-            f"number {missing[0]} has no name; number them from 0 to {config.num_labels - 1}"
-        )
-    return [config.id2label[label_id] for label_id in range(config.num_labels)]
-
-
-def own_labels(config: Any) -> list[str] | None:
-    """The labels in a configuration; None for the placeholders LABEL_0, LABEL_1, ... of a pretrained model without a head."""
-    labels = labels_of(config)
-    return labels if any(label != f"LABEL_{number}" for number, label in enumerate(labels)) else None
 
 
 def thresholds_of(config: Any) -> np.ndarray:
@@ -142,13 +125,12 @@ def set_head_bias(model: Any, new_names: set[str], bias: np.ndarray, new_rows: n
 
 
 def plain_model(model: Any, fitted: Fitted, loss: MultiLabelLoss) -> Any:
-    """An fp32 model on the meta device with the configuration to export. The trained model may be partitioned or in half
-    precision.
+    """`export.plain_model` with the configuration to export.
 
     The configuration stores the loss, so that later evaluations compute the same one. It stores the temperatures for
     information only: the exported weights include them (`calibrated`).
     """
-    config = type(model.config).from_dict(model.config.to_dict())
+    plain = export.plain_model(model)
     settings = {
         "thresholds": fitted.thresholds.tolist(),
         "threshold_tuning": fitted.tuning,
@@ -159,12 +141,10 @@ def plain_model(model: Any, fitted: Fitted, loss: MultiLabelLoss) -> Any:
     }
     for name, value in settings.items():
         if value is not None:
-            setattr(config, name, value)
-        elif hasattr(config, name):
-            delattr(config, name)
-    config.dtype = torch.float32
-    with torch.device("meta"):
-        return type(model)(config)
+            setattr(plain.config, name, value)
+        elif hasattr(plain.config, name):
+            delattr(plain.config, name)
+    return plain
 
 
 def calibrated(plain: Any, fitted: Fitted, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

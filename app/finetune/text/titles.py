@@ -17,6 +17,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from finetune.errors import TrainingError
 from finetune.metrics.rouge import ROUGE_METRICS
 from finetune.metrics.rouge_tokenizers import choose_tokenizer
+from finetune.models import export
 from finetune.models.adapters import loadable
 from finetune.reading.columns import blank_rows, texts_of
 from finetune.reading.problems import raise_problems
@@ -176,11 +177,8 @@ def rouge_tokenizer_for(requested: str, references: Column | None) -> str:
 
 
 def plain_model(model: Any, search: Generation) -> Any:
-    """An fp32 model on the meta device with the configuration and generation configuration to export."""
-    config = type(model.config).from_dict(model.config.to_dict())
-    config.dtype = torch.float32
-    with torch.device("meta"):
-        plain = type(model)(config)
+    """`export.plain_model` with the generation configuration to export."""
+    plain = export.plain_model(model)
     generation = plain.generation_config
     for name in ("decoder_start_token_id", "eos_token_id", "pad_token_id", "bos_token_id", "forced_bos_token_id"):
         setattr(generation, name, getattr(model.generation_config, name))

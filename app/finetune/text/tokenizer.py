@@ -143,8 +143,7 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
     # These two hold the settings of the last call. They depend on whether this process tokenized or read the cache.
     backend.pop("truncation", None)
     backend.pop("padding", None)
-    legacy = "[None, None]"  # keeps the fingerprints of earlier versions, and so their caches and checkpoints
-    return fingerprint([type(tokenizer).__name__, json.dumps(backend, sort_keys=True), tokenizer.truncation_side, legacy])
+    return fingerprint([type(tokenizer).__name__, json.dumps(backend, sort_keys=True), tokenizer.truncation_side])
 
 
 def _unknown_language(argument: str, code: str, codes: list[str], name: str) -> str:

@@ -13,23 +13,23 @@ MAX_WORD_CHARACTERS = 100  # WordPiece turns longer words into [UNK], so trainin
 NO_LIMIT = 2**31 - 1
 
 
-def train_tokenizer(texts: Collection[str], vocab_size: int, lowercase: bool = True) -> BertTokenizer:
+def train_tokenizer(texts: Collection[str], vocab_size: int) -> BertTokenizer:
     """A BertTokenizer with a WordPiece vocabulary of at most `vocab_size` tokens, trained on `texts`.
 
     The vocabulary holds the special tokens (ids 0 to 4), every character of the texts, then the most frequent merges. Every
-    Chinese character is a word. `lowercase` also strips accents, as BERT does. `texts` is read twice and may be larger than
-    memory: only the counts of distinct words are kept.
+    Chinese character is a word. Words are lower-cased and lose their accents, as in BERT. `texts` is read
+    twice and may be larger than memory: only the counts of distinct words are kept.
 
     Raises InputError if the texts hold no word or if their characters do not fit into `vocab_size`.
     """
-    words = distinct_words(texts, lowercase)
-    vocabulary = learn_vocabulary(texts, words, vocab_size, lowercase)
-    return BertTokenizer(vocab=vocabulary, do_lower_case=lowercase)
+    words = distinct_words(texts)
+    vocabulary = learn_vocabulary(texts, words, vocab_size)
+    return BertTokenizer(vocab=vocabulary)
 
 
-def distinct_words(texts: Collection[str], lowercase: bool) -> Collection[str]:
+def distinct_words(texts: Collection[str]) -> Collection[str]:
     """The distinct words of the texts, as BERT splits them. Raises InputError if there is none."""
-    tokenizer = _bert_like(models.WordLevel(), lowercase)
+    tokenizer = _bert_like(models.WordLevel())
     # This trainer does not return counts, so `learn_vocabulary` reads the texts again. On two cores both passes together take a
     # third less time than counting words in Python.
     trainer = trainers.WordLevelTrainer(vocab_size=NO_LIMIT, min_frequency=0, special_tokens=[], show_progress=False)
@@ -40,7 +40,7 @@ def distinct_words(texts: Collection[str], lowercase: bool) -> Collection[str]:
     return words.keys()
 
 
-def learn_vocabulary(texts: Collection[str], words: Collection[str], vocab_size: int, lowercase: bool) -> dict[str, int]:
+def learn_vocabulary(texts: Collection[str], words: Collection[str], vocab_size: int) -> dict[str, int]:
     """Token -> id, by the WordPiece trainer of `tokenizers`. `words`: the distinct words of the texts.
 
     The trainer numbers characters in the order of a randomly seeded hash map and breaks ties between merges by these numbers,
@@ -55,7 +55,7 @@ def learn_vocabulary(texts: Collection[str], words: Collection[str], vocab_size:
             f"--vocab_size {vocab_size} is too small: {len(characters)} characters, {len(continuations)} of them also inside "
             f"words, and {len(SPECIAL_TOKENS)} special tokens need {len(alphabet)} entries before any word is learnt"
         )
-    tokenizer = _bert_like(models.WordPiece(unk_token="[UNK]"), lowercase)
+    tokenizer = _bert_like(models.WordPiece(unk_token="[UNK]"))
     if len(short) < len(words):  # only if needed: it takes 50% more time
         too_long = pre_tokenizers.Split(Regex(rf"\A.{{{MAX_WORD_CHARACTERS + 1},}}\z"), "removed")
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([tokenizer.pre_tokenizer, too_long])
@@ -65,8 +65,8 @@ def learn_vocabulary(texts: Collection[str], words: Collection[str], vocab_size:
     return dict(sorted(vocabulary.items(), key=lambda entry: entry[1]))
 
 
-def _bert_like(model: models.Model, lowercase: bool) -> Tokenizer:
+def _bert_like(model: models.Model) -> Tokenizer:
     """A tokenizer with BERT's normalizer and pre-tokenizer."""
-    bert, tokenizer = BertTokenizer(do_lower_case=lowercase).backend_tokenizer, Tokenizer(model)
+    bert, tokenizer = BertTokenizer().backend_tokenizer, Tokenizer(model)
     tokenizer.normalizer, tokenizer.pre_tokenizer = bert.normalizer, bert.pre_tokenizer
     return tokenizer

@@ -19,15 +19,14 @@ class VolumeDataArguments(groups.FileArguments):
     train_file: SpaceSeparated[str] | None = changed_option(
         groups.FileArguments,
         "train_file",
-        None,
         "folder with images/ and labels/ of equal names (NIfTI), and split.csv (file,split) if it has several splits; or "
         "a csv, tsv, json, jsonl or parquet file of paths; one or several, and patterns ('hospital-*')",
     )
     validation_file: SpaceSeparated[str] | None = changed_option(
-        groups.FileArguments, "validation_file", None, "the same; without it --validation_split takes volumes from training"
+        groups.FileArguments, "validation_file", "the same; without it --validation_split takes volumes from training"
     )
     test_file: SpaceSeparated[str] | None = changed_option(
-        groups.FileArguments, "test_file", None, "volumes to predict, and to score when they have labels"
+        groups.FileArguments, "test_file", "volumes to predict, and to score when they have labels"
     )
     image_column: str = option("image", help="column of the images' paths, relative to the file")
     label_column: str = option("label", help="column of the labels' paths")

@@ -6,15 +6,16 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from finetune.errors import InputError
+from finetune.errors import InputError, collecting
 from finetune.reading.columns import split_off
 from finetune.reading.problems import described, raise_problems
-from finetune.reading.splits import check_consistent_labels, common_parent, expand_patterns
+from finetune.reading.splits import LIMIT_ARGUMENTS, check_consistent_labels, common_parent, expand_patterns, read_sources
 from finetune.reading.tables import Table, read_table
 from finetune.task import Mixture
 
@@ -22,7 +23,6 @@ SUFFIXES = (".nii", ".nii.gz")
 # Folders of images and labels: ours, and those of the Medical Segmentation Decathlon and nnU-Net.
 LAYOUTS = {"": ("images", "labels"), "training": ("imagesTr", "labelsTr"), "test": ("imagesTs", "labelsTs")}
 SPLIT_FILE, SPLITS = "split.csv", ("train", "validation", "test")
-LIMITS = {"train": "max_train_samples", "validation": "max_eval_samples", "test": "max_predict_samples"}
 CHANNEL = "_0000"  # nnU-Net's suffix of an image's first channel
 
 
@@ -66,16 +66,13 @@ def find_splits(arguments: Any, notes: list[str]) -> dict[str, Volumes]:
     modes, splits, problems = arguments.modes, {}, []
     needed = [name for name, is_needed in zip(SPLITS, (modes.train, modes.evaluate, modes.predict), strict=True) if is_needed]
     for split in needed:
-        try:
+        with collecting(problems):
             volumes = _find(arguments, split)
-        except InputError as error:
-            problems += error.problems
-            continue
-        if volumes is not None:
-            limit = getattr(arguments, LIMITS[split])
-            splits[split] = volumes if limit is None else volumes.take(np.arange(min(limit, len(volumes))))
-        elif split != "validation" or not modes.train:
-            problems.append(f"no {split} volumes: give --{split}_file, or a {SPLIT_FILE} that names some")
+            if volumes is not None:
+                limit = getattr(arguments, LIMIT_ARGUMENTS[split])
+                splits[split] = volumes if limit is None else volumes.take(np.arange(min(limit, len(volumes))))
+            elif split != "validation" or not modes.train:
+                problems.append(f"no {split} volumes: give --{split}_file, or a {SPLIT_FILE} that names some")
     if problems:
         raise InputError(*problems)
     if "validation" in needed and "validation" not in splits:
@@ -95,15 +92,7 @@ def _find(arguments: Any, split: str) -> Volumes | None:
     if own is None:  # only folders can hold several splits
         paths = [(path, number) for path, number in paths if os.path.isdir(path)]
     base = common_parent([path for path, _ in paths if os.path.isdir(path)])
-    parts, problems = [], []
-    for path, number in paths:
-        try:
-            parts.append((_from_path(arguments, split, base, path), number))
-        except InputError as error:
-            problems += error.problems
-    raise_problems(problems)
-    parts = [(volumes, number) for volumes, number in parts if volumes is not None]
-    return _joined(argument, parts) if len(parts) > 1 else next((volumes for volumes, _ in parts), None)
+    return read_sources(paths, partial(_from_path, arguments, split, base), partial(_joined, argument))
 
 
 def _joined(argument: str, numbered: Sequence[tuple[Volumes, int]]) -> Volumes:

@@ -14,7 +14,7 @@ import torch
 from nibabel.orientations import apply_orientation, axcodes2ornt, io_orientation, ornt_transform
 from torch.nn import functional
 
-from finetune.errors import InputError
+from finetune.errors import InputError, in_short
 from finetune.output.files import path_in_errors
 
 IGNORED = 255  # label of ignored voxels
@@ -138,7 +138,7 @@ def _open(path: Path) -> nibabel.Nifti1Image:
     try:
         image = nibabel.load(path)
     except UNREADABLE as error:
-        raise InputError(f"{path}: no readable NIfTI file ({_first_line(error)})") from None
+        raise InputError(f"{path}: no readable NIfTI file ({in_short(error)})") from None
     if not isinstance(image, nibabel.Nifti1Image):  # also the base of version 2
         raise InputError(f"{path}: is {type(image).__name__}, expected NIfTI")
     return image
@@ -157,9 +157,5 @@ def _voxels(path: Path) -> np.ndarray:
     try:
         voxels = image.get_fdata(dtype=np.float32, caching="unchanged").reshape(_shape(image))
     except UNREADABLE as error:
-        raise InputError(f"{path}: is damaged or cut short ({_first_line(error)}); copy it again") from None
+        raise InputError(f"{path}: is damaged or cut short ({in_short(error)}); copy it again") from None
     return apply_orientation(voxels, io_orientation(image.affine))
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:120]

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from finetune.errors import InputError
+from finetune.errors import InputError, collecting
 from finetune.output.files import file_record, write_json
 from finetune.output.progress import Phase
 from finetune.reading.cache import get_or_create
@@ -68,10 +68,8 @@ def prepare(volumes: Volumes, spacing: tuple[float, ...], ignore_index: int | No
     prepared, problems = [], []
     with Phase(f"preparing {volumes.path}", "volumes", len(volumes)) as bar:
         for file in volumes.files:
-            try:
+            with collecting(problems):
                 prepared.append(_prepare(file, spacing, ignore_index))
-            except InputError as error:
-                problems += error.problems
             bar.update()
     raise_problems(problems)
     return prepared
@@ -130,10 +128,8 @@ def check_headers(splits: dict[str, Volumes], notes: list[str]) -> None:
         check: Callable[[], object] = partial(read_header, file.image)
         if file.label is not None:
             check = partial(check_pair, file.image, file.label, notes)
-        try:
+        with collecting(problems):
             check()
-        except InputError as error:
-            problems += error.problems
     raise_problems(problems)
 
 

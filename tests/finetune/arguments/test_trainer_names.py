@@ -113,7 +113,6 @@ def test_names_in_a_file_lose_against_the_command_line(tmp_path):
 
 
 def test_contradictions_and_names_of_other_tasks():
-    assert refusals("--bf16", "--fp16") == ["--bf16 and --fp16 both set --mixed_precision; keep one"]
     assert refusals("--max_length", "9", "--max_seq_length", "8") == [
         "--max_length and --max_seq_length both set --max_length; keep one"
     ]

@@ -39,9 +39,9 @@ def test_a_palette_with_a_transparent_colour_is_read_without_a_warning(tmp_path,
     assert [str(warning.message) for warning in recwarn] == []
 
 
-def broken(path, content=None):
+def broken(path):
     whole = saved(path, Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 40, 3), np.uint8))).read_bytes()
-    path.write_bytes(whole[: len(whole) // 2] if content is None else content)
+    path.write_bytes(whole[: len(whole) // 2])
     return path
 
 
@@ -51,23 +51,9 @@ def test_a_truncated_image_is_named(tmp_path, name):
         decode(broken(tmp_path / name), "the name", "RGB")
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [(b"", "is empty"), (b"<html>no</html>", r"no image that Pillow can read \(it begins with b'<html>no")],
-)
-def test_what_is_no_image_is_named(tmp_path, content, said):
-    for encoded in (content, broken(tmp_path / "a.png", content)):
-        with pytest.raises(InputError, match=f"^the name: .*{said}"):
-            read_header(encoded, "the name")
-    with pytest.raises(InputError, match=r"^gone: this file does not exist$"):
-        read_header(tmp_path / "gone.png", "gone")
-
-
-def test_more_than_8_bits_are_refused_in_images_and_read_in_masks(tmp_path):
+def test_more_than_8_bits_are_read_in_masks(tmp_path):
     values = np.array([[0, 1], [300, 65535]], dtype=np.uint16)
     path = saved(tmp_path / "deep.png", Image.fromarray(values))
-    with pytest.raises(InputError, match=r"^x: has more than 8 bits a pixel \(Pillow's mode I;16\).*Save it with 8 bits"):
-        decode(path, "x", "L")
     np.testing.assert_array_equal(np.asarray(decode_mask(path, "x")), values)
 
 
@@ -78,5 +64,3 @@ def test_a_mask_of_any_kind_gives_its_class_numbers(tmp_path):
     palette.putpalette([200, 100, 0, 5, 5, 5])
     for mask in (Image.fromarray(numbers), palette, Image.fromarray(numbers.astype(bool))):
         np.testing.assert_array_equal(np.asarray(decode_mask(saved(tmp_path / "mask.png", mask), "x")), numbers)
-    with pytest.raises(InputError, match=r"^x: a mask of mode RGB; expected one channel of class numbers"):
-        decode_mask(saved(tmp_path / "mask.png", Image.fromarray(COLOURS)), "x")

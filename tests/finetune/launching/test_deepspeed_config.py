@@ -81,15 +81,8 @@ def test_every_contradiction_and_every_auto_is_named():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"optimizer": {}}, "remove the section 'optimizer'; use --optim, --learning_rate"),
-        ({"scheduler": {}}, "remove the section 'scheduler'; use --lr_scheduler_type"),
-        ({"zero_optimization": {"stage": 0}}, "stage must be 1, 2 or 3"),
-        ({"zero_optimization": {}}, "stage must be 1, 2 or 3"),
         ({"zero_optimization": {"stage": "auto"}}, "stage must be 1, 2 or 3"),
-        ({"gradient_clipping": 0.5}, "gradient_clipping is 0.5 but --max_grad_norm is 1"),
-        ({"fp16": {"enabled": True}}, "its precision is fp16 but --mixed_precision is bf16"),
         ({"fp16": {"enabled": False}, "bf16": {"enabled": False}}, "its precision is no but --mixed_precision is bf16"),
-        ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, "fp16 and bf16 are both enabled"),
     ],
 )
 def test_what_cannot_be_run(changes, message):
@@ -117,22 +110,3 @@ def test_a_relative_path_is_looked_for_in_both_places(tmp_path, monkeypatch):
     assert deepspeed_config.read_config("a.json", (tmp_path / "there",)) == {"a": 2}
     with pytest.raises(InputError, match=r"b\.json does not exist .*ds_configs/"):
         deepspeed_config.read_config("b.json", (tmp_path / "there",))
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b'{\n"a": 1,\n}', ":3: broken JSON at column"),
-        (b"[]", "expected an object, found a list"),
-        (b'{"zero_optimization": true}', "zero_optimization must be an object, found True"),
-        (b'{"bf16": "auto"}', "bf16 must be an object, found 'auto'"),
-        (b'{"a": "\xff"}', "not UTF-8 at byte 7"),
-    ],
-)
-def test_a_file_that_cannot_be_read(tmp_path, content, message):
-    path = tmp_path / "ds.json"
-    path.write_bytes(content)
-    with pytest.raises(InputError) as caught:
-        deepspeed_config.read_config(str(path))
-    assert message in str(caught.value)
-    assert str(path) in str(caught.value)

@@ -135,7 +135,6 @@ def test_precision_beside_a_deepspeed_file(machine, arguments, ds_file, sections
 @pytest.mark.parametrize(
     ("variables", "gpus", "given", "message"),
     [
-        ({}, 0, {"mixed_precision": "fp16"}, "fp16 is not available on a CPU"),
         ({**ACCELERATE, "ACCELERATE_MIXED_PRECISION": "fp16"}, 2, {}, "fp16 is not available on a CPU"),
         ({**ACCELERATE, "ACCELERATE_MIXED_PRECISION": "fp8"}, 0, {}, "mixed_precision fp8; no, fp16 and bf16"),
         ({**ACCELERATE, "ACCELERATE_MIXED_PRECISION": "bf16"}, 0, {"mixed_precision": "no"}, "keep one"),
@@ -148,7 +147,6 @@ def test_precision_beside_a_deepspeed_file(machine, arguments, ds_file, sections
         ({**FSDP, "FSDP_IGNORED_MODULES": "a.*"}, 2, {}, "fsdp_ignored_modules is not supported; leave it out"),
         (FSDP, 2, {"deepspeed": "ds_configs/zero3.json"}, "zero3.json but the accelerate config asks for FSDP; keep one"),
         ({**ACCELERATE, "ACCELERATE_USE_MEGATRON_LM": "true"}, 2, {}, "asks for Megatron-LM"),
-        ({}, 0, {"ddp_backend": "nccl"}, "--ddp_backend nccl needs GPUs"),
         (TORCHRUN, 1, {}, "2 processes on this machine but 1 GPU(s)"),
     ],
 )

@@ -69,15 +69,6 @@ def test_each_image_has_its_own_counts():
     assert pixel_accuracy(counts) == pytest.approx([(p == t).mean() for p, t in zip(predicted, truth, strict=True)])
 
 
-def test_background_can_be_left_out_of_classes_and_means():
-    counts = np.array([[80, 90, 85], [5, 10, 15]])
-    scores = segmentation_scores(counts, ["background", "tumour"], include_background=False)
-    assert set(scores) == {"mean_iou", "mean_dice", "pixel_accuracy", "iou_tumour", "dice_tumour"}
-    assert scores["mean_iou"] == scores["iou_tumour"] == 5 / 20
-    assert scores["dice_tumour"] == 10 / 25
-    assert scores["pixel_accuracy"] == 85 / 100
-
-
 def test_nothing_counted_is_undefined():
     assert set(segmentation_scores(np.zeros((2, 3), dtype=np.int64), ["a", "b"]).values()) == {None}
     assert mean_of_defined(np.array([np.nan, 0.5])) == 0.5

@@ -1,4 +1,3 @@
-import json
 import re
 from types import SimpleNamespace
 
@@ -134,9 +133,3 @@ def test_learning_rates_fall_from_the_head_to_the_embeddings():
     assert scales["classifier.weight"] == scales["bert.pooler.dense.weight"] == 1.0
     layers = [scales[f"bert.encoder.layer.{number}.output.dense.weight"] for number in range(3)]
     assert (layers, scales["bert.embeddings.word_embeddings.weight"]) == ([0.125, 0.25, 0.5], 0.0625)
-
-
-def test_an_adapter_without_a_base_model_is_refused(arguments, tmp_path):
-    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
-    with pytest.raises(InputError, match=r"adapter_config\.json: names no base model"):
-        load_config(arguments(model_name_or_path=str(tmp_path)))

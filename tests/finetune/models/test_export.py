@@ -1,6 +1,5 @@
 import json
 
-import numpy as np
 import pytest
 from transformers import (
     AutoModelForImageClassification,
@@ -12,11 +11,8 @@ from transformers import (
     ViTImageProcessor,
 )
 
-from finetune.losses.multilabel import MultiLabelLoss
-from finetune.models.export import export_model
+from finetune.models.export import export_model, plain_model
 from finetune.models.pretrained import drop_pooler
-from finetune.text.classifier import plain_model
-from finetune.text.decisions import Fitted
 
 SIZES = {"hidden_sizes": [8, 8, 8, 8], "embedding_size": 8, "depths": [1, 1, 1, 1]}
 
@@ -49,7 +45,7 @@ def test_a_pooler_that_was_removed_is_not_missing(tmp_path):
     drop_pooler(model.bert)
     export_model(
         tmp_path / "best",
-        plain_model(model, Fitted(np.ones(2), np.zeros(2)), MultiLabelLoss()),
+        plain_model(model),
         model.state_dict(),
         lambda folder: None,
     )

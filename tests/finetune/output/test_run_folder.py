@@ -96,21 +96,6 @@ def test_files_of_others_do_not_disturb(tmp_path):
     check_output_dir(tmp_path, training=True, overwrite=False, resume=False)
 
 
-def test_places_that_cannot_be_a_folder(tmp_path, monkeypatch):
-    (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="is a file or a link"):
-        check_output_dir(tmp_path / "file", True, False, False)
-    with pytest.raises(InputError, match=r"cannot be written \(Not a directory\)"):
-        check_output_dir(tmp_path / "file" / "below", True, False, False)
-
-    def refuse(*_, **__):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("pathlib.Path.touch", refuse)
-    with pytest.raises(InputError, match=r"cannot be written \(Permission denied\)"):
-        check_output_dir(tmp_path, True, False, False)
-
-
 def test_clearing_removes_what_a_run_wrote_and_nothing_else(tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -306,15 +291,6 @@ def test_a_crash_while_replacing_a_folder_leaves_the_old_or_the_new(tmp_path):
     assert set(found) == {"old", "new"}
     assert calls.count("rename") == 2
     assert calls.count("fsync") == 5  # two files, their folders, the parent
-
-
-def test_a_crash_between_the_renames_is_the_one_that_needs_recovering(tmp_path):
-    path = tmp_path / "best"
-    replace_folder(path, fill("old"))
-    assert crashes(1, lambda: replace_folder(path, fill("new")), disk=[(os, "rename")])[0]
-    assert not path.exists()
-    recover_folder(path)
-    assert content(path) == "old"
 
 
 def test_a_failed_fill_leaves_the_old_and_no_rest(tmp_path):

@@ -86,11 +86,6 @@ def test_classes_of_a_dataset_have_their_names(arguments, tmp_path, monkeypatch)
     assert found.columns["many"].take(np.array([2, 0])) == [["a"], ["pear, ripe", "10"]]
 
 
-def test_a_dataset_that_is_not_there(arguments, tmp_path):
-    with pytest.raises(InputError, match=r"--dataset_name .*nowhere: cannot be loaded"):
-        read_split(arguments(dataset_name=str(tmp_path / "nowhere")), "train")
-
-
 def test_a_part_of_a_split_or_another_one(arguments, tmp_path, token_cache):
     folder = tmp_path / "data"
     folder.mkdir()
@@ -103,14 +98,8 @@ def test_a_part_of_a_split_or_another_one(arguments, tmp_path, token_cache):
     assert (
         read_split(arguments(dataset_name=str(folder), dataset_split="test"), "train", ("text",)).columns["text"][0] == "test 0"
     )
-    with pytest.raises(
-        InputError, match=r'--dataset_split tests of --dataset_name .*: cannot be loaded \(Unknown split "tests"'
-    ):
-        read_split(arguments(dataset_name=str(folder), dataset_split="tests"), "train", ("text",))
     with pytest.raises(InputError, match=r"--dataset_split .*corresponds to no data"):
         read_split(arguments(dataset_name=str(folder), dataset_split="train[:0]"), "train", ("text",))
-    with pytest.raises(InputError, match=r"--dataset_revision: .* is a folder, which has no revisions"):
-        read_split(arguments(dataset_name=str(folder), dataset_revision="v1"), "train", ("text",))
 
 
 def test_the_revision_is_asked_of_the_hub(arguments, monkeypatch):
@@ -155,20 +144,11 @@ def test_a_name_that_exists_is_no_pattern(parts):
 
 
 def test_what_is_wrong_with_several_files_comes_together(parts):
-    def problems(*patterns, optional=()):
-        with pytest.raises(InputError) as caught:
-            read(*patterns, optional=optional)
-        return caught.value.problems
-
-    assert problems("no-*.csv", "first.csv", "*.tsv") == [
-        "--train_file no-*.csv: no file matches this pattern",
-        "--train_file *.tsv: no file matches this pattern",
-    ]
-    (found,) = problems("./first.csv", "*.csv")
-    assert found == "--train_file: first.csv is named twice, so its rows would count twice; name it once"
     (parts / "part-2.csv").write_text("text,label\na,x\n")
     (parts / "part-10.csv").write_text("text,labels\na\n")
-    assert problems("*.csv") == [
+    with pytest.raises(InputError) as caught:
+        read("*.csv")
+    assert caught.value.problems == [
         "part-10.csv:2: 1 cells, expected 2 (text, labels); quote cells that contain ',' or line breaks; the row begins 'a'",
         "part-2.csv:1: column 'labels' not found; found: text, label; did you mean 'label'? Rename it or pass its name "
         "with the --..._column argument",

@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 from fake_hub import hub  # noqa: F401
 from images_job import write_idx
-from in_process import script  # noqa: F401
 from linear_task import LinearTask, points, split_of
 
-from finetune import opened_run
 from finetune.errors import InputError
 from finetune.reports import results
 
@@ -78,7 +76,6 @@ def test_a_finished_run_stays_done_and_its_command_repeats_the_upload(script, hu
     assert (ended.code, hub.commits) == (0, [])
     assert "the upload to mine failed" in ended.out
     hub.refuses = None
-    opened_run._lock.close()  # as the end of its process does
     ended = script("image_classify", command)
     assert ended.code == 0, ended.err
     assert "uploaded       me/mine" in ended.out

@@ -7,7 +7,6 @@ import masks_job
 import numpy as np
 import pytest
 import torch
-from in_process import script  # noqa: F401 - a fixture
 from PIL import Image
 from transformers import (
     AutoTokenizer,
@@ -62,7 +61,7 @@ OPTIONS = {"titlegen": ["--num_return_sequences", "2", "--max_title_length", "5"
 
 
 @pytest.mark.parametrize("task", MODELS)
-def test_lines_are_those_of_the_task_on_a_file(task, tmp_path, bert_folder, script):  # noqa: F811
+def test_lines_are_those_of_the_task_on_a_file(task, tmp_path, bert_folder, script):
     best, run, rows = tmp_path / "best", tmp_path / "run", tmp_path / "rows"
     MODELS[task](best, bert_folder)
     options = OPTIONS.get(task, [])

@@ -18,6 +18,7 @@ from finetune.errors import InputError, TrainingError
 from finetune.losses.multilabel import MultiLabelLoss, from_config
 from finetune.metrics.multilabel import sigmoid
 from finetune.models.export import export_model
+from finetune.models.pretrained import labels_of, own_labels
 from finetune.text.classifier import (
     _output_layer,
     calibrated,
@@ -25,8 +26,6 @@ from finetune.text.classifier import (
     check_export,
     configure,
     label_table,
-    labels_of,
-    own_labels,
     plain_model,
     replace_output_layer,
     rows_to_check,
@@ -129,12 +128,6 @@ def test_a_head_whose_rows_cannot_be_found_is_refused(model):
     model.classifier = torch.nn.Identity()
     with pytest.raises(InputError, match="no linear layer for its 3 labels"):
         replace_output_layer(model, LABELS, ["a"])
-
-
-def test_labels_that_are_not_numbered_from_0_are_refused():
-    config = BertConfig(id2label={0: "a", 2: "b"}, name_or_path="some/model")
-    with pytest.raises(InputError, match=r"some/model: id2label .* 2 label\(s\) 0, 2, so number 1 has no name.* from 0 to 1"):
-        labels_of(config)
 
 
 def test_the_loss_travels_in_the_configuration(model):

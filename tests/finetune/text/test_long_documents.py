@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from classify import Arguments, MultiLabelClassification
-from in_process import script  # noqa: F401 - a fixture
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig
 
 from finetune.arguments.parsing import SpaceSeparated, validate
@@ -196,7 +195,7 @@ def test_memory_is_known_in_advance(bert_folder, data):
         {"long_documents": "head_tail", "max_length": 12},
     ],
 )
-def test_an_exported_model_says_and_repeats_how_it_was_trained(bert_folder, data, tmp_path, script, given):  # noqa: F811
+def test_an_exported_model_says_and_repeats_how_it_was_trained(bert_folder, data, tmp_path, script, given):
     named = [part for name, value in given.items() for part in (f"--{name}", str(value))]
     files = [*("--train_file", str(data), "--validation_file", str(data)), "--max_steps", "4", "--global_batch_size", "4"]
     run = ["--model_name_or_path", str(bert_folder), *files, *named, "--learning_rate", "1e-2", "--save_steps", "2"]

@@ -9,9 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from classify import Arguments, MultiLabelClassification
-from in_process import script  # noqa: F401 - a fixture
 
-from finetune import opened_run
 from finetune.arguments.parsing import parse, validate
 from finetune.batching.batches import TrainSteps
 from finetune.batching.stream import Stream
@@ -129,7 +127,7 @@ def test_contradictions(given, said):
 
 
 @pytest.mark.slow
-def test_a_resumed_run_ends_with_the_same_bytes(files, bert_folder, token_cache, script, monkeypatch):  # noqa: F811
+def test_a_resumed_run_ends_with_the_same_bytes(files, bert_folder, token_cache, script, monkeypatch):
     """Step 7 is in the middle of the second buffer, and the third one holds the end of a pass. Of all rows few are on the disk:
     the first buffer, the one that is trained on, and the next one."""
     entered, enter = [], Stream.enter
@@ -156,7 +154,6 @@ def test_a_resumed_run_ends_with_the_same_bytes(files, bert_folder, token_cache,
     whole = shutil.copytree(folder, files / "whole")
     shutil.rmtree(folder / "checkpoints" / "step_14")
     entered.clear()
-    opened_run._lock.close()  # as the end of its process does
     ended = script("classify", [*train, "--resume_from_checkpoint", "auto", "--dataloader_num_workers", "2"])
     assert ended.code == 0, ended.err
     assert [epoch for epoch, *_ in entered] == [1, 2, 3]

@@ -111,9 +111,7 @@ def test_the_length_of_a_document(asked, limit, chosen):
     assert choose_max_length(asked, BertConfig(max_position_embeddings=limit), limited()) == chosen
 
 
-def test_a_longer_document_than_the_model_reads():
-    with pytest.raises(InputError, match=r"--max_length 129 is more than the model can read \(128 tokens\)"):
-        choose_max_length(129, BertConfig(max_position_embeddings=128), limited())
+def test_a_model_without_a_limit_reads_any_document():
     config = BertConfig()
     config.max_position_embeddings = -1
     assert choose_max_length(9999, config, limited()) == 9999

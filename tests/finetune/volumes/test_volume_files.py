@@ -1,13 +1,11 @@
 """What a run's volumes are, and what is refused: each with the file and one clear message."""
 
-import gzip
 import os
 import shutil
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
-import nibabel
 import numpy as np
 import pytest
 
@@ -109,29 +107,9 @@ def test_a_table_of_paths(folder):
 # What is refused
 
 
-def test_a_missing_mask(folder):
-    (folder / "labels" / "v1.nii.gz").unlink()
-    assert problem(folder) == "labels/v1.nii.gz: no such file; the label of images/v1.nii.gz is missing"
-
-
-def test_a_missing_image_of_a_table(folder):
-    (folder / "t.csv").write_text("image,label\nimages/v9.nii.gz,labels/v1.nii.gz\n")
-    assert problem(folder, train_file=str(folder / "t.csv"), modes=(True, False, False)) == "images/v9.nii.gz: no such image"
-
-
-def test_an_empty_folder_and_one_of_another_layout(folder):
-    for path in (folder / "images").iterdir():
-        path.unlink()
-    assert problem(folder) == "images: has no NIfTI files (.nii, .nii.gz)"
-    (folder / "images").rmdir()
-    assert "has no folder images or imagesTr; images/ and labels/ are expected" in problem(folder)
-
-
 def test_a_split_of_unknown_files_and_names(folder):
     (folder / "split.csv").write_text("file,split\nv9.nii.gz,train\n")
     assert "split.csv:2: v9.nii.gz is not among the images of" in problem(folder)
-    (folder / "split.csv").write_text("file,split\nv1.nii.gz,training\n")
-    assert problem(folder) == "split.csv:2: split 'training', expected train, validation, test"
 
 
 @pytest.mark.parametrize(
@@ -157,31 +135,8 @@ def test_a_fourth_dimension_of_one_is_none(folder, write):
     load(folder)
 
 
-def test_files_that_are_cut_short_or_something_else(folder):
-    path = folder / "images" / "v0.nii.gz"
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])
-    assert problem(folder).startswith("images/v0.nii.gz: is damaged or cut short")
-    path.write_bytes(gzip.compress(gzip.decompress(whole)[:1000]))  # the header is whole, voxels are missing
-    assert problem(folder).startswith("images/v0.nii.gz: is damaged or cut short")
-    path.write_bytes(b"no volume")
-    assert problem(folder).startswith("images/v0.nii.gz: no readable NIfTI file")
-    path.write_bytes(b"")
-    assert problem(folder).startswith("images/v0.nii.gz: no readable NIfTI file")
-    nibabel.save(nibabel.MGHImage(np.zeros((7, 8, 9), dtype=np.float32), np.eye(4)), folder / "x.mgz")
-    path.write_bytes((folder / "x.mgz").read_bytes())
-    assert problem(folder).startswith("images/v0.nii.gz: ")
-
-
 def test_class_numbers(folder, write):
     label = np.zeros((7, 8, 9), dtype=np.float32)
-    label[0] = 4
-    write(folder / "labels" / "v0.nii.gz", label)
-    found = "labels/v0.nii.gz: 72 voxels of unknown class 4; the classes are 0 background, 1 a, 2 b"
-    assert problem(folder) == found
-    label[0] = 1.5
-    write(folder / "labels" / "v0.nii.gz", label)
-    assert "72 voxels have no class number, the first 1.5; expected 0 to 254" in problem(folder)
     label[0] = 255
     write(folder / "labels" / "v0.nii.gz", label)
     assert problem(folder).endswith("if it marks voxels to be ignored: --ignore_index 255")
@@ -192,21 +147,6 @@ def test_classes_are_those_of_the_training_labels(folder, write):
     prepared = prepare(find(folder, (True, False, False))["train"], SPACING, None)
     assert choose_classes(prepared, None) == ["background", "1", "2"]
     assert choose_classes(prepared, ("front", "back")) == ["background", "front", "back"]
-    label = np.zeros((7, 8, 9), dtype=np.uint8)
-    label[0] = 2
-    write(folder / "labels" / "v0.nii.gz", label)
-    prepared = prepare(find(folder, (True, False, False), max_train_samples=1)["train"], SPACING, None)
-    with pytest.raises(InputError, match="have classes 2; classes must be numbered from 1 without a gap"):
-        choose_classes(prepared, None)
-
-
-def test_labels_without_a_class(folder, write):
-    write(folder / "labels" / "v0.nii.gz", np.zeros((7, 8, 9), dtype=np.uint8))
-    prepared, notes = load(folder)
-    assert any(note.startswith("v0.nii.gz: no voxel of any class") for note in notes)
-    empty = [volume for volumes in prepared.values() for volume in volumes if volume.file.id == "v0"]
-    with pytest.raises(InputError, match="no training label has a voxel of a class"):
-        choose_classes(empty, None)
 
 
 def test_two_test_volumes_of_one_name(folder):

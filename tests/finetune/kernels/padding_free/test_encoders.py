@@ -182,15 +182,6 @@ def test_what_is_saved_is_plain_transformers(tmp_path):
             torch.testing.assert_close(other(**batch()).logits, model(**batch()).logits, atol=1e-5, rtol=0)
 
 
-@pytest.mark.slow
-def test_compiled_models_give_the_same():
-    model = padding_free_twin(classifier())
-    compiled = torch.compile(padding_free_twin(classifier()), backend="eager", dynamic=True)
-    for rows in (LENGTHS, (3, 9)):
-        with row_lengths.row_lengths(rows):
-            torch.testing.assert_close(compiled(**batch(rows)).logits, model(**batch(rows)).logits, atol=1e-6, rtol=0)
-
-
 def test_jagged_tensors_attend_as_the_calls_per_length(monkeypatch):
     # What a GPU does in fp32 or with dropout, by torch's own reference for a CPU.
     model = classifier()
