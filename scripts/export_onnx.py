@@ -120,7 +120,7 @@ def export(folder: Path, model: Any, processor: Any) -> tuple[Any, dict[str, tor
     """(the model as an ONNX graph for any batch size and text length, the inputs that it was traced with). Raises
     `InputError`."""
     try:
-        from transformers.exporters import OnnxConfig
+        from transformers.exporters import ExportedModel, OnnxConfig  # ExportedModel: new in transformers 5.23
         from transformers.exporters.exporter_onnx import OnnxExporter
 
         exporter = OnnxExporter()
@@ -131,9 +131,10 @@ def export(folder: Path, model: Any, processor: Any) -> tuple[Any, dict[str, tor
         name: {0: torch.export.Dim.AUTO, **({1: torch.export.Dim.AUTO} if x.ndim == 2 else {})} for name, x in inputs.items()
     }
     try:
-        return exporter.export(model, inputs, OnnxConfig(dynamic_shapes=dynamic)), inputs
+        exported: ExportedModel = exporter.export(model, inputs, OnnxConfig(dynamic_shapes=dynamic))
     except Exception as error:  # torch's, onnxscript's and transformers' own
         raise InputError(f"{folder}: torch cannot export {type(model).__name__} to ONNX ({in_short(error)})") from error
+    return exported, inputs
 
 
 def longest(model: Any, processor: Any) -> int:

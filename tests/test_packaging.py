@@ -23,8 +23,10 @@ def test_pinned_versions_are_within_the_ranges(extra):
     file = ROOT / f"requirements{extra and '-'}{extra}.txt"
     pins, ranges = requirements(file.read_text(encoding="utf-8").splitlines()), requirements(EXTRAS[extra])
     assert pins.keys() == ranges.keys()
+    everywhere = requirements((ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines())
     for name, (pin,) in pins.items():
         assert ranges[name].contains(pin.version), name
+        assert everywhere.get(name, pins[name]) == pins[name], f"{name} has one version"
 
 
 def test_every_requirements_file_is_an_extra():
