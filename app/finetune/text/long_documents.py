@@ -146,17 +146,31 @@ class HeadTailEncoder:
 @dataclass(frozen=True)
 class WindowEncoder:
     """As `TextEncoder`, but concatenates the windows of a text, each with its special tokens. All but the last have
-    `max_length` ids."""
+    `max_length` ids.
+
+    The windows are those of `return_overflowing_tokens`, which tokenizers 0.23.1 and 0.23.2 leave empty.
+    """
 
     tokenizer: Any
     setting: LongDocuments
 
     def __call__(self, texts: list[str]) -> dict[str, list]:
-        limit, stride, most = self.setting.max_length, self.setting.stride, self.setting.max_windows
-        encodings = self.tokenizer(texts, truncation=True, max_length=limit, stride=stride, **IDS_ALONE).encodings
-        documents = [[first, *first.overflowing] for first in encodings]
-        ids = [list(chain.from_iterable(window.ids for window in windows[:most])) for windows in documents]
-        return {"input_ids": ids, "cut": [len(windows) > most for windows in documents]}
+        is_special = self.tokenizer("a").encodings[0].special_tokens_mask
+        leading, trailing = is_special.index(0), is_special[::-1].index(0)
+        rows = self.tokenizer(texts, verbose=False, **IDS_ALONE)["input_ids"]
+        documents = [self._windows(ids, leading, len(ids) - trailing) for ids in rows]
+        most = self.setting.max_windows
+        return {
+            "input_ids": [list(chain.from_iterable(windows[:most])) for windows in documents],
+            "cut": [len(windows) > most for windows in documents],
+        }
+
+    def _windows(self, ids: list[int], start: int, end: int) -> list[list[int]]:
+        """The windows of the text tokens `ids[start:end]`, between the special tokens around them."""
+        text, stride = ids[start:end], self.setting.stride
+        size = self.setting.max_length - start - (len(ids) - end)
+        firsts = range(0, max(1, len(text) - stride), size - stride)
+        return [[*ids[:start], *text[first : first + size], *ids[end:]] for first in firsts]
 
 
 def usage(config: Any) -> str | None:
