@@ -15,6 +15,7 @@ from finetune.launching.processes import Run
 from finetune.opened_run import make_fingerprint, open_run
 from finetune.output.predictions import metrics_name
 from finetune.output.run_folder import merge_metrics
+from finetune.output.temporary import is_temporary
 from finetune.plan import make_plan
 from finetune.reports import results
 from finetune.reports.final_report import save_test_resamples, write_reports
@@ -114,4 +115,5 @@ def report(started: Run, arguments: Any, task: Task, metrics: dict[str, Any]) ->
     by_split = results.by_split(metrics)
     table = results.table(by_split, task.shown_metrics)
     remarks = [f"{split}: {line}" for split, scores in by_split.items() for line in task.remarks(scores)]
-    started.print(*table, *remarks, f"done           {arguments.output_dir}")
+    done = [] if is_temporary(Path(arguments.output_dir)) else [f"done           {arguments.output_dir}"]
+    started.print(*table, *remarks, *done)
