@@ -61,7 +61,7 @@ def bind_socket(host: str, port: int) -> socket.socket:
         family, kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         sock = socket.socket(family, kind)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
+        sock.bind((address[0], port, *address[2:]))  # `getaddrinfo` has cut the port to 16 bits
     except (OSError, OverflowError) as error:
         raise InputError(f"--host {host} --port {port}: cannot be listened to ({error}); give another --port") from None
     return sock
