@@ -13,13 +13,10 @@ needs --output_dir. Further arguments are passed to the task, such as --text_col
 from __future__ import annotations
 
 import argparse
-import atexit
 import json
 import os
 import runpy
-import shutil
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +27,7 @@ from finetune.errors import InputError
 from finetune.launching.shutdown import failures_end_the_job
 from finetune.output import written
 from finetune.output.predictions import as_line, is_regular_file
+from finetune.output.temporary import temporary_folder
 
 BY_MODEL_TYPE = {"small_cnn": "image_classify", "monai_unet": "segment3d"}
 BY_ENDING = {
@@ -57,6 +55,8 @@ def task_of(folder: Path) -> str:
             known = ", ".join(sorted({*BY_ENDING.values(), *BY_MODEL_TYPE.values()}))
             raise InputError(f"{folder / name}: no task for a model of {config.get('architectures')}; the tasks are {known}")
         return task
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no such folder; name the folder best/ of a run, or one like it")
     raise InputError(f"{folder} is no exported model: it has no config.json; name the folder best/ of a run, or one like it")
 
 
@@ -112,7 +112,7 @@ def task_command(request: Request) -> list[str]:
         raise InputError(f"--output_dir is missing: {'several processes share' if distributed else 'masks go to'} a folder")
     file = options.file if options.text is None else str(_write_texts(options.text))
     output = options.output or (None if options.output_dir else "/dev/stdout")
-    output_dir = options.output_dir or str(_temporary_folder())
+    output_dir = options.output_dir or str(temporary_folder("predict_"))
     if options.output is not None and is_regular_file(Path(options.output)) and Path(options.output).is_file():
         _allow_replacing(Path(options.output), Path(output_dir), options)
     named = {
@@ -143,21 +143,15 @@ def print_predictions(request: Request) -> None:
     skip_unused_imports()
     from finetune.serving.predictor import load_predictor
 
-    predictor = load_predictor(request.task, request.options.model, str(_temporary_folder()), request.task_arguments)
+    predictor = load_predictor(request.task, request.options.model, str(temporary_folder("predict_")), request.task_arguments)
     for number, line in enumerate(predictor(request.options.text)):
         sys.stdout.write(as_line({"id": number, **line}))
 
 
 def _write_texts(texts: list[str]) -> Path:
-    path = _temporary_folder() / "texts.jsonl"
+    path = temporary_folder("predict_") / "texts.jsonl"
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     return path
-
-
-def _temporary_folder() -> Path:
-    folder = tempfile.mkdtemp(prefix="predict_")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)
 
 
 if __name__ == "__main__":

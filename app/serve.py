@@ -13,7 +13,6 @@ import argparse
 import json
 import socket
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +23,7 @@ from predict import task_of
 from finetune.command_line import prepare_process
 from finetune.errors import InputError
 from finetune.launching.shutdown import failures_end_the_job
+from finetune.output.temporary import temporary_folder
 
 if TYPE_CHECKING:
     from finetune.serving.web import Server
@@ -61,7 +61,7 @@ def bind_socket(host: str, port: int) -> socket.socket:
         family, kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         sock = socket.socket(family, kind)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
+        sock.bind((address[0], port, *address[2:]))  # `getaddrinfo` has cut the port to 16 bits
     except (OSError, OverflowError) as error:
         raise InputError(f"--host {host} --port {port}: cannot be listened to ({error}); give another --port") from None
     return sock
@@ -92,12 +92,11 @@ def say(event: str, message: str) -> None:
 
 if __name__ == "__main__":
     prepare_process()
-    with tempfile.TemporaryDirectory(prefix="serve_") as folder:
-        with failures_end_the_job(debug="--debug" in sys.argv):
-            options, task_arguments = parse_options()
-            sock = bind_socket(options.host, options.port)
-            server = make_server(options, task_arguments, folder)
-        sock.listen()  # before the message: whoever reads it may connect
-        say("serving", f"{options.model} at http://{options.host}:{sock.getsockname()[1]}")
-        server.serve(sock)
-        say("stopped", "all requests are answered")
+    with failures_end_the_job(debug="--debug" in sys.argv):
+        options, task_arguments = parse_options()
+        sock = bind_socket(options.host, options.port)
+        server = make_server(options, task_arguments, str(temporary_folder("serve_")))
+    sock.listen()  # before the message: whoever reads it may connect
+    say("serving", f"{options.model} at http://{options.host}:{sock.getsockname()[1]}")
+    server.serve(sock)
+    say("stopped", "all requests are answered")

@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -34,21 +35,22 @@ from finetune.reports.figures import COLORS, DPI, new_figure  # noqa: E402
 from finetune.reports.tracker import read_history  # noqa: E402
 
 IGNORED = ("output_dir", "config", "run_name", "predictions_file")  # arguments that differ between any two runs
+PLOTS = (".png", ".svg", ".pdf")
 
 
 def read_run(folder: Path) -> dict[str, Any]:
     """The arguments, metrics, history and metrics of resampled rows of a finished run. Raises `InputError`."""
     try:
         run = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
-        metrics = json.loads((folder / METRICS).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        metrics = dict(json.loads((folder / METRICS).read_text(encoding="utf-8")))
+        resampled = {}
+        for split in ("test", "validation"):
+            if (folder / BOOTSTRAP.format(split)).exists():
+                with np.load(folder / BOOTSTRAP.format(split)) as arrays:
+                    resampled[split] = dict(arrays)
+        return {"name": str(folder), **run, "metrics": metrics, "history": read_history(folder), "resampled": resampled}
+    except (OSError, ValueError, TypeError, zipfile.BadZipFile) as error:
         raise InputError(f"{folder}: holds no finished run ({error}); name a run's --output_dir") from None
-    resampled = {}
-    for split in ("test", "validation"):
-        if (folder / BOOTSTRAP.format(split)).exists():
-            with np.load(folder / BOOTSTRAP.format(split)) as arrays:
-                resampled[split] = dict(arrays)
-    return {"name": str(folder), **run, "metrics": metrics, "history": read_history(folder), "resampled": resampled}
 
 
 def differing_arguments(runs: list[dict[str, Any]]) -> dict[str, list[Any]]:
@@ -87,7 +89,7 @@ def report(runs: list[dict[str, Any]]) -> list[str]:
     for name, run in zip(names[1:], runs[1:], strict=True):
         split = same_rows(run, runs[0])
         if split is None:
-            lines += ["", f"{name} and [0] have no scores of the same rows (--report_to html writes them)"]
+            lines += ["", f"{name} and [0] scored different rows, or one has no scores by row (--report_to html writes them)"]
             continue
         lines += ["", f"{name} minus [0], {split} rows, paired bootstrap"]
         ours, theirs = run["resampled"][split], runs[0]["resampled"][split]
@@ -115,6 +117,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
     parser.add_argument("--plot", type=Path)
     options = parser.parse_args(argv)
+    if options.plot is not None and (options.plot.suffix not in PLOTS or not options.plot.parent.is_dir()):
+        parser.error(f"--plot {options.plot}: expected a name that ends in {', '.join(PLOTS)}, in a folder that exists")
     try:
         runs = [read_run(folder) for folder in options.runs]
     except InputError as error:

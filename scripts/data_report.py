@@ -76,8 +76,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("script", type=Path, metavar="app/TASK.py")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS")
     options = parser.parse_args(argv)
-    if options.output is not None and options.output.suffix not in (".html", ".json"):
-        parser.error(f"--output {options.output}: expected a name that ends in .html or .json")
+    output = options.output
+    if output is not None and (output.suffix not in (".html", ".json") or not output.parent.is_dir()):
+        parser.error(f"--output {output}: expected a name that ends in .html or .json, in a folder that exists")
     try:
         report, notes = report_of(options.script, options.arguments)
     except InputError as error:

@@ -121,6 +121,8 @@ def _in_short(value: Any) -> Any:
 
 def sweep(options: argparse.Namespace, command: Command, folder: Path) -> None:
     """Runs the remaining trials, stopped ones first. Raises `InputError`, `StopRequested`."""
+    if options.trials < 1:
+        raise InputError(f"--trials {options.trials}: expected at least 1")
     space = read_space(options.search)
     for changes in [{}, *values_to_check(space)]:
         arguments = command.arguments(changes)

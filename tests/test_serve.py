@@ -50,9 +50,11 @@ def test_a_browser_shows_the_labels_and_words_of_a_text(server):
     assert process.stdout.read().startswith("stopped")
 
 
-def test_an_address_that_is_taken_is_refused():
+def test_an_address_that_is_taken_or_no_port_is_refused():
     taken = serve.bind_socket("127.0.0.1", 0)
     taken.listen()
     with pytest.raises(InputError, match="cannot be listened to"):
         serve.bind_socket("127.0.0.1", taken.getsockname()[1])
+    with pytest.raises(InputError, match="port must be 0-65535"):
+        serve.bind_socket("127.0.0.1", 99999)
     taken.close()

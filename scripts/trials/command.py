@@ -6,6 +6,7 @@ import argparse
 import fcntl
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 import threading
@@ -88,6 +89,10 @@ def run_script(
     options = parser.parse_args(argv)
     try:
         launcher = shlex.split(options.launch) if options.launch else [sys.executable]
+        if shutil.which(launcher[0]) is None:
+            raise InputError(f"--launch {options.launch}: {launcher[0]} is no program here; correct its name, or install it")
+        if options.processes < 1:
+            raise InputError(f"--processes {options.processes}: expected at least 1")
         command = Command(launcher, options.script, options.arguments, *load_task_script(options.script))
         folder = Path(command.arguments({}).output_dir)
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import compare
 import numpy as np
@@ -41,7 +42,7 @@ def test_runs_are_compared_by_metrics_arguments_and_rows(tmp_path, capsys):
 def test_runs_that_scored_other_rows_are_not_compared_row_by_row(tmp_path, capsys):
     runs = [finished(tmp_path / "a", test=np.ones(3)), finished(tmp_path / "b", test=np.ones(4))]
     assert compare.main(runs) == 0
-    assert "have no scores of the same rows" in capsys.readouterr().out
+    assert "scored different rows" in capsys.readouterr().out
 
 
 def test_a_folder_without_a_run_is_named(tmp_path, capsys):
@@ -49,3 +50,7 @@ def test_a_folder_without_a_run_is_named(tmp_path, capsys):
         compare.read_run(tmp_path)
     assert compare.main([str(tmp_path)]) == 2
     assert "error:" in capsys.readouterr().err
+    run = Path(finished(tmp_path / "cut"))
+    (run / "bootstrap_test.npz").write_bytes(b"PK")
+    with pytest.raises(InputError, match="no finished run"):
+        compare.read_run(run)

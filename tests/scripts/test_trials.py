@@ -99,6 +99,15 @@ def test_a_search_that_makes_no_sense_is_refused(search, said, command, capsys):
     assert re.search(said, capsys.readouterr().err)
 
 
+@pytest.mark.parametrize(
+    ("option", "said"), [("--trials=0", "at least 1"), ("--processes=0", "at least 1"), ("--launch=torchrum", "no program")]
+)
+def test_numbers_and_launchers_that_make_no_sense_are_refused(option, said, command, capsys):
+    launch, task = command[:2], command[2:]
+    assert sweep.main(["--search", "learning_rate=1,2", *launch, option, *task]) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_folds_hold_every_row_once_and_their_predictions_are_in_its_order(command, tmp_path, capsys):
     command += ["--validation_file", str(tmp_path / "train.jsonl"), "--max_eval_samples", "3", "--encoding", "latin-1"]
     assert cross_validate.main(["--folds", "3", "--processes", "2", *command]) == 0

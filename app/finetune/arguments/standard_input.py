@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import atexit
 import dataclasses
 import os
 import shutil
 import sys
-import tempfile
 from typing import Any
 
 from finetune.arguments.parsing import SpaceSeparated
 from finetune.errors import InputError
+from finetune.output.temporary import temporary_folder
 
 NAMES = ("-", "/dev/stdin")
 HEAD = 2**16  # bytes that decide the kind of file
@@ -33,11 +32,9 @@ def with_standard_input(arguments: Any, names: list[str]) -> Any:
     (name,) = from_input
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise InputError(f"--{name} -: only one process gets standard input; write it to a file, or launch with python")
-    folder = tempfile.mkdtemp(prefix="standard_input_")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     head = sys.stdin.buffer.read(HEAD)
     kind = {b"{": "jsonl", b"[": "json"}.get(head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1], "csv")
-    path = os.path.join(folder, f"rows.{kind}")
+    path = str(temporary_folder("standard_input_") / f"rows.{kind}")
     with open(path, "wb") as file:
         file.write(head)
         shutil.copyfileobj(sys.stdin.buffer, file)

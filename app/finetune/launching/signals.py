@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 import psutil
 
 from finetune.errors import EXIT_STOPPED
+from finetune.output.temporary import remove_temporary_folders
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)  # SIGHUP: the terminal is closed
 # A terminal and Slurm signal every process, and the launcher forwards the signal: one request arrives twice.
@@ -129,13 +130,15 @@ def on_immediate_stop(callback: Callable[[str], None]) -> None:
 
 
 def exit_now(code: int) -> None:
-    """Ends the process without cleanup. Kills its workers (children with its command line) first: they may ignore signals."""
+    """Ends the process without cleanup, except of temporary folders. Kills its workers (children with its command line) first:
+    they may ignore signals."""
     try:
         own = psutil.Process()
         for child in own.children():
             with contextlib.suppress(psutil.Error):
                 if child.cmdline() == own.cmdline():
                     child.kill()
+        remove_temporary_folders()
     finally:
         os._exit(code)
 

@@ -40,6 +40,7 @@ from finetune.models.weight_files import check_weights
 NO_ENCODER = (
     "has a decoder only; titles need an encoder-decoder model (BART, mT5, LED, PEGASUS, ...) or an encoder (BigBird, BERT)"
 )
+TAKEN_FROM_ENCODER = ("intermediate_size", "hidden_dropout_prob", "attention_probs_dropout_prob")
 
 
 def load_title_config(arguments: Any) -> Any:
@@ -57,7 +58,7 @@ def load_title_config(arguments: Any) -> Any:
     if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and type(config) not in MODEL_FOR_MASKED_LM_MAPPING:
         raise InputError(f"{name}: {config.model_type} {NO_ENCODER}")
     if not hasattr(config, "vocab_size"):
-        raise InputError(f"{name}: a {config.model_type} model cannot read texts; name another")
+        raise InputError(f"{name}: the model ({config.model_type}) cannot read texts; name another")
     return config
 
 
@@ -225,14 +226,15 @@ def _load_decoder(arguments: Any) -> Any:
 
 
 def _decoder_config(arguments: Any, encoder: Any, tokenizer: Any, max_title_length: int) -> Any:
+    # BERT's defaults stand in for what other encoders lack or name differently: ModernBERT, DistilBERT.
+    sizes = {"intermediate_size": 4 * encoder.hidden_size}
+    sizes |= {name: getattr(encoder, name) for name in TAKEN_FROM_ENCODER if hasattr(encoder, name)}
     return BertConfig(
+        **sizes,
         vocab_size=max(encoder.vocab_size, len(tokenizer)),
         hidden_size=encoder.hidden_size,
         num_hidden_layers=arguments.decoder_layers or encoder.num_hidden_layers,
         num_attention_heads=encoder.num_attention_heads,
-        intermediate_size=encoder.intermediate_size,
-        hidden_dropout_prob=encoder.hidden_dropout_prob,
-        attention_probs_dropout_prob=encoder.attention_probs_dropout_prob,
         max_position_embeddings=max(128, max_title_length + 2),
         type_vocab_size=1,
         pad_token_id=tokenizer.pad_token_id,

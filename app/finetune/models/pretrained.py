@@ -65,7 +65,7 @@ def check_model(arguments: Any, config: Any, mapping: Any, can: str) -> None:
     what its models can do, for the message. Models with code of their own (--trust_remote_code) may be of any kind."""
     if type(config) not in mapping and not arguments.trust_remote_code:
         name = arguments.config_name or arguments.model_name_or_path
-        raise InputError(f"{name}: a {config.model_type} model cannot {can}; name another")
+        raise InputError(f"{name}: the model ({config.model_type}) cannot {can}; name another")
     check_weights(arguments)
 
 

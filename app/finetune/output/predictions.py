@@ -6,7 +6,9 @@ import csv
 import io
 import json
 import os
+import pickle
 import re
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ DESCRIPTOR = re.compile(r"/dev/(stdout|stderr)|(?:/dev|/proc/self)/fd/(\d+)")
 WILDCARDS = re.compile(r"[-_.]*[*?\[\]]+")
 DATA_SUFFIX = re.compile(r"\.(csv|tsv|txt|json|jsonl|parquet)(\.gz)?$", re.IGNORECASE)
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
+UNWRITTEN = (".parquet", ".xlsx", ".gz", ".bz2", ".xz", ".zip")  # other kinds of data files
 
 
 def path_of(arguments: Any) -> Path:
@@ -68,6 +71,8 @@ def problem(path: Path, folder: Path, replaced: bool) -> str | None:
         return f"cannot be written ({error.strerror})"
     if path.is_dir():
         return "is a folder; name a file in it"
+    if path.suffix.lower() in UNWRITTEN:
+        return "is no csv, tsv or jsonl file; end its name with one of these"
     if _is_device(path):
         return None if os.access(path, os.W_OK) else "cannot be written"
     if not path.exists():
@@ -101,6 +106,8 @@ def write(path: Path, folder: Path, lines: Iterable[dict[str, Any]], list_separa
         opened = os.fdopen(os.dup(descriptor), "w", encoding="utf-8") if descriptor else path.open("w", encoding="utf-8")
         with opened as file:
             file.writelines(texts)
+    except BrokenPipeError:
+        pass  # the reader has what it wanted, as in `| head`
     except OSError as error:
         raise TrainingError(f"--predictions_file {path}: cannot be written ({error.strerror})") from error
     return path
@@ -111,17 +118,30 @@ def as_line(content: dict[str, Any]) -> str:
 
 
 def as_table(lines: Iterable[dict[str, Any]], separator: str, list_separator: str) -> Iterator[str]:
-    """Yields the lines of a csv file. A mapping becomes a column per key; a list of texts is joined."""
-    text, writer = io.StringIO(), None
-    for line in lines:
-        cells = _cells(line, list_separator)
-        if writer is None:
-            writer = csv.DictWriter(text, cells, delimiter=separator, lineterminator="\n")
-            writer.writeheader()
-        writer.writerow(cells)
-        yield text.getvalue()
-        text.seek(0)
-        text.truncate()
+    """Yields the lines of a csv file. A mapping becomes a column per key; a list of texts is joined.
+
+    Lines may have different keys, such as the likeliest of many classes. Missing cells are empty.
+    """
+    columns: dict[str, None] = {}  # in the order in which they appear
+    number = 0
+    with tempfile.TemporaryFile() as rows:  # the header stands first, but is known last
+        for line in lines:
+            cells = _cells(line, list_separator)
+            columns |= dict.fromkeys(cells)
+            pickle.dump((_table_row([cells.get(column) for column in columns], separator), len(columns)), rows)
+            number += 1
+        rows.seek(0)
+        if columns:
+            yield f"{_table_row(columns, separator)}\n"
+        for _ in range(number):
+            row, width = pickle.load(rows)
+            yield f"{row}{separator * (len(columns) - width)}\n"
+
+
+def _table_row(cells: Iterable[Any], separator: str) -> str:
+    text = io.StringIO()
+    csv.writer(text, delimiter=separator, lineterminator="").writerow(cells)
+    return text.getvalue()
 
 
 def _cells(line: dict[str, Any], list_separator: str) -> dict[str, Any]:

@@ -109,17 +109,17 @@ def _examine_split(name: str, rows: DataInfo, train: DataInfo | None) -> tuple[l
     empty = int(rows.blank.sum())
     findings = []
     if repeated or nearly_repeated:
-        more = f", {nearly_repeated} more nearly do" if rows.similarity else ""
+        more = f", {nearly_repeated} of them only nearly" if nearly_repeated else ""
         advice = "Leave repetitions out: they weigh several times in the loss and in metrics."
-        findings.append(Finding(f"{repeated} {name} row(s) repeat another one{more}", advice))
+        findings.append(Finding(f"{repeated + nearly_repeated} {name} row(s) repeat another one{more}", advice))
     if contradicting:
         pairs = "; ".join(f"rows {first} and {second}" for first, second in contradicting[:MOST_EXAMPLES])
         found = f"{len(contradicting)} {name} row(s) contradict an equal one ({pairs} of those read, from 0)"
         findings.append(Finding(found, "Correct them: no model can be right about both."))
     if leaked or nearly_leaked:
-        more = f", {nearly_leaked} more nearly are" if rows.similarity else ""
+        more = f", {nearly_leaked} of them only nearly" if nearly_leaked else ""
         advice = "Take them out of training: scores on training rows are too high."
-        findings.append(Finding(f"{leaked} {name} row(s) are in the training rows too{more}", advice))
+        findings.append(Finding(f"{leaked + nearly_leaked} {name} row(s) are in the training rows too{more}", advice))
     if empty:
         findings.append(Finding(f"{empty} {name} row(s) are empty", "Fill them or leave them out."))
     if rows.limit is not None and number:

@@ -15,6 +15,7 @@ from transformers import (
     BertModel,
     BigBirdConfig,
     EncoderDecoderModel,
+    ModernBertConfig,
 )
 
 from finetune.errors import InputError
@@ -35,7 +36,7 @@ def tokenizer():
     return train_tokenizer(["a title of a document", "another document with a title"], 128)
 
 
-@pytest.mark.parametrize("kind", [BertConfig, BigBirdConfig])
+@pytest.mark.parametrize("kind", [BertConfig, BigBirdConfig, ModernBertConfig])
 def test_every_parameter_gets_a_gradient_and_no_pooler_is_built(kind, tokenizer):
     config = kind(vocab_size=200, **SIZES)
     if kind is BigBirdConfig:
@@ -116,7 +117,7 @@ def test_a_tokenizer_without_tokens_that_begin_and_end_a_title_is_refused():
         special_ids(BertConfig(), bare)
 
 
-@pytest.mark.parametrize("kind", [BertConfig, BigBirdConfig])
+@pytest.mark.parametrize("kind", [BertConfig, BigBirdConfig, ModernBertConfig])
 def test_nothing_is_missing_in_an_export_and_the_cards_code_runs(kind, tmp_path, monkeypatch, capsys):
     words = train_tokenizer(["深度学习的标题", "a long document"], 128)
     config = kind(vocab_size=200, **SIZES)

@@ -28,6 +28,8 @@ def test_csv_means_csv(tmp_path):
     assert (rows[1]["id"], rows[1]["labels"]) == ("2", "")
     candidates = [{"id": 0, "title": "t", "candidates": [{"title": "t", "score": 1.0}]}]
     assert next(predictions.as_table(candidates, "\t", "|")).splitlines()[0] == "id\ttitle\tcandidates"
+    likeliest = [{"id": 0, "p": {"a": 0.5}}, {"id": 1, "p": {"b": 0.5}}]
+    assert list(predictions.as_table(likeliest, ",", "|")) == ["id,p.a,p.b\n", "0,0.5,\n", "1,,0.5\n"]
 
 
 def test_predictions_of_ours_are_replaced_and_nothing_else(tmp_path):
@@ -50,6 +52,7 @@ def test_predictions_of_ours_are_replaced_and_nothing_else(tmp_path):
     ("name", "said"),
     [
         ("dangling", "is a link"),
+        ("p.parquet", "is no csv, tsv or jsonl file"),
         ("run/../run/run.json", "is reserved for other files"),
         ("run/.written.json", "is reserved for other files"),
     ],
