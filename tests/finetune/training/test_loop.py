@@ -1,3 +1,4 @@
+import copy
 import json
 import math
 import shutil
@@ -276,6 +277,16 @@ def test_checkpoints_come_when_they_are_due(begin):
     session = begin(plan=make_plan(22, save_steps=4), save_total_limit=5)
     session.fit()
     assert [path.name for path in list_checkpoints(session.training.output_dir / "checkpoints")] == ["step_4", "step_6"]
+
+
+def test_an_idle_step_changes_neither_weights_nor_statistics(begin):
+    session = begin()
+    model = session.training.model = torch.nn.Sequential(torch.nn.BatchNorm1d(3), session.layer).eval()
+    before = copy.deepcopy(model.state_dict())
+    loop._idle_step(session.run, session.training)
+    assert session.training.optimizer.state[session.layer.weight]["step"] == 1
+    assert model.training  # otherwise gradient checkpointing is off, and memory may not suffice
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("config", [None, {"fp16": {}}], ids=["torch", "DeepSpeed"])
