@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from linear_task import LinearTask, eval_rows, linear_layer, make_plan, points, train_steps
+from linear_task import LinearTask, collator, eval_rows, linear_layer, make_plan, points, train_steps
 
 from finetune.checkpoints.checkpoint import TrainState, list_checkpoints, load_average, restore_optimizer
 from finetune.errors import StopRequested, TrainingError
@@ -19,6 +19,7 @@ from finetune.reports.tracker import SPEED, Tracker, read_history
 from finetune.training import loop
 from finetune.training.average import WeightAverage
 from finetune.training.loop import SKIPPED_LIMIT, fit
+from finetune.training.splitting import Splitting
 from finetune.training.training import FitOptions, Training
 
 NOTHING = np.array([], dtype=int)
@@ -211,6 +212,15 @@ def test_micro_batches_stay_cut_after_a_resume(begin):
     session.state.halvings = 1
     session.fit()
     assert set(task.seen) == {1, 2}
+
+
+@pytest.mark.parametrize(("config", "numbers"), [(None, [1, 3, 4]), ({}, [4, 4, 4])], ids=["DDP", "DeepSpeed"])
+def test_processes_that_exchange_in_every_pass_have_the_same_number_of_parts(config, numbers):
+    run, splitting = SimpleNamespace(deepspeed_config=config, fsdp=None), Splitting(halvings=2)
+    for num_rows, number in zip((1, 5, 8), numbers, strict=True):
+        parts = splitting.parts([collator(*points())(np.arange(num_rows))], run)
+        assert len(parts) == number
+        assert torch.cat([part.rows[part.is_real] for part in parts]).tolist() == list(range(num_rows))
 
 
 @pytest.mark.parametrize(
