@@ -14,17 +14,19 @@ from typing import Any
 import torch
 
 from finetune import optimizers
-from finetune.arguments.parsing import as_dict
+from finetune.arguments.parsing import as_dict, names_of
 from finetune.checkpoints import checkpoint, local_copy, shards
 from finetune.errors import InputError
 from finetune.launching import rendezvous, signals
 from finetune.launching.processes import Run, launch_summary
 from finetune.output import run_folder, status, written
-from finetune.output.files import write_json
+from finetune.output.files import as_json, write_json
 from finetune.output.run_folder import BEST
 from finetune.output.versions import library_versions
 from finetune.plan import Plan, describe
 
+# Arguments of a single start, not of the training.
+OF_A_START = ("resume_from_checkpoint", "overwrite_output_dir", "max_train_time")
 _lock: Any = None  # of the output folder; held until the process ends
 
 
@@ -65,11 +67,11 @@ def open_run(
     folder = Path(arguments.output_dir)
     description = {**_description(run, arguments, plan, fingerprint), **details} if plan is not None else {}
     signals.set_time_limit(arguments.max_train_time)
-    resume, replaces = run.on_main(partial(_take_folder, run, arguments, plan, fingerprint, description))
+    resume, replaces, changes = run.on_main(partial(_take_folder, run, arguments, plan, fingerprint, description))
     if arguments.shared_output_dir:
         local_copy.check_shared(run, folder)
     lines = [*launch_summary(run), *(describe(plan) if plan else [])]
-    lines += [f"note           {note}" for note in notes]
+    lines += [f"note           {note}" for note in [*notes, *changes]]
     if plan and (resume is not None or arguments.resume_from_checkpoint is not None):
         lines.append(f"resume         {resume or 'no checkpoint yet, starting from the beginning'}")
     run.print(*lines)
@@ -78,35 +80,48 @@ def open_run(
 
 def _take_folder(
     run: Run, arguments: Any, plan: Plan | None, fingerprint: dict[str, Any], description: dict[str, Any]
-) -> tuple[Path | None, bool]:
+) -> tuple[Path | None, bool, list[str]]:
     """Locks the folder and writes run.json, unless a previous run is to be replaced later; rank 0 only. Returns (checkpoint to
-    resume from, whether to replace a previous run)."""
+    resume from, whether to replace a previous run, notes)."""
     global _lock
     folder = Path(arguments.output_dir)
     _lock = run_folder.lock(folder)
     written.add(folder)
     if plan is None:
-        return None, False
+        return None, False, []
     restarted = run_folder.was_restarted(folder)
     resume = "auto" if restarted else arguments.resume_from_checkpoint
     holds_a_run = run_folder.holds_a_run(folder)
     # Another run may have used the folder since the preflight check.
     run_folder.check_output_dir(folder, True, arguments.overwrite_output_dir, resume is not None)
     if arguments.overwrite_output_dir and not restarted and holds_a_run:
-        return None, True
+        return None, True, []
     if not holds_a_run:
         run_folder.clear(folder)
     run_folder.recover_folder(folder / BEST)
     for name in (checkpoint.FOLDER, run_folder.BEST_MODELS, run_folder.KEPT_WEIGHTS):
         checkpoint.tidy(folder / name)
     path = None if resume is None else checkpoint.find(folder / checkpoint.FOLDER, resume)
-    step = 0
+    step, notes = 0, []
     if path is not None:
+        notes = _changed_arguments(path.parent.parent / run_folder.RUN_FILE, arguments)
         step = checkpoint.load_state(path, fingerprint).step
         if checkpoint.is_sharded(path):
             shards.check_launch(path, run.launch)
     _begin(folder, description, step)
-    return path, False
+    return path, False, notes
+
+
+def _changed_arguments(run_file: Path, arguments: Any) -> list[str]:
+    """A note on the arguments that differ from those in run.json, which the checkpoint's run wrote when it last started."""
+    try:
+        before = json.loads(run_file.read_text(encoding="utf-8"))["arguments"]
+    except (OSError, ValueError, KeyError):
+        return []
+    now = json.loads(as_json(as_dict(arguments)))
+    names = [name for name in names_of(arguments, per_machine=False, reads=False) if name in before and name not in OF_A_START]
+    changes = [checkpoint.difference(f"--{name}", before[name], now[name]) for name in names if before[name] != now[name]]
+    return [f"changed since the checkpoint: {'; '.join(changes)}"] if changes else []
 
 
 def _replace_run(folder: Path, description: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -51,6 +51,11 @@ class Batch:
         labels = None if self.labels is None else self.labels[rows]
         lengths = None if self.lengths is None else self.lengths[rows]
         return Batch(self.rows[rows], {name: tensor[rows] for name, tensor in self.inputs.items()}, labels, lengths)
+
+    def placeholder(self) -> Batch:
+        """The first row, as a placeholder."""
+        first = self[:1]
+        return replace(first, rows=torch.full_like(first.rows, -1))
 
     def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Batch:
         """Copies the batch to a device, and floating-point inputs to `dtype` if it is given."""

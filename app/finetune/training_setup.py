@@ -23,7 +23,7 @@ from finetune.memory.layout import Layout, layout_of
 from finetune.opened_run import OpenedRun
 from finetune.output import status
 from finetune.output.progress import Phase
-from finetune.output.run_folder import BEST, merge_metrics
+from finetune.output.run_folder import BEST, METRICS, merge_metrics, read_metrics
 from finetune.plan import Plan, evaluation_batch
 from finetune.reports import final_report
 from finetune.reports.tracker import Tracker, project_of, read_history
@@ -228,18 +228,21 @@ def _convert_to_full(run: Run, training: Training, state: TrainState) -> None:
 
 
 def _forget_missing_best(run: Run, folder: Path, state: TrainState) -> None:
-    """Resets the best model if its files are missing, as in a new output folder, or damaged. Rank 0 checks: machines may not
-    share the folder and must agree."""
-    problem = run.on_main(partial(_problem_of_best, folder)) if state.best_step is not None else None
+    """Resets the best model if its files are missing, as in a new output folder, damaged, or of a step after the checkpoint.
+    Rank 0 checks: machines may not share the folder and must agree."""
+    problem = run.on_main(partial(_problem_of_best, folder, state.best_step)) if state.best_step is not None else None
     if problem is None:
         return
     run.print(f"note           the best model so far (step {state.best_step}) {problem}; later evaluations choose a new one")
-    state.best_metric, state.best_step, state.evaluations_without_best, state.kept = None, None, 0, []
+    state.best_metric, state.best_step, state.evaluations_without_best = None, None, 0
 
 
-def _problem_of_best(folder: Path) -> str | None:
+def _problem_of_best(folder: Path, best_step: int) -> str | None:
     if not (folder / BEST).is_dir():
         return f"is not in {folder}"
+    exported = read_metrics(folder / METRICS).get("best_step")
+    if exported not in (None, best_step):
+        return f"was replaced by that of step {exported}"
     for file in (folder / BEST).glob("*.safetensors"):
         try:
             with safe_open(file, "pt"):  # checks the file size against its header

@@ -257,18 +257,21 @@ def test_a_loss_scale_goes_on_where_it_was(opened, start_run, arguments, tmp_pat
     torch.testing.assert_close(again.made.model.state_dict(), whole.made.model.state_dict(), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("there", [True, False, "truncated"])
-def test_a_best_model_that_is_lost_or_damaged_is_chosen_anew(start_run, arguments, tmp_path, there):
+@pytest.mark.parametrize("best", ["there", "lost", "truncated", "of a later step"])
+def test_a_best_model_that_is_lost_damaged_or_replaced_is_chosen_anew(start_run, arguments, tmp_path, best):
     asked = arguments(output_dir=str(tmp_path))
     run = start_run(make_plan(22).batch)
     fit(run, training(run, asked))
-    if there:
+    assert json.loads((tmp_path / "metrics.json").read_text()) == {"best_step": 6}
+    if best != "lost":
         (tmp_path / "best").mkdir()
         save_file({"weight": torch.zeros(9)}, tmp_path / "best" / "model.safetensors")
-    if there == "truncated":
+    if best == "truncated":
         os.truncate(tmp_path / "best" / "model.safetensors", 99)
+    if best != "of a later step":
+        write_json(tmp_path / "metrics.json", {"best_step": 3})
     state = training(run, asked, OpenedRun(FINGERPRINT, tmp_path / "checkpoints" / "step_3", None)).state
-    assert (state.best_step, state.best_metric is None) == ((3, False) if there is True else (None, True))
+    assert (state.best_step, state.best_metric is None) == ((3, False) if best == "there" else (None, True))
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -277,6 +280,7 @@ def test_a_best_model_is_never_compared_by_another_metric(start_run, arguments, 
     run = start_run(make_plan(22).batch)
     fit(run, training(run, asked))
     (tmp_path / "best").mkdir()
+    write_json(tmp_path / "metrics.json", {"best_step": 3})
     if known:
         path = tmp_path / "history.jsonl"
         path.write_text(path.read_text().replace('"eval_loss"', '"eval_f1": 0.75, "eval_loss"'))
@@ -284,6 +288,19 @@ def test_a_best_model_is_never_compared_by_another_metric(start_run, arguments, 
     state = training(run, other, OpenedRun(FINGERPRINT, tmp_path / "checkpoints" / "step_3", None)).state
     assert (state.best_metric, state.best_metric_name, state.best_step) == (0.75 if known else None, "f1", 3 if known else None)
     assert "was chosen by loss" in capsys.readouterr().out
+
+
+def test_changed_arguments_are_named(opened, start_run, arguments, tmp_path, capsys):
+    opened()
+    release()
+    run = start_run(make_plan(22).batch)
+    fit(run, training(run, arguments(output_dir=str(tmp_path))))
+    opened(resume_from_checkpoint="auto", learning_rate=0.5, gradient_checkpointing=True)
+    changes = "--learning_rate was 5e-05, is now 0.5; --gradient_checkpointing was false, is now true"
+    assert f"note           changed since the checkpoint: {changes}\n" in capsys.readouterr().out
+    release()
+    opened(resume_from_checkpoint="auto", learning_rate=0.5, gradient_checkpointing=True)
+    assert "changed since" not in capsys.readouterr().out
 
 
 def test_a_checkpoint_of_other_data_is_refused_before_run_json_is_written(opened, start_run, arguments, tmp_path):

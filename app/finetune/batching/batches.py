@@ -7,13 +7,12 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from multiprocessing.queues import Queue
 from typing import Any
 
 import numpy as np
-import torch
 from torch.utils.data import DataLoader, Dataset
 
 from finetune.batching.order import epoch_order, evaluation_batches, mixed_rows, share_out, share_out_tokens
@@ -132,8 +131,7 @@ def collate_share(collate: Collate, rows: np.ndarray, others: np.ndarray) -> Bat
     """Collates `rows`. If there are none, returns one of `others` as a placeholder: its row numbers are -1."""
     if len(rows):
         return collate(rows)
-    batch = collate(others[-1:])
-    return replace(batch, rows=torch.full_like(batch.rows, -1))
+    return collate(others[-1:]).placeholder()
 
 
 def train_loader(steps: TrainSteps, first_step: int, num_workers: int, pin_memory: bool) -> Iterable[list[Batch]]:

@@ -185,9 +185,9 @@ def load_state(path: Path, run_fingerprint: dict[str, Any]) -> TrainState:
     """Reads a checkpoint's state. Raises `InputError` listing every difference to `run_fingerprint`."""
     saved = json.loads((path / RUN_FINGERPRINT).read_text(encoding="utf-8"))
     differences = [
-        f"checkpoint {path} is of another run: {_difference(key, saved.get(key), value)}"
-        for key, value in run_fingerprint.items()
-        if saved.get(key) != value
+        f"checkpoint {path} is of another run: {difference(key, saved.get(key), run_fingerprint.get(key))}"
+        for key in {**run_fingerprint, **saved}
+        if saved.get(key) != run_fingerprint.get(key)
     ]
     if differences:
         differences[-1] += (
@@ -268,8 +268,8 @@ def _step_entry(optimizer: Any, group: dict[str, Any], parameter: torch.Tensor, 
     return {"step": torch.tensor(float(updates), device=parameter.device if group.get("fused") else "cpu")}
 
 
-def _difference(key: str, then: Any, now: Any) -> str:
-    """Describes how the value of a fingerprint key changed."""
+def difference(key: str, then: Any, now: Any) -> str:
+    """Describes how the value of a fingerprint key, or of an argument, changed."""
     what = KEY_NAMES.get(key, key)
     if isinstance(then, list) and isinstance(now, list):
         pairs = enumerate(zip_longest(then, now), start=1)

@@ -147,9 +147,14 @@ def restore(run: Run, path: Path, training: Training, state: TrainState) -> None
 
 
 def _idle_step(run: Run, training: Training) -> None:
-    """Does a step at learning rate 0, which creates the optimizer's state."""
+    """Does a step at learning rate 0, which creates the optimizer's state. Keeps the buffers: a step changes batch norm's
+    statistics."""
+    training.model.train()  # gradient checkpointing depends on it
+    buffers = [(buffer, buffer.clone()) for buffer in training.model.buffers()]
     set_learning_rate(training.optimizer, 0.0)
     train_step(run, training.model, training.optimizer, training.task, training.steps[0], 0.0, weight=0.0)
+    for buffer, before in buffers:
+        buffer.copy_(before)
 
 
 def _read_losses(

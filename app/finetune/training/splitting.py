@@ -5,7 +5,7 @@ sample changes, as it does with the number of processes.
 
 A process splits its micro-batches without asking the others. This works in a single process, and under DDP until the backward
 pass that exchanges gradients. It does not work under DeepSpeed and FSDP, which exchange in every pass, nor with batch norm,
-whose statistics depend on the micro-batch.
+whose statistics depend on the micro-batch. DeepSpeed and FSDP go on splitting if they resume a run that did.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ class Splitting:
     halvings: int = 0
     exchanging: bool = False  # whether this step has begun to exchange gradients with other processes
 
-    def parts(self, batches: list[Batch]) -> list[Batch]:
-        """The parts of all batches, each of at least one row."""
-        return [part for batch in batches for part in _parts(batch, 2**self.halvings)]
+    def parts(self, batches: list[Batch], run: Run) -> list[Batch]:
+        """The parts of all batches. Under DeepSpeed and FSDP, every process gets the same number, some of them placeholders."""
+        parts, exchanges = 2**self.halvings, run.deepspeed_config is not None or run.fsdp is not None
+        return [part for batch in batches for part in _parts(batch, parts, filled=exchanges)]
 
     def halve(self, run: Run, model: Any, batches: list[Batch], error: Exception) -> bool:
         """Halves the parts if `error` is an out-of-memory error and the step can be repeated; otherwise returns False."""
@@ -55,8 +56,11 @@ class Splitting:
         clear_device_cache(garbage_collection=True)
 
 
-def _parts(batch: Batch, count: int) -> Iterator[Batch]:
+def _parts(batch: Batch, count: int, filled: bool) -> Iterator[Batch]:
+    """At most `count` parts, each of at least one row; with `filled`, placeholders up to `count`."""
     rows = len(batch.rows)
     size = math.ceil(rows / count)
     for first in range(0, rows, size):
         yield batch if size == rows else batch[first : first + size]
+    if filled:
+        yield from [batch.placeholder()] * (count - math.ceil(rows / size))

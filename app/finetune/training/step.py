@@ -76,7 +76,7 @@ def _accumulate(
     """Accumulates the gradients of `scale` times the summed loss; returns the summed loss."""
     accelerator, loss = run.accelerator, torch.zeros((), device=run.device)
     is_ddp = isinstance(model, DistributedDataParallel)
-    parts = splitting.parts(batches)
+    parts = splitting.parts(batches, run)
     for position, batch in enumerate(parts):
         last, splitting.exchanging = position == len(parts) - 1, False
         # Not `accumulate()`: it relies on the dataloader's end, which is wrong when batches are prefetched.

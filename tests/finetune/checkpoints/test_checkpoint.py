@@ -86,12 +86,13 @@ def test_tokens_are_counted_where_there_are_any(trained):
 def test_another_runs_checkpoint_is_refused_field_by_field(trained):
     *_, save_step = trained
     with pytest.raises(InputError) as caught:
-        load_state(save_step(4), {**RUN_FINGERPRINT, "rows": 9, "labels": ["b", "a"], "seed": 1})
+        load_state(save_step(4), {"rows": 9, "labels": ["b", "a"], "seed": 1})
     differences = [problem.partition(": ")[2] for problem in caught.value.problems]
     assert differences == [
         "rows was 8, is now 9",
         'labels had 2 entries, has 2; the first difference is number 1, which was "a", is now "b"',
-        "seed was null, is now 1. Resume with the original files and arguments, or start a new run: name another "
+        "seed was null, is now 1",
+        'task was "linear", is now null. Resume with the original files and arguments, or start a new run: name another '
         "--output_dir, or replace this run with --overwrite_output_dir",
     ]
 
@@ -109,7 +110,7 @@ def test_another_runs_checkpoint_is_refused_field_by_field(trained):
     ],
 )  # fmt: skip
 def test_differences_are_told_in_words(key, then, now, told):
-    assert checkpoint._difference(key, then, now) == told
+    assert checkpoint.difference(key, then, now) == told
 
 
 @pytest.mark.parametrize(

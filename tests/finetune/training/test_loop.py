@@ -1,3 +1,4 @@
+import copy
 import json
 import math
 import shutil
@@ -7,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from linear_task import LinearTask, eval_rows, linear_layer, make_plan, points, train_steps
+from linear_task import LinearTask, collator, eval_rows, linear_layer, make_plan, points, train_steps
 
 from finetune.checkpoints.checkpoint import TrainState, list_checkpoints, load_average, restore_optimizer
 from finetune.errors import StopRequested, TrainingError
@@ -18,6 +19,7 @@ from finetune.reports.tracker import SPEED, Tracker, read_history
 from finetune.training import loop
 from finetune.training.average import WeightAverage
 from finetune.training.loop import SKIPPED_LIMIT, fit
+from finetune.training.splitting import Splitting
 from finetune.training.training import FitOptions, Training
 
 NOTHING = np.array([], dtype=int)
@@ -212,6 +214,15 @@ def test_micro_batches_stay_cut_after_a_resume(begin):
     assert set(task.seen) == {1, 2}
 
 
+@pytest.mark.parametrize(("config", "numbers"), [(None, [1, 3, 4]), ({}, [4, 4, 4])], ids=["DDP", "DeepSpeed"])
+def test_processes_that_exchange_in_every_pass_have_the_same_number_of_parts(config, numbers):
+    run, splitting = SimpleNamespace(deepspeed_config=config, fsdp=None), Splitting(halvings=2)
+    for num_rows, number in zip((1, 5, 8), numbers, strict=True):
+        parts = splitting.parts([collator(*points())(np.arange(num_rows))], run)
+        assert len(parts) == number
+        assert torch.cat([part.rows[part.is_real] for part in parts]).tolist() == list(range(num_rows))
+
+
 @pytest.mark.parametrize(
     ("scores", "greater", "patience", "best", "last"),
     [
@@ -291,6 +302,16 @@ def test_checkpoints_come_when_they_are_due(begin):
     session = begin(plan=make_plan(22, save_steps=4), save_total_limit=5)
     session.fit()
     assert [path.name for path in list_checkpoints(session.training.output_dir / "checkpoints")] == ["step_4", "step_6"]
+
+
+def test_an_idle_step_changes_neither_weights_nor_statistics(begin):
+    session = begin()
+    model = session.training.model = torch.nn.Sequential(torch.nn.BatchNorm1d(3), session.layer).eval()
+    before = copy.deepcopy(model.state_dict())
+    loop._idle_step(session.run, session.training)
+    assert session.training.optimizer.state[session.layer.weight]["step"] == 1
+    assert model.training  # otherwise gradient checkpointing is off, and memory may not suffice
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("config", [None, {"fp16": {}}], ids=["torch", "DeepSpeed"])
