@@ -85,7 +85,7 @@ class VolumeSegmentation(Task):
         self.launch = launch
         if modes.predict:
             written.check_foreign(Path(arguments.output_dir), [output.folder_of(arguments).name])
-        files = find_splits(arguments, notes)
+        files = find_splits(arguments, modes, notes)
         check_headers(files, notes)
         prepared = self.prepare(files, notes)
         self.loss = self.choose_loss()

@@ -45,7 +45,8 @@ def report_of(script: Path, words: list[str]) -> tuple[DataReport, list[str]]:
     arguments_class, task_class = load_task_script(script)
     arguments = parse(arguments_class, ["--output_dir", NO_OUTPUT_DIR, *words])
     validate(arguments)
-    has_test = arguments.test_file is not None or arguments.dataset_test_split is not None
+    sources = (arguments.test_file, getattr(arguments, "dataset_test_split", None))  # volumes are in files only
+    has_test = any(source is not None for source in sources)
     modes = Modes(train=True, evaluate=True, predict=has_test)
     described, notes = task_class(arguments).describe_files(plain_launch(1, True), modes)
     return examine(described), notes

@@ -147,6 +147,8 @@ def read_launch_file(name: str) -> LaunchFile:
         raise InputError(f"{name}{f':{mark.line + 1}' if mark else ''}: not valid YAML") from None
     if not isinstance(content, dict):
         raise InputError(f"{name}: expected `name: value` lines, found {type(content).__name__}")
+    if "zero_optimization" in content:
+        raise InputError(f"--launch {name}: is a DeepSpeed file; give it after the script, as --deepspeed {name}")
     problems = file_problems(name, content)
     if problems:
         raise InputError(*problems)

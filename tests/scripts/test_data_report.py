@@ -4,6 +4,7 @@ import json
 import re
 
 import data_report as script
+import nibabel
 import numpy as np
 import pytest
 from images_job import write_folder
@@ -120,3 +121,19 @@ def test_images_are_compared_by_their_bytes_and_pixels(tmp_path, token_cache, ca
     said = capsys.readouterr().out
     assert "4 validation row(s) are in the training rows too, 1 of them only nearly" in said
     assert re.search(r"^light +4 \(50.0%\)", said, re.MULTILINE)
+
+
+def test_volumes_of_all_splits_are_reported(tmp_path, token_cache, capsys):
+    for split, number in (("train", 3), ("test", 1)):
+        for row in range(number):
+            for kind in ("images", "labels"):
+                (tmp_path / split / kind).mkdir(parents=True, exist_ok=True)
+                values = np.arange(512).reshape(8, 8, 8) * (row + 1) if kind == "images" else np.eye(8)[None].repeat(8, 0)
+                image = nibabel.Nifti1Image(values.astype(np.int16), np.eye(4))
+                nibabel.save(image, tmp_path / split / kind / f"{split}{row}.nii")
+    network = ["--channels", "4,8", "--strides", "2", "--patch_size", "8,8,8", "--class_names", "diagonal"]
+    files = ["--train_file", str(tmp_path / "train"), "--test_file", str(tmp_path / "test")]
+    assert script.main([str(TASKS / "segment3d.py"), *files, *network]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^train +2 ", said, re.MULTILINE)
+    assert re.search(r"^test +1 ", said, re.MULTILINE)

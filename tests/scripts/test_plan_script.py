@@ -184,6 +184,8 @@ def test_a_launch_file_that_is_not_there_and_one_that_is_no_yaml(tmp_path):
     with pytest.raises(planner.InputError, match=r"--launch nowhere.yaml: no such file \(in accelerate_configs/: .*zero3"):
         planner.read_launch_file("nowhere.yaml")
     broken = tmp_path / "broken.yaml"
+    with pytest.raises(planner.InputError, match=r"zero2.json: is a DeepSpeed file; give it after the script"):
+        planner.read_launch_file(str(ROOT / "ds_configs" / "zero2.json"))
     broken.write_text("a: 1\nb: [\n")
     with pytest.raises(planner.InputError, match=r"broken.yaml:3: not valid YAML"):
         planner.read_launch_file(str(broken))

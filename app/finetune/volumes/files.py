@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from finetune.errors import InputError, collecting
+from finetune.plan import Modes
 from finetune.reading.columns import split_off
 from finetune.reading.problems import described, raise_problems
 from finetune.reading.splits import LIMIT_ARGUMENTS, check_consistent_labels, common_parent, expand_patterns, read_sources
@@ -61,9 +62,9 @@ class Volumes:
         return all(file.label is not None for file in self.files)
 
 
-def find_splits(arguments: Any, notes: list[str]) -> dict[str, Volumes]:
-    """The volumes of the splits that a run needs, checked to exist. Raises `InputError` with all problems."""
-    modes, splits, problems = arguments.modes, {}, []
+def find_splits(arguments: Any, modes: Modes, notes: list[str]) -> dict[str, Volumes]:
+    """The volumes of the splits that `modes` need, checked to exist. Raises `InputError` with all problems."""
+    splits, problems = {}, []
     needed = [name for name, is_needed in zip(SPLITS, (modes.train, modes.evaluate, modes.predict), strict=True) if is_needed]
     for split in needed:
         with collecting(problems):

@@ -21,10 +21,10 @@ SPACING = (1.0, 1.0, 1.0)
 def find(folder, modes=(True, True, False), notes=None, **given):
     names = ("validation_file", "test_file", "max_train_samples", "max_eval_samples", "max_predict_samples")
     asked = {**dict.fromkeys(names), "image_column": "image", "label_column": "label", "id_column": "id", "encoding": "utf-8"}
-    asked |= {"train_file": folder, "validation_split": 0.4, "seed": 0, "modes": Modes(*modes), **given}
+    asked |= {"train_file": folder, "validation_split": 0.4, "seed": 0, **given}
     for name in ("train_file", "validation_file", "test_file"):
         asked[name] = [str(asked[name])] if isinstance(asked[name], str | Path) else asked[name]
-    return find_splits(SimpleNamespace(**asked), [] if notes is None else notes)
+    return find_splits(SimpleNamespace(**asked), Modes(*modes), [] if notes is None else notes)
 
 
 def load(folder, classes=("background", "a", "b"), ignore_index=None, **given):
