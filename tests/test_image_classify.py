@@ -59,6 +59,7 @@ def arguments(folder, **given):
     return [f"--{name}={value}" for name, value in named.items() if value is not None]
 
 
+@pytest.mark.slow
 def test_the_small_cnn_from_mnist_files_to_predictions_and_a_card_that_runs(tmp_path, script):
     mnist = write_idx(tmp_path / "mnist", rows=64)
     write_idx(mnist, "t10k", rows=10, seed=1)

@@ -263,6 +263,7 @@ def test_the_argument_reference_is_current():
     assert all(f"| `--{field.name}` |" in reference.page() for field in fields)
 
 
+@pytest.mark.slow
 def test_the_site_is_built_without_warnings(tmp_path, monkeypatch):
     monkeypatch.setenv("NO_MKDOCS_2_WARNING", "1")
     from mkdocs.commands.build import build

@@ -47,6 +47,7 @@ def thresholds():
     gc.set_threshold(*garbage_collection.USUAL)
 
 
+@pytest.mark.slow
 def test_imports_are_not_looked_through_again_and_again():
     done = subprocess.run([sys.executable, "-c", PROGRAM, str(APP)], check=True, capture_output=True, text=True)
     found = json.loads(done.stdout)

@@ -53,6 +53,7 @@ def test_an_error_of_a_piece_reaches_the_caller():
         in_threads(work, range(4))
 
 
+@pytest.mark.slow
 def test_a_forked_process_has_threads_of_its_own():
     # As in a worker of a data loader, after the parent has computed.
     code = """

@@ -58,6 +58,7 @@ def only_rank_1_is_silent(job):
     job(0, 2)
 
 
+@pytest.mark.slow
 def test_a_silent_process_is_named(job):
     job(0, 1, 2)
     assert heartbeat.peer_status() == PeerStatus()

@@ -104,6 +104,7 @@ def test_every_difference_is_reported_to_every_rank_once_per_machine(port):
         assert outcome[rank].problems == [*lines[:-1], f"{lines[-1]} [{process_name()}]"]
 
 
+@pytest.mark.slow
 def test_a_machine_that_does_not_come_is_named(port):
     infos = [info(0), info(1), None, None]
     found = together(port, infos, timeout=1, local=2, names=("node7", "node9"))[0].problems

@@ -43,9 +43,9 @@ def forward_and_backward(model, task, batch, autocast):
     ("make", "task", "batch", "checkpointing", "precision", "tolerance"),
     [
         (bert, CLASSIFY, text_batch(6, 48), False, "no", 0.005),
-        (bert, CLASSIFY, text_batch(6, 48), False, "bf16", 0.01),
+        pytest.param(bert, CLASSIFY, text_batch(6, 48), False, "bf16", 0.01, marks=pytest.mark.slow),
         (bert, CLASSIFY, text_batch(6, 48), True, "no", 0.01),
-        (padding_free_bert, CLASSIFY, ragged_batch(6, 48), False, "no", 0.01),
+        pytest.param(padding_free_bert, CLASSIFY, ragged_batch(6, 48), False, "no", 0.01, marks=pytest.mark.slow),
         pytest.param(big_bird_titles, TITLES, title_batch(2, 256, 12), False, "no", 0.05, marks=pytest.mark.slow),
         pytest.param(big_bird_titles, TITLES, title_batch(2, 256, 12), True, "no", 0.06, marks=pytest.mark.slow),
     ],
