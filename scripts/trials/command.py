@@ -117,7 +117,8 @@ def _claim(folder: Path, lock: Any, command: Command) -> None:
             f"--output_dir {folder} is in use by another process; for several runs at a time use --processes"
         ) from None
     file, words = folder / "command.json", [str(command.script), *command.words]
-    known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else words
+    has_runs = any(folder.glob(f"*/{STATUS}"))  # not if the first one's input was rejected: its command may be corrected
+    known = json.loads(file.read_text(encoding="utf-8")) if has_runs and file.exists() else words
     if known != words:
         raise InputError(f"--output_dir {folder} has runs of another command ({shlex.join(known)}); name another folder")
     write_json(file, words)

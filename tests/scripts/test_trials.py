@@ -57,6 +57,8 @@ def command(tmp_path, token_cache):
 
 def test_a_sweep_goes_on_and_names_the_best_command(command, tmp_path, capsys):
     search = ["--search", "learning_rate=1e-3,0.25,1", "--search", "weight_decay=log:1e-3:1e-1", "--processes", "2"]
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "command.json").write_text('["of a command whose input was rejected"]')
     assert sweep.main(["--trials", "3", *search, *command]) == 0
     assert sweep.main(["--trials", "9", *search, *command]) == 0
     said = capsys.readouterr().out
