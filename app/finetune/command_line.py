@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import sys
 from typing import TypeVar
@@ -15,6 +16,8 @@ from finetune.output.console import be_quiet, survive_a_lost_console
 
 T = TypeVar("T")
 _exit_stack = contextlib.ExitStack()
+# Before the interpreter is torn down: Python 3.13 then waits for ever for a thread that listens to signals.
+atexit.register(_exit_stack.close)
 
 
 def prepare_process() -> None:
