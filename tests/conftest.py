@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read by the Hugging Face libraries when they are imported
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # runs in this process and launched ones must add in the same order
 
 import hypothesis
 import launchers
