@@ -17,6 +17,7 @@ from finetune.output import written
 from finetune.output.console import say
 from finetune.output.files import write_text
 from finetune.output.run_folder import CARD, METRICS, PLOTS, check_present, read_metrics
+from finetune.task import ModelCard
 
 LIMITS = (
     "The best model was selected on the validation rows, so their metrics are optimistic. The test rows selected nothing.",
@@ -25,44 +26,32 @@ LIMITS = (
 SPLITS = {"eval": "validation", "test": "test"}  # prefix of metrics -> split
 
 
-def write_card(
-    folder: Path,
-    title: str,
-    pipeline_tag: str | None,
-    usage: str,
-    metrics: Sequence[str],
-    sections: Sequence[str],
-    *,
-    arguments: Any = None,
-    limits: Sequence[str] = (),
-) -> None:
-    """Writes the model card of the run in `folder` from its run.json, metrics.json and plots/.
+def write_card(folder: Path, card: ModelCard, *, arguments: Any = None, limits: Sequence[str] = ()) -> None:
+    """Writes the model card of the run in `folder` from its run.json, metrics.json and plots/, and from the task's part.
 
-    `pipeline_tag`: the hub's name of the task, None if it has none. `usage`: Python code that loads best/. `metrics`: names
-    without eval_ or test_, a table row each. `sections`: Markdown lines of the task. `arguments`: those of the run; the card
-    shows the ones that differ from their defaults. `limits`: sentences of the task.
+    `arguments`: those of the run; the card shows the ones that differ from their defaults. `limits`: sentences of the task.
     """
     run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     values = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
     resolved = run["arguments"]
     base = None if resolved.get("from_scratch") else _hub_id(resolved.get("model_name_or_path"))
     dataset = _hub_id(resolved.get("dataset_name"))
-    results = [] if pipeline_tag is None else _results(pipeline_tag, dataset, values, metrics)
+    results = [] if card.pipeline_tag is None else _results(card.pipeline_tag, dataset, values, card.metrics)
     data = ModelCardData(
-        library_name="transformers" if pipeline_tag else None,
-        pipeline_tag=pipeline_tag,
+        library_name="transformers" if card.pipeline_tag else None,
+        pipeline_tag=card.pipeline_tag,
         license=resolved.get("license"),
         language=resolved.get("language"),
         base_model=base,
         datasets=dataset,
-        model_name=title if results else None,
+        model_name=card.title if results else None,
         eval_results=results or None,
     )
     metadata = ["---", data.to_yaml(), "---", ""] if data.to_dict() else []
-    code = ["```python", usage, "```", ""] if usage else []
-    body = [*metadata, f"# {title}", "", *code, "## Metrics", ""]
-    body += _table(values, metrics)
-    body += ["", *_plots(folder), *sections, "", "## Training", "", *_facts(run, values), ""]
+    code = ["```python", card.usage, "```", ""] if card.usage else []
+    body = [*metadata, f"# {card.title}", "", *code, "## Metrics", ""]
+    body += _table(values, card.metrics)
+    body += ["", *_plots(folder), *card.sections, "", "## Training", "", *_facts(run, values), ""]
     if arguments is not None:
         changed = yaml.safe_dump(_changed(arguments), allow_unicode=True, sort_keys=False)
         body += ["```yaml", changed.strip(), "```", ""]

@@ -4,6 +4,7 @@ import pytest
 import yaml
 
 from finetune.reports.card import markdown_table, write_card
+from finetune.task import ModelCard
 
 RUN = {
     "arguments": {"model_name_or_path": "org/base", "weight_decay": 0.01, "max_grad_norm": 1.0, "seed": 42},
@@ -29,7 +30,7 @@ def folder(tmp_path):
 
 
 def card(folder, metrics=("loss", "auc"), sections=(), **metadata):
-    write_card(folder, "A title", "text-classification", "usage()", metrics, sections, **metadata)
+    write_card(folder, ModelCard("A title", "text-classification", "usage()", metrics, sections), **metadata)
     return (folder / "README.md").read_text(encoding="utf-8")
 
 
