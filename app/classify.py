@@ -1,16 +1,17 @@
 """Multi-label text classification: one encoder, one logit per label, binary cross-entropy.
 
-    python app/classify.py --model_name_or_path MODEL --train_file train.csv --validation_file valid.csv --output_dir runs/a
-    accelerate launch --config_file accelerate_configs/ddp.yaml app/classify.py ...the same...
-    deepspeed --num_gpus 8 app/classify.py --deepspeed ds_configs/zero2.json ...the same...
-    torchrun --nproc_per_node 8 app/classify.py ...the same...
+    python app/classify.py --model_name_or_path MODEL --train_file train.csv --validation_file valid.csv
+    --output_dir runs/a accelerate launch --config_file accelerate_configs/ddp.yaml app/classify.py ...the
+    same... deepspeed --num_gpus 8 app/classify.py --deepspeed ds_configs/zero2.json ...the same... torchrun
+    --nproc_per_node 8 app/classify.py ...the same...
 
-Every launch trains on the same batches and gives the same model up to round-off. `best/` in the output folder is a plain
-transformers model: pipeline("text-classification", model="runs/a/best", top_k=None).
+Every launch trains on the same batches and gives the same model up to round-off. `best/` in the output folder
+is a plain transformers model: pipeline("text-classification", model="runs/a/best", top_k=None).
 
 Prediction needs no labels:
 
-    python app/classify.py --do_predict --model_name_or_path runs/a/best --test_file new.csv --output_dir runs/a
+    python app/classify.py --do_predict --model_name_or_path runs/a/best --test_file new.csv --output_dir
+    runs/a
 """
 
 from __future__ import annotations
@@ -20,30 +21,44 @@ from dataclasses import dataclass
 
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
-from finetune.arguments.parsing import option
-from finetune.command_line import read_arguments
-from finetune.text.arguments import DecisionArguments, LongDocumentArguments, LossArguments, TextArguments
+from samerun.arguments.parsing import option
+from samerun.command_line import read_arguments
+from samerun.text.arguments import DecisionArguments, LongDocumentArguments, LossArguments, TextArguments
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments(DecisionArguments, LossArguments, LongDocumentArguments, TextArguments):
     """Labels"""
 
-    label_column: str = option("labels", help="column of the labels: a list, or one text split at --label_separator")
+    label_column: str = option(
+        "labels", help="column of the labels: a list, or one text split at --label_separator"
+    )
     label_separator: str = option("|", help="what separates labels in a text")
-    label_columns: tuple[str, ...] | None = option(help="columns of 0 and 1, one per label, instead of --label_column")
+    label_columns: tuple[str, ...] | None = option(
+        help="columns of 0 and 1, one per label, instead of --label_column"
+    )
     label_file: str | None = option(
-        reads=True, per_machine=True, help="file with one label per line; default: order of first appearance in training"
+        reads=True,
+        per_machine=True,
+        help="file with one label per line; default: order of first appearance in training",
     )
     unknown_labels: str = option(
-        "error", choices=("error", "ignore"), help="labels in validation or test data that training does not have"
+        "error",
+        choices=("error", "ignore"),
+        help="labels in validation or test data that training does not have",
     )
-    head_bias: str = option("prior", choices=("prior", "zero"), help="bias of a new head: the labels' log-odds, or zero")
-    head_learning_rate: float | None = option(above=0, help="peak learning rate of the new head (default: --learning_rate)")
+    head_bias: str = option(
+        "prior", choices=("prior", "zero"), help="bias of a new head: the labels' log-odds, or zero"
+    )
+    head_learning_rate: float | None = option(
+        above=0, help="peak learning rate of the new head (default: --learning_rate)"
+    )
 
 
 if __name__ == "__main__":
-    arguments = read_arguments(Arguments, __doc__)  # before torch is imported: --help and wrong arguments answer at once
+    arguments = read_arguments(
+        Arguments, __doc__
+    )  # before torch is imported: --help and wrong arguments answer at once
 
 from collections.abc import Iterator
 from functools import partial
@@ -55,22 +70,30 @@ import numpy as np
 import torch
 from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoModelForSequenceClassification
 
-from finetune.application import run
-from finetune.errors import InputError
-from finetune.losses.multilabel import MultiLabelLoss, from_config
-from finetune.metrics.multilabel import MetricsOfLabelledRows, sigmoid
-from finetune.metrics.thresholds import decide
-from finetune.models import pretrained
-from finetune.models.adapters import limit_training
-from finetune.plots import labels as label_plots
-from finetune.reading.ragged import Ragged
-from finetune.reading.tables import Table
-from finetune.task import Analysis, Batch, ModelCard, Predictions
-from finetune.text import classifier
-from finetune.text.decisions import Decider, make_decider
-from finetune.text.labels import Labelled, choose_labels, label_ids, label_source, note_labels, one_hot, read_labels
-from finetune.text.splits import TextSplit, check_finite
-from finetune.text.text_task import TextTask
+from samerun.application import run
+from samerun.errors import InputError
+from samerun.losses.multilabel import MultiLabelLoss, from_config
+from samerun.metrics.multilabel import MetricsOfLabelledRows, sigmoid
+from samerun.metrics.thresholds import decide
+from samerun.models import pretrained
+from samerun.models.adapters import limit_training
+from samerun.plots import labels as label_plots
+from samerun.reading.ragged import Ragged
+from samerun.reading.tables import Table
+from samerun.task import Analysis, Batch, ModelCard, Predictions
+from samerun.text import classifier
+from samerun.text.decisions import Decider, make_decider
+from samerun.text.labels import (
+    Labelled,
+    choose_labels,
+    label_ids,
+    label_source,
+    note_labels,
+    one_hot,
+    read_labels,
+)
+from samerun.text.splits import TextSplit, check_finite
+from samerun.text.text_task import TextTask
 
 
 class MultiLabelClassification(TextTask):
@@ -78,9 +101,18 @@ class MultiLabelClassification(TextTask):
 
     name = "classify"
     default_metric = "average_precision_macro"  # needs no threshold; F1 of rare labels may stay 0 for epochs
-    shown_metrics = ("loss", "f1_micro", "f1_macro", "tuned_f1_micro", "tuned_f1_macro", "average_precision_macro")
+    shown_metrics = (
+        "loss",
+        "f1_micro",
+        "f1_macro",
+        "tuned_f1_micro",
+        "tuned_f1_macro",
+        "average_precision_macro",
+    )
     evaluates_by_tokens = True
-    thresholds: np.ndarray | None = None  # of the exported model; None before: `Decider` uses held-out thresholds
+    thresholds: np.ndarray | None = (
+        None  # of the exported model; None before: `Decider` uses held-out thresholds
+    )
     decider = Decider()
 
     @property
@@ -111,7 +143,10 @@ class MultiLabelClassification(TextTask):
         return config
 
     def encode_targets(self, table: Table, targets: Labelled, notes: list[str]) -> Ragged:
-        source, ignore = label_source(self.arguments, self.modes.train), self.arguments.unknown_labels == "ignore"
+        source, ignore = (
+            label_source(self.arguments, self.modes.train),
+            self.arguments.unknown_labels == "ignore",
+        )
         return label_ids(table, targets, self.labels, ignore, notes, source)
 
     def prepare_targets(self, tables: dict[str, Table], encoded: dict[str, Ragged], notes: list[str]) -> None:
@@ -123,8 +158,14 @@ class MultiLabelClassification(TextTask):
         self.positive = np.bincount(encoded["train"].values, minlength=len(self.labels))
         self.loss = classifier.make_loss(arguments, self.positive, self.num_train_rows, self.labels)
         if (weights := self.loss.pos_weight) is not None:
-            notes.append(f"weights of positive targets: {weights.min():.2f} to {weights.max():.2f} (--pos_weight)")
-        note_labels({name: (tables[name].path, ids) for name, ids in encoded.items() if name != "test"}, self.labels, notes)
+            notes.append(
+                f"weights of positive targets: {weights.min():.2f} to {weights.max():.2f} (--pos_weight)"
+            )
+        note_labels(
+            {name: (tables[name].path, ids) for name, ids in encoded.items() if name != "test"},
+            self.labels,
+            notes,
+        )
         if "validation" in encoded and not len(encoded["validation"].values):
             self.default_metric = "loss"  # precision is undefined without a label
         if "validation" in encoded and not arguments.metrics:
@@ -137,7 +178,11 @@ class MultiLabelClassification(TextTask):
         return {"label_list": list(self.labels), "sampling": self.arguments.sampling}
 
     def sampling_weights(self, targets: Ragged) -> np.ndarray | None:
-        return classifier.class_balanced(targets, len(self.labels)) if self.arguments.sampling == "class_balanced" else None
+        return (
+            classifier.class_balanced(targets, len(self.labels))
+            if self.arguments.sampling == "class_balanced"
+            else None
+        )
 
     # Training
 
@@ -150,7 +195,9 @@ class MultiLabelClassification(TextTask):
         if arguments.from_scratch:
             pretrained.take_vocabulary(config, self.tokenizer)
         config.pad_token_id = self.tokenizer.pad_token_id
-        model, new_names = pretrained.load_model_and_new_names(AutoModelForSequenceClassification, arguments, config)
+        model, new_names = pretrained.load_model_and_new_names(
+            AutoModelForSequenceClassification, arguments, config
+        )
         if renamed:
             new_rows = classifier.replace_output_layer(model, own, self.labels)
             classifier.configure(config, self.labels)
@@ -166,7 +213,11 @@ class MultiLabelClassification(TextTask):
     def learning_rate_scale(self, model: torch.nn.Module, parameter: str) -> float:
         rate = self.arguments.head_learning_rate
         is_head = not parameter.startswith(f"{model.base_model_prefix}.")
-        return rate / self.arguments.learning_rate if rate and is_head else super().learning_rate_scale(model, parameter)
+        return (
+            rate / self.arguments.learning_rate
+            if rate and is_head
+            else super().learning_rate_scale(model, parameter)
+        )
 
     def details(self) -> dict[str, Any]:
         weight = self.loss.pos_weight
@@ -186,7 +237,7 @@ class MultiLabelClassification(TextTask):
         return outputs if batch.labels is None else {**outputs, "labels": batch.labels.to(torch.uint8)}
 
     def score(self, predictions: Predictions, split: TextSplit) -> dict[str, float | None]:
-        from finetune.metrics.multilabel_metric import MultiLabelMetric  # slow: imports evaluate
+        from samerun.metrics.multilabel_metric import MultiLabelMetric  # slow: imports evaluate
 
         check_finite(predictions["logits"], "logits", split)
         scores = MultiLabelMetric().compute(
@@ -202,12 +253,18 @@ class MultiLabelClassification(TextTask):
         return scores
 
     def as_references(self, predictions: Predictions, split: TextSplit) -> tuple[Any, Any]:
-        return self.decider.decisions(predictions, self.thresholds, split).astype(int), predictions["labels"].astype(int)
+        return self.decider.decisions(predictions, self.thresholds, split).astype(int), predictions[
+            "labels"
+        ].astype(int)
 
     def export(
         self, path: Path, model: torch.nn.Module, weights: dict[str, torch.Tensor], best: Predictions | None
     ) -> dict[str, Any]:
-        fitted, metrics, checked = self.decider.fit(*np.zeros((2, 0, len(self.labels)))), {"eval_per_label": []}, {}
+        fitted, metrics, checked = (
+            self.decider.fit(*np.zeros((2, 0, len(self.labels)))),
+            {"eval_per_label": []},
+            {},
+        )
         if best is not None:
             split = self.splits["validation"]
             fitted, metrics = self.decider.report(best, self.labels, split)
@@ -215,15 +272,22 @@ class MultiLabelClassification(TextTask):
             checked = {split.texts[row]: fitted.probabilities(best["logits"][row]) for row in rows}
         check = partial(classifier.check_export, expected=checked, precision=self.rounding)
         plain = classifier.plain_model(model, fitted, self.loss)
-        self.save_best(path, model, plain, weights, check, change=partial(classifier.calibrated, plain, fitted))
+        self.save_best(
+            path, model, plain, weights, check, change=partial(classifier.calibrated, plain, fitted)
+        )
         return metrics
 
     def load_exported(self, path: str | Path) -> torch.nn.Module:
         model, new_names = self.load_for_prediction(AutoModelForSequenceClassification, path)
         if new_names:
             raise InputError(f"{path}: has no trained classifier ({min(new_names)} is missing); train first")
-        self.thresholds = classifier.thresholds_of(model.config) if self.decider.fixed is None else self.decider.fixed
-        self.decider, self.loss = self.decider.of_trained(model.config), from_config(model.config) or self.loss
+        self.thresholds = (
+            classifier.thresholds_of(model.config) if self.decider.fixed is None else self.decider.fixed
+        )
+        self.decider, self.loss = (
+            self.decider.of_trained(model.config),
+            from_config(model.config) or self.loss,
+        )
         return self.with_kernels(model)
 
     def prediction_lines(self, predictions: Predictions, split: TextSplit) -> Iterator[dict[str, Any]]:
@@ -232,17 +296,32 @@ class MultiLabelClassification(TextTask):
             probabilities = sigmoid(logits)
             yield {
                 "labels": list(compress(self.labels, decide(probabilities[None], self.thresholds)[0])),
-                "probabilities": {label: round(float(p), 6) for label, p in zip(self.labels, probabilities, strict=True)},
+                "probabilities": {
+                    label: round(float(p), 6) for label, p in zip(self.labels, probabilities, strict=True)
+                },
             }
 
     def analyse(self, best: Predictions, split: TextSplit) -> Analysis:
         decisions = self.decider.decisions(best, self.thresholds, split)
         metrics = MetricsOfLabelledRows(sigmoid(best["logits"]), best["labels"], decisions)
-        return Analysis(metrics, partial(label_plots.show, partial(self.decider.plot_data, best), self.labels, split.texts))
+        return Analysis(
+            metrics,
+            partial(label_plots.show, partial(self.decider.plot_data, best), self.labels, split.texts),
+        )
 
     def model_card(self, folder: Path) -> ModelCard:
-        title, usage, metrics = "Multi-label text classification", classifier.usage(self.config), classifier.CARD_METRICS
-        return ModelCard(title, "text-classification", usage, metrics, [classifier.CARD_NOTE, *classifier.label_table(folder)])
+        title, usage, metrics = (
+            "Multi-label text classification",
+            classifier.usage(self.config),
+            classifier.CARD_METRICS,
+        )
+        return ModelCard(
+            title,
+            "text-classification",
+            usage,
+            metrics,
+            [classifier.CARD_NOTE, *classifier.label_table(folder)],
+        )
 
 
 if __name__ == "__main__":

@@ -1,19 +1,20 @@
 """Image classification with a small CNN or any image classifier of transformers.
 
     python app/image_classify.py --train_file IMAGES/train --validation_file IMAGES/val --output_dir runs/a
-    python app/image_classify.py --train_file mnist --validation_file mnist --output_dir runs/mnist     (MNIST's four files)
-    python app/image_classify.py --model_name_or_path google/vit-base-patch16-224 --train_file train.csv --output_dir runs/b
-    accelerate launch --config_file accelerate_configs/ddp.yaml app/image_classify.py ...the same...
-    deepspeed --num_gpus 8 app/image_classify.py --deepspeed ds_configs/zero2.json ...the same...
-    torchrun --nproc_per_node 8 app/image_classify.py ...the same...
+    python app/image_classify.py --train_file mnist --validation_file mnist --output_dir runs/mnist
+    (MNIST's four files) python app/image_classify.py --model_name_or_path google/vit-base-patch16-224
+    --train_file train.csv --output_dir runs/b accelerate launch --config_file accelerate_configs/ddp.yaml
+    app/image_classify.py ...the same... deepspeed --num_gpus 8 app/image_classify.py --deepspeed
+    ds_configs/zero2.json ...the same... torchrun --nproc_per_node 8 app/image_classify.py ...the same...
 
-Images come from a folder per class, from csv, tsv, json, jsonl or parquet with a column of paths or images, from MNIST's
-idx files, or from a dataset of `datasets`. `best/` of a transformers model loads with pipeline("image-classification");
-README.md in the output folder shows how to load the small CNN.
+Images come from a folder per class, from csv, tsv, json, jsonl or parquet with a column of paths or images,
+from MNIST's idx files, or from a dataset of `datasets`. `best/` of a transformers model loads with
+pipeline("image-classification"); README.md in the output folder shows how to load the small CNN.
 
 Predict, with or without labels:
 
-    python app/image_classify.py --do_predict --model_name_or_path runs/a/best --test_file FOLDER --output_dir runs/a
+    python app/image_classify.py --do_predict --model_name_or_path runs/a/best --test_file FOLDER --output_dir
+    runs/a
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from dataclasses import dataclass
 
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
-from finetune.arguments import groups
-from finetune.arguments.parsing import option
-from finetune.command_line import read_arguments
-from finetune.images.arguments import ImageArguments
+from samerun.arguments import groups
+from samerun.arguments.parsing import option
+from samerun.command_line import read_arguments
+from samerun.images.arguments import ImageArguments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +36,15 @@ class Arguments(ImageArguments, groups.AdapterArguments):
 
     label_column: str = option("label", help="column of an image's class")
     image_size: int | None = option(
-        at_least=16, help="resize images to N x N pixels (default: the model's size; for a small CNN, the images' own)"
+        at_least=16,
+        help="resize images to N x N pixels (default: the model's size; for a small CNN, the images' own)",
     )
 
 
 if __name__ == "__main__":
-    arguments = read_arguments(Arguments, __doc__)  # before torch is imported: --help and wrong arguments answer at once
+    arguments = read_arguments(
+        Arguments, __doc__
+    )  # before torch is imported: --help and wrong arguments answer at once
 
 from collections.abc import Iterator
 from functools import partial
@@ -51,21 +55,21 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, AutoModelForImageClassification
 
-from finetune.application import run
-from finetune.errors import InputError
-from finetune.images import classifier
-from finetune.images.examples import Examples
-from finetune.images.image_task import ImageSplit, ImageTask, Targets, check_finite
-from finetune.images.processing import Processing, processing_of
-from finetune.images.sources import Inspection, JoinedImages
-from finetune.metrics.single_label import confusion_matrix, per_class_table
-from finetune.models.export import plain_model
-from finetune.models.pretrained import check_model, load_config, load_model_and_new_names, on_meta, own_labels
-from finetune.models.processors import load_processor
-from finetune.models.small_cnn import SmallCNN, SmallCNNConfig, load_small_cnn, read_config, save_small_cnn
-from finetune.output.run_folder import replace_folder
-from finetune.plots import classes as class_plots
-from finetune.task import Analysis, Batch, DataInfo, ModelCard, Predictions
+from samerun.application import run
+from samerun.errors import InputError
+from samerun.images import classifier
+from samerun.images.examples import Examples
+from samerun.images.image_task import ImageSplit, ImageTask, Targets, check_finite
+from samerun.images.processing import Processing, processing_of
+from samerun.images.sources import Inspection, JoinedImages
+from samerun.metrics.single_label import confusion_matrix, per_class_table
+from samerun.models.export import plain_model
+from samerun.models.pretrained import check_model, load_config, load_model_and_new_names, on_meta, own_labels
+from samerun.models.processors import load_processor
+from samerun.models.small_cnn import SmallCNN, SmallCNNConfig, load_small_cnn, read_config, save_small_cnn
+from samerun.output.run_folder import replace_folder
+from samerun.plots import classes as class_plots
+from samerun.task import Analysis, Batch, DataInfo, ModelCard, Predictions
 
 
 class ImageClassification(ImageTask):
@@ -77,14 +81,24 @@ class ImageClassification(ImageTask):
 
     # Data
 
-    def choose_model(self, examples: dict[str, Examples], inspected: dict[str, Inspection], notes: list[str]) -> Processing:
+    def choose_model(
+        self, examples: dict[str, Examples], inspected: dict[str, Inspection], notes: list[str]
+    ) -> Processing:
         arguments, self.processor = self.arguments, None
         name_or_path = arguments.config_name or arguments.model_name_or_path
         if name_or_path is None and "train" not in examples:
             raise InputError("no model: give --model_name_or_path, or --do_train to train a small CNN")
         # Test files may have no classes.
-        self.names = {split: classifier.class_names(rows) for split, rows in examples.items() if _has_classes(split, rows)}
-        classes = classifier.sorted_classes(self.names["train"], examples["train"].declared) if "train" in examples else None
+        self.names = {
+            split: classifier.class_names(rows)
+            for split, rows in examples.items()
+            if _has_classes(split, rows)
+        }
+        classes = (
+            classifier.sorted_classes(self.names["train"], examples["train"].declared)
+            if "train" in examples
+            else None
+        )
         self.config = read_config(name_or_path)
         if name_or_path is None:
             self.config = classifier.new_small_cnn(arguments, examples["train"], inspected["train"], classes)
@@ -105,7 +119,10 @@ class ImageClassification(ImageTask):
     def encode_targets(
         self, examples: dict[str, Examples], inspected: dict[str, Inspection], notes: list[str]
     ) -> dict[str, Targets]:
-        numbers = {split: classifier.class_numbers(examples[split], names, self.labels) for split, names in self.names.items()}
+        numbers = {
+            split: classifier.class_numbers(examples[split], names, self.labels)
+            for split, names in self.names.items()
+        }
         if "train" in numbers:
             classifier.note_classes(numbers["train"], self.labels, notes)
         return {split: Targets.of_numbers(class_numbers) for split, class_numbers in numbers.items()}
@@ -125,9 +142,12 @@ class ImageClassification(ImageTask):
         if isinstance(config, SmallCNNConfig):
             if arguments.lora_r or arguments.freeze or arguments.layerwise_lr_decay:
                 raise InputError(
-                    "--lora_r, --freeze and --layerwise_lr_decay are for models of transformers, not for the small CNN"
+                    "--lora_r, --freeze and --layerwise_lr_decay are for models of transformers, "
+                    "not for the small CNN"
                 )
-            trained = arguments.model_name_or_path is not None and not arguments.from_scratch and not on_meta()
+            trained = (
+                arguments.model_name_or_path is not None and not arguments.from_scratch and not on_meta()
+            )
             model = load_small_cnn(arguments.model_name_or_path, config) if trained else SmallCNN(config)
         else:
             classifier.configure(config, self.labels, self.smoothing)
@@ -143,7 +163,9 @@ class ImageClassification(ImageTask):
     def loss_sum(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         logits = model(pixel_values=batch.inputs["pixel_values"]).logits.float()
         smoothing = self.arguments.label_smoothing_factor
-        return (cross_entropy(logits, batch.labels, reduction="none", label_smoothing=smoothing) * batch.is_real).sum()
+        return (
+            cross_entropy(logits, batch.labels, reduction="none", label_smoothing=smoothing) * batch.is_real
+        ).sum()
 
     # Evaluation and prediction
 
@@ -152,7 +174,7 @@ class ImageClassification(ImageTask):
         return outputs if batch.labels is None else {**outputs, "labels": batch.labels}
 
     def score(self, predictions: Predictions, split: ImageSplit) -> dict[str, float | None]:
-        from finetune.metrics.single_label_metric import SingleLabelMetric  # slow: imports evaluate
+        from samerun.metrics.single_label_metric import SingleLabelMetric  # slow: imports evaluate
 
         check_finite(predictions["logits"], "logits", split)
         return SingleLabelMetric().compute(
@@ -170,11 +192,16 @@ class ImageClassification(ImageTask):
         check, metrics = self.load_exported, {}
         if best is not None:
             confusion = confusion_matrix(best["logits"].argmax(axis=1), best["labels"], len(self.labels))
-            metrics = {"eval_per_class": per_class_table(confusion, self.labels), "eval_confusion_matrix": confusion.tolist()}
+            metrics = {
+                "eval_per_class": per_class_table(confusion, self.labels),
+                "eval_confusion_matrix": confusion.tolist(),
+            }
             split = self.splits["validation"]
             rows = classifier.rows_to_check(len(split))
             inputs, precision = split.collate(rows).inputs["pixel_values"], self.rounding
-            check = partial(classifier.check_export, self.load_exported, inputs, best["logits"][rows], precision)
+            check = partial(
+                classifier.check_export, self.load_exported, inputs, best["logits"][rows], precision
+            )
         if isinstance(self.config, SmallCNNConfig):
             replace_folder(path, partial(save_small_cnn, self.config, weights, check))
         else:
@@ -205,8 +232,16 @@ class ImageClassification(ImageTask):
     def model_card(self, folder: Path) -> ModelCard:
         sections = classifier.card_sections(folder, self.labels)
         if isinstance(self.config, SmallCNNConfig):
-            return ModelCard("Image classification", None, classifier.SMALL_CNN_USAGE, classifier.CARD_METRICS, sections)
-        return ModelCard("Image classification", "image-classification", classifier.USAGE, classifier.CARD_METRICS, sections)
+            return ModelCard(
+                "Image classification", None, classifier.SMALL_CNN_USAGE, classifier.CARD_METRICS, sections
+            )
+        return ModelCard(
+            "Image classification",
+            "image-classification",
+            classifier.USAGE,
+            classifier.CARD_METRICS,
+            sections,
+        )
 
 
 def _has_classes(split: str, examples: Examples) -> bool:

@@ -3,11 +3,13 @@
     python app/predict.py runs/mine/best --text "The team won the cup"
     python app/predict.py runs/mine/best new.csv --output predictions.csv
     cat new.jsonl | python app/predict.py runs/mine/best - > predictions.jsonl
-    accelerate launch --config_file accelerate_configs/ddp.yaml app/predict.py runs/mine/best large.csv --output_dir predicted
+    accelerate launch --config_file accelerate_configs/ddp.yaml app/predict.py runs/mine/best large.csv
+    --output_dir predicted
 
-Predictions go to standard output as JSON lines, or to the file of --output (.csv or JSON lines). An existing file is replaced
-only with --overwrite. With --output_dir the same command continues an interrupted prediction. Segmentation writes masks, so it
-needs --output_dir. Further arguments are passed to the task, such as --text_column or --per_device_eval_batch_size.
+Predictions go to standard output as JSON lines, or to the file of --output (.csv or JSON lines). An existing
+file is replaced only with --overwrite. With --output_dir the same command continues an interrupted
+prediction. Segmentation writes masks, so it needs --output_dir. Further arguments are passed to the task,
+such as --text_column or --per_device_eval_batch_size.
 """
 
 from __future__ import annotations
@@ -22,12 +24,12 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
-from finetune.command_line import prepare_process
-from finetune.errors import InputError
-from finetune.launching.shutdown import failures_end_the_job
-from finetune.output import written
-from finetune.output.predictions import as_line, is_regular_file
-from finetune.output.temporary import temporary_folder
+from samerun.command_line import prepare_process
+from samerun.errors import InputError
+from samerun.launching.shutdown import failures_end_the_job
+from samerun.output import written
+from samerun.output.predictions import as_line, is_regular_file
+from samerun.output.temporary import temporary_folder
 
 BY_MODEL_TYPE = {"small_cnn": "image_classify", "monai_unet": "segment3d"}
 BY_ENDING = {
@@ -53,11 +55,17 @@ def task_of(folder: Path) -> str:
         task = _task_of_config(config)
         if task is None:
             known = ", ".join(sorted({*BY_ENDING.values(), *BY_MODEL_TYPE.values()}))
-            raise InputError(f"{folder / name}: no task for a model of {config.get('architectures')}; the tasks are {known}")
+            raise InputError(
+                f"{folder / name}: no task for a model of {config.get('architectures')}; the tasks "
+                f"are {known}"
+            )
         return task
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder; name the folder best/ of a run, or one like it")
-    raise InputError(f"{folder} is no exported model: it has no config.json; name the folder best/ of a run, or one like it")
+    raise InputError(
+        f"{folder} is no exported model: it has no config.json; name the folder best/ of a run, or "
+        "one like it"
+    )
 
 
 def _task_of_config(config: dict[str, Any]) -> str | None:
@@ -79,7 +87,8 @@ class Request(NamedTuple):
 
     @property
     def runs_in_memory(self) -> bool:
-        """Whether only texts are predicted and no file is written. Then the slow imports for files are skipped."""
+        """Whether only texts are predicted and no file is written. Then the slow imports for files are
+        skipped."""
         options = self.options
         return options.text is not None and not (options.output or options.output_dir or _is_distributed())
 
@@ -91,8 +100,12 @@ def read_request(argv: list[str] | None = None) -> Request:
     )
     parser.add_argument("model", metavar="MODEL_FOLDER", help="the folder best/ of a run, or one like it")
     parser.add_argument("file", nargs="?", metavar="FILE", help="rows to predict, or - for standard input")
-    parser.add_argument("--text", action="append", help="a text to predict, instead of a file; may be given several times")
-    parser.add_argument("--output", metavar="FILE", help="file for the predictions (default: standard output)")
+    parser.add_argument(
+        "--text", action="append", help="a text to predict, instead of a file; may be given several times"
+    )
+    parser.add_argument(
+        "--output", metavar="FILE", help="file for the predictions (default: standard output)"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace the file of --output if it exists")
     parser.add_argument("--output_dir", help="folder for predicted files, such as masks")
     options, task_arguments = parser.parse_known_args(argv)
@@ -105,15 +118,22 @@ def read_request(argv: list[str] | None = None) -> Request:
 
 
 def task_command(request: Request) -> list[str]:
-    """The command line of the task's script for this request. Raises `InputError`, also for a file that would be replaced."""
+    """The command line of the task's script for this request. Raises `InputError`, also for a file that would
+    be replaced."""
     task, options, task_arguments = request
     distributed = _is_distributed()
     if options.output_dir is None and (distributed or task in WRITE_FILES):
-        raise InputError(f"--output_dir is missing: {'several processes share' if distributed else 'masks go to'} a folder")
+        raise InputError(
+            f"--output_dir is missing: {'several processes share' if distributed else 'masks go to'} a folder"
+        )
     file = options.file if options.text is None else str(_write_texts(options.text))
     output = options.output or (None if options.output_dir else "/dev/stdout")
     output_dir = options.output_dir or str(temporary_folder("predict_"))
-    if options.output is not None and is_regular_file(Path(options.output)) and Path(options.output).is_file():
+    if (
+        options.output is not None
+        and is_regular_file(Path(options.output))
+        and Path(options.output).is_file()
+    ):
         _allow_replacing(Path(options.output), Path(output_dir), options)
     named = {
         "model_name_or_path": options.model,
@@ -124,26 +144,40 @@ def task_command(request: Request) -> list[str]:
     }
     parts = [part for name, value in named.items() if value is not None for part in (f"--{name}", value)]
     script = str(Path(__file__).with_name(f"{task}.py"))
-    return [script, "--do_predict", *parts, *(["--quiet"] if output == "/dev/stdout" else []), *task_arguments]
+    return [
+        script,
+        "--do_predict",
+        *parts,
+        *(["--quiet"] if output == "/dev/stdout" else []),
+        *task_arguments,
+    ]
 
 
 def _allow_replacing(file: Path, output_dir: Path, options: argparse.Namespace) -> None:
-    """With --overwrite registers an existing file as output of the task, which then replaces it. Else raises `InputError`."""
-    if not options.overwrite and options.output_dir is None:  # an earlier command with this folder may have written the file
-        raise InputError(f"--output {file}: is there already; add --overwrite to replace it, or name another file")
+    """With --overwrite registers an existing file as output of the task, which then replaces it. Else raises
+    `InputError`."""
+    if (
+        not options.overwrite and options.output_dir is None
+    ):  # an earlier command with this folder may have written the file
+        raise InputError(
+            f"--output {file}: is there already; add --overwrite to replace it, or name another file"
+        )
     if options.overwrite and os.environ.get("RANK", "0") == "0":
         output_dir.mkdir(parents=True, exist_ok=True)
         written.add_predictions(output_dir, file, file)
 
 
 def print_predictions(request: Request) -> None:
-    """Predicts the texts of --text in this process. The output is that of the task's command. Raises `InputError`."""
-    from finetune.serving.imports import skip_unused_imports
+    """Predicts the texts of --text in this process. The output is that of the task's command. Raises
+    `InputError`."""
+    from samerun.serving.imports import skip_unused_imports
 
     skip_unused_imports()
-    from finetune.serving.predictor import load_predictor
+    from samerun.serving.predictor import load_predictor
 
-    predictor = load_predictor(request.task, request.options.model, str(temporary_folder("predict_")), request.task_arguments)
+    predictor = load_predictor(
+        request.task, request.options.model, str(temporary_folder("predict_")), request.task_arguments
+    )
     for number, line in enumerate(predictor(request.options.text)):
         sys.stdout.write(as_line({"id": number, **line}))
 

@@ -1,18 +1,19 @@
 """Segmentation of volumes (NIfTI): MONAI's 3-D U-Net on random patches, sliding windows over whole volumes.
 
-    python app/segment3d.py --config app/recipes/segment3d_classic.yaml --train_file FOLDER --output_dir runs/a
-    accelerate launch --config_file accelerate_configs/ddp_bf16.yaml app/segment3d.py ...the same...
-    deepspeed --num_gpus 8 app/segment3d.py --deepspeed ds_configs/zero2.json ...the same...
-    torchrun --nproc_per_node 8 app/segment3d.py ...the same...
+    python app/segment3d.py --config app/recipes/segment3d_classic.yaml --train_file FOLDER --output_dir
+    runs/a accelerate launch --config_file accelerate_configs/ddp_bf16.yaml app/segment3d.py ...the same...
+    deepspeed --num_gpus 8 app/segment3d.py --deepspeed ds_configs/zero2.json ...the same... torchrun
+    --nproc_per_node 8 app/segment3d.py ...the same...
 
-FOLDER has images/ and labels/ with files of equal names and, if it holds several splits, split.csv with columns file and split
-(train, validation, test). Volumes are resampled to one orientation and voxel size and normalised to mean 0 and deviation 1.
-Scores and predictions are in each file's own grid. `best/` holds model.safetensors and config.json; the run's README.md shows
-how to load them with MONAI alone.
+FOLDER has images/ and labels/ with files of equal names and, if it holds several splits, split.csv with
+columns file and split (train, validation, test). Volumes are resampled to one orientation and voxel size and
+normalised to mean 0 and deviation 1. Scores and predictions are in each file's own grid. `best/` holds
+model.safetensors and config.json; the run's README.md shows how to load them with MONAI alone.
 
 Predict, with or without labels; masks go to predictions/ in the output folder:
 
-    python app/segment3d.py --do_predict --model_name_or_path runs/a/best --test_file FOLDER --output_dir runs/a
+    python app/segment3d.py --do_predict --model_name_or_path runs/a/best --test_file FOLDER --output_dir
+    runs/a
 
 Needs: pip install -r requirements-vision.txt
 """
@@ -24,8 +25,8 @@ from dataclasses import dataclass
 
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
-from finetune.command_line import read_arguments
-from finetune.volumes.arguments import VolumeArguments
+from samerun.command_line import read_arguments
+from samerun.volumes.arguments import VolumeArguments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,27 +46,45 @@ from typing import Any
 import numpy as np
 import torch
 
-from finetune.application import run
-from finetune.launching.launch import Launch
-from finetune.losses.segmentation import SegmentationLoss
-from finetune.metrics.segmentation import by_class, count_confusion, dice, iou, mean_of_defined
-from finetune.output import predictions as output
-from finetune.output import written
-from finetune.output.run_folder import replace_folder
-from finetune.plan import Modes
-from finetune.plots import masks as plots
-from finetune.reading.fingerprint import fingerprint
-from finetune.reports.card import class_tables
-from finetune.task import Analysis, Batch, Data, DataInfo, ModelCard, Predictions, Split, Task, check_metric, mixing_fingerprint
-from finetune.volumes import network
-from finetune.volumes.augmentation import Augmentation
-from finetune.volumes.description import describe_volumes
-from finetune.volumes.files import Volumes, find_splits
-from finetune.volumes.nifti import IGNORED
-from finetune.volumes.patches import Patches
-from finetune.volumes.predictions import WholeVolumes, overlays, volume_facts, write_masks
-from finetune.volumes.prepared import Prepared, check_headers, check_values, choose_classes, prepare
-from finetune.volumes.settings import USAGE, Settings, check_weights, choose_spacing, load_weights, weights_hash
+from samerun.application import run
+from samerun.launching.launch import Launch
+from samerun.losses.segmentation import SegmentationLoss
+from samerun.metrics.segmentation import by_class, count_confusion, dice, iou, mean_of_defined
+from samerun.output import predictions as output
+from samerun.output import written
+from samerun.output.run_folder import replace_folder
+from samerun.plan import Modes
+from samerun.plots import masks as plots
+from samerun.reading.fingerprint import fingerprint
+from samerun.reports.card import class_tables
+from samerun.task import (
+    Analysis,
+    Batch,
+    Data,
+    DataInfo,
+    ModelCard,
+    Predictions,
+    Split,
+    Task,
+    check_metric,
+    mixing_fingerprint,
+)
+from samerun.volumes import network
+from samerun.volumes.augmentation import Augmentation
+from samerun.volumes.description import describe_volumes
+from samerun.volumes.files import Volumes, find_splits
+from samerun.volumes.nifti import IGNORED
+from samerun.volumes.patches import Patches
+from samerun.volumes.predictions import WholeVolumes, overlays, volume_facts, write_masks
+from samerun.volumes.prepared import Prepared, check_headers, check_values, choose_classes, prepare
+from samerun.volumes.settings import (
+    USAGE,
+    Settings,
+    check_weights,
+    choose_spacing,
+    load_weights,
+    weights_hash,
+)
 
 KINDS = {"dice": "Dice", "iou": "IoU", "hd95": "95% Hausdorff, mm"}  # metric of a class -> header of a table
 
@@ -91,7 +110,9 @@ class VolumeSegmentation(Task):
         self.loss = self.choose_loss()
         classes = self.settings.classes
         self.whole = {
-            name: WholeVolumes(volumes, files[name].labelled, keeps_masks=name == "test", num_classes=len(classes))
+            name: WholeVolumes(
+                volumes, files[name].labelled, keeps_masks=name == "test", num_classes=len(classes)
+            )
             for name, volumes in prepared.items()
             if name != "train"
         }
@@ -103,7 +124,9 @@ class VolumeSegmentation(Task):
                 of_classes = (f"{kind}_{name}" for kind in KINDS for name in classes[1:])
                 check_metric(self.best_metric, [*self.shown_metrics, *of_classes])
         if arguments.test_file is not None and not modes.predict:
-            notes.append(f"--test_file {' '.join(arguments.test_file)} is not read: --do_predict is not given")
+            notes.append(
+                f"--test_file {' '.join(arguments.test_file)} is not read: --do_predict is not given"
+            )
         self.prepared = prepared
         return Data(splits, self.run_fingerprint(prepared) | mixing_fingerprint(splits), notes)
 
@@ -126,7 +149,10 @@ class VolumeSegmentation(Task):
     def choose_loss(self) -> SegmentationLoss:
         """The loss of the arguments; without training, the loss that the model was trained with."""
         a = self.arguments
-        weights, smoothing = (a.cross_entropy_weight, a.dice_weight, a.class_weights), a.label_smoothing_factor
+        weights, smoothing = (
+            (a.cross_entropy_weight, a.dice_weight, a.class_weights),
+            a.label_smoothing_factor,
+        )
         loss = SegmentationLoss(*weights, IGNORED, include_background=False, label_smoothing=smoothing)
         if not a.modes.train:
             return loss.with_settings(self.settings.loss)
@@ -135,7 +161,9 @@ class VolumeSegmentation(Task):
 
     def patch_split(self, volumes: list[Prepared], files: Volumes, notes: list[str]) -> Split:
         a, settings = self.arguments, self.settings
-        augmentation = Augmentation(a.random_rotation, a.random_scale, a.random_intensity, a.random_noise, settings.spacing)
+        augmentation = Augmentation(
+            a.random_rotation, a.random_scale, a.random_intensity, a.random_noise, settings.spacing
+        )
         sampling = a.patches_per_volume, a.foreground_share, a.flip_axes, a.seed
         patches = Patches(volumes, settings.patch_size, *sampling, augmentation)
         mixture = files.mixture(a.mixing_weights, a.patches_per_volume, notes)
@@ -152,9 +180,17 @@ class VolumeSegmentation(Task):
             "model": self.settings.as_dict(),
             "weights": weights_hash(a.model_name_or_path),
             "patches": [a.patches_per_volume, a.foreground_share, *a.flip_axes],
-            "augmentation": [a.random_rotation, list(a.random_scale or ()), a.random_intensity, a.random_noise],
+            "augmentation": [
+                a.random_rotation,
+                list(a.random_scale or ()),
+                a.random_intensity,
+                a.random_noise,
+            ],
             **{f"{name}_volumes": len(volumes) for name, volumes in trained.items()},
-            **{f"{name}_content": fingerprint(volume.content for volume in volumes)[:16] for name, volumes in trained.items()},
+            **{
+                f"{name}_content": fingerprint(volume.content for volume in volumes)[:16]
+                for name, volumes in trained.items()
+            },
         }
 
     # Training
@@ -196,7 +232,10 @@ class VolumeSegmentation(Task):
             truth = batch.labels[row][tuple(map(slice, size))]
             distances = network.hausdorff95(mask, truth.cpu().numpy(), spacing, num_classes)
             counted = count_confusion(predicted[None], truth[None], num_classes, IGNORED)
-            scores = {"loss": self.loss(logits[None], truth[None])[0], **{name: counts[0] for name, counts in counted.items()}}
+            scores = {
+                "loss": self.loss(logits[None], truth[None])[0],
+                **{name: counts[0] for name, counts in counted.items()},
+            }
             scores["hd95"] = torch.from_numpy(distances).to(logits.device)
         split = self.whole["test" if "mask" in batch.inputs else "validation"]
         return scores | split.mask_output(batch, row, mask)
@@ -205,7 +244,9 @@ class VolumeSegmentation(Task):
         """Each class's metrics as means over volumes, and their means over classes."""
         counts, names = predictions["counts"], self.settings.classes[1:]
         scores: dict[str, float | None] = {"loss": float(predictions["loss"].mean(dtype=np.float64))}
-        for kind, values in zip(KINDS, (dice(counts), iou(counts), predictions["hd95"].astype(np.float64)), strict=True):
+        for kind, values in zip(
+            KINDS, (dice(counts), iou(counts), predictions["hd95"].astype(np.float64)), strict=True
+        ):
             by_class = [mean_of_defined(values[:, number]) for number in range(1, len(names) + 1)]
             scores[f"mean_{kind}"] = mean_of_defined(np.array(by_class, dtype=np.float64))
             scores |= {f"{kind}_{name}": value for name, value in zip(names, by_class, strict=True)}
@@ -218,7 +259,11 @@ class VolumeSegmentation(Task):
         return {}
 
     def overlays(self, best: Predictions) -> dict[str, np.ndarray]:
-        return {"image_truth_prediction": overlays(self.whole["validation"], best["slice"], self.settings.classes[1:])}
+        return {
+            "image_truth_prediction": overlays(
+                self.whole["validation"], best["slice"], self.settings.classes[1:]
+            )
+        }
 
     def load_exported(self, path: str | Path) -> torch.nn.Module:
         return Settings.read(path).load_model(path)
@@ -227,19 +272,29 @@ class VolumeSegmentation(Task):
         """Also writes the masks."""
         whole, names = self.whole["test"], self.settings.classes[1:]
         folder = output.folder_of(self.arguments)
-        for row, (path, mask) in enumerate(write_masks(whole, predictions["mask"], folder, Path(self.arguments.output_dir))):
+        for row, (path, mask) in enumerate(
+            write_masks(whole, predictions["mask"], folder, Path(self.arguments.output_dir))
+        ):
             volume = whole.volumes[row]
-            millilitres = np.bincount(mask.ravel(), minlength=len(names) + 1)[1:] * np.prod(volume.facts["spacing"]) / 1000
+            millilitres = (
+                np.bincount(mask.ravel(), minlength=len(names) + 1)[1:]
+                * np.prod(volume.facts["spacing"])
+                / 1000
+            )
             line = {"image": str(volume.file.image), "mask": path}
             line["millilitres"] = dict(zip(names, millilitres.round(6).tolist(), strict=True))
             if split.labelled:
                 counts = predictions["counts"][row]
-                for kind, values in zip(KINDS, (dice(counts), iou(counts), predictions["hd95"][row]), strict=True):
+                for kind, values in zip(
+                    KINDS, (dice(counts), iou(counts), predictions["hd95"][row]), strict=True
+                ):
                     line[kind] = by_class(values[1:], names)
             yield line
 
     def analyse(self, best: Predictions, split: Split) -> Analysis:
-        return plots.analyse(best, self.settings.classes, split.ids, partial(self.score, split=split), first=1)
+        return plots.analyse(
+            best, self.settings.classes, split.ids, partial(self.score, split=split), first=1
+        )
 
     def model_card(self, folder: Path) -> ModelCard:
         tables = class_tables(folder, self.settings.classes[1:], KINDS)

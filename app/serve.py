@@ -4,7 +4,8 @@
     curl 127.0.0.1:8000/predict -d '{"text": "The team won the cup"}'
     curl 127.0.0.1:8000/predict --data-binary @image.png
 
-Further arguments are passed to the task, such as --num_beams or --mixed_precision bf16. Needs requirements-serve.txt.
+Further arguments are passed to the task, such as --num_beams or --mixed_precision bf16. Needs
+requirements-serve.txt.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unle
 
 from predict import task_of
 
-from finetune.command_line import prepare_process
-from finetune.errors import InputError
-from finetune.launching.shutdown import failures_end_the_job
-from finetune.output.temporary import temporary_folder
+from samerun.command_line import prepare_process
+from samerun.errors import InputError
+from samerun.launching.shutdown import failures_end_the_job
+from samerun.output.temporary import temporary_folder
 
 if TYPE_CHECKING:
-    from finetune.serving.web import Server
+    from samerun.serving.web import Server
 
 MEGABYTES = {"texts": 1, "images": 20}
 CANDIDATES = ["--num_return_sequences", "3"]  # a single candidate has no score
@@ -39,11 +40,22 @@ def parse_options() -> tuple[argparse.Namespace, list[str]]:
     )
     add = parser.add_argument
     add("model", metavar="MODEL_FOLDER", help="the folder best/ of a run, or one like it")
-    add("--host", default="127.0.0.1", help="address to listen on (default: this machine only; 0.0.0.0: everybody)")
+    add(
+        "--host",
+        default="127.0.0.1",
+        help="address to listen on (default: this machine only; 0.0.0.0: everybody)",
+    )
     add("--port", type=int, default=8000, help="default: 8000; 0: any free port")
     add("--max_batch", type=int, default=32, help="maximum number of texts or images per batch (default: 32)")
-    add("--max_wait", type=float, default=0, help="milliseconds that a batch waits for more requests (default: 0)")
-    add("--queue_size", type=int, default=256, help="maximum number of waiting texts or images (default: 256)")
+    add(
+        "--max_wait",
+        type=float,
+        default=0,
+        help="milliseconds that a batch waits for more requests (default: 0)",
+    )
+    add(
+        "--queue_size", type=int, default=256, help="maximum number of waiting texts or images (default: 256)"
+    )
     add("--max_megabytes", type=float, help="maximum size of a request (default: 1 for texts, 20 for images)")
     options, task_arguments = parser.parse_known_args()
     for name, least in (("max_batch", 1), ("max_wait", 0), ("queue_size", 1), ("port", 0)):
@@ -55,25 +67,27 @@ def parse_options() -> tuple[argparse.Namespace, list[str]]:
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
-    """A bound socket, which refuses connections until the server listens. Binding before the model is loaded reports a used
-    port at once. Raises `InputError`."""
+    """A bound socket, which refuses connections until the server listens. Binding before the model is loaded
+    reports a used port at once. Raises `InputError`."""
     try:
         family, kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         sock = socket.socket(family, kind)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((address[0], port, *address[2:]))  # `getaddrinfo` has cut the port to 16 bits
     except (OSError, OverflowError) as error:
-        raise InputError(f"--host {host} --port {port}: cannot be listened to ({error}); give another --port") from None
+        raise InputError(
+            f"--host {host} --port {port}: cannot be listened to ({error}); give another --port"
+        ) from None
     return sock
 
 
 def make_server(options: argparse.Namespace, task_arguments: list[str], folder: str) -> Server:
     """Loads the model. `folder`: for predicted files, such as masks. Raises `InputError`."""
     try:
-        from finetune.serving.web import Limits, Server
+        from samerun.serving.web import Limits, Server
     except ImportError as error:
         raise InputError(f"{error.name} is not installed: pip install -r requirements-serve.txt") from None
-    from finetune.serving.predictor import load_predictor
+    from samerun.serving.predictor import load_predictor
 
     task = task_of(Path(options.model))
     task_arguments = [*(CANDIDATES if task == "titlegen" else []), *task_arguments]

@@ -1,4 +1,5 @@
-"""Titles for long documents: an encoder that reads thousands of tokens, a decoder that writes a title, scored with ROUGE.
+"""Titles for long documents: an encoder that reads thousands of tokens, a decoder that writes a title, scored
+with ROUGE.
 
     deepspeed --num_gpus 8 app/titlegen.py --deepspeed ds_configs/zero2.json --mixed_precision bf16 \\
         --model_name_or_path BIGBIRD --decoder_layers 3 --max_length 4096 --train_file train.jsonl \\
@@ -6,10 +7,12 @@
     accelerate launch --config_file accelerate_configs/ddp_bf16.yaml app/titlegen.py ...the same...
     torchrun --nproc_per_node 8 app/titlegen.py ...the same...      python app/titlegen.py ...the same...
 
-An encoder (BigBird, BERT, ...) gets a BERT decoder; a model that has a decoder (BART, mT5, LED, PEGASUS, ...) is used as it is.
-`best/` in the output folder is plain transformers: AutoModelForSeq2SeqLM.from_pretrained("runs/titles/best").generate(...).
+An encoder (BigBird, BERT, ...) gets a BERT decoder; a model that has a decoder (BART, mT5, LED, PEGASUS, ...)
+is used as it is. `best/` in the output folder is plain transformers:
+AutoModelForSeq2SeqLM.from_pretrained("runs/titles/best").generate(...).
 
-    python app/titlegen.py --do_predict --model_name_or_path runs/titles/best --test_file new.jsonl --output_dir runs/titles
+    python app/titlegen.py --do_predict --model_name_or_path runs/titles/best --test_file new.jsonl
+    --output_dir runs/titles
 """
 
 from __future__ import annotations
@@ -19,9 +22,9 @@ from dataclasses import dataclass
 
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
-from finetune.arguments.parsing import option
-from finetune.command_line import read_arguments
-from finetune.text.arguments import SearchArguments, SourceArguments, TextArguments
+from samerun.arguments.parsing import option
+from samerun.command_line import read_arguments
+from samerun.text.arguments import SearchArguments, SourceArguments, TextArguments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,12 +32,17 @@ class Arguments(SourceArguments, SearchArguments, TextArguments):
     """Titles"""
 
     title_column: str = option("title", help="column of the title")
-    decoder_layers: int | None = option(at_least=1, help="number of layers of a new decoder (default: as many as the encoder)")
-    decoder_model_name_or_path: str | None = option(reads=True, help="pretrained decoder for an encoder, such as a BERT")
+    decoder_layers: int | None = option(
+        at_least=1, help="number of layers of a new decoder (default: as many as the encoder)"
+    )
+    decoder_model_name_or_path: str | None = option(
+        reads=True, help="pretrained decoder for an encoder, such as a BERT"
+    )
     rouge_tokenizer: str = option(
         "auto",
         choices=("auto", "characters", "words", "unicode_words", "default"),
-        help="tokens of ROUGE; auto: characters for Chinese, rouge-score's own words for English, else Unicode words",
+        help="tokens of ROUGE; auto: characters for Chinese, rouge-score's own words for English, else "
+        "Unicode words",
     )
 
     def problems(self) -> list[str]:
@@ -44,7 +52,9 @@ class Arguments(SourceArguments, SearchArguments, TextArguments):
 
 
 if __name__ == "__main__":
-    arguments = read_arguments(Arguments, __doc__)  # before torch is imported: --help and wrong arguments answer at once
+    arguments = read_arguments(
+        Arguments, __doc__
+    )  # before torch is imported: --help and wrong arguments answer at once
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -56,24 +66,24 @@ import numpy as np
 import torch
 from transformers import AutoModelForSeq2SeqLM
 
-from finetune.application import run
-from finetune.kernels.transfer import widest_float
-from finetune.metrics.rouge import lead_scores
-from finetune.models import encoder_decoder
-from finetune.models.adapters import limit_training
-from finetune.models.weight_files import check_weights, model_content
-from finetune.plots import titles as title_plots
-from finetune.reading.columns import note_cut
-from finetune.reading.ragged import RaggedChunks
-from finetune.reading.stored_rows import Column
-from finetune.reading.tables import Table
-from finetune.reading.tokens import encode_cached
-from finetune.task import Analysis, Batch, ModelCard, Predictions
-from finetune.text import search, titles
-from finetune.text.splits import TextSplit, check_finite, pad_rows
-from finetune.text.text_task import TextTask
-from finetune.text.titles import IGNORED, Generation, teacher_forcing, token_losses
-from finetune.text.tokenizer import TitleEncoder, set_languages, tokenizer_fingerprint
+from samerun.application import run
+from samerun.kernels.transfer import widest_float
+from samerun.metrics.rouge import lead_scores
+from samerun.models import encoder_decoder
+from samerun.models.adapters import limit_training
+from samerun.models.weight_files import check_weights, model_content
+from samerun.plots import titles as title_plots
+from samerun.reading.columns import note_cut
+from samerun.reading.ragged import RaggedChunks
+from samerun.reading.stored_rows import Column
+from samerun.reading.tables import Table
+from samerun.reading.tokens import encode_cached
+from samerun.task import Analysis, Batch, ModelCard, Predictions
+from samerun.text import search, titles
+from samerun.text.splits import TextSplit, check_finite, pad_rows
+from samerun.text.text_task import TextTask
+from samerun.text.titles import IGNORED, Generation, teacher_forcing, token_losses
+from samerun.text.tokenizer import TitleEncoder, set_languages, tokenizer_fingerprint
 
 
 class TitleGeneration(TextTask):
@@ -147,7 +157,9 @@ class TitleGeneration(TextTask):
 
     def build(self) -> torch.nn.Module:
         arguments = self.arguments
-        model = encoder_decoder.build_title_model(arguments, self.config, self.tokenizer, arguments.max_title_length)
+        model = encoder_decoder.build_title_model(
+            arguments, self.config, self.tokenizer, arguments.max_title_length
+        )
         if encoder_decoder.has_new_decoder(arguments, self.config):
             targets = [chunk.values for chunk in self.splits["train"].targets.chunks]
             encoder_decoder.set_output_bias(model, np.concatenate(targets))
@@ -169,14 +181,16 @@ class TitleGeneration(TextTask):
         if batch.labels is not None:
             # Through the wrapper, which may autocast; ZeRO-3 and FSDP gather weights in hooks of the modules.
             out = model(**batch.inputs, **teacher_forcing(batch.labels, self.generation))
-            outputs["loss"] = token_losses(out.logits, batch, 0.0).sum(dim=1).to(widest_float(out.logits.device))
+            outputs["loss"] = (
+                token_losses(out.logits, batch, 0.0).sum(dim=1).to(widest_float(out.logits.device))
+            )
             outputs["targets"] = (batch.labels != IGNORED).sum(dim=1)
             encoder_output = out.encoder_last_hidden_state  # saves the search a second pass of the encoder
         ids, scores = self.generation.search(getattr(model, "module", model), batch.inputs, encoder_output)
         return {**outputs, "ids": ids, "scores": scores}
 
     def score(self, predictions: Predictions, split: TextSplit) -> dict[str, float | None]:
-        from finetune.metrics.rouge_metric import RougeMetric  # slow: imports evaluate
+        from samerun.metrics.rouge_metric import RougeMetric  # slow: imports evaluate
 
         metrics: dict[str, float | None] = {}
         if "loss" in predictions:
@@ -185,7 +199,10 @@ class TitleGeneration(TextTask):
         metrics["gen_len"] = float(self.generation.lengths(predictions["ids"][:, 0]).mean())
         generated, references = self.as_references(predictions, split)
         tokenizer = self.rouge_tokenizer(split)
-        return {**metrics, **RougeMetric().compute(predictions=generated, references=references, tokenizer=tokenizer)}
+        return {
+            **metrics,
+            **RougeMetric().compute(predictions=generated, references=references, tokenizer=tokenizer),
+        }
 
     def as_references(self, predictions: Predictions, split: TextSplit) -> tuple[Any, Any]:
         return titles.decode(self.tokenizer, predictions["ids"][:, 0]), list(split.titles)
@@ -202,7 +219,9 @@ class TitleGeneration(TextTask):
     ) -> dict[str, Any]:
         examples, validation = self.examples(best), self.splits.get("validation")
         # Rounding in half precision may change a title, so those are not compared.
-        checked = {row: example["generated"] for row, example in enumerate(examples[:2]) if self.rounding == "no"}
+        checked = {
+            row: example["generated"] for row, example in enumerate(examples[:2]) if self.rounding == "no"
+        }
         check = partial(titles.check_export, collate=validation and validation.collate, expected=checked)
         self.save_best(path, model, titles.plain_model(model, self.generation), weights, check)
         return {"examples": examples, "rouge_tokenizer": self.rouge_tokenizer(validation)}
@@ -234,11 +253,15 @@ class TitleGeneration(TextTask):
 
     def analyse(self, best: Predictions, split: TextSplit) -> Analysis:
         lengths = self.generation.lengths(best["ids"][:, 0]), best["targets"] - 1, split.lengths
-        return title_plots.analyse(lengths, self.as_references(best, split), split.texts, self.rouge_tokenizer(split))
+        return title_plots.analyse(
+            lengths, self.as_references(best, split), split.texts, self.rouge_tokenizer(split)
+        )
 
     def model_card(self, folder: Path) -> ModelCard:
         metrics, sections = titles.CARD_METRICS, titles.card_sections(folder)
-        return ModelCard("Titles for long documents", "summarization", titles.usage(self.source_prefix), metrics, sections)
+        return ModelCard(
+            "Titles for long documents", "summarization", titles.usage(self.source_prefix), metrics, sections
+        )
 
 
 if __name__ == "__main__":

@@ -1,25 +1,28 @@
 """Benchmarks this application against the alternatives, on this machine, with one command.
 
-    python scripts/bench.py [--sections short,long_tailed,...] [--data DIR] [--model MODEL] [--output benchmarks]
-    python scripts/bench.py --quick
+    python scripts/bench.py [--sections short,long_tailed,...] [--data DIR] [--model MODEL] [--output
+    benchmarks] python scripts/bench.py --quick
 
-    short, long_tailed  classification: ours, a bare PyTorch loop, transformers' Trainer (best settings, defaults), a
+    short, long_tailed  classification: ours, a bare PyTorch loop, transformers' Trainer (best settings,
+    defaults), a
                         hand-written loop that pads to max_length; speed, memory, start-up, held-out quality
     tools               classification: ours, Trainer's best, Accelerate's loop, Lightning, simpletransformers
     titles_training     titles at 1024, 1536, 2048 and 4096 tokens: ours, a bare loop, Seq2SeqTrainer
     titles_writing      documents per second against Seq2SeqTrainer.predict; share of equal titles
     attention           BigBird's attention, alone and in a layer, against transformers' and full attention
     startup             --help; the first step over a million rows
-    serving             app/serve.py under load, against a server around transformers' pipeline (requirements-serve.txt)
-    images              the image tasks against a bare loop, Trainer and MONAI's loop (pip install -r requirements-vision.txt)
+    serving             app/serve.py under load, against a server around transformers' pipeline
+    (requirements-serve.txt) images              the image tasks against a bare loop, Trainer and MONAI's loop
+    (pip install -r requirements-vision.txt)
 
-Results: bench_cpu.json and bench_cpu.md (bench_cuda.* on an NVIDIA GPU, unless CUDA_VISIBLE_DEVICES= hides it), a plot of each
-table, and goals.md with every goal. Sections that are not run keep their reports. The page's text from the heading "## Reading"
-on is kept too.
+Results: bench_cpu.json and bench_cpu.md (bench_cuda.* on an NVIDIA GPU, unless CUDA_VISIBLE_DEVICES= hides
+it), a plot of each table, and goals.md with every goal. Sections that are not run keep their reports. The
+page's text from the heading "## Reading" on is kept too.
 
---data DIR may hold short, long_tailed (text and labels) and titles (text and title): .csv or .jsonl, also with .gz.
-The sample corpus (scripts/make_sample_data.py) stands in for missing files. Without --model, classifiers have random weights.
---quick runs everything with tiny models in a few minutes, as a test; its numbers mean nothing.
+--data DIR may hold short, long_tailed (text and labels) and titles (text and title): .csv or .jsonl, also
+with .gz. The sample corpus (scripts/make_sample_data.py) stands in for missing files. Without --model,
+classifiers have random weights. --quick runs everything with tiny models in a few minutes, as a test; its
+numbers mean nothing.
 """
 
 import argparse
@@ -43,7 +46,15 @@ from benchmarking.ratios import spread
 from benchmarking.report import Section, command_line, save
 from benchmarking.sections import SECTIONS
 
-LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "tokenizers", "lightning", "simpletransformers")
+LIBRARIES = (
+    "torch",
+    "transformers",
+    "accelerate",
+    "datasets",
+    "tokenizers",
+    "lightning",
+    "simpletransformers",
+)
 
 
 def main() -> int:
@@ -58,20 +69,42 @@ def main() -> int:
 
 
 def parse_options(sections: dict[str, Section]) -> argparse.Namespace:
-    """Parses the command line. Ends the program if an option is wrong or a selected section lacks a library."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Parses the command line. Ends the program if an option is wrong or a selected section lacks a
+    library."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
     add("--sections", default=",".join(sections), help="sections to run, separated by commas (default: all)")
     add("--quick", action="store_true", help="tiny models and few steps; the numbers mean nothing")
     add("--data", type=Path, help="folder with the data (default: the sample corpus)")
-    add("--model", help="folder or hub id of a pretrained encoder for classification (default: random weights)")
+    add(
+        "--model",
+        help="folder or hub id of a pretrained encoder for classification (default: random weights)",
+    )
     add("--model_name", default="MODEL", help="the model's name in the report")
-    add("--output", type=Path, help="folder of the results (default: benchmarks; with --quick runs/bench_quick)")
-    add("--contenders", type=lambda text: text.split(","), help="contenders to compare ours with (default: all)")
-    add("--lengths", type=lambda text: [int(part) for part in text.split(",")], help="document lengths (titles, attention)")
+    add(
+        "--output",
+        type=Path,
+        help="folder of the results (default: benchmarks; with --quick runs/bench_quick)",
+    )
+    add(
+        "--contenders",
+        type=lambda text: text.split(","),
+        help="contenders to compare ours with (default: all)",
+    )
+    add(
+        "--lengths",
+        type=lambda text: [int(part) for part in text.split(",")],
+        help="document lengths (titles, attention)",
+    )
     add("--rows", type=int, help="training rows for classification (default: depends on the section)")
     add("--rounds", type=int, help="number of repetitions (default: depends on the section)")
-    add("--seconds", type=float, help="time for each pair of contenders (titles, images; default: depends on the section)")
+    add(
+        "--seconds",
+        type=float,
+        help="time for each pair of contenders (titles, images; default: depends on the section)",
+    )
     add("--precision", choices=("no", "bf16"), help="default: bf16 on a GPU that supports it, else fp32 (no)")
     add("--threads", type=int, default=os.cpu_count(), help="CPU threads (default: all cores)")
     add("--seed", type=int, default=42)
@@ -83,7 +116,10 @@ def parse_options(sections: dict[str, Section]) -> argparse.Namespace:
     for name in options.sections:
         for module, requirements in sections[name].needs.items():
             if find_spec(module) is None:
-                parser.error(f"section {name}: {module} is not installed: pip install -r {requirements}, or select --sections")
+                parser.error(
+                    f"section {name}: {module} is not installed: pip install -r {requirements}, or "
+                    "select --sections"
+                )
     if options.data is not None and not options.data.is_dir():
         parser.error(f"--data {options.data}: not a folder")
     if options.model is not None and Path(options.model).exists():
@@ -128,8 +164,12 @@ def commit() -> str | None:
     """The short hash of HEAD, with a + if app/ has uncommitted changes; None outside a git repository."""
     git = ["git", "-C", str(REPOSITORY)]
     try:
-        head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-        changed = subprocess.run([*git, "status", "--porcelain", "app"], capture_output=True, text=True, check=True).stdout
+        head = subprocess.run(
+            [*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        changed = subprocess.run(
+            [*git, "status", "--porcelain", "app"], capture_output=True, text=True, check=True
+        ).stdout
     except (OSError, subprocess.CalledProcessError):
         return None
     return f"{head}+" if changed else head

@@ -1,20 +1,23 @@
-"""Measures the communication between the processes of a launch, and estimates its time in a model's training step.
+"""Measures the communication between the processes of a launch, and estimates its time in a model's training
+step.
 
     torchrun --nproc_per_node 8 scripts/comm_bench.py --model_name_or_path bert-base-uncased
     accelerate launch --config_file accelerate_configs/ddp.yaml scripts/comm_bench.py --config_name FOLDER
-    deepspeed --num_gpus 8 scripts/comm_bench.py --deepspeed ds_configs/zero3.json --mixed_precision bf16 --config_name FOLDER
+    deepspeed --num_gpus 8 scripts/comm_bench.py --deepspeed ds_configs/zero3.json --mixed_precision bf16
+    --config_name FOLDER
 
-Launch it like the training. It measures all-reduce and broadcast for messages of growing size on the launch's backend (NCCL on
-GPUs; gloo elsewhere or with --ddp_backend gloo). For each it prints the time, the median over repeats of the slowest process,
-and the bus bandwidth, which is comparable with a link's speed for any number of processes n:
+Launch it like the training. It measures all-reduce and broadcast for messages of growing size on the launch's
+backend (NCCL on GPUs; gloo elsewhere or with --ddp_backend gloo). For each it prints the time, the median
+over repeats of the slowest process, and the bus bandwidth, which is comparable with a link's speed for any
+number of processes n:
 
     all-reduce  size / time * 2 (n - 1) / n        broadcast  size / time
 
 (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md).
 
-With a model, it also estimates the communication time of one optimizer step: the gradients in buckets, as DDP sends them.
-ZeRO-1 and 2 send as much, ZeRO-3 1.5 times as much (arXiv:1910.02054, section 7). Gradient accumulation does not multiply this
-time, and most of it overlaps with the backward pass.
+With a model, it also estimates the communication time of one optimizer step: the gradients in buckets, as DDP
+sends them. ZeRO-1 and 2 send as much, ZeRO-3 1.5 times as much (arXiv:1910.02054, section 7). Gradient
+accumulation does not multiply this time, and most of it overlaps with the backward pass.
 """
 
 from __future__ import annotations
@@ -31,12 +34,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "app"))
 
-from finetune.arguments import groups
-from finetune.arguments.parsing import option, parse
-from finetune.errors import InputError
-from finetune.launching.launch import describe_launch
-from finetune.launching.processes import start
-from finetune.launching.shutdown import failures_end_the_job, finish
+from samerun.arguments import groups
+from samerun.arguments.parsing import option, parse
+from samerun.errors import InputError
+from samerun.launching.launch import describe_launch
+from samerun.launching.processes import start
+from samerun.launching.shutdown import failures_end_the_job, finish
 
 BUCKET = 25 * 2**20  # bytes; DistributedDataParallel's default bucket_cap_mb
 KIB, MIB = 2**10, 2**20
@@ -59,28 +62,40 @@ class Arguments(groups.LaunchArguments, groups.ModelArguments, BenchArguments):
 
 
 def main(arguments: Arguments) -> None:
-    from finetune.launching import rendezvous
+    from samerun.launching import rendezvous
 
     launch = describe_launch(arguments)
     if launch.world_size < 2:
-        raise InputError("found one process, expected two or more; launch with torchrun --nproc_per_node 2, for example")
+        raise InputError(
+            "found one process, expected two or more; launch with torchrun --nproc_per_node 2, for example"
+        )
     parameters = count_parameters(arguments) if launch.rank == 0 else None
     rendezvous.wait_for_all_ranks({}, arguments.start_timeout)
     run = start(launch, None)
     machines = len(set(run.gather([launch.rank - launch.local_rank])))
-    run.print(f"communication  {launch.world_size} processes on {machines} machine(s), {launch.backend} on {run.device.type}")
+    run.print(
+        f"communication  {launch.world_size} processes on {machines} machine(s), {launch.backend} "
+        f"on {run.device.type}"
+    )
     run.print(f"{'size':>10}{'all-reduce':>14}{'bus':>14}{'broadcast':>14}{'bus':>14}")
     rows = []
     for size in sizes(arguments.max_size_mb):
         rows.append(measure(run, size, arguments.repeats))
         run.print(line(rows[-1]))
-    measured: dict[str, Any] = {"processes": launch.world_size, "machines": machines, "backend": launch.backend, "sizes": rows}
+    measured: dict[str, Any] = {
+        "processes": launch.world_size,
+        "machines": machines,
+        "backend": launch.backend,
+        "sizes": rows,
+    }
     parameters = run.broadcast(parameters)
     if parameters is not None:
         measured |= step_communication(run, parameters, arguments.repeats)
         run.print(*explain(measured))
     if arguments.output:
-        run.on_main(lambda: Path(arguments.output).write_text(json.dumps(measured, indent=2) + "\n", encoding="utf-8"))
+        run.on_main(
+            lambda: Path(arguments.output).write_text(json.dumps(measured, indent=2) + "\n", encoding="utf-8")
+        )
     finish(run)
 
 
@@ -137,19 +152,22 @@ def count_parameters(arguments: Any) -> int | None:
     import torch
     from transformers import AutoModel
 
-    from finetune.models.pretrained import load_config
+    from samerun.models.pretrained import load_config
 
     config = load_config(arguments)
     try:
         with torch.device("meta"):
             model = AutoModel.from_config(config, trust_remote_code=arguments.trust_remote_code)
     except Exception as error:
-        raise InputError(f"cannot build a model from the {config.model_type} configuration ({error})") from error
+        raise InputError(
+            f"cannot build a model from the {config.model_type} configuration ({error})"
+        ) from error
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def step_communication(run: Any, parameters: int, repeats: int) -> dict[str, Any]:
-    """The bytes of the gradients of one optimizer step, and the seconds to send them at the speed of one bucket."""
+    """The bytes of the gradients of one optimizer step, and the seconds to send them at the speed of one
+    bucket."""
     half = run.launch.deepspeed_config is not None and run.launch.precision != "no"
     gradient_bytes = parameters * (2 if half else 4)  # DDP keeps fp32 gradients under bf16 and fp16
     bucket = min(BUCKET, max(4, gradient_bytes // 4 * 4))
@@ -175,9 +193,11 @@ def line(row: dict[str, Any]) -> str:
 def explain(measured: dict[str, Any]) -> list[str]:
     mode = f"ZeRO-{measured['zero_stage']}" if measured["zero_stage"] else "DDP"
     return [
-        f"gradients      {in_units(measured['gradient_bytes'])} ({measured['parameters'] / 1e6:.3g} M parameters), in buckets "
+        f"gradients      {in_units(measured['gradient_bytes'])} ({measured['parameters'] / 1e6:.3g} "
+        "M parameters), in buckets "
         f"of {in_units(measured['bucket_bytes'])}",
-        f"{mode:<15}communication should take about {1000 * measured['step_communication_seconds']:.1f} ms of a step",
+        f"{mode:<15}communication should take about "
+        f"{1000 * measured['step_communication_seconds']:.1f} ms of a step",
     ]
 
 

@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""K-fold cross-validation of a text task: mean and standard deviation of the metrics, and a held-out prediction for every row.
+"""K-fold cross-validation of a text task: mean and standard deviation of the metrics, and a held-out
+prediction for every row.
 
-    python scripts/cross_validate.py --folds 5 app/classify.py --train_file train.csv --output_dir runs/folds ARGS
+    python scripts/cross_validate.py --folds 5 app/classify.py --train_file train.csv --output_dir runs/folds
+    ARGS
 
-ARGS are the training command's own. --seed decides the folds; rows with the same rarest label are spread evenly over them. Each
-fold is one run in --output_dir/fold_0, fold_1, ...: it trains on the other folds' rows and tests on its own. The best model is
-chosen on a part of the training rows (--validation_split) or on --validation_file, never on the fold. Results in --output_dir:
-predictions.jsonl, in the order of the training rows, and cross_validation.json. The same command continues a stopped one.
+ARGS are the training command's own. --seed decides the folds; rows with the same rarest label are spread
+evenly over them. Each fold is one run in --output_dir/fold_0, fold_1, ...: it trains on the other folds' rows
+and tests on its own. The best model is chosen on a part of the training rows (--validation_split) or on
+--validation_file, never on the fold. Results in --output_dir: predictions.jsonl, in the order of the training
+rows, and cross_validation.json. The same command continues a stopped one.
 
     --folds N        number of folds (default 5)
     --seed N         seed of the folds (default 0)
@@ -35,22 +38,25 @@ sys.path[:0] = [str(REPOSITORY / "scripts"), str(REPOSITORY / "app")]
 
 from trials.command import Command, print_table, run_all, run_script  # noqa: E402
 
-from finetune.errors import InputError, TrainingError  # noqa: E402
-from finetune.output.files import write_json, write_text  # noqa: E402
-from finetune.output.run_folder import PREDICTIONS  # noqa: E402
-from finetune.reading.splits import read_splits  # noqa: E402
+from samerun.errors import InputError, TrainingError  # noqa: E402
+from samerun.output.files import write_json, write_text  # noqa: E402
+from samerun.output.run_folder import PREDICTIONS  # noqa: E402
+from samerun.reading.splits import read_splits  # noqa: E402
 
 # Arguments that the folds' own files replace.
 REPLACED = (
-    *(f"dataset_{name}" for name in ("name", "config_name", "revision", "split", "validation_split", "test_split")),
+    *(
+        f"dataset_{name}"
+        for name in ("name", "config_name", "revision", "split", "validation_split", "test_split")
+    ),
     *("max_train_samples", "max_eval_samples", "max_predict_samples", "predictions_file"),
 )
 NO_SCORES = ("test_samples_per_second", "test_rows")
 
 
 def read_rows(task: Any) -> tuple[dict[str, list[dict[str, Any]]], list[tuple[str, ...]], list[str]]:
-    """(rows with ids by split: "train", and "validation" if the arguments name it; labels of each training row, () for tasks
-    without labels; label list). Raises `InputError`."""
+    """(rows with ids by split: "train", and "validation" if the arguments name it; labels of each training
+    row, () for tasks without labels; label list). Raises `InputError`."""
     arguments = task.arguments
     columns = (arguments.text_column, *task.target_columns())
     required = {"train": columns, "validation": columns}
@@ -58,14 +64,17 @@ def read_rows(task: Any) -> tuple[dict[str, list[dict[str, Any]]], list[tuple[st
     for split, table in tables.items():
         cells = {arguments.id_column: range(len(table)), **table.columns}
         for name in cells.keys() & table.classes.keys():
-            cells[name] = [[cell] if isinstance(cell, str) else cell for cell in cells[name]]  # a class is one label
+            cells[name] = [
+                [cell] if isinstance(cell, str) else cell for cell in cells[name]
+            ]  # a class is one label
         rows[split] = [dict(zip(cells, row, strict=True)) for row in zip(*cells.values(), strict=True)]
     targets = task.read_targets(tables["train"], "train", [])
     return rows, getattr(targets, "rows", [()] * len(rows["train"])), getattr(targets, "names", [])
 
 
 def assign_folds(labels: list[tuple[str, ...]], folds: int, seed: int) -> np.ndarray:
-    """(rows,) the fold of each row. Rows with the same rarest label are shuffled by `seed` and assigned in turn."""
+    """(rows,) the fold of each row. Rows with the same rarest label are shuffled by `seed` and assigned in
+    turn."""
     count = Counter(label for row in labels for label in row)
     rarest = [min(row, key=lambda label: (count[label], label), default="") for row in labels]
     number = {label: place for place, label in enumerate(sorted(set(rarest)))}
@@ -75,14 +84,23 @@ def assign_folds(labels: list[tuple[str, ...]], folds: int, seed: int) -> np.nda
     return fold
 
 
-def run_fold(command: Command, folder: Path, rows: list[dict[str, Any]], fold: np.ndarray, number: int) -> dict[str, Any]:
+def run_fold(
+    command: Command, folder: Path, rows: list[dict[str, Any]], fold: np.ndarray, number: int
+) -> dict[str, Any]:
     """Writes a fold's files, runs it and returns its metrics. Raises `TrainingError` if the run fails."""
-    files = {"train_file": folder / f"fold_{number}_train.jsonl", "test_file": folder / f"fold_{number}_test.jsonl"}
+    files = {
+        "train_file": folder / f"fold_{number}_train.jsonl",
+        "test_file": folder / f"fold_{number}_test.jsonl",
+    }
     for path, chosen in zip(files.values(), (fold != number, fold == number), strict=True):
         write_lines(path, [rows[row] for row in np.flatnonzero(chosen)])
     others = {"label_file": folder / "labels.txt", "validation_file": folder / "validation.jsonl"}
     files |= {name: path for name, path in others.items() if path.exists()}
-    changes = dict.fromkeys(REPLACED, "none") | files | {"encoding": "utf-8", "do_train": "true", "do_predict": "true"}
+    changes = (
+        dict.fromkeys(REPLACED, "none")
+        | files
+        | {"encoding": "utf-8", "do_train": "true", "do_predict": "true"}
+    )
     metrics = command.run(folder / f"fold_{number}", changes)
     if metrics is None:
         raise TrainingError(f"fold {number} failed: {folder / f'fold_{number}.log'}")
@@ -104,9 +122,13 @@ def summarise(metrics: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     numbers = {
         name: [each.get(name) for each in metrics]
         for name in metrics[0]
-        if name.startswith("test_") and name not in NO_SCORES and all(isinstance(each.get(name), float) for each in metrics)
+        if name.startswith("test_")
+        and name not in NO_SCORES
+        and all(isinstance(each.get(name), float) for each in metrics)
     }
-    return {name: {"mean": statistics.mean(each), "std": statistics.stdev(each)} for name, each in numbers.items()}
+    return {
+        name: {"mean": statistics.mean(each), "std": statistics.stdev(each)} for name, each in numbers.items()
+    }
 
 
 def write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
@@ -118,16 +140,22 @@ def cross_validate(options: argparse.Namespace, command: Command, folder: Path) 
     """Runs all folds and writes the results. Raises `InputError`, `TrainingError`, `StopRequested`."""
     arguments = command.arguments({})
     if not hasattr(arguments, "text_column"):
-        raise InputError(f"{options.script}: cross-validation supports text tasks only, such as app/classify.py")
+        raise InputError(
+            f"{options.script}: cross-validation supports text tasks only, such as app/classify.py"
+        )
     if arguments.mixing_weights:
-        raise InputError("--mixing_weights is not supported, because every fold has rows of all files; leave it out")
+        raise InputError(
+            "--mixing_weights is not supported, because every fold has rows of all files; leave it out"
+        )
     if arguments.streaming:
         raise InputError("--streaming is not supported, because folds need all rows; leave it out")
     task = command.task_class(arguments)
     splits, labels, names = read_rows(task)
     rows = splits["train"]
     if not 2 <= options.folds <= len(rows) // 2:
-        raise InputError(f"--folds {options.folds}: expected from 2 to {len(rows) // 2}, half of the {len(rows)} rows")
+        raise InputError(
+            f"--folds {options.folds}: expected from 2 to {len(rows) // 2}, half of the {len(rows)} rows"
+        )
     if names and not arguments.label_file and not arguments.label_columns:
         write_text(folder / "labels.txt", "".join(f"{name}\n" for name in names))  # a fold may lack one
     if "validation" in splits:
@@ -144,7 +172,9 @@ def cross_validate(options: argparse.Namespace, command: Command, folder: Path) 
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--folds", type=int, default=5)
     return run_script(parser, argv, cross_validate)
 

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Checks data before training: duplicate rows, test rows that are in the training data, equal rows with different labels, rare
-labels, lengths. Every finding comes with advice.
+"""Checks data before training: duplicate rows, test rows that are in the training data, equal rows with
+different labels, rare labels, lengths. Every finding comes with advice.
 
-    python scripts/data_report.py [--output report.html] app/classify.py --train_file train.csv --test_file test.csv
+    python scripts/data_report.py [--output report.html] app/classify.py --train_file train.csv --test_file
+    test.csv
 
-ARGS are the training command's arguments for files, columns and model. --output_dir is optional and stays untouched. Without
---model_name_or_path, text lengths are in words instead of tokens. Files that a training would reject end the report.
+ARGS are the training command's arguments for files, columns and model. --output_dir is optional and stays
+untouched. Without --model_name_or_path, text lengths are in words instead of tokens. Files that a training
+would reject end the report.
 
     --output FILE   also write a page (.html) or the numbers (.json)
 
@@ -26,15 +28,15 @@ sys.path[:0] = [str(REPOSITORY / "scripts"), str(REPOSITORY / "app")]
 from moving.task_script import load_task_script, plain_launch  # noqa: E402
 from PIL import Image  # noqa: E402
 
-from finetune.arguments.parsing import parse, validate  # noqa: E402
-from finetune.errors import EXIT_BAD_INPUT, InputError  # noqa: E402
-from finetune.output.files import write_json, write_text  # noqa: E402
-from finetune.plan import Modes  # noqa: E402
-from finetune.reports.data import DataReport, as_section, examine  # noqa: E402
-from finetune.reports.figures import as_image  # noqa: E402
-from finetune.reports.page import render  # noqa: E402
-from finetune.reports.results import plain_table  # noqa: E402
-from finetune.task import Section  # noqa: E402
+from samerun.arguments.parsing import parse, validate  # noqa: E402
+from samerun.errors import EXIT_BAD_INPUT, InputError  # noqa: E402
+from samerun.output.files import write_json, write_text  # noqa: E402
+from samerun.plan import Modes  # noqa: E402
+from samerun.reports.data import DataReport, as_section, examine  # noqa: E402
+from samerun.reports.figures import as_image  # noqa: E402
+from samerun.reports.page import render  # noqa: E402
+from samerun.reports.results import plain_table  # noqa: E402
+from samerun.task import Section  # noqa: E402
 
 NO_OUTPUT_DIR = "no_output"  # a value for --output_dir; nothing is written there
 MAX_CELL_WIDTH = 100  # characters of a printed cell
@@ -45,7 +47,10 @@ def report_of(script: Path, words: list[str]) -> tuple[DataReport, list[str]]:
     arguments_class, task_class = load_task_script(script)
     arguments = parse(arguments_class, ["--output_dir", NO_OUTPUT_DIR, *words])
     validate(arguments)
-    sources = (arguments.test_file, getattr(arguments, "dataset_test_split", None))  # volumes are in files only
+    sources = (
+        arguments.test_file,
+        getattr(arguments, "dataset_test_split", None),
+    )  # volumes are in files only
     has_test = any(source is not None for source in sources)
     modes = Modes(train=True, evaluate=True, predict=has_test)
     described, notes = task_class(arguments).describe_files(plain_launch(1, True), modes)
@@ -54,7 +59,10 @@ def report_of(script: Path, words: list[str]) -> tuple[DataReport, list[str]]:
 
 def as_numbers(report: DataReport, notes: list[str]) -> dict[str, Any]:
     """The report as JSON."""
-    tables = {table.title: [dict(zip(table.header, row, strict=True)) for row in table.rows] for table in report.shown.sections}
+    tables = {
+        table.title: [dict(zip(table.header, row, strict=True)) for row in table.rows]
+        for table in report.shown.sections
+    }
     return {"findings": [finding._asdict() for finding in report.findings], "notes": notes, **tables}
 
 
@@ -68,18 +76,24 @@ def write_page(path: Path, report: DataReport, notes: list[str]) -> None:
     more = [Section("Notes of the readers", "", ["note"], [[note] for note in notes])] if notes else []
     sections = [as_section(report.findings), *more, *report.shown.sections]
     summary = [f"{len(report.findings)} finding(s), each with advice, are below the figures."]
-    write_text(path, render("layout.html.j2", title="Data report", summary=summary, plots=plots, sections=sections))
+    write_text(
+        path, render("layout.html.j2", title="Data report", summary=summary, plots=plots, sections=sections)
+    )
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--output", type=Path, metavar="FILE")
     parser.add_argument("script", type=Path, metavar="app/TASK.py")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS")
     options = parser.parse_args(argv)
     output = options.output
     if output is not None and (output.suffix not in (".html", ".json") or not output.parent.is_dir()):
-        parser.error(f"--output {output}: expected a name that ends in .html or .json, in a folder that exists")
+        parser.error(
+            f"--output {output}: expected a name that ends in .html or .json, in a folder that exists"
+        )
     try:
         report, notes = report_of(options.script, options.arguments)
     except InputError as error:

@@ -2,12 +2,12 @@
 """Exports a model to ONNX and compares ONNX Runtime's logits with torch's on inputs of several sizes.
 
     python scripts/export_onnx.py runs/mine/best                  writes runs/mine/best_onnx
-    python scripts/export_onnx.py runs/mine/best --int8           writes runs/mine/best_onnx_int8: int8 weights
-    python scripts/export_onnx.py runs/mine/best --int8 --test_file test.csv [ARGS]
+    python scripts/export_onnx.py runs/mine/best --int8           writes runs/mine/best_onnx_int8: int8
+    weights python scripts/export_onnx.py runs/mine/best --int8 --test_file test.csv [ARGS]
 
-Supports classifiers of texts and images and image segmentation. The graph accepts any batch size and text length. With
---test_file it also compares metrics and speed of torch, ONNX Runtime and int8 on your rows; ARGS are the task's own, such as
---text_column. Needs requirements-onnx.txt.
+Supports classifiers of texts and images and image segmentation. The graph accepts any batch size and text
+length. With --test_file it also compares metrics and speed of torch, ONNX Runtime and int8 on your rows; ARGS
+are the task's own, such as --text_column. Needs requirements-onnx.txt.
 
     --output_dir FOLDER   folder for model.onnx (default: MODEL_FOLDER_onnx or MODEL_FOLDER_onnx_int8)
 
@@ -39,14 +39,14 @@ from PIL import Image  # noqa: E402
 from predict import task_of  # noqa: E402
 from transformers import AutoImageProcessor, AutoTokenizer  # noqa: E402
 
-from finetune import preflight  # noqa: E402
-from finetune.arguments.parsing import parse, validate  # noqa: E402
-from finetune.errors import EXIT_BAD_INPUT, InputError, in_short  # noqa: E402
-from finetune.launching import processes  # noqa: E402
-from finetune.models.adapters import loadable  # noqa: E402
-from finetune.models.small_cnn import load_small_cnn, read_config  # noqa: E402
-from finetune.training.evaluation import predict  # noqa: E402
-from finetune.training_setup import eval_rows  # noqa: E402
+from samerun import preflight  # noqa: E402
+from samerun.arguments.parsing import parse, validate  # noqa: E402
+from samerun.errors import EXIT_BAD_INPUT, InputError, in_short  # noqa: E402
+from samerun.launching import processes  # noqa: E402
+from samerun.models.adapters import loadable  # noqa: E402
+from samerun.models.small_cnn import load_small_cnn, read_config  # noqa: E402
+from samerun.training.evaluation import predict  # noqa: E402
+from samerun.training_setup import eval_rows  # noqa: E402
 
 DIFFERS = 1
 TOLERANCE = 1e-4  # of logits; absolute, and relative for those above 1
@@ -55,12 +55,17 @@ CLASSES = {
     "image_classify": transformers.AutoModelForImageClassification,
     "segment": transformers.AutoModelForSemanticSegmentation,
 }
-QUANTIZED = ["Gather", "Gemm", "MatMul"]  # embeddings and linear layers; int8 convolutions are slow in ONNX Runtime
+QUANTIZED = [
+    "Gather",
+    "Gemm",
+    "MatMul",
+]  # embeddings and linear layers; int8 convolutions are slow in ONNX Runtime
 MAX_TOKENS = 512  # of a text in the comparison
 
 
 class OnnxModel(torch.nn.Module):
-    """An exported graph under ONNX Runtime on the CPU, with torch's number of threads. Called like the torch model."""
+    """An exported graph under ONNX Runtime on the CPU, with torch's number of threads. Called like the torch
+    model."""
 
     def __init__(self, exported: Any) -> None:
         import onnxruntime
@@ -73,13 +78,15 @@ class OnnxModel(torch.nn.Module):
         self.input_names = list(component.metadata.kwargs)
 
     def forward(self, **inputs: torch.Tensor) -> Any:
-        missing = [name for name in self.input_names if name not in inputs]  # token_type_ids, which a run leaves out
+        missing = [
+            name for name in self.input_names if name not in inputs
+        ]  # token_type_ids, which a run leaves out
         return self.exported(**inputs, **{name: torch.zeros_like(inputs["input_ids"]) for name in missing})
 
 
 def load(folder: Path, task: str) -> tuple[torch.nn.Module, Any]:
-    """(the model of an exported folder; its tokenizer or image processor, None for the small CNN). Raises `InputError` for a
-    model that cannot be exported to ONNX."""
+    """(the model of an exported folder; its tokenizer or image processor, None for the small CNN). Raises
+    `InputError` for a model that cannot be exported to ONNX."""
     small = read_config(folder)
     if small is not None:
         return load_small_cnn(folder, small).eval(), None
@@ -89,38 +96,51 @@ def load(folder: Path, task: str) -> tuple[torch.nn.Module, Any]:
         return model.eval(), AutoImageProcessor.from_pretrained(folder, backend="pil")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     if getattr(model.config, "attention_type", None) == "block_sparse":
-        full = (5 + 2 * model.config.num_random_blocks) * model.config.block_size  # longest text with full attention
+        full = (
+            5 + 2 * model.config.num_random_blocks
+        ) * model.config.block_size  # longest text with full attention
         if tokenizer.model_max_length > full:
             raise InputError(
-                f"{folder}: BigBird's sparse attention to texts of {tokenizer.model_max_length} tokens cannot be exported: its "
-                f"blocks depend on the length. Train with --max_length {full} or less, or with another encoder"
+                f"{folder}: BigBird's sparse attention to texts of {tokenizer.model_max_length} "
+                "tokens cannot be exported: its "
+                f"blocks depend on the length. Train with --max_length {full} or less, or with "
+                "another encoder"
             )
         model.bert.set_attention_type("original_full")
     return model.eval(), tokenizer
 
 
 def inputs_of(model: Any, processor: Any, rows: int, size: int) -> dict[str, torch.Tensor]:
-    """Random inputs: `rows` texts of `size` tokens, the last one half as long, or `rows` images of the model's own size."""
+    """Random inputs: `rows` texts of `size` tokens, the last one half as long, or `rows` images of the
+    model's own size."""
     generator = np.random.default_rng(size)
     if processor is None:
         shape = (rows, model.config.num_channels, *model.config.image_size)
         return {"pixel_values": torch.from_numpy(generator.standard_normal(shape, dtype=np.float32))}
     if not hasattr(processor, "model_max_length"):
         edges = (96, 128) if processor.do_resize else (processor.size["height"], processor.size["width"])
-        images = [Image.fromarray(generator.integers(0, 256, (*edges, 3), dtype=np.uint8)) for _ in range(rows)]
+        images = [
+            Image.fromarray(generator.integers(0, 256, (*edges, 3), dtype=np.uint8)) for _ in range(rows)
+        ]
         return {"pixel_values": processor(images, return_tensors="pt")["pixel_values"]}
     ids = torch.from_numpy(generator.integers(len(processor) // 2, len(processor), (rows, size)))
     mask = torch.ones_like(ids)
     mask[-1, (size + 1) // 2 :] = 0
-    inputs = {"input_ids": ids.where(mask.bool(), torch.tensor(processor.pad_token_id)), "attention_mask": mask}
+    inputs = {
+        "input_ids": ids.where(mask.bool(), torch.tensor(processor.pad_token_id)),
+        "attention_mask": mask,
+    }
     return {name: inputs.get(name, torch.zeros_like(ids)) for name in processor.model_input_names}
 
 
 def export(folder: Path, model: Any, processor: Any) -> tuple[Any, dict[str, torch.Tensor]]:
-    """(the model as an ONNX graph for any batch size and text length, the inputs that it was traced with). Raises
-    `InputError`."""
+    """(the model as an ONNX graph for any batch size and text length, the inputs that it was traced with).
+    Raises `InputError`."""
     try:
-        from transformers.exporters import ExportedModel, OnnxConfig  # ExportedModel: new in transformers 5.23
+        from transformers.exporters import (
+            ExportedModel,
+            OnnxConfig,
+        )  # ExportedModel: new in transformers 5.23
         from transformers.exporters.exporter_onnx import OnnxExporter
 
         exporter = OnnxExporter()
@@ -128,30 +148,39 @@ def export(folder: Path, model: Any, processor: Any) -> tuple[Any, dict[str, tor
         raise InputError(f"{in_short(error)}: pip install -r requirements-onnx.txt") from None
     inputs = inputs_of(model, processor, 2, min(64, longest(model, processor) // 2 + 1))
     dynamic = {
-        name: {0: torch.export.Dim.AUTO, **({1: torch.export.Dim.AUTO} if x.ndim == 2 else {})} for name, x in inputs.items()
+        name: {0: torch.export.Dim.AUTO, **({1: torch.export.Dim.AUTO} if x.ndim == 2 else {})}
+        for name, x in inputs.items()
     }
     try:
         exported: ExportedModel = exporter.export(model, inputs, OnnxConfig(dynamic_shapes=dynamic))
     except Exception as error:  # torch's, onnxscript's and transformers' own
-        raise InputError(f"{folder}: torch cannot export {type(model).__name__} to ONNX ({in_short(error)})") from error
+        raise InputError(
+            f"{folder}: torch cannot export {type(model).__name__} to ONNX ({in_short(error)})"
+        ) from error
     return exported, inputs
 
 
 def longest(model: Any, processor: Any) -> int:
     """Tokens of the longest text in the comparison."""
-    limits = (getattr(processor, "model_max_length", None), getattr(model.config, "max_position_embeddings", None), MAX_TOKENS)
+    limits = (
+        getattr(processor, "model_max_length", None),
+        getattr(model.config, "max_position_embeddings", None),
+        MAX_TOKENS,
+    )
     return min(limit for limit in limits if limit is not None)
 
 
 @torch.no_grad()
 def difference(model: Any, onnx: OnnxModel, processor: Any) -> float:
-    """The largest difference of ONNX Runtime's logits from torch's over several lengths and batch sizes; relative for logits
-    above 1."""
+    """The largest difference of ONNX Runtime's logits from torch's over several lengths and batch sizes;
+    relative for logits above 1."""
     tokens, largest = longest(model, processor), 0.0
     for rows, size in ((1, 1), (1, tokens), (3, tokens // 2 + 1), (5, min(17, tokens))):
         inputs = inputs_of(model, processor, rows, size)
         expected = model(**inputs).logits
-        largest = max(largest, float(((onnx(**inputs).logits - expected).abs() / expected.abs().clamp(min=1)).max()))
+        largest = max(
+            largest, float(((onnx(**inputs).logits - expected).abs() / expected.abs().clamp(min=1)).max())
+        )
     return largest
 
 
@@ -161,14 +190,18 @@ def quantized(exported: Any, inputs: dict[str, torch.Tensor]) -> Any:
     from transformers.exporters.base import ExportedComponent, ExportedModel
 
     (component,) = exported.components.values()
-    quantizer = OnnxRuntimeQuantizer(OnnxRuntimeDynamicConfig(op_types_to_quantize=QUANTIZED, per_channel=True))
+    quantizer = OnnxRuntimeQuantizer(
+        OnnxRuntimeDynamicConfig(op_types_to_quantize=QUANTIZED, per_channel=True)
+    )
     program = quantizer.quantize(component.program, inputs, exported.export_format)
-    return ExportedModel({"model": ExportedComponent(program, component.metadata)}, exported.export_format, exported.config)
+    return ExportedModel(
+        {"model": ExportedComponent(program, component.metadata)}, exported.export_format, exported.config
+    )
 
 
 def save(exported: Any, folder: Path, source: Path, processor: Any) -> float:
-    """Writes graph, weights, configuration and tokenizer or image processor; `folder` appears only when all are complete.
-    Returns the size of graph and weights in megabytes."""
+    """Writes graph, weights, configuration and tokenizer or image processor; `folder` appears only when all
+    are complete. Returns the size of graph and weights in megabytes."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as parent:
         unfinished = Path(parent) / folder.name
@@ -183,7 +216,8 @@ def save(exported: Any, folder: Path, source: Path, processor: Any) -> float:
 
 
 def measure(folder: Path, task_name: str, graphs: dict[str, OnnxModel], argv: list[str]) -> list[str]:
-    """The lines of a table: metrics and rows per second of CPU time, for torch's model and the graphs, on a test file."""
+    """The lines of a table: metrics and rows per second of CPU time, for torch's model and the graphs, on a
+    test file."""
     arguments_class, task_class = load_task_script(REPOSITORY / "app" / f"{task_name}.py")
     with tempfile.TemporaryDirectory() as run_folder:
         fixed = ["--do_predict", "--use_cpu", "--model_name_or_path", str(folder), "--output_dir", run_folder]
@@ -192,7 +226,10 @@ def measure(folder: Path, task_name: str, graphs: dict[str, OnnxModel], argv: li
         task, launch = task_class(arguments), preflight.check(arguments)
         split = task.load(launch, arguments.modes).splits["test"]
         if task_name == "classify":  # a graph computes one window; this pools the windows of a document
-            graphs = {name: task.long_documents.prepare(graph, task.tokenizer.padding_side) for name, graph in graphs.items()}
+            graphs = {
+                name: task.long_documents.prepare(graph, task.tokenizer.padding_side)
+                for name, graph in graphs.items()
+            }
         run = processes.start(launch, None)
         rows, models = eval_rows(run, arguments, task, split), {"torch": task.load_exported(folder), **graphs}
         seconds, scores = {}, {}
@@ -207,7 +244,9 @@ def measure(folder: Path, task_name: str, graphs: dict[str, OnnxModel], argv: li
     width = max(map(len, table)) + 2
     lines = [f"{'':<{width}}{''.join(f'{name:>12}' for name in models)}"]
     for row, values in table.items():
-        lines.append(f"{row:<{width}}{''.join('           -' if v is None else f'{v:>12.4f}' for v in values)}")
+        lines.append(
+            f"{row:<{width}}{''.join('           -' if v is None else f'{v:>12.4f}' for v in values)}"
+        )
     return lines
 
 
@@ -216,8 +255,12 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("model", type=Path, metavar="MODEL_FOLDER", help="the folder best/ of a run or another exported model")
-    parser.add_argument("--output_dir", type=Path, help="default: MODEL_FOLDER_onnx or MODEL_FOLDER_onnx_int8")
+    parser.add_argument(
+        "model", type=Path, metavar="MODEL_FOLDER", help="the folder best/ of a run or another exported model"
+    )
+    parser.add_argument(
+        "--output_dir", type=Path, help="default: MODEL_FOLDER_onnx or MODEL_FOLDER_onnx_int8"
+    )
     parser.add_argument("--int8", action="store_true", help="int8 weights: a quarter of the size")
     parser.add_argument("--test_file", help="rows to compare quality and time on")
     options, rest = parser.parse_known_args(argv)
@@ -225,9 +268,14 @@ def main(argv: list[str] | None = None) -> int:
         raise InputError(f"unknown arguments {' '.join(rest)}; a task's own arguments need --test_file")
     task = task_of(options.model)
     if task not in CLASSES:
-        why = "its decoder generates token by token" if task == "titlegen" else "MONAI's network is not from transformers"
+        why = (
+            "its decoder generates token by token"
+            if task == "titlegen"
+            else "MONAI's network is not from transformers"
+        )
         raise InputError(
-            f"{options.model} is a model of {task}, which cannot be exported: {why}. Supported: {', '.join(CLASSES)}"
+            f"{options.model} is a model of {task}, which cannot be exported: {why}. Supported: "
+            f"{', '.join(CLASSES)}"
         )
     name = options.model.resolve().name + ("_onnx_int8" if options.int8 else "_onnx")
     output = options.output_dir or options.model.resolve().with_name(name)
@@ -241,7 +289,10 @@ def main(argv: list[str] | None = None) -> int:
     largest = difference(model, graphs["onnx"], processor)
     print(f"difference     {largest:.1e} from torch's logits at most")
     if not largest <= TOLERANCE:
-        print(f"error: more than {TOLERANCE:g}; nothing was written. Please report this with config.json", file=sys.stderr)
+        print(
+            f"error: more than {TOLERANCE:g}; nothing was written. Please report this with config.json",
+            file=sys.stderr,
+        )
         return DIFFERS
     if options.int8:
         with quiet():
@@ -251,7 +302,10 @@ def main(argv: list[str] | None = None) -> int:
     weights = sum(parameter.nbytes for parameter in model.parameters()) / 1e6
     print(f"written        {output} ({size:.1f} MB; torch's weights are {weights:.1f} MB)")
     if options.test_file is not None:
-        print(*measure(options.model, task, graphs, ["--test_file", options.test_file, "--quiet", *rest]), sep="\n")
+        print(
+            *measure(options.model, task, graphs, ["--test_file", options.test_file, "--quiet", *rest]),
+            sep="\n",
+        )
     return 0
 
 

@@ -1,10 +1,11 @@
 """Starts one machine's processes of a multi-node job. scripts/multi_node.sh runs it on every host over ssh.
 
-    python scripts/machine.py --node 0 --nodes 2 --processes 8 --address HOST --port 29500 app/classify.py ARGS
+    python scripts/machine.py --node 0 --nodes 2 --processes 8 --address HOST --port 29500 app/classify.py
+    ARGS
 
-Exits with the exit code of the first process that failed (other launchers turn every failure into 1). A signal's name on
-standard input is sent to every process. The end of standard input, when the ssh connection ends, sends SIGTERM. Standard input
-is read only if it is a pipe or a socket, as under ssh.
+Exits with the exit code of the first process that failed (other launchers turn every failure into 1). A
+signal's name on standard input is sent to every process. The end of standard input, when the ssh connection
+ends, sends SIGTERM. Standard input is read only if it is a pipe or a socket, as under ssh.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ import sys
 import threading
 import time
 
-GRACE_SECONDS = float(os.environ.get("GRACE_SECONDS", 120))  # after one process has failed: rank 0 may be saving
+GRACE_SECONDS = float(
+    os.environ.get("GRACE_SECONDS", 120)
+)  # after one process has failed: rank 0 may be saving
 KILL_SECONDS = 30  # between SIGTERM and SIGKILL
 POLL_SECONDS = 0.1
 FORWARDED = ("TERM", "INT", "USR1", "KILL")
@@ -37,10 +40,14 @@ def main() -> int:
 
 
 def parse_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--node", type=int, required=True, help="this machine's number, from 0")
     parser.add_argument("--nodes", type=int, required=True, help="number of machines")
-    parser.add_argument("--processes", type=int, required=True, help="processes per machine, usually one per GPU")
+    parser.add_argument(
+        "--processes", type=int, required=True, help="processes per machine, usually one per GPU"
+    )
     parser.add_argument("--address", required=True, help="host name or address of machine 0")
     parser.add_argument("--port", type=int, required=True, help="a free port of machine 0")
     parser.add_argument("script", help="app/classify.py or another script")
@@ -75,13 +82,17 @@ def send(processes: list[subprocess.Popen], number: signal.Signals) -> None:
 
 
 def wait_for(processes: list[subprocess.Popen]) -> int:
-    """Waits for all processes; stops them GRACE_SECONDS after one has failed. Returns the first failure's exit code, or 0."""
+    """Waits for all processes; stops them GRACE_SECONDS after one has failed. Returns the first failure's
+    exit code, or 0."""
     code, deadlines = 0, []
     while None in [process.poll() for process in processes]:
         failed = next((process.returncode for process in processes if process.returncode), 0)
         if failed and not deadlines:
             code, now = failed, time.monotonic()
-            deadlines = [(now + GRACE_SECONDS, signal.SIGTERM), (now + GRACE_SECONDS + KILL_SECONDS, signal.SIGKILL)]
+            deadlines = [
+                (now + GRACE_SECONDS, signal.SIGTERM),
+                (now + GRACE_SECONDS + KILL_SECONDS, signal.SIGKILL),
+            ]
         for until, number in deadlines:
             if time.monotonic() > until:
                 send(processes, number)

@@ -16,7 +16,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "app"))
 
-from finetune.arguments.parsing import describe_value  # noqa: E402
+from samerun.arguments.parsing import describe_value  # noqa: E402
 
 PAGE = ROOT / "docs" / "arguments.md"
 INTRODUCTION = """\
@@ -48,7 +48,12 @@ def own_fields(owner: type) -> list[dataclasses.Field]:
     """The visible arguments that a class adds; not inherited ones with another default."""
     if not dataclasses.is_dataclass(owner):
         return []
-    inherited = {name for base in owner.__mro__[1:] if dataclasses.is_dataclass(base) for name in base.__dataclass_fields__}
+    inherited = {
+        name
+        for base in owner.__mro__[1:]
+        if dataclasses.is_dataclass(base)
+        for name in base.__dataclass_fields__
+    }
     names = [name for name in vars(owner).get("__annotations__", {}) if name not in inherited]
     fields = [owner.__dataclass_fields__[name] for name in names if name in owner.__dataclass_fields__]
     return [field for field in fields if not field.metadata["hidden"]]
@@ -59,12 +64,23 @@ def section(owner: type, users: list[str], tasks: dict[str, type]) -> list[str]:
     shared = "all tasks" if set(users) == set(tasks) else ", ".join(f"`{name}`" for name in users)
     heading = ["", f"## {title}", "", f"For {shared}.", ""]
     table = ["| argument | default | value | what it does |", "| --- | --- | --- | --- |"]
-    return [*heading, *table, *(row(owner, field, {name: tasks[name] for name in users}) for field in own_fields(owner))]
+    return [
+        *heading,
+        *table,
+        *(row(owner, field, {name: tasks[name] for name in users}) for field in own_fields(owner)),
+    ]
 
 
 def row(owner: type, field: dataclasses.Field, tasks: dict[str, type]) -> str:
-    others = {name: task.__dataclass_fields__[field.name].default for name, task in tasks.items() if has_another(task, field)}
-    defaults = [shown(field.default), *(f"{name}: {shown(default) or 'its own'}" for name, default in others.items())]
+    others = {
+        name: task.__dataclass_fields__[field.name].default
+        for name, task in tasks.items()
+        if has_another(task, field)
+    }
+    defaults = [
+        shown(field.default),
+        *(f"{name}: {shown(default) or 'its own'}" for name, default in others.items()),
+    ]
     helps: dict[str, list[str]] = {field.metadata["help"]: []}
     for name, task in tasks.items():
         helps.setdefault(task.__dataclass_fields__[field.name].metadata["help"], []).append(name)

@@ -1,24 +1,28 @@
-"""Makes sample data without a download: texts from the docstrings of the libraries in requirements.txt, or drawn images.
+"""Makes sample data without a download: texts from the docstrings of the libraries in requirements.txt, or
+drawn images.
 
     python scripts/make_sample_data.py [--output_dir sample_data] [--packages numpy scipy ...] [--force]
     python scripts/make_sample_data.py titles [--output_dir sample_titles]     descriptions of parameters
     python scripts/make_sample_data.py images [--output_dir sample_images]     digits (sampling/digits.py)
-    python scripts/make_sample_data.py masks [--output_dir sample_masks]       shapes with masks (sampling/shapes.py)
-    python scripts/make_sample_data.py volumes [--output_dir sample_volumes]   balls in NIfTI volumes (sampling/volumes.py)
+    python scripts/make_sample_data.py masks [--output_dir sample_masks]       shapes with masks
+    (sampling/shapes.py) python scripts/make_sample_data.py volumes [--output_dir sample_volumes]   balls in
+    NIfTI volumes (sampling/volumes.py)
 
-The first command writes train.jsonl, validation.jsonl and test.jsonl (about 80/10/10), labels.txt (the label order) and
-sample_data.json (versions, counts, checksums). One row per documented object:
+The first command writes train.jsonl, validation.jsonl and test.jsonl (about 80/10/10), labels.txt (the label
+order) and sample_data.json (versions, counts, checksums). One row per documented object:
 
-    {"id": "numpy.linalg.qr", "title": the summary line, "text": the body without it, "labels": ["has:examples", ...]}
+    {"id": "numpy.linalg.qr", "title": the summary line, "text": the body without it, "labels":
+    ["has:examples", ...]}
 
-Labels: `library:` of the object, `topic:` (from the module path), `kind:` of object, `has:` sections of the docstring. Removed
-from the text, because they reveal labels: headings, signatures, types, code, reference lists and names of libraries
-(`[library]`). The sources are parsed, not imported, and a hash of the text decides the split, so the same versions yield the
-same bytes. A second run reuses the files.
+Labels: `library:` of the object, `topic:` (from the module path), `kind:` of object, `has:` sections of the
+docstring. Removed from the text, because they reveal labels: headings, signatures, types, code, reference
+lists and names of libraries (`[library]`). The sources are parsed, not imported, and a hash of the text
+decides the split, so the same versions yield the same bytes. A second run reuses the files.
 
-`titles` writes the same files except labels.txt. A row is {"id", "title", "text"}: the text describes a parameter, the title is
-its name in words, "max iter". Rows of a module are in the same split (about 90/5/5), and no two texts share half of their
-phrases. Most titles of test rows also occur in training, because many functions have parameters of the same name.
+`titles` writes the same files except labels.txt. A row is {"id", "title", "text"}: the text describes a
+parameter, the title is its name in words, "max iter". Rows of a module are in the same split (about 90/5/5),
+and no two texts share half of their phrases. Most titles of test rows also occur in training, because many
+functions have parameters of the same name.
 """
 
 import argparse
@@ -103,7 +107,12 @@ def title_rows(root: Path) -> Iterator[dict]:
     for module, name, _, doc in documented(root, MIN_DESCRIBED_CHARACTERS):
         for parameter, text in dict(described_parameters(doc)).items():
             title, text = " ".join(NAME_PART.findall(parameter)).lower(), text.lstrip(" ,;:.-")
-            usable = len(title) > 2 and parameter not in ("args", "kwargs") and text[:1].isalpha() and is_prose(text)
+            usable = (
+                len(title) > 2
+                and parameter not in ("args", "kwargs")
+                and text[:1].isalpha()
+                and is_prose(text)
+            )
             if usable and MIN_DESCRIBED_CHARACTERS <= len(text) <= MAX_DESCRIBED_CHARACTERS:
                 yield {"id": f"{name}.{parameter}", "module": module, "title": title, "text": text}
 
@@ -111,8 +120,9 @@ def title_rows(root: Path) -> Iterator[dict]:
 def without_duplicates(rows: Iterable[dict]) -> list[dict]:
     """Keeps the first of all rows with the same id, the same text, or texts that share half of their phrases.
 
-    A phrase is a run of five words. The 64 smallest CRC-32 values of a text's phrases are a bottom-k sketch, whose overlap with
-    another sketch estimates the Jaccard similarity of the phrase sets. The 8 smallest values find candidates.
+    A phrase is a run of five words. The 64 smallest CRC-32 values of a text's phrases are a bottom-k sketch,
+    whose overlap with another sketch estimates the Jaccard similarity of the phrase sets. The 8 smallest
+    values find candidates.
     """
     kept, seen, sketches, buckets = [], set(), [], defaultdict(list)
     for row in rows:
@@ -120,7 +130,9 @@ def without_duplicates(rows: Iterable[dict]) -> list[dict]:
         keys = {row["id"], " ".join(words), normalised(row["title"] + " " + row["text"][:200])}
         if seen & keys:
             continue
-        phrases = {zlib.crc32(" ".join(words[start : start + 5]).encode()) for start in range(max(len(words) - 4, 1))}
+        phrases = {
+            zlib.crc32(" ".join(words[start : start + 5]).encode()) for start in range(max(len(words) - 4, 1))
+        }
         sketch = sorted(phrases)[:64]
         candidates = {index for value in sketch[:8] for index in buckets[value]}
         if any(similarity(sketch, sketches[index]) >= 0.5 for index in candidates):
@@ -143,9 +155,14 @@ def normalised(text: str) -> str:
     return " ".join(re.findall(r"\w+", text.lower()))
 
 
-def split_rows(rows: Iterable[dict], min_label_rows: int = MIN_LABEL_ROWS) -> tuple[dict[str, list[dict]], list[str]]:
-    """Splits and sorts rows by the MD5 of their normalised text, and drops labels that are rare in training."""
-    hashed = sorted((hashlib.md5(normalised(row["text"]).encode()).hexdigest(), row["id"], row) for row in rows)
+def split_rows(
+    rows: Iterable[dict], min_label_rows: int = MIN_LABEL_ROWS
+) -> tuple[dict[str, list[dict]], list[str]]:
+    """Splits and sorts rows by the MD5 of their normalised text, and drops labels that are rare in
+    training."""
+    hashed = sorted(
+        (hashlib.md5(normalised(row["text"]).encode()).hexdigest(), row["id"], row) for row in rows
+    )
     splits: dict[str, list[dict]] = {name: [] for name in SPLITS}
     for digest, _, row in hashed:
         share = int(digest[:8], 16) % 10
@@ -159,7 +176,9 @@ def split_rows(rows: Iterable[dict], min_label_rows: int = MIN_LABEL_ROWS) -> tu
 
 def split_titles(rows: Iterable[dict]) -> dict[str, list[dict]]:
     """Splits rows by the MD5 of their module and sorts them by the MD5 of their text."""
-    hashed = sorted((hashlib.md5(normalised(row["text"]).encode()).hexdigest(), row["id"], row) for row in rows)
+    hashed = sorted(
+        (hashlib.md5(normalised(row["text"]).encode()).hexdigest(), row["id"], row) for row in rows
+    )
     splits: dict[str, list[dict]] = {name: [] for name in SPLITS}
     for _, _, row in hashed:
         share = int(hashlib.md5(row.pop("module").encode()).hexdigest()[:8], 16) % 20
@@ -171,7 +190,9 @@ def installed(packages: Iterable[str]) -> tuple[dict[str, Path], dict[str, str]]
     """(folders, versions) of the installed packages; version "" if unknown."""
     roots, versions = {}, {}
     for package in packages:
-        spec = importlib.util.find_spec(package) if package.isidentifier() else None  # does not import a top-level package
+        spec = (
+            importlib.util.find_spec(package) if package.isidentifier() else None
+        )  # does not import a top-level package
         if spec is None or not spec.submodule_search_locations:
             print(f"{package}: not installed, left out")
             continue
@@ -185,7 +206,11 @@ def installed(packages: Iterable[str]) -> tuple[dict[str, Path], dict[str, str]]
 
 def file_digests(folder: Path) -> dict[str, str]:
     names = (*ROWS, "labels.txt")
-    return {name: hashlib.md5((folder / name).read_bytes()).hexdigest() for name in names if (folder / name).is_file()}
+    return {
+        name: hashlib.md5((folder / name).read_bytes()).hexdigest()
+        for name in names
+        if (folder / name).is_file()
+    }
 
 
 def reusable(folder: Path, origin: dict) -> dict | None:
@@ -214,7 +239,10 @@ def claim(folder: Path) -> None:
 
 def write_corpus(folder: Path, splits: dict[str, list[dict]], labels: list[str], origin: dict) -> dict:
     """Writes the splits, labels.txt if there are labels and, last, sample_data.json. Returns its content."""
-    lines = {f"{split}.jsonl": [json.dumps(row, ensure_ascii=False) for row in rows] for split, rows in splits.items()}
+    lines = {
+        f"{split}.jsonl": [json.dumps(row, ensure_ascii=False) for row in rows]
+        for split, rows in splits.items()
+    }
     for name, content in (lines | ({"labels.txt": labels} if labels else {})).items():
         (folder / name).write_text("".join(f"{line}\n" for line in content), encoding="utf-8", newline="\n")
     manifest = {"origin": origin, **counts(splits, labels), "files": file_digests(folder)}
@@ -232,7 +260,8 @@ def counts(splits: dict[str, list[dict]], labels: list[str]) -> dict:
     return {
         "rows": {split: len(rows) for split, rows in splits.items()},
         "labels": {label: frequency[label] for label in labels},
-        "words": {name: words[rank] for name, rank in ranks.items()} | {"rows_over_700": sum(count > 700 for count in words)},
+        "words": {name: words[rank] for name, rank in ranks.items()}
+        | {"rows_over_700": sum(count > 700 for count in words)},
     }
 
 
@@ -248,16 +277,31 @@ def main() -> int:
         try:
             from sampling import volumes
         except ModuleNotFoundError as error:
-            print(f"error: {error.name} is not installed: pip install -r requirements-vision.txt", file=sys.stderr)
+            print(
+                f"error: {error.name} is not installed: pip install -r requirements-vision.txt",
+                file=sys.stderr,
+            )
             return 2
         return volumes.main(sys.argv[2:])
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "what", nargs="?", choices=("texts", "titles", "images", "masks"), default="texts", help="default: %(default)s"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--output_dir", type=lambda p: Path(p).expanduser(), help="default: sample_data or sample_WHAT")
-    parser.add_argument("--packages", nargs="+", default=PACKAGES, help="import names (default: those of requirements.txt)")
-    parser.add_argument("--min_label_rows", type=int, default=MIN_LABEL_ROWS, help="drop labels with fewer training rows")
+    parser.add_argument(
+        "what",
+        nargs="?",
+        choices=("texts", "titles", "images", "masks"),
+        default="texts",
+        help="default: %(default)s",
+    )
+    parser.add_argument(
+        "--output_dir", type=lambda p: Path(p).expanduser(), help="default: sample_data or sample_WHAT"
+    )
+    parser.add_argument(
+        "--packages", nargs="+", default=PACKAGES, help="import names (default: those of requirements.txt)"
+    )
+    parser.add_argument(
+        "--min_label_rows", type=int, default=MIN_LABEL_ROWS, help="drop labels with fewer training rows"
+    )
     parser.add_argument("--force", action="store_true", help="build again, even from the same versions")
     args = parser.parse_args()
     if args.output_dir is None:
@@ -296,7 +340,9 @@ def make_texts(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int
             rows = without_duplicates(chain.from_iterable(read(root) for root in roots.values()))
             if not rows:
                 parser.error(f"found no long docstring in {', '.join(roots)}; name other --packages")
-            splits, labels = split_rows(rows, args.min_label_rows) if args.what == "texts" else (split_titles(rows), [])
+            splits, labels = (
+                split_rows(rows, args.min_label_rows) if args.what == "texts" else (split_titles(rows), [])
+            )
             manifest = write_corpus(args.output_dir, splits, labels, origin)
         except OSError as error:
             parser.error(f"cannot write to --output_dir {args.output_dir} ({error}); choose another folder")

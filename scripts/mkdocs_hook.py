@@ -1,4 +1,5 @@
-"""MkDocs hook (see mkdocs.yml): makes the links of docs/ to the sibling folder benchmarks/ work on the site, as on GitHub."""
+"""MkDocs hook (see mkdocs.yml): makes the links of docs/ to the sibling folder benchmarks/ work on the site,
+as on GitHub."""
 
 from __future__ import annotations
 

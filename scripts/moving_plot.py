@@ -1,11 +1,13 @@
-"""Draws the README's plot: the losses of a run that moves between launches and of the same run in one process.
+"""Draws the README's plot: the losses of a run that moves between launches and of the same run in one
+process.
 
     python scripts/make_sample_data.py --output_dir sample_data
     python scripts/moving_plot.py [--data sample_data] [--steps 90] [--runs runs/moving_plot]
 
-Trains a small classifier twice on the sample data, without dropout. The first run stays in one process. The second one is
-stopped by SIGTERM after each third of its steps and resumed under the next launch: one process, two processes (torchrun), two
-processes with DeepSpeed ZeRO-2. Writes docs/images/moving.png and the losses of both runs to benchmarks/moving.json.
+Trains a small classifier twice on the sample data, without dropout. The first run stays in one process. The
+second one is stopped by SIGTERM after each third of its steps and resumed under the next launch: one process,
+two processes (torchrun), two processes with DeepSpeed ZeRO-2. Writes docs/images/moving.png and the losses of
+both runs to benchmarks/moving.json.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ COLOURS = ("#1f6fb4", "#c97b2f", "#5a9367")
 def write_job(data: Path, runs: Path, steps: int) -> list[str]:
     """The job's arguments, which are the same under every launch."""
     config = json.loads((RECIPE / "small_modernbert" / "config.json").read_text(encoding="utf-8"))
-    config |= {name: 0.0 for name in config if name.endswith("dropout")}  # masks depend on the number of processes
+    config |= {
+        name: 0.0 for name in config if name.endswith("dropout")
+    }  # masks depend on the number of processes
     runs.mkdir(parents=True)
     (runs / "config.json").write_text(json.dumps(config), encoding="utf-8")
     settings = {"config_name": runs / "config.json", "max_steps": steps, "logging_steps": 1, "save_steps": 0}
@@ -79,13 +83,22 @@ def draw(never_moved: list[float], moved: list[float], moves: list[int], path: P
         first = max(begin - 1, 0)  # starts at the previous launch's last point
         axes.plot(steps[first:end], moved[first:end], color=colour, linewidth=1.8)
         axes.text(
-            (begin + end) / 2, 0.93, name, color=colour, fontsize=9, ha="center", va="top", transform=axes.get_xaxis_transform()
+            (begin + end) / 2,
+            0.93,
+            name,
+            color=colour,
+            fontsize=9,
+            ha="center",
+            va="top",
+            transform=axes.get_xaxis_transform(),
         )
         if begin:
             axes.axvline(begin + 0.5, color="#8a8f98", linewidth=0.8, linestyle=":")
     difference = max(abs(a - b) / b for a, b in zip(moved, never_moved, strict=True))
     axes.set_title(
-        f"One training run, moved twice: its losses differ by at most {difference:.1e} of their value", fontsize=10, loc="left"
+        f"One training run, moved twice: its losses differ by at most {difference:.1e} of their value",
+        fontsize=10,
+        loc="left",
     )
     axes.set_xlabel("optimizer step", fontsize=9)
     axes.set_ylabel("training loss", fontsize=9)
@@ -97,9 +110,15 @@ def draw(never_moved: list[float], moved: list[float], moves: list[int], path: P
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=ROOT / "sample_data", help="folder with train.jsonl and validation.jsonl")
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "moving_plot", help="new folder for both runs")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data", type=Path, default=ROOT / "sample_data", help="folder with train.jsonl and validation.jsonl"
+    )
+    parser.add_argument(
+        "--runs", type=Path, default=ROOT / "runs" / "moving_plot", help="new folder for both runs"
+    )
     parser.add_argument("--steps", type=int, default=90)
     options = parser.parse_args()
     job = write_job(options.data.resolve(), options.runs, options.steps)
@@ -108,14 +127,18 @@ def main() -> None:
     for number, launch in enumerate(LAUNCHES.values(), 1):
         moves.append(max(losses(options.runs / "moved"), default=0))
         last = number == len(LAUNCHES)
-        train([*launch, *job], options.runs / "moved", None if last else options.steps * number // len(LAUNCHES))
+        train(
+            [*launch, *job], options.runs / "moved", None if last else options.steps * number // len(LAUNCHES)
+        )
     never_moved, moved = (list(losses(options.runs / name).values()) for name in ("never_moved", "moved"))
     draw(never_moved, moved, moves, ROOT / "docs" / "images" / "moving.png")
     record = {
         "command": f"python scripts/moving_plot.py --steps {options.steps}",
         "date": datetime.date.today().isoformat(),
         "versions": {name: version(name) for name in ("torch", "transformers", "accelerate", "deepspeed")},
-        "steps_before_each_launch": dict(zip([name.replace("\n", ", ") for name in LAUNCHES], moves, strict=True)),
+        "steps_before_each_launch": dict(
+            zip([name.replace("\n", ", ") for name in LAUNCHES], moves, strict=True)
+        ),
         "never_moved": never_moved,
         "moved": moved,
     }

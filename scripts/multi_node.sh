@@ -49,7 +49,7 @@ address=${address:-${machines[0]#*@}}
 grace=${GRACE_SECONDS:-120} # for the other machines after one has failed
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
-forwarded=("FINETUNE_MACHINES=$hosts" "GRACE_SECONDS=$grace")
+forwarded=("SAMERUN_MACHINES=$hosts" "GRACE_SECONDS=$grace")
 while IFS= read -r name; do
   case $name in
   *TOKEN*) ;;

@@ -3,10 +3,11 @@
 
     python scripts/parity.py [--cells NAME,...|all] [--steps N] [--output_dir FOLDER] app/classify.py ARGS
 
-ARGS are the training command's own. Its first N optimizer steps run under each launch ("cell") on this machine, without
-dropout, with one evaluation. The table shows the difference of each cell from the first one, one process in fp32: final
-weights, losses and gradient norms (relative), evaluation metrics (absolute), learning rates and rows of each step (equal or
-not). fp32 cells may differ by rounding, 1e-5; bf16 and fp16 round more. The command's --output_dir is not touched.
+ARGS are the training command's own. Its first N optimizer steps run under each launch ("cell") on this
+machine, without dropout, with one evaluation. The table shows the difference of each cell from the first one,
+one process in fp32: final weights, losses and gradient norms (relative), evaluation metrics (absolute),
+learning rates and rows of each step (equal or not). fp32 cells may differ by rounding, 1e-5; bf16 and fp16
+round more. The command's --output_dir is not touched.
 
     --cells NAME,...      cells to run, or all (default: one of each kind that this machine can run)
     --steps N             optimizer steps (default 6)
@@ -39,7 +40,7 @@ from moving.cells import CELLS, REFERENCE, RUN_OBSERVED, Cell, batch_arguments, 
 from moving.outcome import METRICS_TOLERANCE, TOLERANCE, Difference, Outcome, compare, read_outcome  # noqa: E402
 from moving.task_script import load_task_script  # noqa: E402
 
-from finetune.errors import EXIT_BAD_INPUT, InputError  # noqa: E402
+from samerun.errors import EXIT_BAD_INPUT, InputError  # noqa: E402
 
 DIFFERS = 1
 ADAM_TOLERANCE = 1e-3  # of weights, if all else is equal: rounding enlarged by Adam (see `verdict`)
@@ -91,13 +92,17 @@ def main(argv: list[str]) -> int:
 
 def read_options(argv: list[str]) -> argparse.Namespace:
     """The options before the script, the script, and its arguments."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--cells", metavar="NAME,...")
     parser.add_argument("--steps", type=int, default=6, metavar="N")
     parser.add_argument("--processes", type=int, default=2, metavar="N")
     parser.add_argument("--device", choices=("any", "cpu"), default="any")
     parser.add_argument("--timeout", type=float, default=1800, metavar="SECONDS")
-    parser.add_argument("--output_dir", type=lambda p: Path(p).expanduser(), default=Path("runs/parity"), metavar="FOLDER")
+    parser.add_argument(
+        "--output_dir", type=lambda p: Path(p).expanduser(), default=Path("runs/parity"), metavar="FOLDER"
+    )
     parser.add_argument("script", type=Path, metavar="app/TASK.py")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS")
     options = parser.parse_args(argv)
@@ -109,7 +114,7 @@ def read_options(argv: list[str]) -> argparse.Namespace:
 
 def read_arguments(script: Path, argv: list[str]) -> Any:
     """The command's arguments. Raises `InputError` if they are invalid."""
-    from finetune.arguments.parsing import parse, validate
+    from samerun.arguments.parsing import parse, validate
 
     arguments_class, _ = load_task_script(script)
     arguments = parse(arguments_class, argv)
@@ -127,8 +132,8 @@ def gpus(device: str) -> int:
 
 
 def choose_cells(names: str | None, processes: int, num_gpus: int) -> list[Cell]:
-    """The reference cell and the named ones; by default all usual cells that a machine with `num_gpus` GPUs can run. Raises
-    `InputError` for an unknown name."""
+    """The reference cell and the named ones; by default all usual cells that a machine with `num_gpus` GPUs
+    can run. Raises `InputError` for an unknown name."""
     if names is None:
         usual = [cell for cell in CELLS if cell.usual and not (cell.several and 0 < num_gpus < processes)]
         return [cell for cell in usual if num_gpus or cell.precision != "fp16"]
@@ -141,7 +146,8 @@ def choose_cells(names: str | None, processes: int, num_gpus: int) -> list[Cell]
 
 
 def run_cells(options: argparse.Namespace, cells: list[Cell], arguments: Any) -> list[Row]:
-    """Runs the cells one after the other and prints each verdict. Raises `InputError` if the reference cell fails."""
+    """Runs the cells one after the other and prints each verdict. Raises `InputError` if the reference cell
+    fails."""
     shutil.rmtree(options.output_dir / "observed", ignore_errors=True)
     rows: list[Row] = []
     reference: Outcome | None = None
@@ -156,7 +162,9 @@ def run_cells(options: argparse.Namespace, cells: list[Cell], arguments: Any) ->
                 problem = f"its files cannot be read: {error}"
         if reference is None:
             if outcome is None:
-                raise InputError(f"the command fails in one process, so there is nothing to compare with: {problem}")
+                raise InputError(
+                    f"the command fails in one process, so there is nothing to compare with: {problem}"
+                )
             reference = outcome
             rows.append(Row(cell, processes, None, "reference", True))
         elif outcome is None:
@@ -170,7 +178,7 @@ def run_cells(options: argparse.Namespace, cells: list[Cell], arguments: Any) ->
 
 def run_cell(options: argparse.Namespace, cell: Cell, processes: int, arguments: Any) -> str | None:
     """Runs the command's first steps as a cell. Returns the reason if the run fails, else None."""
-    from finetune.arguments.parsing import as_dict
+    from samerun.arguments.parsing import as_dict
 
     folder = options.output_dir / cell.name
     try:
@@ -198,9 +206,10 @@ def run_cell(options: argparse.Namespace, cell: Cell, processes: int, arguments:
 
 
 def own_batch(arguments: Any, on_gpu: bool) -> tuple[int, int | None, int | None]:
-    """(global batch size, rows of a micro-batch or None, tokens of a micro-batch or None) of the command in one process."""
-    from finetune.arguments.parsing import as_dict
-    from finetune.plan import CPU_TOKENS, batch_of
+    """(global batch size, rows of a micro-batch or None, tokens of a micro-batch or None) of the command in
+    one process."""
+    from samerun.arguments.parsing import as_dict
+    from samerun.plan import CPU_TOKENS, batch_of
 
     batch, rows = batch_of(arguments, 1), arguments.per_device_train_batch_size
     has_tokens = "max_length" in as_dict(arguments)
@@ -218,7 +227,12 @@ def run_with_timeout(command: list[str], log: Any, timeout: float, device: str) 
     if device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""
     process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        start_new_session=True,
     )
     try:
         return process.wait(timeout)
@@ -232,7 +246,11 @@ def run_with_timeout(command: list[str], log: Any, timeout: float, device: str) 
 
 def first_error(log: Path) -> str:
     """The first error line of a log, or else the last line."""
-    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    lines = [
+        line.strip()
+        for line in log.read_text(encoding="utf-8", errors="replace").splitlines()
+        if line.strip()
+    ]
     errors = [line for line in lines if line.startswith(("error", "  - "))]
     return (errors or lines[-1:] or ["no output"])[0][:300]
 
@@ -240,32 +258,55 @@ def first_error(log: Path) -> str:
 def verdict(cell: Cell, difference: Difference) -> tuple[str, bool]:
     """(a cell's verdict in words, whether the cell passes).
 
-    Adam divides a gradient by its own size. If an element's gradient almost cancels over the batch, its weight shows the
-    rounding of the gradient enlarged many times, while losses and gradient norms stay close. Tensors that consist of such
-    elements, such as biases before a norm, are left out (`Difference.no_gradient`). A metric that ranks rows or applies a
-    threshold jumps where rounding moves one of two nearly equal scores, while the loss stays close.
+    Adam divides a gradient by its own size. If an element's gradient almost cancels over the batch, its
+    weight shows the rounding of the gradient enlarged many times, while losses and gradient norms stay close.
+    Tensors that consist of such elements, such as biases before a norm, are left out
+    (`Difference.no_gradient`). A metric that ranks rows or applies a threshold jumps where rounding moves one
+    of two nearly equal scores, while the loss stays close.
     """
     if cell.precision != "no":
-        same = "" if difference.same_rows and difference.same_learning_rates else "; other rows or learning rates"
+        same = (
+            ""
+            if difference.same_rows and difference.same_learning_rates
+            else "; other rows or learning rates"
+        )
         return f"rounding of {cell.precision}{same}", difference.same_rows
     tensors = difference.no_gradient
-    without = f"; without {len(tensors)} tensor(s) that have no gradient, such as {tensors[0]}" if tensors else ""
+    without = (
+        f"; without {len(tensors)} tensor(s) that have no gradient, such as {tensors[0]}" if tensors else ""
+    )
     if difference.is_rounding:
         return f"the same{without}", True
-    is_close = max(difference.losses, difference.grad_norms) <= TOLERANCE and difference.eval_losses <= METRICS_TOLERANCE
+    is_close = (
+        max(difference.losses, difference.grad_norms) <= TOLERANCE
+        and difference.eval_losses <= METRICS_TOLERANCE
+    )
     is_close = is_close and difference.weights <= ADAM_TOLERANCE and difference.metrics <= RANKING_TOLERANCE
     if not (is_close and difference.same_rows and difference.same_learning_rates):
         return "differs", False
     reasons = [f"{difference.where} shows rounding enlarged by Adam"] * (difference.weights > TOLERANCE)
-    reasons += ["rounding swaps rows of nearly equal scores in metrics"] * (difference.metrics > METRICS_TOLERANCE)
+    reasons += ["rounding swaps rows of nearly equal scores in metrics"] * (
+        difference.metrics > METRICS_TOLERANCE
+    )
     return f"the same steps; {'; '.join(reasons)}{without}", True
 
 
 def table(rows: list[Row]) -> list[str]:
     """The rows as lines of text."""
-    from finetune.reports.results import plain_table
+    from samerun.reports.results import plain_table
 
-    header = ["cell", "launcher", "processes", "weights", "losses", "grad norms", "metrics", "rates", "rows", ""]
+    header = [
+        "cell",
+        "launcher",
+        "processes",
+        "weights",
+        "losses",
+        "grad norms",
+        "metrics",
+        "rates",
+        "rows",
+        "",
+    ]
     cells = []
     for row in rows:
         numbers, same, d = ["-"] * 4, ["-"] * 2, row.difference
@@ -273,13 +314,16 @@ def table(rows: list[Row]) -> list[str]:
             numbers = [f"{number:.1e}" for number in (d.weights, d.losses, d.grad_norms, d.metrics)]
             same = ["same" if equal else "NOT" for equal in (d.same_learning_rates, d.same_rows)]
         cells.append([row.cell.name, row.cell.launcher, str(row.processes), *numbers, *same, row.verdict])
-    note = "weights, losses, grad norms: relative; metrics: absolute; without attention's key biases, whose gradient is zero"
+    note = (
+        "weights, losses, grad norms: relative; metrics: absolute; without attention's key biases, "
+        "whose gradient is zero"
+    )
     return [*plain_table(header, cells), note]
 
 
 def write_report(options: argparse.Namespace, rows: list[Row]) -> None:
     """Writes parity.json: the table, the command and the machine."""
-    from finetune.output.versions import library_versions
+    from samerun.output.versions import library_versions
 
     def plain(value: Any) -> Any:
         return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -288,7 +332,8 @@ def write_report(options: argparse.Namespace, rows: list[Row]) -> None:
         {
             **asdict(row.cell),
             "processes": row.processes,
-            "difference": row.difference and {name: plain(value) for name, value in asdict(row.difference).items()},
+            "difference": row.difference
+            and {name: plain(value) for name, value in asdict(row.difference).items()},
             "verdict": row.verdict,
             "passed": row.passed,
         }

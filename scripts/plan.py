@@ -1,19 +1,22 @@
 #!/usr/bin/env python3
 """Shows what a training command will do and how much memory it needs, without GPUs and process groups.
 
-    python scripts/plan.py [--launch accelerate_configs/NAME.yaml] [--num_processes N] [--gpu_memory GIB] app/classify.py ARGS
-    python scripts/plan.py --num_processes 8 app/titlegen.py --deepspeed ds_configs/zero2.json ARGS
+    python scripts/plan.py [--launch accelerate_configs/NAME.yaml] [--num_processes N] [--gpu_memory GIB]
+    app/classify.py ARGS python scripts/plan.py --num_processes 8 app/titlegen.py --deepspeed
+    ds_configs/zero2.json ARGS
 
-ARGS are the training command's own. A laptop can plan for eight GPUs: the script reads and tokenizes the data like a run,
-builds the model without weights, and makes a dry run: one forward and backward pass on meta tensors. It prints batch sizes,
-steps, tokens, learning rates, the memory per GPU under every shipped launch file, and the cheapest launch that fits
---gpu_memory. If launch file, DeepSpeed file and arguments contradict each other, it prints all contradictions instead.
+ARGS are the training command's own. A laptop can plan for eight GPUs: the script reads and tokenizes the data
+like a run, builds the model without weights, and makes a dry run: one forward and backward pass on meta
+tensors. It prints batch sizes, steps, tokens, learning rates, the memory per GPU under every shipped launch
+file, and the cheapest launch that fits --gpu_memory. If launch file, DeepSpeed file and arguments contradict
+each other, it prints all contradictions instead.
 
-    --launch FILE       the file for `accelerate launch --config_file` (default: python, or torchrun with several processes)
-    --num_processes N   processes on all machines (default: from FILE, else 1)
-    --gpu_memory GIB    memory of one GPU; needed for the recommendation
+    --launch FILE       the file for `accelerate launch --config_file` (default: python, or torchrun with
+    several processes) --num_processes N   processes on all machines (default: from FILE, else 1) --gpu_memory
+    GIB    memory of one GPU; needed for the recommendation
 
-Exit codes: 0 done, and the planned launch fits; 1 it does not fit --gpu_memory; 2 contradictions or bad input.
+Exit codes: 0 done, and the planned launch fits; 1 it does not fit --gpu_memory; 2 contradictions or bad
+input.
 """
 
 from __future__ import annotations
@@ -34,18 +37,25 @@ sys.path[:0] = [str(REPOSITORY / "scripts"), str(REPOSITORY / "app")]
 
 from moving.task_script import load_task_script, plain_launch  # noqa: E402
 
-from finetune import optimizers, preflight  # noqa: E402
-from finetune.arguments.parsing import parse, validate  # noqa: E402
-from finetune.errors import EXIT_BAD_INPUT, InputError  # noqa: E402
-from finetune.launching import deepspeed_config, fsdp_config  # noqa: E402
-from finetune.launching.launch import Launch, Machine  # noqa: E402
-from finetune.plan import Plan, batch_of, describe, make_plan  # noqa: E402
+from samerun import optimizers, preflight  # noqa: E402
+from samerun.arguments.parsing import parse, validate  # noqa: E402
+from samerun.errors import EXIT_BAD_INPUT, InputError  # noqa: E402
+from samerun.launching import deepspeed_config, fsdp_config  # noqa: E402
+from samerun.launching.launch import Launch, Machine  # noqa: E402
+from samerun.plan import Plan, batch_of, describe, make_plan  # noqa: E402
 
 DOES_NOT_FIT = 1
 LAUNCH_FILES = REPOSITORY / "accelerate_configs"
-# Keys that Accelerate rejects beside a DeepSpeed file, which sets them too (`DeepSpeedPlugin` of accelerate 1.15).
+# Keys that Accelerate rejects beside a DeepSpeed file, which sets them too (`DeepSpeedPlugin` of accelerate
+# 1.15).
 DEEPSPEED_FILE_KEYS = (
-    *("gradient_accumulation_steps", "gradient_clipping", "zero_stage", "offload_optimizer_device", "offload_param_device"),
+    *(
+        "gradient_accumulation_steps",
+        "gradient_clipping",
+        "zero_stage",
+        "offload_optimizer_device",
+        "offload_param_device",
+    ),
     *("offload_param_nvme_path", "offload_optimizer_nvme_path", "zero3_save_16bit_model", "mixed_precision"),
 )
 PLANNED = "this launch"
@@ -81,7 +91,9 @@ def main(argv: list[str]) -> int:
 
 def read_options(argv: list[str]) -> tuple[argparse.Namespace, Path, list[str]]:
     """The options before the script, the script, and its arguments."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--launch", metavar="FILE")
     parser.add_argument("--num_processes", type=int, metavar="N")
     parser.add_argument("--gpu_memory", type=gigabytes, metavar="GIB")
@@ -148,7 +160,9 @@ def read_launch_file(name: str) -> LaunchFile:
     if not isinstance(content, dict):
         raise InputError(f"{name}: expected `name: value` lines, found {type(content).__name__}")
     if "zero_optimization" in content:
-        raise InputError(f"--launch {name}: is a DeepSpeed file; give it after the script, as --deepspeed {name}")
+        raise InputError(
+            f"--launch {name}: is a DeepSpeed file; give it after the script, as --deepspeed {name}"
+        )
     problems = file_problems(name, content)
     if problems:
         raise InputError(*problems)
@@ -188,13 +202,20 @@ def file_problems(name: str, content: dict[str, Any]) -> list[str]:
     """The errors in an accelerate file."""
     from accelerate.commands.config.config_args import ClusterConfig
 
-    problems = [f"{name}: unknown key {key}" for key in sorted(set(content) - set(ClusterConfig.__dataclass_fields__))]
+    problems = [
+        f"{name}: unknown key {key}" for key in sorted(set(content) - set(ClusterConfig.__dataclass_fields__))
+    ]
     # YAML reads a bare NO as false.
     kind = "NO" if content.get("distributed_type", "NO") is False else content.get("distributed_type", "NO")
     if kind == "MULTI_CPU":
-        problems.append(f"{name}: MULTI_CPU starts one process without MPI; use MULTI_GPU with use_cpu: true (cpu_ddp.yaml)")
+        problems.append(
+            f"{name}: MULTI_CPU starts one process without MPI; use MULTI_GPU with use_cpu: true "
+            "(cpu_ddp.yaml)"
+        )
     elif kind not in KINDS:
-        problems.append(f"{name}: distributed_type {kind} is not supported; expected one of {', '.join(KINDS)}")
+        problems.append(
+            f"{name}: distributed_type {kind} is not supported; expected one of {', '.join(KINDS)}"
+        )
     section = content.get("deepspeed_config") or {}
     if kind != "FSDP" and content.get("fsdp_config"):
         problems.append(f"{name}: has an fsdp_config but distributed_type is {kind}; keep one")
@@ -214,14 +235,19 @@ def launch_problems(file: LaunchFile, processes: int | None) -> list[str]:
     number = processes or file.processes
     problems = []
     if number % file.machines:
-        problems.append(f"{file.name}: {number} processes cannot be divided evenly over {file.machines} machines")
+        problems.append(
+            f"{file.name}: {number} processes cannot be divided evenly over {file.machines} machines"
+        )
     if number > 1 and file.name.endswith(("cpu.yaml", "single_gpu.yaml")):
-        problems.append(f"{file.name}: starts one process, --num_processes is {number}; use ddp.yaml or cpu_ddp.yaml")
+        problems.append(
+            f"{file.name}: starts one process, --num_processes is {number}; use ddp.yaml or cpu_ddp.yaml"
+        )
     return problems
 
 
 def set_launch_variables(file: LaunchFile | None, processes: int, use_cpu: bool) -> None:
-    """Sets the environment variables that the launcher sets for rank 0, as if all processes were on one machine."""
+    """Sets the environment variables that the launcher sets for rank 0, as if all processes were on one
+    machine."""
     for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
         del os.environ[name]
     world = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
@@ -229,7 +255,9 @@ def set_launch_variables(file: LaunchFile | None, processes: int, use_cpu: bool)
     if file is None:
         os.environ.update({"TORCHELASTIC_RUN_ID": "plan"} if processes > 1 else {})
         return
-    os.environ.update(file.variables, ACCELERATE_MIXED_PRECISION=file.precision, ACCELERATE_USE_CPU=str(use_cpu))
+    os.environ.update(
+        file.variables, ACCELERATE_MIXED_PRECISION=file.precision, ACCELERATE_USE_CPU=str(use_cpu)
+    )
     if file.deepspeed:
         os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
     if file.deepspeed_file is not None:
@@ -243,7 +271,10 @@ def load(task: Any, arguments: Any, launch: Launch, problems: list[str]) -> tupl
     batch = collect(problems, lambda: batch_of(arguments, launch.world_size))
     if batch is not None and launch.deepspeed_config is not None:
         file = (launch.deepspeed_config, launch.deepspeed_file)
-        collect(problems, lambda: deepspeed_config.complete_config(*file, batch, launch.max_grad_norm, launch.precision))
+        collect(
+            problems,
+            lambda: deepspeed_config.complete_config(*file, batch, launch.max_grad_norm, launch.precision),
+        )
     data = None if task is None else collect(problems, lambda: task.load(launch, arguments.modes))
     if data is None:
         return None, None
@@ -259,9 +290,14 @@ def describe_run(launch: Launch, data: Any, plan: Plan, file: LaunchFile | None)
         stage = "FSDP2"
     lines = describe(plan)
     by_tokens = plan.batch.max_tokens is not None
-    idle = [] if by_tokens else [f"idle           {plan.batch.idle_share:.1%} of the processes' time, counted in rows"]
+    idle = (
+        []
+        if by_tokens
+        else [f"idle           {plan.batch.idle_share:.1%} of the processes' time, counted in rows"]
+    )
     return [
-        f"launch         {file.name if file else launch.launcher}: {where}{machines}, {launch.backend}, {stage}",
+        f"launch         {file.name if file else launch.launcher}: {where}{machines}, "
+        f"{launch.backend}, {stage}",
         f"precision      {launch.precision if launch.precision != 'no' else 'fp32'}",
         *(line for line in lines if not line.startswith("note")),
         *describe_tokens(data.splits["train"], plan),
@@ -280,7 +316,10 @@ def describe_tokens(train: Any, plan: Plan) -> list[str]:
         means = np.bincount(mixture.source, train.lengths) / np.bincount(mixture.source)
         tokens = round(float(means @ mixture.counts))
     total = plan.total_steps / plan.steps_per_epoch * tokens
-    return [f"tokens         {tokens:,} per epoch without padding, about {total:,.0f} in the run; {longest} in the longest row"]
+    return [
+        f"tokens         {tokens:,} per epoch without padding, about {total:,.0f} in the run; "
+        f"{longest} in the longest row"
+    ]
 
 
 @dataclass(frozen=True)
@@ -298,16 +337,19 @@ class Row:
         return self.layout.offload_parameters, self.layout.offload_optimizer, sharded
 
 
-def memory_report(task: Any, data: Any, plan: Any, launch: Any, several_machines: bool, gpu_memory: float | None) -> int:
-    """Prints the memory table and, with `gpu_memory`, the cheapest launch that fits. Returns the exit code."""
+def memory_report(
+    task: Any, data: Any, plan: Any, launch: Any, several_machines: bool, gpu_memory: float | None
+) -> int:
+    """Prints the memory table and, with `gpu_memory`, the cheapest launch that fits. Returns the exit
+    code."""
     import torch
 
-    from finetune.memory.dry_run import dry_run
-    from finetune.memory.estimate import estimate
-    from finetune.memory.layout import layout_of
-    from finetune.training.gradient_checkpointing import checkpoint_activations
-    from finetune.training.optimizer import state_bytes
-    from finetune.training_setup import train_steps
+    from samerun.memory.dry_run import dry_run
+    from samerun.memory.estimate import estimate
+    from samerun.memory.layout import layout_of
+    from samerun.training.gradient_checkpointing import checkpoint_activations
+    from samerun.training.optimizer import state_bytes
+    from samerun.training_setup import train_steps
 
     with torch.device("meta"):
         model = task.build()
@@ -336,7 +378,9 @@ def memory_report(task: Any, data: Any, plan: Any, launch: Any, several_machines
         row(name, other)
         for name, other in shipped_layouts(layout, several_machines)
         if not optimizers.refusals(optim, {} if other.stage else None, None, other.fsdp is not None)
-        and not (first.quantization_savings and (other.stage or other.fsdp))  # quantized weights cannot be sharded
+        and not (
+            first.quantization_savings and (other.stage or other.fsdp)
+        )  # quantized weights cannot be sharded
     ]
     print(f"model          {first.parameters:,} weights, {first.trainable:,} of them trained")
     print(f"\nGiB per {'GPU' if layout.on_gpu else 'process'}, for micro-batches of {first.input_size}\n")
@@ -347,8 +391,9 @@ def memory_report(task: Any, data: Any, plan: Any, launch: Any, several_machines
 
 
 def shipped_layouts(planned: Any, several_machines: bool) -> list[tuple[str, Any]]:
-    """(name, layout) of the shipped launch files that can run the job on GPUs with the planned precision and processes."""
-    from finetune.memory.layout import Layout, with_fsdp, with_zero
+    """(name, layout) of the shipped launch files that can run the job on GPUs with the planned precision and
+    processes."""
+    from samerun.memory.layout import Layout, with_fsdp, with_zero
 
     layouts = []
     for path in sorted(LAUNCH_FILES.glob("*.yaml")):
@@ -362,12 +407,19 @@ def shipped_layouts(planned: Any, several_machines: bool) -> list[tuple[str, Any
         if not shards and ((file.processes > 1) != several or not usable_precision):
             continue
         layout = Layout(
-            planned.world_size, planned.precision, True, planned.accumulation, several, state_bytes=planned.state_bytes
+            planned.world_size,
+            planned.precision,
+            True,
+            planned.accumulation,
+            several,
+            state_bytes=planned.state_bytes,
         )
         same_precision = file.precision == planned.precision
         name = file.name if same_precision else f"{file.name} --mixed_precision {planned.precision}"
         if file.deepspeed:
-            layout = with_zero(layout, deepspeed_config.read_config(file.deepspeed_file, search=(REPOSITORY,)))
+            layout = with_zero(
+                layout, deepspeed_config.read_config(file.deepspeed_file, search=(REPOSITORY,))
+            )
         elif file.fsdp:
             layout = with_fsdp(layout, fsdp_config.read_settings(file.variables, []))
         elif not same_precision and several and not several_machines:
@@ -378,17 +430,20 @@ def shipped_layouts(planned: Any, several_machines: bool) -> list[tuple[str, Any
 
 def table(rows: list[Row], gpu_memory: float | None) -> list[str]:
     """The memory table as lines: one launch each, in GiB."""
-    from finetune.memory import estimate as memory
+    from samerun.memory import estimate as memory
 
     titles = ("weights", "gradients", "optimizer", "activations", "exchange", "  peak", "  host")
     names = [
-        row.name.removeprefix(f"{LAUNCH_FILES.name}/").partition(" ")[0] if row.name != PLANNED else PLANNED for row in rows
+        row.name.removeprefix(f"{LAUNCH_FILES.name}/").partition(" ")[0] if row.name != PLANNED else PLANNED
+        for row in rows
     ]
     width = max(map(len, names))
     lines = ["  ".join([f"{'':{width}}", *titles, *(["needs"] if gpu_memory else [])])]
     for name, row in zip(names, rows, strict=True):
         numbers = [f"{getattr(row.estimate, title.strip()) / memory.GIB:{len(title)}.2f}" for title in titles]
-        verdict = f"{memory.needed(row.estimate) / memory.GIB:5.1f}" if gpu_memory and row.layout.on_gpu else ""
+        verdict = (
+            f"{memory.needed(row.estimate) / memory.GIB:5.1f}" if gpu_memory and row.layout.on_gpu else ""
+        )
         lines.append("  ".join([f"{name:{width}}", *numbers, verdict]).rstrip())
     lines.append("peak: the maximum during a step; host: CPU memory per process")
     if gpu_memory:
@@ -400,8 +455,9 @@ def table(rows: list[Row], gpu_memory: float | None) -> list[str]:
 
 
 def recommend(planned: Row, shipped: list[Row], gpu_memory: float) -> int:
-    """Prints whether the planned launch fits, and the cheapest shipped launch that fits. Returns the exit code."""
-    from finetune.memory import estimate as memory
+    """Prints whether the planned launch fits, and the cheapest shipped launch that fits. Returns the exit
+    code."""
+    from samerun.memory import estimate as memory
 
     fitting = [row for row in [planned, *shipped] if memory.needed(row.estimate) <= gpu_memory * memory.GIB]
     print(f"\nthis launch {'fits' if planned in fitting else 'does not fit'} {gpu_memory:g} GiB")

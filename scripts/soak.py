@@ -1,19 +1,23 @@
 #!/usr/bin/env python3
-"""Soak test: kills and resumes a training command many times and compares the results with an uninterrupted run.
+"""Soak test: kills and resumes a training command many times and compares the results with an uninterrupted
+run.
 
     python scripts/soak.py [--kills N] [--launch "LAUNCHER ..."] [--output_dir FOLDER] app/classify.py ARGS
 
-ARGS are the training command's own; only --output_dir is replaced. The command first runs without interruption. Then it is
-killed by SIGKILL and restarted with `--resume_from_checkpoint auto` until it is done, in as many runs as N kills take. Half of
-the kills come at a random time, half at a random call that flushes or renames a file: within a checkpoint, the export of the
-best model, the predictions, the metrics. Every finished run must be equal to the uninterrupted one, byte by byte: best model,
-last checkpoint (weights, moments, state), history.jsonl, predictions, and metrics except times and memory.
+ARGS are the training command's own; only --output_dir is replaced. The command first runs without
+interruption. Then it is killed by SIGKILL and restarted with `--resume_from_checkpoint auto` until it is
+done, in as many runs as N kills take. Half of the kills come at a random time, half at a random call that
+flushes or renames a file: within a checkpoint, the export of the best model, the predictions, the metrics.
+Every finished run must be equal to the uninterrupted one, byte by byte: best model, last checkpoint (weights,
+moments, state), history.jsonl, predictions, and metrics except times and memory.
 
     --kills N           number of kills (default 25)
     --seed N            seed of the random kills (default 0)
-    --launch "..."      a launcher with its options, such as "torchrun --nproc_per_node 2". Kills then come at random times
-                        and hit the whole job or, in half of the cases, one rank, after which the others must end by themselves.
-                        Default: runs are forked from a process that has imported the libraries, which saves the start-up
+    --launch "..."      a launcher with its options, such as "torchrun --nproc_per_node 2". Kills then come at
+    random times
+                        and hit the whole job or, in half of the cases, one rank, after which the others must
+                        end by themselves. Default: runs are forked from a process that has imported the
+                        libraries, which saves the start-up
     --timeout SECONDS   time limit of a run (default 600)
     --output_dir FOLDER runs with their logs, and soak.json (default runs/soak)
 
@@ -53,7 +57,8 @@ DISK_CALLS = ("fsync", "rename", "replace")
 
 @dataclass(frozen=True)
 class Kill:
-    """When to kill a run: `seconds` after its start, or at its `disk_call`-th call that flushes or renames a file."""
+    """When to kill a run: `seconds` after its start, or at its `disk_call`-th call that flushes or renames a
+    file."""
 
     seconds: float | None = None
     disk_call: int | None = None
@@ -73,7 +78,8 @@ StartRun = Callable[[Path, Kill | None], Ended]
 
 
 class Soak:
-    """The runs of one command. `start`(folder, kill) starts a run in a folder and waits until it ends or is killed."""
+    """The runs of one command. `start`(folder, kill) starts a run in a folder and waits until it ends or is
+    killed."""
 
     def __init__(self, folder: Path, start: StartRun, seed: int, counts_disk_calls: bool) -> None:
         self.folder, self.start, self.counts_disk_calls = folder, start, counts_disk_calls
@@ -86,8 +92,13 @@ class Soak:
         """Makes the uninterrupted run, then killed runs until there were enough kills or a problem."""
         self.straight = self.start(self.folder / "straight", None)
         if self.straight.code:
-            raise SystemExit(f"error: the command fails without being killed; see {self.folder / 'straight.log'}")
-        print(f"straight       {self.straight.seconds:.1f} s, {len(self.straight.disk_calls) or 'unknown'} call(s) to disk")
+            raise SystemExit(
+                f"error: the command fails without being killed; see {self.folder / 'straight.log'}"
+            )
+        print(
+            f"straight       {self.straight.seconds:.1f} s, "
+            f"{len(self.straight.disk_calls) or 'unknown'} call(s) to disk"
+        )
         while self.kills < kills and not self.problems:
             self._killed_run(self.folder / f"run_{self.runs}", kills)
 
@@ -100,14 +111,19 @@ class Soak:
             if ended.code == 0:
                 break
             if ended.code != KILLED:
-                self.problems.append(f"{folder.name}: ended with exit code {ended.code} after {self.kills - before} kill(s)")
+                self.problems.append(
+                    f"{folder.name}: ended with exit code {ended.code} after {self.kills - before} kill(s)"
+                )
                 return
             self.kills += 1
             self.kill_points[self._kill_point(folder, kill, ended)] += 1
         self.runs += 1
         different = differences(self.folder / "straight", folder)
         self.problems += [f"{folder.name}: {difference}" for difference in different]
-        print(f"{folder.name:<15}{self.kills - before} kill(s), {', '.join(different) or 'the same'}", flush=True)
+        print(
+            f"{folder.name:<15}{self.kills - before} kill(s), {', '.join(different) or 'the same'}",
+            flush=True,
+        )
         if not different:
             shutil.rmtree(folder)
 
@@ -135,7 +151,10 @@ def main(argv: list[str]) -> int:
     folder = options.output_dir
     if folder.exists():
         if any(folder.iterdir()) and not (folder / "soak.json").exists():
-            raise SystemExit(f"error: --output_dir {folder} is not empty and not of an earlier soak test; name another folder")
+            raise SystemExit(
+                f"error: --output_dir {folder} is not empty and not of an earlier soak test; name "
+                "another folder"
+            )
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
     (folder / "soak.json").write_text("{}\n", encoding="utf-8")
@@ -156,18 +175,26 @@ def main(argv: list[str]) -> int:
     }
     (folder / "soak.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     print(*(f"{count:>5} x {point}" for point, count in soak.kill_points.most_common()), sep="\n")
-    print(f"{soak.kills} kill(s) over {soak.runs} run(s): {len(soak.problems)} problem(s)", *soak.problems, sep="\n")
+    print(
+        f"{soak.kills} kill(s) over {soak.runs} run(s): {len(soak.problems)} problem(s)",
+        *soak.problems,
+        sep="\n",
+    )
     return 1 if soak.problems else 0
 
 
 def read_options(argv: list[str]) -> argparse.Namespace:
     """The options before the script, the script, and its arguments."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kills", type=int, default=25, metavar="N")
     parser.add_argument("--seed", type=int, default=0, metavar="N")
     parser.add_argument("--launch", type=shlex.split, metavar="LAUNCHER ...")
     parser.add_argument("--timeout", type=float, default=600, metavar="SECONDS")
-    parser.add_argument("--output_dir", type=lambda p: Path(p).expanduser(), default=Path("runs/soak"), metavar="FOLDER")
+    parser.add_argument(
+        "--output_dir", type=lambda p: Path(p).expanduser(), default=Path("runs/soak"), metavar="FOLDER"
+    )
     parser.add_argument("script", type=Path, metavar="app/TASK.py")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS")
     options = parser.parse_args(argv)
@@ -201,7 +228,9 @@ def run_forked(options: argparse.Namespace, folder: Path, kill: Kill | None) -> 
     if process == 0:
         os.close(reader)
         disk_call = None if kill is None else kill.disk_call
-        run_script(options.script, arguments_for(options, folder), log.fileno(), writer, DISK_CALLS, disk_call)
+        run_script(
+            options.script, arguments_for(options, folder), log.fileno(), writer, DISK_CALLS, disk_call
+        )
     os.close(writer)
     log.close()
     if kill is not None and kill.seconds is not None:
@@ -210,11 +239,14 @@ def run_forked(options: argparse.Namespace, folder: Path, kill: Kill | None) -> 
     calls = _read_calls(reader, process, started + options.timeout)
     code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     seconds = time.monotonic() - started
-    return Ended(code, seconds, [call.replace(f"{folder.resolve()}/", "").replace(f"{folder}/", "") for call in calls])
+    return Ended(
+        code, seconds, [call.replace(f"{folder.resolve()}/", "").replace(f"{folder}/", "") for call in calls]
+    )
 
 
 def _read_calls(reader: int, process: int, until: float) -> list[str]:
-    """The child's disk calls until it ends. Raises `SystemExit` at the time `until`, after killing the child."""
+    """The child's disk calls until it ends. Raises `SystemExit` at the time `until`, after killing the
+    child."""
     data = b""
     while True:
         ready, _, _ = select.select([reader], [], [], max(0.0, until - time.monotonic()))
@@ -236,12 +268,16 @@ def _kill_group(process: int) -> None:
         os.kill(process, signal.SIGKILL)  # it has not created its group yet
 
 
-def run_launched(options: argparse.Namespace, chance: random.Random, folder: Path, kill: Kill | None) -> Ended:
+def run_launched(
+    options: argparse.Namespace, chance: random.Random, folder: Path, kill: Kill | None
+) -> Ended:
     """Runs the script under the launcher of --launch. `chance` chooses the rank to kill."""
     command = [*options.launch, str(options.script), *arguments_for(options, folder)]
     started = time.monotonic()
     with folder.with_suffix(".log").open("ab") as log:
-        process = psutil.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        process = psutil.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
     was_killed = False
     if kill is not None:
         try:
@@ -271,8 +307,8 @@ def _kill(process: psutil.Process) -> None:
 
 
 def _wait(process: psutil.Popen, until: float) -> int:
-    """The launcher's exit code after it and all its descendants have ended. Raises `SystemExit`, after killing them, if they do
-    not end."""
+    """The launcher's exit code after it and all its descendants have ended. Raises `SystemExit`, after
+    killing them, if they do not end."""
     family = process.children(recursive=True) if process.is_running() else []
     try:
         code = process.wait(max(1.0, until - time.monotonic()))

@@ -2,19 +2,22 @@
 """Hyperparameter search with Optuna over a task's own command.
 
     pip install -r requirements-sweep.txt
-    python scripts/sweep.py --trials 20 --search learning_rate=log:1e-5:1e-3 --search num_train_epochs=1,2,3 \\
+    python scripts/sweep.py --trials 20 --search learning_rate=log:1e-5:1e-3 --search num_train_epochs=1,2,3
+    \\
         app/classify.py --train_file train.csv --output_dir runs/sweep ARGS
 
-ARGS are the training command's own. Each trial runs that command with other values in its own folder (--output_dir/trial_0,
-trial_1, ...). Trials are compared by --metric_for_best_model on the validation data. The same command continues a stopped
-sweep: finished trials are kept, stopped ones resume.
+ARGS are the training command's own. Each trial runs that command with other values in its own folder
+(--output_dir/trial_0, trial_1, ...). Trials are compared by --metric_for_best_model on the validation data.
+The same command continues a stopped sweep: finished trials are kept, stopped ones resume.
 
-    --search NAME=VALUES   an argument and its values: A,B,C (choices), LOW:HIGH (a range; of integers if both are) or
+    --search NAME=VALUES   an argument and its values: A,B,C (choices), LOW:HIGH (a range; of integers if both
+    are) or
                            log:LOW:HIGH (a range on a logarithmic scale); repeat it for each argument
     --trials N             total number of trials (default 20)
     --processes N          trials at a time (default 1)
     --seed N               seed of the search (default 0)
-    --launch "..."         a launcher with its options, such as "torchrun --nproc_per_node 2" (default: this Python)
+    --launch "..."         a launcher with its options, such as "torchrun --nproc_per_node 2" (default: this
+    Python)
 
 Exit codes: 0 done; 2 bad input; 75 stopped.
 """
@@ -35,7 +38,7 @@ sys.path[:0] = [str(REPOSITORY / "scripts"), str(REPOSITORY / "app")]
 
 from trials.command import Command, print_table, run_all, run_script  # noqa: E402
 
-from finetune.errors import InputError  # noqa: E402
+from samerun.errors import InputError  # noqa: E402
 
 Space = dict[str, optuna.distributions.BaseDistribution]
 
@@ -56,7 +59,9 @@ def read_space(searches: list[str]) -> Space:
             else:
                 raise ValueError("has only one value")
         except ValueError as error:
-            raise InputError(f"--search {text}: {error}; expected NAME=A,B,C, NAME=LOW:HIGH or NAME=log:LOW:HIGH") from None
+            raise InputError(
+                f"--search {text}: {error}; expected NAME=A,B,C, NAME=LOW:HIGH or NAME=log:LOW:HIGH"
+            ) from None
     return space
 
 
@@ -76,8 +81,11 @@ def values_to_check(space: Space) -> list[dict[str, Any]]:
 
 
 def open_study(folder: Path, metric: str, greater_is_better: bool, seed: int) -> optuna.Study:
-    """The folder's study, new or of an earlier sweep. Raises `InputError` if the earlier sweep used another metric."""
-    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(folder / "sweep.log")))
+    """The folder's study, new or of an earlier sweep. Raises `InputError` if the earlier sweep used another
+    metric."""
+    storage = optuna.storages.JournalStorage(
+        optuna.storages.journal.JournalFileBackend(str(folder / "sweep.log"))
+    )
     direction = "maximize" if greater_is_better else "minimize"
     study = optuna.create_study(storage=storage, study_name="sweep", direction=direction, load_if_exists=True)
     known = study.user_attrs.get("metric", metric)
@@ -99,7 +107,10 @@ def run_trial(study: optuna.Study, command: Command, folder: Path, space: Space,
         print(f"trial {trial.number} failed: {folder / f'trial_{trial.number}.log'}", flush=True)
     else:
         study.tell(trial.number, value)
-        print(f"trial {trial.number}: {value:.4f} by {', '.join(f'{n} {v}' for n, v in trial.params.items())}", flush=True)
+        print(
+            f"trial {trial.number}: {value:.4f} by {', '.join(f'{n} {v}' for n, v in trial.params.items())}",
+            flush=True,
+        )
 
 
 def report(study: optuna.Study, command: Command, folder: Path, space: Space) -> None:
@@ -132,13 +143,18 @@ def sweep(options: argparse.Namespace, command: Command, folder: Path) -> None:
     stopped = [trial for trial in study.trials if trial.state == optuna.trial.TrialState.RUNNING]
     remaining = [*stopped, *[None] * (options.trials - len(study.trials))]
     try:
-        run_all([partial(run_trial, study, command, folder, space, trial) for trial in remaining], options.processes)
+        run_all(
+            [partial(run_trial, study, command, folder, space, trial) for trial in remaining],
+            options.processes,
+        )
     finally:
         report(study, command, folder, space)
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--search", action="append", required=True, metavar="NAME=VALUES")
     parser.add_argument("--trials", type=int, default=20)
     optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -16,7 +16,8 @@ OPTIONS = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pi
 
 
 class Page:
-    """A tab. The browser reads messages from its file descriptor 3 and writes to 4; a zero byte ends a message."""
+    """A tab. The browser reads messages from its file descriptor 3 and writes to 4; a zero byte ends a
+    message."""
 
     def __init__(self, to_browser: int, from_browser: int) -> None:
         self._to, self._from, self._rest, self._number = to_browser, from_browser, b"", 0
@@ -71,7 +72,9 @@ def browser(folder: Path) -> Iterator[Page]:
     command = ["chromium", *OPTIONS, f"--user-data-dir={folder}"]
     # The shell moves the pipes to the file descriptors 3 and 4.
     shell = ["bash", "-c", f'exec "$@" 3<&{reads} 4>&{writes}', "bash", *command]
-    process = subprocess.Popen(shell, pass_fds=(reads, writes), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        shell, pass_fds=(reads, writes), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     os.close(reads)
     os.close(writes)
     try:

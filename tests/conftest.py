@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read by the Hugging Face libraries when they are imported
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # runs in this process and launched ones must add in the same order
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # runs in this process and launched ones must add in the same order
 
 import hypothesis
 import launchers
@@ -22,7 +24,7 @@ import title_job
 from in_process import script  # noqa: F401 - a fixture
 from launchers import JOBS, Launched
 
-from finetune.text.arguments import TextArguments
+from samerun.text.arguments import TextArguments
 
 # No deadlines: the first example of a test may import for half a second, and the machine may be busy.
 hypothesis.settings.register_profile("without a clock", hypothesis.settings(), deadline=None)
@@ -43,10 +45,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         parameters, fixtures = getattr(item, "callspec", None), set(item.fixturenames)
         of_titles = parameters is not None and any(text in parameters.id for text in ("titles", "titlegen"))
-        of_either = {"launched", "outcome", "finished_run"} & fixtures  # test_parity requests runs of both tasks by name
+        of_either = {
+            "launched",
+            "outcome",
+            "finished_run",
+        } & fixtures  # test_parity requests runs of both tasks by name
         if "pair" in fixtures:
             item.add_marker(pytest.mark.xdist_group("two machines"))
-        elif (of_titles and of_either) or (not of_either and {"titled", "title_table", "title_tokens"} & fixtures):
+        elif (of_titles and of_either) or (
+            not of_either and {"titled", "title_table", "title_tokens"} & fixtures
+        ):
             item.add_marker(pytest.mark.xdist_group("runs of titlegen.py"))
         elif of_either:
             item.add_marker(pytest.mark.xdist_group("runs of classify.py"))
@@ -90,8 +98,8 @@ def start_run(environment):
     """A function (batch shape, precision, use_cpu) -> `processes.Run` of one process."""
     from accelerate.state import AcceleratorState, GradientState
 
-    from finetune.launching.launch import Launch
-    from finetune.launching.processes import start
+    from samerun.launching.launch import Launch
+    from samerun.launching.processes import start
 
     def reset():
         AcceleratorState._reset_state(reset_partial_state=True)
@@ -123,11 +131,12 @@ TEXTS = ["sort the values of a matrix", "return the eigenvalues", "cut the text 
 
 @pytest.fixture(scope="session")
 def bert_folder(tmp_path_factory):
-    """A folder with a tiny untrained BERT classifier of two labels and its tokenizer. Tests must not change it."""
+    """A folder with a tiny untrained BERT classifier of two labels and its tokenizer. Tests must not change
+    it."""
     import torch
     from transformers import BertConfig, BertForSequenceClassification
 
-    from finetune.text.vocabulary import train_tokenizer
+    from samerun.text.vocabulary import train_tokenizer
 
     folder = tmp_path_factory.mktemp("bert")
     tokenizer = train_tokenizer(TEXTS, 100)
@@ -177,7 +186,8 @@ def title_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True)
 class TokenTable:
-    """A run of scripts/parity.py: the process, its folder, and the command's --output_dir, which must not be touched."""
+    """A run of scripts/parity.py: the process, its folder, and the command's --output_dir, which must not be
+    touched."""
 
     finished: launchers.Finished
     folder: Path
@@ -187,10 +197,22 @@ class TokenTable:
 @pytest.fixture(scope="session")
 def title_tokens(title_home: Path) -> TokenTable:
     """A run of scripts/parity.py on the title job with micro-batches by tokens, in two cells."""
-    never, options = title_home / "runs" / "never_tokens", ["--cells", "zero2", "--steps", str(title_job.STEPS)]
-    micro_batches = {"max_tokens_per_micro_batch": title_job.MICRO_BATCH_TOKENS, "adam_epsilon": title_job.TABLE_EPSILON}
+    never, options = (
+        title_home / "runs" / "never_tokens",
+        ["--cells", "zero2", "--steps", str(title_job.STEPS)],
+    )
+    micro_batches = {
+        "max_tokens_per_micro_batch": title_job.MICRO_BATCH_TOKENS,
+        "adam_epsilon": title_job.TABLE_EPSILON,
+    }
     job = title_job.arguments(**micro_batches, output_dir=never)
-    command = [str(launchers.SCRIPTS / "parity.py"), *options, "--output_dir", "tokens", str(title_job.SCRIPT)]
+    command = [
+        str(launchers.SCRIPTS / "parity.py"),
+        *options,
+        "--output_dir",
+        "tokens",
+        str(title_job.SCRIPT),
+    ]
     finished = launchers.run([*launchers.python(), *command, "--from_scratch", *job], title_home, timeout=900)
     return TokenTable(finished, title_home / "tokens", never)
 

@@ -1,8 +1,10 @@
-"""Saves the state of DeepSpeed engines on two processes and restores it in new engines; started by a launcher.
+"""Saves the state of DeepSpeed engines on two processes and restores it in new engines; started by a
+launcher.
 
-For every ZeRO stage, fp32 and bf16, and several optimizers: trains three steps, saves the state in shards and in full, and
-trains two more steps. A new engine with the restored state must have the same weights, and the same bytes after the same two
-steps. The model has difficult cases: a buffer, tied weights, a large and a small frozen weight, and odd sizes.
+For every ZeRO stage, fp32 and bf16, and several optimizers: trains three steps, saves the state in shards and
+in full, and trains two more steps. A new engine with the restored state must have the same weights, and the
+same bytes after the same two steps. The model has difficult cases: a buffer, tied weights, a large and a
+small frozen weight, and odd sizes.
 """
 
 from __future__ import annotations
@@ -20,10 +22,10 @@ import deepspeed
 import torch
 from torch import nn
 
-from finetune.checkpoints import shards
-from finetune.launching import deepspeed_config, deepspeed_state
-from finetune.output.files import write_json
-from finetune.plan import derive_batch
+from samerun.checkpoints import shards
+from samerun.launching import deepspeed_config, deepspeed_state
+from samerun.output.files import write_json
+from samerun.plan import derive_batch
 
 NOT_PARTITIONED = 10**9  # ZeRO-3 partitions only larger weights
 CELLS = [
@@ -60,7 +62,12 @@ class Model(nn.Module):
 
 
 def begin(
-    seed: int, stage: int, whole: int, precision: str, optimizer: str, weights: dict[str, torch.Tensor] | None = None
+    seed: int,
+    stage: int,
+    whole: int,
+    precision: str,
+    optimizer: str,
+    weights: dict[str, torch.Tensor] | None = None,
 ) -> deepspeed.DeepSpeedEngine:
     torch.manual_seed(seed)
     model = Model()
@@ -71,7 +78,9 @@ def begin(
     groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0}]
     config = {"zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": whole}}
     full = deepspeed_config.complete_config(config, "ds.json", derive_batch(2, 8), 1.0, precision)
-    engine, *_ = deepspeed.initialize(model=model, optimizer=OPTIMIZERS[optimizer](groups, lr=1e-2), config=full)
+    engine, *_ = deepspeed.initialize(
+        model=model, optimizer=OPTIMIZERS[optimizer](groups, lr=1e-2), config=full
+    )
     return engine
 
 
@@ -104,7 +113,10 @@ def check(folder: Path, stage: int, whole: int, precision: str, optimizer: str) 
     for number in range(updates):
         step(engine, number)
     parts, module = deepspeed_state.partition(engine, updates), module_state(engine)
-    weights, moments = deepspeed_state.full_parameters(engine, True), deepspeed_state.full_moments(engine, True)
+    weights, moments = (
+        deepspeed_state.full_parameters(engine, True),
+        deepspeed_state.full_moments(engine, True),
+    )
     cast = {name: tensor.to(module[name].dtype) for name, tensor in weights.items()}
     assert_equal(cast, {name: module[name] for name in weights}, "full")
     if rank == 0:

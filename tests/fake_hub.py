@@ -19,9 +19,9 @@ LARGE = ".safetensors"  # suffix of files in large file storage
 
 
 class FakeHub:
-    """`refuses`: pattern of the requests ("PUT /storage") that are answered with 403; `called`: all requests; `stored`: large
-    files by hash; `committed`: the repository's files by path (a large file's hash, a small file's content); `commits`: the
-    paths of each commit."""
+    """`refuses`: pattern of the requests ("PUT /storage") that are answered with 403; `called`: all requests;
+    `stored`: large files by hash; `committed`: the repository's files by path (a large file's hash, a small
+    file's content); `commits`: the paths of each commit."""
 
     def __init__(self) -> None:
         self.refuses: str | None = None
@@ -54,12 +54,20 @@ class FakeHub:
     def _mode(self, path: str) -> dict[str, Any]:
         known = self.committed.get(path)
         oid = known if path.endswith(LARGE) or known is None else _git_oid(known)
-        return {"path": path, "uploadMode": "lfs" if path.endswith(LARGE) else "regular", "shouldIgnore": False, "oid": oid}
+        return {
+            "path": path,
+            "uploadMode": "lfs" if path.endswith(LARGE) else "regular",
+            "shouldIgnore": False,
+            "oid": oid,
+        }
 
     def _place(self, wanted: dict[str, Any]) -> dict[str, Any]:
         if wanted["oid"] in self.stored:
             return wanted
-        return {**wanted, "actions": {"upload": {"href": f"{self.url}/storage/{wanted['oid']}", "header": {}}}}
+        return {
+            **wanted,
+            "actions": {"upload": {"href": f"{self.url}/storage/{wanted['oid']}", "header": {}}},
+        }
 
     def _commit(self, lines: list[dict[str, Any]]) -> None:
         files = [line["value"] for line in lines if line["key"] != "header"]

@@ -17,11 +17,12 @@ from typing import NoReturn
 
 import pytest
 
-from finetune.arguments.parsing import parse, validate
-from finetune.launching import signals
-from finetune.launching.shutdown import failures_end_the_job
+from samerun.arguments.parsing import parse, validate
+from samerun.launching import signals
+from samerun.launching.shutdown import failures_end_the_job
 
-# Script of app/ or of the tests -> its task. Scripts are imported when they are run, because MONAI takes seconds.
+# Script of app/ or of the tests -> its task. Scripts are imported when they are run, because MONAI takes
+# seconds.
 TASKS = {
     "classify": "MultiLabelClassification",
     "titlegen": "TitleGeneration",
@@ -48,7 +49,8 @@ class Ended:
 
 @contextlib.contextmanager
 def default_logging() -> Iterator[list[str]]:
-    """Warnings and the libraries' logs as in a new process. Yields a list that holds the warnings at the end."""
+    """Warnings and the libraries' logs as in a new process. Yields a list that holds the warnings at the
+    end."""
     import datasets
     import transformers
 
@@ -73,8 +75,8 @@ def script(monkeypatch, environment, token_cache, capfd) -> Callable[[str, list[
     import datasets
     import huggingface_hub
 
-    from finetune import opened_run
-    from finetune.application import run_task
+    from samerun import opened_run
+    from samerun.application import run_task
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
@@ -118,9 +120,11 @@ def reset_accelerate() -> None:
 
 
 def check_evaluated_alike(trained: Path, evaluated: Path) -> None:
-    """Checks that an evaluation without training has the metrics of the training's best model. Skips metrics with tuned
-    thresholds: a training cross-fits the thresholds, an exported model stores them."""
-    ours, theirs = (json.loads((folder / "metrics.json").read_text(encoding="utf-8")) for folder in (trained, evaluated))
+    """Checks that an evaluation without training has the metrics of the training's best model. Skips metrics
+    with tuned thresholds: a training cross-fits the thresholds, an exported model stores them."""
+    ours, theirs = (
+        json.loads((folder / "metrics.json").read_text(encoding="utf-8")) for folder in (trained, evaluated)
+    )
     numbers = {key: value for key, value in theirs.items() if key.startswith("eval_") and "tuned" not in key}
     assert {"eval_loss"} < numbers.keys() <= ours.keys()
     assert numbers == pytest.approx({key: ours[key] for key in numbers}, rel=0, abs=1e-6)

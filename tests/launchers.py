@@ -1,7 +1,7 @@
 """Starts the application as users do: by real launchers in subprocesses, on tiny generated data.
 
-Everything runs on the CPU, offline, from a folder outside of the repository. `JOBS` is one small training job under every
-launcher and launch file, which tests/launch/ checks.
+Everything runs on the CPU, offline, from a folder outside of the repository. `JOBS` is one small training job
+under every launcher and launch file, which tests/launch/ checks.
 """
 
 from __future__ import annotations
@@ -26,11 +26,19 @@ SCRIPTS = REPOSITORY / "scripts"
 CLASSIFY = REPOSITORY / "app" / "classify.py"
 ACCELERATE_CONFIGS = REPOSITORY / "accelerate_configs"
 DS_CONFIGS = REPOSITORY / "ds_configs"
-# Seconds. On two idle cores, the slowest launch takes 20 s and DeepSpeed's first compilation 40 s; beside the suite's other
-# process 140 s were seen, and some machines have a third of the speed.
+# Seconds. On two idle cores, the slowest launch takes 20 s and DeepSpeed's first compilation 40 s; beside the
+# suite's other process 140 s were seen, and some machines have a third of the speed.
 TIMEOUT = 1200
 LAUNCHER_PREFIXES = ("ACCELERATE_", "TORCHELASTIC_", "DEEPSPEED_", "DS_")
-RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CROSS_RANK")
+RANK_VARIABLES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "CROSS_RANK",
+)
 
 
 @dataclass(frozen=True)
@@ -45,7 +53,9 @@ class Finished:
 
     def check(self) -> Finished:
         """Fails with the end of the output if the exit code is not 0. Returns itself."""
-        assert self.code == 0, f"exit code {self.code} of {' '.join(self.command)}\n{self.out[-3000:]}\n{self.err[-6000:]}"
+        assert self.code == 0, (
+            f"exit code {self.code} of {' '.join(self.command)}\n{self.out[-3000:]}\n{self.err[-6000:]}"
+        )
         return self
 
 
@@ -62,7 +72,13 @@ def run_together(commands: list[list[str]], home: Path, timeout: float = TIMEOUT
         # Files, because a worker that outlives its launcher would keep a pipe open.
         out, err = (tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") for _ in range(2))  # noqa: SIM115
         process = subprocess.Popen(
-            command, cwd=home, env=environment(home), stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+            command,
+            cwd=home,
+            env=environment(home),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
         )
         jobs.append((command, process, out, err))
     try:
@@ -74,7 +90,10 @@ def run_together(commands: list[list[str]], home: Path, timeout: float = TIMEOUT
         for _, process, _, _ in jobs:
             _kill_family(process)
     seconds = time.monotonic() - started
-    return [Finished(command, process.returncode, _text(out), _text(err), seconds) for command, process, out, err in jobs]
+    return [
+        Finished(command, process.returncode, _text(out), _text(err), seconds)
+        for command, process, out, err in jobs
+    ]
 
 
 def _kill_family(process: subprocess.Popen) -> None:
@@ -135,7 +154,8 @@ def torchrun(processes: int) -> list[str]:
 
 
 def accelerate(file: str, processes: int, *options: str) -> list[str]:
-    """`accelerate launch` with a shipped file; by the name that skips the imports of Accelerate's other commands."""
+    """`accelerate launch` with a shipped file; by the name that skips the imports of Accelerate's other
+    commands."""
     port = [] if "--main_process_port" in options else ["--main_process_port", str(free_port())]
     config = ["--config_file", str(ACCELERATE_CONFIGS / file), "--num_processes", str(processes)]
     return [_tool("accelerate-launch"), *config, *port, *options]
@@ -143,7 +163,14 @@ def accelerate(file: str, processes: int, *options: str) -> list[str]:
 
 def machines(file: str, count: int, processes: int) -> list[list[str]]:
     """`accelerate launch` for `count` machines, all of them this one. `processes`: on all machines."""
-    rendezvous = ["--main_process_ip", "127.0.0.1", "--main_process_port", str(free_port()), "--num_machines", str(count)]
+    rendezvous = [
+        "--main_process_ip",
+        "127.0.0.1",
+        "--main_process_port",
+        str(free_port()),
+        "--num_machines",
+        str(count),
+    ]
     return [accelerate(file, processes, *rendezvous, "--machine_rank", str(rank)) for rank in range(count)]
 
 
@@ -160,13 +187,16 @@ TRAIN_ROWS, VALIDATION_ROWS, TEST_ROWS = 31, 15, 23
 
 
 def write_corpus(home: Path) -> None:
-    """Writes train.csv, valid.csv, test.csv (with ids and labels), one.csv (one row) and unlabelled.csv: texts of 3 to 60 words
-    that fit their labels, some without a label; configurations in bert/ and bert_dropout/."""
+    """Writes train.csv, valid.csv, test.csv (with ids and labels), one.csv (one row) and unlabelled.csv:
+    texts of 3 to 60 words that fit their labels, some without a label; configurations in bert/ and
+    bert_dropout/."""
     chance = random.Random(0)
 
     def row() -> tuple[str, str]:
         labels = [label for label in LABELS if chance.random() < 0.4]
-        words = [f"{chance.choice(labels or LABELS)}{chance.randrange(20)}" for _ in range(chance.randint(3, 60))]
+        words = [
+            f"{chance.choice(labels or LABELS)}{chance.randrange(20)}" for _ in range(chance.randint(3, 60))
+        ]
         return " ".join(words), "|".join(labels)
 
     write_csv(home / "train.csv", ["text", "labels"], [row() for _ in range(TRAIN_ROWS)])
@@ -182,15 +212,22 @@ def write_corpus(home: Path) -> None:
 
 
 def hide_gpus(home: Path) -> None:
-    """Hides GPUs from every Python process with `environment`, also if a launcher sets CUDA_VISIBLE_DEVICES for its workers."""
+    """Hides GPUs from every Python process with `environment`, also if a launcher sets CUDA_VISIBLE_DEVICES
+    for its workers."""
     (home / "no_gpu").mkdir()
-    (home / "no_gpu" / "sitecustomize.py").write_text('import os\n\nos.environ["CUDA_VISIBLE_DEVICES"] = ""\n')
+    (home / "no_gpu" / "sitecustomize.py").write_text(
+        'import os\n\nos.environ["CUDA_VISIBLE_DEVICES"] = ""\n'
+    )
 
 
 def observe_steps(home: Path) -> None:
     """Makes every training with `environment` record its steps in observed/ (see `moving.observer`)."""
     lines = ["import sys", "from pathlib import Path", f"sys.path.append({str(SCRIPTS)!r})"]
-    lines += ["from moving import observer", "sys.path.pop()", f"observer.observe_steps(Path({str(home / 'observed')!r}))"]
+    lines += [
+        "from moving import observer",
+        "sys.path.pop()",
+        f"observer.observe_steps(Path({str(home / 'observed')!r}))",
+    ]
     with (home / "no_gpu" / "sitecustomize.py").open("a", encoding="utf-8") as file:
         file.write("\n".join([*lines, ""]))
 
@@ -217,7 +254,8 @@ def write_bert_config(folder: Path, dropout: float = 0.0) -> None:
 
 
 def training(output_dir: Path, model: str = "bert", **changed: object) -> list[str]:
-    """The arguments of the common job: six steps with evaluations, checkpoints and clipped gradients, then predictions."""
+    """The arguments of the common job: six steps with evaluations, checkpoints and clipped gradients, then
+    predictions."""
     arguments = {
         "config_name": f"{model}/config.json",
         "tokenizer_type": "train",
@@ -229,10 +267,11 @@ def training(output_dir: Path, model: str = "bert", **changed: object) -> list[s
         "pos_weight": "balanced",
         "label_smoothing_factor": 0.1,
         "learning_rate": 1e-3,
-        # Adam's first step moves a weight by g / (|g| + epsilon). With 1e-8, rounding errors of tiny gradients would be
-        # enlarged. Usual gradients here are about 1e-5.
+        # Adam's first step moves a weight by g / (|g| + epsilon). With 1e-8, rounding errors of tiny
+        # gradients would be enlarged. Usual gradients here are about 1e-5.
         "adam_epsilon": 1e-6,
-        # For the same reason: a head that starts at the labels' log-odds has gradients that almost cancel over a batch.
+        # For the same reason: a head that starts at the labels' log-odds has gradients that almost cancel
+        # over a batch.
         "head_bias": "zero",
         "warmup_steps": 2,
         "max_steps": 6,
@@ -246,11 +285,14 @@ def training(output_dir: Path, model: str = "bert", **changed: object) -> list[s
         "report_to": "none",
         "output_dir": output_dir,
     } | changed
-    named = [part for name, value in arguments.items() if value is not None for part in (f"--{name}", str(value))]
+    named = [
+        part for name, value in arguments.items() if value is not None for part in (f"--{name}", str(value))
+    ]
     return [str(CLASSIFY), "--from_scratch", "--do_train", "--do_predict", *named]
 
 
-# Global batch sizes. The third batch of the 31 rows has one row for 15, so that only one process has a row; 7 rows for 12.
+# Global batch sizes. The third batch of the 31 rows has one row for 15, so that only one process has a row; 7
+# rows for 12.
 UNEVEN, EVEN = 15, 12
 # EMA of the weights, and the average of the two best checkpoints.
 AVERAGED = {"ema_decay": 0.5, "average_checkpoints": 2}

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from finetune.batching.batches import EvalRows, TrainSteps
-from finetune.plan import BatchShape, Plan
-from finetune.task import Batch, Data, Split, Task
+from samerun.batching.batches import EvalRows, TrainSteps
+from samerun.plan import BatchShape, Plan
+from samerun.task import Batch, Data, Split, Task
 
 
 class LinearTask(Task):

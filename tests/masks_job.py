@@ -1,4 +1,5 @@
-"""Small generated images with masks (coloured rectangles on grey) and configurations of tiny segmentation models."""
+"""Small generated images with masks (coloured rectangles on grey) and configurations of tiny segmentation
+models."""
 
 from __future__ import annotations
 
@@ -57,7 +58,12 @@ def deeplab(folder: Path) -> Path:
 
 def sapiens(folder: Path) -> Path:
     """Saves the configuration and the image processor of a tiny model without batch norm."""
-    head = {"upsample_out_channels": [8], "upsample_kernel_sizes": [4], "conv_out_channels": [], "conv_kernel_sizes": []}
+    head = {
+        "upsample_out_channels": [8],
+        "upsample_kernel_sizes": [4],
+        "conv_out_channels": [],
+        "conv_kernel_sizes": [],
+    }
     config = Sapiens2Config(
         hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_attention_heads=2,
         patch_size=8, image_size=list(SIZE), num_register_tokens=1, pos_embed_rescale=None, head_config=head,

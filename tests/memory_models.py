@@ -16,15 +16,21 @@ from transformers import (
     EncoderDecoderModel,
 )
 
-from finetune.kernels.bigbird.layers import use_bigbird_attention
-from finetune.kernels.dropout.attention import use_cpu_dropout
-from finetune.kernels.padding_free.encoders import use_padding_free
-from finetune.memory.layout import Layout
-from finetune.task import Batch
+from samerun.kernels.bigbird.layers import use_bigbird_attention
+from samerun.kernels.dropout.attention import use_cpu_dropout
+from samerun.kernels.padding_free.encoders import use_padding_free
+from samerun.memory.layout import Layout
+from samerun.task import Batch
 
 CLASSIFY = classification(5)
 TITLES = titles(replace(SEARCH, start_id=1))
-SIZES = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 300}
+SIZES = {
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "vocab_size": 300,
+}
 ALONE = Layout(world_size=1, precision="no", on_gpu=False, accumulation=1, wrapped=False)
 
 
@@ -59,7 +65,9 @@ def text_batch(rows, width, labels=None):
     mask = torch.ones_like(ids)
     mask[1:, width - 5 :] = 0
     return Batch(
-        torch.arange(rows), {"input_ids": ids, "attention_mask": mask}, torch.ones(rows, 5) if labels is None else labels
+        torch.arange(rows),
+        {"input_ids": ids, "attention_mask": mask},
+        torch.ones(rows, 5) if labels is None else labels,
     )
 
 
@@ -69,7 +77,9 @@ def ragged_batch(rows, width):
 
 
 def title_batch(rows, width, length):
-    return text_batch(rows, width, torch.randint(5, 299, (rows, length), generator=torch.Generator().manual_seed(1)))
+    return text_batch(
+        rows, width, torch.randint(5, 299, (rows, length), generator=torch.Generator().manual_seed(1))
+    )
 
 
 def peak_bytes(work, model):

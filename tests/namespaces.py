@@ -1,7 +1,7 @@
 """Simulates two machines by namespaces for network, host name and mounts, joined by a virtual cable.
 
-Each machine has one network interface, `eth0`, reaches only the other one, by its name, and has its own folder for data and
-caches, which the other cannot see. Needs root or user namespaces.
+Each machine has one network interface, `eth0`, reaches only the other one, by its name, and has its own
+folder for data and caches, which the other cannot see. Needs root or user namespaces.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def missing_for_machines() -> str | None:
 
 @contextmanager
 def machines(homes: list[Path]) -> Iterator[list[Machine]]:
-    """Two machines, `alpha` (10.77.0.1) and `beta` (10.77.0.2). At the end, they and all their processes are removed."""
+    """Two machines, `alpha` (10.77.0.1) and `beta` (10.77.0.2). At the end, they and all their processes are
+    removed."""
     assert len(homes) == 2
     # Without root: in a new user namespace, which the second machine shares.
     user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
@@ -65,9 +66,24 @@ def machines(homes: list[Path]) -> Iterator[list[Machine]]:
         second = _hold([*_enter(first, ()), "unshare", *KINDS], started)
         made = [
             Machine(name, f"10.77.0.{number}", holder, home)
-            for number, (name, holder, home) in enumerate(zip(("alpha", "beta"), (first, second), homes, strict=True), 1)
+            for number, (name, holder, home) in enumerate(
+                zip(("alpha", "beta"), (first, second), homes, strict=True), 1
+            )
         ]
-        _do(first, "ip", "link", "add", INTERFACE, "type", "veth", "peer", "name", INTERFACE, "netns", str(second))
+        _do(
+            first,
+            "ip",
+            "link",
+            "add",
+            INTERFACE,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            INTERFACE,
+            "netns",
+            str(second),
+        )
         for machine in made:
             _do(machine.holder, "hostname", machine.name)
             _do(machine.holder, "ip", "address", "add", f"{machine.address}/24", "dev", INTERFACE)
@@ -75,7 +91,9 @@ def machines(homes: list[Path]) -> Iterator[list[Machine]]:
             _do(machine.holder, "ip", "link", "set", "lo", "up")
         for machine, other in zip(made, reversed(made), strict=True):
             hosts = machine.home / "hosts"
-            hosts.write_text("127.0.0.1 localhost\n" + "".join(f"{m.address} {m.name}\n" for m in made), encoding="utf-8")
+            hosts.write_text(
+                "127.0.0.1 localhost\n" + "".join(f"{m.address} {m.name}\n" for m in made), encoding="utf-8"
+            )
             _do(machine.holder, "mount", "--bind", str(hosts), "/etc/hosts")
             _do(machine.holder, "mount", "-t", "tmpfs", "tmpfs", str(other.home))
         yield made

@@ -10,12 +10,15 @@ from pathlib import Path
 from launchers import REPOSITORY
 
 PAGES = sorted([*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md")])
-FENCE = re.compile(r"(?:<!-- ([^\n]*?) -->\n+)?^```(\w*)(?: title=\"([^\"]*)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+FENCE = re.compile(
+    r"(?:<!-- ([^\n]*?) -->\n+)?^```(\w*)(?: title=\"([^\"]*)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE
+)
 
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block. `comment`: the HTML comment before it or ""; `title`: the file name in its title or ""."""
+    """A fenced block. `comment`: the HTML comment before it or ""; `title`: the file name in its title or
+    ""."""
 
     comment: str
     language: str
@@ -26,7 +29,11 @@ class Block:
         """The words of each command, without comments and leading variable assignments."""
         lines = self.text.replace("\\\n", " ").splitlines()
         split = [shlex.split(line, comments=True) for line in lines]
-        return [words[next(n for n, word in enumerate(words) if not re.match(r"[A-Z_]+=", word)) :] for words in split if words]
+        return [
+            words[next(n for n, word in enumerate(words) if not re.match(r"[A-Z_]+=", word)) :]
+            for words in split
+            if words
+        ]
 
 
 def name_of(page: Path) -> str:

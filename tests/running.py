@@ -25,7 +25,11 @@ class Job:
 
     def worker(self, rank: int) -> psutil.Process:
         """The process of a rank."""
-        return next(member for member in self.descendants if member.environ().get("RANK") == str(rank) and _is_script(member))
+        return next(
+            member
+            for member in self.descendants
+            if member.environ().get("RANK") == str(rank) and _is_script(member)
+        )
 
     def wait(self) -> int:
         """Waits for all processes of the job. Returns the launcher's exit code."""
@@ -41,8 +45,9 @@ class Job:
 
 @contextlib.contextmanager
 def running() -> Iterator[Callable[..., Job]]:
-    """Yields a function (home, command, folder, steps) -> Job, which starts a command in `home` and waits until the run in
-    `folder` has trained `steps` steps (None: does not wait). Kills remaining processes at the end."""
+    """Yields a function (home, command, folder, steps) -> Job, which starts a command in `home` and waits
+    until the run in `folder` has trained `steps` steps (None: does not wait). Kills remaining processes at
+    the end."""
     jobs: list[Job] = []
 
     def begin(home: Path, command: list[str], folder: Path | None, steps: int = 3) -> Job:

@@ -18,14 +18,20 @@ from transformers import (
     EncoderDecoderModel,
 )
 
-from finetune.batching.batches import TrainSteps
-from finetune.kernels.bigbird.layers import use_bigbird_attention
-from finetune.kernels.padding_free.encoders import use_padding_free
-from finetune.task import Batch, Split
-from finetune.text.splits import lengths_of, pad_rows
-from finetune.text.titles import IGNORED
+from samerun.batching.batches import TrainSteps
+from samerun.kernels.bigbird.layers import use_bigbird_attention
+from samerun.kernels.padding_free.encoders import use_padding_free
+from samerun.task import Batch, Split
+from samerun.text.splits import lengths_of, pad_rows
+from samerun.text.titles import IGNORED
 
-SIZES = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 256, "vocab_size": 90}
+SIZES = {
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 256,
+    "vocab_size": 90,
+}
 CLASSIFY = classification(5, np.ones(5), label_smoothing_factor=0.1)
 TITLES = titles(replace(SEARCH, start_id=1), label_smoothing_factor=0.1)
 # name: task, tokens of the longest row, padding multiple
@@ -43,7 +49,11 @@ def build(kind):
     if KINDS[kind][0] is CLASSIFY:
         model = BertForSequenceClassification(BertConfig(**SIZES, num_labels=5))
     else:
-        encoder = BertModel(BertConfig(**SIZES)) if kind == "padding_free_titles" else BigBirdModel(BigBirdConfig(**SIZES))
+        encoder = (
+            BertModel(BertConfig(**SIZES))
+            if kind == "padding_free_titles"
+            else BigBirdModel(BigBirdConfig(**SIZES))
+        )
         encoder.pooler = encoder.activation = None
         decoder = BertLMHeadModel(BertConfig(**SIZES, is_decoder=True, add_cross_attention=True))
         model = EncoderDecoderModel(encoder=encoder, decoder=decoder)
@@ -59,7 +69,9 @@ def batches(kind, rows=32):
     task, longest, multiple = KINDS[kind]
     lengths = np.linspace(longest // 4, longest, rows).astype(int)
     plan = make_plan(rows, epochs=3, global_batch_size=8, accumulation=2)
-    split = Split("rows", collator(lengths, multiple, task is TITLES), rows, lengths=lengths, padding_multiple=multiple)
+    split = Split(
+        "rows", collator(lengths, multiple, task is TITLES), rows, lengths=lengths, padding_multiple=multiple
+    )
     return TrainSteps(split, plan, 0, 1, True)
 
 
@@ -70,7 +82,11 @@ def collator(lengths, multiple, titled):
             "input_ids": pad_rows(ids, 0, multiple=multiple),
             "attention_mask": pad_rows([row * 0 + 1 for row in ids], 0, multiple=multiple),
         }
-        labels = pad_rows([row[: 3 + len(row) % 5] for row in ids], IGNORED) if titled else torch.ones(len(rows), 5)
+        labels = (
+            pad_rows([row[: 3 + len(row) % 5] for row in ids], IGNORED)
+            if titled
+            else torch.ones(len(rows), 5)
+        )
         return Batch(torch.as_tensor(rows, dtype=torch.int64), inputs, labels, lengths_of(ids, "right"))
 
     return collate

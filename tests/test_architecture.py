@@ -14,7 +14,7 @@ APP = ROOT / "app"
 SOURCES = sorted(APP.rglob("*.py"))
 TASKS = {path.stem for path in APP.glob("*.py")} - {"predict", "serve"}  # which start one of them
 # Packages beside the engine: kinds of data, and what tasks take from elsewhere or draw.
-KINDS = {f"finetune.{name}" for name in ("text", "images", "volumes", "models", "losses", "metrics", "plots")}
+KINDS = {f"samerun.{name}" for name in ("text", "images", "volumes", "models", "losses", "metrics", "plots")}
 MOST_MODULES = 12
 TASK_LINES = 250
 # Everything that is imported inside a function, and why. What is not here stands at the top of its file.
@@ -23,30 +23,30 @@ IMPORTED_LATER = {
     "accelerate.utils.DeepSpeedPlugin": "as deepspeed",
     "transformers.integrations": "as deepspeed",
     "datasets": "takes half a second, with pandas; only files need it",
-    "finetune.serving.predictor": "imports torch; only predict.py's --text and serve.py need it",
-    "finetune.serving.imports": "as finetune.serving.predictor, and before it",
-    "finetune.serving.web": "imports aiohttp, which is optional (requirements-serve.txt)",
+    "samerun.serving.predictor": "imports torch; only predict.py's --text and serve.py need it",
+    "samerun.serving.imports": "as samerun.serving.predictor, and before it",
+    "samerun.serving.web": "imports aiohttp, which is optional (requirements-serve.txt)",
     "evaluate": "takes up to a second: a run imports it at its first score",
-    "finetune.metrics.multilabel_metric": "imports evaluate",
-    "finetune.metrics.rouge_metric": "imports evaluate",
-    "finetune.metrics.single_label_metric": "imports evaluate",
+    "samerun.metrics.multilabel_metric": "imports evaluate",
+    "samerun.metrics.rouge_metric": "imports evaluate",
+    "samerun.metrics.single_label_metric": "imports evaluate",
     "bitsandbytes": "optional (requirements-8bit.txt)",
     "matplotlib": "half a second; figures are drawn once, at the end",
     "jinja2": "as matplotlib",
     "sklearn": "as matplotlib",
     "rich": "only a terminal shows bars",
     "peft": "optional (requirements-lora.txt)",
-    "finetune.models.quantized": "imports bitsandbytes",
+    "samerun.models.quantized": "imports bitsandbytes",
     "rouge_score": "imports nltk, a second; only titles are scored by it",
     "rjieba": "its dictionary takes a third of a second; only Chinese words need it",
     "torch.distributed": "only jobs of several machines meet before torch is imported",
     "torch.nn.attention.varlen": "torch has it on some platforms only",
     "transformers.models.big_bird": "only BigBird needs it",
-    "finetune.kernels.bigbird.flex_tiles": "imports torch's compiler; only FlexAttention on a GPU needs it",
+    "samerun.kernels.bigbird.flex_tiles": "imports torch's compiler; only FlexAttention on a GPU needs it",
 }
 
 # FlexAttention and torch.compile are given functions that know what they are made for.
-HOLD_FUNCTIONS = {"finetune.kernels.bigbird.flex", "finetune.kernels.compiling"}
+HOLD_FUNCTIONS = {"samerun.kernels.bigbird.flex", "samerun.kernels.compiling"}
 
 
 def module_name(path):
@@ -57,13 +57,13 @@ MODULES = {module_name(path): path for path in SOURCES}
 
 
 def package_of(module):
-    """The package that a module belongs to. A module directly in app/ or in finetune/ counts as one; the kernels' packages
-    count as one."""
-    if module.startswith("finetune.kernels"):
-        return "finetune.kernels"
+    """The package that a module belongs to. A module directly in app/ or in samerun/ counts as one; the
+    kernels' packages count as one."""
+    if module.startswith("samerun.kernels"):
+        return "samerun.kernels"
     is_package = MODULES[module].name == "__init__.py"
     parent = module if is_package else module.rpartition(".")[0]
-    return module if parent in ("", "finetune") else parent
+    return module if parent in ("", "samerun") else parent
 
 
 def is_for_type_checkers(node):
@@ -107,14 +107,14 @@ PACKAGES = sorted(path.parent for path in APP.rglob("__init__.py"))
 
 
 def test_the_walk_sees_imports_at_the_top_and_inside_functions():
-    assert "deepspeed.utils.groups" in imports(MODULES["finetune.launching.deepspeed_config"])
-    assert {"finetune.launching", "finetune.reading", "finetune.metrics"} <= set(GRAPH)
+    assert "deepspeed.utils.groups" in imports(MODULES["samerun.launching.deepspeed_config"])
+    assert {"samerun.launching", "samerun.reading", "samerun.metrics"} <= set(GRAPH)
     assert {"classify", "titlegen", "segment", "segment3d"} <= TASKS
 
 
 def test_packages_import_downwards_only():
     graphlib.TopologicalSorter(GRAPH).prepare()  # raises for a circle
-    assert GRAPH["finetune.errors"] == set()
+    assert GRAPH["samerun.errors"] == set()
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=module_name)
@@ -123,20 +123,24 @@ def test_a_package_is_small_and_says_what_it_is_and_what_it_imports(package):
     assert len(modules) <= MOST_MODULES
     docstring = ast.get_docstring(ast.parse((package / "__init__.py").read_text(encoding="utf-8")))
     subject, _, allowed = docstring.partition("May import:")
-    assert subject.strip().count(".") >= 2 or package == APP / "finetune"
+    assert subject.strip().count(".") >= 2 or package == APP / "samerun"
     name = module_name(package)
     if package_of(f"{name}") != name:
         return  # one of the kernels' packages
     stated = set(re.findall(r"[\w.]*\w", allowed)) - {"nothing"}
-    assert stated == (set() if name == "finetune" else GRAPH[name])
+    assert stated == (set() if name == "samerun" else GRAPH[name])
 
 
 def test_the_engine_knows_no_task_and_no_kind_of_data():
     for package in GRAPH.keys() - KINDS - TASKS - {"predict", "serve"}:
-        assert not GRAPH[package] & (TASKS | KINDS - {"finetune.metrics"}), package
+        assert not GRAPH[package] & (TASKS | KINDS - {"samerun.metrics"}), package
     text_fields = ("max_length", "text_column", "tokenizer", "head_learning_rate", "base_model_prefix")
     for name, path in MODULES.items():
-        if name.startswith("finetune.training") or name in ("finetune.application", "finetune.training_setup", "finetune.plan"):
+        if name.startswith("samerun.training") or name in (
+            "samerun.application",
+            "samerun.training_setup",
+            "samerun.plan",
+        ):
             source = path.read_text(encoding="utf-8")
             assert [word for word in text_fields if word in source] == [], name
 
@@ -146,24 +150,36 @@ def test_the_engine_knows_no_task_and_no_kind_of_data():
     [("deepspeed", ["deepspeed_config", "deepspeed_state"]), ("transformers", ["deepspeed_config"])],
 )
 def test_few_modules_of_the_engine_know_the_library(library, modules):
-    knows = [name for name, path in MODULES.items() if any(found.split(".")[0] == library for found in imports(path))]
-    engine = [name for name in knows if name not in TASKS and package_of(name) not in KINDS | {"finetune.kernels"}]
-    assert sorted(engine) == [f"finetune.launching.{module}" for module in modules]
+    knows = [
+        name
+        for name, path in MODULES.items()
+        if any(found.split(".")[0] == library for found in imports(path))
+    ]
+    engine = [
+        name for name in knows if name not in TASKS and package_of(name) not in KINDS | {"samerun.kernels"}
+    ]
+    assert sorted(engine) == [f"samerun.launching.{module}" for module in modules]
     if library == "deepspeed":
         assert knows == engine
 
 
-@pytest.mark.parametrize(("library", "module"), [("monai", "finetune.volumes.network"), ("nibabel", "finetune.volumes.nifti")])
+@pytest.mark.parametrize(
+    ("library", "module"), [("monai", "samerun.volumes.network"), ("nibabel", "samerun.volumes.nifti")]
+)
 def test_an_extra_is_imported_at_one_place(library, module):
-    assert [name for name, path in MODULES.items() if any(found.split(".")[0] == library for found in imports(path))] == [
-        module
-    ]
+    assert [
+        name
+        for name, path in MODULES.items()
+        if any(found.split(".")[0] == library for found in imports(path))
+    ] == [module]
 
 
 def test_imports_inside_functions_have_a_reason():
     seen = set()
     for name, path in MODULES.items():
-        functions = [n for n in walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(n, ast.FunctionDef)]
+        functions = [
+            n for n in walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(n, ast.FunctionDef)
+        ]
         for node in {inner for function in functions for inner in ast.walk(function)}:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 for dotted in imports_of(node):
@@ -180,14 +196,25 @@ def test_a_task_is_one_class_in_one_file(task):
     classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
     assert len(classes) == 2  # its arguments and itself
     methods = [node.name for node in classes[1].body if isinstance(node, ast.FunctionDef)]
-    order = ["build", "num_targets", "loss_sum", "predict", "score", "export", "load_exported", "prediction_lines"]
+    order = [
+        "build",
+        "num_targets",
+        "loss_sum",
+        "predict",
+        "score",
+        "export",
+        "load_exported",
+        "prediction_lines",
+    ]
     order.append("model_card")
     assert [name for name in methods if name in order] == order  # as a run calls them
 
 
 def test_the_run_of_any_task_is_a_table_of_contents():
-    tree = ast.parse(MODULES["finetune.application"].read_text(encoding="utf-8"))
-    (function,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "run_task")
+    tree = ast.parse(MODULES["samerun.application"].read_text(encoding="utf-8"))
+    (function,) = (
+        node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "run_task"
+    )
     assert function.end_lineno - function.lineno < 60
 
 
@@ -199,7 +226,11 @@ def test_functions_have_six_positional_parameters_at_most_and_no_functions_insid
                 own = [argument.arg for argument in node.args.posonlyargs + node.args.args]
                 if len([argument for argument in own if argument not in ("self", "cls", "ctx")]) > 6:
                     parameters.append(f"{name}.{node.name}")
-                inner = [found for found in ast.walk(node) if isinstance(found, ast.FunctionDef) and found is not node]
+                inner = [
+                    found
+                    for found in ast.walk(node)
+                    if isinstance(found, ast.FunctionDef) and found is not node
+                ]
                 inside += [name] * len(inner)
     assert parameters == []
     assert set(inside) <= HOLD_FUNCTIONS
@@ -222,5 +253,7 @@ def test_no_module_hides_an_installed_one():
     taken = set(importlib.metadata.packages_distributions()) | sys.stdlib_module_names
     assert {"torch", "datasets", "logging"} <= taken
     top = TASKS | {path.parent.name for path in APP.glob("*/__init__.py")}
-    assert not top & (taken | {"kernels"})  # the last is a distribution that transformers uses where it is installed
+    assert not top & (
+        taken | {"kernels"}
+    )  # the last is a distribution that transformers uses where it is installed
     assert not {path.stem for path in SOURCES} & sys.stdlib_module_names

@@ -1,4 +1,5 @@
-"""The model card's code, run as its reader runs it: in a new process that has transformers and none of our code."""
+"""The model card's code, run as its reader runs it: in a new process that has transformers and none of our
+code."""
 
 import json
 import re
@@ -16,7 +17,7 @@ from transformers import ConvNextImageProcessorPil, ResNetConfig
 # Runs the code of several cards and returns what each printed, or the value of its last line.
 READER = """
 import ast, importlib.util, json, numpy, os, sys
-assert importlib.util.find_spec("finetune") is None
+assert importlib.util.find_spec("samerun") is None
 found = []
 for folder, code in json.load(sys.stdin):
     os.chdir(folder)
@@ -35,13 +36,21 @@ def bigbird(folder):
     (folder / "bigbird").mkdir()
     config = {**title_job.BIGBIRD, "vocab_size": 128, "max_position_embeddings": 80}
     (folder / "bigbird" / "config.json").write_text(json.dumps(config))
-    given = {"config_name": "bigbird", "tokenizer_type": "train", "vocab_size": 128, "max_length": 64, "test_file": "test.csv"}
+    given = {
+        "config_name": "bigbird",
+        "tokenizer_type": "train",
+        "vocab_size": 128,
+        "max_length": 64,
+        "test_file": "test.csv",
+    }
     return "classify", {**given, "train_file": "train.csv", "validation_file": "valid.csv"}
 
 
 def chinese_titles(folder):
     title_job.write_corpus(folder)
-    given = title_job.arguments(max_steps=None, save_steps=None, eval_strategy="no", eval_steps=None, num_return_sequences=None)
+    given = title_job.arguments(
+        max_steps=None, save_steps=None, eval_strategy="no", eval_steps=None, num_return_sequences=None
+    )
     return "titlegen", dict(zip((name.removeprefix("--") for name in given[::2]), given[1::2], strict=True))
 
 
@@ -50,38 +59,66 @@ def resnet(folder):
     config.save_pretrained(folder / "new")
     ConvNextImageProcessorPil(size={"shortest_edge": 32}, crop_pct=1.0).save_pretrained(folder / "new")
     data = write_folder(folder / "data", rows=8, size=24, channels=3)
-    return "image_classify", {"config_name": "new", "train_file": data, "validation_file": data, "test_file": data / "light"}
+    return "image_classify", {
+        "config_name": "new",
+        "train_file": data,
+        "validation_file": data,
+        "test_file": data / "light",
+    }
 
 
 def segformer(folder):
     masks_job.segformer(folder / "new")
     data = masks_job.write(folder / "data")
-    return "segment", {"config_name": "new", "train_file": data, "test_file": data / "images", "image_size": "32,48"}
+    return "segment", {
+        "config_name": "new",
+        "train_file": data,
+        "test_file": data / "images",
+        "image_size": "32,48",
+    }
 
 
 @pytest.mark.slow
-def test_the_code_of_every_card_gives_the_runs_predictions_without_our_code_or_a_warning(tmp_path, script, monkeypatch):
+def test_the_code_of_every_card_gives_the_runs_predictions_without_our_code_or_a_warning(
+    tmp_path, script, monkeypatch
+):
     jobs, lines = [], []
     for prepare in (bigbird, chinese_titles, resnet, segformer):
         home = tmp_path / prepare.__name__
         home.mkdir()
         monkeypatch.chdir(home)
         task, given = prepare(home)
-        given |= {"from_scratch": "true", "do_train": "true", "do_predict": "true", "output_dir": "run", "report_to": "none"}
+        given |= {
+            "from_scratch": "true",
+            "do_train": "true",
+            "do_predict": "true",
+            "output_dir": "run",
+            "report_to": "none",
+        }
         ended = script(task, [f"--{name}={value}" for name, value in given.items()] + ["--max_steps=1"])
         assert ended.code == 0, ended.err
         card = (home / "run" / "README.md").read_text(encoding="utf-8")
-        lines.append(json.loads((home / "run" / "predictions.jsonl").read_text(encoding="utf-8").splitlines()[0]))
+        lines.append(
+            json.loads((home / "run" / "predictions.jsonl").read_text(encoding="utf-8").splitlines()[0])
+        )
         jobs.append((str(home / "run"), re.search(r"```python\n(.*?)```", card, re.DOTALL)[1]))
 
-    (titled,) = [json.loads(line) for line in (tmp_path / "chinese_titles" / "test.jsonl").open(encoding="utf-8")][:1]
+    (titled,) = [
+        json.loads(line) for line in (tmp_path / "chinese_titles" / "test.jsonl").open(encoding="utf-8")
+    ][:1]
     document = (tmp_path / "bigbird" / "test.csv").read_text(encoding="utf-8").splitlines()[1].split(",")[1]
-    shutil.copy(next((tmp_path / "resnet" / "data" / "light").iterdir()), tmp_path / "resnet" / "run" / "image.png")
-    shutil.copy(tmp_path / "segformer" / "data" / "images" / "000.png", tmp_path / "segformer" / "run" / "image.png")
+    shutil.copy(
+        next((tmp_path / "resnet" / "data" / "light").iterdir()), tmp_path / "resnet" / "run" / "image.png"
+    )
+    shutil.copy(
+        tmp_path / "segformer" / "data" / "images" / "000.png", tmp_path / "segformer" / "run" / "image.png"
+    )
     texts = {'"a text"': json.dumps(document), '"a long document"': json.dumps(titled["text"])}
     for name, text in texts.items():
         jobs = [(folder, code.replace(name, text)) for folder, code in jobs]
-    reader = subprocess.run([sys.executable, "-I", "-c", READER], input=json.dumps(jobs), capture_output=True, text=True)
+    reader = subprocess.run(
+        [sys.executable, "-I", "-c", READER], input=json.dumps(jobs), capture_output=True, text=True
+    )
     assert reader.returncode == 0, reader.stderr
     assert not re.search(r"(?i)missing|unexpected|newly|warning|initialized", reader.stderr), reader.stderr
     labels, title, classes, segments = json.loads(reader.stdout)
@@ -90,6 +127,10 @@ def test_the_code_of_every_card_gives_the_runs_predictions_without_our_code_or_a
     assert [text.strip() for text in title] == [lines[1]["title"]]
     assert not re.search(r"[\u4e00-\u9fff] +[\u4e00-\u9fff]", title[0])
     assert re.search(r"[\u4e00-\u9fff]{2}", title[0])
-    assert {each["label"]: each["score"] for each in classes} == pytest.approx(lines[2]["probabilities"], abs=1e-5)
+    assert {each["label"]: each["score"] for each in classes} == pytest.approx(
+        lines[2]["probabilities"], abs=1e-5
+    )
     shares = {each["label"]: each["mask"] for each in segments}
-    assert shares == pytest.approx({name: share for name, share in lines[3]["shares"].items() if share}, abs=1e-3)
+    assert shares == pytest.approx(
+        {name: share for name, share in lines[3]["shares"].items() if share}, abs=1e-3
+    )

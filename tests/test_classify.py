@@ -8,11 +8,11 @@ import torch
 from classify import Arguments
 from text_tasks import classification
 
-from finetune.arguments.parsing import validate
-from finetune.errors import InputError, TrainingError
-from finetune.reading.ragged import Ragged
-from finetune.task import Batch
-from finetune.text.classifier import (
+from samerun.arguments.parsing import validate
+from samerun.errors import InputError, TrainingError
+from samerun.reading.ragged import Ragged
+from samerun.task import Batch
+from samerun.text.classifier import (
     check_best_metric,
     make_loss,
     positive_weights,
@@ -92,7 +92,10 @@ def test_tuned_metrics_use_given_thresholds_or_those_of_other_rows():
 def test_a_model_that_diverged_is_not_scored_and_the_row_is_named(logit):
     split = SimpleNamespace(path="valid.csv", texts=["fine", "too much"], where=None)
     found = {"logits": np.array([[0.0, 0.0], [0.0, logit]]), "labels": np.array([[0, 0], [1, 1]])}
-    told = r"^valid\.csv: the model's logits are not finite for 1 of 2 rows, first for row 1 \(0-based\), 'too much'"
+    told = (
+        r"^valid\.csv: the model's logits are not finite for 1 of 2 rows, first for row 1 \(0-based\), "
+        r"'too much'"
+    )
     task = classification(2, thresholds=np.array([0.5, 0.5]))
     with pytest.raises(TrainingError, match=told):
         task.score(found, split)
@@ -102,8 +105,12 @@ def test_a_model_that_diverged_is_not_scored_and_the_row_is_named(logit):
 
 def test_balanced_weights_are_negatives_over_positives_within_limits():
     positive = np.array([8, 1, 1, 0])  # of 10 rows: 2/8 up to 1, 9/1 down to 5, no row
-    np.testing.assert_array_equal(positive_weights(weighted("balanced", 5), positive, 10, [*"abcd"]), [1.0, 5.0, 5.0, 1.0])
-    np.testing.assert_array_equal(positive_weights(weighted("balanced"), positive[:3], 10, [*"abc"]), [1.0, 9.0, 9.0])
+    np.testing.assert_array_equal(
+        positive_weights(weighted("balanced", 5), positive, 10, [*"abcd"]), [1.0, 5.0, 5.0, 1.0]
+    )
+    np.testing.assert_array_equal(
+        positive_weights(weighted("balanced"), positive[:3], 10, [*"abc"]), [1.0, 9.0, 9.0]
+    )
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
@@ -135,7 +142,9 @@ def test_weights_by_name(tmp_path):
     assert positive_weights(weighted("none"), np.array([1]), 1, ["a"]) is None
     path = tmp_path / "weights.json"
     path.write_text(json.dumps({"b": 2, "a": 0.5, "unused": -1}))
-    np.testing.assert_array_equal(positive_weights(weighted(str(path)), np.zeros(2), 0, ["a", "b"]), [0.5, 2.0])
+    np.testing.assert_array_equal(
+        positive_weights(weighted(str(path)), np.zeros(2), 0, ["a", "b"]), [0.5, 2.0]
+    )
 
 
 def test_a_metric_that_one_row_defines():
@@ -164,7 +173,10 @@ def test_the_loss_that_is_scored_is_the_one_that_is_trained(kind):
             {"loss": "focal", "pos_weight": "balanced"},
             "--pos_weight needs --loss bce, but --loss is focal; keep one",
         ),
-        ({"loss": "asymmetric", "label_smoothing_factor": 0.1}, "--label_smoothing_factor needs --loss bce, but"),
+        (
+            {"loss": "asymmetric", "label_smoothing_factor": 0.1},
+            "--label_smoothing_factor needs --loss bce, but",
+        ),
         ({"focal_gamma": 1.0}, "--focal_gamma needs --loss focal, but --loss is bce"),
         ({"loss": "focal", "db_mu": 0.9}, "--db_mu needs --loss distribution_balanced, but --loss is focal"),
     ],

@@ -21,8 +21,8 @@ from transformers import (
     pipeline,
 )
 
-from finetune.images.classifier import SMALL_CNN_USAGE
-from finetune.task import Batch
+from samerun.images.classifier import SMALL_CNN_USAGE
+from samerun.task import Batch
 
 LOGITS = torch.tensor([[2.0, -1.0, 0.5], [-3.0, 0.0, 1.0], [1.0, 1.0, 1.0]])
 
@@ -42,20 +42,32 @@ def batch(rows=(4, 9, -1)):
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_loss_is_cross_entropy_without_the_placeholder(smoothing):
     log_p = [[x - math.log(sum(map(math.exp, row))) for x in row] for row in LOGITS.tolist()]
-    expected = -sum((1 - smoothing) * row[c] + smoothing * sum(row) / 3 for row, c in zip(log_p[:2], (0, 2), strict=True))
+    expected = -sum(
+        (1 - smoothing) * row[c] + smoothing * sum(row) / 3 for row, c in zip(log_p[:2], (0, 2), strict=True)
+    )
     made = task(label_smoothing_factor=smoothing)
     made.smoothing = smoothing  # as `choose_model` decides
     assert float(made.loss_sum(model, batch())) == pytest.approx(expected, rel=1e-6)
     assert int(made.num_targets(batch())) == 2
-    parts = [Batch(batch().rows[i : i + 1], {"pixel_values": LOGITS[i : i + 1]}, batch().labels[i : i + 1]) for i in range(3)]
-    assert sum(float(made.loss_sum(model, part)) for part in parts) == pytest.approx(expected, rel=1e-6)  # any micro-batches
+    parts = [
+        Batch(batch().rows[i : i + 1], {"pixel_values": LOGITS[i : i + 1]}, batch().labels[i : i + 1])
+        for i in range(3)
+    ]
+    assert sum(float(made.loss_sum(model, part)) for part in parts) == pytest.approx(
+        expected, rel=1e-6
+    )  # any micro-batches
     whole = {name: tensor.numpy() for name, tensor in made.predict(model, batch((0, 1, 2))).items()}
     loss = made.score({name: values[:2] for name, values in whole.items()}, None)["loss"]
     assert loss == pytest.approx(expected / 2, rel=1e-6)
 
 
 def arguments(folder, **given):
-    named = {"num_train_epochs": 6, "global_batch_size": 8, "report_to": "tensorboard", "output_dir": folder / "run"} | given
+    named = {
+        "num_train_epochs": 6,
+        "global_batch_size": 8,
+        "report_to": "tensorboard",
+        "output_dir": folder / "run",
+    } | given
     return [f"--{name}={value}" for name, value in named.items() if value is not None]
 
 
@@ -64,7 +76,12 @@ def test_the_small_cnn_from_mnist_files_to_predictions_and_a_card_that_runs(tmp_
     mnist = write_idx(tmp_path / "mnist", rows=64)
     write_idx(mnist, "t10k", rows=10, seed=1)
     data = {f"{split}_file": mnist for split in ("train", "validation", "test")}
-    trained = {"do_train": "true", "do_predict": "true", "label_smoothing_factor": 0.1, "report_to": "tensorboard,html"}
+    trained = {
+        "do_train": "true",
+        "do_predict": "true",
+        "label_smoothing_factor": 0.1,
+        "report_to": "tensorboard,html",
+    }
     ended = script("image_classify", arguments(tmp_path, **trained, **data))
     assert (ended.code, ended.err) == (0, "")
     assert "64 training images, read as 16x16 grey levels" in ended.out
@@ -92,7 +109,10 @@ def test_the_small_cnn_from_mnist_files_to_predictions_and_a_card_that_runs(tmp_
     # The exported model goes on, predicts a folder without classes, and is judged by itself.
     write_folder(tmp_path / "files", rows=4)
     given = {"model_name_or_path": run / "best", "output_dir": tmp_path / "again"}
-    ended = script("image_classify", arguments(tmp_path, do_predict="true", test_file=tmp_path / "files" / "light", **given))
+    ended = script(
+        "image_classify",
+        arguments(tmp_path, do_predict="true", test_file=tmp_path / "files" / "light", **given),
+    )
     assert (ended.code, ended.err) == (0, "")
     lines = [json.loads(line) for line in (tmp_path / "again" / "predictions.jsonl").read_text().splitlines()]
     assert [(line["id"], line["label"]) for line in lines] == [("001.png", "1"), ("003.png", "1")]
@@ -101,7 +121,8 @@ def test_the_small_cnn_from_mnist_files_to_predictions_and_a_card_that_runs(tmp_
     assert (ended.code, ended.err) == (0, "")
     check_evaluated_alike(run, tmp_path / "judged")  # label smoothing goes with the model
     ended = script(
-        "image_classify", arguments(tmp_path, train_file=tmp_path / "files", model_name_or_path=run / "best", output_dir="x")
+        "image_classify",
+        arguments(tmp_path, train_file=tmp_path / "files", model_name_or_path=run / "best", output_dir="x"),
     )
     assert ended.code == 2
     assert "has the classes 0, 1, but the training images have dark, light; add --from_scratch" in ended.err
@@ -110,10 +131,18 @@ def test_the_small_cnn_from_mnist_files_to_predictions_and_a_card_that_runs(tmp_
 @pytest.mark.slow
 def test_a_model_of_transformers_loads_in_a_pipeline(tmp_path, script):
     new = tmp_path / "new"
-    ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic").save_pretrained(new)
+    ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic").save_pretrained(
+        new
+    )
     ConvNextImageProcessorPil(size={"shortest_edge": 32}, crop_pct=1.0).save_pretrained(new)
     data = write_folder(tmp_path / "data", rows=32, size=24, channels=3)
-    given = {"train_file": data, "validation_file": data, "config_name": new, "from_scratch": "true", "random_flip": "true"}
+    given = {
+        "train_file": data,
+        "validation_file": data,
+        "config_name": new,
+        "from_scratch": "true",
+        "random_flip": "true",
+    }
     given |= {"label_smoothing_factor": 0.1}
     ended = script("image_classify", arguments(tmp_path, dataloader_num_workers=1, **given))
     assert (ended.code, ended.err) == (0, "")
@@ -134,12 +163,26 @@ def test_a_model_of_transformers_loads_in_a_pipeline(tmp_path, script):
 @pytest.mark.parametrize("in_4bit", ["false", "true"])
 def test_adapters_are_merged_into_a_pretrained_model(in_4bit, tmp_path, script):
     base = tmp_path / "base"
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16, "image_size": 32}
+    sizes = {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+        "image_size": 32,
+    }
     ViTForImageClassification(ViTConfig(**sizes, patch_size=8)).save_pretrained(base)
     ViTImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(base)
     data = write_folder(tmp_path / "data", rows=32, size=24, channels=3)
-    given = {"train_file": data, "validation_file": data, "model_name_or_path": base, "lora_r": 2, "learning_rate": 1e-2}
-    ended = script("image_classify", arguments(tmp_path, **given, load_in_4bit=in_4bit, layerwise_lr_decay=0.9))
+    given = {
+        "train_file": data,
+        "validation_file": data,
+        "model_name_or_path": base,
+        "lora_r": 2,
+        "learning_rate": 1e-2,
+    }
+    ended = script(
+        "image_classify", arguments(tmp_path, **given, load_in_4bit=in_4bit, layerwise_lr_decay=0.9)
+    )
     assert (ended.code, ended.err) == (0, "")
     assert "dry run of the model fails" not in ended.out
     saved = load_file(max((tmp_path / "run" / "checkpoints").iterdir()) / "model.safetensors")
@@ -171,7 +214,8 @@ REFUSED = {
     "16 bits": (lambda folder: Image.new("I;16", (16, 16)).save(folder / "train" / "dark" / "x.png"), {},
                 r"dark/x\.png: has more than 8 bits a pixel .*Save it with 8 bits"),
     "colours for grey levels": (lambda folder: Image.new("RGB", (16, 16), "red").save(folder / "valid" / "dark" / "x.png"),
-                                {}, r"valid/dark/x\.png: a colour image \(RGB\), but the model sees grey levels only"),
+                                {}, r"valid/dark/x\.png: a colour image \(RGB\), but the model sees "
+r"grey levels only"),
     "no image": (lambda folder: (folder / "train" / "dark" / "x.png").write_text("a note"), {},
                    r"dark/x\.png: is no image that Pillow can read"),
     "empty class": (lambda folder: (folder / "train" / "none").mkdir(), {}, "train/none: holds no images; remove the folder"),
@@ -193,12 +237,16 @@ def test_bad_images_are_explained_in_one_message(name, tmp_path, script, monkeyp
     monkeypatch.chdir(tmp_path)
     write_folder(tmp_path / "train")
     write_folder(tmp_path / "valid", rows=4)
-    ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, image_size=32).save_pretrained(
-        "vit"
-    )
+    ViTConfig(
+        hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, image_size=32
+    ).save_pretrained("vit")
     spoil, given, said = REFUSED[name]
     spoil(tmp_path)
-    ended = script("image_classify", arguments(tmp_path, **{"train_file": "train", "validation_file": "valid"} | given))
+    ended = script(
+        "image_classify", arguments(tmp_path, **{"train_file": "train", "validation_file": "valid"} | given)
+    )
     assert ended.code == 2
-    assert len(ended.err.splitlines()) == 1 or ended.err.startswith(f"{len(ended.err.splitlines()) - 1} errors:")
+    assert len(ended.err.splitlines()) == 1 or ended.err.startswith(
+        f"{len(ended.err.splitlines()) - 1} errors:"
+    )
     assert re.search(said, ended.err), ended.err

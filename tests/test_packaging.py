@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-import finetune
+import samerun
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -30,29 +30,34 @@ def test_pinned_versions_are_within_the_ranges(extra):
 
 
 def test_every_requirements_file_is_an_extra():
-    assert {file.stem.removeprefix("requirements").removeprefix("-") for file in ROOT.glob("requirements*.txt")} == set(EXTRAS)
+    assert {
+        file.stem.removeprefix("requirements").removeprefix("-") for file in ROOT.glob("requirements*.txt")
+    } == set(EXTRAS)
 
 
 def test_every_script_is_installed_as_a_command():
     scripts = {path.stem for path in (ROOT / "app").glob("*.py")}
-    assert {name.removeprefix("finetune-") for name in PROJECT["project"]["scripts"]} == scripts
+    assert {name.removeprefix("samerun-") for name in PROJECT["project"]["scripts"]} == scripts
     installed = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
-    assert {path: f"finetune/tasks/{Path(path).name}" for path in installed} == installed
+    assert {path: f"samerun/tasks/{Path(path).name}" for path in installed} == installed
     assert set(installed) == {"app/recipes", *(f"app/{name}.py" for name in scripts)}
 
 
-@pytest.mark.parametrize("name", finetune.__all__)
+@pytest.mark.parametrize("name", samerun.__all__)
 def test_the_short_names_of_the_package_exist(name):
-    assert callable(getattr(finetune, name))
+    assert callable(getattr(samerun, name))
 
 
 def test_there_is_one_version_number():
     assert PROJECT["project"]["dynamic"] == ["version"]
-    stated = {"CITATION.cff": f"version: {finetune.__version__}", "CHANGELOG.md": f"## [{finetune.__version__}]"}
+    stated = {
+        "CITATION.cff": f"version: {samerun.__version__}",
+        "CHANGELOG.md": f"## [{samerun.__version__}]",
+    }
     for file, line in stated.items():
         assert line in (ROOT / file).read_text(encoding="utf-8")
 
 
 def test_another_name_does_not():
     with pytest.raises(AttributeError, match="no_such_name"):
-        _ = finetune.no_such_name
+        _ = samerun.no_such_name

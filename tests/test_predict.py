@@ -5,14 +5,16 @@ import predict
 import pytest
 from launchers import REPOSITORY, TEST_ROWS, python, run
 
-from finetune.errors import InputError
-from finetune.output.predictions import problem
+from samerun.errors import InputError
+from samerun.output.predictions import problem
 
 
 @pytest.fixture
 def folder(tmp_path):
     def make(config, name="config.json"):
-        (tmp_path / name).write_text(config if isinstance(config, str) else json.dumps(config), encoding="utf-8")
+        (tmp_path / name).write_text(
+            config if isinstance(config, str) else json.dumps(config), encoding="utf-8"
+        )
         return tmp_path
 
     return make
@@ -33,7 +35,9 @@ def folder(tmp_path):
 def test_the_folder_says_which_task_it_is_of(config, task, folder):
     place = folder(config)
     assert predict.task_of(place) == task
-    script, *parts = predict.task_command(predict.read_request([str(place), "rows.csv", "--output_dir", "out", "--seed", "1"]))
+    script, *parts = predict.task_command(
+        predict.read_request([str(place), "rows.csv", "--output_dir", "out", "--seed", "1"])
+    )
     assert script == str(REPOSITORY / "app" / f"{task}.py")
     assert parts == [
         *("--do_predict", "--model_name_or_path", str(place), "--test_file", "rows.csv"),
@@ -51,7 +55,11 @@ def test_an_adapter_says_so_before_its_base_does(folder):
     [
         (None, ["rows.csv"], "is no exported model: it has no config.json"),
         ("{", ["rows.csv"], r"config\.json: cannot be read"),
-        ({"architectures": ["BertForMaskedLM"]}, ["rows.csv"], r"no task for a model of \['BertForMaskedLM'\]"),
+        (
+            {"architectures": ["BertForMaskedLM"]},
+            ["rows.csv"],
+            r"no task for a model of \['BertForMaskedLM'\]",
+        ),
         ({"model_type": "small_cnn"}, [], "give either a FILE"),
         ({"model_type": "small_cnn"}, ["rows.csv", "--text", "a"], "give either a FILE"),
         ({"model_type": "small_cnn"}, ["--text", "a"], "is a model of image_classify, which takes files"),
@@ -88,7 +96,9 @@ def test_a_file_that_is_there_is_replaced_on_request_only(folder, tmp_path):
 def test_texts_and_files_give_lines_and_nothing_else(launched, home):
     model = launched("python").folder / "best"
     command = [*python(), str(REPOSITORY / "app" / "predict.py"), str(model)]
-    said = run([command[0], "-X", "importtime", *command[1:], "--text", "red apples", "--text", "blue sky"], home).check()
+    said = run(
+        [command[0], "-X", "importtime", *command[1:], "--text", "red apples", "--text", "blue sky"], home
+    ).check()
     imported = {line.rpartition("|")[2].strip() for line in said.err.splitlines()}
     unused = {
         "scipy",

@@ -1,4 +1,5 @@
-"""Every recipe starts: its command parses, and one optimizer step with its settings on a tiny model goes through."""
+"""Every recipe starts: its command parses, and one optimizer step with its settings on a tiny model goes
+through."""
 
 import json
 import re
@@ -14,7 +15,7 @@ from images_job import write_idx
 from launchers import REPOSITORY, write_corpus
 from transformers import BartConfig, BertTokenizer
 
-from finetune.text.vocabulary import SPECIAL_TOKENS
+from samerun.text.vocabulary import SPECIAL_TOKENS
 
 FOLDER = REPOSITORY / "app" / "recipes"
 RECIPES = sorted(path.stem for path in FOLDER.glob("*.yaml") if not path.name.startswith("quickstart_"))
@@ -53,7 +54,14 @@ def texts(folder, model):
 def titles(folder, **given):
     title_job.write_corpus(folder)
     files = {"train_file": folder / "train.jsonl", "validation_file": folder / "valid.jsonl"}
-    return {**files, "max_train_samples": 20, "max_eval_samples": 2, "max_length": 160, "from_scratch": "true", **given}
+    return {
+        **files,
+        "max_train_samples": 20,
+        "max_eval_samples": 2,
+        "max_length": 160,
+        "from_scratch": "true",
+        **given,
+    }
 
 
 def words(folder):
@@ -67,8 +75,15 @@ def words(folder):
 
 
 def bart(folder):
-    sizes = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
-    BartConfig(d_model=16, encoder_ffn_dim=16, decoder_ffn_dim=16, vocab_size=1500, **sizes).save_pretrained(folder)
+    sizes = {
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2,
+    }
+    BartConfig(d_model=16, encoder_ffn_dim=16, decoder_ffn_dim=16, vocab_size=1500, **sizes).save_pretrained(
+        folder
+    )
     return folder
 
 
@@ -79,7 +94,13 @@ def volumes(folder):
         for part, values in (("images", (label * 50).astype(np.float32)), ("labels", label)):
             (folder / part).mkdir(parents=True, exist_ok=True)
             nibabel.save(nibabel.Nifti1Image(values, np.eye(4)), folder / part / f"{row}.nii.gz")
-    small = {"channels": "4,8", "strides": "2", "patch_size": "8,8,8", "class_names": "a,b", "mixed_precision": "no"}
+    small = {
+        "channels": "4,8",
+        "strides": "2",
+        "patch_size": "8,8,8",
+        "class_names": "a,b",
+        "mixed_precision": "no",
+    }
     return {"train_file": folder, **small, "global_batch_size": 2, "per_device_train_batch_size": 1}
 
 
@@ -106,7 +127,13 @@ def tiny(name, task, folder, bert_folder):
 def test_a_recipe_trains(name, script, tmp_path, bert_folder, monkeypatch):
     monkeypatch.chdir(REPOSITORY)
     task = re.search(r"app/(\w+)\.py", " ".join(header(name)[0]))[1]
-    given = tiny(name, task, tmp_path, bert_folder) | {"output_dir": tmp_path / "run", "report_to": "none", "max_steps": 1}
-    ended = script(task, [f"--config={FOLDER / name}.yaml", *(f"--{key}={value}" for key, value in given.items())])
+    given = tiny(name, task, tmp_path, bert_folder) | {
+        "output_dir": tmp_path / "run",
+        "report_to": "none",
+        "max_steps": 1,
+    }
+    ended = script(
+        task, [f"--config={FOLDER / name}.yaml", *(f"--{key}={value}" for key, value in given.items())]
+    )
     assert ended.code == 0, ended.err
     assert (tmp_path / "run" / "best" / "config.json").is_file()

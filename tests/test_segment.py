@@ -24,11 +24,11 @@ from transformers import (
     pipeline,
 )
 
-from finetune.arguments.parsing import parse, validate
-from finetune.batching.mask_bits import unpack
-from finetune.errors import InputError
-from finetune.launching.launch import Launch
-from finetune.plan import Modes
+from samerun.arguments.parsing import parse, validate
+from samerun.batching.mask_bits import unpack
+from samerun.errors import InputError
+from samerun.launching.launch import Launch
+from samerun.plan import Modes
 
 LAUNCH = Launch(
     launcher="python", rank=0, local_rank=0, world_size=1, local_world_size=1, use_cpu=True, backend="gloo", precision="no",
@@ -39,7 +39,11 @@ TRAINED = Modes(train=True, evaluate=True, predict=False)
 
 def loaded(tmp_path, modes=TRAINED, **given):
     """The task with its data, a tiny SegFormer by default."""
-    named = {"config_name": str(masks_job.segformer(tmp_path / "model")), "from_scratch": True, "image_size": SIZE} | given
+    named = {
+        "config_name": str(masks_job.segformer(tmp_path / "model")),
+        "from_scratch": True,
+        "image_size": SIZE,
+    } | given
     task = segment.Segmentation(segment.Arguments(output_dir=str(tmp_path / "run"), **named))
     return task, task.load(LAUNCH, modes)
 
@@ -53,12 +57,16 @@ def test_the_loss_of_a_batch_does_not_depend_on_micro_batches(tmp_path, token_ca
     assert int(task.num_targets(whole)) == 5
     with torch.no_grad():
         loss = float(task.loss_sum(model, whole))
-        parts = sum(float(task.loss_sum(model, train.collate(rows))) for rows in (np.arange(3), np.arange(3, 5)))
+        parts = sum(
+            float(task.loss_sum(model, train.collate(rows))) for rows in (np.arange(3), np.arange(3, 5))
+        )
         assert parts == pytest.approx(loss, rel=1e-5)
         # Evaluated in the images' own size, which is the model's here: the same loss.
         predicted = task.predict(model, found.splits["validation"].collate(np.arange(5)))
     assert float(predicted["loss"].sum()) == pytest.approx(loss, rel=1e-5)
-    scores = task.score({name: value.numpy() for name, value in predicted.items()}, found.splits["validation"])
+    scores = task.score(
+        {name: value.numpy() for name, value in predicted.items()}, found.splits["validation"]
+    )
     assert scores["loss"] == pytest.approx(loss / 5, rel=1e-5)
     assert set(scores) == {"loss", "mean_iou", "mean_dice", "pixel_accuracy"} | {
         f"{k}_{c}" for k in ("iou", "dice") for c in CLASSES
@@ -68,7 +76,9 @@ def test_the_loss_of_a_batch_does_not_depend_on_micro_batches(tmp_path, token_ca
 @pytest.mark.parametrize("inference", ["whole", "sliding_window"])
 def test_images_of_mixed_sizes_are_predicted_in_their_own(inference, tmp_path, token_cache):
     data = str(masks_job.write(tmp_path / "data", rows=4, sizes=(SIZE, (50, 40), (20, 70))))
-    task, found = loaded(tmp_path, Modes(True, True, True), train_file=data, test_file=data, inference=inference)
+    task, found = loaded(
+        tmp_path, Modes(True, True, True), train_file=data, test_file=data, inference=inference
+    )
     torch.manual_seed(0)
     model, test = task.build().eval(), found.splits["test"]
     with torch.no_grad():
@@ -98,7 +108,12 @@ def data(tmp_path_factory):
 @pytest.mark.slow
 def test_segformer_from_masks_to_a_pipeline_predictions_and_a_resume(tmp_path, data, script):
     run, varied = tmp_path / "run", {"random_flip": "true", "color_jitter": 0.2, "random_scale": "0.7,1.5"}
-    given = {"config_name": masks_job.segformer(tmp_path / "model"), "train_file": data, "test_file": data / "val", **varied}
+    given = {
+        "config_name": masks_job.segformer(tmp_path / "model"),
+        "train_file": data,
+        "test_file": data / "val",
+        **varied,
+    }
     given |= {"num_train_epochs": 8, "save_steps": 16, "save_total_limit": 9, "class_weights": "balanced"}
     job = {**given, "do_train": "true", "do_predict": "true", "output_dir": run, "report_to": "tensorboard"}
     ended = script("segment", masks_job.arguments(**job))
@@ -109,14 +124,17 @@ def test_segformer_from_masks_to_a_pipeline_predictions_and_a_resume(tmp_path, d
     assert metrics["eval_mean_iou"] > 0.5
     assert Image.open(run / "plots" / "image_truth_prediction.png").width > 3 * SIZE[1]
 
-    # Masks as a viewer and as numpy see them, in each image's own size, and what the pipeline makes of the same image.
+    # Masks as a viewer and as numpy see them, in each image's own size, and what the pipeline makes of the
+    # same image.
     lines = masks_job.lines(run / "predictions.jsonl")
     assert [line["mask"] for line in lines] == [f"predictions/{number}.png" for number in range(100, 104)]
     assert sum(lines[0]["shares"].values()) == pytest.approx(1, abs=1e-5)
     assert set(lines[0]["iou"]) == set(CLASSES)
     masks = [Image.open(run / line["mask"]) for line in lines]
     assert [(mask.mode, mask.size) for mask in masks] == [("P", (48, 32)), ("P", (50, 40))] * 2
-    found = pipeline("image-segmentation", model=str(run / "best"), device="cpu")(str(data / "val" / "images" / "101.png"))
+    found = pipeline("image-segmentation", model=str(run / "best"), device="cpu")(
+        str(data / "val" / "images" / "101.png")
+    )
     for part in found:
         drawn = np.asarray(masks[1]) == CLASSES.index(part["label"])
         assert (drawn == (np.asarray(part["mask"]) > 0)).mean() > 0.999
@@ -125,10 +143,14 @@ def test_segformer_from_masks_to_a_pipeline_predictions_and_a_resume(tmp_path, d
     again = tmp_path / "again"
     ended = script(
         "segment",
-        masks_job.arguments(**given, do_train="true", output_dir=again, resume_from_checkpoint=run / "checkpoints" / "step_16"),
+        masks_job.arguments(
+            **given, do_train="true", output_dir=again, resume_from_checkpoint=run / "checkpoints" / "step_16"
+        ),
     )
     assert (ended.code, ended.err) == (0, "")
-    ours, theirs = (load_file(folder / "checkpoints" / "step_32" / "model.safetensors") for folder in (run, again))
+    ours, theirs = (
+        load_file(folder / "checkpoints" / "step_32" / "model.safetensors") for folder in (run, again)
+    )
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
@@ -136,7 +158,9 @@ def test_segformer_from_masks_to_a_pipeline_predictions_and_a_resume(tmp_path, d
     command = ["--do_eval=true", f"--model_name_or_path={run / 'best'}", f"--validation_file={data / 'val'}"]
     evaluated = {}
     assert script("segment", [*command, f"--output_dir={tmp_path / 'one'}"]).code == 0
-    launchers.run([*launchers.torchrun(2), segment.__file__, *command, f"--output_dir={tmp_path / 'two'}"], tmp_path).check()
+    launchers.run(
+        [*launchers.torchrun(2), segment.__file__, *command, f"--output_dir={tmp_path / 'two'}"], tmp_path
+    ).check()
     for name in ("one", "two"):
         evaluated[name] = json.loads((tmp_path / name / "metrics.json").read_text())
     assert {key: value for key, value in evaluated["two"].items() if key != "eval_loss"} == {
@@ -150,10 +174,18 @@ def test_segformer_from_masks_to_a_pipeline_predictions_and_a_resume(tmp_path, d
 def test_adapters_and_the_head_alone_are_trained(tmp_path, data, script):
     base, run = tmp_path / "base", tmp_path / "run"
     torch.manual_seed(0)
-    model = AutoModelForSemanticSegmentation.from_config(AutoConfig.from_pretrained(masks_job.segformer(base)))
+    model = AutoModelForSemanticSegmentation.from_config(
+        AutoConfig.from_pretrained(masks_job.segformer(base))
+    )
     model.save_pretrained(base)
     SegformerImageProcessorPil(size={"height": SIZE[0], "width": SIZE[1]}).save_pretrained(base)
-    given = {"train_file": data, "model_name_or_path": base, "from_scratch": None, "lora_r": 2, "output_dir": run}
+    given = {
+        "train_file": data,
+        "model_name_or_path": base,
+        "from_scratch": None,
+        "lora_r": 2,
+        "output_dir": run,
+    }
     ended = script("segment", masks_job.arguments(**given))
     assert (ended.code, ended.err) == (0, "")
     saved = load_file(max((run / "checkpoints").iterdir()) / "model.safetensors")
@@ -168,12 +200,19 @@ def test_adapters_and_the_head_alone_are_trained(tmp_path, data, script):
 def test_deeplab_by_windows_on_rows_of_datasets(tmp_path, data, script):
     files = [str(data / "train" / "images" / f"{row:03}.png") for row in range(8)]
     features = datasets.Features(image=datasets.Image(), label=datasets.Image())
-    rows = datasets.Dataset.from_dict({"image": files, "label": [f.replace("images", "masks") for f in files]}, features)
+    rows = datasets.Dataset.from_dict(
+        {"image": files, "label": [f.replace("images", "masks") for f in files]}, features
+    )
     (tmp_path / "rows").mkdir()
     for split in ("train", "validation"):
         rows.to_parquet(tmp_path / "rows" / f"{split}.parquet")
     given = {"config_name": masks_job.deeplab(tmp_path / "model"), "dataset_name": tmp_path / "rows"}
-    given |= {"classes_file": data / "classes.txt", "inference": "sliding_window", "image_size": 32, "overlap": 0.5}
+    given |= {
+        "classes_file": data / "classes.txt",
+        "inference": "sliding_window",
+        "image_size": 32,
+        "overlap": 0.5,
+    }
     given |= {"label_smoothing_factor": 0.1, "dice_weight": 0.5}
     ended = script("segment", masks_job.arguments(**given, output_dir=tmp_path / "run"))
     assert ended.code == 0, ended.err
@@ -225,7 +264,10 @@ def test_micro_batches_and_two_processes_train_the_same_weights_without_batch_no
     [
         ({"dice_weight": 0.0, "cross_entropy_weight": 0.0}, "are both 0; there is nothing to learn"),
         ({"random_scale": (2.0, 1.0)}, "--random_scale 2.0,1.0: expected two numbers, the lower one first"),
-        ({"random_scale": (1.0, 2.0), "random_crop": 0.5}, "--random_scale and --random_crop are both given; keep one"),
+        (
+            {"random_scale": (1.0, 2.0), "random_crop": 0.5},
+            "--random_scale and --random_crop are both given; keep one",
+        ),
         ({"random_crop": 0.5, "inference": "sliding_window"}, "--random_crop resizes its crops"),
         ({"image_size": (1, 2, 3)}, "--image_size has 3 numbers, expected HEIGHT,WIDTH"),
         ({"metrics": ("accuracy",)}, "--metrics: masks are scored by IoU, Dice and pixel accuracy alone"),
@@ -233,7 +275,9 @@ def test_micro_batches_and_two_processes_train_the_same_weights_without_batch_no
 )
 def test_contradictory_arguments(given, said):
     with pytest.raises(InputError) as caught:
-        validate(segment.Arguments(**{"output_dir": "run", "config_name": "c", "from_scratch": True, **given}))
+        validate(
+            segment.Arguments(**{"output_dir": "run", "config_name": "c", "from_scratch": True, **given})
+        )
     (problem,) = caught.value.problems
     assert said in problem
 
@@ -243,4 +287,6 @@ def test_the_help_has_no_arguments_of_tokens(capsys):
         parse(segment.Arguments, ["--help", "all"])
     text = capsys.readouterr().out
     assert "--classes_file" in text
-    assert [word for word in text.split() if "token" in word or "length" in word or "padding_free" in word] == []
+    assert [
+        word for word in text.split() if "token" in word or "length" in word or "padding_free" in word
+    ] == []

@@ -1,4 +1,5 @@
-"""The task on volumes: its scores, its arguments, and one small run with its resume, its export and its masks."""
+"""The task on volumes: its scores, its arguments, and one small run with its resume, its export and its
+masks."""
 
 from __future__ import annotations
 
@@ -16,10 +17,10 @@ import pytest
 import segment3d
 from launchers import SCRIPTS, python, run
 
-from finetune.arguments.parsing import parse, validate
-from finetune.errors import InputError
-from finetune.plan import evaluation_batch
-from finetune.volumes.settings import Settings
+from samerun.arguments.parsing import parse, validate
+from samerun.errors import InputError
+from samerun.plan import evaluation_batch
+from samerun.volumes.settings import Settings
 
 SCRIPT = segment3d.__file__
 JOB = {
@@ -33,7 +34,17 @@ JOB = {
 
 def job(data: Path, output_dir: Path, *more: str) -> list[str]:
     named = [part for name, value in JOB.items() for part in (f"--{name}", str(value))]
-    return [SCRIPT, "--train_file", str(data), "--do_train", "--do_predict", *named, "--output_dir", str(output_dir), *more]
+    return [
+        SCRIPT,
+        "--train_file",
+        str(data),
+        "--do_train",
+        "--do_predict",
+        *named,
+        "--output_dir",
+        str(output_dir),
+        *more,
+    ]
 
 
 def problems(**given):
@@ -47,8 +58,13 @@ def test_the_help_has_no_arguments_of_tokens(capsys):
         parse(segment3d.Arguments, ["--help", "all"])
     text = capsys.readouterr().out
     assert "--patch_size" in text
-    assert evaluation_batch(segment3d.Arguments()) == (1, None)  # volumes of different sizes are not padded by default
-    assert [word for word in text.split() if "token" in word or "length" in word or "padding_free" in word] == []
+    assert evaluation_batch(segment3d.Arguments()) == (
+        1,
+        None,
+    )  # volumes of different sizes are not padded by default
+    assert [
+        word for word in text.split() if "token" in word or "length" in word or "padding_free" in word
+    ] == []
 
 
 @pytest.mark.parametrize(
@@ -56,12 +72,21 @@ def test_the_help_has_no_arguments_of_tokens(capsys):
     [
         ({"train_file": None}, "no training volumes: give --train_file FOLDER"),
         ({"strides": (2, 2)}, "--channels has 5 numbers and --strides 2; expected one fewer strides"),
-        ({"patch_size": (16, 16, 20)}, "--patch_size 16,16,20: each must be a multiple of 16, the product of --strides"),
+        (
+            {"patch_size": (16, 16, 20)},
+            "--patch_size 16,16,20: each must be a multiple of 16, the product of --strides",
+        ),
         ({"dice_weight": 0.0, "cross_entropy_weight": 0.0}, "are both 0; there is nothing to learn"),
         ({"flip_axes": ("x", "none")}, "--flip_axes has none and an axis; keep one"),
-        ({"metrics": ("accuracy",)}, "--metrics: volumes are scored by Dice, IoU and Hausdorff distance alone"),
+        (
+            {"metrics": ("accuracy",)},
+            "--metrics: volumes are scored by Dice, IoU and Hausdorff distance alone",
+        ),
         ({"metric_for_best_model": "mean_hd95"}, "is a distance: add --greater_is_better false"),
-        ({"do_predict": True, "test_file": "t"}, "--model_name_or_path is missing: name the folder of an exported model"),
+        (
+            {"do_predict": True, "test_file": "t"},
+            "--model_name_or_path is missing: name the folder of an exported model",
+        ),
     ],
 )
 def test_contradictory_arguments(given, said):
@@ -76,7 +101,9 @@ def test_missing_libraries_are_named_with_their_file(monkeypatch):
 
 
 def test_patches_are_the_median_volume_if_nobody_says_otherwise():
-    volumes = [SimpleNamespace(facts={"shape": shape}) for shape in [(35, 51, 300), (30, 50, 400), (36, 52, 200)]]
+    volumes = [
+        SimpleNamespace(facts={"shape": shape}) for shape in [(35, 51, 300), (30, 50, 400), (36, 52, 200)]
+    ]
     chosen = Settings.choose(segment3d.Arguments(), ["background", "a"], (1.0, 1.0, 1.0), volumes)
     assert chosen.patch_size == (48, 64, 96)
     assert chosen.unet["out_channels"] == 1
@@ -86,7 +113,9 @@ def test_scores_are_means_over_volumes_and_then_over_classes():
     task = segment3d.VolumeSegmentation(SimpleNamespace(metrics=None))
     task.settings = SimpleNamespace(classes=["background", "a", "b", "c"])
     # Of each volume and class: shared, predicted, true. Class b is in one volume only, c in none.
-    counts = np.array([[[9, 9, 9], [2, 4, 4], [0, 0, 0], [0, 0, 0]], [[9, 9, 9], [4, 4, 4], [0, 3, 5], [0, 0, 0]]])
+    counts = np.array(
+        [[[9, 9, 9], [2, 4, 4], [0, 0, 0], [0, 0, 0]], [[9, 9, 9], [4, 4, 4], [0, 3, 5], [0, 0, 0]]]
+    )
     hd95 = np.array([[np.nan, 3, np.nan, np.nan], [np.nan, 0, np.nan, np.nan]], dtype=np.float32)
     loss = np.array([1.0, 2.0], dtype=np.float32)
     assert task.score({"counts": counts, "hd95": hd95, "loss": loss}, None) == {
@@ -96,7 +125,8 @@ def test_scores_are_means_over_volumes_and_then_over_classes():
     }  # fmt: skip
 
 
-# Launched --------------------------------------------------------------------------------------------------------------
+# Launched
+# --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -129,9 +159,13 @@ def test_a_resumed_run_ends_with_the_same_bytes(trained, place):
 
 @pytest.mark.slow
 def test_the_lines_of_the_card_give_the_masks_that_were_written(trained, place, monkeypatch):
-    code = re.search(r"```python\n(.*?)```", (trained / "README.md").read_text(encoding="utf-8"), re.DOTALL)[1]
+    code = re.search(r"```python\n(.*?)```", (trained / "README.md").read_text(encoding="utf-8"), re.DOTALL)[
+        1
+    ]
     monkeypatch.chdir(trained)
-    lines = [json.loads(line) for line in (trained / "predictions.jsonl").read_text(encoding="utf-8").splitlines()]
+    lines = [
+        json.loads(line) for line in (trained / "predictions.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     assert [line["id"] for line in lines] == ["ball_20", "ball_21"]
     for line in lines:
         shutil.copy(line["image"], "image.nii.gz")
@@ -174,7 +208,11 @@ def test_a_model_predicts_unlabelled_volumes_of_another_folder(trained, place):
 @pytest.mark.slow
 def test_the_plan_of_volumes(place):
     options = ["--launch", "accelerate_configs/zero2.yaml", "--num_processes", "4", "--gpu_memory", "24"]
-    planned = run([*python(), str(SCRIPTS / "plan.py"), *options, *job(place / "data", place / "never")], place).check().out
+    planned = (
+        run([*python(), str(SCRIPTS / "plan.py"), *options, *job(place / "data", place / "never")], place)
+        .check()
+        .out
+    )
     assert "for micro-batches of 1x1x16x16x16" in planned
     assert "3 training volumes, 2 patches of 16x16x16 voxels" in planned
     assert "zero3_offload.yaml" in planned

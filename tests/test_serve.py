@@ -11,7 +11,7 @@ import pytest
 import serve
 from launchers import REPOSITORY, environment, free_port, python
 
-from finetune.errors import InputError
+from samerun.errors import InputError
 
 pytest.importorskip("aiohttp")
 
@@ -21,7 +21,9 @@ def server(bert_folder, tmp_path):
     """(the process, its address)"""
     port = free_port()
     command = [*python(), str(REPOSITORY / "app" / "serve.py"), str(bert_folder), "--port", str(port)]
-    process = subprocess.Popen(command, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(
+        command, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     yield process, f"http://127.0.0.1:{port}"
     process.kill()
     process.wait()
@@ -37,7 +39,13 @@ def test_a_browser_shows_the_labels_and_words_of_a_text(server):
     assert set(line["probabilities"]) == {"LABEL_0", "LABEL_1"}
     if shutil.which("chromium"):
         query = urllib.parse.urlencode({"text": "return <b>the</b> values"})
-        options = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--virtual-time-budget=20000"]
+        options = [
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--enable-logging=stderr",
+            "--virtual-time-budget=20000",
+        ]
         command = ["chromium", *options, "--dump-dom", "--window-size=375,800", f"{address}/?{query}"]
         shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
         assert "CONSOLE" not in shown.stderr

@@ -12,11 +12,11 @@ from text_tasks import SEARCH, titles
 from torch.nn.functional import log_softmax
 from transformers import BertConfig, EncoderDecoderConfig, EncoderDecoderModel
 
-from finetune.errors import TrainingError
-from finetune.task import Batch
-from finetune.text.titles import IGNORED, teacher_forcing
-from finetune.text.tokenizer import TitleEncoder
-from finetune.text.vocabulary import train_tokenizer
+from samerun.errors import TrainingError
+from samerun.task import Batch
+from samerun.text.titles import IGNORED, teacher_forcing
+from samerun.text.tokenizer import TitleEncoder
+from samerun.text.vocabulary import train_tokenizer
 
 
 class Table(torch.nn.Module):
@@ -62,7 +62,9 @@ def test_label_smoothing_mixes_in_the_mean_over_the_vocabulary():
     model, rows = Table(), batch([[4]])
     chances = log_softmax(model.logits, -1)[2]
     expected = -(0.9 * chances[4] + 0.1 * chances.mean())
-    assert titles(label_smoothing_factor=0.1).loss_sum(model, rows).item() == pytest.approx(expected.item(), rel=1e-6)
+    assert titles(label_smoothing_factor=0.1).loss_sum(model, rows).item() == pytest.approx(
+        expected.item(), rel=1e-6
+    )
 
 
 def test_the_evaluation_loss_weighs_rows_by_their_tokens():
@@ -75,7 +77,9 @@ def test_the_evaluation_loss_weighs_rows_by_their_tokens():
     assert metrics["rougeL"] == pytest.approx(0.5)
     assert metrics["rougeL_low"] <= 0.5 <= metrics["rougeL_high"]
     split.path, split.texts, split.where = "valid.csv", ["too much", "fine"], None
-    with pytest.raises(TrainingError, match=r"losses are not finite for 1 of 2 rows, first for row 0 \(0-based\), 'too much'"):
+    with pytest.raises(
+        TrainingError, match=r"losses are not finite for 1 of 2 rows, first for row 0 \(0-based\), 'too much'"
+    ):
         titles().score({**predictions, "loss": np.array([np.nan, 3.0])}, split)
 
 
@@ -91,7 +95,13 @@ def test_titles_become_targets_without_start_and_with_one_end():
 @pytest.mark.parametrize("beams", [1, 3])
 def test_documents_that_are_scored_are_encoded_once_and_titled_as_ever(beams):
     torch.manual_seed(0)
-    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 30}
+    small = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "vocab_size": 30,
+    }
     encoder, decoder = BertConfig(**small), BertConfig(**small, is_decoder=True, add_cross_attention=True)
     config = EncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
     model = EncoderDecoderModel(config).eval()
@@ -99,7 +109,11 @@ def test_documents_that_are_scored_are_encoded_once_and_titled_as_ever(beams):
         part.decoder_start_token_id, part.pad_token_id, part.eos_token_id = 2, 0, 3
     ids = torch.randint(4, 30, (3, 7))
     mask = torch.tensor([[1] * 7, [1] * 5 + [0] * 2, [1] * 7])
-    rows = Batch(torch.tensor([0, 1, -1]), {"input_ids": ids, "attention_mask": mask}, torch.tensor([[5, 3], [6, 3], [7, 3]]))
+    rows = Batch(
+        torch.tensor([0, 1, -1]),
+        {"input_ids": ids, "attention_mask": mask},
+        torch.tensor([[5, 3], [6, 3], [7, 3]]),
+    )
     wanted = titles(dataclasses.replace(SEARCH, num_beams=beams))
     encoded = []
     handle = model.encoder.register_forward_hook(lambda *_: encoded.append(1))

@@ -5,11 +5,18 @@ from types import SimpleNamespace
 import classify
 import titlegen
 
-from finetune.losses.multilabel import MultiLabelLoss
-from finetune.text.titles import Generation
+from samerun.losses.multilabel import MultiLabelLoss
+from samerun.text.titles import Generation
 
 SEARCH = Generation(
-    num_beams=1, length_penalty=1.0, no_repeat_ngram_size=0, min_length=0, max_length=4, start_id=2, pad_id=0, synced_gpus=False
+    num_beams=1,
+    length_penalty=1.0,
+    no_repeat_ngram_size=0,
+    min_length=0,
+    max_length=4,
+    start_id=2,
+    pad_id=0,
+    synced_gpus=False,
 )
 # Decodes token ids to their numbers.
 TOKENIZER = SimpleNamespace(batch_decode=lambda rows, **_: [" ".join(map(str, row)) for row in rows])

@@ -3,7 +3,7 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from finetune.launching.processes import Run
+from samerun.launching.processes import Run
 
 
 class Exchange:
@@ -30,7 +30,9 @@ class Process:
         self.launch, self.exchange, self.is_main = launch, exchange, launch.rank == 0
 
     def gather(self, records):
-        return [record for records in self.exchange.all_gather(self.launch.rank, records) for record in records]
+        return [
+            record for records in self.exchange.all_gather(self.launch.rank, records) for record in records
+        ]
 
     def broadcast(self, value):
         return self.gather([value])[0]

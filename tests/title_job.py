@@ -28,9 +28,9 @@ BIGBIRD = {
 }
 STEPS = 6
 MICRO_BATCH_TOKENS = 600  # a global batch has about 1800
-# Adam's epsilon for the table in test_parity. Gradients of a bias in the decoder's head almost cancel, so Adam enlarges their
-# rounding errors. With 1e-6, weights differ by 7e-6 for micro-batches of equal rows and by 1.2e-5 for micro-batches by tokens,
-# which pad a row to another width. With 1e-4: 4e-6.
+# Adam's epsilon for the table in test_parity. Gradients of a bias in the decoder's head almost cancel, so
+# Adam enlarges their rounding errors. With 1e-6, weights differ by 7e-6 for micro-batches of equal rows and
+# by 1.2e-5 for micro-batches by tokens, which pad a row to another width. With 1e-4: 4e-6.
 TABLE_EPSILON = 1e-4
 
 
@@ -67,7 +67,8 @@ def write_corpus(folder: Path) -> None:
 
 
 def arguments(**changed: object) -> list[str]:
-    """The job's arguments: six steps with clipped gradients, two evaluations, a checkpoint after each step."""
+    """The job's arguments: six steps with clipped gradients, two evaluations, a checkpoint after each
+    step."""
     values = {
         "config_name": "bigbird/config.json",
         "tokenizer_type": "train",
@@ -83,7 +84,8 @@ def arguments(**changed: object) -> list[str]:
         "num_return_sequences": 2,
         "per_device_eval_batch_size": 3,
         "global_batch_size": 15,
-        # See `launchers.training` for the epsilon. A learning rate of 1e-2 would enlarge rounding errors to a few 1e-5.
+        # See `launchers.training` for the epsilon. A learning rate of 1e-2 would enlarge rounding errors to a
+        # few 1e-5.
         "learning_rate": 2e-3,
         "adam_epsilon": 1e-6,
         "label_smoothing_factor": 0.1,
@@ -102,13 +104,21 @@ def arguments(**changed: object) -> list[str]:
 
 
 def launch(name: str, home: Path) -> Path:
-    """Runs a job of `JOBS` and returns its folder. The job that it resumes must have run in the same `home`."""
+    """Runs a job of `JOBS` and returns its folder. The job that it resumes must have run in the same
+    `home`."""
     job, folder = JOBS[name], home / "runs" / name
     changed: dict[str, object] = {"output_dir": folder, "deepspeed": job.deepspeed_file}
     changed |= {"streaming": "true", "streaming_buffer_rows": 31}  # all rows: every buffer is an epoch
     if job.resumes:
         other, step = job.resumes
         changed["resume_from_checkpoint"] = home / "runs" / other / "checkpoints" / f"step_{step}"
-    command = [*job.launcher(*job.options), str(SCRIPT), "--from_scratch", "--do_train", "--do_predict", *arguments(**changed)]
+    command = [
+        *job.launcher(*job.options),
+        str(SCRIPT),
+        "--from_scratch",
+        "--do_train",
+        "--do_predict",
+        *arguments(**changed),
+    ]
     launchers.run(command, home).check()
     return folder

@@ -1,4 +1,5 @@
-"""A task without tokens: regression on generated vectors, or on 8x8 images with --model cnn, a CNN with batch norm.
+"""A task without tokens: regression on generated vectors, or on 8x8 images with --model cnn, a CNN with batch
+norm.
 
     python tests/vector_task.py --do_train --do_predict --output_dir runs/vectors [--model cnn]
 
@@ -13,22 +14,27 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "app"))
 
-from finetune.arguments import groups
-from finetune.arguments.parsing import option
-from finetune.command_line import read_arguments
+from samerun.arguments import groups
+from samerun.arguments.parsing import option
+from samerun.command_line import read_arguments
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments(groups.LaunchArguments, groups.RunArguments, groups.OptimizationArguments, groups.BatchArguments):
+class Arguments(
+    groups.LaunchArguments, groups.RunArguments, groups.OptimizationArguments, groups.BatchArguments
+):
     """Vectors"""
 
-    model: str = option("linear", choices=("linear", "cnn"), help="linear, or a CNN with batch norm on 8x8 images")
+    model: str = option(
+        "linear", choices=("linear", "cnn"), help="linear, or a CNN with batch norm on 8x8 images"
+    )
     model_name_or_path: str | None = option(reads=True, help="folder of an exported model, to predict with")
     num_rows: int = option(31, at_least=1, help="generated training rows")
     streamed: bool = option(False, help="other training rows in each epoch")
     out_of_memory: tuple[int, ...] = option(
         (),
-        help="losses of rank 1, counted from 1, for which there is no memory: the first's backward pass, the others' forward",
+        help="losses of rank 1, counted from 1, for which there is no memory: the first's backward pass, "
+        "the others' forward",
     )
 
 
@@ -44,10 +50,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from finetune.application import run
-from finetune.batching.stream import Stream
-from finetune.output.run_folder import replace_folder
-from finetune.task import Batch, Data, Split, Task
+from samerun.application import run
+from samerun.batching.stream import Stream
+from samerun.output.run_folder import replace_folder
+from samerun.task import Batch, Data, Split, Task
 
 FEATURES, TARGETS, ROWS = 64, 3, {"validation": 15, "test": 23}
 
@@ -55,7 +61,9 @@ FEATURES, TARGETS, ROWS = 64, 3, {"validation": 15, "test": 23}
 def build_model(kind: str) -> nn.Module:
     if kind == "linear":
         return nn.Sequential(nn.Linear(FEATURES, 16), nn.Linear(16, TARGETS))
-    convolution = nn.Sequential(nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 4, 3, stride=2), nn.BatchNorm2d(4), nn.ReLU())
+    convolution = nn.Sequential(
+        nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 4, 3, stride=2), nn.BatchNorm2d(4), nn.ReLU()
+    )
     return nn.Sequential(convolution, nn.Flatten(), nn.Linear(36, TARGETS))
 
 
@@ -96,10 +104,16 @@ class Regression(Task):
     def load(self, launch, modes):
         wanted = dict(zip(("train", "validation", "test"), modes, strict=True))
         sizes = {"train": self.arguments.num_rows, **ROWS}
-        splits = {name: generate(name, sizes[name], seed) for seed, (name, needed) in enumerate(wanted.items()) if needed}
+        splits = {
+            name: generate(name, sizes[name], seed)
+            for seed, (name, needed) in enumerate(wanted.items())
+            if needed
+        }
         if "train" in splits and self.arguments.streamed:
             splits["train"] = replace(splits["train"], stream=Rows(self.arguments.num_rows))
-        return Data(splits, {"task": self.name, "model": self.arguments.model, "rows": self.arguments.num_rows})
+        return Data(
+            splits, {"task": self.name, "model": self.arguments.model, "rows": self.arguments.num_rows}
+        )
 
     def build(self):
         return build_model(self.arguments.model)
@@ -120,7 +134,11 @@ class Regression(Task):
         statistics = [buffer.float().sum() for buffer in model.buffers()]  # of batch norm, in this process
         seen = torch.stack(statistics).sum() if statistics else torch.zeros((), device=batch.rows.device)
         outputs = model(batch.inputs["x"]).float()
-        return {"outputs": outputs, "labels": batch.labels, "statistics": seen.expand(len(batch.rows)).clone()}
+        return {
+            "outputs": outputs,
+            "labels": batch.labels,
+            "statistics": seen.expand(len(batch.rows)).clone(),
+        }
 
     def score(self, predictions, split):
         loss = float(np.square(predictions["outputs"] - predictions["labels"]).mean())

@@ -1,5 +1,5 @@
-"""The benchmark's interface to the application's tasks and engine. Other modules import only kernels, the clock and text
-functions of app/.
+"""The benchmark's interface to the application's tasks and engine. Other modules import only kernels, the
+clock and text functions of app/.
 
 Functions import the application when they are called, so that other contenders do not wait for its imports.
 """
@@ -22,8 +22,8 @@ class MeasurementDone(Exception):  # noqa: N818 - no error
 
 def initialize() -> None:
     """The first calls of every script of app/."""
-    from finetune import garbage_collection
-    from finetune.launching import host_settings
+    from samerun import garbage_collection
+    from samerun.launching import host_settings
 
     host_settings.prepare()
     garbage_collection.begin()
@@ -41,32 +41,35 @@ def make_task(script: str, options: Options) -> Any:
     """The task of app/SCRIPT.py with these arguments, before it reads files."""
     from moving.task_script import load_task_script
 
-    from finetune.arguments.parsing import parse
+    from samerun.arguments.parsing import parse
 
     arguments_class, task_class = load_task_script(REPOSITORY / "app" / f"{script}.py")
     return task_class(
-        parse(arguments_class, argv=[word for name, value in options.items() for word in (f"--{name}", str(value))])
+        parse(
+            arguments_class,
+            argv=[word for name, value in options.items() for word in (f"--{name}", str(value))],
+        )
     )
 
 
 def train(script: str, options: Options, measure: Callable[..., Any]) -> Any:
-    """Runs app/SCRIPT.py up to the training; returns `measure`(train, run, training, state). `train`() does the training; the
-    others are the arguments of the engine's `fit`."""
-    from finetune.training import loop
+    """Runs app/SCRIPT.py up to the training; returns `measure`(train, run, training, state). `train`() does
+    the training; the others are the arguments of the engine's `fit`."""
+    from samerun.training import loop
 
     return _run_until(loop, "fit", make_task(script, options | TRAINING), measure)
 
 
 def predict(script: str, options: Options, measure: Callable[..., Any]) -> Any:
-    """Runs app/SCRIPT.py up to the predictions; returns `measure`(predict, run, model, task, rows). `predict`() computes them;
-    the others are the arguments of the engine's `predict`."""
-    from finetune import application
+    """Runs app/SCRIPT.py up to the predictions; returns `measure`(predict, run, model, task, rows).
+    `predict`() computes them; the others are the arguments of the engine's `predict`."""
+    from samerun import application
 
     return _run_until(application, "predict", make_task(script, options | PREDICTION), measure)
 
 
 def _run_until(module: Any, name: str, task: Any, measure: Callable[..., Any]) -> Any:
-    from finetune.application import run_task
+    from samerun.application import run_task
 
     setattr(module, name, partial(_measure_and_leave, measure, getattr(module, name)))
     try:
@@ -76,13 +79,15 @@ def _run_until(module: Any, name: str, task: Any, measure: Callable[..., Any]) -
     raise RuntimeError(f"{task.name} ended before the measured part")
 
 
-def _measure_and_leave(measure: Callable[..., Any], work: Callable[..., Any], *inputs: Any, **_: Any) -> NoReturn:
+def _measure_and_leave(
+    measure: Callable[..., Any], work: Callable[..., Any], *inputs: Any, **_: Any
+) -> NoReturn:
     raise MeasurementDone(measure(partial(work, *inputs), *inputs))
 
 
 def load(script: str, options: Options) -> tuple[Any, Any]:
     """(the task, its data, read and tokenized)."""
-    from finetune.launching.launch import describe_launch
+    from samerun.launching.launch import describe_launch
 
     task = make_task(script, options)
     return task, task.load(describe_launch(task.arguments), task.arguments.modes)
@@ -90,8 +95,8 @@ def load(script: str, options: Options) -> tuple[Any, Any]:
 
 def prepare(script: str, options: Options) -> tuple[Any, Any]:
     """(the task, its training steps). `steps[i]`: the micro-batches of optimizer step i."""
-    from finetune.plan import make_plan
-    from finetune.training_setup import train_steps
+    from samerun.plan import make_plan
+    from samerun.training_setup import train_steps
 
     task, data = load(script, options | TRAINING)
     plan = make_plan(task.arguments, data.splits["train"], task.launch)
@@ -100,7 +105,7 @@ def prepare(script: str, options: Options) -> tuple[Any, Any]:
 
 def build(task: Any, **changes: Any) -> Any:
     """The run's model, built with changed arguments."""
-    from finetune.application import build_model
+    from samerun.application import build_model
 
     task = copy.copy(task)
     task.arguments = replace(task.arguments, **changes)

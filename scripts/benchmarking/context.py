@@ -1,4 +1,5 @@
-"""The context of a benchmark's sections: options, machine, working folder, and the methods that run contenders."""
+"""The context of a benchmark's sections: options, machine, working folder, and the methods that run
+contenders."""
 
 import argparse
 import os
@@ -54,7 +55,8 @@ class Bench:
         return str(path)
 
     def with_classifier(self, settings: dict[str, Any]) -> tuple[dict[str, Any], str]:
-        """(settings with a model, its description): the model of --model, or a new one with random weights."""
+        """(settings with a model, its description): the model of --model, or a new one with random
+        weights."""
         if self.options.model is not None:
             return settings | {"model": self.options.model}, self.options.model_name
         size, settings = self.size("classifier"), settings | {"model": str(self.folder / "classifier")}
@@ -62,16 +64,21 @@ class Bench:
         return settings, "BERT of {layers} layers, {hidden} wide, random weights".format(**size)
 
     def others(self, section: str, names: tuple[str, ...]) -> list[str]:
-        """The contenders among `names` that --contenders selects (default: all that are installed). Raises `SystemExit` if none
-        is left."""
+        """The contenders among `names` that --contenders selects (default: all that are installed). Raises
+        `SystemExit` if none is left."""
         selected = self.options.contenders or [name for name in names if name not in TOOLS or find_spec(name)]
         others = [name for name in names if name in selected]
         if not others:
-            raise SystemExit(f"error: --contenders selects nothing in section {section}; choose from {', '.join(names)}")
+            raise SystemExit(
+                f"error: --contenders selects nothing in section {section}; choose from {', '.join(names)}"
+            )
         return others
 
-    def run(self, jobs: list[str], settings: dict[str, Any], turns: Turns = UNTIL_DONE) -> list[dict[str, Any]]:
-        """Runs contenders ("MODULE.NAME" of benchmarking.contenders), each in its own process. Returns their results."""
+    def run(
+        self, jobs: list[str], settings: dict[str, Any], turns: Turns = UNTIL_DONE
+    ) -> list[dict[str, Any]]:
+        """Runs contenders ("MODULE.NAME" of benchmarking.contenders), each in its own process. Returns their
+        results."""
         common = {"seed": self.options.seed, "precision": self.precision, "steps_per_turn": self.per_turn}
         results = run_group(COMMAND, jobs, common | settings, self.folder, self.options.threads, turns)
         self.other_loads.append(results[0]["others_cpu_share"])
@@ -80,23 +87,34 @@ class Bench:
     def compare(
         self, module: str, others: list[str], settings: dict[str, Any], size: dict[str, Any], label: Row
     ) -> tuple[dict[str, list[Run]], list[Row]]:
-        """Runs ours against each of the others. Returns (the runs of each contender, a row with the ratios for each of the
-        others, which begins with `label`). `size`: "seconds" for each pair; "turns": (warm-up turns, minimum of all turns),
-        or "NAME_turns" for one contender."""
+        """Runs ours against each of the others. Returns (the runs of each contender, a row with the ratios
+        for each of the others, which begins with `label`). `size`: "seconds" for each pair; "turns": (warm-up
+        turns, minimum of all turns), or "NAME_turns" for one contender."""
         runs: dict[str, list[Run]] = {}
         rows = []
         for other in others:
             warm_up, min_turns = size.get(f"{other}_turns", size["turns"])
             seconds = size["seconds"] if self.options.seconds is None else self.options.seconds
-            pair = self.run([f"{module}.ours", f"{module}.{other}"], settings | {"warm_up": warm_up}, Turns(seconds, min_turns))
+            pair = self.run(
+                [f"{module}.ours", f"{module}.{other}"],
+                settings | {"warm_up": warm_up},
+                Turns(seconds, min_turns),
+            )
             for run in pair:
                 runs.setdefault(run["contender"], []).append(run)
             rows.append({**label, "": other, **compare(*pair)})
-            print(*label.values(), f"{other}: {rows[-1]['speed (quartiles)']['median']:.3f} times as fast", flush=True)
+            print(
+                *label.values(),
+                f"{other}: {rows[-1]['speed (quartiles)']['median']:.3f} times as fast",
+                flush=True,
+            )
         return runs, rows
 
     def machine_text(self) -> str:
         m = self.machine
         policy = os.environ.get("OMP_WAIT_POLICY", WAIT_POLICY)
-        cores = f"{m['cores']} CPU cores ({m['architecture']}), {self.options.threads} thread(s), OMP_WAIT_POLICY={policy}"
+        cores = (
+            f"{m['cores']} CPU cores ({m['architecture']}), {self.options.threads} thread(s), "
+            f"OMP_WAIT_POLICY={policy}"
+        )
         return f"{m['name']}, {cores}"

@@ -25,8 +25,8 @@ class Source(NamedTuple):
 
 
 def find_source(kind: str, data: Path | None, folder: Path) -> Source:
-    """The file of `kind` in the folder `data` (short.csv.gz, titles.jsonl, ...), or else the sample corpus, whose texts are
-    long-tailed and have titles.
+    """The file of `kind` in the folder `data` (short.csv.gz, titles.jsonl, ...), or else the sample corpus,
+    whose texts are long-tailed and have titles.
 
     An optional names.json beside the files holds display names: {"short": "XED emotions"}.
     """
@@ -37,7 +37,10 @@ def find_source(kind: str, data: Path | None, folder: Path) -> Source:
             return Source(str(path.absolute()), names.get(kind, path.name))
     if kind != "short":
         return Source(sample_training_file(), "sample corpus")
-    rows = [{"text": row["title"], "labels": row["labels"]} for row in read_rows(sample_training_file(), SHORT_ROWS)]
+    rows = [
+        {"text": row["title"], "labels": row["labels"]}
+        for row in read_rows(sample_training_file(), SHORT_ROWS)
+    ]
     write_rows(folder / "short.jsonl", rows)
     return Source(str(folder / "short.jsonl"), "titles of the sample corpus")
 
@@ -58,7 +61,9 @@ def read_rows(path: str, limit: int | None = None) -> Iterator[dict[str, Any]]:
     """The first rows of a csv or jsonl file, compressed (.gz) or not."""
     csv.field_size_limit(2**31 - 1)
     with (gzip.open if path.endswith(".gz") else open)(path, "rt", encoding="utf-8", newline="") as file:
-        yield from itertools.islice(csv.DictReader(file) if ".csv" in Path(path).name else map(json.loads, file), limit)
+        yield from itertools.islice(
+            csv.DictReader(file) if ".csv" in Path(path).name else map(json.loads, file), limit
+        )
 
 
 def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
@@ -76,7 +81,8 @@ def random_rows(count: int, seed: int) -> Iterator[dict[str, Any]]:
 
 
 def sample_rows(source: Source, count: int, seed: int, path: Path) -> None:
-    """Writes `count` random rows (text and labels) of the source: files are often sorted by label or by date."""
+    """Writes `count` random rows (text and labels) of the source: files are often sorted by label or by
+    date."""
     rows = list(read_rows(source.path))
     sample = random.Random(seed).sample(rows, min(count, len(rows)))
     for row in sample:

@@ -13,17 +13,29 @@ def draw(title: str, chart: dict[str, Any], path: Path) -> None:
 
     frame = pandas.DataFrame({name: dict(points) for name, points in chart["series"].items()})
     single, bars = len(frame.columns) == 1, isinstance(frame.index[0], str)
-    axes = Figure(figsize=(7.0, max(2.0, 0.32 * frame.size + 1.1) if bars else 3.6), layout="constrained").add_subplot()
+    axes = Figure(
+        figsize=(7.0, max(2.0, 0.32 * frame.size + 1.1) if bars else 3.6), layout="constrained"
+    ).add_subplot()
     if bars:
         values = frame.iloc[:, 0] if single else frame
-        values.plot.barh(ax=axes, width=0.8, fontsize=9, color=colours(list(frame.index if single else frame)))
+        values.plot.barh(
+            ax=axes, width=0.8, fontsize=9, color=colours(list(frame.index if single else frame))
+        )
         for container in axes.containers:
             axes.bar_label(container, fmt="%.3g", fontsize=8, padding=2)
         axes.invert_yaxis()
         axes.margins(x=0.12)
         axes.set_xlabel(chart["y"], fontsize=9)
     else:
-        frame.plot(ax=axes, marker="o", markersize=4, color=colours(list(frame)), xticks=frame.index, fontsize=8, legend=False)
+        frame.plot(
+            ax=axes,
+            marker="o",
+            markersize=4,
+            color=colours(list(frame)),
+            xticks=frame.index,
+            fontsize=8,
+            legend=False,
+        )
         axes.set_xlabel(chart["x"], fontsize=9)
         axes.set_ylabel(chart["y"], fontsize=9)
         axes.grid(alpha=0.25)

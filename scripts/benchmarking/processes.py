@@ -22,7 +22,8 @@ GO, STOP = b"\n", b"q"
 
 @dataclass(frozen=True)
 class Turns:
-    """When contenders stop: after `seconds`, start-up included, and at least `min_turns` turns each, or when all are done."""
+    """When contenders stop: after `seconds`, start-up included, and at least `min_turns` turns each, or when
+    all are done."""
 
     seconds: float = math.inf
     min_turns: int = 0
@@ -34,7 +35,9 @@ UNTIL_DONE = Turns()
 class Child:
     """A contender's process. It waits for a signal before its first step and after each turn."""
 
-    def __init__(self, command: list[str], settings: dict[str, Any], path: Path, environment: dict[str, str]) -> None:
+    def __init__(
+        self, command: list[str], settings: dict[str, Any], path: Path, environment: dict[str, str]
+    ) -> None:
         """`path`: of the result and the log, without suffix."""
         self.name, self.answer, self.log = path.name, Path(f"{path}.json"), Path(f"{path}.log")
         self.answer.unlink(missing_ok=True)
@@ -49,7 +52,8 @@ class Child:
         self.alive = self._is_waiting()
 
     def send(self, signal: bytes) -> bool:
-        """GO starts the next turn, STOP ends the steps. Returns whether the contender waits for another turn."""
+        """GO starts the next turn, STOP ends the steps. Returns whether the contender waits for another
+        turn."""
         if self.alive:
             self.process.stdin.write(signal)
             self.process.stdin.flush()
@@ -74,10 +78,15 @@ class Child:
 
 
 def run_group(
-    command: list[str], names: list[str], settings: dict[str, Any], folder: Path, threads: int, turns: Turns = UNTIL_DONE
+    command: list[str],
+    names: list[str],
+    settings: dict[str, Any],
+    folder: Path,
+    threads: int,
+    turns: Turns = UNTIL_DONE,
 ) -> list[dict[str, Any]]:
-    """Starts `command --child SETTINGS` for each contender and lets them take turns. Returns their results, each with the CPU
-    share of other processes in the meantime."""
+    """Starts `command --child SETTINGS` for each contender and lets them take turns. Returns their results,
+    each with the CPU share of other processes in the meantime."""
     cpu, own_cpu, started = cpu_seconds(), sum(os.times()[:4]), time.time()
     children: list[Child] = []
     try:

@@ -12,7 +12,9 @@ def quartiles(values: list[float]) -> Spread:
     """Median and quartiles; minimum and maximum for fewer than four values."""
     if len(values) < 4:
         return spread(values)
-    return dict(zip(("low", "median", "high"), statistics.quantiles(values, n=4, method="inclusive"), strict=True))
+    return dict(
+        zip(("low", "median", "high"), statistics.quantiles(values, n=4, method="inclusive"), strict=True)
+    )
 
 
 def spread(values: Iterable[float]) -> Spread:
@@ -29,10 +31,14 @@ def ratios(some: list[float], others: list[float]) -> list[float]:
 def merge(runs: list[Run], one_turn_per_run: bool = False) -> Run:
     """Merges several runs of one contender. `one_turn_per_run`: sums the turns of each run."""
     turns = {
-        name: [sum(run[name]) for run in runs] if one_turn_per_run else [second for run in runs for second in run[name]]
+        name: [sum(run[name]) for run in runs]
+        if one_turn_per_run
+        else [second for run in runs for second in run[name]]
         for name in ("seconds", "cpu_seconds")
     }
-    return turns | {name: statistics.median(run[name] for run in runs) for name in ("memory_mb", "peak_memory_mb")}
+    return turns | {
+        name: statistics.median(run[name] for run in runs) for name in ("memory_mb", "peak_memory_mb")
+    }
 
 
 def speed_row(run: Run, count: int, unit: str) -> dict[str, Any]:
@@ -47,7 +53,8 @@ def speed_row(run: Run, count: int, unit: str) -> dict[str, Any]:
 
 
 def compare(mine: Run, other: Run) -> dict[str, Any]:
-    """The speed of `mine` relative to `other` in the same turn, and its share of the other's CPU time and memory."""
+    """The speed of `mine` relative to `other` in the same turn, and its share of the other's CPU time and
+    memory."""
     return {
         "speed (quartiles)": quartiles(ratios(other["seconds"], mine["seconds"])),
         "at best": min(other["seconds"]) / min(mine["seconds"]),

@@ -30,8 +30,12 @@ class Goal:
     unit: str = " x"
 
     def judge(self, report: Report | None) -> Row:
-        """The goal's table row with its verdict. A value with a reason not to count fails; a quick run gets no verdict."""
-        row = {"goal": self.name, "wanted": f"{'at least' if self.is_minimum else 'at most'} {self.bound:g}{self.unit}"}
+        """The goal's table row with its verdict. A value with a reason not to count fails; a quick run gets
+        no verdict."""
+        row = {
+            "goal": self.name,
+            "wanted": f"{'at least' if self.is_minimum else 'at most'} {self.bound:g}{self.unit}",
+        }
         value, reason = report["goals"].get(self.name, (None, None)) if report else (None, None)
         if value is None:
             return row | {"measured": NOT_MEASURED, "": ""}
@@ -46,18 +50,22 @@ def overhead_goals(name: str) -> tuple[Goal, Goal]:
 
 
 def overhead_values(name: str, compared: list[Row]) -> dict[str, tuple[float, None]]:
-    """Values for `overhead_goals`: the worst of the bare loop's rows (`ratios.compare`). Empty without rows."""
+    """Values for `overhead_goals`: the worst of the bare loop's rows (`ratios.compare`). Empty without
+    rows."""
     if not compared:
         return {}
-    slowest, most = min(row["speed (quartiles)"]["median"] for row in compared), max(row["CPU time"] for row in compared)
+    slowest, most = (
+        min(row["speed (quartiles)"]["median"] for row in compared),
+        max(row["CPU time"] for row in compared),
+    )
     return {name: (100 * (1 / slowest - 1), None), f"{name}, in CPU time": (100 * (most - 1), None)}
 
 
 @dataclass(frozen=True)
 class Section:
-    """One part of the benchmark. `measure` takes a `context.Bench` and returns the report's "data", "model", "about" (the
-    setting in words), "tables" and "goals": goal -> (value, reason not to count it or None). `needs`: modules that
-    requirements.txt does not install -> the requirements file that does."""
+    """One part of the benchmark. `measure` takes a `context.Bench` and returns the report's "data", "model",
+    "about" (the setting in words), "tables" and "goals": goal -> (value, reason not to count it or None).
+    `needs`: modules that requirements.txt does not install -> the requirements file that does."""
 
     name: str
     title: str
@@ -114,7 +122,8 @@ def save(folder: Path, kind: str, report: Report, sections: dict[str, Section]) 
 
 
 def write_page(folder: Path, kind: str, sections: dict[str, Section]) -> None:
-    """Writes bench_KIND.md and its plots from all reports. Keeps the hand-written text from the heading KEPT_FROM on."""
+    """Writes bench_KIND.md and its plots from all reports. Keeps the hand-written text from the heading
+    KEPT_FROM on."""
     page, reports = folder / f"bench_{kind}.md", read(folder, kind)
     _, heading, kept = (page.read_text(encoding="utf-8") if page.exists() else "").partition(KEPT_FROM)
     lines = [f"# Speed and memory: {DEVICES[kind]}", "", HEAD, ""]
@@ -123,17 +132,34 @@ def write_page(folder: Path, kind: str, sections: dict[str, Section]) -> None:
         earlier = sum(r["section"] == section.name for r in reports[:number])
         name = f"{section.name}_{kind}" + (f"_{earlier + 1}" if earlier else "")
         goals = [goal.judge(report) for goal in section.goals if kind in goal.kinds]
-        lines += [*render(report, section, folder / name), *(["### Goals", "", *markdown(goals)] if goals else [])]
+        lines += [
+            *render(report, section, folder / name),
+            *(["### Goals", "", *markdown(goals)] if goals else []),
+        ]
     page.write_text("\n".join(lines) + heading + kept, encoding="utf-8")
 
 
 def render(report: Report, section: Section, path: Path) -> list[str]:
     """The lines of a report in Markdown. Draws its plots: PATH_1.png, PATH_2.png, ..."""
     data = f": {report['data']}" if report["data"] else ""
-    lines = [f"## {section.title}{data}", "", section.legend, "", describe(report), "", f"    {report['command']}", ""]
+    lines = [
+        f"## {section.title}{data}",
+        "",
+        section.legend,
+        "",
+        describe(report),
+        "",
+        f"    {report['command']}",
+        "",
+    ]
     for number, table in enumerate(report["tables"], 1):
         title, plot = table["title"], path.with_name(f"{path.name}_{number}.png")
-        lines += [f"### {title}", "", *markdown(table["rows"]), *([table["note"], ""] if table.get("note") else [])]
+        lines += [
+            f"### {title}",
+            "",
+            *markdown(table["rows"]),
+            *([table["note"], ""] if table.get("note") else []),
+        ]
         plots.draw(f"{section.title}: {title[0].lower()}{title[1:]}", table["chart"], plot)
         lines += [f"![{title}]({plot.name})", ""]
     return lines

@@ -13,7 +13,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from benchmarking.processes import GO
-from finetune.training.clock import StepClock
+from samerun.training.clock import StepClock
 
 
 class Stopped(Exception):  # noqa: N818 - no error
@@ -23,8 +23,8 @@ class Stopped(Exception):  # noqa: N818 - no error
 class PeakMemory:
     """Peak memory since this object was created, and the memory at that moment.
 
-    On a GPU: the memory of torch's allocator. On a CPU: the resident set. Its peak is reset by /proc/self/clear_refs; where
-    that is forbidden, the peak counts from the start of the process.
+    On a GPU: the memory of torch's allocator. On a CPU: the resident set. Its peak is reset by
+    /proc/self/clear_refs; where that is forbidden, the peak counts from the start of the process.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -60,8 +60,8 @@ class Watch:
         self._cpu = 0.0
 
     def train(self, model: torch.nn.Module, train: Callable[[], Any]) -> None:
-        """Runs `train`() and measures any training loop by hooks: steps start at the model's first forward pass and end with
-        the optimizer's step."""
+        """Runs `train`() and measures any training loop by hooks: steps start at the model's first forward
+        pass and end with the optimizer's step."""
         self._hook = model.register_forward_pre_hook(self._begin)
         hook = register_optimizer_step_post_hook(lambda *_: self.mark())
         with suppress(Stopped):
@@ -73,7 +73,8 @@ class Watch:
         self.mark()
 
     def repeat(self, work: Callable[[], Any], count: int) -> Any:
-        """Calls `work` up to `count` times, a step each, until the parent stops it. Returns the last result."""
+        """Calls `work` up to `count` times, a step each, until the parent stops it. Returns the last
+        result."""
         result = None
         with suppress(Stopped):
             self.mark()
@@ -83,7 +84,8 @@ class Watch:
         return result
 
     def mark(self) -> None:
-        """Call before the first step and after each one. Waits at the end of a turn; raises `Stopped` after the last one."""
+        """Call before the first step and after each one. Waits at the end of a turn; raises `Stopped` after
+        the last one."""
         first = self.memory is None
         if first:
             self.startup = {"startup_seconds": time.time() - self.settings["spawned"]}
@@ -104,10 +106,16 @@ class Watch:
         self._cpu = time.process_time()
 
     def measurements(self) -> dict[str, Any]:
-        """Start-up seconds, wall and CPU seconds of each turn after the warm-up, memory in MiB (`PeakMemory`)."""
+        """Start-up seconds, wall and CPU seconds of each turn after the warm-up, memory in MiB
+        (`PeakMemory`)."""
         self.clock.read()
         turns = {"seconds": self._turns(self.clock.seconds), "cpu_seconds": self._turns(self.cpu_seconds)}
-        return {"contender": self.settings["contender"], **self.startup, **turns, **self.memory.measurements()}
+        return {
+            "contender": self.settings["contender"],
+            **self.startup,
+            **turns,
+            **self.memory.measurements(),
+        }
 
     def _turns(self, steps: list[float]) -> list[float]:
         size, warm_up = self.settings["steps_per_turn"], self.settings.get("warm_up", 0)

@@ -1,1 +1,2 @@
-"""Shared by scripts/parity.py, other scripts and the parity tests: launch settings, recorded steps, comparison of two runs."""
+"""Shared by scripts/parity.py, other scripts and the parity tests: launch settings, recorded steps,
+comparison of two runs."""

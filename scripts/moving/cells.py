@@ -49,7 +49,8 @@ REFERENCE = CELLS[0]
 
 
 def launcher(cell: Cell, processes: int) -> list[str]:
-    """The launcher with its options, up to the script. Raises `FileNotFoundError` if the launcher is not installed."""
+    """The launcher with its options, up to the script. Raises `FileNotFoundError` if the launcher is not
+    installed."""
     port = str(_free_port())
     if cell.launcher == "python":
         return [sys.executable]
@@ -58,7 +59,12 @@ def launcher(cell: Cell, processes: int) -> list[str]:
     if cell.launcher == "deepspeed":
         return [_tool("deepspeed"), "--num_gpus", str(processes), "--master_port", port]
     file = f"{cell.memory or ('ddp_bf16' if cell.precision == 'bf16' else 'ddp')}.yaml"
-    config = ["--config_file", str(REPOSITORY / "accelerate_configs" / file), "--num_processes", str(processes)]
+    config = [
+        "--config_file",
+        str(REPOSITORY / "accelerate_configs" / file),
+        "--num_processes",
+        str(processes),
+    ]
     return [_tool("accelerate"), "launch", *config, "--main_process_port", port]
 
 
@@ -71,8 +77,8 @@ def launch_arguments(cell: Cell) -> dict[str, str]:
 def batch_arguments(
     cell: Cell, processes: int, global_batch_size: int, micro_batch_size: int | None, max_tokens: int | None
 ) -> dict[str, str]:
-    """Arguments for the same global batch in `accumulation` times as many micro-batches. `micro_batch_size` (rows) or
-    `max_tokens`: the command's own limit of a micro-batch."""
+    """Arguments for the same global batch in `accumulation` times as many micro-batches. `micro_batch_size`
+    (rows) or `max_tokens`: the command's own limit of a micro-batch."""
     rows, tokens = "none", "none"
     if max_tokens is not None:
         tokens = max(1, max_tokens // cell.accumulation)

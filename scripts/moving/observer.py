@@ -1,6 +1,7 @@
 """Records the rows and learning rates of each training step.
 
-Wraps functions of the application's modules when they are imported. Each process writes its own file, without communication.
+Wraps functions of the application's modules when they are imported. Each process writes its own file, without
+communication.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from typing import Any
 
 
 def observe_steps(folder: Path) -> None:
-    """Records this process's training steps in FOLDER/NAME.rank_R.jsonl, where NAME is the name of the output folder. A line:
-    {"step": from 0, "rows": of this process, in the order of its forward passes, "learning_rates": by parameter group}."""
-    _after_import("finetune.training.loop", lambda engine: _record_steps(engine, folder))
+    """Records this process's training steps in FOLDER/NAME.rank_R.jsonl, where NAME is the name of the output
+    folder. A line: {"step": from 0, "rows": of this process, in the order of its forward passes,
+    "learning_rates": by parameter group}."""
+    _after_import("samerun.training.loop", lambda engine: _record_steps(engine, folder))
 
 
 def switch_dropout_off() -> None:
     """Trains without dropout in this process, for any architecture."""
-    _after_import("finetune.training_setup", _train_without_dropout)
+    _after_import("samerun.training_setup", _train_without_dropout)
 
 
 def read_steps(folder: Path, name: str, processes: int) -> dict[int, dict[str, Any]]:
@@ -37,7 +39,9 @@ def read_steps(folder: Path, name: str, processes: int) -> dict[int, dict[str, A
         if not path.exists():
             raise ValueError(f"{path}: rank {rank} wrote nothing")
         # A resumed run may repeat steps; the last line of a step counts.
-        lines = {line["step"]: line for line in map(json.loads, path.read_text(encoding="utf-8").splitlines())}
+        lines = {
+            line["step"]: line for line in map(json.loads, path.read_text(encoding="utf-8").splitlines())
+        }
         for number, line in lines.items():
             step = steps.setdefault(number, {"rows": [], "learning_rates": line["learning_rates"]})
             step["rows"] = sorted([*step["rows"], *line["rows"]])
@@ -60,10 +64,16 @@ def _record_steps(engine: ModuleType, folder: Path) -> None:
         current["step"] = step
         seed_step(seed, step, rank)
 
-    def train_step_observed(run: Any, model: Any, optimizer: Any, task: Any, micro_batches: list, *rest: Any, **named: Any):
+    def train_step_observed(
+        run: Any, model: Any, optimizer: Any, task: Any, micro_batches: list, *rest: Any, **named: Any
+    ):
         if "file" in current:  # skips the idle step in which a resumed run allocates its optimizer state
             rows = [row for batch in micro_batches for row in batch.rows.tolist() if row >= 0]
-            line = {"step": current["step"], "rows": rows, "learning_rates": [group["lr"] for group in optimizer.param_groups]}
+            line = {
+                "step": current["step"],
+                "rows": rows,
+                "learning_rates": [group["lr"] for group in optimizer.param_groups],
+            }
             current["file"].write(json.dumps(line) + "\n")
             current["file"].flush()
         return train_step(run, model, optimizer, task, micro_batches, *rest, **named)
@@ -82,10 +92,14 @@ def _train_without_dropout(setup: ModuleType) -> None:
 
 
 def zero_probabilities(model: Any) -> None:
-    """Sets every dropout probability of a model to 0: in `nn.Dropout` modules, in attributes such as BART's `dropout` and
-    `layerdrop`, and in configurations, which some forward passes read."""
+    """Sets every dropout probability of a model to 0: in `nn.Dropout` modules, in attributes such as BART's
+    `dropout` and `layerdrop`, and in configurations, which some forward passes read."""
     for module in model.modules():
-        configs = [value for name, value in vars(module).items() if name.endswith("config") and hasattr(value, "__dict__")]
+        configs = [
+            value
+            for name, value in vars(module).items()
+            if name.endswith("config") and hasattr(value, "__dict__")
+        ]
         for holder in (module, *configs):
             for name, value in list(vars(holder).items()):
                 is_probability = "drop" in name or (name == "p" and "Drop" in type(holder).__name__)

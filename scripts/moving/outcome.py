@@ -13,20 +13,22 @@ from moving.observer import read_steps
 
 TOLERANCE = 1e-5  # of weights, losses and gradient norms, relative: fp32 rounding of sums in another order
 METRICS_TOLERANCE = 1e-6  # of evaluation metrics, absolute
-# The loss does not depend on attention's key biases: a softmax ignores a constant. Their gradient is rounding error only, and
-# Adam, which divides a gradient by its own size, turns that into whole learning rates in random directions.
+# The loss does not depend on attention's key biases: a softmax ignores a constant. Their gradient is rounding
+# error only, and Adam, which divides a gradient by its own size, turns that into whole learning rates in
+# random directions.
 KEY_BIAS = re.compile(r"(^|\.)(key|k_proj|key_proj|k_lin)\.bias$")
-# The same holds for other tensors without influence on the loss, such as the bias of a layer before a norm. Their gradients
-# stay below this share of the model's largest gradient element. (Measured: at most 6e-8 for biases before norms, 1e-2 for the
-# other tensors of the same network.)
+# The same holds for other tensors without influence on the loss, such as the bias of a layer before a norm.
+# Their gradients stay below this share of the model's largest gradient element. (Measured: at most 6e-8 for
+# biases before norms, 1e-2 for the other tensors of the same network.)
 GRADIENT_ROUNDING = 1e-6
 SECOND_MOMENTS = "exp_avg_sq/"  # prefix of Adam's second moments in a checkpoint
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The compared results of a run; the dictionaries' keys are steps from 1. `gradients`: tensor -> its largest gradient
-    element, a running mean over the steps, up to a factor common to all; empty without Adam's second moments."""
+    """The compared results of a run; the dictionaries' keys are steps from 1. `gradients`: tensor -> its
+    largest gradient element, a running mean over the steps, up to a factor common to all; empty without
+    Adam's second moments."""
 
     weights: dict[str, Any]
     steps: dict[int, dict[str, Any]]
@@ -53,18 +55,23 @@ class Difference:
     @property
     def is_rounding(self) -> bool:
         """Whether all differences are fp32 rounding."""
-        near = max(self.weights, self.losses, self.grad_norms) <= TOLERANCE and self.metrics <= METRICS_TOLERANCE
+        near = (
+            max(self.weights, self.losses, self.grad_norms) <= TOLERANCE and self.metrics <= METRICS_TOLERANCE
+        )
         return near and self.same_learning_rates and self.same_rows
 
 
 def read_outcome(folder: Path, observed: Path) -> Outcome:
-    """Reads a run's folder, its last checkpoint, and its steps that `observer` recorded in the folder `observed`.
+    """Reads a run's folder, its last checkpoint, and its steps that `observer` recorded in the folder
+    `observed`.
 
     Raises `ValueError` or `OSError` if one of them is missing or damaged."""
     from safetensors.torch import load_file
 
     run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    events = [json.loads(line) for line in (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()]
+    events = [
+        json.loads(line) for line in (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     checkpoint = folder / "checkpoints" / f"step_{run['plan']['total_steps']}"
     steps = read_steps(observed, folder.name, run["world_size"])
     return Outcome(
@@ -86,7 +93,8 @@ def compare(ours: Outcome, theirs: Outcome) -> Difference:
     no_gradient = [
         name
         for name, difference in weights.items()
-        if TOLERANCE < difference < math.inf and theirs.gradients.get(name, math.inf) <= GRADIENT_ROUNDING * largest
+        if TOLERANCE < difference < math.inf
+        and theirs.gradients.get(name, math.inf) <= GRADIENT_ROUNDING * largest
     ]
     weights = {name: difference for name, difference in weights.items() if name not in no_gradient} or weights
     where = max(weights, key=weights.get)
@@ -94,11 +102,17 @@ def compare(ours: Outcome, theirs: Outcome) -> Difference:
         no_gradient=tuple(no_gradient),
         weights=weights[where],
         where=where,
-        losses=_largest(_relative(ours.steps.get(step, {}).get("loss"), theirs.steps[step]["loss"]) for step in steps),
-        grad_norms=_largest(
-            _relative(ours.steps.get(step, {}).get("grad_norm"), theirs.steps[step]["grad_norm"]) for step in steps
+        losses=_largest(
+            _relative(ours.steps.get(step, {}).get("loss"), theirs.steps[step]["loss"]) for step in steps
         ),
-        metrics=_largest(_metrics_difference(ours.evaluations.get(step, {}), metrics) for step, metrics in evaluations.items()),
+        grad_norms=_largest(
+            _relative(ours.steps.get(step, {}).get("grad_norm"), theirs.steps[step]["grad_norm"])
+            for step in steps
+        ),
+        metrics=_largest(
+            _metrics_difference(ours.evaluations.get(step, {}), metrics)
+            for step, metrics in evaluations.items()
+        ),
         eval_losses=_largest(
             _metrics_difference(_loss_alone(ours.evaluations.get(step, {})), _loss_alone(metrics))
             for step, metrics in evaluations.items()
@@ -121,7 +135,8 @@ def weight_differences(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str
 
 
 def read_gradients(checkpoint: Path) -> dict[str, float]:
-    """`Outcome.gradients`: the square roots of Adam's second moments, which are running means of squared gradients."""
+    """`Outcome.gradients`: the square roots of Adam's second moments, which are running means of squared
+    gradients."""
     from safetensors import safe_open
 
     path = checkpoint / "optimizer.safetensors"

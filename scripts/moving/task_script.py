@@ -7,21 +7,26 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from finetune.errors import InputError
-from finetune.launching.launch import Launch
+from samerun.errors import InputError
+from samerun.launching.launch import Launch
 
 
 def load_task_script(script: Path) -> tuple[type, type]:
-    """(the script's class `Arguments`, its subclass of `finetune.task.Task`). Raises `InputError` for another file or none."""
+    """(the script's class `Arguments`, its subclass of `samerun.task.Task`). Raises `InputError` for another
+    file or none."""
     if not script.is_file():
         raise InputError(f"{script}: no such file; name a task's script, such as app/classify.py")
     sys.path.insert(0, str(script.resolve().parent))
     module = importlib.import_module(script.stem)
-    from finetune.task import Task  # imports torch: after the script has set its environment
+    from samerun.task import Task  # imports torch: after the script has set its environment
 
-    tasks = [value for value in vars(module).values() if _is_defined_in(module, value) and issubclass(value, Task)]
+    tasks = [
+        value for value in vars(module).values() if _is_defined_in(module, value) and issubclass(value, Task)
+    ]
     if not hasattr(module, "Arguments") or len(tasks) != 1:
-        raise InputError(f"{script}: not a task's script; expected a class Arguments and one subclass of finetune.task.Task")
+        raise InputError(
+            f"{script}: not a task's script; expected a class Arguments and one subclass of samerun.task.Task"
+        )
     return module.Arguments, tasks[0]
 
 

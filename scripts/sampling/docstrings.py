@@ -10,7 +10,8 @@ from pathlib import Path
 SKIPPED_FOLDERS = {"tests", "test", "testing", "_vendor", "_vendored", "vendored", "externals", "third_party"}
 
 SECTIONS = {
-    "parameters": "args|arg|arguments|parameter|parameters|other parameters|param|keyword|keyword args|input|inputs",
+    "parameters": "args|arg|arguments|parameter|parameters|other parameters|param|keyword|keyword "
+    "args|input|inputs",
     "returns": "returns|return|yields|yield|output|outputs|rtype",
     "raises": "raises|raise|throws|warns",
     "examples": "example|examples|usage|usage example|usage examples",
@@ -21,35 +22,57 @@ SECTIONS = {
     "other": "shape",
 }
 HEADINGS = {alias: section for section, aliases in SECTIONS.items() for alias in aliases.split("|")}
-ENTRIES = {"parameters", "returns", "raises", "attributes"}  # sections of `name : type` items, each with a description
+ENTRIES = {
+    "parameters",
+    "returns",
+    "raises",
+    "attributes",
+}  # sections of `name : type` items, each with a description
 
 UNDERLINE = re.compile(r"\s*([-=~^])\1{2,}\s*$")
 COLON_HEADING = re.compile(r"\s*\**(\w[\w ]*?)\**:{1,2}\**\s*$")
-FIELD = re.compile(r"\s*[:@](param|parameter|arg|keyword|raises?|returns?|(?:var|r)?type|[ic]?var)\b([^:]*):\s*")
+FIELD = re.compile(
+    r"\s*[:@](param|parameter|arg|keyword|raises?|returns?|(?:var|r)?type|[ic]?var)\b([^:]*):\s*"
+)
 ENTRY = re.compile(r"\s*[-*]?\s*[`*\[]*[\w.*]+[`\]]*(,\s*[`*]*\w+`*)*\s*(\(.*\))?\s*(:|--)(\s|$)")
 SIGNATURE = re.compile(r"[\w.]+\(.*?\)\s*(->.*)?$")
 NAME_PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")  # of get_HTMLName2: get, HTML, Name, 2
 SENTENCE_END = re.compile(r"(?<=[a-z0-9)`'\]][.!?])\s+(?=[A-Z`*\"'])")
 KEPT_DIRECTIVE = re.compile(r"\s*\.\. (note|warning|important|tip|caution|attention|hint|admonition)::")
 LIBRARY = "numpy|scipy|pandas|scikit-learn|sklearn|pytorch|torch|nltk|networkx|sympy|deepspeed|hugging ?face"
-MODULE = "numpy|scipy|pandas|sklearn|torch|nltk|networkx|sympy|deepspeed|transformers|accelerate|datasets|evaluate"
+MODULE = (
+    "numpy|scipy|pandas|sklearn|torch|nltk|networkx|sympy|deepspeed|transformers|accelerate|datasets|evaluate"
+)
 MARKUP = [  # in this order, over whole texts: none crosses a line
     (re.compile(r"(?::[\w:+-]+)?:[\w+-]+:`[~!]?([^`\n<]*)[^`\n]*`"), r"\1"),  # :role:`words <target>`
     (re.compile(r"\[([^\]\n]*)\]\([^)\n]*\)"), r"\1"),  # [words](address)
     (re.compile(r"`([^`<\n]*?)\s*<[^`>\n]*>`_+"), r"\1"),  # `words <address>`_
-    (re.compile(r"https?://[^\s)]+|\[[\w#]+\]_+|</?\w+[^>\n]*>|🤗|%\(\w+\)s|::?(?=\n|$)|^#+ ", re.MULTILINE), ""),
+    (
+        re.compile(
+            r"https?://[^\s)]+|\[[\w#]+\]_+|</?\w+[^>\n]*>|🤗|%\(\w+\)s|::?(?=\n|$)|^#+ ", re.MULTILINE
+        ),
+        "",
+    ),
     (re.compile(r"\[?`+~?([^`\n]*?)`+\]?_*"), r"\1"),
     (re.compile(r"(?<!\w)\*{1,2}([^*\s][^*\n]*)\*{1,2}(?!\w)"), r"\1"),
     (re.compile(r"\(?\bsee (?:the )?(?:notes|references|examples)\b[^.)\n]{0,20}\)?", re.IGNORECASE), ""),
-    (re.compile(rf"\b(?:{MODULE}|tokenizers|huggingface_hub|np|pd|nx|sp|tf|jax|nn)\.(?:[a-z_]\w*\.)*(?=\w)"), ""),
+    (
+        re.compile(
+            rf"\b(?:{MODULE}|tokenizers|huggingface_hub|np|pd|nx|sp|tf|jax|nn)\.(?:[a-z_]\w*\.)*(?=\w)"
+        ),
+        "",
+    ),
 ]
 LIBRARY_NAME = re.compile(rf"\b(?:{LIBRARY})\b(?!-)", re.IGNORECASE)
 PARAMETER_FIELDS = ("param", "parameter", "arg", "keyword")
-ITEM = re.compile(r"\s*[-*]?\s*[`*]*(\w+)[`*]*\s*(?:\([^)]*\))?\s*:(.*)$")  # of a section: `name : type`, `name (type): words`
+ITEM = re.compile(
+    r"\s*[-*]?\s*[`*]*(\w+)[`*]*\s*(?:\([^)]*\))?\s*:(.*)$"
+)  # of a section: `name : type`, `name (type): words`
 
 
 def module_sources(root: Path, shortest: int) -> Iterator[tuple[str, ast.Module]]:
-    """Yields (dotted module name, parsed source) of a package folder, in a fixed order, without tests and vendored code.
+    """Yields (dotted module name, parsed source) of a package folder, in a fixed order, without tests and
+    vendored code.
 
     Skips modules without a docstring of at least `shortest` characters.
     """
@@ -58,7 +81,9 @@ def module_sources(root: Path, shortest: int) -> Iterator[tuple[str, ast.Module]
         if SKIPPED_FOLDERS.intersection(parts) or any(part.startswith("test_") for part in parts):
             continue
         source = path.read_bytes()
-        longest = max(map(len, source.split(b'"""')[1::2]), default=0)  # a cheap check, because parsing is slow
+        longest = max(
+            map(len, source.split(b'"""')[1::2]), default=0
+        )  # a cheap check, because parsing is slow
         if longest < shortest and b"'''" not in source:
             continue
         try:
@@ -69,7 +94,8 @@ def module_sources(root: Path, shortest: int) -> Iterator[tuple[str, ast.Module]
 
 
 def docstrings(module: str, tree: ast.Module) -> Iterator[tuple[str, str, str]]:
-    """Yields (dotted name, kind, docstring) of a module's objects, including `add_newdoc` and `add_docstr` calls."""
+    """Yields (dotted name, kind, docstring) of a module's objects, including `add_newdoc` and `add_docstr`
+    calls."""
 
     def visit(node: ast.AST, name: str, kind: str) -> Iterator[tuple[str, str, str]]:
         if doc := ast.get_docstring(node):
@@ -86,7 +112,8 @@ def docstrings(module: str, tree: ast.Module) -> Iterator[tuple[str, str, str]]:
 
 
 def added_docstring(module: str, call: ast.Call) -> Iterator[tuple[str, str, str]]:
-    """The docstring of a compiled object in a call such as `add_newdoc("numpy", "ndarray", ("sort", "..."))`."""
+    """The docstring of a compiled object in a call such as `add_newdoc("numpy", "ndarray", ("sort",
+    "..."))`."""
     function = ast.unparse(call.func).rpartition(".")[2]
     if not function.startswith(("add_newdoc", "add_docstr")) or len(call.args) < 2:
         return
@@ -95,13 +122,16 @@ def added_docstring(module: str, call: ast.Call) -> Iterator[tuple[str, str, str
     if isinstance(doc, ast.Tuple) and len(doc.elts) == 2:
         target, doc = [*target, doc.elts[0]], doc.elts[1]
     if text := literal_text(doc):
-        path = ".".join(part.value if isinstance(part, ast.Constant) else ast.unparse(part) for part in target)
+        path = ".".join(
+            part.value if isinstance(part, ast.Constant) else ast.unparse(part) for part in target
+        )
         name = path if path.startswith(module.partition(".")[0]) else f"{module}.{path}"
         yield name, "method" if method else "function", inspect.cleandoc(text)
 
 
 def literal_text(node: ast.expr) -> str:
-    """The value of a string expression of literals, `+` and `.format()`, without `{fields}`; "" for any other expression."""
+    """The value of a string expression of literals, `+` and `.format()`, without `{fields}`; "" for any other
+    expression."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
@@ -112,8 +142,13 @@ def literal_text(node: ast.expr) -> str:
 
 
 def without_code(lines: Iterable[str]) -> Iterator[str]:
-    """Drops fenced and literal blocks, doctests, and all directives with their blocks except notes and warnings."""
-    fence, doctest, block = False, False, -1  # block: the indentation that ends a dropped block; -1 outside of one
+    """Drops fenced and literal blocks, doctests, and all directives with their blocks except notes and
+    warnings."""
+    fence, doctest, block = (
+        False,
+        False,
+        -1,
+    )  # block: the indentation that ends a dropped block; -1 outside of one
     for line in lines:
         stripped, indent = line.strip(), len(line) - len(line.lstrip())
         kept = False
@@ -179,7 +214,8 @@ def paragraphs(lines: Iterable[str]) -> str:
 
 
 def inline_text(text: str) -> str:
-    """Plain text without roles, markup, links, citations and tags; dotted module names are cut to their last part."""
+    """Plain text without roles, markup, links, citations and tags; dotted module names are cut to their last
+    part."""
     for pattern, replacement in MARKUP:
         text = pattern.sub(replacement, text)
     return "\n".join(" ".join(line.split()) for line in text.split("\n") if line.strip())
@@ -193,7 +229,10 @@ def title_and_text(doc: str) -> tuple[str, str, set[str]]:
     while SIGNATURE.match(doc.partition("\n")[0].strip()):
         doc = doc.partition("\n")[2].strip()
     summary, _, body = doc.partition("\n\n")
-    if any(UNDERLINE.match(line) or COLON_HEADING.match(line) or FIELD.match(line) for line in summary.splitlines()):
+    if any(
+        UNDERLINE.match(line) or COLON_HEADING.match(line) or FIELD.match(line)
+        for line in summary.splitlines()
+    ):
         summary, body = summary.partition("\n")[0], summary.partition("\n")[2] + "\n\n" + body
     first, *rest = SENTENCE_END.split(paragraphs(summary.splitlines()).replace("\n", " "), maxsplit=1)
     text, sections = prose(body)
@@ -223,16 +262,23 @@ def is_prose(text: str) -> bool:
 
 
 def described_parameters(doc: str) -> Iterator[tuple[str, str]]:
-    """Yields (name, description) of the parameters and attributes in a docstring of NumPy, Google or Sphinx style."""
+    """Yields (name, description) of the parameters and attributes in a docstring of NumPy, Google or Sphinx
+    style."""
     parameters: list[tuple[str, list[str]]] = []
     lines = list(without_code(doc.splitlines()))
-    # level: indentation of the section's items, -1 before the first; inside: whether a description may continue.
+    # level: indentation of the section's items, -1 before the first; inside: whether a description may
+    # continue.
     section, underlined, level, inside = "other", False, -1, False
     for line, following in zip(lines, [*lines[1:], ""], strict=True):
         stripped, indent = line.strip(), len(line) - len(line.lstrip())
         heading, over_a_line = COLON_HEADING.match(line), bool(stripped and UNDERLINE.match(following))
         if over_a_line or (heading and heading[1].lower() in HEADINGS):
-            section, underlined, level, inside = HEADINGS.get(stripped.lower().strip("*:"), "other"), over_a_line, -1, False
+            section, underlined, level, inside = (
+                HEADINGS.get(stripped.lower().strip("*:"), "other"),
+                over_a_line,
+                -1,
+                False,
+            )
         elif field := FIELD.match(line):
             section, level, names = "other", indent, field[2].split()
             inside = field[1] in PARAMETER_FIELDS and bool(names)

@@ -12,10 +12,12 @@ from typing import Any
 MANIFEST = "sample_images.json"  # written last, when the folder is complete
 
 
-def fill(folder: Path, manifest: dict[str, Any], force: bool, draw: Callable[[Path, str], None]) -> dict[str, int]:
-    """Calls `draw`(folder, split) for each split, unless the folder already has this manifest. Returns the number of images per
-    split. `manifest`: "rows" by split, and everything else that decides the images. Raises `FileExistsError` for a folder with
-    other files."""
+def fill(
+    folder: Path, manifest: dict[str, Any], force: bool, draw: Callable[[Path, str], None]
+) -> dict[str, int]:
+    """Calls `draw`(folder, split) for each split, unless the folder already has this manifest. Returns the
+    number of images per split. `manifest`: "rows" by split, and everything else that decides the images.
+    Raises `FileExistsError` for a folder with other files."""
     rows, file = manifest["rows"], folder / MANIFEST
     if not force and file.is_file() and file.read_text(encoding="utf-8") == json.dumps(manifest):
         return rows

@@ -17,8 +17,8 @@ VERSION = 2  # of the images; another version draws them again
 
 
 def draw_shapes(folder: Path, force: bool = False) -> dict[str, int]:
-    """Writes `folder`/SPLIT/images/NUMBER.png and masks/NUMBER.png, unless they exist, and classes.txt. Returns the number of
-    images per split. Raises `FileExistsError` for a folder with other files."""
+    """Writes `folder`/SPLIT/images/NUMBER.png and masks/NUMBER.png, unless they exist, and classes.txt.
+    Returns the number of images per split. Raises `FileExistsError` for a folder with other files."""
     rows = fill(folder, {"form": VERSION, "rows": ROWS}, force, _draw_split)
     (folder / "classes.txt").write_text("".join(f"{name}\n" for name in CLASSES), encoding="utf-8")
     return rows
@@ -43,7 +43,10 @@ def draw_image(generator: np.random.Generator) -> tuple[Image.Image, Image.Image
     image, mask = Image.new("RGB", SIZE, (grey, grey, grey)), Image.new("L", SIZE)
     for _ in range(generator.integers(1, 5)):
         number, radius = int(generator.integers(1, len(CLASSES))), int(generator.integers(8, 17))
-        x, y = int(generator.integers(radius, width - radius)), int(generator.integers(radius, height - radius))
+        x, y = (
+            int(generator.integers(radius, width - radius)),
+            int(generator.integers(radius, height - radius)),
+        )
         channels = generator.integers(0, 140, 3)
         channels[number - 1] = generator.integers(140, 256)
         fill_colour = tuple(channels.tolist())
@@ -53,7 +56,9 @@ def draw_image(generator: np.random.Generator) -> tuple[Image.Image, Image.Image
     return Image.fromarray((np.asarray(image) + noise).clip(0, 255).astype(np.uint8)), mask
 
 
-def _shape(draw: ImageDraw.ImageDraw, number: int, circle: tuple[int, int, int], inside: object, outline: object) -> None:
+def _shape(
+    draw: ImageDraw.ImageDraw, number: int, circle: tuple[int, int, int], inside: object, outline: object
+) -> None:
     x, y, radius = circle
     box = (x - radius, y - radius, x + radius, y + radius)
     if CLASSES[number] == "disc":
@@ -61,4 +66,8 @@ def _shape(draw: ImageDraw.ImageDraw, number: int, circle: tuple[int, int, int],
     elif CLASSES[number] == "square":
         draw.rectangle(box, fill=inside, outline=outline)
     else:
-        draw.polygon([(x, y - radius), (x + radius, y + radius), (x - radius, y + radius)], fill=inside, outline=outline)
+        draw.polygon(
+            [(x, y - radius), (x + radius, y + radius), (x - radius, y + radius)],
+            fill=inside,
+            outline=outline,
+        )

@@ -27,7 +27,9 @@ def draw(seed: int) -> tuple[nibabel.Nifti1Image, nibabel.Nifti1Image]:
     generator = np.random.default_rng(seed)
     spacing = generator.choice([1.0, 1.25, 1.5], size=3)
     shape = tuple(int(n) for n in EXTENT // spacing)
-    positions = np.stack(np.meshgrid(*(np.arange(n) * s for n, s in zip(shape, spacing, strict=True)), indexing="ij"), axis=-1)
+    positions = np.stack(
+        np.meshgrid(*(np.arange(n) * s for n, s in zip(shape, spacing, strict=True)), indexing="ij"), axis=-1
+    )
     image, label = np.full(shape, BACKGROUND), np.zeros(shape, dtype=np.uint8)
     for number, (value, intensity) in enumerate([(1, BRIGHT), (2, DARK)] * 2):
         radius = generator.uniform(*RADII)
@@ -48,7 +50,9 @@ def draw(seed: int) -> tuple[nibabel.Nifti1Image, nibabel.Nifti1Image]:
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="make_sample_data.py volumes", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    parser.add_argument("--output_dir", type=Path, default=Path("sample_volumes"), help="default: %(default)s")
+    parser.add_argument(
+        "--output_dir", type=Path, default=Path("sample_volumes"), help="default: %(default)s"
+    )
     folder = parser.parse_args(argv).output_dir
     splits = [split for split, count in COUNTS.items() for _ in range(count)]
     names = [f"ball_{number:02}.nii.gz" for number in range(len(splits))]

@@ -15,11 +15,11 @@ if [ $((SLURM_NTASKS % SLURM_NNODES)) -ne 0 ]; then
 fi
 export MASTER_ADDR=${machines[0]}
 export MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000)) # differs between the jobs of a node; below the ephemeral ports
-FINETUNE_MACHINES=$(
+SAMERUN_MACHINES=$(
   IFS=,
   echo "${machines[*]}"
 )
-export FINETUNE_MACHINES
+export SAMERUN_MACHINES
 
 case " $* " in
 *" --resume_from_checkpoint"* | *" --overwrite_output_dir"*) ;;

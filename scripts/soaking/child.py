@@ -1,4 +1,5 @@
-"""Runs a task's script in a forked process, records its disk calls and may kill the process at one of them."""
+"""Runs a task's script in a forked process, records its disk calls and may kill the process at one of
+them."""
 
 from __future__ import annotations
 
@@ -13,12 +14,17 @@ from typing import Any, NoReturn
 
 
 def run_script(
-    script: Path, arguments: list[str], log: int, report: int, disk_calls: tuple[str, ...], kill_at: int | None
+    script: Path,
+    arguments: list[str],
+    log: int,
+    report: int,
+    disk_calls: tuple[str, ...],
+    kill_at: int | None,
 ) -> NoReturn:
     """Runs the script as Python does, with `log` as stdout and stderr, and ends the process.
 
-    Writes a line "CALL FILE" to `report` for each call of the functions `disk_calls` of `os`. Call number `kill_at` (from 0)
-    kills the process by SIGKILL instead.
+    Writes a line "CALL FILE" to `report` for each call of the functions `disk_calls` of `os`. Call number
+    `kill_at` (from 0) kills the process by SIGKILL instead.
     """
     os.setsid()
     os.dup2(log, 1)
@@ -45,7 +51,9 @@ def _watch_disk(report: int, disk_calls: tuple[str, ...], kill_at: int | None) -
         def counted(target: Any, *rest: Any, **named: Any) -> Any:
             nonlocal count
             with lock:  # checkpoints are written by a thread
-                file = os.readlink(f"/proc/self/fd/{target}") if isinstance(target, int) else os.fspath(target)
+                file = (
+                    os.readlink(f"/proc/self/fd/{target}") if isinstance(target, int) else os.fspath(target)
+                )
                 os.write(report, f"{name} {file}\n".encode())
                 if count == kill_at:
                     os.kill(os.getpid(), signal.SIGKILL)

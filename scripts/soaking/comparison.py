@@ -11,7 +11,8 @@ TIME_OR_MEMORY = re.compile("runtime|per_second|step_time|stall|memory|train_sec
 
 
 def differences(straight: Path, other: Path) -> list[str]:
-    """How the files of the run `other` differ from those of the run `straight`, one text per file; [] for equal runs."""
+    """How the files of the run `other` differ from those of the run `straight`, one text per file; [] for
+    equal runs."""
     different = []
     for name in sorted(_compared_files(straight) | _compared_files(other)):
         one, two = straight / name, other / name
@@ -25,8 +26,9 @@ def differences(straight: Path, other: Path) -> list[str]:
 
 
 def _compared_files(folder: Path) -> set[str]:
-    """Names of the files to compare. Leaves out the model card and TensorBoard's events (they contain times), older checkpoints
-    (their rotation depends on interruptions) and manifests (hashes of files that are compared)."""
+    """Names of the files to compare. Leaves out the model card and TensorBoard's events (they contain times),
+    older checkpoints (their rotation depends on interruptions) and manifests (hashes of files that are
+    compared)."""
     files = [
         *folder.glob("best/*"),
         *folder.glob("best_models/*/*"),
@@ -50,7 +52,11 @@ def _json_differences(name: str, one: Path, two: Path) -> list[str]:
     if not isinstance(ours, dict) or not isinstance(theirs, dict):
         return [] if ours == theirs else [f"{name} differs"]
     keys = [key for key in sorted(ours.keys() | theirs.keys()) if ours.get(key) != theirs.get(key)]
-    return [f"{name}: {', '.join(f'{key} {ours.get(key)!r:.40} and {theirs.get(key)!r:.40}' for key in keys)}"] if keys else []
+    return (
+        [f"{name}: {', '.join(f'{key} {ours.get(key)!r:.40} and {theirs.get(key)!r:.40}' for key in keys)}"]
+        if keys
+        else []
+    )
 
 
 def _reproducible(content: Any) -> Any:

@@ -18,11 +18,11 @@ from typing import Any
 
 from moving.task_script import load_task_script
 
-from finetune.arguments.parsing import parse, validate
-from finetune.errors import EXIT_BAD_INPUT, EXIT_STOPPED, InputError, StopRequested, TrainingError
-from finetune.output.files import write_json
-from finetune.output.run_folder import METRICS, STATUS, read_metrics
-from finetune.reports.results import plain_table
+from samerun.arguments.parsing import parse, validate
+from samerun.errors import EXIT_BAD_INPUT, EXIT_STOPPED, InputError, StopRequested, TrainingError
+from samerun.output.files import write_json
+from samerun.output.run_folder import METRICS, STATUS, read_metrics
+from samerun.reports.results import plain_table
 
 LOG_LINES = 5  # of a rejected run, shown in the error message
 
@@ -56,8 +56,8 @@ class Command:
         return arguments
 
     def run(self, folder: Path, changes: dict[str, Any]) -> dict[str, Any] | None:
-        """Runs the command in `folder`, or resumes it, unless it is already done. Writes its output to FOLDER.log. Returns the
-        metrics, or None if the training failed.
+        """Runs the command in `folder`, or resumes it, unless it is already done. Writes its output to
+        FOLDER.log. Returns the metrics, or None if the training failed.
 
         Raises `InputError` if the command rejects its input, `StopRequested` if it was stopped.
         """
@@ -77,10 +77,12 @@ class Command:
 
 
 def run_script(
-    parser: argparse.ArgumentParser, argv: list[str], work: Callable[[argparse.Namespace, Command, Path], None]
+    parser: argparse.ArgumentParser,
+    argv: list[str],
+    work: Callable[[argparse.Namespace, Command, Path], None],
 ) -> int:
-    """Adds the options that both scripts share, parses them, locks --output_dir and calls `work`(options, command, folder).
-    Returns the exit code."""
+    """Adds the options that both scripts share, parses them, locks --output_dir and calls `work`(options,
+    command, folder). Returns the exit code."""
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--launch", metavar='"..."')
@@ -90,7 +92,10 @@ def run_script(
     try:
         launcher = shlex.split(options.launch) if options.launch else [sys.executable]
         if shutil.which(launcher[0]) is None:
-            raise InputError(f"--launch {options.launch}: {launcher[0]} is no program here; correct its name, or install it")
+            raise InputError(
+                f"--launch {options.launch}: {launcher[0]} is no program here; correct its name, or "
+                "install it"
+            )
         if options.processes < 1:
             raise InputError(f"--processes {options.processes}: expected at least 1")
         command = Command(launcher, options.script, options.arguments, *load_task_script(options.script))
@@ -109,7 +114,8 @@ def run_script(
 
 
 def _claim(folder: Path, lock: Any, command: Command) -> None:
-    """Locks the folder and records the command. Raises `InputError` if another process or another command uses the folder."""
+    """Locks the folder and records the command. Raises `InputError` if another process or another command
+    uses the folder."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -117,16 +123,20 @@ def _claim(folder: Path, lock: Any, command: Command) -> None:
             f"--output_dir {folder} is in use by another process; for several runs at a time use --processes"
         ) from None
     file, words = folder / "command.json", [str(command.script), *command.words]
-    has_runs = any(folder.glob(f"*/{STATUS}"))  # not if the first one's input was rejected: its command may be corrected
+    has_runs = any(
+        folder.glob(f"*/{STATUS}")
+    )  # not if the first one's input was rejected: its command may be corrected
     known = json.loads(file.read_text(encoding="utf-8")) if has_runs and file.exists() else words
     if known != words:
-        raise InputError(f"--output_dir {folder} has runs of another command ({shlex.join(known)}); name another folder")
+        raise InputError(
+            f"--output_dir {folder} has runs of another command ({shlex.join(known)}); name another folder"
+        )
     write_json(file, words)
 
 
 def run_all(jobs: list[Callable[[], Any]], processes: int) -> list[Any]:
-    """Runs the jobs, `processes` at a time, and returns their results. After an error no further job starts; the error is
-    raised when the running ones have ended."""
+    """Runs the jobs, `processes` at a time, and returns their results. After an error no further job starts;
+    the error is raised when the running ones have ended."""
     stop = threading.Event()
     with ThreadPoolExecutor(processes) as pool:
         futures = [pool.submit(_run_unless, stop, job) for job in jobs]
@@ -156,5 +166,8 @@ def _is_done(folder: Path) -> bool:
 
 def print_table(header: list[str], rows: list[list[Any]]) -> None:
     """Prints a table; floats with four decimals."""
-    cells = [[f"{cell:.4f}" if isinstance(cell, float) else "-" if cell is None else str(cell) for cell in row] for row in rows]
+    cells = [
+        [f"{cell:.4f}" if isinstance(cell, float) else "-" if cell is None else str(cell) for cell in row]
+        for row in rows
+    ]
     print("", *plain_table(header, cells), sep="\n")

@@ -12,7 +12,9 @@ CLASSIFY, TITLEGEN = ("classify",), ("titlegen",)
 PREDICT = {"do_train": "true", "do_predict": "true", "test_file": "test.csv"}
 TRAINED_ON = r"note           4 training rows"
 MANY = [f"label {number}" for number in range(10_000)]
-LABELLED = [{"text": f"row {number}", "labels": ["red"] if number % 2 else ["green", "fruit"]} for number in range(4)]
+LABELLED = [
+    {"text": f"row {number}", "labels": ["red"] if number % 2 else ["green", "fruit"]} for number in range(4)
+]
 
 
 def works(name: str, *said: str, tasks: tuple[str, ...] = ("classify", "titlegen"), **made: object) -> Case:
@@ -50,7 +52,8 @@ FILES = [
     works("columns of 0 and 1", tasks=CLASSIFY, files={"wide.csv": "text,red,green\na,1,0\nb,0,1\nc,1,1\nd,0,0\n"},
           arguments={"train_file": "wide.csv", "validation_file": "wide.csv", "label_columns": "red,green"}),
     works("files of several kinds and a pattern, mixed", r"^note           6 training rows",
-          r"^note           rows of an epoch: 2 from the 4 of train\.csv, 4 from the 2 of part-1\.csv \(--mixing_weights\)$",
+          r"^note           rows of an epoch: 2 from the 4 of train\.csv, 4 from the 2 of "
+r"part-1\.csv \(--mixing_weights\)$",
           files={"part-1.csv": "text,TARGET\nred leaf,red\n", "part-2.jsonl": '{"text": "grass", "TARGET": "green"}\n'},
           arguments={"train_file": ["train.csv", "part-*"], "mixing_weights": ["1", "2"]}),
     works("another separator", tasks=CLASSIFY,

@@ -12,7 +12,9 @@ TARGETS = {"classify": "labels", "titlegen": "title"}  # task -> target column
 BOTH = tuple(TARGETS)
 Content = str | bytes | Callable[[str], bytes]
 
-GOOD = "text,TARGET\nred apple pie,fruit|red\ngreen grass grows,green\nred brick wall,red\nplain water,green\n"
+GOOD = (
+    "text,TARGET\nred apple pie,fruit|red\ngreen grass grows,green\nred brick wall,red\nplain water,green\n"
+)
 VALID = "text,TARGET\nred wine,red\ngreen pear,fruit|green\nblue sky,green\nred pear,fruit|red\n"
 
 
@@ -20,9 +22,10 @@ VALID = "text,TARGET\nred wine,red\ngreen pear,fruit|green\nblue sky,green\nred 
 class Case:
     """A command that must be rejected or, with `code` 0, must work.
 
-    `said`: patterns that the message (or the output) must match. `tasks`: to test. `arguments`: changes of the valid command;
-    None removes an argument. `files`: by name, replacing or adding to the valid ones; TARGET stands for the task's column in
-    texts and patterns. `make`: is called with the case's folder, for links and the like.
+    `said`: patterns that the message (or the output) must match. `tasks`: to test. `arguments`: changes of
+    the valid command; None removes an argument. `files`: by name, replacing or adding to the valid ones;
+    TARGET stands for the task's column in texts and patterns. `make`: is called with the case's folder, for
+    links and the like.
     """
 
     name: str
@@ -89,7 +92,9 @@ def lay_out(case: Case, task: str, folder: Path) -> None:
         "run/history.jsonl": "{}\n",
         "run/notes.txt": "mine",
     }
-    ours = [name.removeprefix("run/") for name in earlier if name.startswith("run/") and name != "run/notes.txt"]
+    ours = [
+        name.removeprefix("run/") for name in earlier if name.startswith("run/") and name != "run/notes.txt"
+    ]
     earlier["run/.written.json"] = json.dumps({"files": ours, "patterns": [], "predictions": []})
     for name, content in (earlier | case.files).items():
         path = folder / name
@@ -121,7 +126,8 @@ def command_line(case: Case, task: str) -> list[str]:
 
 
 def words(name: str, value: object) -> list[str]:
-    """An argument on the command line. name "": only the value; value ...: only the name; a list: several values."""
+    """An argument on the command line. name "": only the value; value ...: only the name; a list: several
+    values."""
     values = [] if value is ... else value if isinstance(value, list) else [value]
     return [*([f"--{name}"] if name else []), *map(str, values)]
 

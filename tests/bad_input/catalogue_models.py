@@ -43,7 +43,7 @@ def make_valid_models(folder: Path) -> None:
         GPT2Config,
     )
 
-    from finetune.text.vocabulary import train_tokenizer
+    from samerun.text.vocabulary import train_tokenizer
 
     torch.manual_seed(0)
     tokenizer = train_tokenizer(TEXTS, 128)
@@ -57,8 +57,12 @@ def make_valid_models(folder: Path) -> None:
         "classifier": BertForSequenceClassification(labelled),
         "encoder": BertModel(bert),
         "two_layers": BertModel(deep),
-        "titles": EncoderDecoderModel(encoder=BertModel(bert), decoder=AutoModelForCausalLM.from_config(decoder)),
-        "titles_two_layers": EncoderDecoderModel(encoder=BertModel(deep), decoder=AutoModelForCausalLM.from_config(decoder)),
+        "titles": EncoderDecoderModel(
+            encoder=BertModel(bert), decoder=AutoModelForCausalLM.from_config(decoder)
+        ),
+        "titles_two_layers": EncoderDecoderModel(
+            encoder=BertModel(deep), decoder=AutoModelForCausalLM.from_config(decoder)
+        ),
     }
     for config in (models["titles"].config, models["titles"].generation_config):
         config.decoder_start_token_id, config.eos_token_id, config.pad_token_id = 2, 3, 0
@@ -67,7 +71,9 @@ def make_valid_models(folder: Path) -> None:
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
     bert.save_pretrained(folder / "config")
-    GPT2Config(vocab_size=128, n_embd=16, n_layer=1, n_head=2, n_positions=32).save_pretrained(folder / "gpt2")
+    GPT2Config(vocab_size=128, n_embd=16, n_layer=1, n_head=2, n_positions=32).save_pretrained(
+        folder / "gpt2"
+    )
     bigbird_decoder = EncoderDecoderConfig(encoder=bert.to_dict(), decoder=BigBirdConfig(**SIZES).to_dict())
     bigbird_decoder.save_pretrained(folder / "bigbird_decoder")
     larger = train_tokenizer([*TEXTS, "".join(map(chr, range(0x4E00, 0x4F00)))], 1000)
@@ -149,7 +155,10 @@ DAMAGED: dict[str, tuple[str, Callable[[Path], object]]] = {
     "broken_config": ("classifier", write("config.json", b'{"model_type": "bert",\n oops')),
     "empty_config": ("classifier", write("config.json", b"")),
     "config_is_a_list": ("classifier", write("config.json", b"[1, 2]")),
-    "config_not_utf8": ("classifier", write("config.json", '{"model_type": "bert", "name": "红"}'.encode("gbk"))),
+    "config_not_utf8": (
+        "classifier",
+        write("config.json", '{"model_type": "bert", "name": "红"}'.encode("gbk")),
+    ),
     "config_without_type": ("classifier", config(lambda c: c.pop("model_type"))),
     "unknown_type": ("classifier", config(lambda c: c.update(model_type="bertt"))),
     "wrong_sizes": ("classifier", config(lambda c: c.update(hidden_size=15))),
@@ -160,14 +169,26 @@ DAMAGED: dict[str, tuple[str, Callable[[Path], object]]] = {
     "fewer_layers": ("two_layers", config(lambda c: c.update(num_hidden_layers=1))),
     "titles_fewer_layers": ("titles_two_layers", config(lambda c: c["encoder"].update(num_hidden_layers=1))),
     "adapter": ("classifier", write("adapter_config.json", b'{"peft_type": "LORA"}')),
-    "vision": ("classifier", write("config.json", b'{"model_type": "vit", "hidden_size": 16, "num_attention_heads": 2}')),
-    "fewer_labels": ("classifier", config(lambda c: c.update(id2label={"0": "fruit"}, label2id={"fruit": 0}))),
-    "gaps_in_labels": ("classifier", config(lambda c: c.update(id2label={"0": "a", "2": "b"}, label2id=None))),
+    "vision": (
+        "classifier",
+        write("config.json", b'{"model_type": "vit", "hidden_size": 16, "num_attention_heads": 2}'),
+    ),
+    "fewer_labels": (
+        "classifier",
+        config(lambda c: c.update(id2label={"0": "fruit"}, label2id={"fruit": 0})),
+    ),
+    "gaps_in_labels": (
+        "classifier",
+        config(lambda c: c.update(id2label={"0": "a", "2": "b"}, label2id=None)),
+    ),
     "no_weights": ("classifier", remove_weights),
     "cut_weights": ("classifier", cut_weights),
     "weights_of_zeros": ("classifier", write("model.safetensors", b"\0" * 5000)),
     "weights_are_a_pointer": ("classifier", write("model.safetensors", GIT_LFS_POINTER)),
-    "weights_of_another": ("classifier", lambda model: shutil.copy(model.parent / "titles" / "model.safetensors", model)),
+    "weights_of_another": (
+        "classifier",
+        lambda model: shutil.copy(model.parent / "titles" / "model.safetensors", model),
+    ),
     "pickle": ("classifier", weights_as_pickle),
     "harmful_pickle": ("classifier", harmful_pickle),
     "no_tokenizer": ("classifier", remove_tokenizer),

@@ -19,10 +19,14 @@ def in_yaml(what: str, content: str | bytes, *said: str) -> Case:
     return Case(f"run.yaml {what}", list(said), ONE, {"config": "run.yaml"}, {"run.yaml": content})
 
 
-def in_zero(what: str, *said: str, raw: str | bytes | None = None, asked: dict | None = None, **sections: object) -> Case:
+def in_zero(
+    what: str, *said: str, raw: str | bytes | None = None, asked: dict | None = None, **sections: object
+) -> Case:
     """`raw`: the content of the file, in place of `sections`; `asked`: more arguments."""
     content = json.dumps(ZERO | sections) if raw is None else raw
-    return Case(f"ds.json {what}", list(said), ONE, {"deepspeed": "ds.json", **(asked or {})}, {"ds.json": content})
+    return Case(
+        f"ds.json {what}", list(said), ONE, {"deepspeed": "ds.json", **(asked or {})}, {"ds.json": content}
+    )
 
 
 BOTH = ("classify", "titlegen")

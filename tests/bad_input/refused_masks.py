@@ -1,6 +1,7 @@
 """Images with masks and volumes with labels that must be rejected.
 
-Every case damages valid data: data/ with four images and masks, or three volumes and labels, of two classes and a background.
+Every case damages valid data: data/ with four images and masks, or three volumes and labels, of two classes
+and a background.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ SHAPE = (8, 9, 10)
 
 @dataclass(frozen=True)
 class Spoilt:
-    """`spoil`: is called with the folder; `arguments`: changes of the valid command, None removes one; `late`: is rejected
-    when a batch needs the image."""
+    """`spoil`: is called with the folder; `arguments`: changes of the valid command, None removes one;
+    `late`: is rejected when a batch needs the image."""
 
     name: str
     said: str
@@ -48,9 +49,19 @@ def lay_out_volumes(folder: Path) -> None:
 
 def command_line(task: str, case: Spoilt) -> list[str]:
     """The arguments of a short training with the case's changes."""
-    given: dict[str, object] = {"train_file": "data", "output_dir": "run", "report_to": "none", "max_steps": 1}
+    given: dict[str, object] = {
+        "train_file": "data",
+        "output_dir": "run",
+        "report_to": "none",
+        "max_steps": 1,
+    }
     if task == "segment":
-        given |= {"config_name": "model", "from_scratch": "true", "validation_file": "data", "image_size": "32,48"}
+        given |= {
+            "config_name": "model",
+            "from_scratch": "true",
+            "validation_file": "data",
+            "image_size": "32,48",
+        }
         given |= {"global_batch_size": 2}
     else:
         given |= {"channels": "4,8", "strides": "2", "patch_size": "8,8,8", "global_batch_size": 2}
@@ -62,7 +73,9 @@ def command_line(task: str, case: Spoilt) -> list[str]:
 
 
 def write(name: str, content: bytes | str) -> Callable[[Path], object]:
-    return lambda folder: (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return lambda folder: (folder / name).write_bytes(
+        content if isinstance(content, bytes) else content.encode()
+    )
 
 
 def remove(*names: str) -> Callable[[Path], object]:
@@ -83,11 +96,17 @@ def cut(name: str, share: float) -> Callable[[Path], object]:
     return spoil
 
 
-def image(name: str, mode: str = "L", size: tuple[int, int] = (48, 32), value: object = 1) -> Callable[[Path], object]:
+def image(
+    name: str, mode: str = "L", size: tuple[int, int] = (48, 32), value: object = 1
+) -> Callable[[Path], object]:
     """Writes an image of one colour or a mask of one class as PNG."""
 
     def spoil(folder: Path) -> None:
-        found = Image.fromarray(np.full(size[::-1], value, np.uint16)) if mode == "I;16" else Image.new(mode, size, value)
+        found = (
+            Image.fromarray(np.full(size[::-1], value, np.uint16))
+            if mode == "I;16"
+            else Image.new(mode, size, value)
+        )
         found.save(folder / "data" / name, format="TIFF" if mode == "F" else "PNG")
 
     return spoil
@@ -186,7 +205,8 @@ VOLUMES = [
            voxels("labels/b", zeros(np.uint8, (8, 9, 11)))),
     Spoilt("label of another voxel size", r"data/labels/b\.nii\.gz: voxel size 2x2x2, but 1x1x1 in its image",
            voxels("labels/b", zeros(np.uint8), spacing=2.0)),
-    Spoilt("unknown class", r"data/labels/b\.nii\.gz: 1 voxels of unknown class 9; the classes are 0 background, 1 red, 2 blue",
+    Spoilt("unknown class", r"data/labels/b\.nii\.gz: 1 voxels of unknown class 9; the classes are 0 background, 1 red, 2 "
+r"blue",
            voxels("labels/b", zeros(np.uint8, at_first=9))),
     Spoilt("fractions for classes", r"data/labels/b\.nii\.gz: 1 voxels have no class number, the first 1\.5",
            voxels("labels/b", zeros(at_first=1.5))),

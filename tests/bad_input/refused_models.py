@@ -28,12 +28,15 @@ FOLDERS = [
     model("config_not_utf8", r"models/config_not_utf8/config\.json: is no .* \(UnicodeDecodeError: .*position 32"),
     model("config_without_type", r"configuration models/config_without_type: .*model_type"),
     model("unknown_type",
-          r"models/unknown_type/config\.json: model_type 'bertt' is unknown to transformers [\d.]+; did you mean 'bert'"),
+          r"models/unknown_type/config\.json: model_type 'bertt' is unknown to transformers [\d.]+; "
+r"did you mean 'bert'"),
     model("text_for_a_size", r"configuration models/text_for_a_size: .*hidden_size.*many"),
     model("negative_layers", r"configuration models/negative_layers: num_hidden_layers is -1, expected at least 1"),
-    model("wrong_sizes", r"model models/wrong_sizes: .*hidden size \(15\) is not a multiple of the number of attention heads"),
+    model("wrong_sizes", r"model models/wrong_sizes: .*hidden size \(15\) is not a multiple of the number of attention "
+r"heads"),
     model("fewer_layers",
-          r"model models/fewer_layers: the weights have more layers than its config\.json: 16 weights, such as \S+layer\.1\."),
+          r"model models/fewer_layers: the weights have more layers than its config\.json: 16 "
+r"weights, such as \S+layer\.1\."),
     model("titles_fewer_layers", r"model models/titles_fewer_layers: the weights have more layers than its config\.json",
           tasks=TITLEGEN),
     Case("decoder with fewer layers", [r"model models/fewer_layers: the weights have more layers"], TITLEGEN,
@@ -42,13 +45,15 @@ FOLDERS = [
     model("adapter", r"models/adapter/adapter_config\.json: names no base model"),
     model("gaps_in_labels", r"model models/gaps_in_labels: id2label in its config\.json numbers its 2 label\(s\) 0, 2, so",
           tasks=CLASSIFY),
-    model("no_weights", r"model models/no_weights: the folder holds no weights, such as model\.safetensors .*--from_scratch"),
+    model("no_weights", r"model models/no_weights: the folder holds no weights, such as model\.safetensors "
+r".*--from_scratch"),
     model("cut_weights", r"models/cut_weights/model\.safetensors: is no whole safetensors file .*copy it again"),
     model("weights_of_zeros", r"models/weights_of_zeros/model\.safetensors: is no whole safetensors file"),
     model("weights_are_a_pointer", r"models/weights_are_a_pointer/model\.safetensors: is no whole safetensors file"),
     model("part_missing", r"models/part_missing/part-2\.safetensors: is missing; the folder's index of weights names it"),
     model("broken_index", r"models/broken_index/model\.safetensors\.index\.json: cannot be read as an index of weights"),
-    model("other_sizes", r"model models/other_sizes: the weights are not those of its config\.json: \S+ is \(.*\) in the file"),
+    model("other_sizes", r"model models/other_sizes: the weights are not those of its config\.json: \S+ is \(.*\) in the "
+r"file"),
     model("more_layers", r"model models/more_layers: the weights are not those of its config\.json: 16 of \d+ are missing"),
     model("weights_of_another",
           r"model models/weights_of_another: the weights are not those of its config\.json: \d+ of \d+ are"),
@@ -59,7 +64,8 @@ FOLDERS = [
     model("broken_tokenizer_config", r"tokenizer models/broken_tokenizer_config: .*the folder holds: "),
     model("tokenizer_not_one", r"tokenizer models/tokenizer_not_one: .*the folder holds: config\.json"),
     model("larger_vocabulary",
-          r"the tokenizer has token ids up to \d+, the model only \d+ embeddings; they do not belong together"),
+          r"the tokenizer has token ids up to \d+, the model only \d+ embeddings; they do not "
+r"belong together"),
     model("vision", r"models/vision: the model \(vit\) cannot classify texts", tasks=CLASSIFY),
     model("vision", r"models/vision: the model \(vit\) cannot read texts", tasks=TITLEGEN),
     model("titles", r"models/titles: the model \(encoder-decoder\) cannot classify texts", tasks=CLASSIFY),
@@ -192,7 +198,8 @@ PLACES = [
     Case("predictions in no folder", [r"--predictions_file no/p\.jsonl: folder no does not exist or cannot be written"],
          arguments={"do_train": "true", "do_predict": "true", "test_file": "valid.csv", "predictions_file": "no/p.jsonl"}),
     Case("checkpoint missing",
-         [r"run/checkpoints/step_9: is not a checkpoint; give auto or a checkpoint of this run \(run/checkpoints/step_1\)"],
+         [r"run/checkpoints/step_9: is not a checkpoint; give auto or a checkpoint of this run "
+r"\(run/checkpoints/step_1\)"],
          arguments={"overwrite_output_dir": None, "resume_from_checkpoint": "run/checkpoints/step_9"}),
     Case("run for a checkpoint", [r"--resume_from_checkpoint run: is not a checkpoint"],
          arguments={"overwrite_output_dir": None, "resume_from_checkpoint": "run"}),

@@ -13,7 +13,9 @@ PREDICT = {"do_train": "true", "do_predict": "true", "test_file": "test.csv"}
 
 def cells(*labels: object) -> dict[str, dict]:
     """A file with these labels."""
-    return train(lines(*({"text": f"row {i}", "labels": cell} for i, cell in enumerate(labels))), "train.jsonl")
+    return train(
+        lines(*({"text": f"row {i}", "labels": cell} for i, cell in enumerate(labels))), "train.jsonl"
+    )
 
 
 def wide(content: str, **changed: object) -> dict[str, dict]:

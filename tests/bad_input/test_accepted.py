@@ -46,11 +46,22 @@ def test_unusual_input_works(case: Case, task: str, workplace, script, monkeypat
     assert Path("run/notes.txt").read_text() == "mine"
 
 
-STRANGE = ["😀 👩‍👩‍👧 🇫🇷", "مرحبا بالعالم", "e\u0301 ñ \u202eabc", "a\u2028b\u00a0c", "NA", "007", '"quoted", 100%']
+STRANGE = [
+    "😀 👩‍👩‍👧 🇫🇷",
+    "مرحبا بالعالم",
+    "e\u0301 ñ \u202eabc",
+    "a\u2028b\u00a0c",
+    "NA",
+    "007",
+    '"quoted", 100%',
+]
 
 
 def strange_rows(folder: Path, task: str) -> None:
-    rows = [{"id": text, "text": f"about {text}", TARGETS[task]: [text] if task == "classify" else text} for text in STRANGE]
+    rows = [
+        {"id": text, "text": f"about {text}", TARGETS[task]: [text] if task == "classify" else text}
+        for text in STRANGE
+    ]
     for name in ("train", "test"):
         (folder / f"{name}.jsonl").write_text(lines(*rows), encoding="utf-8")
 
@@ -63,7 +74,9 @@ def test_every_character_comes_back_as_it_was(task, workplace, script):
     strange_rows(workplace, task)
     ended = script(task, command_line(case, task))
     assert (ended.code, ended.err) == (0, "")
-    found = [read_json(line) for line in Path("run/predictions.jsonl").read_text(encoding="utf-8").split("\n")[:-1]]
+    found = [
+        read_json(line) for line in Path("run/predictions.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
+    ]
     assert [line["id"] for line in found] == STRANGE
     if task == "classify":
         assert all(list(line["probabilities"]) == STRANGE for line in found)
@@ -77,13 +90,27 @@ def test_every_character_comes_back_as_it_was(task, workplace, script):
 @pytest.mark.parametrize("task", TARGETS)
 def test_predicting_in_a_finished_runs_folder_keeps_what_the_run_found(task, workplace, script):
     files = {"one.csv": "text\nred wine\n"}
-    training = {"do_train": "true", "do_predict": "true", "test_file": "valid.csv", "output_dir": "done", "learning_rate": 1e-3}
+    training = {
+        "do_train": "true",
+        "do_predict": "true",
+        "test_file": "valid.csv",
+        "output_dir": "done",
+        "learning_rate": 1e-3,
+    }
     case = Case("", [], (task,), training, files)
     lay_out(case, task, workplace)
     assert script(task, command_line(case, task)).code == 0
     kept = contents(Path("done"))
 
-    predict = ["--do_predict", "--model_name_or_path", "done/best", "--test_file", "one.csv", "--output_dir", "done"]
+    predict = [
+        "--do_predict",
+        "--model_name_or_path",
+        "done/best",
+        "--test_file",
+        "one.csv",
+        "--output_dir",
+        "done",
+    ]
     for options, name in [([], "done/predictions_one.jsonl"), (["--predictions_file", "p.csv"], "p.csv")] * 2:
         ended = script(task, [*predict, *options])
         assert (ended.code, ended.err) == (0, "")
@@ -95,23 +122,40 @@ def test_predicting_in_a_finished_runs_folder_keeps_what_the_run_found(task, wor
     added = {"predictions_one.jsonl", "metrics_one.json"}
     now = contents(Path("done"))
     assert {name for name in now if now[name] != kept.get(name)} <= {*added, ".lock", ".written.json"}
-    assert oct(Path("done/best/model.safetensors").stat().st_mode)[-3:] == oct(Path("done/run.json").stat().st_mode)[-3:]
+    assert (
+        oct(Path("done/best/model.safetensors").stat().st_mode)[-3:]
+        == oct(Path("done/run.json").stat().st_mode)[-3:]
+    )
 
     # The exported model gives the metrics of its training.
-    judge = ["--do_eval", "--model_name_or_path", "done/best", "--validation_file", "valid.csv", "--output_dir", "judged"]
+    judge = [
+        "--do_eval",
+        "--model_name_or_path",
+        "done/best",
+        "--validation_file",
+        "valid.csv",
+        "--output_dir",
+        "judged",
+    ]
     ended = script(task, judge)
     assert (ended.code, ended.err) == (0, "")
     check_evaluated_alike(Path("done"), Path("judged"))
 
 
 def test_figures_that_are_undefined_are_null(workplace, script):
-    """A label without positive rows: notes, no warning, no NaN, and the averages say over how many labels they are."""
-    case = Case("", [], ("classify",), {"label_file": "labels.txt"}, {"labels.txt": "red\ngreen\nfruit\nnever\n"})
+    """A label without positive rows: notes, no warning, no NaN, and the averages say over how many labels
+    they are."""
+    case = Case(
+        "", [], ("classify",), {"label_file": "labels.txt"}, {"labels.txt": "red\ngreen\nfruit\nnever\n"}
+    )
     lay_out(case, "classify", workplace)
     ended = script("classify", command_line(case, "classify"))
     assert (ended.code, ended.err) == (0, "")
     assert "note           no training row has never\n" in ended.out
-    undefined = "ROC AUC is undefined for 1 label(s) that no or every validation row has, and left out of its average: never\n"
+    undefined = (
+        "ROC AUC is undefined for 1 label(s) that no or every validation row has, and left out of its "
+        "average: never\n"
+    )
     assert undefined in ended.out
     figures = read_json(Path("run/metrics.json").read_text(encoding="utf-8"))
     (never,) = [row for row in figures["eval_per_label"] if row["label"] == "never"]
@@ -129,7 +173,8 @@ def test_an_undefined_figure_is_null_and_left_out_of_the_console(workplace, scri
 
 
 def test_rows_of_a_head_follow_their_labels_and_its_loss_is_that_of_its_training(workplace, script):
-    """A label list in another order trains from the same probabilities; --do_eval alone gives the loss of the training."""
+    """A label list in another order trains from the same probabilities; --do_eval alone gives the loss of the
+    training."""
     model = {"from_scratch": None, "config_name": None, "tokenizer_type": None, "learning_rate": 1e-12}
     weighted = {"label_file": "labels.txt", "pos_weight": "balanced", "label_smoothing_factor": 0.1}
     losses = {}
@@ -147,7 +192,13 @@ def test_rows_of_a_head_follow_their_labels_and_its_loss_is_that_of_its_training
         metrics = read_json(Path(order, "metrics.json").read_text(encoding="utf-8"))
         losses[order] = metrics["eval_loss"]
     assert losses["fruit red green"] == pytest.approx(losses["green fruit red"], rel=1e-6)
-    alone = {**model, "learning_rate": None, "model_name_or_path": f"{order}/best", "output_dir": "alone", "do_eval": "true"}
+    alone = {
+        **model,
+        "learning_rate": None,
+        "model_name_or_path": f"{order}/best",
+        "output_dir": "alone",
+        "do_eval": "true",
+    }
     alone |= {"train_file": None, "overwrite_output_dir": None}
     assert script("classify", command_line(Case("", [], ("classify",), alone), "classify")).code == 0
     metrics = read_json(Path("alone/metrics.json").read_text(encoding="utf-8"))

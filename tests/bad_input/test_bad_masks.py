@@ -1,4 +1,5 @@
-"""Bad images, masks, volumes and labels end in one message with the file; unusual ones that are right train."""
+"""Bad images, masks, volumes and labels end in one message with the file; unusual ones that are right
+train."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ TRIED = [pytest.param(task, case, id=f"{case.name}-{task}") for task, case in re
 
 
 @pytest.mark.parametrize(("task", "case"), TRIED)
-def test_bad_masks_are_explained_and_nothing_is_harmed(task: str, case: Spoilt, tmp_path, script, monkeypatch):
+def test_bad_masks_are_explained_and_nothing_is_harmed(
+    task: str, case: Spoilt, tmp_path, script, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     LAY_OUT[task](tmp_path)
     case.spoil(tmp_path)
@@ -29,7 +32,9 @@ def test_bad_masks_are_explained_and_nothing_is_harmed(task: str, case: Spoilt, 
     assert ended.code == 2
     check_one_message(ended)
     assert (ended.out != "") == case.late, ended.out
-    after = {name: digest for name, digest in contents(tmp_path).items() if not name.startswith(("run/", "cache/"))}
+    after = {
+        name: digest for name, digest in contents(tmp_path).items() if not name.startswith(("run/", "cache/"))
+    }
     assert after == before
     assert case.late or not Path("run/run.json").exists()
 

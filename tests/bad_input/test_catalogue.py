@@ -1,4 +1,5 @@
-"""Bad input ends in one message that says what is wrong, where, and what to do; and nothing on disk is harmed."""
+"""Bad input ends in one message that says what is wrong, where, and what to do; and nothing on disk is
+harmed."""
 
 from __future__ import annotations
 
@@ -17,12 +18,17 @@ import segment3d
 import titlegen
 from catalogue_case import TARGETS, Case, by_turns, check_one_message, command_line, contents, lay_out
 
-from finetune.arguments.parsing import _kind
+from samerun.arguments.parsing import _kind
 
 SCRIPTS = {"classify": classify, "titlegen": titlegen, "image_classify": image_classify}
 SCRIPTS |= {"segment": segment, "segment3d": segment3d}
 
-REFUSED = [*by_turns(refused_files.CASES), *refused_targets.CASES, *by_turns(refused_arguments.CASES), *refused_models.CASES]
+REFUSED = [
+    *by_turns(refused_files.CASES),
+    *refused_targets.CASES,
+    *by_turns(refused_arguments.CASES),
+    *refused_models.CASES,
+]
 TRIED = [pytest.param(case, task, id=f"{case.name}-{task}") for case in REFUSED for task in case.tasks]
 
 
@@ -39,7 +45,9 @@ def test_bad_input_is_explained_and_harms_nothing(case: Case, task: str, workpla
     assert ended.out == "" or case.late
     check_one_message(ended)
     kept = {
-        name: digest for name, digest in contents(workplace).items() if not name.startswith("cache/") and name != "run/.lock"
+        name: digest
+        for name, digest in contents(workplace).items()
+        if not name.startswith("cache/") and name != "run/.lock"
     }
     assert kept == before
 
@@ -55,13 +63,18 @@ def test_the_catalogue_is_large_and_tries_both_tasks():
 
 def wrong_values(module) -> dict[str, list[str]]:
     cls = module.Arguments
-    found = {field.name: refused_arguments.wrong_values(field, _kind(cls, field.name)[0]) for field in dataclasses.fields(cls)}
+    found = {
+        field.name: refused_arguments.wrong_values(field, _kind(cls, field.name)[0])
+        for field in dataclasses.fields(cls)
+    }
     assert all(found.values())
     return found
 
 
 WRONG = {task: wrong_values(module) for task, module in SCRIPTS.items()}
-ROUNDS = [(task, number) for task, values in WRONG.items() for number in range(max(map(len, values.values())))]
+ROUNDS = [
+    (task, number) for task, values in WRONG.items() for number in range(max(map(len, values.values())))
+]
 
 
 @pytest.mark.parametrize(("task", "number"), ROUNDS)
@@ -78,7 +91,9 @@ def test_every_argument_out_of_range(task, number, workplace, script):
 
 @pytest.mark.parametrize("task", SCRIPTS)
 def test_every_argument_misspelt(task, workplace, script):
-    visible = [field.name for field in dataclasses.fields(SCRIPTS[task].Arguments) if not field.metadata["hidden"]]
+    visible = [
+        field.name for field in dataclasses.fields(SCRIPTS[task].Arguments) if not field.metadata["hidden"]
+    ]
     ended = script(task, [f"--{name[0]}{name}=1" for name in visible])
     assert (ended.code, ended.out) == (2, "")
     check_one_message(ended)

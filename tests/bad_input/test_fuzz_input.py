@@ -1,4 +1,5 @@
-"""Anything at all, given to everything that reads input: a result or an `InputError` in words, never another exception."""
+"""Anything at all, given to everything that reads input: a result or an `InputError` in words, never another
+exception."""
 
 from __future__ import annotations
 
@@ -21,16 +22,16 @@ from catalogue_case import GOOD, VALID
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from finetune.arguments.groups import ModelArguments
-from finetune.arguments.parsing import parse, validate
-from finetune.errors import InputError
-from finetune.launching import deepspeed_config
-from finetune.models.pretrained import load_config
-from finetune.plan import BatchShape
-from finetune.reading.stored_rows import Column
-from finetune.reading.tables import Table, read_table
-from finetune.text.classifier import positive_weights
-from finetune.text.labels import label_ids, read_label_file, read_labels
+from samerun.arguments.groups import ModelArguments
+from samerun.arguments.parsing import parse, validate
+from samerun.errors import InputError
+from samerun.launching import deepspeed_config
+from samerun.models.pretrained import load_config
+from samerun.plan import BatchShape
+from samerun.reading.stored_rows import Column
+from samerun.reading.tables import Table, read_table
+from samerun.text.classifier import positive_weights
+from samerun.text.labels import label_ids, read_label_file, read_labels
 
 quick = settings(
     max_examples=150,
@@ -71,7 +72,10 @@ def good_parquet() -> bytes:
     return file.getvalue()
 
 
-ROWS = [{"text": text, "labels": labels} for text, labels in zip("abcd", [["red"], [], ["green", "red"], ["red"]], strict=True)]
+ROWS = [
+    {"text": text, "labels": labels}
+    for text, labels in zip("abcd", [["red"], [], ["green", "red"], ["red"]], strict=True)
+]
 WHOLE = {
     "a.csv": (GOOD + VALID.partition("\n")[2]).replace("TARGET", "labels").encode(),
     "a.tsv": GOOD.replace("TARGET", "labels").replace(",", "\t").encode(),
@@ -95,7 +99,10 @@ def damaged(draw: Any) -> tuple[str, bytes]:
                 data[at : at + 1] = draw(st.binary(min_size=1, max_size=1))
             case "insert":
                 data[at:at] = draw(
-                    st.one_of(st.binary(min_size=1, max_size=4), st.sampled_from([b'"', b"\n", b"\0", b"\xff", b"{"]))
+                    st.one_of(
+                        st.binary(min_size=1, max_size=4),
+                        st.sampled_from([b'"', b"\n", b"\0", b"\xff", b"{"]),
+                    )
                 )
             case "remove":
                 del data[at : at + length]
@@ -121,10 +128,22 @@ texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"
 
 
 @quick
-@given(st.lists(st.tuples(texts, st.lists(texts, max_size=3), st.integers(-(2**63), 2**63 - 1)), min_size=1, max_size=6))
+@given(
+    st.lists(
+        st.tuples(texts, st.lists(texts, max_size=3), st.integers(-(2**63), 2**63 - 1)),
+        min_size=1,
+        max_size=6,
+    )
+)
 def test_any_parquet_comes_back(rows):
-    columns = {"text": [row[0] for row in rows], "labels": [row[1] for row in rows], "id": [row[2] for row in rows]}
-    schema = pyarrow.schema([("text", pyarrow.string()), ("labels", pyarrow.list_(pyarrow.string())), ("id", pyarrow.int64())])
+    columns = {
+        "text": [row[0] for row in rows],
+        "labels": [row[1] for row in rows],
+        "id": [row[2] for row in rows],
+    }
+    schema = pyarrow.schema(
+        [("text", pyarrow.string()), ("labels", pyarrow.list_(pyarrow.string())), ("id", pyarrow.int64())]
+    )
     pyarrow.parquet.write_table(pyarrow.table(columns, schema=schema), "a.parquet")
     table = read_table("a.parquet", required=("text", "labels"), optional=("id",))
     assert table.columns == columns
@@ -146,7 +165,9 @@ json_values = st.recursive(
 
 
 def labels_asked(**given: Any) -> SimpleNamespace:
-    return SimpleNamespace(**{"label_columns": None, "label_column": "labels", "label_separator": "|", **given})
+    return SimpleNamespace(
+        **{"label_columns": None, "label_column": "labels", "label_separator": "|", **given}
+    )
 
 
 @quick
@@ -159,11 +180,18 @@ def test_any_label_cell_is_labels_or_refused(cells, as_columns):
         labels = sorted(found.names)
         assert all(name.strip() for name in labels)
         ids = label_ids(table, found, labels, False, [])
-        assert [[labels[i] for i in ids[row]] for row in range(len(ids))] == [sorted(names) for names in found.rows]
+        assert [[labels[i] for i in ids[row]] for row in range(len(ids))] == [
+            sorted(names) for names in found.rows
+        ]
 
 
 @quick
-@given(st.one_of(st.binary(max_size=30), st.lists(st.sampled_from(["red", "green", " ", "['a']", "\u2028"])).map("\n".join)))
+@given(
+    st.one_of(
+        st.binary(max_size=30),
+        st.lists(st.sampled_from(["red", "green", " ", "['a']", "\u2028"])).map("\n".join),
+    )
+)
 def test_any_label_file_is_a_list_or_refused(content):
     data = content if isinstance(content, bytes) else content.encode()
     names = result_or_words(lambda: read_label_file(write("labels.txt", data)))
@@ -173,7 +201,9 @@ def test_any_label_file_is_a_list_or_refused(content):
 @quick
 @given(
     st.one_of(
-        st.binary(max_size=30), st.dictionaries(st.sampled_from("ab"), json_values).map(json.dumps), json_values.map(json.dumps)
+        st.binary(max_size=30),
+        st.dictionaries(st.sampled_from("ab"), json_values).map(json.dumps),
+        json_values.map(json.dumps),
     )
 )
 def test_any_weights_are_positive_or_refused(content):
@@ -192,7 +222,24 @@ NAMES = [field.name for module in (classify, titlegen) for field in dataclasses.
 ARGUMENTS = st.sampled_from([*dict.fromkeys(NAMES), "config", "lerning_rate", "", "-"])
 VALUES = st.one_of(
     st.sampled_from(
-        ["1", "0", "-1", "0.5", "1e-3", "1e999", "nan", "none", "true", "no", "steps", "a,b", "train", ",", "a|b", "fp16"]
+        [
+            "1",
+            "0",
+            "-1",
+            "0.5",
+            "1e-3",
+            "1e999",
+            "nan",
+            "none",
+            "true",
+            "no",
+            "steps",
+            "a,b",
+            "train",
+            ",",
+            "a|b",
+            "fp16",
+        ]
     ),
     st.text(max_size=6),
 )
@@ -200,7 +247,10 @@ YAML_VALUES = st.sampled_from(["!!int ''", "!!bool x", "&a [*a]", "2020-99-01", 
 
 
 @quick
-@given(st.sampled_from([classify, titlegen]), st.lists(st.builds("--{}={}".format, ARGUMENTS, VALUES) | VALUES, max_size=6))
+@given(
+    st.sampled_from([classify, titlegen]),
+    st.lists(st.builds("--{}={}".format, ARGUMENTS, VALUES) | VALUES, max_size=6),
+)
 @example(classify, ["--seed", "1" * 5000])
 def test_any_command_line_is_read_or_refused(module, argv):
     arguments = result_or_words(lambda: parse(module.Arguments, argv))
@@ -229,7 +279,14 @@ def test_any_run_configuration_is_read_or_refused(module, data):
 
 KEYS = st.sampled_from(
     [
-        *("zero_optimization", "fp16", "bf16", "gradient_clipping", "train_batch_size", "gradient_accumulation_steps"),
+        *(
+            "zero_optimization",
+            "fp16",
+            "bf16",
+            "gradient_clipping",
+            "train_batch_size",
+            "gradient_accumulation_steps",
+        ),
         *("train_micro_batch_size_per_gpu", "optimizer", "steps_per_print", "zero_optimisation"),
         *("enabled", "stage", "reduce_bucket_size", "offload_optimizer", "device"),
     ]
@@ -239,7 +296,9 @@ ZERO_VALUES = st.recursive(
     lambda inner: st.dictionaries(KEYS, inner, max_size=4) | st.lists(inner, max_size=2),
     max_leaves=8,
 )
-DEEPSPEED = st.dictionaries(KEYS, ZERO_VALUES, max_size=5).map(lambda found: {"zero_optimization": {"stage": 2}, **found})
+DEEPSPEED = st.dictionaries(KEYS, ZERO_VALUES, max_size=5).map(
+    lambda found: {"zero_optimization": {"stage": 2}, **found}
+)
 
 
 @settings(quick, max_examples=300)
@@ -248,14 +307,24 @@ def test_any_deepspeed_file_is_completed_or_refused(data):
     config = result_or_words(lambda: deepspeed_config.read_config(write("ds.json", data)))
     if config is None or deepspeed_config.problems(config, "ds.json", 1.0, None):
         return
-    full = result_or_words(lambda: deepspeed_config.complete_config(config, "ds.json", BatchShape(8, 2, 2, 2), 1.0, "no"))
+    full = result_or_words(
+        lambda: deepspeed_config.complete_config(config, "ds.json", BatchShape(8, 2, 2, 2), 1.0, "no")
+    )
     if full is not None:
         assert (full["train_batch_size"], full["gradient_clipping"]) == (8, 1.0)
         assert full["fp16"]["enabled"] is full["bf16"]["enabled"] is False
 
 
 SIZES = st.sampled_from(
-    ["model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "id2label", "num_labels"]
+    [
+        "model_type",
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "vocab_size",
+        "id2label",
+        "num_labels",
+    ]
 )
 MODELS = st.dictionaries(
     SIZES, st.one_of(st.sampled_from([1, 0, -1, "8", None, True, {"0": "a"}, [1]]), json_values), max_size=4
@@ -263,7 +332,11 @@ MODELS = st.dictionaries(
 
 
 @quick
-@given(st.one_of(MODELS.map(lambda found: json.dumps({"model_type": "bert", **found}).encode()), st.binary(max_size=40)))
+@given(
+    st.one_of(
+        MODELS.map(lambda found: json.dumps({"model_type": "bert", **found}).encode()), st.binary(max_size=40)
+    )
+)
 def test_any_model_configuration_is_read_or_refused(data):
     asked = ModelArguments(config_name=write("config.json", data))
     result_or_words(lambda: load_config(asked))

@@ -10,12 +10,22 @@ import pytest
 from catalogue_case import Case, command_line, contents, lay_out
 from launchers import REPOSITORY, Finished, accelerate, deepspeed, hide_gpus, python, run, torchrun
 
-RAGGED = Case("a row too long", [r"train\.csv:3: 3 cells, expected 2"], files={"train.csv": "text,TARGET\na,b\nc,d,e\n"})
+RAGGED = Case(
+    "a row too long", [r"train\.csv:3: 3 cells, expected 2"], files={"train.csv": "text,TARGET\na,b\nc,d,e\n"}
+)
 # Rank 0 alone looks at its folder, before the processes have met; the others hear of it.
-TAKEN = Case("another run's folder", [r"--output_dir run already holds a run"], arguments={"overwrite_output_dir": None})
+TAKEN = Case(
+    "another run's folder",
+    [r"--output_dir run already holds a run"],
+    arguments={"overwrite_output_dir": None},
+)
 # Found when the processes have met: by rank 0 alone, and by all at once.
-CHECKPOINT = Case("no checkpoint", [r"run/nothing: is not a checkpoint"],
-                  arguments={"overwrite_output_dir": None, "resume_from_checkpoint": "run/nothing"})  # fmt: skip
+CHECKPOINT = Case(
+    "no checkpoint",
+    [r"run/nothing: is not a checkpoint"],
+    # fmt: skip  # noqa: RUF028
+    arguments={"overwrite_output_dir": None, "resume_from_checkpoint": "run/nothing"},
+)
 VOCABULARY = Case("tokenizer and model that do not belong together", [r"token ids up to \d+, the model only \d+ embeddings"],
                   arguments={"model_name_or_path": "models/larger_vocabulary", "from_scratch": None, "config_name": None,
                              "tokenizer_type": None})  # fmt: skip
@@ -53,7 +63,11 @@ def start(launcher: list[str], case: Case, task: str, place) -> Finished:
 
 
 def check_unharmed(before: dict, place) -> None:
-    kept = {name: digest for name, digest in contents(place).items() if not name.startswith("cache/") and name != "run/.lock"}
+    kept = {
+        name: digest
+        for name, digest in contents(place).items()
+        if not name.startswith("cache/") and name != "run/.lock"
+    }
     assert kept == before
 
 
@@ -81,7 +95,9 @@ def test_debug_shows_where_it_was_found(workplace, script):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("case", "task", "launcher"), LAUNCHES, ids=[f"{case.name}-{task}" for case, task, _ in LAUNCHES])
+@pytest.mark.parametrize(
+    ("case", "task", "launcher"), LAUNCHES, ids=[f"{case.name}-{task}" for case, task, _ in LAUNCHES]
+)
 def test_a_job_says_it_once_and_fails(case, task, launcher, place):
     lay_out(case, task, place)
     before = contents(place)
@@ -97,7 +113,10 @@ def test_a_job_says_it_once_and_fails(case, task, launcher, place):
 @pytest.mark.slow
 def test_a_job_with_fewer_rows_than_processes_trains(place):
     case = Case(
-        "", [], arguments={"train_file": "one.csv", "validation_file": "one.csv"}, files={"one.csv": "text,labels\nred,red\n"}
+        "",
+        [],
+        arguments={"train_file": "one.csv", "validation_file": "one.csv"},
+        files={"one.csv": "text,labels\nred,red\n"},
     )
     lay_out(case, "classify", place)
     shutil.rmtree(place / "run")

@@ -1,4 +1,5 @@
-"""README and docs/: commands parse, files that are named exist, links resolve, marked numbers were measured."""
+"""README and docs/: commands parse, files that are named exist, links resolve, marked numbers were
+measured."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ import yaml
 from launchers import REPOSITORY
 from pages import PAGES, blocks, name_of, prose, source_of
 
-from finetune.arguments.parsing import parse, validate
-from finetune.launching.launch import Machine, describe_launch
+from samerun.arguments.parsing import parse, validate
+from samerun.launching.launch import Machine, describe_launch
 
 OWN_TASK = "docs/write-your-own-task.md"
 FOLDERS = "app|scripts|accelerate_configs|ds_configs|tests|benchmarks|docs"
@@ -96,18 +97,20 @@ def check_command(words: list[str]) -> None:
         given = parse_args(words[1:])
         processes = given.num_gpus if given.num_gpus > 0 else 8
         words = [given.user_script, *given.user_args]
-    elif words[:3] == ["python", "-m", "finetune"]:
+    elif words[:3] == ["python", "-m", "samerun"]:
         words = words[2:]
     elif "-m" not in words:
-        words = words[next(number for number, word in enumerate(words) if word.endswith((".py", ".sh", ".sbatch"))) :]
-    if words[0] == "finetune":  # the installed package
+        words = words[
+            next(number for number, word in enumerate(words) if word.endswith((".py", ".sh", ".sbatch"))) :
+        ]
+    if words[0] == "samerun":  # the installed package
         words = [f"app/{words[1]}.py", *words[2:]]
     check_script(words, file, processes)
 
 
 def check_script(words: list[str], file: str | None = None, processes: int = 1) -> None:
-    """A script and its arguments; of a task's, also those that another script is given for it, and whether its launch, by an
-    accelerate file or otherwise, contradicts its arguments on a machine with GPUs."""
+    """A script and its arguments; of a task's, also those that another script is given for it, and whether
+    its launch, by an accelerate file or otherwise, contradicts its arguments on a machine with GPUs."""
     task = next((number for number, word in enumerate(words) if is_task(word)), None)
     for option in [word for word in words[1:task] if word.startswith("--")]:
         if task != 0 and words[0] != "python":
@@ -147,10 +150,12 @@ def test_a_wrong_command_is_noticed(in_folder):
         "torchrun --processes 2 app/classify.py ARGS",
         "accelerate launch --config_file accelerate_configs/ddp16.yaml app/classify.py ARGS",
         "deepspeed --num_gpus 2 app/classify.py --deepspeed ds_configs/zero2.json --deepsped x ARGS",
-        "accelerate launch --config_file accelerate_configs/zero2.yaml app/classify.py --fsdp full_shard ARGS",
-        "accelerate launch --config_file accelerate_configs/cpu_ddp.yaml app/classify.py --mixed_precision fp16 ARGS",
+        "accelerate launch --config_file accelerate_configs/zero2.yaml app/classify.py --fsdp "
+        "full_shard ARGS",
+        "accelerate launch --config_file accelerate_configs/cpu_ddp.yaml app/classify.py "
+        "--mixed_precision fp16 ARGS",
         "deepspeed --num_gpus 2 app/classify.py --deepspeed ds_configs/zero2.json --ddp_backend mpi ARGS",
-        "torchrun --nproc_per_node 2 -m finetune clasify ARGS",
+        "torchrun --nproc_per_node 2 -m samerun clasify ARGS",
         "python scripts/plan.py --gpu_memry 24 app/classify.py ARGS",
         "pithon app/classify.py ARGS",
     ]:
@@ -193,8 +198,13 @@ def test_files_that_are_named_exist(page):
 def anchors(page: Path) -> set[str]:
     """Of a page's headings, by GitHub's rule and by MkDocs'."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
-    headings = [re.sub(r"[^\w\- ]", "", heading.lower()).strip() for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)]
-    return {heading.replace(" ", "-") for heading in headings} & {re.sub(r"[- ]+", "-", heading) for heading in headings}
+    headings = [
+        re.sub(r"[^\w\- ]", "", heading.lower()).strip()
+        for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    ]
+    return {heading.replace(" ", "-") for heading in headings} & {
+        re.sub(r"[- ]+", "-", heading) for heading in headings
+    }
 
 
 @per_page
@@ -220,7 +230,9 @@ def test_every_page_can_be_reached():
 
 def measured_tables(page: Path) -> list[tuple[str, list[str]]]:
     """(file, numbers with a decimal point) of each table whose comment says where its numbers come from."""
-    found = re.findall(r"<!-- numbers from (\S+) -->\n\n\|.*\n\| ---.*\n((?:\|.*\n?)+)", page.read_text(encoding="utf-8"))
+    found = re.findall(
+        r"<!-- numbers from (\S+) -->\n\n\|.*\n\| ---.*\n((?:\|.*\n?)+)", page.read_text(encoding="utf-8")
+    )
     return [(file, re.findall(r"\d+\.\d+", rows)) for file, rows in found]
 
 
@@ -230,7 +242,9 @@ def test_numbers_of_marked_tables_are_in_the_benchmarks():
     for page, file, numbers in tables:
         measured = (REPOSITORY / file).read_text(encoding="utf-8")
         assert numbers, page
-        unknown = [number for number in numbers if not re.search(rf"(?<![\d.]){re.escape(number)}(?!\d)", measured)]
+        unknown = [
+            number for number in numbers if not re.search(rf"(?<![\d.]){re.escape(number)}(?!\d)", measured)
+        ]
         assert unknown == [], f"{page}: not in {file}"
 
 
@@ -238,7 +252,9 @@ def test_the_readme_is_short():
     lines = (REPOSITORY / "README.md").read_text(encoding="utf-8").splitlines()
     assert len(lines) <= 200
     text = re.sub(r"^```.*?^```$", "", "\n".join(lines), flags=re.DOTALL | re.MULTILINE)
-    paragraphs = [part.splitlines() for part in re.split(r"\n\s*\n|\n(?=- )", text) if not part.startswith("|")]
+    paragraphs = [
+        part.splitlines() for part in re.split(r"\n\s*\n|\n(?=- )", text) if not part.startswith("|")
+    ]
     assert max(map(len, paragraphs)) <= 4
 
 
@@ -246,19 +262,27 @@ def test_each_question_names_the_thread_that_it_comes_from():
     page = (REPOSITORY / "docs" / "faq.md").read_text(encoding="utf-8")
     questions = re.split(r"^### ", page, flags=re.MULTILINE)[1:]
     assert len(questions) >= 20
-    assert [question.splitlines()[0] for question in questions if "](https://github.com/" not in question] == []
+    assert [
+        question.splitlines()[0] for question in questions if "](https://github.com/" not in question
+    ] == []
 
 
 def test_the_image_shows_what_was_measured():
     record = json.loads((REPOSITORY / "benchmarks" / "moving.json").read_text(encoding="utf-8"))
-    assert len(record["moved"]) == len(record["never_moved"]) > max(record["steps_before_each_launch"].values())
+    assert (
+        len(record["moved"]) == len(record["never_moved"]) > max(record["steps_before_each_launch"].values())
+    )
     assert max(abs(a - b) / b for a, b in zip(record["moved"], record["never_moved"], strict=True)) < 1e-5
 
 
 def test_the_argument_reference_is_current():
-    assert reference.PAGE.read_text(encoding="utf-8") == reference.page(), "run python scripts/make_argument_reference.py"
+    assert reference.PAGE.read_text(encoding="utf-8") == reference.page(), (
+        "run python scripts/make_argument_reference.py"
+    )
     fields = [
-        field for field in dataclasses.fields(importlib.import_module("classify").Arguments) if not field.metadata["hidden"]
+        field
+        for field in dataclasses.fields(importlib.import_module("classify").Arguments)
+        if not field.metadata["hidden"]
     ]
     assert all(f"| `--{field.name}` |" in reference.page() for field in fields)
 

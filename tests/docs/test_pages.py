@@ -1,4 +1,5 @@
-"""Pages that a reader works through, done as they say. What is put in place: a small model, and ports of a busy machine."""
+"""Pages that a reader works through, done as they say. What is put in place: a small model, and ports of a
+busy machine."""
 
 from __future__ import annotations
 
@@ -22,15 +23,20 @@ THIS = "tests/docs/test_pages.py"
 
 
 def work_through(lines: list[str], home: Path) -> str:
-    """Runs lines as one shell script that ends at the first failure, with the tools of this environment. Returns its output."""
-    lines = [re.sub(r"^(torchrun|deepspeed) ", rf"\1 --master_port {launchers.free_port()} ", line) for line in lines]
+    """Runs lines as one shell script that ends at the first failure, with the tools of this environment.
+    Returns its output."""
+    lines = [
+        re.sub(r"^(torchrun|deepspeed) ", rf"\1 --master_port {launchers.free_port()} ", line)
+        for line in lines
+    ]
     tools = f"export PATH={Path(sys.executable).parent}:$PATH"
     script = ["bash", "-ec", "\n".join([tools, "set -o pipefail", *lines])]
     return launchers.run(script, home).check().out
 
 
 def install(home: Path) -> str:
-    """Builds the package and unpacks it, as pip does without dependencies. Returns the folder for PYTHONPATH."""
+    """Builds the package and unpacks it, as pip does without dependencies. Returns the folder for
+    PYTHONPATH."""
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", home]
     subprocess.run(build, cwd=REPOSITORY, check=True, capture_output=True)
     (wheel,) = home.glob("*.whl")
@@ -43,7 +49,9 @@ def test_write_your_own_task(tmp_path):
     launchers.hide_gpus(tmp_path)
     (tmp_path / "ds_configs").symlink_to(REPOSITORY / "ds_configs")
     path = f"export PYTHONPATH={install(tmp_path)}:$PWD/no_gpu"
-    commands = work_through([path, "python -m finetune classify --help", "python -m finetune predict --help"], tmp_path)
+    commands = work_through(
+        [path, "python -m samerun classify --help", "python -m samerun predict --help"], tmp_path
+    )
     assert "usage: classify.py" in commands
     page = "docs/write-your-own-task.md"
     (tmp_path / "digits.py").write_text(source_of(page, "digits.py"), encoding="utf-8")
@@ -75,7 +83,10 @@ def test_getting_started(tmp_path, bert_folder):
     assert [block.language for block in marked] == ["bash", "bash", "python"]
     commands = [line for block in marked[:2] for line in block.text.splitlines()]
     work_through([line.replace("bert-base-uncased", str(bert_folder)) for line in commands], tmp_path)
-    assert len((tmp_path / "runs" / "mine" / "predictions_new.jsonl").read_text(encoding="utf-8").splitlines()) == 2
+    assert (
+        len((tmp_path / "runs" / "mine" / "predictions_new.jsonl").read_text(encoding="utf-8").splitlines())
+        == 2
+    )
     command, environment = [sys.executable, "-c", marked[2].text], {**os.environ, "HF_HUB_OFFLINE": "1"}
     python = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert "'label': 'technology'" in python.stdout, python.stderr

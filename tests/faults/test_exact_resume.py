@@ -1,9 +1,10 @@
-"""A run that lost all but its first checkpoint goes on from there and ends with the bytes of the run that lost nothing.
+"""A run that lost all but its first checkpoint goes on from there and ends with the bytes of the run that
+lost nothing.
 
-Dropout, accumulation, averaged weights, an evaluation and a best model before and behind the checkpoint, which lies in the
-midst of an epoch. Titles under ZeRO-3, where most could be lost. One and two processes of classification are what
-test_kills.py does this with, from the first step on; ZeRO-2 and 3 of classification what test_sharded_resume.py does. Noise is
-a function of (seed, step, rank): the same launch repeats itself.
+Dropout, accumulation, averaged weights, an evaluation and a best model before and behind the checkpoint,
+which lies in the midst of an epoch. Titles under ZeRO-3, where most could be lost. One and two processes of
+classification are what test_kills.py does this with, from the first step on; ZeRO-2 and 3 of classification
+what test_sharded_resume.py does. Noise is a function of (seed, step, rank): the same launch repeats itself.
 """
 
 import shutil
@@ -28,7 +29,11 @@ STEPS = {
 
 
 def command(folder):
-    settings = STEPS | {"deepspeed": "ds_configs/zero3.json", "per_device_train_batch_size": 4, "max_title_length": 6}
+    settings = STEPS | {
+        "deepspeed": "ds_configs/zero3.json",
+        "per_device_train_batch_size": 4,
+        "max_title_length": 6,
+    }
     options = title_job.arguments(config_name="bigbird_dropout/config.json", output_dir=folder, **settings)
     return [*torchrun(2), str(title_job.SCRIPT), "--from_scratch", "--do_train", *options]
 
@@ -36,7 +41,11 @@ def command(folder):
 def test_going_on_ends_with_the_same_bytes(title_home, tmp_path):
     straight, other = tmp_path / "straight", tmp_path / "other"
     run(command(straight), title_home).check()
-    assert sorted(path.name for path in (straight / "checkpoints").iterdir()) == ["step_2", "step_4", "step_5"]
+    assert sorted(path.name for path in (straight / "checkpoints").iterdir()) == [
+        "step_2",
+        "step_4",
+        "step_5",
+    ]
     shutil.copytree(straight, other)
     for step in (4, 5):
         shutil.rmtree(other / "checkpoints" / f"step_{step}")

@@ -1,4 +1,5 @@
-"""A disk that runs full: one message, what was whole stays; with room again the run ends with the bytes of one that had it.
+"""A disk that runs full: one message, what was whole stays; with room again the run ends with the bytes of
+one that had it.
 
 The last is shown of one process: that several go on exactly from a checkpoint is what test_kills.py shows.
 """
@@ -11,7 +12,7 @@ import pytest
 from launchers import python, run, torchrun, training
 from soaking.comparison import differences
 
-from finetune.checkpoints.checkpoint import damage, list_checkpoints
+from samerun.checkpoints.checkpoint import damage, list_checkpoints
 
 SETTINGS = {"model": "bert_dropout", "max_steps": 12, "save_total_limit": 5}
 # Its own mounts, in a user namespace of its own where one is not root.
@@ -20,7 +21,9 @@ ALONE = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--user", "--map-
 
 def may_mount(folder):
     command = [*ALONE, "mount", "-t", "tmpfs", "tmpfs", str(folder)]
-    return shutil.which("unshare") is not None and subprocess.run(command, capture_output=True).returncode == 0
+    return (
+        shutil.which("unshare") is not None and subprocess.run(command, capture_output=True).returncode == 0
+    )
 
 
 @pytest.mark.slow
@@ -47,7 +50,9 @@ def test_a_full_disk_ends_the_run_and_harms_nothing(
     disk.mkdir()
     if not may_mount(disk):
         pytest.skip("a small disk needs mounts, which are not allowed here")
-    in_shell = f'mount -t tmpfs -o size={kilobytes}k tmpfs {disk} && "$@"; code=$?; cp -a {disk} {kept}; exit $code'
+    in_shell = (
+        f'mount -t tmpfs -o size={kilobytes}k tmpfs {disk} && "$@"; code=$?; cp -a {disk} {kept}; exit $code'
+    )
     finished = run([*ALONE, "bash", "-c", in_shell, "bash", *launcher(), *training(disk, **SETTINGS)], home)
     assert finished.code == code, finished.err
     (line,) = [line for line in finished.err.splitlines() if line.startswith("error")]

@@ -1,4 +1,5 @@
-"""kill -9 at random moments, and the bytes of the run that was never killed. scripts/soak.py does the same for longer."""
+"""kill -9 at random moments, and the bytes of the run that was never killed. scripts/soak.py does the same
+for longer."""
 
 import json
 import shutil
@@ -11,8 +12,15 @@ from soaking.comparison import differences
 
 pytestmark = pytest.mark.slow
 
-# Dropout, accumulation, evaluations and checkpoints that do not come together, an end in the midst of an epoch.
-OF_A_RUN = {"per_device_train_batch_size": 4, "max_steps": 8, "save_steps": 2, "eval_steps": 3, "early_stopping_patience": 3}
+# Dropout, accumulation, evaluations and checkpoints that do not come together, an end in the midst of an
+# epoch.
+OF_A_RUN = {
+    "per_device_train_batch_size": 4,
+    "max_steps": 8,
+    "save_steps": 2,
+    "eval_steps": 3,
+    "early_stopping_patience": 3,
+}
 
 
 def soak(home, folder, command, *options):
@@ -29,12 +37,16 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(home, tmp
     _, report = soak(home, tmp_path / "soak", classify(tmp_path / "never"), "--kills", "4")
     assert (report["kills"], report["wrong"]) == (4, [])
     assert sum(report["where"].values()) == 4
-    print(report["where"])  # by the clock, and at calls that flush or rename; which ones depends on the machine's pace
+    print(
+        report["where"]
+    )  # by the clock, and at calls that flush or rename; which ones depends on the machine's pace
 
 
 def test_a_job_of_two_processes_is_killed_whole_or_by_a_rank(home, tmp_path):
     launcher = " ".join(torchrun(2))
-    _, report = soak(home, tmp_path / "soak", classify(tmp_path / "never"), "--kills", "2", "--launch", launcher)
+    _, report = soak(
+        home, tmp_path / "soak", classify(tmp_path / "never"), "--kills", "2", "--launch", launcher
+    )
     assert (report["kills"], report["wrong"]) == (2, [])
 
 
@@ -43,10 +55,18 @@ def test_what_a_kill_could_spoil_is_seen(launched, tmp_path):
     assert differences(straight, straight) == []
     for name, spoil, message in [
         ("best/model.safetensors", lambda data: data[:-1] + b"\1", "best/model.safetensors differs"),
-        ("checkpoints/step_6/optimizer.safetensors", lambda data: data[:-1] + b"\1", "optimizer.safetensors differs"),
+        (
+            "checkpoints/step_6/optimizer.safetensors",
+            lambda data: data[:-1] + b"\1",
+            "optimizer.safetensors differs",
+        ),
         ("history.jsonl", lambda data: data + data.splitlines(keepends=True)[-1], "history.jsonl differs"),
         ("predictions.jsonl", None, "predictions.jsonl is missing"),
-        ("metrics.json", lambda data: data.replace(b'"train_steps": 6', b'"train_steps": 7'), "train_steps 6 and 7"),
+        (
+            "metrics.json",
+            lambda data: data.replace(b'"train_steps": 6', b'"train_steps": 7'),
+            "train_steps 6 and 7",
+        ),
     ]:
         other = tmp_path / name.replace("/", "_")
         shutil.copytree(straight, other)

@@ -1,4 +1,5 @@
-"""A process of a job dies or falls silent: the job ends, says whose fault it was, and leaves nobody behind."""
+"""A process of a job dies or falls silent: the job ends, says whose fault it was, and leaves nobody
+behind."""
 
 import json
 import signal
@@ -7,12 +8,12 @@ import pytest
 from launchers import TIMEOUT, deepspeed, torchrun, training
 from running import running, wait_for
 
-from finetune.checkpoints.checkpoint import list_checkpoints
+from samerun.checkpoints.checkpoint import list_checkpoints
 
 pytestmark = pytest.mark.slow
 
-# Long enough for any machine to lose a process in the midst of it. --ddp_timeout: 10 is the least, and too little for the start
-# of a job on a machine that is very busy.
+# Long enough for any machine to lose a process in the midst of it. --ddp_timeout: 10 is the least, and too
+# little for the start of a job on a machine that is very busy.
 ENDLESS = {"max_steps": 100_000, "warmup_steps": 0, "save_steps": 0, "eval_strategy": "no", "eval_steps": None,
            "global_batch_size": 8, "metric_for_best_model": None, "ddp_timeout": 20}  # fmt: skip
 ZERO2 = {"deepspeed": "ds_configs/zero2.json"}
@@ -49,7 +50,9 @@ def test_a_process_that_stops_ends_the_job_and_is_named(start, home, tmp_path):
     stopped, other = job.worker(0), job.worker(1)
     stopped.send_signal(signal.SIGSTOP)
     other.wait(TIMEOUT)
-    stopped.send_signal(signal.SIGCONT)  # the launcher asks it to end, and kills it 30 seconds later if it cannot hear
+    stopped.send_signal(
+        signal.SIGCONT
+    )  # the launcher asks it to end, and kills it 30 seconds later if it cannot hear
     assert job.wait() != 0
     lines = [line for line in job.text().splitlines() if line.startswith("error on rank")]
     (line,) = [line for line in lines if line.startswith("error on rank 1 of 2 (")]
@@ -71,22 +74,36 @@ def test_a_process_that_hangs_ends_the_job_and_is_named(start, home, tmp_path):
     assert job.wait() != 0
     (line,) = [line for line in job.text().splitlines() if line.startswith("error on rank 0")]
     assert "rank 1 (" in line
-    assert "did not enter a collective that others wait in: it hangs, or computes for longer than --ddp_timeout" in line
+    assert (
+        "did not enter a collective that others wait in: it hangs, or computes for longer than --ddp_timeout"
+        in line
+    )
     assert status_of(tmp_path / "run")["state"] == "failed"
 
 
 def test_a_process_that_is_killed_ends_the_job_at_once(start, home, tmp_path):
-    job = start(home, [*deepspeed(2), *training(tmp_path, **ENDLESS | {"ddp_timeout": 1800}, **ZERO2)], tmp_path)
+    job = start(
+        home, [*deepspeed(2), *training(tmp_path, **ENDLESS | {"ddp_timeout": 1800}, **ZERO2)], tmp_path
+    )
     job.worker(1).kill()
     assert job.wait() != 0
     said = job.text()
-    assert "--local_rank=1" in next(line for line in said.splitlines() if "exits with return code = -9" in line)
+    assert "--local_rank=1" in next(
+        line for line in said.splitlines() if "exits with return code = -9" in line
+    )
     assert status_of(tmp_path)["state"] == "failed"
 
 
 def test_torchruns_restart_goes_on_from_the_newest_checkpoint(start, home, tmp_path):
-    """That a killed job of two processes ends with the bytes of one that was not is what test_kills.py shows."""
-    settings = {"model": "bert_dropout", "max_steps": 60, "eval_steps": 20, "save_steps": 10, "global_batch_size": 7}
+    """That a killed job of two processes ends with the bytes of one that was not is what test_kills.py
+    shows."""
+    settings = {
+        "model": "bert_dropout",
+        "max_steps": 60,
+        "eval_steps": 20,
+        "save_steps": 10,
+        "global_batch_size": 7,
+    }
     command = [*torchrun(2), "--max_restarts", "2"]
     job = start(home, [*command, *training(tmp_path, **settings), "--overwrite_output_dir"], tmp_path)
     wait_for(lambda: bool(list_checkpoints(tmp_path / "checkpoints")), job)
@@ -94,6 +111,8 @@ def test_torchruns_restart_goes_on_from_the_newest_checkpoint(start, home, tmp_p
     job.descendants = []  # the next ones are others
     assert job.wait() == 0, job.text()
     assert f"resume         {tmp_path / 'checkpoints'}" in job.text()
-    events = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text(encoding="utf-8").splitlines()]
+    events = [
+        json.loads(line) for line in (tmp_path / "history.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     assert [event["step"] for event in events if "loss" in event] == list(range(1, 61))
     assert status_of(tmp_path)["state"] == "done"

@@ -1,4 +1,5 @@
-"""The cable between two machines is pulled while they train: both ends of the job end, each says whom it lost."""
+"""The cable between two machines is pulled while they train: both ends of the job end, each says whom it
+lost."""
 
 import shutil
 import subprocess
@@ -27,7 +28,9 @@ def test_a_pulled_cable_ends_the_job_on_both_machines(home, tmp_path):
             place = ["--nnodes", "2", "--nproc_per_node", "1", "--node_rank", str(number)]
             rendezvous = ["--master_addr", "alpha", "--master_port", port]
             # What torchrun gives workers to end in is 30 s.
-            return machine.inside([launchers.torchrun(1)[0], *place, *rendezvous, *job], TORCH_ELASTIC_SHUTDOWN_TIMEOUT=3)
+            return machine.inside(
+                [launchers.torchrun(1)[0], *place, *rendezvous, *job], TORCH_ELASTIC_SHUTDOWN_TIMEOUT=3
+            )
 
         second = begin(beta.home, command(beta, 1), None)
         first = begin(alpha.home, command(alpha, 0), alpha.home / "runs" / "cable")

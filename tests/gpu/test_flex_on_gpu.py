@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import BigBirdConfig, BigBirdModel
 
-import finetune.kernels.bigbird.layers
-from finetune.kernels.bigbird.flex import is_usable
-from finetune.kernels.bigbird.layers import use_bigbird_attention
-from finetune.kernels.row_lengths import row_lengths
+import samerun.kernels.bigbird.layers
+from samerun.kernels.bigbird.flex import is_usable
+from samerun.kernels.bigbird.layers import use_bigbird_attention
+from samerun.kernels.row_lengths import row_lengths
 
 GPU = torch.device("cuda")
 LENGTHS = [(705,), (1024, 705, 64), (1536, 1000, 704), (2048, 2047), (4096,), (4096, 1, 3000, 900)]
@@ -17,7 +17,12 @@ LENGTHS = [(705,), (1024, 705, 64), (1536, 1000, 704), (2048, 2047), (4096,), (4
 
 def encoder(layers=2):
     torch.manual_seed(0)
-    sizes = {"hidden_size": 128, "num_hidden_layers": layers, "num_attention_heads": 2, "intermediate_size": 256}
+    sizes = {
+        "hidden_size": 128,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 2,
+        "intermediate_size": 256,
+    }
     calm = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "initializer_range": 0.1}
     return BigBirdModel(BigBirdConfig(**sizes, **calm, vocab_size=90), add_pooling_layer=False).to(GPU)
 
@@ -30,13 +35,20 @@ def batch(lengths):
 
 
 def results(model, ids, mask, lengths, precision):
-    """States of real tokens and gradients of every parameter but keys' biases, to which a softmax is blind."""
+    """States of real tokens and gradients of every parameter but keys' biases, to which a softmax is
+    blind."""
     model.zero_grad()
     weights = torch.randn(*ids.shape, 128, generator=torch.Generator().manual_seed(2)).to(GPU)
-    with row_lengths(lengths), torch.autocast("cuda", precision or torch.bfloat16, enabled=precision is not None):
+    with (
+        row_lengths(lengths),
+        torch.autocast("cuda", precision or torch.bfloat16, enabled=precision is not None),
+    ):
         states = model(input_ids=ids, attention_mask=mask)[0].float() * mask[..., None]
     (states * weights).sum().backward()
-    return [states.detach(), *(p.grad.clone() for name, p in model.named_parameters() if not name.endswith("key.bias"))]
+    return [
+        states.detach(),
+        *(p.grad.clone() for name, p in model.named_parameters() if not name.endswith("key.bias")),
+    ]
 
 
 def assert_close(found, expected, forward, backward):
@@ -49,8 +61,10 @@ def assert_close(found, expected, forward, backward):
 def attended(monkeypatch):
     """How often FlexAttention attended."""
     calls = []
-    function = finetune.kernels.bigbird.layers.attend
-    monkeypatch.setattr(finetune.kernels.bigbird.layers, "attend", lambda *inputs: (calls.append(1), function(*inputs))[1])
+    function = samerun.kernels.bigbird.layers.attend
+    monkeypatch.setattr(
+        samerun.kernels.bigbird.layers, "attend", lambda *inputs: (calls.append(1), function(*inputs))[1]
+    )
     return calls
 
 

@@ -6,11 +6,11 @@ import torch
 from linear_task import make_plan
 from step_models import CLASSIFY, KINDS, batches, build, collator
 
-from finetune.batching.batches import train_loader
-from finetune.kernels.masks import use_masks_without_sync
-from finetune.training.clock import StepClock
-from finetune.training.optimizer import build_optimizer
-from finetune.training.step import seed_step, train_step
+from samerun.batching.batches import train_loader
+from samerun.kernels.masks import use_masks_without_sync
+from samerun.training.clock import StepClock
+from samerun.training.optimizer import build_optimizer
+from samerun.training.step import seed_step, train_step
 
 WARM, STEPS = 3, 8
 
@@ -21,7 +21,9 @@ def test_steps_between_logs(kind, precision, start_gpu_run, never_waiting, argum
     steps, model = batches(kind), build(kind)
     run = start_gpu_run(steps.plan.batch, precision)
     use_masks_without_sync(run.device)
-    model, optimizer = run.accelerator.prepare(model, build_optimizer(arguments(), model, 1e-3, lambda *_: 1.0))
+    model, optimizer = run.accelerator.prepare(
+        model, build_optimizer(arguments(), model, 1e-3, lambda *_: 1.0)
+    )
     clock, losses = StepClock(run.device), []
     for step, micro_batches in zip(range(STEPS), train_loader(steps, 0, 0, True), strict=False):
         if step == WARM:  # kernels are compiled, states made
@@ -37,7 +39,9 @@ def test_steps_between_logs(kind, precision, start_gpu_run, never_waiting, argum
 def test_a_step_of_another_shape_does_not_wait_either(start_gpu_run, never_waiting, arguments):
     run, model = start_gpu_run(make_plan(8, global_batch_size=4, accumulation=1).batch), build("padding_free")
     use_masks_without_sync(run.device)
-    model, optimizer = run.accelerator.prepare(model, build_optimizer(arguments(), model, 1e-3, lambda *_: 1.0))
+    model, optimizer = run.accelerator.prepare(
+        model, build_optimizer(arguments(), model, 1e-3, lambda *_: 1.0)
+    )
     for lengths in ((9, 30, 30, 4), (50, 2), (61, 61, 61, 7, 1)):
         batch = collator(np.array(lengths), 1, False)(np.arange(len(lengths))).pin_memory()
         train_step(run, model, optimizer, CLASSIFY, [batch], 1.0)

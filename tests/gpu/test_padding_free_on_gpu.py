@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification
 
-import finetune.kernels.padding_free.attention
-from finetune.kernels import row_lengths
-from finetune.kernels.padding_free.encoders import use_padding_free
+import samerun.kernels.padding_free.attention
+from samerun.kernels import row_lengths
+from samerun.kernels.padding_free.encoders import use_padding_free
 
 GPU = torch.device("cuda")
 LENGTHS = (300, 17, 1, 512, 64, 64, 129)
@@ -16,8 +16,18 @@ LENGTHS = (300, 17, 1, 512, 64, 64, 129)
 
 def model(dropout=0.0):
     torch.manual_seed(0)
-    sizes = {"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 512, "vocab_size": 90}
-    dropouts = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout, "initializer_range": 0.1}
+    sizes = {
+        "hidden_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 512,
+        "vocab_size": 90,
+    }
+    dropouts = {
+        "hidden_dropout_prob": dropout,
+        "attention_probs_dropout_prob": dropout,
+        "initializer_range": 0.1,
+    }
     return BertForSequenceClassification(BertConfig(**sizes, **dropouts, num_labels=3)).train().to(GPU)
 
 
@@ -33,9 +43,11 @@ def kernels(monkeypatch):
     called = []
 
     def watch(name):
-        function = getattr(finetune.kernels.padding_free.attention, name)
+        function = getattr(samerun.kernels.padding_free.attention, name)
         monkeypatch.setattr(
-            finetune.kernels.padding_free.attention, name, lambda *inputs: (called.append(name), function(*inputs))[1]
+            samerun.kernels.padding_free.attention,
+            name,
+            lambda *inputs: (called.append(name), function(*inputs))[1],
         )
 
     for name in ("flash", "jagged", "by_length"):
@@ -45,7 +57,10 @@ def kernels(monkeypatch):
 
 def gradients_of(plain, inputs, precision, lengths):
     plain.zero_grad()
-    with row_lengths.row_lengths(lengths), torch.autocast("cuda", precision or torch.bfloat16, enabled=precision is not None):
+    with (
+        row_lengths.row_lengths(lengths),
+        torch.autocast("cuda", precision or torch.bfloat16, enabled=precision is not None),
+    ):
         logits = plain(**inputs).logits.float()
     (logits * torch.arange(1.0, 1 + logits.numel(), device=GPU).view_as(logits).sin()).sum().backward()
     return [logits.detach(), *(p.grad.clone() for p in plain.parameters())]
@@ -82,5 +97,7 @@ def test_dropout_is_a_function_of_the_seed_and_has_no_bias(precision, kernels):
     assert not torch.equal(logits(1), logits(2))
     assert set(kernels) == {"jagged"}  # varlen_attn has no dropout
     mean = torch.stack([logits(seed) for seed in range(40)]).mean(dim=0)
-    expected = torch.stack([gradients_of(with_dropout, batch(), precision, None)[0] for _ in range(40)]).mean(dim=0)
+    expected = torch.stack([gradients_of(with_dropout, batch(), precision, None)[0] for _ in range(40)]).mean(
+        dim=0
+    )
     assert (mean - expected).abs().max() < 0.5 * expected.abs().max().clamp(min=0.5)

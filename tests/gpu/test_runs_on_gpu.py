@@ -24,8 +24,16 @@ def folder(tmp_path_factory):
 def run(home, name, environment=None, **changed):
     """Trains the common job and gives its folder."""
     place = home / name
-    command = [sys.executable, *training(place, **{"global_batch_size": 15, "test_file": "test.csv", **changed})]
-    given = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(home / "cache"), **(environment or {})}
+    command = [
+        sys.executable,
+        *training(place, **{"global_batch_size": 15, "test_file": "test.csv", **changed}),
+    ]
+    given = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "HF_DATASETS_CACHE": str(home / "cache"),
+        **(environment or {}),
+    }
     finished = subprocess.run(command, cwd=home, env=given, capture_output=True, text=True, timeout=900)
     assert finished.returncode == 0, f"{finished.stdout}\n{finished.stderr}"
     return place
@@ -52,12 +60,21 @@ def test_fp32_on_a_gpu_and_on_a_cpu_agree(folder, padding_free):
 
 
 def test_an_fp16_run_goes_on_with_its_loss_scale(folder):
-    settings = {"mixed_precision": "fp16", "model": "bert_dropout", "max_steps": 6, "save_steps": 3, "save_total_limit": 5}
+    settings = {
+        "mixed_precision": "fp16",
+        "model": "bert_dropout",
+        "max_steps": 6,
+        "save_steps": 3,
+        "save_total_limit": 5,
+    }
     whole = run(folder, "fp16", **settings)
     begun = folder / "fp16_resumed"
     shutil.copytree(whole / "checkpoints" / "step_3", begun / "start" / "step_3")
     resumed = run(folder, "fp16_again", **settings, resume_from_checkpoint=begun / "start" / "step_3")
-    states = [json.loads((p / "checkpoints" / "step_6" / "state.json").read_text(encoding="utf-8")) for p in (whole, resumed)]
+    states = [
+        json.loads((p / "checkpoints" / "step_6" / "state.json").read_text(encoding="utf-8"))
+        for p in (whole, resumed)
+    ]
     assert states[0]["loss_scale"] is not None
     for key in ("loss_scale", "updates", "step", "skipped_in_a_row"):
         assert states[0][key] == states[1][key], key
@@ -68,7 +85,12 @@ def test_an_fp16_run_goes_on_with_its_loss_scale(folder):
 
 
 def test_the_usual_command_packs_on_a_gpu_and_exports_a_plain_model(folder):
-    place = run(folder, "auto", mixed_precision="bf16" if torch.cuda.is_bf16_supported() else "no", model="bert_dropout")
+    place = run(
+        folder,
+        "auto",
+        mixed_precision="bf16" if torch.cuda.is_bf16_supported() else "no",
+        model="bert_dropout",
+    )
     assert json.loads((place / "metrics.json").read_text(encoding="utf-8"))["train_padding_share"] == 0
     config = json.loads((place / "best" / "config.json").read_text(encoding="utf-8"))
     assert "padding_free" not in json.dumps(config)

@@ -1,4 +1,5 @@
-"""Adapters under every kind of launch: the same weights, and small checkpoints that any launch goes on from."""
+"""Adapters under every kind of launch: the same weights, and small checkpoints that any launch goes on
+from."""
 
 import shutil
 

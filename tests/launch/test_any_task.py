@@ -1,8 +1,9 @@
-"""The engine does not depend on the kind of data: a task without tokens has everything that the text tasks have.
+"""The engine does not depend on the kind of data: a task without tokens has everything that the text tasks
+have.
 
-With batch norm a process sees the statistics of its own micro-batch, so the loss depends on the number of processes and on
-accumulation, as everywhere without synchronized batch norm. Equal on all processes are the weights and, whenever a model is
-evaluated or saved, the running statistics, which are rank 0's.
+With batch norm a process sees the statistics of its own micro-batch, so the loss depends on the number of
+processes and on accumulation, as everywhere without synchronized batch norm. Equal on all processes are the
+weights and, whenever a model is evaluated or saved, the running statistics, which are rank 0's.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from safetensors.torch import load_file
 from torch import nn
 from vector_task import Arguments, Regression
 
-from finetune.errors import InputError
-from finetune.plan import Modes
-from finetune.training.gradient_checkpointing import checkpoint_activations
-from finetune.training.step import input_dtype
+from samerun.errors import InputError
+from samerun.plan import Modes
+from samerun.training.gradient_checkpointing import checkpoint_activations
+from samerun.training.step import input_dtype
 
 SCRIPT = vector_task.__file__
 JOB = {
@@ -54,7 +55,8 @@ def make_task(model="linear"):
     return task, data.splits["train"].collate(np.arange(7)), task.build()
 
 
-# Without a launch ------------------------------------------------------------------------------------------------------
+# Without a launch
+# ------------------------------------------------------------------------------------------------------
 
 
 def test_activations_are_computed_again_and_gradients_stay_the_same(monkeypatch):
@@ -66,7 +68,10 @@ def test_activations_are_computed_again_and_gradients_stay_the_same(monkeypatch)
     model.zero_grad()
     checkpoint_activations(model)
     task.loss_sum(model, batch).backward()
-    assert all(torch.equal(weight.grad, gradient) for weight, gradient in zip(model.parameters(), expected, strict=True))
+    assert all(
+        torch.equal(weight.grad, gradient)
+        for weight, gradient in zip(model.parameters(), expected, strict=True)
+    )
     assert (plain, len(calls)) == (2, 2 + 4)
 
 
@@ -79,7 +84,9 @@ def test_layers_with_batch_norm_are_not_computed_again():
 
 @pytest.mark.parametrize("model", [nn.Linear(2, 2), nn.Sequential(nn.BatchNorm1d(2))])
 def test_a_model_without_layers_to_compute_again(model):
-    with pytest.raises(InputError, match=f"{type(model).__name__} has no layers in an nn.ModuleList or nn.Sequential without"):
+    with pytest.raises(
+        InputError, match=f"{type(model).__name__} has no layers in an nn.ModuleList or nn.Sequential without"
+    ):
         checkpoint_activations(model)
 
 
@@ -87,7 +94,11 @@ def test_inputs_take_the_precision_of_the_weights_and_labels_keep_theirs():
     """ZeRO keeps weights in half precision and casts nothing."""
     task, batch, model = make_task("cnn")
     cast = batch.to(torch.device("cpu"), input_dtype(SimpleNamespace(fsdp=None), model.bfloat16()))
-    assert (cast.inputs["x"].dtype, cast.labels.dtype, cast.rows.dtype) == (torch.bfloat16, torch.float32, torch.int64)
+    assert (cast.inputs["x"].dtype, cast.labels.dtype, cast.rows.dtype) == (
+        torch.bfloat16,
+        torch.float32,
+        torch.int64,
+    )
     loss = task.loss_sum(model, cast)
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(task.loss_sum(model.float(), batch).item(), rel=0.02)
@@ -96,7 +107,16 @@ def test_inputs_take_the_precision_of_the_weights_and_labels_keep_theirs():
 @pytest.mark.slow
 def test_the_plan_of_a_task_without_tokens(tmp_path):
     options = ["--launch", "accelerate_configs/zero2.yaml", "--num_processes", "4", "--gpu_memory", "24"]
-    arguments = ["--model", "cnn", "--mixed_precision", "bf16", "--output_dir", str(tmp_path / "run"), "--report_to", "none"]
+    arguments = [
+        "--model",
+        "cnn",
+        "--mixed_precision",
+        "bf16",
+        "--output_dir",
+        str(tmp_path / "run"),
+        "--report_to",
+        "none",
+    ]
     planned = run([*python(), str(SCRIPTS / "plan.py"), *options, SCRIPT, *arguments], tmp_path).check().out
     assert "tokens" not in planned
     assert "for micro-batches of 8x64" in planned
@@ -106,7 +126,8 @@ def test_the_plan_of_a_task_without_tokens(tmp_path):
     assert not list((tmp_path / "run").glob("*"))
 
 
-# Launched --------------------------------------------------------------------------------------------------------------
+# Launched
+# --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -138,19 +159,32 @@ def one_process(place, train) -> Path:
 
 @pytest.mark.slow
 def test_every_launch_trains_the_same_model(place):
-    """With SGD and momentum, on streamed rows, which are others in the second epoch. Its evaluations are those of averaged
-    weights."""
+    """With SGD and momentum, on streamed rows, which are others in the second epoch. Its evaluations are
+    those of averaged weights."""
     cells = ["--cells", "ddp,zero2,zero3,fsdp", "--steps", "6", "--output_dir", "table"]
-    sgd = ["--optim", "sgd", "--optim_args", "momentum=0.9", "--adam_epsilon", "1e-8", "--learning_rate", "0.1"]
+    sgd = [
+        "--optim",
+        "sgd",
+        "--optim_args",
+        "momentum=0.9",
+        "--adam_epsilon",
+        "1e-8",
+        "--learning_rate",
+        "0.1",
+    ]
     streamed = ["--streamed", "true", "--ema_decay", "0.5"]
-    run([*python(), str(SCRIPTS / "parity.py"), *cells, SCRIPT, *job(place / "never", *streamed, *sgd)], place).check()
+    run(
+        [*python(), str(SCRIPTS / "parity.py"), *cells, SCRIPT, *job(place / "never", *streamed, *sgd)], place
+    ).check()
     table = json.loads((place / "table" / "parity.json").read_text(encoding="utf-8"))
     assert [cell["verdict"] for cell in table["cells"][1:]] == ["the same"] * 4
     assert max(cell["difference"]["weights"] for cell in table["cells"][1:]) <= 1e-5
 
 
 def test_the_exported_model_gives_the_predictions(one_process):
-    assert {"run.json", "history.jsonl", "metrics.json", "README.md", "best"} <= {path.name for path in one_process.iterdir()}
+    assert {"run.json", "history.jsonl", "metrics.json", "README.md", "best"} <= {
+        path.name for path in one_process.iterdir()
+    }
     model = vector_task.build_model("cnn").eval()
     model.load_state_dict(load_file(one_process / "best" / "model.safetensors"))
     rows = vector_task.generate("test", vector_task.ROWS["test"], seed=2)
@@ -179,9 +213,16 @@ def test_the_statistics_of_batch_norm_are_rank_0s_on_every_process(one_process, 
     folder = place / "two"
     run([*torchrun(2), SCRIPT, *job(folder, "--model", "cnn")], place).check()
     evaluations = [event for event in read_lines(folder / "history.jsonl") if "eval_loss" in event]
-    assert [event["eval_spread"] for event in evaluations] == [0, 0]  # over the rows, which both processes evaluated
+    assert [event["eval_spread"] for event in evaluations] == [
+        0,
+        0,
+    ]  # over the rows, which both processes evaluated
     saved = load_file(folder / "checkpoints" / "step_6" / "model.safetensors")
-    of_rank_0 = sum(float(tensor.float().sum()) for name, tensor in saved.items() if "running" in name or "tracked" in name)
+    of_rank_0 = sum(
+        float(tensor.float().sum())
+        for name, tensor in saved.items()
+        if "running" in name or "tracked" in name
+    )
     assert evaluations[-1]["eval_statistics"] == pytest.approx(of_rank_0, rel=1e-6)
     # Another sample than one process sees, and much the same training.
     alone = [event for event in read_lines(one_process / "history.jsonl") if "eval_loss" in event]
@@ -191,16 +232,20 @@ def test_the_statistics_of_batch_norm_are_rank_0s_on_every_process(one_process, 
 
 @pytest.mark.slow
 def test_a_process_that_runs_out_of_memory_cuts_its_micro_batches_and_all_follow(place, train):
-    """Rank 1 has no memory for the first pass of the first step, backward, nor for the last of the second, forward."""
+    """Rank 1 has no memory for the first pass of the first step, backward, nor for the last of the second,
+    forward."""
     train(place / "roomy")
     folder, asked = place / "full", ["--per_device_train_batch_size", "4", "--out_of_memory", "1,9"]
     said = run([*torchrun(2), SCRIPT, *job(folder, *asked)], place).check().out
     assert [line[15:] for line in said.splitlines() if "out of memory" in line] == [
-        f"out of memory by step {step}: micro-batches are split into {parts} parts; the global batch does not change"
+        f"out of memory by step {step}: micro-batches are split into {parts} parts; the global "
+        "batch does not change"
         for step, parts in ((1, 2), (2, 4))
     ]
     assert json.loads((folder / "status.json").read_text(encoding="utf-8"))["micro_batch_parts"] == 4
-    states = [json.loads((folder / "checkpoints" / f"step_{step}" / "state.json").read_text()) for step in (3, 6)]
+    states = [
+        json.loads((folder / "checkpoints" / f"step_{step}" / "state.json").read_text()) for step in (3, 6)
+    ]
     assert [state["halvings"] for state in states] == [2, 2]
     expected, found = (load_file(path / "best" / "model.safetensors") for path in (place / "roomy", folder))
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
@@ -211,4 +256,7 @@ def test_no_memory_while_gradients_are_exchanged_ends_the_job(place):
     """Without accumulation the first backward pass is the one that exchanges them."""
     finished = run([*torchrun(2), SCRIPT, *job(place / "exchanging", "--out_of_memory", "1")], place)
     assert finished.code != 0
-    assert "step 1: out of memory on a batch of 7 rows x 64. Try a smaller --per_device_train_batch_size beside" in finished.err
+    assert (
+        "step 1: out of memory on a batch of 7 rows x 64. Try a smaller --per_device_train_batch_size beside"
+        in finished.err
+    )

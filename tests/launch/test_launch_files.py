@@ -1,4 +1,5 @@
-"""Every shipped launch file: it is what it says, and it starts a real run with nothing but the number of processes changed."""
+"""Every shipped launch file: it is what it says, and it starts a real run with nothing but the number of
+processes changed."""
 
 import json
 
@@ -82,13 +83,19 @@ def test_an_accelerate_config_starts_what_it_promises(name, launched):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file", ["zero2.json", "zero3.json"])  # the others are started by an accelerate config
+@pytest.mark.parametrize(
+    "file", ["zero2.json", "zero3.json"]
+)  # the others are started by an accelerate config
 def test_a_deepspeed_file_starts_under_the_deepspeed_launcher(file, launched, home):
     name = f"deepspeed_{file.removesuffix('.json')}"
     run_file = read_run(launched(name).folder)
     in_force, job = run_file["deepspeed_config"], JOBS[name]
 
-    assert (run_file["launcher"], run_file["world_size"], run_file["zero_stage"]) == ("deepspeed", 2, STAGES[file])
+    assert (run_file["launcher"], run_file["world_size"], run_file["zero_stage"]) == (
+        "deepspeed",
+        2,
+        STAGES[file],
+    )
     assert run_file["deepspeed_file"] == f"ds_configs/{file}"
     assert in_force["gradient_clipping"] == run_file["arguments"]["max_grad_norm"]
     assert in_force["train_micro_batch_size_per_gpu"] == run_file["plan"]["batch"]["micro_batch_size"]
@@ -111,7 +118,9 @@ def test_bf16_is_in_force_and_the_weights_stay_fp32(launched):
     assert (read_run(plain)["mixed_precision"], read_run(folder)["mixed_precision"]) == ("no", "bf16")
     assert losses(folder) != losses(plain)
     assert losses(folder) == pytest.approx(losses(plain), rel=0.02)
-    assert {str(tensor.dtype) for tensor in load_file(folder / "best" / "model.safetensors").values()} == {"torch.float32"}
+    assert {str(tensor.dtype) for tensor in load_file(folder / "best" / "model.safetensors").values()} == {
+        "torch.float32"
+    }
 
 
 @pytest.mark.slow

@@ -1,6 +1,8 @@
-"""The example of docs/moving.md, every command of it: one job goes from a laptop to two machines and ends where it would have.
+"""The example of docs/moving.md, every command of it: one job goes from a laptop to two machines and ends
+where it would have.
 
-What is put in place of the page's: the job itself (a small one), and what a machine without GPUs and a busy port ask for.
+What is put in place of the page's: the job itself (a small one), and what a machine without GPUs and a busy
+port ask for.
 """
 
 import functools
@@ -44,7 +46,9 @@ def ready(line, config):
     return [
         "bash",
         "-c",
-        f"cd {REPOSITORY} && exec {shlex.join([*launchers.python()] if tool == 'python' else [launchers._tool(tool)])} {rest}",
+        f"cd {REPOSITORY} && exec "
+        f"{shlex.join([*launchers.python()] if tool == 'python' else [launchers._tool(tool)])} "
+        f"{rest}",
     ]
 
 
@@ -54,15 +58,25 @@ def write_job(place, folder, name):
     job = training("", global_batch_size=14, **changed)[3:]
     job = job[job.index("--config_name") :]
     settings = {key.removeprefix("--"): value for key, value in zip(job[::2], job[1::2], strict=True)}
-    settings |= {key: str(folder / settings[key]) for key in ("config_name", "train_file", "validation_file", "test_file")}
-    settings |= {"output_dir": str(folder / "runs" / name), "from_scratch": "true", "do_train": "true", "do_eval": "true"}
+    settings |= {
+        key: str(folder / settings[key])
+        for key in ("config_name", "train_file", "validation_file", "test_file")
+    }
+    settings |= {
+        "output_dir": str(folder / "runs" / name),
+        "from_scratch": "true",
+        "do_train": "true",
+        "do_eval": "true",
+    }
     del settings["test_file"]
     (place / f"{name}.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
 
 
 def weights(folder):
     found = load_file(folder / "checkpoints" / f"step_{STEPS}" / "model.safetensors")
-    return {name: tensor for name, tensor in found.items() if not name.endswith(".key.bias")}  # see `moving.outcome`
+    return {
+        name: tensor for name, tensor in found.items() if not name.endswith(".key.bias")
+    }  # see `moving.outcome`
 
 
 def check_same(folder, other):
@@ -81,12 +95,15 @@ def keep_until(folder, step):
 
 @pytest.fixture
 def pair(tmp_path):
-    """A function that copies a folder for each of the two machines. The first one's is `site`, where both will see theirs."""
+    """A function that copies a folder for each of the two machines. The first one's is `site`, where both
+    will see theirs."""
 
     def make(source):
         homes = [tmp_path / "alpha", tmp_path / "beta"]
         for folder in homes:
-            shutil.copytree(source, folder, ignore=shutil.ignore_patterns("runs", "cache", "observed", "table"))
+            shutil.copytree(
+                source, folder, ignore=shutil.ignore_patterns("runs", "cache", "observed", "table")
+            )
         (tmp_path / "site").symlink_to(homes[0])
         return homes
 
@@ -117,7 +134,9 @@ def test_one_job_from_a_laptop_to_two_machines(home, pair):
         said = start(ready(line, alpha / "job.yaml")).check().out
         assert (
             number == 0
-            or f"resume         {alpha.parent / 'site' / 'runs' / 'job' / 'checkpoints' / f'step_{number * EVERY}'}" in said
+            or "resume         "
+            f"{alpha.parent / 'site' / 'runs' / 'job' / 'checkpoints' / f'step_{number * EVERY}'}"
+            in said
         )
         if number == 0:  # it went to the end: the job that never moved
             shutil.copytree(alpha / "runs" / "job", alpha / "runs" / "never_moved")

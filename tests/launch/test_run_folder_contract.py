@@ -1,4 +1,5 @@
-"""What a run leaves in its folder, what it says while it runs, and what later commands may do to the folder."""
+"""What a run leaves in its folder, what it says while it runs, and what later commands may do to the
+folder."""
 
 import csv
 import hashlib
@@ -29,14 +30,21 @@ ONCE = (
     "results  ",
     "done  ",
 )
-OF_DEEPSPEED = re.compile(r"^\[\d{4}-\d\d-\d\d [\d:,]+\] \[(INFO|WARNING)\] ")  # its launcher logs to the standard output
+OF_DEEPSPEED = re.compile(
+    r"^\[\d{4}-\d\d-\d\d [\d:,]+\] \[(INFO|WARNING)\] "
+)  # its launcher logs to the standard output
 METRICS = (
     "loss", "f1_micro", "f1_macro", "f1_samples", "precision_micro", "precision_macro", "recall_micro", "recall_macro",
     "roc_auc_macro", "average_precision_macro", "hamming_loss", "subset_accuracy", "lrap",
     "tuned_f1_micro", "tuned_f1_macro", "tuned_precision_micro", "tuned_recall_micro",
 )  # fmt: skip
 SPEEDS = ["samples_per_second", "tokens_per_second", "step_time_p50", "step_time_p95", "runtime"]
-DROPOUT = {"model": "bert_dropout", "global_batch_size": 15, "save_steps": 3, "metric_for_best_model": "f1_samples"}
+DROPOUT = {
+    "model": "bert_dropout",
+    "global_batch_size": 15,
+    "save_steps": 3,
+    "metric_for_best_model": "f1_samples",
+}
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +63,8 @@ def folder(finished_run, tmp_path):
 
 @pytest.fixture
 def train(script, home, monkeypatch):
-    """A function that runs the job with dropout in this process: (output folder, arguments with a value, others) -> its end."""
+    """A function that runs the job with dropout in this process: (output folder, arguments with a value,
+    others) -> its end."""
     monkeypatch.chdir(home)
 
     def start(folder, changed, *more):
@@ -65,8 +74,11 @@ def train(script, home, monkeypatch):
 
 
 def contents(folder):
-    """What is in a folder: a hash per file, apart from the lock and the list of files, which every run opens."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in (".lock", ".written.json"))
+    """What is in a folder: a hash per file, apart from the lock and the list of files, which every run
+    opens."""
+    files = sorted(
+        path for path in folder.rglob("*") if path.is_file() and path.name not in (".lock", ".written.json")
+    )
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
@@ -110,11 +122,23 @@ def test_run_json_has_what_was_requested_and_what_was_in_force(finished_run):
     assert found["arguments"]["lr_scheduler_type"] == "linear"
     assert (found["launcher"], found["world_size"], found["device"]) == ("python", 1, "cpu")
     assert (found["mixed_precision"], found["zero_stage"], found["deepspeed_config"]) == ("no", 0, None)
-    shape = {"global_batch_size": 15, "world_size": 1, "micro_batch_size": 15, "accumulation": 15, "max_tokens": 2048}
+    shape = {
+        "global_batch_size": 15,
+        "world_size": 1,
+        "micro_batch_size": 15,
+        "accumulation": 15,
+        "max_tokens": 2048,
+    }
     shape["follows_processes"] = False
     assert found["plan"]["batch"] == shape  # on a CPU as many passes as tokens ask for
-    assert (found["plan"]["num_rows"], found["plan"]["steps_per_epoch"], found["plan"]["total_steps"]) == (31, 3, 6)
-    assert found["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]  # a CUDA build may leave its mark out
+    assert (found["plan"]["num_rows"], found["plan"]["steps_per_epoch"], found["plan"]["total_steps"]) == (
+        31,
+        3,
+        6,
+    )
+    assert (
+        found["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
+    )  # a CUDA build may leave its mark out
     assert found["versions"].keys() >= {"python", "transformers", "accelerate", "deepspeed", "datasets"}
     assert set(found["pos_weight"]) == set(LABELS)
 
@@ -142,7 +166,9 @@ def test_history_has_every_step_and_every_evaluation(finished_run):
 
     assert [event["step"] for event in steps] == [1, 2, 3, 4, 5, 6]
     assert all(event.keys() == {"step", "epoch", "loss", "learning_rate", "grad_norm"} for event in steps)
-    assert [event["learning_rate"] for event in steps] == pytest.approx([0.01, 0.02, 0.02, 0.015, 0.01, 0.005])
+    assert [event["learning_rate"] for event in steps] == pytest.approx(
+        [0.01, 0.02, 0.02, 0.015, 0.01, 0.005]
+    )
     assert [event["step"] for event in evaluations] == [3, 6]
     assert all(event.keys() >= {f"eval_{metric}" for metric in METRICS} for event in evaluations)
 
@@ -159,7 +185,9 @@ def test_metrics_are_the_best_models(finished_run):
     assert metrics.keys() >= {"train_loss", "peak_memory_mb", *(f"train_{speed}" for speed in SPEEDS)}
     assert (metrics["best_step"], metrics["best_metric"]) == (best["step"], best["eval_f1_samples"])
     assert all(metrics[key] == value for key, value in best.items() if key.startswith("eval_"))
-    assert [row["label"] for row in metrics["eval_per_label"]] == list(read_json(folder / "run.json")["pos_weight"])
+    assert [row["label"] for row in metrics["eval_per_label"]] == list(
+        read_json(folder / "run.json")["pos_weight"]
+    )
 
 
 def test_the_exported_model_gives_the_predictions_in_plain_transformers(finished_run, home):
@@ -174,7 +202,9 @@ def test_the_exported_model_gives_the_predictions_in_plain_transformers(finished
     lines = read_lines(folder / "predictions.jsonl")
 
     assert len(found) == len(lines) == TEST_ROWS
-    thresholds = {config["id2label"][str(number)]: threshold for number, threshold in enumerate(config["thresholds"])}
+    thresholds = {
+        config["id2label"][str(number)]: threshold for number, threshold in enumerate(config["thresholds"])
+    }
     for scores, line in zip(found, lines, strict=True):
         assert line["probabilities"] == pytest.approx(scores, rel=0, abs=1e-5)
         for label, threshold in thresholds.items():
@@ -188,16 +218,21 @@ def test_the_exported_model_gives_the_predictions_in_plain_transformers(finished
 @pytest.mark.parametrize("name", JOBS)
 def test_the_output_is_rank_0s_and_says_each_thing_once(name, launched):
     lines = [line for finished in launched(name).finished for line in finished.out.splitlines()]
-    # What is not the script's own is the log of DeepSpeed's launcher, and what Accelerate's logs when DeepSpeed is loaded.
+    # What is not the script's own is the log of DeepSpeed's launcher, and what Accelerate's logs when
+    # DeepSpeed is loaded.
     ours = [line for line in lines if not OF_DEEPSPEED.match(line)]
 
     assert [line for line in ours if not line.startswith(HEADINGS)] == []
-    assert {heading: sum(line.startswith(heading) for line in ours) for heading in ONCE} == dict.fromkeys(ONCE, 1)
+    assert {heading: sum(line.startswith(heading) for line in ours) for heading in ONCE} == dict.fromkeys(
+        ONCE, 1
+    )
     evaluations = 1 if (JOBS[name].resumes or ("", 0))[1] > 3 else 2
     assert sum(line.startswith("average  ") for line in ours) == (JOBS[name].averages and evaluations > 1)
     assert sum(line.startswith("step ") for line in ours) == evaluations
     errors = [line for finished in launched(name).finished for line in finished.err.splitlines()]
-    assert not [line for line in errors if line.startswith("Traceback") or "Warning" in line or "it/s]" in line]
+    assert not [
+        line for line in errors if line.startswith("Traceback") or "Warning" in line or "it/s]" in line
+    ]
 
 
 def test_a_second_run_into_the_folder_is_refused_and_changes_nothing(folder, train):
@@ -205,7 +240,9 @@ def test_a_second_run_into_the_folder_is_refused_and_changes_nothing(folder, tra
     finished = train(folder, {})
 
     assert finished.code == 2
-    assert finished.err.startswith(f"error: --output_dir {folder} already holds a run (run.json, history.jsonl")
+    assert finished.err.startswith(
+        f"error: --output_dir {folder} already holds a run (run.json, history.jsonl"
+    )
     assert "--resume_from_checkpoint auto" in finished.err
     assert "--overwrite_output_dir" in finished.err
     assert contents(folder) == before
@@ -222,7 +259,8 @@ def test_overwriting_replaces_the_run_and_keeps_what_is_not_its_own(folder, trai
     assert not (folder / "tensorboard").exists()
 
 
-# Ends rank 0 when it has kept a quarter of the predictions. A part is kept after two seconds at least: here they are shorter.
+# Ends rank 0 when it has kept a quarter of the predictions. A part is kept after two seconds at least: here
+# they are shorter.
 KILLED_WHILE_PREDICTING = """
 import os, signal, time
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -240,7 +278,14 @@ def test_predicting_with_the_best_model_needs_no_labels_and_leaves_the_run_alone
     """Nor is it harmed by a kill: started again, the predicting goes on where it was."""
     before, metrics = contents(folder), read_json(folder / "metrics.json")
     predicted = read_lines(folder / "predictions.jsonl")
-    files = ["--model_name_or_path", str(folder / "best"), "--test_file", "unlabelled.csv", "--output_dir", str(folder)]
+    files = [
+        "--model_name_or_path",
+        str(folder / "best"),
+        "--test_file",
+        "unlabelled.csv",
+        "--output_dir",
+        str(folder),
+    ]
     command = [*torchrun(2), str(CLASSIFY), "--do_predict", *files, "--per_device_eval_batch_size", "1"]
     unfinished = folder / "predictions_unlabelled.jsonl.unfinished"
     (tmp_path / "sitecustomize.py").write_text(KILLED_WHILE_PREDICTING)
@@ -254,7 +299,9 @@ def test_predicting_with_the_best_model_needs_no_labels_and_leaves_the_run_alone
     after = contents(folder)
     assert {name: after.get(name) for name in before} == before
     again = read_lines(folder / "predictions_unlabelled.jsonl")
-    assert [(line["id"], line["labels"]) for line in again] == [(line["id"], line["labels"]) for line in predicted]
+    assert [(line["id"], line["labels"]) for line in again] == [
+        (line["id"], line["labels"]) for line in predicted
+    ]
     for line, earlier in zip(again, predicted, strict=True):
         assert line["probabilities"] == pytest.approx(earlier["probabilities"], rel=0, abs=2e-6)
     assert read_json(folder / "metrics_unlabelled.json")["test_rows"] == metrics["test_rows"]

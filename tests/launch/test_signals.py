@@ -1,4 +1,5 @@
-"""Requests to stop, as they reach a job under every launcher: whoever is asked, all stop at one step, which is saved."""
+"""Requests to stop, as they reach a job under every launcher: whoever is asked, all stop at one step, which
+is saved."""
 
 import functools
 import hashlib
@@ -10,7 +11,7 @@ import pytest
 from launchers import accelerate, deepspeed, python, torchrun, training
 from running import running
 
-from finetune.checkpoints.checkpoint import damage, list_checkpoints
+from samerun.checkpoints.checkpoint import damage, list_checkpoints
 
 pytestmark = pytest.mark.slow
 
@@ -77,13 +78,20 @@ def test_a_request_stops_every_process_at_one_step_which_is_saved(name, start, t
 
 
 def contents(folder):
-    """A hash per file of what two equal runs have in common: clocks, sizes of this machine and the lock are left out."""
-    files = [*folder.glob("best/*"), *folder.glob("checkpoints/step_*/*.safetensors"), folder / "history.jsonl"]
+    """A hash per file of what two equal runs have in common: clocks, sizes of this machine and the lock are
+    left out."""
+    files = [
+        *folder.glob("best/*"),
+        *folder.glob("checkpoints/step_*/*.safetensors"),
+        folder / "history.jsonl",
+    ]
     files.append(folder / "predictions.jsonl")
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def test_a_run_that_was_stopped_ends_with_the_bytes_of_one_that_was_not(start, home, tmp_path, script, monkeypatch):
+def test_a_run_that_was_stopped_ends_with_the_bytes_of_one_that_was_not(
+    start, home, tmp_path, script, monkeypatch
+):
     settings = {"model": "bert_dropout", "max_steps": 60, "eval_steps": 20, "save_steps": 20, "global_batch_size": 7,
                 "early_stopping_patience": 9, "per_device_train_batch_size": 3}  # fmt: skip
     stopped, whole = tmp_path / "stopped", tmp_path / "whole"

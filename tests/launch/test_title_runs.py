@@ -11,12 +11,17 @@ from title_job import ROWS
 @pytest.mark.slow
 def test_the_titles_are_the_same_whatever_process_wrote_them(titled):
     found, expected = (
-        [json.loads(line) for line in (titled(name) / "predictions.jsonl").open(encoding="utf-8")] for name in ("ddp", "one")
+        [json.loads(line) for line in (titled(name) / "predictions.jsonl").open(encoding="utf-8")]
+        for name in ("ddp", "one")
     )
-    assert [line["id"] for line in found] == [json.loads(line)["id"] for line in ROWS.open(encoding="utf-8")][40:]
+    assert [line["id"] for line in found] == [json.loads(line)["id"] for line in ROWS.open(encoding="utf-8")][
+        40:
+    ]
     assert [line["title"] for line in found] == [line["title"] for line in expected]
     # An untrained model writes much the same title for all documents; how sure it is differs.
-    scores, theirs = ([c["score"] for line in lines for c in line["candidates"]] for lines in (found, expected))
+    scores, theirs = (
+        [c["score"] for line in lines for c in line["candidates"]] for lines in (found, expected)
+    )
     assert scores == pytest.approx(theirs, rel=1e-5)
     assert len(set(theirs)) > len(expected)
 
@@ -26,7 +31,17 @@ def test_what_a_run_leaves(titled):
     folder = titled("one")
     metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
     assert metrics["rouge_tokenizer"] == "characters"
-    names = ("loss", "rouge1", "rouge2", "rougeL", "rougeLsum", "exact_match", "gen_len", "lead_rougeL", "rougeL_low")
+    names = (
+        "loss",
+        "rouge1",
+        "rouge2",
+        "rougeL",
+        "rougeLsum",
+        "exact_match",
+        "gen_len",
+        "lead_rougeL",
+        "rougeL_low",
+    )
     for split in ("eval", "test"):
         assert {f"{split}_{name}" for name in names} <= metrics.keys()
     assert len(metrics["examples"]) == 10
@@ -42,7 +57,7 @@ def test_what_a_run_leaves(titled):
 def test_plain_transformers_writes_the_same_titles(title_home, titled):
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-    from finetune.text.chinese import join_chinese
+    from samerun.text.chinese import join_chinese
 
     folder = titled("one")
     tokenizer = AutoTokenizer.from_pretrained(folder / "best")
@@ -61,7 +76,15 @@ def test_documents_without_titles_are_predicted(title_home, titled, script):
     bare = title_home / "bare.jsonl"
     bare.write_text("".join(json.dumps({"text": row["text"]}) + "\n" for row in rows), encoding="utf-8")
     folder = title_home / "runs" / "bare"
-    asked = ["--do_predict", "--model_name_or_path", str(best), "--test_file", str(bare), "--output_dir", str(folder)]
+    asked = [
+        "--do_predict",
+        "--model_name_or_path",
+        str(best),
+        "--test_file",
+        str(bare),
+        "--output_dir",
+        str(folder),
+    ]
     ended = script("titlegen", asked)
     assert ended.code == 0, ended.err
     lines = [json.loads(line) for line in (folder / "predictions.jsonl").open(encoding="utf-8")]

@@ -1,7 +1,8 @@
-"""Two machines that share nothing but a cable: every launcher trains the same model as one process, and says what is wrong.
+"""Two machines that share nothing but a cable: every launcher trains the same model as one process, and says
+what is wrong.
 
-Nobody sets a variable for the network: which interface leads to the other machine is the application's business.
-`accelerate launch` on two machines is what test_moving_a_job.py shows.
+Nobody sets a variable for the network: which interface leads to the other machine is the application's
+business. `accelerate launch` on two machines is what test_moving_a_job.py shows.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from launchers import CLASSIFY, REPOSITORY, UNEVEN, free_port, run_together, tra
 from namespaces import machines, missing_for_machines
 from safetensors.torch import load_file
 
-from finetune.checkpoints.checkpoint import damage
+from samerun.checkpoints.checkpoint import damage
 
 REASON = missing_for_machines()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(REASON is not None, reason=str(REASON))]
 
-# ssh and pdsh as far as launchers use them: a host, and a command for its shell. `enter` leads into the machine.
+# ssh and pdsh as far as launchers use them: a host, and a command for its shell. `enter` leads into the
+# machine.
 SSH = """#!/usr/bin/env bash
 while [[ $1 == -* ]]; do if [[ $1 == -[op] ]]; then shift 2; else shift; fi; done
 host=$1
@@ -47,8 +49,8 @@ exit "$code"
 
 @pytest.fixture(scope="module")
 def pair(home, launched, tmp_path_factory):
-    """The two machines, each with its own copy of the data, which it sees in site/ too; the ssh and pdsh in bin/ lead there.
-    Machine alpha alone has a run to go on from, of one process."""
+    """The two machines, each with its own copy of the data, which it sees in site/ too; the ssh and pdsh in
+    bin/ lead there. Machine alpha alone has a run to go on from, of one process."""
     start = launched("python").folder
     base = tmp_path_factory.mktemp("machines")
     homes = [base / "alpha", base / "beta"]
@@ -59,16 +61,23 @@ def pair(home, launched, tmp_path_factory):
         (base / "bin").mkdir()
         (base / "site").mkdir()
         for machine in found:
-            subprocess.run(machine.inside(["mount", "--bind", str(machine.home), str(base / "site")]), check=True)
+            subprocess.run(
+                machine.inside(["mount", "--bind", str(machine.home), str(base / "site")]), check=True
+            )
         enter = "".join(f'{m.name}) exec {" ".join(m.inside(["bash", "-c"]))} "$2" ;;\n' for m in found)
-        for name, text in (("enter", f'#!/usr/bin/env bash\ncase "$1" in\n{enter}esac\n'), ("ssh", SSH), ("pdsh", PDSH)):
+        for name, text in (
+            ("enter", f'#!/usr/bin/env bash\ncase "$1" in\n{enter}esac\n'),
+            ("ssh", SSH),
+            ("pdsh", PDSH),
+        ):
             (base / "bin" / name).write_text(text)
             (base / "bin" / name).chmod(0o755)
         yield found
 
 
 def outside(pair, command):
-    """A command that runs on neither machine, but reaches both by ssh, in a folder that each of them has its own of."""
+    """A command that runs on neither machine, but reaches both by ssh, in a folder that each of them has its
+    own of."""
     base, path = pair[0].home.parent, launchers.environment(pair[0].home)["PATH"]
     return ["env", "--chdir", str(base / "site"), f"PATH={base / 'bin'}:{path}", *command]
 
@@ -79,7 +88,18 @@ def torchrun(*options):
 
 def node(number, port):
     """scripts/machine.py, which passes the processes' own exit code on."""
-    place = ["--node", str(number), "--nodes", "2", "--processes", "1", "--address", "alpha", "--port", str(port)]
+    place = [
+        "--node",
+        str(number),
+        "--nodes",
+        "2",
+        "--processes",
+        "1",
+        "--address",
+        "alpha",
+        "--port",
+        str(port),
+    ]
     return [sys.executable, str(REPOSITORY / "scripts" / "machine.py"), *place]
 
 
@@ -92,7 +112,9 @@ def torchrun_c10d(pair, port):
 def torchrun_static(pair, port):
     for number, machine in enumerate(pair):
         launcher = torchrun("--node_rank", str(number), "--master_addr", "alpha", "--master_port", str(port))
-        yield machine.inside([*launcher, *arguments("torchrun_static", step=4, deepspeed="ds_configs/zero3.json")])
+        yield machine.inside(
+            [*launcher, *arguments("torchrun_static", step=4, deepspeed="ds_configs/zero3.json")]
+        )
 
 
 def hostfile(pair, port):
@@ -131,7 +153,8 @@ def arguments(name, step, **changed):
 
 @pytest.fixture(scope="module")
 def trained(pair):
-    """A function from a job's name to machine alpha's folder of it; started when first asked for, then kept."""
+    """A function from a job's name to machine alpha's folder of it; started when first asked for, then
+    kept."""
 
     @functools.cache
     def launch(name):
@@ -144,13 +167,17 @@ def trained(pair):
 
 def weights(folder):
     found = load_file(folder / "checkpoints" / "step_6" / "model.safetensors")
-    return {name: tensor for name, tensor in found.items() if not name.endswith(".key.bias")}  # see test_parity
+    return {
+        name: tensor for name, tensor in found.items() if not name.endswith(".key.bias")
+    }  # see test_parity
 
 
 def check_weights(folder, one_process):
     ours, theirs = weights(folder), weights(one_process)
     assert ours.keys() == theirs.keys()
-    differences = {key: float((ours[key] - theirs[key]).abs().max() / theirs[key].abs().max()) for key in theirs}
+    differences = {
+        key: float((ours[key] - theirs[key]).abs().max() / theirs[key].abs().max()) for key in theirs
+    }
     worst = max(differences, key=differences.get)
     assert differences[worst] <= 1e-5, f"{worst}: {differences[worst]:.1e}"
 
@@ -173,15 +200,22 @@ def test_the_second_machine_keeps_a_cache_of_its_own_and_nothing_of_the_run(pair
 
 
 def test_machines_that_share_a_folder_keep_checkpoints_in_shards_there(pair, launched):
-    """From a checkpoint of another launch to those in shards, to which each machine adds its part, and back to one for every
-    launch. Nothing is sent, and no machine has anything of the run elsewhere. DeepSpeed starts it with ssh, then without."""
+    """From a checkpoint of another launch to those in shards, to which each machine adds its part, and back
+    to one for every launch. Nothing is sent, and no machine has anything of the run elsewhere. DeepSpeed
+    starts it with ssh, then without."""
     shared = pair[0].home.parent / "shared"
     shutil.copytree(launched("python").folder / "checkpoints" / "step_2", shared / "start")
 
     def go_on_from(checkpoint, launch, **changed):
-        asked = {"shared_output_dir": "true", "resume_from_checkpoint": checkpoint, "deepspeed": "ds_configs/zero2.json"}
+        asked = {
+            "shared_output_dir": "true",
+            "resume_from_checkpoint": checkpoint,
+            "deepspeed": "ds_configs/zero2.json",
+        }
         job = training(shared / "run", global_batch_size=UNEVEN, **asked, **changed)
-        ended = [finished.check() for finished in run_together(list(launch(pair, free_port(), job)), pair[0].home)]
+        ended = [
+            finished.check() for finished in run_together(list(launch(pair, free_port(), job)), pair[0].home)
+        ]
         return ended[0].out
 
     go_on_from(shared / "start", deepspeed_ssh, checkpoint_format="sharded")
@@ -211,7 +245,7 @@ def problems(finished):
 def test_machines_that_differ_are_told_all_of_it(pair):
     alpha, beta = pair
     shutil.copytree(REPOSITORY / "app", beta.home / "app", ignore=shutil.ignore_patterns("__pycache__"))
-    with (beta.home / "app" / "finetune" / "metrics" / "thresholds.py").open("a", encoding="utf-8") as file:
+    with (beta.home / "app" / "samerun" / "metrics" / "thresholds.py").open("a", encoding="utf-8") as file:
         file.write("# another version\n")
     with (beta.home / "other.csv").open("a", encoding="utf-8") as file:
         file.write((beta.home / "train.csv").read_text(encoding="utf-8") + "one row more,a\n")
@@ -219,11 +253,14 @@ def test_machines_that_differ_are_told_all_of_it(pair):
     here = training("runs/differ", global_batch_size=UNEVEN)
     there = training("runs/differ", global_batch_size=UNEVEN, train_file="other.csv", learning_rate=0.002)
     assert (here[0], there[0]) == (str(CLASSIFY), str(CLASSIFY))
-    commands = [alpha.inside([*node(0, port), *here]), beta.inside([*node(1, port), "app/classify.py", *there[1:]])]
+    commands = [
+        alpha.inside([*node(0, port), *here]),
+        beta.inside([*node(1, port), "app/classify.py", *there[1:]]),
+    ]
     for finished in run_together(commands, alpha.home):
         assert finished.code == 2, finished.err
         assert "rank 1 (beta): --learning_rate is 0.002, but 0.001 on rank 0 (alpha)" in finished.err
-        assert "rank 1 (beta): app/finetune/metrics/thresholds.py is " in finished.err
+        assert "rank 1 (beta): app/samerun/metrics/thresholds.py is " in finished.err
         assert "--train_file" in finished.err
         assert "Traceback" not in finished.err
     assert not (alpha.home / "runs" / "differ" / "run.json").exists()
@@ -236,7 +273,7 @@ def test_what_keeps_machines_apart_is_named(pair):
     ports = [free_port() for _ in range(4)]
     listen = "import socket, subprocess, sys; taken = socket.create_server(('', int(sys.argv[1])))"
     listen += "; sys.exit(subprocess.call(sys.argv[2:]))"
-    names = {"FINETUNE_MACHINES": "alpha,beta"}
+    names = {"SAMERUN_MACHINES": "alpha,beta"}
     commands = {
         "alone": alpha.inside([*node(0, ports[0]), *job], **names),
         "late": beta.inside([*node(1, ports[1]), *job], **names),
@@ -248,11 +285,19 @@ def test_what_keeps_machines_apart_is_named(pair):
 
     assert {name: ended.code for name, ended in finished.items()} == dict.fromkeys(commands, 2)
     said = {name: "\n".join(problems(ended)) for name, ended in finished.items()}
-    assert f"1 of 2 processes did not connect to alpha:{ports[0]} within 8 s: rank 1 (machine 1, beta)." in said["alone"]
-    assert f"rank 1 of 2 (beta): machine 0, alpha did not answer at alpha:{ports[1]} within 8 s" in said["late"]
+    assert (
+        f"1 of 2 processes did not connect to alpha:{ports[0]} within 8 s: rank 1 (machine 1, beta)."
+        in said["alone"]
+    )
+    assert (
+        f"rank 1 of 2 (beta): machine 0, alpha did not answer at alpha:{ports[1]} within 8 s" in said["late"]
+    )
     assert f"port {ports[2]} of alpha is in use" in said["taken"]
     for name in ("interface", "other interface"):
-        assert "IFNAME=eth7: beta has no such network interface; it has lo (127.0.0.1), eth0 (10.77.0.2)" in said[name]
+        assert (
+            "IFNAME=eth7: beta has no such network interface; it has lo (127.0.0.1), eth0 (10.77.0.2)"
+            in said[name]
+        )
     assert not [name for name, text in said.items() if "Traceback" in text]
 
 

@@ -19,8 +19,8 @@ RESULTS = {}  # of the ways that were asked for
 
 @pytest.fixture
 def evaluated(home, launched, script, monkeypatch):
-    """A function from a way's name to (metrics, predictions), made once: the model of the job "python", on a validation file of
-    one row and on a test file with labels."""
+    """A function from a way's name to (metrics, predictions), made once: the model of the job "python", on a
+    validation file of one row and on a test file with labels."""
     model = launched("python").folder / "best"
     monkeypatch.chdir(home)
 
@@ -29,20 +29,32 @@ def evaluated(home, launched, script, monkeypatch):
             launcher, size = WAYS[name]
             folder = home / "evaluated" / name.replace(" ", "_").replace(",", "")
             files = ["--validation_file", "one.csv", "--test_file", "test.csv"]
-            modes = ["--do_eval", "--do_predict", "--per_device_eval_batch_size", str(size), "--report_to", "none"]
+            modes = [
+                "--do_eval",
+                "--do_predict",
+                "--per_device_eval_batch_size",
+                str(size),
+                "--report_to",
+                "none",
+            ]
             command = ["--model_name_or_path", str(model), *files, *modes, "--output_dir", str(folder)]
             if launcher is None:
                 assert script("classify", command).code == 0
             else:
                 run([*launcher(), str(CLASSIFY), *command], home).check()
-            RESULTS[name] = (json.loads((folder / "metrics.json").read_text(encoding="utf-8")), read_predictions(folder))
+            RESULTS[name] = (
+                json.loads((folder / "metrics.json").read_text(encoding="utf-8")),
+                read_predictions(folder),
+            )
         return RESULTS[name]
 
     return evaluate
 
 
 def read_predictions(folder):
-    return [json.loads(line) for line in (folder / "predictions.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [
+        json.loads(line) for line in (folder / "predictions.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
 
 
 def ids_of_the_test_file(home):
@@ -61,7 +73,11 @@ def test_metrics_do_not_depend_on_how_they_are_computed(name, evaluated):
     assert ours.keys() == theirs.keys()
     assert len(metrics) > 30
     for key in metrics:
-        assert ours[key] == pytest.approx(theirs[key], rel=0, abs=1e-6) if theirs[key] is not None else ours[key] is None, key
+        assert (
+            ours[key] == pytest.approx(theirs[key], rel=0, abs=1e-6)
+            if theirs[key] is not None
+            else ours[key] is None
+        ), key
 
 
 def test_metrics_of_one_row_exist_or_are_none(evaluated):
@@ -98,25 +114,35 @@ def test_every_job_predicts_every_row_once_in_the_order_of_the_file(name, launch
 @pytest.mark.parametrize("name", [name for name, job in JOBS.items() if job.zero_stage and not job.resumes])
 def test_metrics_of_a_deepspeed_run_are_those_of_one_process(name, launched):
     ours, theirs = (
-        json.loads((launched(job).folder / "metrics.json").read_text(encoding="utf-8")) for job in (name, JOBS[name].reference)
+        json.loads((launched(job).folder / "metrics.json").read_text(encoding="utf-8"))
+        for job in (name, JOBS[name].reference)
     )
-    metrics = [key for key, value in theirs.items() if key.startswith(("eval_", "test_")) and isinstance(value, float)]
+    metrics = [
+        key
+        for key, value in theirs.items()
+        if key.startswith(("eval_", "test_")) and isinstance(value, float)
+    ]
 
     assert ours["best_step"] == theirs["best_step"]
     assert {key: ours[key] for key in metrics if not key.endswith("per_second")} == pytest.approx(
         {key: theirs[key] for key in metrics if not key.endswith("per_second")}, rel=0, abs=1e-6
     )
-    assert [row["label"] for row in ours["eval_per_label"]] == [row["label"] for row in theirs["eval_per_label"]]
+    assert [row["label"] for row in ours["eval_per_label"]] == [
+        row["label"] for row in theirs["eval_per_label"]
+    ]
 
 
 # Those that resume a checkpoint from before the first evaluation have both.
-AVERAGED = [name for name, job in JOBS.items() if job.averages and (job.resumes is None or job.resumes[1] < 3)]
+AVERAGED = [
+    name for name, job in JOBS.items() if job.averages and (job.resumes is None or job.resumes[1] < 3)
+]
 
 
 @pytest.mark.parametrize("name", sorted({*AVERAGED} - REFERENCES))
 def test_the_mean_of_the_best_weights_is_that_of_one_process(name, launched):
     ours, theirs = (
-        json.loads((launched(job).folder / "metrics.json").read_text(encoding="utf-8")) for job in (name, JOBS[name].reference)
+        json.loads((launched(job).folder / "metrics.json").read_text(encoding="utf-8"))
+        for job in (name, JOBS[name].reference)
     )
     assert theirs["averaged_steps"] == [3, 6]
     assert (ours["averaged_steps"], ours["exported"]) == (theirs["averaged_steps"], theirs["exported"])

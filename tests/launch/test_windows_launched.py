@@ -15,7 +15,13 @@ def losses(folder):
 
 
 def test_documents_in_windows_train_the_same_everywhere(home, tmp_path, script, monkeypatch):
-    changed = {"long_documents": "windows", "max_length": 16, "stride": 4, "max_windows": 3, "max_tokens_per_micro_batch": 128}
+    changed = {
+        "long_documents": "windows",
+        "max_length": 16,
+        "stride": 4,
+        "max_windows": 3,
+        "max_tokens_per_micro_batch": 128,
+    }
     changed |= {"max_steps": 2, "eval_steps": 2}
     one, zero3 = tmp_path / "one", tmp_path / "zero3"
     monkeypatch.chdir(home)

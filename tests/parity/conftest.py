@@ -38,6 +38,13 @@ def title_table(title_home: Path) -> dict:
         adam_epsilon=title_job.TABLE_EPSILON,
         output_dir=title_home / "runs" / "never",
     )
-    command = [sys.executable, str(SCRIPTS / "parity.py"), *options, str(title_job.SCRIPT), "--from_scratch", *job]
+    command = [
+        sys.executable,
+        str(SCRIPTS / "parity.py"),
+        *options,
+        str(title_job.SCRIPT),
+        "--from_scratch",
+        *job,
+    ]
     launchers.run(command, title_home, timeout=1800).check()
     return json.loads((title_home / "table" / "parity.json").read_text(encoding="utf-8"))

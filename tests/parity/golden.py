@@ -2,8 +2,9 @@
 
     python tests/parity/golden.py --write
 
-trains both jobs in one process, in fp32 on the CPU, and writes golden.json. Use it only for an intended change of the numbers
-(another loss, order of rows or initial weights, a new version of a library), and explain the change in the commit message.
+trains both jobs in one process, in fp32 on the CPU, and writes golden.json. Use it only for an intended
+change of the numbers (another loss, order of rows or initial weights, a new version of a library), and
+explain the change in the commit message.
 """
 
 from __future__ import annotations
@@ -26,12 +27,17 @@ def write(home: Path) -> None:
     import launchers
     import title_job
 
-    from finetune.output.versions import library_versions
+    from samerun.output.versions import library_versions
 
     launchers.write_corpus(home)
     title_job.write_corpus(home)
-    folders = {"classify": launchers.launch("python", home).check().folder, "titlegen": title_job.launch("one", home)}
-    content = {"versions": library_versions()} | {task: metrics_of(folder) for task, folder in folders.items()}
+    folders = {
+        "classify": launchers.launch("python", home).check().folder,
+        "titlegen": title_job.launch("one", home),
+    }
+    content = {"versions": library_versions()} | {
+        task: metrics_of(folder) for task, folder in folders.items()
+    }
     FILE.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 

@@ -1,13 +1,14 @@
-"""The same steps under any launch: one table over launchers, processes, accumulation and ZeRO stages, for both tasks.
+"""The same steps under any launch: one table over launchers, processes, accumulation and ZeRO stages, for
+both tasks.
 
-Without dropout, in fp32, every cell is compared with one plain process: final weights to 1e-5 of a tensor's largest element,
-losses and gradient norms of each step to 1e-5, its learning rates and rows exactly, evaluation metrics to 1e-6. The
-classifier's cells are the jobs of `launchers`, several of which resume another job's checkpoint; those of titles are made
-by scripts/parity.py.
+Without dropout, in fp32, every cell is compared with one plain process: final weights to 1e-5 of a tensor's
+largest element, losses and gradient norms of each step to 1e-5, its learning rates and rows exactly,
+evaluation metrics to 1e-6. The classifier's cells are the jobs of `launchers`, several of which resume
+another job's checkpoint; those of titles are made by scripts/parity.py.
 
-What is left out of the weights is one kind of parameter, attention's key biases (see `moving.outcome`). The jobs' Adam has an
-epsilon of 1e-6, of titles 1e-4, and the classifier's head starts at zero, for the reasons given in `launchers.training` and
-`title_job.TABLE_EPSILON`. No cell is beyond 1e-5.
+What is left out of the weights is one kind of parameter, attention's key biases (see `moving.outcome`). The
+jobs' Adam has an epsilon of 1e-6, of titles 1e-4, and the classifier's head starts at zero, for the reasons
+given in `launchers.training` and `title_job.TABLE_EPSILON`. No cell is beyond 1e-5.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from moving.outcome import METRICS_TOLERANCE, TOLERANCE, Difference, compare, re
 CLASSIFY = [name for name, job in JOBS.items() if name not in REFERENCES and job.precision == "no"]
 # ZeRO-2 is among the cells with micro-batches of so many tokens, DDP and ZeRO-3 in test_elastic.py.
 TITLES = ["fsdp"]
-# What the classifier's jobs cover: processes, whether a step has several micro-batches, the ZeRO stage or FSDP, whether the
-# optimizer is in host memory.
+# What the classifier's jobs cover: processes, whether a step has several micro-batches, the ZeRO stage or
+# FSDP, whether the optimizer is in host memory.
 REQUIRED = {
     (1, True, 0, False), (2, False, 0, False), (2, True, 0, False), (2, False, 1, False), (2, False, 2, False),
     (2, False, 3, False), (2, False, 2, True), (2, False, 3, True), (2, True, "fsdp", False), (2, False, "fsdp", True),
@@ -48,7 +49,9 @@ def difference(outcome, request):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("task", "name"), [*(("classify", name) for name in CLASSIFY), *(("titles", name) for name in TITLES)])
+@pytest.mark.parametrize(
+    ("task", "name"), [*(("classify", name) for name in CLASSIFY), *(("titles", name) for name in TITLES)]
+)
 def test_nothing_but_rounding_differs_from_one_process(task, name, difference):
     found = difference(task, name)
 
@@ -70,7 +73,12 @@ def launch_of(run):
     # Micro-batches by tokens have room for all rows here.
     accumulates = batch["max_tokens"] is None and batch["accumulation"] > 1
     fsdp = run["fsdp"]
-    return run["world_size"], accumulates, "fsdp" if fsdp else run["zero_stage"], fsdp["offload_params"] if fsdp else offload
+    return (
+        run["world_size"],
+        accumulates,
+        "fsdp" if fsdp else run["zero_stage"],
+        fsdp["offload_params"] if fsdp else offload,
+    )
 
 
 @pytest.mark.slow
@@ -78,11 +86,18 @@ def test_the_table_has_every_launch_and_every_launcher(launched):
     runs = [run_file(launched(name).folder) for name in CLASSIFY]
     found = {launch_of(run) for run in runs}
     # A launch that occurs with accumulation only counts as well: it is the harder case.
-    assert {need for need in REQUIRED if need not in found and (need[0], True, *need[2:]) not in found} == set()
-    assert {run["launcher"] for run in runs} == {"torchrun", "accelerate", "deepspeed"}  # a reference has none
+    assert {
+        need for need in REQUIRED if need not in found and (need[0], True, *need[2:]) not in found
+    } == set()
+    assert {run["launcher"] for run in runs} == {
+        "torchrun",
+        "accelerate",
+        "deepspeed",
+    }  # a reference has none
 
 
-# Micro-batches of so many tokens ---------------------------------------------------------------------------------------------
+# Micro-batches of so many tokens
+# ---------------------------------------------------------------------------------------------
 
 TITLE_CELLS = {"one": (1, 0), "zero2": (2, 2)}  # of title_tokens; with the processes and the stage
 
@@ -109,7 +124,9 @@ def test_the_classifiers_jobs_by_tokens_have_several_micro_batches_a_step(launch
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TITLE_CELLS)
-def test_titles_in_micro_batches_of_so_many_tokens_differ_in_nothing_but_rounding(name, title_tokens, title_table, title_home):
+def test_titles_in_micro_batches_of_so_many_tokens_differ_in_nothing_but_rounding(
+    name, title_tokens, title_table, title_home
+):
     """From the job in micro-batches of so many rows, in one process."""
     title_tokens.finished.check()
     run = run_file(title_tokens.folder / name)
@@ -123,7 +140,9 @@ def test_titles_in_micro_batches_of_so_many_tokens_differ_in_nothing_but_roundin
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("task", "name"), [("classify", "python"), ("classify", "single_gpu"), ("titles", "one")])
+@pytest.mark.parametrize(
+    ("task", "name"), [("classify", "python"), ("classify", "single_gpu"), ("titles", "one")]
+)
 def test_the_job_is_the_hard_case_it_is_meant_to_be(task, name, outcome, launched, titled):
     found = outcome(task, name)
     run = run_file(launched(name).folder if task == "classify" else titled(name))
@@ -131,7 +150,11 @@ def test_the_job_is_the_hard_case_it_is_meant_to_be(task, name, outcome, launche
     assert list(found.steps) == [1, 2, 3, 4, 5, 6]
     assert all(step["grad_norm"] > run["arguments"]["max_grad_norm"] for step in found.steps.values())
     size = run["plan"]["batch"]["global_batch_size"]
-    assert [len(rows) for rows in found.rows.values()] == [size, size, 31 - 2 * size] * 2  # the last batch is incomplete
+    assert [len(rows) for rows in found.rows.values()] == [
+        size,
+        size,
+        31 - 2 * size,
+    ] * 2  # the last batch is incomplete
     assert len({rate[0] for rate in found.learning_rates.values()}) > 3
     assert run["arguments"]["label_smoothing_factor"] == 0.1
     assert task == "titles" or len(set(run["pos_weight"].values())) > 1
@@ -155,11 +178,17 @@ def test_a_row_that_goes_elsewhere_and_a_weight_that_moves_are_seen(outcome):
     moved.view(-1)[0] += 2e-5 * moved.abs().max()
     changed = {
         "weights": replace(whole, weights={**whole.weights, name: moved}),
-        "losses": replace(whole, steps={**whole.steps, 4: {**whole.steps[4], "loss": whole.steps[4]["loss"] * 1.00002}}),
+        "losses": replace(
+            whole, steps={**whole.steps, 4: {**whole.steps[4], "loss": whole.steps[4]["loss"] * 1.00002}}
+        ),
         "grad_norms": replace(whole, steps={**whole.steps, 4: {**whole.steps[4], "grad_norm": None}}),
-        "same_learning_rates": replace(whole, learning_rates={**whole.learning_rates, 2: [1e-3, 1e-3 + 1e-12]}),
+        "same_learning_rates": replace(
+            whole, learning_rates={**whole.learning_rates, 2: [1e-3, 1e-3 + 1e-12]}
+        ),
         "same_rows": replace(whole, rows={**whole.rows, 3: [whole.rows[3][0] + 1]}),
-        "metrics": replace(whole, evaluations={**whole.evaluations, 3: {**whole.evaluations[3], "eval_loss": 0.5}}),
+        "metrics": replace(
+            whole, evaluations={**whole.evaluations, 3: {**whole.evaluations[3], "eval_loss": 0.5}}
+        ),
     }
     same = compare(whole, whole)
     for what, other in changed.items():
@@ -168,11 +197,13 @@ def test_a_row_that_goes_elsewhere_and_a_weight_that_moves_are_seen(outcome):
         assert [field for field in changed if getattr(found, field) != getattr(same, field)] == [what]
 
 
-# Golden metrics -------------------------------------------------------------------------------------------------------
+# Golden metrics
+# -------------------------------------------------------------------------------------------------------
 
-# Another CPU adds in another order. Losses and metrics of the cells above are within 1e-7 and 1e-8 of each other after six
-# steps, gradient norms within 1e-6, and with torch's and MKL's kernels for older CPUs (ATEN_CPU_CAPABILITY=default,
-# MKL_ENABLE_INSTRUCTIONS=SSE4_2) they are as near; these bounds leave a factor of 100 to it, and no refactor hides in them.
+# Another CPU adds in another order. Losses and metrics of the cells above are within 1e-7 and 1e-8 of each
+# other after six steps, gradient norms within 1e-6, and with torch's and MKL's kernels for older CPUs
+# (ATEN_CPU_CAPABILITY=default, MKL_ENABLE_INSTRUCTIONS=SSE4_2) they are as near; these bounds leave a factor
+# of 100 to it, and no refactor hides in them.
 GOLDEN_LOSS, GOLDEN_NORM = 1e-5, 1e-4
 
 
@@ -182,9 +213,18 @@ def test_losses_and_metrics_are_the_golden_ones(task, name, launched, titled):
     golden = json.loads(FILE.read_text(encoding="utf-8"))
     found = metrics_of(launched(name).folder if task == "classify" else titled(name))
 
-    hint = "python tests/parity/golden.py --write if that is meant; written with " + json.dumps(golden["versions"])
+    hint = "python tests/parity/golden.py --write if that is meant; written with " + json.dumps(
+        golden["versions"]
+    )
     assert [event.keys() for event in found] == [event.keys() for event in golden[task]], hint
     for event, expected in zip(found, golden[task], strict=True):
         for key, value in expected.items():
-            bounds = {"rel": GOLDEN_NORM if key == "grad_norm" else GOLDEN_LOSS, "abs": 1e-5 if key.startswith("eval_") else 0}
-            assert event[key] == (value if value is None else pytest.approx(value, **bounds)), (key, event["step"], hint)
+            bounds = {
+                "rel": GOLDEN_NORM if key == "grad_norm" else GOLDEN_LOSS,
+                "abs": 1e-5 if key.startswith("eval_") else 0,
+            }
+            assert event[key] == (value if value is None else pytest.approx(value, **bounds)), (
+                key,
+                event["step"],
+                hint,
+            )

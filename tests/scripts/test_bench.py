@@ -1,4 +1,5 @@
-"""scripts/bench.py: turns, memory, numbers that come from what was measured; and a quick run of some sections."""
+"""scripts/bench.py: turns, memory, numbers that come from what was measured; and a quick run of some
+sections."""
 
 import importlib
 import json
@@ -40,7 +41,8 @@ def load(monkeypatch):
 
 @pytest.fixture
 def start(load, tmp_path):
-    """Runs contenders that only write down their turns: (names, steps of each, limits) -> (results, turns)."""
+    """Runs contenders that only write down their turns: (names, steps of each, limits) -> (results,
+    turns)."""
     script, log = tmp_path / "child.py", tmp_path / "turns.txt"
     script.write_text(CHILD)
     processes = load("benchmarking.processes")
@@ -123,7 +125,10 @@ def test_rows_are_cut_to_the_asked_number_of_tokens(load, bert_folder):
 
     titles = load("benchmarking.contenders.titles")
     tokenizer = AutoTokenizer.from_pretrained(bert_folder)
-    source = [{"text": "sort the values of a matrix", "title": "sort"}, {"text": "return the eigenvalues", "title": "return"}]
+    source = [
+        {"text": "sort the values of a matrix", "title": "sort"},
+        {"text": "return the eigenvalues", "title": "return"},
+    ]
     found = list(titles.cut_rows(source, tokenizer, [9, 5, 30]))
     assert [len(tokenizer(row["text"])["input_ids"]) for row in found] == [9, 5, 30]
     assert found[0]["title"] == "sort"
@@ -144,7 +149,11 @@ def test_contenders_are_compared_turn_by_turn(load):
     ratios = load("benchmarking.ratios")
     ours, other = run_of([2.0, 4.0, 2.0, 1.0], 100.0), run_of([6.0, 6.0, 8.0, 3.0], 200.0)
     found = ratios.compare(ours, other)
-    assert found["speed (quartiles)"] == {"low": 2.625, "median": 3.0, "high": 3.25}  # 3, 1.5, 4 and 3 times as fast
+    assert found["speed (quartiles)"] == {
+        "low": 2.625,
+        "median": 3.0,
+        "high": 3.25,
+    }  # 3, 1.5, 4 and 3 times as fast
     assert found["CPU time"] == pytest.approx(1 / 3)
     assert (found["at best"], found["memory"], found["of the process"]) == (3.0, 0.5, 600 / 700)
     assert ratios.compare(ours, run_of([6.0], 0.0))["memory"] is None
@@ -157,7 +166,8 @@ def test_contenders_are_compared_turn_by_turn(load):
 
 @pytest.fixture
 def of_classification(load):
-    """Runs of ours and another, two rounds, ours of this loss -> (module of the section, rows of its tables, its goals)."""
+    """Runs of ours and another, two rounds, ours of this loss -> (module of the section, rows of its tables,
+    its goals)."""
     section = load("benchmarking.sections.classification")
 
     def result(seconds, loss):
@@ -177,7 +187,11 @@ def of_classification(load):
 
 def test_rounds_are_compared_pair_by_pair(of_classification):
     section, row, compared, goals = of_classification()
-    assert compared["speed (quartiles)"] == {"low": 2.0, "median": 2.5, "high": 3.0}  # of two: the least and the most
+    assert compared["speed (quartiles)"] == {
+        "low": 2.0,
+        "median": 2.5,
+        "high": 3.0,
+    }  # of two: the least and the most
     assert (row["runs"], row["samples/s"], row["at best"], row["tokens/s"]) == (2, 8 / 2.5, 4.0, 80 / 2.5)
     assert (compared["held-out loss, %"], compared["precision"], compared["quality"]) == (0, 0, "equal")
     assert goals[section.OVERHEAD.format("long-tailed texts")] == (pytest.approx(100 * (1 / 2.5 - 1)), None)
@@ -223,7 +237,15 @@ def test_numbers_are_shown_with_four_digits(load):
 
 def test_the_folders_of_a_machine_stay_out_of_the_report(load, monkeypatch):
     command_line = load("benchmarking.report").command_line
-    argv = ["scripts/bench.py", "--data", "/home/me/rows", "--model", "/home/me/MODEL", "--output", "benchmarks"]
+    argv = [
+        "scripts/bench.py",
+        "--data",
+        "/home/me/rows",
+        "--model",
+        "/home/me/MODEL",
+        "--output",
+        "benchmarks",
+    ]
     monkeypatch.setattr(sys, "argv", argv)
     assert command_line() == "python scripts/bench.py --data rows --model MODEL --output benchmarks"
 
@@ -255,11 +277,15 @@ def test_a_report_replaces_the_one_on_the_same_data_and_keeps_what_a_person_wrot
     page.write_text(page.read_text() + "\n## Reading\n\nIt is fast.\n")
     save("b", 2)
     page = save("a", 3)
-    assert [(r["data"], r["tables"][0]["rows"]) for r in json.loads((tmp_path / "bench_cpu.json").read_text())] == [
+    assert [
+        (r["data"], r["tables"][0]["rows"]) for r in json.loads((tmp_path / "bench_cpu.json").read_text())
+    ] == [
         ("a", [{"": "ours", "value": 3}]),
         ("b", [{"": "ours", "value": 2}]),
     ]
-    assert page.index("## Numbers: a") < page.index("## Numbers: b") < page.index("## Reading\n\nIt is fast.\n")
+    assert (
+        page.index("## Numbers: a") < page.index("## Numbers: b") < page.index("## Reading\n\nIt is fast.\n")
+    )
     assert "| a number | at least 2 x | 3 x | pass |" in page
     assert "| ours | 1 |" not in page
 
@@ -276,7 +302,11 @@ def test_goals_are_listed_for_devices_that_were_not_measured_too(save, tmp_path)
 
 def test_every_chart_of_bars_and_lines_is_drawn(load, tmp_path):
     table, plots = load("benchmarking.report").table, load("benchmarking.plots")
-    rows = [{"name": name, "x": x, "label": f"{x} tokens", "y": x * x} for name in ("ours", "theirs") for x in (1, 2)]
+    rows = [
+        {"name": name, "x": x, "label": f"{x} tokens", "y": x * x}
+        for name in ("ours", "theirs")
+        for x in (1, 2)
+    ]
     charts = {
         "bars": table("", rows[:2], "label", "y"),
         "groups": table("", rows, "label", "y", by="name"),
@@ -312,16 +342,34 @@ def test_a_section_with_nobody_to_compare_with_is_refused(load, tmp_path, monkey
     asked = types.SimpleNamespace(contenders=["bare"])
     bench = load("benchmarking.context").Bench(asked, tmp_path, {})
     assert bench.others("titles_training", ("bare", "trainer")) == ["bare"]
-    with pytest.raises(SystemExit, match="nothing in section titles_writing; choose from trainer_sorted, padded"):
+    with pytest.raises(
+        SystemExit, match="nothing in section titles_writing; choose from trainer_sorted, padded"
+    ):
         bench.others("titles_writing", ("trainer_sorted", "padded"))
     asked.contenders = None
     monkeypatch.setattr(load("benchmarking.context"), "find_spec", lambda name: None)
-    assert bench.others("tools", ("trainer_best", "simpletransformers", "accelerate")) == ["trainer_best", "accelerate"]
+    assert bench.others("tools", ("trainer_best", "simpletransformers", "accelerate")) == [
+        "trainer_best",
+        "accelerate",
+    ]
 
 
 @pytest.mark.slow
 def test_a_quick_run_compares_what_it_says(tmp_path):
-    words = ["sort", "the", "values", "of", "a", "matrix", "and", "return", "its", "eigenvalues", "as", "vectors"]
+    words = [
+        "sort",
+        "the",
+        "values",
+        "of",
+        "a",
+        "matrix",
+        "and",
+        "return",
+        "its",
+        "eigenvalues",
+        "as",
+        "vectors",
+    ]
     rows = [
         {
             "text": " ".join(words[n % 7 :] * (1 + n % 20)),
@@ -336,10 +384,16 @@ def test_a_quick_run_compares_what_it_says(tmp_path):
     sections = "long_tailed,titles_writing"
     argv = f"--quick --output out --threads 1 --contenders trainer --sections {sections} --data".split()
     done = subprocess.run(
-        [sys.executable, SCRIPTS / "bench.py", *argv, tmp_path], cwd=tmp_path, capture_output=True, text=True, timeout=900
+        [sys.executable, SCRIPTS / "bench.py", *argv, tmp_path],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=900,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    found = {report["section"]: report for report in json.loads((tmp_path / "out/bench_cpu.json").read_text())}
+    found = {
+        report["section"]: report for report in json.loads((tmp_path / "out/bench_cpu.json").read_text())
+    }
     assert list(found) == sections.split(",")
     page = (tmp_path / "out/bench_cpu.md").read_text()
     assert str(tmp_path) not in page
@@ -347,7 +401,9 @@ def test_a_quick_run_compares_what_it_says(tmp_path):
 
     ours, trainer = found["long_tailed"]["tables"][0]["rows"]
     assert (ours[""], trainer[""]) == ("ours", "trainer")
-    assert ours["tokens/s"] / ours["samples/s"] == pytest.approx(trainer["tokens/s"] / trainer["samples/s"])  # the same rows
+    assert ours["tokens/s"] / ours["samples/s"] == pytest.approx(
+        trainer["tokens/s"] / trainer["samples/s"]
+    )  # the same rows
     (compared,) = found["long_tailed"]["tables"][1]["rows"]
     assert f"{compared['speed (quartiles)']['median']:.4g} (" in page
 

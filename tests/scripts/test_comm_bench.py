@@ -21,7 +21,12 @@ def test_messages_grow_to_the_largest():
 
 
 def test_sizes_are_readable():
-    assert [comm_bench.in_units(size) for size in (5, 1024, 3 * 2**19, 2**30)] == ["5 B", "1 KiB", "1.5 MiB", "1 GiB"]
+    assert [comm_bench.in_units(size) for size in (5, 1024, 3 * 2**19, 2**30)] == [
+        "5 B",
+        "1 KiB",
+        "1.5 MiB",
+        "1 GiB",
+    ]
 
 
 @pytest.fixture
@@ -42,7 +47,16 @@ def test_one_process_has_nobody_to_talk_to(home):
 def test_two_processes_measure_and_judge_a_model(home):
     from transformers import AutoConfig, AutoModel
 
-    command = [*launchers.torchrun(2), str(SCRIPT), "--max_size_mb", "1", "--repeats", "3", "--output", "found.json"]
+    command = [
+        *launchers.torchrun(2),
+        str(SCRIPT),
+        "--max_size_mb",
+        "1",
+        "--repeats",
+        "3",
+        "--output",
+        "found.json",
+    ]
     finished = launchers.run([*command, "--config_name", "bert/config.json"], home).check()
     found = json.loads((home / "found.json").read_text())
 
@@ -53,7 +67,11 @@ def test_two_processes_measure_and_judge_a_model(home):
     for row in found["sizes"]:
         for name in ("all_reduce", "broadcast"):  # with two processes both factors are 1
             assert row[f"{name}_bus_bytes_per_second"] == pytest.approx(row["bytes"] / row[f"{name}_seconds"])
-    assert (found["parameters"], found["gradient_bytes"], found["zero_stage"]) == (parameters, 4 * parameters, 0)
+    assert (found["parameters"], found["gradient_bytes"], found["zero_stage"]) == (
+        parameters,
+        4 * parameters,
+        0,
+    )
     assert 0 < found["step_communication_seconds"] < 60
     lines = finished.out.splitlines()
     assert lines[0] == "communication  2 processes on 1 machine(s), gloo on cpu"

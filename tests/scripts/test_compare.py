@@ -5,8 +5,8 @@ import compare
 import numpy as np
 import pytest
 
-from finetune.errors import InputError
-from finetune.metrics.bootstrap import MeansOfRows, bootstrap
+from samerun.errors import InputError
+from samerun.metrics.bootstrap import MeansOfRows, bootstrap
 
 
 def finished(folder, seed=1, test=None, train_file="a.csv", loss=1.0):
@@ -17,7 +17,9 @@ def finished(folder, seed=1, test=None, train_file="a.csv", loss=1.0):
     (folder / "run.json").write_text(json.dumps(run), encoding="utf-8")
     (folder / "metrics.json").write_text(json.dumps(metrics), encoding="utf-8")
     events = [{"step": step, "epoch": 1.0, "loss": loss / step, "eval_loss": loss} for step in (1, 2)]
-    (folder / "history.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events), encoding="utf-8")
+    (folder / "history.jsonl").write_text(
+        "".join(json.dumps(event) + "\n" for event in events), encoding="utf-8"
+    )
     if test is not None:
         values = bootstrap(MeansOfRows({"accuracy": test}), len(test))
         np.savez(folder / "bootstrap_test.npz", rows=len(test), **values)

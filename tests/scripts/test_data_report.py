@@ -11,14 +11,17 @@ from images_job import write_folder
 from launchers import SCRIPTS
 from PIL import Image
 
-from finetune.reports.data import describe_texts, examine
-from finetune.task import DataInfo
+from samerun.reports.data import describe_texts, examine
+from samerun.task import DataInfo
 
 TASKS = SCRIPTS.parent / "app"
 
 
 def tables(report):
-    return {table.title: [dict(zip(table.header, row, strict=True)) for row in table.rows] for table in report.shown.sections}
+    return {
+        table.title: [dict(zip(table.header, row, strict=True)) for row in table.rows]
+        for table in report.shown.sections
+    }
 
 
 def test_repetitions_leaks_and_contradictions_are_counted():
@@ -33,7 +36,11 @@ def test_repetitions_leaks_and_contradictions_are_counted():
     assert list(rows) == ["train", "test"]
     assert rows["train"] == {"rows": "7", "repeated": "2", "nearly repeated": "1", "contradicting": "1", "in training": "0",
                              "nearly in training": "0", "empty": "0"}  # fmt: skip
-    assert (rows["test"]["in training"], rows["test"]["nearly in training"], rows["test"]["empty"]) == ("1", "1", "1")
+    assert (rows["test"]["in training"], rows["test"]["nearly in training"], rows["test"]["empty"]) == (
+        "1",
+        "1",
+        "1",
+    )
     found = [finding.found for finding in report.findings]
     assert "1 train row(s) contradict an equal one (rows 3 and 4 of those read, from 0)" in found
     assert "2 test row(s) are in the training rows too, 1 of them only nearly" in found
@@ -61,7 +68,9 @@ def test_rows_at_the_limit_are_lost_ones():
     rows = describe_texts(["a"] * 4, ["x", "x", "y", "z"], None, (np.array([5, 8, 8, 8]), 8))
     report = examine({"train": rows})
     assert tables(report)["Lengths"][0]["at the limit"] == "75.0%"
-    assert "75.0% of the train rows reach the limit of 8 tokens" in " ".join(finding.found for finding in report.findings)
+    assert "75.0% of the train rows reach the limit of 8 tokens" in " ".join(
+        finding.found for finding in report.findings
+    )
     assert tables(report)["Rows"][0]["contradicting"] == "2"  # titles of equal texts
 
 
@@ -128,7 +137,11 @@ def test_volumes_of_all_splits_are_reported(tmp_path, token_cache, capsys):
         for row in range(number):
             for kind in ("images", "labels"):
                 (tmp_path / split / kind).mkdir(parents=True, exist_ok=True)
-                values = np.arange(512).reshape(8, 8, 8) * (row + 1) if kind == "images" else np.eye(8)[None].repeat(8, 0)
+                values = (
+                    np.arange(512).reshape(8, 8, 8) * (row + 1)
+                    if kind == "images"
+                    else np.eye(8)[None].repeat(8, 0)
+                )
                 image = nibabel.Nifti1Image(values.astype(np.int16), np.eye(4))
                 nibabel.save(image, tmp_path / split / kind / f"{split}{row}.nii")
     network = ["--channels", "4,8", "--strides", "2", "--patch_size", "8,8,8", "--class_names", "diagonal"]

@@ -17,8 +17,8 @@ from transformers import (
     SegformerImageProcessorPil,
 )
 
-from finetune.errors import InputError
-from finetune.models.small_cnn import SmallCNN, SmallCNNConfig, save_small_cnn
+from samerun.errors import InputError
+from samerun.models.small_cnn import SmallCNN, SmallCNNConfig, save_small_cnn
 
 
 @pytest.mark.parametrize(
@@ -39,29 +39,54 @@ def test_models_that_onnx_cannot_hold_are_refused(config, message, tmp_path):
 
 
 def test_wrong_commands_are_refused_before_a_model_is_loaded(tmp_path, bert_folder):
-    with pytest.raises(InputError, match=f"{tmp_path} already exists; remove it or name another --output_dir"):
+    with pytest.raises(
+        InputError, match=f"{tmp_path} already exists; remove it or name another --output_dir"
+    ):
         export_onnx.main([str(bert_folder), "--output_dir", str(tmp_path)])
-    with pytest.raises(InputError, match="unknown arguments --text_column body; a task's own arguments need --test_file"):
+    with pytest.raises(
+        InputError, match="unknown arguments --text_column body; a task's own arguments need --test_file"
+    ):
         export_onnx.main([str(bert_folder), "--text_column", "body"])
 
 
 def test_sparse_attention_is_refused(tmp_path, bert_folder):
-    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 100}
+    small = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+        "vocab_size": 100,
+    }
     config = BigBirdConfig(**small, block_size=8, num_random_blocks=1, max_position_embeddings=128)
     BigBirdForSequenceClassification(config).save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(bert_folder, model_max_length=57).save_pretrained(tmp_path)
     with pytest.raises(
-        InputError, match=r"BigBird's sparse attention to texts of 57 tokens .* Train with --max_length 56 or less"
+        InputError,
+        match=r"BigBird's sparse attention to texts of 57 tokens .* Train with --max_length 56 or less",
     ):
         export_onnx.load(tmp_path, "classify")
 
 
 @pytest.mark.slow
-def test_a_classifier_under_onnx_runtime_and_what_int8_costs(tmp_path, bert_folder, start_run, token_cache, capfd):
-    rows = [("return the values", "LABEL_0"), ("cut the text", "LABEL_1"), ("a matrix", "LABEL_0|LABEL_1")] * 2
+def test_a_classifier_under_onnx_runtime_and_what_int8_costs(
+    tmp_path, bert_folder, start_run, token_cache, capfd
+):
+    rows = [
+        ("return the values", "LABEL_0"),
+        ("cut the text", "LABEL_1"),
+        ("a matrix", "LABEL_0|LABEL_1"),
+    ] * 2
     write_csv(tmp_path / "test.csv", ["body", "labels"], rows)
     output = tmp_path / "onnx"
-    measured = ["--int8", "--test_file", str(tmp_path / "test.csv"), "--text_column", "body", "--max_length", "24"]
+    measured = [
+        "--int8",
+        "--test_file",
+        str(tmp_path / "test.csv"),
+        "--text_column",
+        "body",
+        "--max_length",
+        "24",
+    ]
     assert export_onnx.main([str(bert_folder), "--output_dir", str(output), *measured]) == 0
     said = capfd.readouterr().out.splitlines()
     assert said[0].startswith("difference     ")

@@ -1,4 +1,5 @@
-"""The sample corpus: what is extracted from a small package, what is masked, and that a second run changes nothing."""
+"""The sample corpus: what is extracted from a small package, what is masked, and that a second run changes
+nothing."""
 
 import inspect
 import json
@@ -104,7 +105,10 @@ add_newdoc("tinylib.core", "array", ("sort",
 
     %s
     """))
-''' % ("The order of equal elements is kept, whatever the algorithm that the type of the elements calls for. " * 4)
+''' % (
+    "The order of equal elements is kept, whatever the algorithm that the type of the elements calls for. "
+    * 4
+)
 
 
 def document(number: int) -> str:
@@ -126,7 +130,9 @@ def site(tmp_path):
     (root / "text.py").write_text(FIELDS)
     (root / "core.py").write_text(ADDED)
     (root / "many.py").write_text("\n\n".join(document(number) for number in range(120)))
-    (root / "copied.py").write_text(NUMPYDOC.replace("def solve", "def resolve").replace("for every", "for any"))
+    (root / "copied.py").write_text(
+        NUMPYDOC.replace("def solve", "def resolve").replace("for every", "for any")
+    )
     (root / "broken.py").write_text('"""' + "text " * 100 + '"""\nprint "of another Python"\n')
     (root / "tests" / "helpers.py").write_text(document(999))
     metadata = tmp_path / "site" / "tinylib-1.0.dist-info" / "METADATA"
@@ -136,9 +142,19 @@ def site(tmp_path):
 
 
 def run(site: Path, output: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPT), "--output_dir", str(output), "--packages", "tinylib", "no_such_lib"]
+    command = [
+        sys.executable,
+        str(SCRIPT),
+        "--output_dir",
+        str(output),
+        "--packages",
+        "tinylib",
+        "no_such_lib",
+    ]
     environment = os.environ | {"PYTHONPATH": str(site)}
-    return subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [*command, *arguments], env=environment, capture_output=True, text=True, check=False
+    )
 
 
 def read_rows(output: Path) -> dict[str, list[dict]]:
@@ -154,7 +170,8 @@ def test_numpydoc_becomes_prose_and_labels(site):
     row = rows_of(site)["tinylib.linalg.solve"]
     assert row["title"] == "Solve a system of linear equations."
     assert row["text"].split("\n") == [
-        "The system is factorised once and then solved for every column on the right-hand side. See lu, which "
+        "The system is factorised once and then solved for every column on the right-hand side. See "
+        "lu, which "
         "[library] calls for the real work, and the remarks on stability that Golub made long ago .",
         "Coefficients of the equations, one row for each of them, in any floating point type.",
         "The solution that leaves the smallest residual of all that were tried.",
@@ -269,17 +286,24 @@ def test_titles_replace_what_was_made_for_another_task(site, tmp_path, monkeypat
     monkeypatch.syspath_prepend(site)
     monkeypatch.setattr(sample_data.gc, "disable", lambda: None)  # for the tests that come after
     for what in ("texts", "titles"):
-        monkeypatch.setattr(sys, "argv", ["script", what, "--output_dir", str(output), "--packages", "tinylib"])
+        monkeypatch.setattr(
+            sys, "argv", ["script", what, "--output_dir", str(output), "--packages", "tinylib"]
+        )
         assert sample_data.main() == 0
     assert sorted(path.name for path in output.iterdir()) == [name for name in FILES if name != "labels.txt"]
     assert "labels" not in capsys.readouterr().out.rpartition("words in a text")[2]
-    assert {frozenset(row) for rows in read_rows(output).values() for row in rows} == {frozenset(("id", "title", "text"))}
+    assert {frozenset(row) for rows in read_rows(output).values() for row in rows} == {
+        frozenset(("id", "title", "text"))
+    }
     assert sample_data.main() == 0
     assert "nothing to do" in capsys.readouterr().out
 
 
 def test_labels_too_rare_in_training_are_dropped():
-    rows = [{"id": str(i), "text": f"text {i}", "labels": ["often", "once"] if i == 7 else ["often"]} for i in range(200)]
+    rows = [
+        {"id": str(i), "text": f"text {i}", "labels": ["often", "once"] if i == 7 else ["often"]}
+        for i in range(200)
+    ]
     splits, labels = sample_data.split_rows(rows, min_label_rows=2)
     assert labels == ["often"]
     assert all(row["labels"] == ["often"] for split in splits.values() for row in split)
@@ -294,7 +318,10 @@ def test_run_writes_disjoint_splits_and_says_what(site, tmp_path):
     splits = read_rows(output)
     rows = [row for split in splits.values() for row in split]
     assert len(rows) == len({row["id"] for row in rows}) == len({row["text"] for row in rows}) == 124
-    assert {row["id"] for row in rows} >= {"tinylib.many.f0", "tinylib.copied.resolve"}  # the copy comes first, alone
+    assert {row["id"] for row in rows} >= {
+        "tinylib.many.f0",
+        "tinylib.copied.resolve",
+    }  # the copy comes first, alone
     assert "tinylib.linalg.solve" not in {row["id"] for row in rows}
     assert 80 <= len(splits["train"]) <= 115
     assert min(len(splits["validation"]), len(splits["test"])) >= 3
@@ -302,7 +329,11 @@ def test_run_writes_disjoint_splits_and_says_what(site, tmp_path):
     assert made["rows"] == {split: len(rows) for split, rows in splits.items()}
     assert made["origin"]["versions"] == {"tinylib": "1.0"}
     labels = (output / "labels.txt").read_text().split("\n")[:-1]
-    assert labels == sorted({label for row in splits["train"] for label in row["labels"]}) == list(made["labels"])
+    assert (
+        labels
+        == sorted({label for row in splits["train"] for label in row["labels"]})
+        == list(made["labels"])
+    )
     assert f"train {len(splits['train'])} rows" in result.stdout
 
 
@@ -311,9 +342,13 @@ def test_second_run_reuses_and_force_gives_the_same_bytes(site, tmp_path):
     assert run(site, output).returncode == 0
     before = {name: ((output / name).read_bytes(), (output / name).stat().st_mtime_ns) for name in FILES}
     assert "nothing to do" in run(site, output).stdout
-    assert {name: ((output / name).read_bytes(), (output / name).stat().st_mtime_ns) for name in FILES} == before
+    assert {
+        name: ((output / name).read_bytes(), (output / name).stat().st_mtime_ns) for name in FILES
+    } == before
     assert run(site, again, "--force").returncode == 0
-    assert {name: (again / name).read_bytes() for name in FILES} == {name: content for name, (content, _) in before.items()}
+    assert {name: (again / name).read_bytes() for name in FILES} == {
+        name: content for name, (content, _) in before.items()
+    }
 
 
 @pytest.mark.parametrize("change", ["version", "damaged", "interrupted"])
@@ -360,7 +395,10 @@ def test_digits_are_drawn_once_and_the_same_each_time(tmp_path, monkeypatch):
     for name in ("a", "b"):
         digits.draw_digits(tmp_path / name)
         drawn.append(
-            {path.relative_to(tmp_path / name): path.read_bytes() for path in sorted((tmp_path / name).rglob("*.png"))}
+            {
+                path.relative_to(tmp_path / name): path.read_bytes()
+                for path in sorted((tmp_path / name).rglob("*.png"))
+            }
         )
     assert drawn[0] == drawn[1]
     assert sorted({(path.parts[0], path.parts[1]) for path in drawn[0]}) == [

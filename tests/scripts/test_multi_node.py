@@ -1,4 +1,5 @@
-"""scripts/multi_node.sh and scripts/machine.py against an ssh that runs its command here and a stub that says what it got."""
+"""scripts/multi_node.sh and scripts/machine.py against an ssh that runs its command here and a stub that says
+what it got."""
 
 import json
 import os
@@ -34,7 +35,7 @@ heard, event = [], Event()
 for name in ("SIGTERM", "SIGUSR1", "SIGINT"):
     signal.signal(getattr(signal, name), lambda number, frame: heard.append(signal.Signals(number).name))
 def leave():
-    names = ("HERE", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "FINETUNE_MACHINES",
+    names = ("HERE", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SAMERUN_MACHINES",
              "HF_HOME", "HF_TOKEN", "NCCL_DEBUG")
     known = {name: os.environ.get(name) for name in names}
     Path(f"{rank}.part").write_text(json.dumps({"arguments": rest, "heard": heard, **known}))
@@ -67,9 +68,16 @@ def begin(place, *arguments, **environment):
         **environment,
     }
     command = ["bash", str(SCRIPTS / "multi_node.sh"), *arguments]
-    # These tests may have been started in the background, where shells have SIGINT ignored, and then bash cannot hear it.
+    # These tests may have been started in the background, where shells have SIGINT ignored, and then bash
+    # cannot hear it.
     return subprocess.Popen(
-        command, cwd=place, env=variables, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=hear_sigint
+        command,
+        cwd=place,
+        env=variables,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=hear_sigint,
     )
 
 
@@ -102,9 +110,11 @@ def test_every_process_has_its_place_and_the_arguments_as_they_were(place):
     arguments = ["--text", "two words", 'it\'s "quoted" $HOME *', ""]
     environment = {"HF_HOME": "/a b", "NCCL_DEBUG": "INFO", "HF_TOKEN": "secret"}
     # The ssh here inherits the environment, a real one does not: without these, what arrives was sent.
-    forgets = "unset HF_HOME NCCL_DEBUG HF_TOKEN FINETUNE_MACHINES"
+    forgets = "unset HF_HOME NCCL_DEBUG HF_TOKEN SAMERUN_MACHINES"
     (place / "bin" / "ssh").write_text(SSH.replace("export HERE", f"{forgets}\nexport HERE"))
-    code, err = finish(place, "--port", "12345", *on("user@one,two", 2, "stub.py", "0", *arguments), **environment)
+    code, err = finish(
+        place, "--port", "12345", *on("user@one,two", 2, "stub.py", "0", *arguments), **environment
+    )
 
     assert (code, err) == (0, "")
     found = left(place)
@@ -114,7 +124,7 @@ def test_every_process_has_its_place_and_the_arguments_as_they_were(place):
         assert (says["HERE"], says["LOCAL_RANK"]) == ("user@one" if rank < 2 else "two", str(rank % 2))
         assert (says["WORLD_SIZE"], says["LOCAL_WORLD_SIZE"]) == ("4", "2")
         assert (says["MASTER_ADDR"], says["MASTER_PORT"]) == ("one", "12345")
-        assert says["FINETUNE_MACHINES"] == "user@one,two"
+        assert says["SAMERUN_MACHINES"] == "user@one,two"
         assert (says["HF_HOME"], says["NCCL_DEBUG"], says["HF_TOKEN"]) == ("/a b", "INFO", None)
 
 

@@ -31,7 +31,10 @@ def test_a_job_that_is_the_same_everywhere(title_tokens):
     finished = title_tokens.finished
     assert finished.code == 0, finished.out + finished.err
     told, _, rest = finished.out.partition("\n\n")
-    assert [line.split(maxsplit=1) for line in told.splitlines()] == [["one", "reference"], ["zero2", "the same"]]
+    assert [line.split(maxsplit=1) for line in told.splitlines()] == [
+        ["one", "reference"],
+        ["zero2", "the same"],
+    ]
 
     title_line, *lines = rest.splitlines()
     table = [columns(line, title_line) for line in lines[:2]]
@@ -70,7 +73,9 @@ def test_a_command_that_fails_has_nothing_to_compare(tmp_path, monkeypatch, caps
     job = training(tmp_path / "never", train_file="nothing.csv", test_file=None)
     assert parity.main(["--cells", "ddp", *job]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("error: the command fails in one process, so there is nothing to compare with: error: ")
+    assert error.startswith(
+        "error: the command fails in one process, so there is nothing to compare with: error: "
+    )
     assert "nothing.csv" in error
     assert not (tmp_path / "never").exists()
 
@@ -82,7 +87,10 @@ def test_a_command_that_fails_has_nothing_to_compare(tmp_path, monkeypatch, caps
             ["--cells", "ddp,dpp", str(CLASSIFY), "--output_dir", "x"],
             "error: --cells dpp: no such cell; choose from one, ",
         ),
-        ([str(CLASSIFY), "--lerning_rate", "1"], "error: unknown argument --lerning_rate; did you mean --learning_rate?"),
+        (
+            [str(CLASSIFY), "--lerning_rate", "1"],
+            "error: unknown argument --lerning_rate; did you mean --learning_rate?",
+        ),
     ],
 )
 def test_bad_input_is_told_before_anything_is_run(given, told, capsys, monkeypatch):
@@ -104,7 +112,12 @@ def outcomes(**changed):
         ("no", {"same_rows": False}, "differs", False),
         ("no", {"weights": 2e-5}, "the same steps; a.weight shows rounding enlarged by Adam", True),
         ("no", {"weights": 2e-3}, "differs", False),
-        ("no", {"metrics": 1e-4}, "the same steps; rounding swaps rows of nearly equal scores in metrics", True),
+        (
+            "no",
+            {"metrics": 1e-4},
+            "the same steps; rounding swaps rows of nearly equal scores in metrics",
+            True,
+        ),
         ("no", {"metrics": 1e-4, "eval_losses": 1e-4}, "differs", False),
         ("no", {"metrics": 2e-3}, "differs", False),
         ("bf16", {"losses": 2e-2}, "rounding of bf16", True),
@@ -117,14 +130,21 @@ def test_the_verdict_and_the_exit_code(precision, changed, told, passed, tmp_pat
     assert parity.verdict(second, difference) == (told, passed)
     rows = [parity.Row(first, 1, None, "-", True), parity.Row(second, 2, difference, told, passed)]
     monkeypatch.setattr(parity, "run_cells", lambda *_: rows)
-    assert parity.main(["--output_dir", str(tmp_path), str(CLASSIFY), "--output_dir", "x"]) == (0 if passed else 1)
+    assert parity.main(["--output_dir", str(tmp_path), str(CLASSIFY), "--output_dir", "x"]) == (
+        0 if passed else 1
+    )
     assert capsys.readouterr().out.splitlines()[3].endswith(told)
 
 
 def trained(outcome, path, order):
-    """What six steps of Adam leave of a network whose first bias a norm takes away again; rows are summed in this order."""
+    """What six steps of Adam leave of a network whose first bias a norm takes away again; rows are summed in
+    this order."""
     torch.manual_seed(0)
-    layers = {"conv": nn.Conv1d(2, 8, 3), "norm": nn.InstanceNorm1d(8, affine=True), "last": nn.Conv1d(8, 1, 3)}
+    layers = {
+        "conv": nn.Conv1d(2, 8, 3),
+        "norm": nn.InstanceNorm1d(8, affine=True),
+        "last": nn.Conv1d(8, 1, 3),
+    }
     model = nn.Sequential(OrderedDict(layers))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, eps=1e-8)
     inputs = torch.randn(8, 2, 20)
@@ -134,7 +154,10 @@ def trained(outcome, path, order):
             (model(inputs[row : row + 1]) - 1).square().mean().backward()
         optimizer.step()
     names = [name for name, _ in model.named_parameters()]
-    moments = {f"exp_avg_sq/{name}": optimizer.state[weight]["exp_avg_sq"] for name, weight in model.named_parameters()}
+    moments = {
+        f"exp_avg_sq/{name}": optimizer.state[weight]["exp_avg_sq"]
+        for name, weight in model.named_parameters()
+    }
     save_file(moments, path / "optimizer.safetensors")
     weights = dict(zip(names, (weight.detach().clone() for weight in model.parameters()), strict=True))
     return outcome.Outcome(

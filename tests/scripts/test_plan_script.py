@@ -11,7 +11,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "plan.py"
 TASK = str(ROOT / "app" / "classify.py")
-ROWS = [{"text": f"sort the values of matrix {n} and return it", "labels": ["a", "b"][: n % 3]} for n in range(40)]
+ROWS = [
+    {"text": f"sort the values of matrix {n} and return it", "labels": ["a", "b"][: n % 3]} for n in range(40)
+]
 
 
 @pytest.fixture
@@ -27,7 +29,8 @@ def command(tmp_path, bert_folder, token_cache):
 
 @pytest.fixture
 def run(environment, command, capsys):
-    """Plans the command with more options before and arguments behind: (exit code, standard output, problems)."""
+    """Plans the command with more options before and arguments behind: (exit code, standard output,
+    problems)."""
 
     def plan(options=(), *more):
         code = planner.main([*options, TASK, *command, *more])
@@ -41,7 +44,9 @@ def launch_file(folder, **content):
     import yaml
 
     path = folder / "launch.yaml"
-    path.write_text(yaml.safe_dump({"compute_environment": "LOCAL_MACHINE", "main_training_function": "main", **content}))
+    path.write_text(
+        yaml.safe_dump({"compute_environment": "LOCAL_MACHINE", "main_training_function": "main", **content})
+    )
     return str(path)
 
 
@@ -54,22 +59,31 @@ def test_the_plan_of_a_run(run):
     assert (code, problems) == (0, [])
     lines = out.splitlines()
     assert lines[:5] == [
-        "launch         accelerate_configs/zero2.yaml: 8 process(es) on GPUs, nccl, ZeRO-2 (ds_configs/zero2.json)",
+        "launch         accelerate_configs/zero2.yaml: 8 process(es) on GPUs, nccl, ZeRO-2 "
+        "(ds_configs/zero2.json)",
         "precision      bf16",
         "global batch   12 rows = 8 process(es) x at most 2 rows x 1 micro-batch(es)",
         "steps          6 optimizer steps, 3 per epoch of 32 rows",
-        "learning rate  0.002 at its peak (--learning_rate times 2, --lr_scaling), 0.001 in the first step, 0.0005 in the last"
+        "learning rate  0.002 at its peak (--learning_rate times 2, --lr_scaling), 0.001 in the "
+        "first step, 0.0005 in the last"
         "; 2 warm-up step(s), linear",
     ]
     assert lines[5] == "optimizer      adamw_torch_fused; its state: 8 bytes per trained element"
     assert lines[7] == "idle           25.0% of the processes' time, counted in rows"
-    table = {line.split()[0]: line.split()[1:] for line in lines if line.split()[:1] and line.split()[0].endswith(".yaml")}
+    table = {
+        line.split()[0]: line.split()[1:]
+        for line in lines
+        if line.split()[:1] and line.split()[0].endswith(".yaml")
+    }
     assert set(table) == {
         "ddp_bf16.yaml", "zero1.yaml", "zero2.yaml", "zero3.yaml", "zero2_offload.yaml", "zero3_offload.yaml", "fsdp.yaml",
         "fsdp_offload.yaml",
     }  # fmt: skip
     assert next(iter(table)) == "ddp_bf16.yaml"
-    assert lines[-2:] == ["this launch fits 24 GiB", "the cheapest that fits is accelerate_configs/ddp_bf16.yaml"]
+    assert lines[-2:] == [
+        "this launch fits 24 GiB",
+        "the cheapest that fits is accelerate_configs/ddp_bf16.yaml",
+    ]
 
 
 def test_the_plan_of_an_optimizer_that_needs_whole_weights(run):
@@ -136,7 +150,9 @@ def test_every_contradiction_in_one_list(run, tmp_path):
 
 def test_batch_sizes_of_a_deepspeed_file_that_differ(run, tmp_path):
     config = tmp_path / "ds.json"
-    config.write_text(json.dumps({"zero_optimization": {"stage": 2}, "train_batch_size": 7, "zero_allow": "auto"}))
+    config.write_text(
+        json.dumps({"zero_optimization": {"stage": 2}, "train_batch_size": 7, "zero_allow": "auto"})
+    )
     code, _, problems = run(("--num_processes", "2"), "--deepspeed", str(config))
     assert code == 2
     assert any("train_batch_size is 7 but --global_batch_size is 32" in problem for problem in problems)
@@ -149,12 +165,22 @@ def test_batch_sizes_of_a_deepspeed_file_that_differ(run, tmp_path):
         ({"distributed_type": "MULTI_CPU", "num_processes": 2}, "MULTI_CPU starts one process without MPI"),
         (
             {"distributed_type": "MEGATRON_LM"},
-            "distributed_type MEGATRON_LM is not supported; expected one of NO, MULTI_GPU, MULTI_XPU, MULTI_NPU",
+            "distributed_type MEGATRON_LM is not supported; expected one of NO, MULTI_GPU, "
+            "MULTI_XPU, MULTI_NPU",
         ),
-        ({"distributed_type": "MULTI_GPU", "deepspeed_config": {"deepspeed_config_file": "a.json"}}, "keep one"),
-        ({"distributed_type": "MULTI_GPU", "fsdp_config": {"fsdp_version": 2}}, "has an fsdp_config but distributed_type is"),
+        (
+            {"distributed_type": "MULTI_GPU", "deepspeed_config": {"deepspeed_config_file": "a.json"}},
+            "keep one",
+        ),
+        (
+            {"distributed_type": "MULTI_GPU", "fsdp_config": {"fsdp_version": 2}},
+            "has an fsdp_config but distributed_type is",
+        ),
         ({"distributed_type": "NO", "num_process": 2}, "unknown key num_process"),
-        ({"distributed_type": "NO", "num_processes": 0}, "num_processes is 0, expected a whole number from 1"),
+        (
+            {"distributed_type": "NO", "num_processes": 0},
+            "num_processes is 0, expected a whole number from 1",
+        ),
         (
             {
                 "distributed_type": "DEEPSPEED",
@@ -181,10 +207,14 @@ def test_every_shipped_launch_file_is_read():
 
 
 def test_a_launch_file_that_is_not_there_and_one_that_is_no_yaml(tmp_path):
-    with pytest.raises(planner.InputError, match=r"--launch nowhere.yaml: no such file \(in accelerate_configs/: .*zero3"):
+    with pytest.raises(
+        planner.InputError, match=r"--launch nowhere.yaml: no such file \(in accelerate_configs/: .*zero3"
+    ):
         planner.read_launch_file("nowhere.yaml")
     broken = tmp_path / "broken.yaml"
-    with pytest.raises(planner.InputError, match=r"zero2.json: is a DeepSpeed file; give it after the script"):
+    with pytest.raises(
+        planner.InputError, match=r"zero2.json: is a DeepSpeed file; give it after the script"
+    ):
         planner.read_launch_file(str(ROOT / "ds_configs" / "zero2.json"))
     broken.write_text("a: 1\nb: [\n")
     with pytest.raises(planner.InputError, match=r"broken.yaml:3: not valid YAML"):
@@ -194,7 +224,10 @@ def test_a_launch_file_that_is_not_there_and_one_that_is_no_yaml(tmp_path):
 def test_a_command_that_does_not_train_and_a_script_that_is_no_task(run, capsys):
     assert run((), "--do_eval")[2] == ["this command does not train; add --do_train"]
     assert planner.main([str(ROOT / "scripts" / "make_sample_data.py")]) == 2
-    assert "make_sample_data.py: not a task's script; expected a class Arguments and one subclass" in capsys.readouterr().err
+    assert (
+        "make_sample_data.py: not a task's script; expected a class Arguments and one subclass"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.slow

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from launchers import SCRIPTS
 
-from finetune.errors import InputError
+from samerun.errors import InputError
 
 optuna = pytest.importorskip("optuna")  # requirements-sweep.txt
 sweep = pytest.importorskip("sweep")  # imports it
 
-# Takes the place of a launcher: "trains" without starting anything. A learning rate of 1 diverges, the first run of `stopped`
-# is asked to stop.
+# Takes the place of a launcher: "trains" without starting anything. A learning rate of 1 diverges, the first
+# run of `stopped` is asked to stop.
 COMMAND = """
 import json, pathlib, sys
 words = dict(zip(sys.argv[2::2], sys.argv[3::2]))
@@ -56,13 +56,23 @@ def command(tmp_path, token_cache):
 
 
 def test_a_sweep_goes_on_and_names_the_best_command(command, tmp_path, capsys):
-    search = ["--search", "learning_rate=1e-3,0.25,1", "--search", "weight_decay=log:1e-3:1e-1", "--processes", "2"]
+    search = [
+        "--search",
+        "learning_rate=1e-3,0.25,1",
+        "--search",
+        "weight_decay=log:1e-3:1e-1",
+        "--processes",
+        "2",
+    ]
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "command.json").write_text('["of a command whose input was rejected"]')
     assert sweep.main(["--trials", "3", *search, *command]) == 0
     assert sweep.main(["--trials", "9", *search, *command]) == 0
     said = capsys.readouterr().out
-    best = min((tmp_path / "runs").glob("trial_*/metrics.json"), key=lambda path: -json.loads(path.read_text())["best_metric"])
+    best = min(
+        (tmp_path / "runs").glob("trial_*/metrics.json"),
+        key=lambda path: -json.loads(path.read_text())["best_metric"],
+    )
     assert json.loads(best.read_text())["best_metric"] == 1 - 1e-3
     again = shlex.split(said.splitlines()[-1])
     assert again[again.index("--learning_rate") + 1] == "1e-3"
@@ -102,7 +112,8 @@ def test_a_search_that_makes_no_sense_is_refused(search, said, command, capsys):
 
 
 @pytest.mark.parametrize(
-    ("option", "said"), [("--trials=0", "at least 1"), ("--processes=0", "at least 1"), ("--launch=torchrum", "no program")]
+    ("option", "said"),
+    [("--trials=0", "at least 1"), ("--processes=0", "at least 1"), ("--launch=torchrum", "no program")],
 )
 def test_numbers_and_launchers_that_make_no_sense_are_refused(option, said, command, capsys):
     launch, task = command[:2], command[2:]
@@ -111,7 +122,14 @@ def test_numbers_and_launchers_that_make_no_sense_are_refused(option, said, comm
 
 
 def test_folds_hold_every_row_once_and_their_predictions_are_in_its_order(command, tmp_path, capsys):
-    command += ["--validation_file", str(tmp_path / "train.jsonl"), "--max_eval_samples", "3", "--encoding", "latin-1"]
+    command += [
+        "--validation_file",
+        str(tmp_path / "train.jsonl"),
+        "--max_eval_samples",
+        "3",
+        "--encoding",
+        "latin-1",
+    ]
     assert cross_validate.main(["--folds", "3", "--processes", "2", *command]) == 0
     folder = tmp_path / "runs"
     found = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]

@@ -1,4 +1,5 @@
-"""Contenders, which run in child processes. Each module's CONTENDERS maps names to functions: settings -> measurements."""
+"""Contenders, which run in child processes. Each module's CONTENDERS maps names to functions: settings ->
+measurements."""
 
 import importlib
 import json
@@ -17,7 +18,9 @@ def run_contender(settings: dict[str, Any]) -> None:
     module, _, name = settings["contender"].partition(".")
     if name == "ours":
         application.initialize()  # before torch is imported, as in the scripts of app/
-    answer = importlib.import_module(f"benchmarking.contenders.{module}").CONTENDERS[name](settings | {"contender": name})
+    answer = importlib.import_module(f"benchmarking.contenders.{module}").CONTENDERS[name](
+        settings | {"contender": name}
+    )
     Path(settings["answer"]).write_text(json.dumps(answer), encoding="utf-8")
     sys.stdout.flush()
     os._exit(0)  # without exit handlers

@@ -1,4 +1,5 @@
-"""Forward and backward passes of a BigBird layer and of its attention alone: ours, transformers', full attention."""
+"""Forward and backward passes of a BigBird layer and of its attention alone: ours, transformers', full
+attention."""
 
 import copy
 from functools import partial
@@ -9,14 +10,15 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertModel, BigBirdConfig, BigBirdModel, PreTrainedModel
 
 from benchmarking.contenders.timing import Sample, columns, timed
-from finetune.kernels.bigbird.layers import use_bigbird_attention
-from finetune.kernels.row_lengths import row_lengths
+from samerun.kernels.bigbird.layers import use_bigbird_attention
+from samerun.kernels.row_lengths import row_lengths
 
 WARM_UP = 2
 
 
 def measure(settings: dict[str, Any]) -> dict[str, Any]:
-    """Samples by length, part (attention, layer) and variant. All variants take turns, in alternating order."""
+    """Samples by length, part (attention, layer) and variant. All variants take turns, in alternating
+    order."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     passes = {
         (length, part, name): make(settings, length, model.to(device).train())
@@ -37,8 +39,8 @@ def measure(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def models(settings: dict[str, Any], length: int) -> dict[str, PreTrainedModel]:
-    """Models of one layer: BigBird with our attention (as the application chooses it) and with transformers' block-sparse
-    attention; BERT with torch's full attention."""
+    """Models of one layer: BigBird with our attention (as the application chooses it) and with transformers'
+    block-sparse attention; BERT with torch's full attention."""
     hidden = settings["hidden"]
     dimensions = {
         "vocab_size": 100, "max_position_embeddings": length, "hidden_size": hidden, "intermediate_size": 4 * hidden,

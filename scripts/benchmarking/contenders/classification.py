@@ -30,8 +30,8 @@ def options(settings: dict[str, Any]) -> application.Options:
 
 
 class Classification(TrainingContender):
-    """settings: "model", "train_file", "max_length"; "rows": the first rows of the file, for training; "eval_rows": the rows
-    after them, for the quality; "max_steps": default one epoch."""
+    """settings: "model", "train_file", "max_length"; "rows": the first rows of the file, for training;
+    "eval_rows": the rows after them, for the quality; "max_steps": default one epoch."""
 
     script = "classify"
 
@@ -40,7 +40,8 @@ class Classification(TrainingContender):
 
     @cached_property
     def rows(self) -> tuple[pandas.DataFrame, pandas.DataFrame]:
-        """(training rows, held-out rows): "text", and in "labels" 0.0 or 1.0 for every label of the training rows."""
+        """(training rows, held-out rows): "text", and in "labels" 0.0 or 1.0 for every label of the training
+        rows."""
         count = self.settings["rows"]
         rows = pandas.DataFrame(read_rows(self.settings["train_file"], count + self.settings["eval_rows"]))
         names = rows["labels"][:count].explode().dropna().unique()
@@ -69,14 +70,19 @@ class Classification(TrainingContender):
         columns, tokenizer = self.token_rows()
         rows, collate = Dataset.from_dict(columns), DataCollatorWithPadding(tokenizer, **padding)
         torch.manual_seed(self.settings["seed"])
-        return DataLoader(rows, self.settings["batch_size"], shuffle=True, collate_fn=collate, pin_memory=self.cuda)
+        return DataLoader(
+            rows, self.settings["batch_size"], shuffle=True, collate_fn=collate, pin_memory=self.cuda
+        )
 
     def padded(self) -> dict[str, Any]:
-        """The loop of many hand-written scripts: all rows padded to max_length, default AdamW, the loss read in every step."""
+        """The loop of many hand-written scripts: all rows padded to max_length, default AdamW, the loss read
+        in every step."""
         loader = self.loader(padding="max_length", max_length=self.settings["max_length"])
         model = self.plain_model().to(self.device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=self.settings["learning_rate"])
-        return self.measure_training(model, partial(self.loop, model, optimizer, loader, len(loader), self.read_loss))
+        return self.measure_training(
+            model, partial(self.loop, model, optimizer, loader, len(loader), self.read_loss)
+        )
 
     def read_loss(self, model: Any, batch: Any) -> Iterator[torch.Tensor]:
         with self.autocast():
@@ -106,11 +112,14 @@ class Classification(TrainingContender):
         return self.measure_training(module.model, partial(trainer.fit, module, loader))
 
     def simpletransformers(self) -> dict[str, Any]:
-        """simpletransformers pads every row to max_length. With use_multiprocessing off it fails with datasets 5."""
+        """simpletransformers pads every row to max_length. With use_multiprocessing off it fails with
+        datasets 5."""
         from simpletransformers.classification import MultiLabelClassificationModel
 
         s, rows = self.settings, self.rows[0]
-        folders = {name: str(Path(s["folder"], name)) for name in ("output_dir", "cache_dir", "tensorboard_dir")}
+        folders = {
+            name: str(Path(s["folder"], name)) for name in ("output_dir", "cache_dir", "tensorboard_dir")
+        }
         trainer = MultiLabelClassificationModel(
             "bert", s["model"], num_labels=len(rows["labels"][0]), use_cuda=self.cuda, args=folders | {
                 "max_seq_length": s["max_length"], "train_batch_size": s["batch_size"], "learning_rate": s["learning_rate"],
@@ -135,7 +144,8 @@ class Classification(TrainingContender):
 
     @torch.no_grad()
     def result(self, model: Any) -> dict[str, Any]:
-        """Tokens of an epoch, and on the held-out rows the loss and the average precision over all pairs of row and label."""
+        """Tokens of an epoch, and on the held-out rows the loss and the average precision over all pairs of
+        row and label."""
         from sklearn.metrics import average_precision_score
 
         tokens = {"tokens": sum(map(len, self.token_rows()[0]["input_ids"]))}
@@ -144,8 +154,13 @@ class Classification(TrainingContender):
         model.eval()
         rows, logits = self.rows[1].sort_values("text", key=lambda texts: texts.str.len()), []
         for start in range(0, len(rows), EVAL_BATCH_SIZE):
-            texts, longest = rows["text"][start : start + EVAL_BATCH_SIZE].tolist(), self.settings["max_length"]
-            inputs = self.tokenizer(texts, padding=True, truncation=True, max_length=longest, return_tensors="pt")
+            texts, longest = (
+                rows["text"][start : start + EVAL_BATCH_SIZE].tolist(),
+                self.settings["max_length"],
+            )
+            inputs = self.tokenizer(
+                texts, padding=True, truncation=True, max_length=longest, return_tensors="pt"
+            )
             ids, mask = (inputs[name].to(self.device) for name in ("input_ids", "attention_mask"))
             logits.append(model(input_ids=ids, attention_mask=mask)[0].float().cpu())
         logits, targets = torch.cat(logits), torch.tensor(rows["labels"].tolist())
@@ -169,22 +184,35 @@ def load_model(settings: dict[str, Any], num_labels: int) -> Any:
 
     torch.manual_seed(settings["seed"])
     return AutoModelForSequenceClassification.from_pretrained(
-        settings["model"], num_labels=num_labels, problem_type="multi_label_classification", dtype=torch.float32
+        settings["model"],
+        num_labels=num_labels,
+        problem_type="multi_label_classification",
+        dtype=torch.float32,
     )
 
 
 def make_model(settings: dict[str, Any]) -> dict[str, Any]:
-    """Saves a BERT with random weights and a vocabulary of the training texts, for a benchmark without downloads."""
+    """Saves a BERT with random weights and a vocabulary of the training texts, for a benchmark without
+    downloads."""
     from transformers import BertConfig, BertModel
 
-    from finetune.text.vocabulary import train_tokenizer
+    from samerun.text.vocabulary import train_tokenizer
 
-    tokenizer = train_tokenizer([row["text"] for row in read_rows(settings["train_file"], settings["rows"])], VOCABULARY)
+    tokenizer = train_tokenizer(
+        [row["text"] for row in read_rows(settings["train_file"], settings["rows"])], VOCABULARY
+    )
     tokenizer.model_max_length = settings["max_length"]
     hidden, longest = settings["hidden"], max(512, settings["max_length"])
-    sizes = {"hidden_size": hidden, "intermediate_size": 4 * hidden, "num_attention_heads": max(1, hidden // 64)}
+    sizes = {
+        "hidden_size": hidden,
+        "intermediate_size": 4 * hidden,
+        "num_attention_heads": max(1, hidden // 64),
+    }
     config = BertConfig(
-        vocab_size=len(tokenizer), num_hidden_layers=settings["layers"], max_position_embeddings=longest, **sizes
+        vocab_size=len(tokenizer),
+        num_hidden_layers=settings["layers"],
+        max_position_embeddings=longest,
+        **sizes,
     )
     torch.manual_seed(settings["seed"])
     BertModel(config).save_pretrained(settings["model"])  # every contender adds a head for its labels
@@ -192,5 +220,14 @@ def make_model(settings: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-METHODS = ("ours", "bare", "trainer_best", "trainer", "padded", "accelerate", "lightning", "simpletransformers")
+METHODS = (
+    "ours",
+    "bare",
+    "trainer_best",
+    "trainer",
+    "padded",
+    "accelerate",
+    "lightning",
+    "simpletransformers",
+)
 CONTENDERS = dict.fromkeys(METHODS, Classification.measure) | {"model": make_model}

@@ -14,8 +14,8 @@ from benchmarking.contenders.training import TrainingContender
 
 
 class Images(TrainingContender):
-    """settings: "task": the script of app/; "data": its folder with train/ and validation/ or split.csv; "batch_size",
-    "learning_rate", "max_steps"; "task_options": further arguments of the script."""
+    """settings: "task": the script of app/; "data": its folder with train/ and validation/ or split.csv;
+    "batch_size", "learning_rate", "max_steps"; "task_options": further arguments of the script."""
 
     @property
     def script(self) -> str:
@@ -24,34 +24,54 @@ class Images(TrainingContender):
     def options(self) -> application.Options:
         s, folder = self.settings, Path(self.settings["data"])
         split = (folder / "train").is_dir()
-        files = {"train_file": folder / "train", "validation_file": folder / "validation"} if split else {"train_file": folder}
-        training = {"global_batch_size": s["batch_size"], "learning_rate": s["learning_rate"], "max_steps": s["max_steps"]}
+        files = (
+            {"train_file": folder / "train", "validation_file": folder / "validation"}
+            if split
+            else {"train_file": folder}
+        )
+        training = {
+            "global_batch_size": s["batch_size"],
+            "learning_rate": s["learning_rate"],
+            "max_steps": s["max_steps"],
+        }
         return application.run_options(s) | files | training | s["task_options"]
 
     def trainer(self) -> dict[str, Any]:
-        """transformers' Trainer with fused AdamW, the task's model and loss, and rows decoded by our loader."""
+        """transformers' Trainer with fused AdamW, the task's model and loss, and rows decoded by our
+        loader."""
         from transformers import Trainer
 
         from benchmarking.contenders import trainer
 
-        arguments = trainer.arguments_of(self.settings, optim="adamw_torch_fused", remove_unused_columns=False)
+        arguments = trainer.arguments_of(
+            self.settings, optim="adamw_torch_fused", remove_unused_columns=False
+        )
         task, steps = self.prepared
         rows, task_loss = Rows(steps.split), partial(loss_of, task)
-        hf_trainer = Trainer(application.build(task), arguments, train_dataset=rows, compute_loss_func=task_loss)
+        hf_trainer = Trainer(
+            application.build(task), arguments, train_dataset=rows, compute_loss_func=task_loss
+        )
         return self.measure_training(hf_trainer.model, hf_trainer.train)
 
     def monai(self) -> dict[str, Any]:
-        """The loop of MONAI's tutorials: MONAI's transforms (cached before the first random one), loader and loss."""
+        """The loop of MONAI's tutorials: MONAI's transforms (cached before the first random one), loader and
+        loss."""
         from monai.losses import DiceCELoss
 
         (task, steps), model = self.prepared, application.build(self.prepared[0]).to(self.device)
         files = [volume.file for volume in steps.split.collate.__self__.volumes]
         batches = islice(monai_batches(self.settings, task.settings, files), len(steps))
         optimizer = torch.optim.AdamW(model.parameters(), lr=self.settings["learning_rate"], fused=True)
-        losses_of = partial(self.monai_losses, DiceCELoss(include_background=False, to_onehot_y=True, softmax=True))
-        return self.measure_training(model, partial(self.loop, model, optimizer, batches, len(steps), losses_of))
+        losses_of = partial(
+            self.monai_losses, DiceCELoss(include_background=False, to_onehot_y=True, softmax=True)
+        )
+        return self.measure_training(
+            model, partial(self.loop, model, optimizer, batches, len(steps), losses_of)
+        )
 
-    def monai_losses(self, loss_of: Any, model: Any, batch: dict[str, torch.Tensor]) -> Iterator[torch.Tensor]:
+    def monai_losses(
+        self, loss_of: Any, model: Any, batch: dict[str, torch.Tensor]
+    ) -> Iterator[torch.Tensor]:
         with self.autocast():
             logits = model(batch["image"].to(self.device))
         yield loss_of(logits.float(), batch["label"].to(self.device))
@@ -73,13 +93,15 @@ class Rows(torch.utils.data.Dataset):
 
 def loss_of(task: Any, outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
     """The task's loss with the signature that Trainer expects."""
-    from finetune.task import Batch
+    from samerun.task import Batch
 
     batch = Batch(torch.arange(len(labels)), {"pixel_values": None}, labels)
     return task.loss_sum(lambda pixel_values: outputs, batch) / len(labels)
 
 
-def monai_batches(settings: dict[str, Any], known: Any, files: list[Any]) -> Iterator[dict[str, torch.Tensor]]:
+def monai_batches(
+    settings: dict[str, Any], known: Any, files: list[Any]
+) -> Iterator[dict[str, torch.Tensor]]:
     """Endless batches of random patches, half of them around foreground voxels, with random flips."""
     from monai import transforms as t
     from monai.data import CacheDataset, DataLoader

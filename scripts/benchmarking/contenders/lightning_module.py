@@ -20,7 +20,9 @@ class Classifier(LightningModule):
 
     def configure_optimizers(self) -> dict[str, Any]:
         optimizer = torch.optim.AdamW(self.parameters(), lr=self.learning_rate, fused=True)
-        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, int(self.trainer.estimated_stepping_batches))
+        schedule = torch.optim.lr_scheduler.LinearLR(
+            optimizer, 1.0, 0.0, int(self.trainer.estimated_stepping_batches)
+        )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 

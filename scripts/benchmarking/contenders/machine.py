@@ -13,7 +13,9 @@ def describe(settings: dict[str, Any]) -> dict[str, Any]:
     cuda = torch.cuda.is_available()
     return {
         "kind": "cuda" if cuda else "cpu",
-        "name": torch.cuda.get_device_name() if cuda else cpuinfo.get_cpu_info().get("brand_raw", platform.machine()),
+        "name": torch.cuda.get_device_name()
+        if cuda
+        else cpuinfo.get_cpu_info().get("brand_raw", platform.machine()),
         "precision": "bf16" if cuda and torch.cuda.is_bf16_supported() else "no",
         "cores": os.cpu_count(),
         "architecture": platform.machine(),

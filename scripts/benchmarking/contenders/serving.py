@@ -1,4 +1,5 @@
-"""A classifier behind HTTP under load: app/serve.py, and transformers' pipeline behind the same HTTP library."""
+"""A classifier behind HTTP under load: app/serve.py, and transformers' pipeline behind the same HTTP
+library."""
 
 import asyncio
 import http.client
@@ -43,7 +44,9 @@ async def _answer(classify: Any, thread: ThreadPoolExecutor, request: Any) -> An
     from aiohttp import web
 
     text = (await request.json())["text"]
-    scores = await asyncio.get_running_loop().run_in_executor(thread, partial(classify, text, truncation=True))
+    scores = await asyncio.get_running_loop().run_in_executor(
+        thread, partial(classify, text, truncation=True)
+    )
     return web.json_response({"predictions": [scores]})
 
 
@@ -54,7 +57,12 @@ def measure(settings: dict[str, Any]) -> dict[str, Any]:
     if settings["contender"] == "ours":
         command = [REPOSITORY / "app/serve.py", settings["model"], "--port", str(port)]
     else:
-        child = {"contender": "serving.pipeline_server", "model": settings["model"], "port": port, "answer": os.devnull}
+        child = {
+            "contender": "serving.pipeline_server",
+            "model": settings["model"],
+            "port": port,
+            "answer": os.devnull,
+        }
         command = [REPOSITORY / "scripts/bench.py", "--child", json.dumps(child)]
     texts = [row["text"] for row in read_rows(settings["train_file"], settings["rows"])]
     server = subprocess.Popen([sys.executable, *command])
@@ -83,7 +91,9 @@ def send_requests(port: int, end: float, texts: list[str]) -> list[float]:
     connection, seconds = http.client.HTTPConnection("127.0.0.1", port), []
     for text in itertools.cycle(texts):
         began = time.perf_counter()
-        connection.request("POST", "/predict", json.dumps({"text": text}), {"Content-Type": "application/json"})
+        connection.request(
+            "POST", "/predict", json.dumps({"text": text}), {"Content-Type": "application/json"}
+        )
         answer = connection.getresponse()
         if answer.status != http.HTTPStatus.OK:
             raise RuntimeError(f"{answer.status}: {answer.read()}")

@@ -8,7 +8,8 @@ import torch
 
 
 class Sample(NamedTuple):
-    """The cost of one call. `cpu_seconds`: of all threads; `memory_mb`: on a GPU, the peak above the memory before the call."""
+    """The cost of one call. `cpu_seconds`: of all threads; `memory_mb`: on a GPU, the peak above the memory
+    before the call."""
 
     seconds: float
     cpu_seconds: float

@@ -1,5 +1,5 @@
-"""Contenders that train the same encoder-decoder on rows of one length, without padding; rows and models of all title
-sections."""
+"""Contenders that train the same encoder-decoder on rows of one length, without padding; rows and models of
+all title sections."""
 
 import itertools
 import random
@@ -20,11 +20,14 @@ WEIGHT_SCALE = 4.0  # see `make_writer`
 
 
 def options(settings: dict[str, Any], new: bool = True) -> application.Options:
-    """The application's arguments for all title sections. `new`: builds a model from the section's configuration."""
+    """The application's arguments for all title sections. `new`: builds a model from the section's
+    configuration."""
     folder = Path(settings["inputs"], "model")
     model = {"config_name": folder, "tokenizer_name": folder, "from_scratch": True} if new else {}
     names = {"decoder_layers": "decoder_layers", "max_title_length": "title_length", "num_beams": "beams"}
-    return application.run_options(settings) | model | {option: settings[name] for option, name in names.items()}
+    return (
+        application.run_options(settings) | model | {option: settings[name] for option, name in names.items()}
+    )
 
 
 class Titles(TrainingContender):
@@ -53,13 +56,17 @@ class Titles(TrainingContender):
 
 
 def make_inputs(settings: dict[str, Any]) -> dict[str, Any]:
-    """Writes into settings["inputs"]: training rows for each (length, batch size) of settings["train"], and with
-    settings["generate_length"] documents and a model that generates titles."""
+    """Writes into settings["inputs"]: training rows for each (length, batch size) of settings["train"], and
+    with settings["generate_length"] documents and a model that generates titles."""
     inputs = Path(settings["inputs"])
     inputs.mkdir(parents=True, exist_ok=True)
-    rows = [row for row in read_rows(settings["train_file"], SOURCE_ROWS) if row.get("text") and row.get("title")]
+    rows = [
+        row for row in read_rows(settings["train_file"], SOURCE_ROWS) if row.get("text") and row.get("title")
+    ]
     if not rows:
-        raise SystemExit(f"{settings['train_file']}: none of its first {SOURCE_ROWS} rows has a text and a title")
+        raise SystemExit(
+            f"{settings['train_file']}: none of its first {SOURCE_ROWS} rows has a text and a title"
+        )
     tokenizer = make_model(settings, rows, inputs)
     for length, batch_size in settings["train"]:
         cut = cut_rows(rows, tokenizer, [length + 8] * batch_size * settings["max_steps"])
@@ -71,8 +78,8 @@ def make_inputs(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def document_lengths(settings: dict[str, Any]) -> list[int]:
-    """Tokens of each document to generate a title for: shuffled, from half of settings["generate_length"] to all of it, and
-    always enough for transformers' BigBird to keep its sparse attention."""
+    """Tokens of each document to generate a title for: shuffled, from half of settings["generate_length"] to
+    all of it, and always enough for transformers' BigBird to keep its sparse attention."""
     longest, count = settings["generate_length"], settings["documents"]
     shortest = min(longest, max(longest // 2, 12 * settings["block_size"]))
     lengths = [shortest + (longest - shortest) * i // max(1, count - 1) for i in range(count)]
@@ -81,10 +88,13 @@ def document_lengths(settings: dict[str, Any]) -> list[int]:
 
 
 def cut_rows(rows: list[dict[str, str]], tokenizer: Any, lengths: list[int]) -> Iterator[dict[str, str]]:
-    """Rows of about `lengths` tokens, special tokens included, cut from the joined documents. A text that starts or ends within
-    a word may have a few tokens more."""
+    """Rows of about `lengths` tokens, special tokens included, cut from the joined documents. A text that
+    starts or ends within a word may have a few tokens more."""
     ids = tokenizer([row["text"] for row in rows], add_special_tokens=False)["input_ids"]
-    stream, titles = itertools.cycle(itertools.chain.from_iterable(ids)), itertools.cycle(row["title"] for row in rows)
+    stream, titles = (
+        itertools.cycle(itertools.chain.from_iterable(ids)),
+        itertools.cycle(row["title"] for row in rows),
+    )
     for length, title in zip(lengths, titles, strict=False):
         part = itertools.islice(stream, length - tokenizer.num_special_tokens_to_add())
         yield {"text": tokenizer.decode(list(part)), "title": title}
@@ -94,9 +104,12 @@ def make_model(settings: dict[str, Any], rows: list[dict[str, str]], inputs: Pat
     """Saves a tokenizer and the configuration of a BigBird in inputs/model. Returns the tokenizer."""
     from transformers import BigBirdConfig
 
-    from finetune.text.vocabulary import train_tokenizer
+    from samerun.text.vocabulary import train_tokenizer
 
-    block, longest = settings["block_size"], max([*dict(settings["train"]), settings["generate_length"] or 0, 4096])
+    block, longest = (
+        settings["block_size"],
+        max([*dict(settings["train"]), settings["generate_length"] or 0, 4096]),
+    )
     tokenizer = train_tokenizer([text for row in rows for text in (row["text"], row["title"])], VOCABULARY)
     config = BigBirdConfig(
         vocab_size=len(tokenizer), hidden_size=settings["hidden"], num_hidden_layers=settings["layers"],
@@ -112,8 +125,8 @@ def make_model(settings: dict[str, Any], rows: list[dict[str, str]], inputs: Pat
 def make_writer(settings: dict[str, Any], inputs: Path) -> None:
     """Saves a model that generates titles, in plain transformers, in inputs/writer.
 
-    Its random weights are scaled up and its output bias is zero. With the usual random weights, all documents would get about
-    the same short title, and a comparison of titles would mean nothing.
+    Its random weights are scaled up and its output bias is zero. With the usual random weights, all documents
+    would get about the same short title, and a comparison of titles would mean nothing.
     """
     data = {"train_file": inputs / "documents.jsonl", "max_length": settings["generate_length"]}
     task, _ = application.prepare("titlegen", options(settings) | data)

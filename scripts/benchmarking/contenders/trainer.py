@@ -1,4 +1,5 @@
-"""transformers' Trainer for the contenders, and its start over a large file (for ours see `classification`)."""
+"""transformers' Trainer for the contenders, and its start over a large file (for ours see
+`classification`)."""
 
 from typing import Any
 
@@ -15,22 +16,46 @@ disable_progress_bars()
 
 
 def arguments_of(settings: dict[str, Any], seq2seq: bool = False, **more: Any) -> TrainingArguments:
-    """Arguments without reports and checkpoints. With settings["batch_size"]: for settings["max_steps"] training steps, or one
-    epoch."""
-    arguments = {"save_strategy": "no", "report_to": "none", "disable_tqdm": True, "use_cpu": not torch.cuda.is_available()}
+    """Arguments without reports and checkpoints. With settings["batch_size"]: for settings["max_steps"]
+    training steps, or one epoch."""
+    arguments = {
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "use_cpu": not torch.cuda.is_available(),
+    }
     if "batch_size" in settings:
-        arguments |= {"per_device_train_batch_size": settings["batch_size"], "learning_rate": settings["learning_rate"]}
-        arguments |= {"max_steps": settings["max_steps"]} if "max_steps" in settings else {"num_train_epochs": 1}
-    arguments |= {"output_dir": settings["folder"], "seed": settings["seed"], "bf16": settings["precision"] == "bf16"}
+        arguments |= {
+            "per_device_train_batch_size": settings["batch_size"],
+            "learning_rate": settings["learning_rate"],
+        }
+        arguments |= (
+            {"max_steps": settings["max_steps"]} if "max_steps" in settings else {"num_train_epochs": 1}
+        )
+    arguments |= {
+        "output_dir": settings["folder"],
+        "seed": settings["seed"],
+        "bf16": settings["precision"] == "bf16",
+    }
     return (Seq2SeqTrainingArguments if seq2seq else TrainingArguments)(**arguments | more)
 
 
-def make_trainer(model: Any, arguments: TrainingArguments, rows: dict[str, list] | Dataset, tokenizer: Any) -> Trainer:
+def make_trainer(
+    model: Any, arguments: TrainingArguments, rows: dict[str, list] | Dataset, tokenizer: Any
+) -> Trainer:
     """`rows`: with "input_ids" and "labels", padded to the longest row of a batch."""
-    rows = rows if isinstance(rows, Dataset) else Dataset.from_dict(rows | {"length": [len(ids) for ids in rows["input_ids"]]})
+    rows = (
+        rows
+        if isinstance(rows, Dataset)
+        else Dataset.from_dict(rows | {"length": [len(ids) for ids in rows["input_ids"]]})
+    )
     seq2seq = isinstance(arguments, Seq2SeqTrainingArguments)
-    kind, collator = (Seq2SeqTrainer, DataCollatorForSeq2Seq) if seq2seq else (Trainer, DataCollatorWithPadding)
-    return kind(model, arguments, data_collator=collator(tokenizer), train_dataset=rows, processing_class=tokenizer)
+    kind, collator = (
+        (Seq2SeqTrainer, DataCollatorForSeq2Seq) if seq2seq else (Trainer, DataCollatorWithPadding)
+    )
+    return kind(
+        model, arguments, data_collator=collator(tokenizer), train_dataset=rows, processing_class=tokenizer
+    )
 
 
 def start(settings: dict[str, Any]) -> dict[str, Any]:
@@ -46,7 +71,10 @@ def start(settings: dict[str, Any]) -> dict[str, Any]:
 
 def encode(rows: dict[str, list], tokenizer: Any, max_length: int) -> dict[str, list]:
     ids = tokenizer(rows["text"], truncation=True, max_length=max_length)["input_ids"]
-    return {"input_ids": ids, "labels": [[float(name in labels) for name in LABELS] for labels in rows["labels"]]}
+    return {
+        "input_ids": ids,
+        "labels": [[float(name in labels) for name in LABELS] for labels in rows["labels"]],
+    }
 
 
 CONTENDERS = {"start": start}

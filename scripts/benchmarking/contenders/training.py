@@ -8,7 +8,7 @@ import torch
 
 from benchmarking import application
 from benchmarking.watch import Watch
-from finetune.kernels.row_lengths import row_lengths
+from samerun.kernels.row_lengths import row_lengths
 
 MAX_GRAD_NORM = 1.0
 
@@ -16,9 +16,10 @@ MAX_GRAD_NORM = 1.0
 class TrainingContender:
     """settings: "contender": the method to run; "batch_size", "learning_rate", "max_steps".
 
-    A subclass for each task (`script`: its script in app/) defines `options()`: the application's arguments; `plain_model()`: a
-    model that transformers alone computes; `token_rows()`: (columns "input_ids" and "labels", tokenizer); `before(model)`:
-    called before the first step; `result(model)`: results besides time and memory.
+    A subclass for each task (`script`: its script in app/) defines `options()`: the application's arguments;
+    `plain_model()`: a model that transformers alone computes; `token_rows()`: (columns "input_ids" and
+    "labels", tokenizer); `before(model)`: called before the first step; `result(model)`: results besides time
+    and memory.
     """
 
     script: str
@@ -62,7 +63,9 @@ class TrainingContender:
         model = application.build(task).to(self.device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=self.settings["learning_rate"], fused=True)
         batches = (steps[number] for number in range(len(steps)))
-        return self.measure_training(model, partial(self.loop, model, optimizer, batches, len(steps), self.task_losses))
+        return self.measure_training(
+            model, partial(self.loop, model, optimizer, batches, len(steps), self.task_losses)
+        )
 
     def task_losses(self, model: Any, batches: list[Any]) -> Iterator[torch.Tensor]:
         task, _ = self.prepared
@@ -73,7 +76,9 @@ class TrainingContender:
                 loss = task.loss_sum(model, batch) / targets
             yield loss
 
-    def loop(self, model: Any, optimizer: Any, batches: Iterable[Any], steps: int, losses_of: Callable[..., Any]) -> None:
+    def loop(
+        self, model: Any, optimizer: Any, batches: Iterable[Any], steps: int, losses_of: Callable[..., Any]
+    ) -> None:
         """A plain training loop. `losses_of`(model, batch): the losses of a step's micro-batches."""
         scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)
         model.train()

@@ -10,7 +10,7 @@ import torch
 from benchmarking import application
 from benchmarking.contenders.titles import options
 from benchmarking.watch import Watch
-from finetune.text.chinese import join_chinese
+from samerun.text.chinese import join_chinese
 
 CHECKED_TITLES = 8  # documents for `titles_alone`
 
@@ -20,7 +20,9 @@ def write_ours(settings: dict[str, Any]) -> dict[str, Any]:
     return application.predict("titlegen", prediction_options(settings), partial(watch_prediction, settings))
 
 
-def watch_prediction(settings: dict[str, Any], predict: Any, run: Any, model: Any, task: Any, rows: Any) -> dict[str, Any]:
+def watch_prediction(
+    settings: dict[str, Any], predict: Any, run: Any, model: Any, task: Any, rows: Any
+) -> dict[str, Any]:
     watch = Watch(settings)
     predictions, _ = watch.repeat(predict, settings["max_steps"])
     titles = [line["title"] for line in task.prediction_lines(predictions, rows.split)]
@@ -30,7 +32,8 @@ def watch_prediction(settings: dict[str, Any], predict: Any, run: Any, model: An
 
 @torch.no_grad()
 def titles_alone(settings: dict[str, Any], tokenizer: Any, split: Any, device: torch.device) -> list[str]:
-    """Titles of the first documents by plain transformers, one at a time, without padding, in the run's precision."""
+    """Titles of the first documents by plain transformers, one at a time, without padding, in the run's
+    precision."""
     half = torch.bfloat16 if settings["precision"] == "bf16" else torch.float32
     model = load_writer(settings).to(device, half).eval()
     titles = []
@@ -47,7 +50,8 @@ def decode(tokenizer: Any, ids: Any) -> list[str]:
 
 
 def write_with_trainer(settings: dict[str, Any]) -> dict[str, Any]:
-    """Seq2SeqTrainer.predict with predict_with_generate: documents in the file's order, or by length (trainer_sorted)."""
+    """Seq2SeqTrainer.predict with predict_with_generate: documents in the file's order, or by length
+    (trainer_sorted)."""
     from benchmarking.contenders import trainer  # slow to import
 
     task, data = application.load("titlegen", prediction_options(settings) | application.PREDICTION)

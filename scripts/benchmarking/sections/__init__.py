@@ -1,4 +1,5 @@
-"""The sections of scripts/bench.py, in the report's order. Each runs contenders and turns their results into tables."""
+"""The sections of scripts/bench.py, in the report's order. Each runs contenders and turns their results into
+tables."""
 
 from benchmarking.report import Section
 from benchmarking.sections import attention, classification, images, serving, startup, titles

@@ -34,13 +34,23 @@ def measure(bench: Bench) -> Report:
                 against_full.append(row["speed"]["median"])
     goals[FULL] = min(against_full, default=None), None
     model = "1 layer, {hidden} wide, {heads} heads, blocks of {block_size}".format(**size)
-    return {"data": "", "model": model, "about": f"{size['rows']} sequence(s) per pass", "tables": tables, "goals": goals}
+    return {
+        "data": "",
+        "model": model,
+        "about": f"{size['rows']} sequence(s) per pass",
+        "tables": tables,
+        "goals": goals,
+    }
 
 
 def group_rows(group: dict[str, Any]) -> list[Row]:
     ours, rows = group["variants"]["ours"], []
     for name, other in group["variants"].items():
-        median, best, memory = statistics.median(other["seconds"]), min(other["seconds"]), other["memory_mb"][-1]
+        median, best, memory = (
+            statistics.median(other["seconds"]),
+            min(other["seconds"]),
+            other["memory_mb"][-1],
+        )
         rows.append({
             "length": group["length"], "": name, "median, ms": 1000 * median, "at best, ms": 1000 * best, "memory, MiB": memory,
             "speed": None if other is ours else quartiles(ratios(other["seconds"], ours["seconds"])),

@@ -1,4 +1,5 @@
-"""Classifiers: ours against a bare loop, other tools and a hand-written loop, one epoch over the same rows."""
+"""Classifiers: ours against a bare loop, other tools and a hand-written loop, one epoch over the same
+rows."""
 
 import statistics
 from functools import partial
@@ -78,7 +79,10 @@ def contender_row(name: str, runs: list[Run], count: int, per_turn: int) -> Row:
         "step p50, ms": 1000 * statistics.median(merge(runs)["seconds"]) / per_turn,
         **speed,
         "start-up, s": statistics.median(run["startup_seconds"] for run in runs),
-        **{key: statistics.median(run[key] for run in runs) for key in ("held-out loss", "held-out precision")},
+        **{
+            key: statistics.median(run[key] for run in runs)
+            for key in ("held-out loss", "held-out precision")
+        },
     }
 
 
@@ -104,7 +108,9 @@ def quality(loss: float, precision: float) -> str:
     return "better" if loss < -EQUAL_LOSS or precision > EQUAL_PRECISION else "equal"
 
 
-def goal_values(pairs: dict[str, list[list[Run]]], compared: list[Row], texts: str) -> dict[str, tuple[float, str | None]]:
+def goal_values(
+    pairs: dict[str, list[list[Run]]], compared: list[Row], texts: str
+) -> dict[str, tuple[float, str | None]]:
     # The bare loop has the same batches as ours, so its steps can be compared one by one.
     steps = [compare(*map(merge, zip(*pairs["bare"], strict=True)))] if "bare" in pairs else []
     values: dict[str, Any] = overhead_values(OVERHEAD.format(texts), steps)
@@ -122,7 +128,13 @@ def section(kind: str, *more: tuple[tuple[str, ...], str, float]) -> Section:
     speeds = ((GPU, "trainer_best", 1.5), (GPU, "padded", 3), *more)
     goals = (Goal(FASTER.format(texts, WORDS[other]), devices, bound) for devices, other, bound in speeds)
     measure_kind = partial(measure, name=kind, texts=kind, others=OTHERS)
-    return Section(kind, f"Classification of {texts}", LEGEND, measure_kind, (*overhead_goals(OVERHEAD.format(texts)), *goals))
+    return Section(
+        kind,
+        f"Classification of {texts}",
+        LEGEND,
+        measure_kind,
+        (*overhead_goals(OVERHEAD.format(texts)), *goals),
+    )
 
 
 SHORT = section("short", (CPU, "trainer_best", 1))

@@ -9,7 +9,11 @@ from benchmarking.ratios import merge, speed_row
 from benchmarking.report import BOTH, Goal, Report, Row, Section, overhead_goals, overhead_values, table
 
 # Script of app/ -> (its data in scripts/make_sample_data.py, the contender beside `bare`).
-TASKS = {"image_classify": ("images", "trainer"), "segment": ("masks", "trainer"), "segment3d": ("volumes", "monai")}
+TASKS = {
+    "image_classify": ("images", "trainer"),
+    "segment": ("masks", "trainer"),
+    "segment3d": ("volumes", "monai"),
+}
 TOOLS = {"trainer": "Trainer", "monai": "MONAI"}
 OVERHEAD, FASTER = "{}: our step costs more than the bare loop's", "{}: times the speed of {}"
 LEGEND = """`ours` is the script of app/ itself, from its arguments to the end of training. `bare` is a plain PyTorch loop over
@@ -25,12 +29,23 @@ def measure(bench: Bench) -> Report:
     for task, (kind, other) in TASKS.items():
         folder = bench.folder / kind
         make_sample_data(kind, "--output_dir", folder)
-        settings = {name: size[name] for name in ("batch_size", "max_steps")} | {"task": task, "learning_rate": 1e-3}
+        settings = {name: size[name] for name in ("batch_size", "max_steps")} | {
+            "task": task,
+            "learning_rate": 1e-3,
+        }
         settings |= {"data": str(folder), "task_options": options(bench, task, size["scale"])}
-        runs, more = bench.compare("images", bench.others("images", ("bare", other)), settings, size, {"task": task})
+        runs, more = bench.compare(
+            "images", bench.others("images", ("bare", other)), settings, size, {"task": task}
+        )
         compared += more
         for name, each in runs.items():
-            rows.append({"task": task, "": name, **speed_row(merge(each), size["batch_size"] * bench.per_turn, "samples")})
+            rows.append(
+                {
+                    "task": task,
+                    "": name,
+                    **speed_row(merge(each), size["batch_size"] * bench.per_turn, "samples"),
+                }
+            )
     return {
         "data": "drawn by scripts/make_sample_data.py",
         "model": "small models, random weights",
@@ -47,12 +62,21 @@ def options(bench: Bench, task: str, scale: int) -> dict[str, Any]:
     """Further arguments of a task. Its model has `scale` times the width of a tiny one."""
     if task == "segment3d":
         channels = ",".join(str(4 * scale * factor) for factor in (1, 2, 4))
-        return {"class_names": "bright,dark", "channels": channels, "strides": "2,2", "patch_size": "32,32,32"}
+        return {
+            "class_names": "bright,dark",
+            "channels": channels,
+            "strides": "2,2",
+            "patch_size": "32,32,32",
+        }
     config = bench.folder / f"{task}_config"
     config.mkdir(exist_ok=True)
     (config / "config.json").write_text(json.dumps(CONFIGS[task](scale)), encoding="utf-8")
     named = {"config_name": str(config), "from_scratch": "true", "random_flip": "true", "color_jitter": 0.2}
-    return named | ({"random_crop": 0.5} if task == "image_classify" else {"image_size": "64,80", "random_scale": "0.75,1.5"})
+    return named | (
+        {"random_crop": 0.5}
+        if task == "image_classify"
+        else {"image_size": "64,80", "random_scale": "0.75,1.5"}
+    )
 
 
 CONFIGS = {

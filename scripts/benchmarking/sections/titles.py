@@ -61,7 +61,10 @@ TITLES_GOALS = (*overhead_goals(OVERHEAD), Goal(FASTER, BOTH, 1))
 TRAINING = Section("titles_training", "Titles: training", TITLES_LEGEND, measure_titles, TITLES_GOALS)
 
 
-WRITING_GOAL = "titles: times the documents/s of Seq2SeqTrainer.predict, writing what transformers writes for a document alone"
+WRITING_GOAL = (
+    "titles: times the documents/s of Seq2SeqTrainer.predict, writing what transformers writes for a "
+    "document alone"
+)
 WRITING_OTHERS = ("trainer_sorted", "trainer")
 WRITING_LEGEND = """`ours` is `app/titlegen.py --do_predict`; `trainer` is `Seq2SeqTrainer.predict` with `predict_with_generate`
 and the documents in the order of the file, `trainer_sorted` with the documents sorted by length. All use the same beam search.
@@ -84,7 +87,10 @@ def measure_writing(bench: Bench) -> Report:
     for row in compared:
         row["equal titles, %"] = share(ours["titles"], runs[row[""]][0]["titles"])
     documents = f"{count} documents of {size['length'] // 2} to {size['length']} tokens"
-    search = f"{size['eval_batch_size']} at a time, {size['beams']} beams, titles of at most {settings['title_length']} tokens"
+    search = (
+        f"{size['eval_batch_size']} at a time, {size['beams']} beams, titles of at most "
+        f"{settings['title_length']} tokens"
+    )
     equal = share(alone, ours["titles"][: len(alone)])
     # The reference is a document alone: the titles of `predict` change with the padding.
     reason = None if equal == 100 else f"{equal:.0f}% of the titles are as written alone"
@@ -106,4 +112,10 @@ def share(some: list[str], others: list[str]) -> float:
     return 100 * sum(a == b for a, b in zip(some, others, strict=True)) / len(some)
 
 
-WRITING = Section("titles_writing", "Titles: writing them", WRITING_LEGEND, measure_writing, (Goal(WRITING_GOAL, BOTH, 1.5),))
+WRITING = Section(
+    "titles_writing",
+    "Titles: writing them",
+    WRITING_LEGEND,
+    measure_writing,
+    (Goal(WRITING_GOAL, BOTH, 1.5),),
+)

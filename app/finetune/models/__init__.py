@@ -1,5 +1,0 @@
-"""Models: loading and checks of transformers' models, encoder-decoders, adapters, quantization, export, word attributions,
-temperature scaling, batch norm, and a small CNN. Nothing here trains.
-
-May import: finetune.errors, finetune.kernels, finetune.metrics, finetune.output, finetune.reading.
-"""

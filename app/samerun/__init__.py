@@ -1,0 +1,31 @@
+"""The engine runs any task from its arguments to its output files, under any launch. `application.py` is its
+table of contents. The packages beside the engine's hold kinds of data, models and metrics.
+
+A task of your own imports from here: `from samerun import Batch, Data, Split, Task, run`.
+
+May import: nothing.
+"""
+
+import importlib
+from typing import Any
+
+__version__ = "1.0.0"
+# Name -> module. Imported lazily: a script reads its arguments before it imports torch.
+_MODULES = {
+    "option": "samerun.arguments.parsing",
+    "read_arguments": "samerun.command_line",
+    "run": "samerun.application",
+    "InputError": "samerun.errors",
+    "TrainingError": "samerun.errors",
+    **dict.fromkeys(
+        ("Batch", "ModelCard", "Data", "Analysis", "Predictions", "Split", "Task"), "samerun.task"
+    ),
+    "replace_folder": "samerun.output.run_folder",
+}
+__all__ = list(_MODULES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULES[name]), name)

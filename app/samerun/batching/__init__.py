@@ -1,0 +1,7 @@
+"""Batches: the order of rows, their distribution over processes and micro-batches, collating, streaming,
+packed masks.
+
+Nothing here depends on the model.
+
+May import: samerun.errors, samerun.launching, samerun.plan, samerun.task.
+"""

@@ -1,0 +1,85 @@
+"""Exceptions that end a run, and their exit codes."""
+
+import contextlib
+import errno
+import os
+import re
+import socket
+from collections.abc import Iterator
+
+EXIT_BAD_INPUT = 2
+EXIT_TRAINING_FAILED = 3
+EXIT_STOPPED = 75  # EX_TEMPFAIL of sysexits.h, "try again later": schedulers requeue the job
+# Characters that break lines or cannot be printed; names of files and columns may contain them.
+CONTROL = re.compile("[\x00-\x08\n-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+class InputError(Exception):
+    """Bad input or configuration, detected before any file is changed. Ends the job with exit code 2.
+
+    Each problem is one line: what is wrong, where (file, row, field), what to do. All problems of a pass are
+    reported together.
+    """
+
+    exit_code = EXIT_BAD_INPUT
+
+    def __init__(self, *problems: str):
+        self.problems = [
+            CONTROL.sub(lambda match: ascii(match[0])[1:-1], problem) for problem in dict.fromkeys(problems)
+        ]
+        super().__init__("\n".join(self.problems))
+
+    def __reduce__(self) -> tuple:
+        """Pickled, because all processes raise the error of rank 0."""
+        return type(self), tuple(self.problems)
+
+
+@contextlib.contextmanager
+def collecting(problems: list[str]) -> Iterator[None]:
+    """Adds the problems of an `InputError` to `problems`, so that later ones are found too."""
+    try:
+        yield
+    except InputError as error:
+        problems += error.problems
+
+
+class TrainingError(Exception):
+    """Training failed: non-finite loss, out of memory, lost rank. Ends the job with exit code 3."""
+
+    exit_code = EXIT_TRAINING_FAILED
+
+
+class StopRequested(Exception):  # noqa: N818 - not an error
+    """The job stops on request after saving a checkpoint. Ends the job with exit code 75."""
+
+    exit_code = EXIT_STOPPED
+
+
+def is_out_of_space(error: BaseException) -> bool:
+    """Whether the disk is full, a quota is exceeded, or a file exceeds `ulimit -f`. Native libraries report
+    these as texts."""
+    codes = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return getattr(error, "errno", None) in codes or any(os.strerror(code) in str(error) for code in codes)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a GPU or this machine is out of memory."""
+    if isinstance(error, MemoryError) or any(
+        cls.__name__ == "OutOfMemoryError" for cls in type(error).__mro__
+    ):
+        return True
+    # torch's CPU allocator raises RuntimeError; a failed fork raises OSError.
+    words = ("DefaultCPUAllocator", os.strerror(errno.ENOMEM))
+    return getattr(error, "errno", None) == errno.ENOMEM or any(word in str(error) for word in words)
+
+
+def in_short(error: BaseException) -> str:
+    """The first line of an exception's message, or the exception's name if the message is empty."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+
+
+def process_name() -> str:
+    """The rank and the host of this process, for messages."""
+    return (
+        f"rank {os.environ.get('RANK', '0')} of {os.environ.get('WORLD_SIZE', '1')} ({socket.gethostname()})"
+    )

@@ -1,0 +1,353 @@
+"""Reads and checks masks for segmentation: pairs of images and masks, class names, pixel counts."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from samerun.errors import InputError, collecting
+from samerun.images.examples import Examples, above_folders, from_table, named_from, read_each, read_examples
+from samerun.images.folders import images_below
+from samerun.images.sources import EncodedImages, Images, Inspection, map_rows
+from samerun.reading.cache import get_or_create
+from samerun.reading.fingerprint import fingerprint
+from samerun.reading.problems import SHOWN, listed, raise_problems
+from samerun.reading.splits import LIMIT_ARGUMENTS, expand_patterns
+
+# Folder names of each split.
+SPLIT_FOLDERS = {
+    "train": ("train", "training"),
+    "validation": ("validation", "val", "valid"),
+    "test": ("test", "testing"),
+}
+CITYSCAPES_SUFFIXES = ("_leftImg8bit", "_gtFine_labelTrainIds")  # of the names of an image and its mask
+CLASSES_FILE = "classes.txt"
+NUMBERED_LINE = re.compile(r"(\d+)[\s,;:]+(\S.*)")
+IGNORE_MARK = re.compile(r"\s*\(ignored?\)$", re.IGNORECASE)
+IGNORED = 255  # target of ignored pixels
+MOST_CLASSES = 255
+
+
+@dataclass(frozen=True)
+class Classes:
+    """`names`: classes of the mask values 0, 1, ...; `ignored`: mask values left out of loss and metrics."""
+
+    names: list[str]
+    ignored: frozenset[int]
+
+    def lookup_table(self) -> np.ndarray:
+        """(values,) uint8: mask value -> class number or IGNORED."""
+        table = np.full(max(IGNORED, *self.ignored, 0) + 1, IGNORED, dtype=np.uint8)
+        table[: len(self.names)] = np.arange(len(self.names))
+        return table
+
+
+@dataclass(frozen=True)
+class InspectedMasks:
+    """The masks of a split. `content`: a hash of them. `counts`: for each mask, value -> number of pixels."""
+
+    masks: Images
+    content: str
+    counts: list[dict[int, int]]
+
+    @property
+    def totals(self) -> dict[int, int]:
+        """Value -> number of pixels in all masks."""
+        values = sorted({value for counts in self.counts for value in counts})
+        return {value: sum(counts.get(value, 0) for counts in self.counts) for value in values}
+
+    def describe(self, classes: Classes) -> dict[str, Any]:
+        """Fields of `DataInfo` for the data report. Equal images should have equal counts of pixels."""
+        areas = np.array(
+            [[counts.get(value, 0) for value in range(len(classes.names))] for counts in self.counts]
+        )
+        return {
+            "answers": [tuple(sorted(counts.items())) for counts in self.counts],
+            "areas": (classes.names, areas),
+        }
+
+    def class_totals(self, num_classes: int) -> np.ndarray:
+        """(classes,) int64: the number of pixels of each class in all masks."""
+        return np.array([self.totals.get(value, 0) for value in range(num_classes)])
+
+
+# Files
+
+
+def read_pairs(arguments: Any, split: str, notes: list[str]) -> Examples | None:
+    """The images of a split, with its masks as `classes`: from folders, or from a table or data set with a
+    column of masks. Looks for the split in the folders of --train_file if its own argument is missing. None
+    if there is no such split."""
+    own = getattr(arguments, f"{split}_file")
+    sources = own or arguments.train_file
+    argument = f"--{split if own else 'train'}_file"
+    paths = [] if sources is None else expand_patterns(argument, sources)
+    if not any(Path(path).is_dir() for path, _ in paths):
+        return read_examples(arguments, split, notes)
+    if own is None:  # only folders can hold several splits
+        paths = [(path, number) for path, number in paths if Path(path).is_dir()]
+    examples = read_each(argument, paths, partial(_from_path, arguments, split, above_folders(paths), notes))
+    limit = getattr(arguments, LIMIT_ARGUMENTS[split])
+    return (
+        examples
+        if examples is None or limit is None or limit >= len(examples)
+        else examples.take(np.arange(limit))
+    )
+
+
+def _from_path(arguments: Any, split: str, base: str | None, notes: list[str], path: str) -> Examples | None:
+    """`base`: the folder that ids are relative to, None for the folder of the images."""
+    if not Path(path).is_dir():
+        return from_table(arguments, split, Path(path))
+    folders = _split_folders(Path(path), split, is_own=getattr(arguments, f"{split}_file") is not None)
+    return None if folders is None else _pairs(*folders, base, notes)
+
+
+def _split_folders(root: Path, split: str, is_own: bool) -> tuple[Path, Path | None] | None:
+    """(folder of images, folder of masks) of a split below `root`; None without the split. A test split may
+    have no masks. `is_own`: `root` is the value of the split's own argument, so it may hold this split
+    alone."""
+    pairs = []
+    for name in SPLIT_FOLDERS[split]:
+        pairs += [
+            (root / name / "images", root / name / "masks"),
+            (root / "images" / name, root / "masks" / name),
+            (root / "leftImg8bit" / name, root / "gtFine" / name),
+            (root / name, root / f"{name}annot"),
+        ]
+    if is_own:
+        pairs += [(root / "images", root / "masks"), (root, root.with_name(f"{root.name}annot"))]
+    complete = next((pair for pair in pairs if all(folder.is_dir() for folder in pair)), None)
+    if complete is not None:
+        return complete
+    if split == "test":
+        without_masks = [images for images, _ in pairs if images.is_dir()]
+        return (without_masks[0], None) if without_masks else None
+    if not is_own:
+        return None
+    raise InputError(
+        f"{root}: holds no images with masks; expected images/ and masks/ with files of equal "
+        "names, in it or in "
+        f"{'/ or '.join(SPLIT_FOLDERS[split])}/, or the folders of CamVid (train/ and trainannot/) "
+        "or Cityscapes (leftImg8bit/ "
+        "and gtFine/)"
+    )
+
+
+def _pairs(folder: Path, masks: Path | None, base: str | None, notes: list[str]) -> Examples:
+    image_paths = _by_name(folder, CITYSCAPES_SUFFIXES[0], notes)
+    if not image_paths:
+        raise InputError(f"{folder}: holds no images")
+    ids = named_from(base, folder, [str(path.relative_to(folder)) for path in image_paths.values()])
+    encoded = EncodedImages([str(path) for path in image_paths.values()], Path())
+    if masks is None:
+        return Examples(str(folder), encoded, None, encoded.name, ids)
+    is_cityscapes = any(path.stem.endswith(CITYSCAPES_SUFFIXES[0]) for path in image_paths.values())
+    mask_paths = _by_name(masks, CITYSCAPES_SUFFIXES[1] if is_cityscapes else "", [], only=is_cityscapes)
+    missing = [
+        f"{path}: no mask in {masks}; expected {name}.png"
+        for name, path in image_paths.items()
+        if name not in mask_paths
+    ]
+    raise_problems(missing)
+    if others := [
+        str(path.relative_to(masks)) for name, path in mask_paths.items() if name not in image_paths
+    ]:
+        notes.append(f"{masks}: {len(others)} mask(s) without an image are left out: {listed(others)}")
+    return Examples(str(folder), encoded, [str(mask_paths[name]) for name in image_paths], encoded.name, ids)
+
+
+def _by_name(folder: Path, suffix: str, notes: list[str], only: bool = False) -> dict[str, Path]:
+    """The images below a folder, by relative path without extension and without `suffix`. `only`: leaves out
+    names without the suffix. Raises `InputError` for two images of one name."""
+    paths: dict[str, Path] = {}
+    for path in images_below(folder, notes):
+        name = str(path.relative_to(folder).with_suffix(""))
+        if only and not name.endswith(suffix):
+            continue
+        name = name.removesuffix(suffix)
+        if name in paths:
+            raise InputError(
+                f"{path}: {paths[name].name} has the same name; an image and its mask are paired by name"
+            )
+        paths[name] = path
+    return paths
+
+
+# Classes
+
+
+def find_classes_file(arguments: Any) -> Path | None:
+    """--classes_file, or classes.txt in or beside the training data; None if there is none. Raises
+    `InputError` for a missing --classes_file, and if several sources have different classes.txt."""
+    if arguments.classes_file is not None:
+        if not Path(arguments.classes_file).is_file():
+            raise InputError(f"--classes_file {arguments.classes_file}: no such file")
+        return Path(arguments.classes_file)
+    if arguments.train_file is None:
+        return None
+    files = []
+    for path in (Path(path).absolute() for path, _ in expand_patterns("--train_file", arguments.train_file)):
+        files += [
+            folder / CLASSES_FILE for folder in (path, path.parent) if (folder / CLASSES_FILE).is_file()
+        ][:1]
+    different = list({path.read_bytes(): path for path in reversed(files)}.values())[::-1]
+    if len(different) > 1:
+        raise InputError(
+            f"{different[0]} and {different[1]} are not equal; name the right one by --classes_file"
+        )
+    return different[0] if different else None
+
+
+def read_classes(path: Path) -> Classes:
+    """Reads a classes file: one name per line, numbered from 0, or lines of a number and a name. "(ignore)"
+    behind a name marks a value to be ignored. Raises `InputError` with file and line."""
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 at byte {error.start}; expected a class per line") from None
+    matches = [NUMBERED_LINE.fullmatch(line) for line in lines]
+    numbered = all(match for match, line in zip(matches, lines, strict=True) if line)
+    names: dict[int, str] = {}
+    ignored, problems = set(), []
+    for number, line in enumerate(lines):
+        if not line:
+            continue
+        value, name = (
+            (int(matches[number][1]), matches[number][2]) if numbered else (len(names) + len(ignored), line)
+        )
+        if value in names or value in ignored:
+            problems.append(f"{path}:{number + 1}: the value {value} is there twice")
+        elif IGNORE_MARK.search(name):
+            ignored.add(value)
+        elif name in names.values():
+            problems.append(f"{path}:{number + 1}: the class {name!r} is there twice")
+        else:
+            names[value] = name
+    if not problems and sorted(names) != list(range(len(names))):
+        values = ", ".join(map(str, sorted(names)[:SHOWN]))
+        problems.append(
+            f"{path}: the classes have the values {values}; expected 0, 1, 2 and so on, without a gap"
+        )
+    if not problems and not 2 <= len(names) <= MOST_CLASSES:
+        problems.append(f"{path}: has {len(names)} class(es), expected 2 to {MOST_CLASSES}")
+    raise_problems(problems)
+    return Classes([names[value] for value in range(len(names))], frozenset(ignored))
+
+
+def choose_classes(
+    arguments: Any, train: InspectedMasks | None, own: list[str] | None, of_config: list[str]
+) -> Classes:
+    """Chooses the classes: those of the classes file, else `own`, the class names of the model, else the
+    values of the training masks. `of_config`: all class labels of the model, used without training. Raises
+    `InputError`."""
+    file, ignored = find_classes_file(arguments), frozenset([arguments.ignore_index])
+    if file is None and own is None and train is not None:
+        return numbered_classes(train, ignored)
+    classes = Classes(own or of_config, frozenset()) if file is None else read_classes(file)
+    if train is None and len(classes.names) != len(of_config):
+        raise InputError(f"{file}: names {len(classes.names)} classes, but the model has {len(of_config)}")
+    if not ignored.isdisjoint(range(len(classes.names))):
+        name = classes.names[arguments.ignore_index]
+        raise InputError(
+            f"--ignore_index {arguments.ignore_index} is the class {name!r}; give a value that is no class"
+        )
+    return Classes(classes.names, classes.ignored | ignored)
+
+
+def numbered_classes(train: InspectedMasks, ignored: frozenset[int]) -> Classes:
+    """The values of the training masks as classes. Raises `InputError` unless they are 0, 1, 2 and so on."""
+    values = sorted(set(train.totals) - ignored)
+    if len(values) < 2 or values != list(range(len(values))) or len(values) > MOST_CLASSES:
+        besides = f" besides the ignored {', '.join(map(str, sorted(ignored)))}" if ignored else ""
+        raise InputError(
+            "the training masks have the value(s) "
+            f"{listed([str(value) for value in values])}{besides}; expected class numbers "
+            "0, 1, 2 and so on. Name the classes in --classes_file if no mask has some of them, or "
+            "save the masks again (with "
+            "1 in place of 255, if they have 0 and 255)"
+        )
+    return Classes([str(value) for value in values], ignored)
+
+
+# Masks
+
+
+def inspect_masks(
+    examples: dict[str, Examples], inspected: dict[str, Inspection]
+) -> dict[str, InspectedMasks]:
+    """Decodes the masks of all splits and counts their values; caches the counts. Raises `InputError` listing
+    masks that are missing, broken or coloured, or differ in size from their image."""
+    masks, problems = {}, []
+    for split, rows in examples.items():
+        with collecting(problems):
+            if rows.classes is not None:
+                masks[split] = _inspect(rows, inspected[split])
+            elif split != "test":
+                problems.append(
+                    f"{rows.path}: has no masks; expected a folder of them, or a column (--label_column)"
+                )
+    if problems:
+        raise InputError(*problems)
+    return masks
+
+
+def _inspect(examples: Examples, images: Inspection) -> InspectedMasks:
+    masks = examples.images.beside(examples.classes, examples.where)
+    inspection = masks.inspect()
+    wrong = [
+        f"{masks.name(row)}: {mask.width}x{mask.height} pixels, but its image "
+        f"{examples.images.name(row)} has "
+        f"{image.width}x{image.height}; they must be equal"
+        for row, (mask, image) in enumerate(zip(inspection.headers, images.headers, strict=True))
+        if mask[:2] != image[:2]
+    ]
+    raise_problems(wrong)
+    folder = get_or_create("masks", fingerprint(inspection.digests)[:40], partial(_write_counts, masks))
+    by_mask = json.loads((folder / "counts.json").read_text(encoding="utf-8"))
+    counts = [{int(value): count for value, count in counts.items()} for counts in by_mask]
+    return InspectedMasks(masks, inspection.content, counts)
+
+
+def _write_counts(masks: Images, folder: Path) -> None:
+    counts = map_rows(partial(_count_values, masks), len(masks), "reading masks", "masks")
+    (folder / "counts.json").write_text(json.dumps(counts), encoding="utf-8")
+
+
+def _count_values(masks: Images, row: int) -> dict[int, int]:
+    """Value -> number of pixels of a mask."""
+    values, counts = np.unique(np.asarray(masks.load_mask(row)), return_counts=True)
+    return {int(value): int(count) for value, count in zip(values, counts, strict=True)}
+
+
+def check_values(inspected: InspectedMasks, classes: Classes) -> None:
+    """Raises `InputError` naming masks with values that are no class."""
+    known = {*range(len(classes.names)), *classes.ignored}
+    problems = [
+        f"{inspected.masks.name(row)}: {count} pixels of unknown class {value}"
+        for row, counts in enumerate(inspected.counts)
+        for value, count in counts.items()
+        if value not in known
+    ]
+    numbered = listed([f"{number} {name}" for number, name in enumerate(classes.names)])
+    raise_problems(
+        problems,
+        f"the classes are {numbered}, and {sorted(classes.ignored)} is ignored; name all classes in "
+        "--classes_file, or the "
+        "value to be ignored by --ignore_index",
+    )
+
+
+def note_classes(train: InspectedMasks, classes: Classes, notes: list[str]) -> None:
+    """Notes the number of classes, the share of ignored pixels, and classes without a pixel."""
+    totals = train.totals
+    pixels, ignored = sum(totals.values()), sum(totals.get(value, 0) for value in classes.ignored)
+    notes.append(f"{len(classes.names)} classes; {ignored / pixels:.1%} of the training pixels are ignored")
+    if missing := [name for number, name in enumerate(classes.names) if not totals.get(number)]:
+        notes.append(f"no training mask has the class {listed(missing)}")

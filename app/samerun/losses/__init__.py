@@ -1,0 +1,4 @@
+"""Losses for multi-label classification and segmentation. Each is tested against its formula.
+
+May import: samerun.kernels.
+"""

@@ -1,0 +1,334 @@
+"""Multi-label classification metrics. An undefined metric is None: never NaN, never a warning.
+
+Conventions, as in scikit-learn with `zero_division=0`:
+- precision without a predicted row, recall without a positive row, and F1 without both are 0. They count in
+  averages: a label that never occurs and is never predicted is a 0 in f1_macro, a row without labels and
+  predictions a 0 in f1_samples;
+- ROC AUC needs both classes of a label, average precision a positive row. Macro averages are over the labels
+  for which they are defined; `roc_auc_macro_labels` and `average_precision_macro_labels` are the numbers of
+  these labels;
+- lrap (label ranking average precision) is 1 for rows with no label or with every label;
+- without rows or labels every metric is None.
+
+The tests compare with scikit-learn, which loops in Python over labels or rows (100,000 rows of 20 labels: 10
+s, here 0.3 s).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from samerun.metrics.thresholds import CELLS_PER_BLOCK, checked_matrices, decide, tune_thresholds
+
+CALIBRATION_BINS = 15  # as in Guo et al., arXiv:1706.04599, section 4
+
+DECISION_METRICS = (
+    "f1_micro",
+    "f1_macro",
+    "f1_samples",
+    "precision_micro",
+    "recall_micro",
+    "precision_macro",
+    "recall_macro",
+    "hamming_loss",
+    "subset_accuracy",
+)
+RANKING_METRICS = (
+    "roc_auc_macro",
+    "roc_auc_macro_labels",
+    "average_precision_macro",
+    "average_precision_macro_labels",
+    "lrap",
+)
+
+
+def multilabel_scores(
+    predictions: np.ndarray,
+    targets: np.ndarray,
+    thresholds: float | np.ndarray = 0.5,
+    *,
+    from_logits: bool = False,
+    pos_weight: float | np.ndarray | None = None,
+    label_smoothing: float = 0.0,
+    tuned_thresholds: np.ndarray | str | None = None,
+    tuned_decisions: np.ndarray | None = None,
+) -> dict[str, float | None]:
+    """DECISION_METRICS at `thresholds` and RANKING_METRICS; optionally `loss` and `tuned_*`.
+
+    `predictions` (rows, labels): probabilities, or logits with `from_logits`; `targets` (rows, labels) of 0
+    and 1; `thresholds`: one number or (labels,).
+
+    `loss`, only with `from_logits`: `binary_cross_entropy` with `pos_weight`; targets 0 and 1 become s/2 and
+    1 - s/2 for a `label_smoothing` of s. `tuned_*`: DECISION_METRICS of `tuned_decisions` (rows, labels), or
+    at `tuned_thresholds` (labels,); "tune" tunes these on the same rows, which is optimistic.
+
+    Raises ValueError for different shapes, probabilities outside [0, 1], logits that are not finite and
+    targets other than 0 and 1.
+    """
+    scores: dict[str, float | None] = {}
+    if from_logits:
+        soft = np.asarray(targets, dtype=np.float64) * (1 - label_smoothing) + label_smoothing / 2
+        scores["loss"] = binary_cross_entropy(predictions, soft, pos_weight)
+        predictions = sigmoid(predictions)
+    scores |= decision_scores(predictions, targets, thresholds) | ranking_scores(predictions, targets)
+    if tuned_thresholds is not None:
+        if isinstance(tuned_thresholds, str):
+            tuned_thresholds = tune_thresholds(predictions, targets)
+        tuned_decisions = decide(predictions, tuned_thresholds)
+    if tuned_decisions is not None:
+        tuned = _scores_of(tuned_decisions, np.asarray(targets).astype(bool))
+        scores |= {f"tuned_{name}": score for name, score in tuned.items()}
+    return scores
+
+
+def decision_scores(
+    probabilities: np.ndarray, targets: np.ndarray, thresholds: float | np.ndarray = 0.5
+) -> dict[str, float | None]:
+    """DECISION_METRICS of probabilities. Shapes and errors as in `multilabel_scores`."""
+    probabilities, targets = checked_matrices(probabilities, targets)
+    return _scores_of(decide(probabilities, thresholds), targets)
+
+
+def _scores_of(predicted: np.ndarray, targets: np.ndarray) -> dict[str, float | None]:
+    if not targets.size:
+        return dict.fromkeys(DECISION_METRICS)
+    precision, recall, f1 = _precision_recall_f1(predicted, targets, axis=0)
+    precision_micro, recall_micro, f1_micro = _precision_recall_f1(predicted, targets, axis=None)
+    wrong = predicted != targets
+    scores = {
+        "f1_micro": f1_micro,
+        "f1_macro": f1.mean(),
+        "f1_samples": _precision_recall_f1(predicted, targets, axis=1)[2].mean(),
+        "precision_micro": precision_micro,
+        "recall_micro": recall_micro,
+        "precision_macro": precision.mean(),
+        "recall_macro": recall.mean(),
+        "hamming_loss": wrong.mean(),
+        "subset_accuracy": 1 - wrong.any(axis=1).mean(),
+    }
+    return {name: float(score) for name, score in scores.items()}
+
+
+def ranking_scores(probabilities: np.ndarray, targets: np.ndarray) -> dict[str, float | None]:
+    """RANKING_METRICS of probabilities, which need no thresholds. Shapes and errors as in
+    `multilabel_scores`."""
+    probabilities, targets = checked_matrices(probabilities, targets)
+    if not targets.size:
+        return dict.fromkeys(RANKING_METRICS)
+    roc_auc, average_precision = _rank_statistics(probabilities.T, targets.T)
+    _, row_precision = _rank_statistics(probabilities, targets)
+    return {
+        **_mean_of_defined("roc_auc_macro", roc_auc),
+        **_mean_of_defined("average_precision_macro", average_precision),
+        # The average precision along a row's labels; 1 by convention without labels.
+        "lrap": float(np.where(np.isnan(row_precision), 1, row_precision).mean()),
+    }
+
+
+class MetricsOfLabelledRows:
+    """f1_micro and f1_macro of decisions at 0.5 and of given ones (`tuned_*`), and average_precision_macro of
+    some rows: as `multilabel_scores` of a file that consists of these, but many times faster for many draws
+    from one file."""
+
+    def __init__(self, probabilities: np.ndarray, targets: np.ndarray, tuned_decisions: np.ndarray) -> None:
+        """All: (rows, labels)."""
+        probabilities, targets = checked_matrices(probabilities, targets)
+        decisions = {"": decide(probabilities, 0.5), "tuned_": tuned_decisions}
+        # What F1 divides, by row and label: twice the true positives, and predicted plus positive rows.
+        self._f1_parts = {
+            prefix: ((2.0 * (decided & targets)), decided.astype(float) + targets)
+            for prefix, decided in decisions.items()
+        }
+        self._precision = _WeightedAveragePrecision(probabilities.T, targets.T)
+
+    def __call__(self, rows: np.ndarray) -> dict[str, float | None]:
+        scores: dict[str, float | None] = {}
+        weights = np.bincount(rows, minlength=self._precision.num_rows)
+        for prefix, parts in self._f1_parts.items():
+            right, total = (weights @ part for part in parts)
+            scores[f"{prefix}f1_micro"] = float(right.sum() / max(1, total.sum()))
+            scores[f"{prefix}f1_macro"] = float((right / np.maximum(total, 1)).mean())
+        return {**scores, "average_precision_macro": self._precision(weights)}
+
+
+class _WeightedAveragePrecision:
+    """Macro average precision of rows that count several times or not at all."""
+
+    def __init__(self, scores: np.ndarray, truth: np.ndarray) -> None:
+        """`scores` and `truth`: (labels, rows)."""
+        self.num_rows = scores.shape[1]
+        scores, truth = scores[truth.any(axis=1)], truth[truth.any(axis=1)]
+        order = np.argsort(-scores, axis=1, kind="stable").astype(np.int32)
+        scores, truth = np.take_along_axis(scores, order, axis=1), np.take_along_axis(truth, order, axis=1)
+        # Rows with equal scores share the rank of the last of them.
+        is_last = np.ones(scores.shape, dtype=bool)
+        is_last[:, :-1] = scores[:, 1:] != scores[:, :-1]
+        place = np.where(is_last, np.arange(self.num_rows), self.num_rows)
+        last = np.minimum.accumulate(place[:, ::-1], axis=1)[:, ::-1]
+        self._order, self._labels = order, np.nonzero(truth)[0]
+        self._rows, self._rank = order[truth], last[truth]
+        # Positives stand label by label, by rank: where each one's ties end, and where its label begins.
+        key = self._labels * self.num_rows + np.nonzero(truth)[1]
+        self._end = np.searchsorted(key, self._labels * self.num_rows + self._rank, side="right")
+        self._start = np.searchsorted(self._labels, self._labels)
+
+    def __call__(self, weights: np.ndarray) -> float | None:
+        """`weights`: (rows,) how often each row counts. None if no row with a label counts."""
+        seen = np.cumsum(weights[self._order], axis=1)[self._labels, self._rank]
+        own = weights[self._rows]
+        hits = np.concatenate([[0], np.cumsum(own)])
+        precision = own * (hits[self._end] - hits[self._start]) / np.maximum(seen, 1)
+        positive = np.bincount(self._labels, own)
+        known = positive > 0
+        return (
+            float((np.bincount(self._labels, precision)[known] / positive[known]).mean())
+            if known.any()
+            else None
+        )
+
+
+def per_label_table(
+    probabilities: np.ndarray,
+    targets: np.ndarray,
+    thresholds: float | np.ndarray,
+    names: Sequence[str],
+    decisions: np.ndarray | None = None,
+) -> list[dict[str, str | int | float | None]]:
+    """One row per label: label, support (positive rows), threshold, precision, recall, f1, roc_auc,
+    average_precision. `decisions` (rows, labels) of bool: scored instead of the decisions at the thresholds.
+
+    The mean of a column over its defined entries is the macro metric. Without rows every metric is None.
+    Raises ValueError as `multilabel_scores` does, and if `names` are not one per label.
+    """
+    probabilities, targets = checked_matrices(probabilities, targets)
+    if len(names) != targets.shape[1]:
+        raise ValueError(f"{len(names)} label names for {targets.shape[1]} labels")
+    columns = {
+        "label": list(names),
+        "support": targets.sum(axis=0).tolist(),
+        "threshold": np.broadcast_to(np.asarray(thresholds, dtype=np.float64), len(names)).tolist(),
+    }
+    decisions = decide(probabilities, thresholds) if decisions is None else decisions
+    metrics = _precision_recall_f1(decisions, targets, axis=0)
+    metrics += _rank_statistics(probabilities.T, targets.T)
+    for name, scores in zip(
+        ("precision", "recall", "f1", "roc_auc", "average_precision"), metrics, strict=True
+    ):
+        columns[name] = [None if np.isnan(score) or not len(targets) else score for score in scores.tolist()]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def calibration_bins(
+    probabilities: np.ndarray, targets: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(number of cells, mean probability, share of positives), (CALIBRATION_BINS,) each, in bins of equal
+    width over all rows and labels; 0 in empty bins. Shapes and errors as in `multilabel_scores`."""
+    probabilities, targets = (matrix.ravel() for matrix in checked_matrices(probabilities, targets))
+    bins = np.minimum((probabilities * CALIBRATION_BINS).astype(int), CALIBRATION_BINS - 1)
+    sizes = np.bincount(bins, minlength=CALIBRATION_BINS)
+    sums = (np.bincount(bins, weights, minlength=CALIBRATION_BINS) for weights in (probabilities, targets))
+    return sizes, *(total / np.maximum(sizes, 1) for total in sums)
+
+
+def expected_calibration_error(probabilities: np.ndarray, targets: np.ndarray) -> float | None:
+    """The mean difference of probability and share of positives over `calibration_bins`, weighted by size
+    (Guo et al., arXiv:1706.04599, equation 3, over all labels instead of the top one); None without cells."""
+    sizes, mean, share = calibration_bins(probabilities, targets)
+    return float((np.abs(mean - share) * sizes).sum() / sizes.sum()) if sizes.sum() else None
+
+
+def binary_cross_entropy(
+    logits: np.ndarray, targets: np.ndarray, pos_weight: float | np.ndarray | None = None
+) -> float | None:
+    """Mean binary cross-entropy over all rows and labels, in nats, computed in float64; None without
+    elements.
+
+    `logits` and `targets` (rows, labels), targets in [0, 1]; `pos_weight`: one number or (labels,). As
+    torch's BCEWithLogitsLoss: `pos_weight * y * softplus(-x) + (1 - y) * softplus(x)`; `logaddexp(0, x)` is
+    softplus without overflow. Raises ValueError for different shapes and for logits that are not finite.
+    """
+    logits, targets = np.asarray(logits, dtype=np.float64), np.asarray(targets, dtype=np.float64)
+    if logits.shape != targets.shape:
+        raise ValueError(
+            f"logits {logits.shape} and targets {targets.shape} must have one shape (rows, labels)"
+        )
+    if not np.isfinite(logits).all():
+        raise ValueError("logits hold NaN or infinity: the model diverged")
+    if not logits.size:
+        return None
+    weight = 1.0 if pos_weight is None else np.asarray(pos_weight, dtype=np.float64)
+    return float(
+        np.mean(weight * targets * np.logaddexp(0, -logits) + (1 - targets) * np.logaddexp(0, logits))
+    )
+
+
+def sigmoid(logits: np.ndarray) -> np.ndarray:
+    """The logistic function, in float64, without overflow."""
+    return np.exp(-np.logaddexp(0, -np.asarray(logits, dtype=np.float64)))
+
+
+def _precision_recall_f1(
+    predicted: np.ndarray, targets: np.ndarray, axis: int | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Precision, recall and F1 of bool matrices, counted along `axis` (None: over all cells); 0 where
+    undefined."""
+    true_positive = (predicted & targets).sum(axis=axis)
+    n_predicted, n_positive = predicted.sum(axis=axis), targets.sum(axis=axis)
+    # The numerator is 0 wherever the denominator is, so a denominator of 1 gives the conventional 0.
+    return (
+        true_positive / np.maximum(n_predicted, 1),
+        true_positive / np.maximum(n_positive, 1),
+        2 * true_positive / np.maximum(n_predicted + n_positive, 1),
+    )
+
+
+def _rank_statistics(scores: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """ROC AUC and average precision (m,) of each row of `scores` (m, k) against `truth` (m, k); NaN where
+    undefined."""
+    rows = max(1, CELLS_PER_BLOCK // max(1, scores.shape[1]))
+    blocks = [
+        _rank_statistics_of_block(
+            np.ascontiguousarray(scores[start : start + rows]), truth[start : start + rows]
+        )
+        for start in range(0, len(scores), rows)
+    ]
+    roc_auc, average_precision = zip(*blocks, strict=True) if blocks else ([np.empty(0)], [np.empty(0)])
+    return np.concatenate(roc_auc), np.concatenate(average_precision)
+
+
+def _rank_statistics_of_block(scores: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """As `_rank_statistics`. Tied scores share their ranks, so their order after sorting does not matter.
+
+    AUC is Mann and Whitney's U from the mean ranks of tied scores. Average precision is the mean over the
+    positives of the precision at the last rank with the positive's score (scikit-learn's sum of recall steps
+    times precision).
+    """
+    width = scores.shape[1]
+    positive = truth.sum(axis=1)
+    pairs = positive * (width - positive)
+    order = np.argsort(-scores, axis=1)
+    truth, scores = np.take_along_axis(truth, order, axis=1), np.take_along_axis(scores, order, axis=1)
+
+    differs = scores[:, 1:] != scores[:, :-1]
+    place = np.arange(width, dtype=np.int32)
+    first = np.zeros(scores.shape, dtype=np.int32)
+    first[:, 1:] = np.where(differs, place[1:], 0)
+    np.maximum.accumulate(first, axis=1, out=first)
+    last = np.full(scores.shape, width - 1, dtype=np.int32)
+    last[:, :-1] = np.where(differs, place[:-1], width - 1)
+    last = np.minimum.accumulate(last[:, ::-1], axis=1)[:, ::-1]
+
+    hits = np.cumsum(truth, axis=1, dtype=np.int32)
+    precision = np.take_along_axis(hits, last, axis=1) / (last + 1)
+    twice_ranks = np.where(truth, first + last + 2, 0).sum(axis=1)
+    twice_u = 2 * pairs - (twice_ranks - positive * (positive + 1))
+    undefined = np.full(len(scores), np.nan)
+    return (
+        np.divide(twice_u, 2 * pairs, out=undefined.copy(), where=pairs > 0),
+        np.divide(np.where(truth, precision, 0).sum(axis=1), positive, out=undefined, where=positive > 0),
+    )
+
+
+def _mean_of_defined(name: str, scores: np.ndarray) -> dict[str, float | None]:
+    defined = scores[~np.isnan(scores)]
+    return {name: float(defined.mean()) if len(defined) else None, f"{name}_labels": len(defined)}

@@ -1,0 +1,276 @@
+"""Training a part of a model: low-rank adapters by peft, and frozen weights.
+
+LoRA (Hu et al., arXiv:2106.09685) adds a product B A of rank r to each adapted matrix and trains only A and
+B. DoRA (Liu et al., arXiv:2402.09353) also trains the norms of the matrix's columns. rsLoRA (Kalajdzievski,
+arXiv:2312.03732) scales by alpha / sqrt(r) instead of alpha / r. New weights, such as a new head, are always
+trained.
+"""
+
+from __future__ import annotations
+
+import copy
+import fnmatch
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from transformers import AutoConfig
+
+from samerun.errors import InputError, in_short
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # names of peft
+LAYER = re.compile(r"\.(?:layers?|blocks?|h)\.(\d+)\.")
+BASE, ADAPTED = ".base_layer.", ".lora_"  # in peft's parameter names
+BASE_BITS = "base_model_bits"  # key of the config.json beside an adapter: bits of the quantized base model
+EMBEDDINGS = re.compile(r"(^|\.)(embed\w*|shared|wte|wpe)\.")
+
+
+def limit_training(model: Any, arguments: Any, new_names: set[str]) -> Any:
+    """Adds adapters (--lora_r) or freezes weights (--freeze). `new_names`: parameters without pretrained
+    values.
+
+    Raises `InputError` for modules or weights that the model does not have.
+    """
+    if arguments.lora_r is not None:
+        return _add_adapters(model, arguments, new_names)
+    for entry in arguments.freeze or ():
+        frozen = [
+            p for name, p in model.named_parameters() if name not in new_names and _matches(entry, name)
+        ]
+        if not frozen:
+            raise InputError(
+                f"--freeze {entry}: the model has no such pretrained weights; it has {_examples(model)}"
+            )
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise InputError("--freeze: nothing is left to train; name fewer parts of the model")
+    return model
+
+
+def check_quantization(arguments: Any, launch: Any) -> None:
+    """Raises `InputError` if --load_in_4bit or --load_in_8bit does not work here. `launch`: a
+    `launch.Launch`."""
+    bits = _bits(arguments)
+    if bits is None:
+        return
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise InputError(f"--load_in_{bits}bit needs bitsandbytes: pip install -r requirements-8bit.txt")
+    if launch.deepspeed_config is not None or launch.fsdp is not None:
+        launcher = "FSDP" if launch.fsdp else "DeepSpeed"
+        raise InputError(
+            f"--load_in_{bits}bit does not work with {launcher}, which would split or cast packed "
+            "weights; launch with "
+            "accelerate_configs/ddp.yaml, or leave it out"
+        )
+
+
+def rounded_as(arguments: Any, precision: str) -> str:
+    """The precision that limits how well an fp32 export agrees with the trained model. 8-bit layers also
+    round their inputs, about as bf16 does."""
+    return "bf16" if arguments.load_in_8bit else precision
+
+
+def fingerprint(arguments: Any) -> dict[str, Any]:
+    """The entry of the run fingerprint: the arguments that decide which weights are trained."""
+    names = (
+        "lora_r",
+        "lora_alpha",
+        "lora_target_modules",
+        "use_dora",
+        "use_rslora",
+        "freeze",
+        "load_in_4bit",
+        "load_in_8bit",
+    )
+    values = {name: str(getattr(arguments, name)) for name in names if getattr(arguments, name)}
+    return {"trained": values} if values else {}
+
+
+def adapted_name(name: str) -> str:
+    """Parameter name in the adapted model -> name in the base model. An adapter's matrix gets the name of its
+    base weight."""
+    return f"{name.partition(ADAPTED)[0]}.weight" if ADAPTED in name else name.replace(BASE, ".")
+
+
+def layerwise_scale(name: str, layers: int, decay: float) -> float:
+    """`decay` to the power of the number of layers above a parameter: 1 for a head, lowest for embeddings
+    (discriminative fine-tuning of ULMFiT, Howard and Ruder, arXiv:1801.06146)."""
+    layer = LAYER.search(name)
+    if layer:
+        return decay ** (layers - int(layer[1]))
+    return decay ** (layers + 1) if EMBEDDINGS.search(name) else 1.0
+
+
+def to_export(
+    model: Any, plain: Any, weights: dict[str, torch.Tensor], arguments: Any
+) -> tuple[Any, dict[str, torch.Tensor]]:
+    """(object with `save_pretrained`, weights to save).
+
+    `model`: the trained model; `weights`: its full weights; `plain`: a model of its class on the meta device.
+    Adapters are merged into the base weights, or saved alone with --export adapter. Quantized weights are
+    exported in fp32: quantizing the merged weights again would change the model.
+    """
+    vars(plain.config).pop(BASE_BITS, None)
+    if not hasattr(model, "peft_config"):
+        return plain, weights
+    from peft import inject_adapter_in_model
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    settings, bits = model.peft_config["default"], _bits(arguments)
+    if arguments.export == "adapter":
+        if bits is not None:
+            setattr(plain.config, BASE_BITS, bits)
+        trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        settings = _settings_to_save(settings, arguments.model_name_or_path, trained)
+        return _AdapterExport(plain, settings), {
+            name: tensor for name, tensor in weights.items() if name in trained
+        }
+    if bits is not None:
+        from samerun.models.quantized import dequantized_weights
+
+        weights = weights | dequantized_weights(model)
+    adapted = inject_adapter_in_model(settings, copy.deepcopy(plain))
+    adapted.load_state_dict(weights, strict=False, assign=True)
+    for module in adapted.modules():
+        if isinstance(module, BaseTunerLayer):
+            module.merge()
+    state = adapted.state_dict()
+    return plain, {name.replace(BASE, "."): state[name] for name in weights if ADAPTED not in name}
+
+
+def base_of(folder: str | Path) -> str | None:
+    """The base model of an adapter's folder; None for other folders. Raises `InputError` if the adapter names
+    none."""
+    file = Path(folder) / CONFIG
+    if not file.is_file():
+        return None
+    try:
+        return str(json.loads(file.read_text(encoding="utf-8"))["base_model_name_or_path"])
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(
+            f"{file}: names no base model ({type(error).__name__}); copy the adapter again"
+        ) from None
+
+
+def loadable(folder: Path, auto_class: Any) -> Any:
+    """`model` argument of transformers' pipelines for an exported folder: its path, or for an adapter the
+    merged model."""
+    base = base_of(folder)
+    if base is None:
+        return str(folder)
+    config = AutoConfig.from_pretrained(folder)
+    model = auto_class.from_pretrained(base, config=config, dtype=torch.float32, ignore_mismatched_sizes=True)
+    return merge_adapter(model, folder)[0]
+
+
+def merge_adapter(model: Any, folder: str | Path) -> tuple[Any, set[str]]:
+    """(base model with the folder's adapter merged into it, names of the parameters in the adapter's
+    modules_to_save, such as a head's). Raises peft's exceptions for an adapter of another model."""
+    from peft import PeftConfig, PeftModel
+
+    settings = PeftConfig.from_pretrained(folder)
+    full_modules = settings.modules_to_save or []
+    if (bits := getattr(model.config, BASE_BITS, None)) is not None:
+        from samerun.models.quantized import round_weights
+
+        round_weights(model, bits, full_modules)
+    adapted = PeftModel.from_pretrained(model, folder, config=settings)
+    merged = adapted.merge_and_unload()
+    for parameter in merged.parameters():
+        parameter.requires_grad_(True)
+    names = {
+        name
+        for name, _ in merged.named_parameters()
+        if any(f".{module}." in f".{name}" for module in full_modules)
+    }
+    return merged, names
+
+
+class _AdapterExport:
+    """Saves an adapter in peft's format, with the model's own configurations, which hold the labels, beside
+    it."""
+
+    def __init__(self, plain: Any, settings: Any) -> None:
+        self.plain, self.settings = plain, settings
+
+    def named_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
+        return []
+
+    def save_pretrained(self, folder: Path, state_dict: dict[str, torch.Tensor]) -> None:
+        self.plain.config.save_pretrained(folder)
+        if self.plain.can_generate():
+            self.plain.generation_config.save_pretrained(folder)
+        self.settings.save_pretrained(folder)
+        save_file(
+            {f"base_model.model.{name.replace('.default', '')}": t for name, t in state_dict.items()},
+            folder / WEIGHTS,
+        )
+
+
+def _add_adapters(model: Any, arguments: Any, new_names: set[str]) -> Any:
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError:
+        raise InputError("--lora_r needs peft: pip install -r requirements-lora.txt") from None
+    new_modules = sorted({name.rpartition(".")[0] for name in new_names})
+    if (bits := _bits(arguments)) is not None:
+        from samerun.models.quantized import quantize
+
+        quantize(model, bits, new_modules)
+    targets = arguments.lora_target_modules or ("all-linear",)
+    settings = LoraConfig(
+        r=arguments.lora_r,
+        lora_alpha=arguments.lora_alpha or 2 * arguments.lora_r,
+        lora_dropout=arguments.lora_dropout,
+        target_modules=targets[0] if targets == ("all-linear",) else list(targets),
+        exclude_modules=new_modules or None,
+        use_dora=arguments.use_dora,
+        use_rslora=arguments.use_rslora,
+    )
+    try:
+        model = inject_adapter_in_model(settings, model)
+    except ValueError as error:
+        raise InputError(
+            f"--lora_target_modules {','.join(targets)}: no such layer to adapt "
+            f"({in_short(error)}); the model has "
+            f"{_examples(model)}"
+        ) from None
+    for name, parameter in model.named_parameters():
+        if name in new_names:
+            parameter.requires_grad_(True)
+    return model
+
+
+def _bits(arguments: Any) -> int | None:
+    return 4 if arguments.load_in_4bit else 8 if arguments.load_in_8bit else None
+
+
+def _settings_to_save(settings: Any, base: str, trained: set[str]) -> Any:
+    settings = copy.deepcopy(settings)
+    settings.base_model_name_or_path = str(Path(base).resolve()) if Path(base).is_dir() else base
+    settings.modules_to_save = (
+        sorted({name.rpartition(".")[0] for name in trained if ADAPTED not in name}) or None
+    )
+    settings.inference_mode = True
+    return settings
+
+
+def _matches(entry: str, name: str) -> bool:
+    """Whether an entry of --freeze matches a parameter name. An entry is "embeddings", a number of layers, or
+    a pattern."""
+    if entry == "embeddings":
+        return EMBEDDINGS.search(name) is not None
+    if entry.isdecimal():
+        layer = LAYER.search(name)
+        return layer is not None and int(layer[1]) < int(entry)
+    return fnmatch.fnmatchcase(name, entry)
+
+
+def _examples(model: Any) -> str:
+    names = [name for name, _ in model.named_parameters()]
+    return ", ".join(names[:: max(1, len(names) // 4)][:4]) + ", ..."

@@ -1,0 +1,286 @@
+"""Loads configurations and models of transformers, with clear errors."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+import transformers.modeling_utils  # every model needs it; imported before garbage collection settles
+from transformers import AutoConfig
+from transformers.utils import logging
+
+from samerun.errors import InputError, is_out_of_memory
+from samerun.models.adapters import base_of, merge_adapter
+from samerun.models.weight_files import check_weights, files_in, in_one_line
+
+LAYER_NUMBER = re.compile(r"\.\d+\.")
+
+
+def load_config(arguments: Any, **overrides: Any) -> Any:
+    """The model's configuration. Raises `InputError` if it cannot be loaded."""
+    logging.disable_progress_bar()  # every process would draw one whenever weights are read
+    name = arguments.config_name or arguments.model_name_or_path
+    if name is None:
+        raise InputError("no model: give --model_name_or_path, or --from_scratch with --config_name")
+    if not (Path(name) / "config.json").is_file():
+        name = base_of(name) or name
+    _check_config_file(Path(name))
+    try:
+        attention = (
+            {}
+            if arguments.attn_implementation is None
+            else {"attn_implementation": arguments.attn_implementation}
+        )
+        config = AutoConfig.from_pretrained(name, **arguments.hub_options(name), **attention, **overrides)
+    except Exception as error:
+        raise InputError(explain_failed_load("configuration", name, error)) from error
+    for size in (
+        "vocab_size",
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "intermediate_size",
+    ):
+        value = getattr(config, size, None)
+        if isinstance(value, int) and value < 1:
+            raise InputError(f"configuration {name}: {size} is {value}, expected at least 1")
+    return config
+
+
+def _check_config_file(path: Path) -> None:
+    """Raises `InputError` with file and line for a local configuration that is missing, no JSON, or of an
+    unknown model."""
+    if not path.exists():
+        return
+    file = path / "config.json" if path.is_dir() else path
+    if not file.is_file():
+        raise InputError(f"model {path}: the folder holds no config.json (it holds: {files_in(path)})")
+    try:
+        config = dict(json.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InputError(
+            f"{file}: is no model's configuration ({in_one_line(error)}); copy it again from the model"
+        ) from None
+    model_type, known = config.get("model_type"), list(transformers.CONFIG_MAPPING.keys())
+    if isinstance(model_type, str) and model_type not in known and "auto_map" not in config:
+        near = difflib.get_close_matches(model_type, known, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else "; correct it, or install a newer transformers"
+        raise InputError(
+            f"{file}: model_type {model_type!r} is unknown to transformers {transformers.__version__}{hint}"
+        )
+
+
+def check_model(arguments: Any, config: Any, mapping: Any, can: str) -> None:
+    """Raises `InputError` unless transformers' `mapping` has a model for this configuration, and the weights
+    are there. `can`: what its models can do, for the message. Models with code of their own
+    (--trust_remote_code) may be of any kind."""
+    if type(config) not in mapping and not arguments.trust_remote_code:
+        name = arguments.config_name or arguments.model_name_or_path
+        raise InputError(f"{name}: the model ({config.model_type}) cannot {can}; name another")
+    check_weights(arguments)
+
+
+def load_model(auto_class: Any, arguments: Any, config: Any) -> Any:
+    """The model in fp32: pretrained, or with random weights (--from_scratch). The caller seeds torch.
+
+    Raises `InputError` if the weights cannot be loaded.
+    """
+    return load_model_and_new_names(auto_class, arguments, config)[0]
+
+
+def load_model_and_new_names(auto_class: Any, arguments: Any, config: Any) -> tuple[Any, set[str]]:
+    """(model of `load_model`, names of its parameters without pretrained values). Under
+    `torch.device("meta")` no weights are read."""
+    if arguments.from_scratch or on_meta():
+        try:
+            model = auto_class.from_config(config, trust_remote_code=arguments.trust_remote_code).float()
+        except (ImportError, ValueError) as error:
+            if arguments.attn_implementation is None:
+                raise
+            problem = f"--attn_implementation {arguments.attn_implementation}: {in_one_line(error)}"
+            raise InputError(f"{problem}; leave it out, or name one that the model has") from error
+        names = {name for name, _ in model.named_parameters()}
+        if not arguments.from_scratch:
+            names = {name for name in names if not name.startswith(f"{model.base_model_prefix}.")}
+        return model, names
+    check_weights(arguments)
+    base, adapter = base_of(arguments.model_name_or_path), arguments.model_name_or_path
+    try:
+        # Without a dtype transformers would load a half-precision checkpoint in half precision.
+        model, loading = auto_class.from_pretrained(
+            base or arguments.model_name_or_path,
+            config=config,
+            dtype=torch.float32,
+            **arguments.hub_options(arguments.model_name_or_path),
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+        model, adapter_names = merge_adapter(model, adapter) if base else (model, set())
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        raise InputError(explain_failed_load("model", arguments.model_name_or_path, error)) from error
+    _check_fit(arguments.model_name_or_path, model, loading)
+    return model, {
+        *loading["missing_keys"],
+        *(name for name, *_ in loading["mismatched_keys"]),
+    } - adapter_names
+
+
+def check_all_layers_used(name: str, model: Any, loading: dict[str, Any]) -> None:
+    """Raises `InputError` if the weights have more layers than the configuration: transformers would drop
+    them silently.
+
+    `loading`: transformers' loading info. Unexpected weights of layers are errors, those of other heads are
+    not.
+    """
+    prefix = f"{model.base_model_prefix}."
+    known = {LAYER_NUMBER.sub(".#.", key).removeprefix(prefix) for key, _ in model.named_parameters()}
+    dropped = [key for key in loading["unexpected_keys"] if LAYER_NUMBER.search(key)]
+    dropped = sorted(key for key in dropped if LAYER_NUMBER.sub(".#.", key).removeprefix(prefix) in known)
+    if dropped:
+        raise InputError(
+            f"model {name}: the weights have more layers than its config.json: {len(dropped)} "
+            f"weights, such as {dropped[0]}, "
+            "would be left out; give config.json as many layers as the weights have"
+        )
+
+
+def _check_fit(name: str, model: Any, loading: dict[str, Any]) -> None:
+    """Raises `InputError` if weights and configuration do not match, or if a weight is not finite.
+
+    They match if every weight of the model's body, except a pooler, is there in the right shape, and no layer
+    is left over. The head may be new.
+    """
+    check_all_layers_used(name, model, loading)
+    body = "" if model.base_model is model else f"{model.base_model_prefix}."
+    own = {key for key, _ in model.named_parameters() if key.startswith(body) and "pooler" not in key}
+    for key, in_file, in_config in loading["mismatched_keys"]:
+        if key in own:
+            raise InputError(
+                f"model {name}: the weights are not those of its config.json: {key} is "
+                f"{tuple(in_file)} in the file, "
+                f"{tuple(in_config)} by the configuration; put the config.json that was saved with "
+                "these weights beside them"
+            )
+    missing = sorted(own & set(loading["missing_keys"]))
+    if missing:
+        raise InputError(
+            f"model {name}: the weights are not those of its config.json: {len(missing)} of "
+            f"{len(own)} are missing, such as "
+            f"{missing[0]}; put the config.json that was saved with these weights beside them"
+        )
+    wrong = next((key for key, weight in model.named_parameters() if not _is_finite(weight)), None)
+    if wrong is not None:
+        raise InputError(
+            f"model {name}: its weight {wrong} holds NaN or infinity: the model diverged or its "
+            "file is damaged"
+        )
+
+
+def _is_finite(weight: torch.Tensor) -> bool:
+    """Whether all values are finite. Minimum and maximum, which are NaN if any value is, need no temporary
+    tensor of the weight's size, unlike `torch.isfinite`."""
+    return not weight.numel() or bool(torch.isfinite(torch.stack(weight.detach().aminmax())).all())
+
+
+def on_meta() -> bool:
+    """Whether the code runs under `torch.device("meta")`."""
+    return torch.get_default_device().type == "meta"
+
+
+def take_vocabulary(config: Any, tokenizer: Any) -> None:
+    """Sets the tokenizer's vocabulary size and special ids on a configuration, for a model with random
+    weights."""
+    config.vocab_size = len(tokenizer)
+    for name in ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"):
+        if getattr(config, name, None) is not None:
+            setattr(config, name, getattr(tokenizer, name))
+
+
+def set_labels(config: Any, labels: list[str]) -> None:
+    """Sets the names of the labels in a configuration, in the order of the logits."""
+    config.id2label = dict(enumerate(labels))
+    config.label2id = {label: number for number, label in enumerate(labels)}
+
+
+def labels_of(config: Any) -> list[str]:
+    """The names of the labels in a configuration. Raises `InputError` for ids with gaps."""
+    missing = [label_id for label_id in range(config.num_labels) if label_id not in config.id2label]
+    if missing:
+        ids = ", ".join(map(str, sorted(config.id2label)[:20]))
+        raise InputError(
+            f"model {config.name_or_path}: id2label in its config.json numbers its "
+            f"{config.num_labels} label(s) {ids}, so "
+            f"number {missing[0]} has no name; number them from 0 to {config.num_labels - 1}"
+        )
+    return [config.id2label[label_id] for label_id in range(config.num_labels)]
+
+
+def own_labels(config: Any) -> list[str] | None:
+    """The labels in a configuration; None for the placeholders LABEL_0, LABEL_1, ... of a pretrained model
+    without a head."""
+    labels = labels_of(config)
+    return labels if any(label != f"LABEL_{number}" for number, label in enumerate(labels)) else None
+
+
+def drop_pooler(encoder: Any) -> None:
+    """Removes an unused pooler: DDP fails for parameters without a gradient."""
+    if getattr(encoder, "pooler", None) is not None:
+        encoder.pooler = None
+        if hasattr(encoder, "activation"):  # BigBird keeps the pooler's activation beside it
+            encoder.activation = None
+
+
+def check_vocabulary(model: Any, tokenizer: Any, what: str = "model") -> None:
+    """Raises `InputError` if a token id has no embedding. On a GPU that would be an obscure device
+    assertion."""
+    rows = model.get_input_embeddings().weight.shape[0]
+    highest = max(tokenizer.get_vocab().values())
+    if highest >= rows:
+        raise InputError(
+            f"the tokenizer has token ids up to {highest}, the {what} only {rows} embeddings; they "
+            "do not belong together "
+            "(check --tokenizer_name)"
+        )
+
+
+def explain_failed_load(what: str, name: str, error: Exception) -> str:
+    """The message for an exception of transformers while loading. `what`: "model", "tokenizer", ..."""
+    path = Path(name).expanduser()
+    hint, reason = _similar_folder(path), in_one_line(error)
+    if not path.exists():
+        if name.startswith((".", "/", "~")) or name.count("/") > 1:
+            return (
+                f"{what} {name}: this folder does not exist{hint}; a model of the hub is named like "
+                "google/bigbird-roberta-base"
+            )
+        return (
+            f"{what} {name}: is no folder here{hint}, and could not be had from the hub either "
+            f"({reason}); check the "
+            "spelling, or give the path of a local folder"
+        )
+    if type(error).__name__ == "UnpicklingError":
+        reason = (
+            "its weights are a pickle that is damaged or holds more than tensors, which is not "
+            "read; convert them to "
+            "safetensors, or copy them again"
+        )
+    elif "trust_remote_code" in str(error):
+        reason = (
+            "it has Python code of its own, which runs with --trust_remote_code only; read the code first"
+        )
+    return f"{what} {name}: {reason}{f' (the folder holds: {files_in(path)})' if path.is_dir() else ''}"
+
+
+def _similar_folder(path: Path) -> str:
+    """A suggestion for a missing folder, or ""."""
+    if path.exists() or not path.parent.is_dir() or not path.name:
+        return ""
+    near = difflib.get_close_matches(path.name, [p.name for p in path.parent.iterdir() if p.is_dir()], 1)
+    return f" (did you mean {str(path.parent / near[0])!r}?)" if near else ""

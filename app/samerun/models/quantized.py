@@ -1,0 +1,95 @@
+"""Frozen 4-bit and 8-bit linear layers by bitsandbytes: QLoRA (Dettmers et al., arXiv:2305.14314) and
+LLM.int8() (Dettmers et al., arXiv:2208.07339).
+
+A layer holds fp32 weights until it is moved to its device, where they are quantized. State dicts omit them,
+like all frozen weights: they come from the base model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import bitsandbytes
+import torch
+from torch import nn
+
+
+class Linear4bit(bitsandbytes.nn.Linear4bit):
+    """NF4 in blocks of 64 weights, with double quantization: 8-bit scales in blocks of 256."""
+
+    bytes_per_element = 1 / 2 + 1 / 64 + 4 / (64 * 256)
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__(
+            layer.in_features, layer.out_features, layer.bias is not None, quant_type="nf4", device="meta"
+        )
+        self.weight = bitsandbytes.nn.Params4bit(layer.weight.data, quant_type="nf4", module=self)
+        self.bias = layer.bias
+        self.support_avx512bf16_for_cpu = False  # else an evaluation repacks the weights and computes in bf16
+
+    def dequantized(self) -> torch.Tensor:
+        """(outputs, inputs) float32 weights after quantization."""
+        return bitsandbytes.functional.dequantize_4bit(self.weight.data, self.weight.quant_state).float()
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        _save_bias(self, destination, prefix, keep_vars)
+
+
+class Linear8bit(bitsandbytes.nn.Linear8bitLt):
+    """int8 with a scale per row. Inputs are rounded to int8, too, except columns with values above 6."""
+
+    bytes_per_element = 1.0
+
+    def __init__(self, layer: nn.Linear) -> None:
+        size = layer.in_features, layer.out_features, layer.bias is not None
+        super().__init__(*size, has_fp16_weights=False, threshold=6.0, device="meta")
+        self.weight = bitsandbytes.nn.Int8Params(layer.weight.data, requires_grad=False)
+        self.bias = layer.bias
+
+    def dequantized(self) -> torch.Tensor:
+        """(outputs, inputs) float32 weights after quantization."""
+        scales = (
+            self.state.SCB if self.weight.SCB is None else self.weight.SCB
+        )  # the first forward pass moves them
+        return bitsandbytes.functional.int8_vectorwise_dequant(self.weight.data, scales).float()
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        _save_bias(self, destination, prefix, keep_vars)
+
+
+KINDS = {4: Linear4bit, 8: Linear8bit}
+
+
+def quantize(model: nn.Module, bits: int, skip: list[str]) -> None:
+    """Replaces a model's linear layers in place, except those in `skip` and those that share their weights
+    with embeddings."""
+    for name, layer in list(_layers(model, skip)):
+        model.set_submodule(name, KINDS[bits](layer))
+    model.is_loaded_in_4bit, model.is_loaded_in_8bit = bits == 4, bits == 8  # peft reads them
+
+
+def round_weights(model: nn.Module, bits: int, skip: list[str]) -> None:
+    """Rounds in place the weights of the layers that `quantize` would replace; the layers stay fp32."""
+    for _, layer in _layers(model, skip):
+        layer.weight.data = KINDS[bits](layer).to("cpu").dequantized()
+
+
+def dequantized_weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The fp32 weights of a model's quantized layers by name, on the CPU."""
+    kinds = tuple(KINDS.values())
+    return {
+        f"{name}.weight": m.dequantized().cpu() for name, m in model.named_modules() if isinstance(m, kinds)
+    }
+
+
+def _layers(model: nn.Module, skip: list[str]) -> Iterator[tuple[str, nn.Linear]]:
+    tied = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    for name, layer in model.named_modules():
+        if type(layer) is nn.Linear and name not in skip and id(layer.weight) not in tied:
+            yield name, layer
+
+
+def _save_bias(layer: nn.Linear, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+    if layer.bias is not None:
+        destination[f"{prefix}bias"] = layer.bias if keep_vars else layer.bias.detach()

@@ -1,0 +1,95 @@
+"""Batch norm over the rows of all processes, and over a single value per channel."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.functional import batch_norm
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+def has_batch_norm(model: nn.Module) -> bool:
+    return any(isinstance(module, _BatchNorm) for module in model.modules())
+
+
+def allow_single_values(model: nn.Module) -> nn.Module:
+    """Replaces batch norms by `BatchNorm` in place. Names of parameters and buffers stay."""
+    for module in model.modules():
+        if isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm):
+            module.__class__ = BatchNorm  # has the same state
+    return model
+
+
+def synchronise_batch_norm(model: nn.Module, on_gpu: bool) -> nn.Module:
+    """Replaces batch norms by `torch.nn.SyncBatchNorm`, or by `SyncBatchNormOnCpu` on a CPU, where torch's
+    does not run. Names of parameters and buffers stay."""
+    if on_gpu:
+        return nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            module.__class__ = SyncBatchNormOnCpu  # has the same state
+    return model
+
+
+class BatchNorm(_BatchNorm):
+    """Normalises a single value per channel by the running statistics. torch raises an error in training,
+    since one value has no variance. This happens in micro-batches of one row if a network pools the whole
+    image."""
+
+    def _check_input_dim(self, input: torch.Tensor) -> None:
+        pass
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if not self.training or self.running_mean is None or input.numel() > input.shape[1]:
+            return super().forward(input)
+        return batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+
+
+class SyncBatchNormOnCpu(BatchNorm):
+    """Batch norm over the rows of all processes. The variance takes a second pass, since E[x^2] - E[x]^2
+    loses precision in fp32. Placeholder rows count, too."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        # Only one process makes a dry run (FakeTensor); it must not wait for the others.
+        alone = not dist.is_initialized() or dist.get_world_size() == 1 or isinstance(input, FakeTensor)
+        if not self.training or alone:
+            return super().forward(input)
+        axes = [axis for axis in range(input.dim()) if axis != 1]
+        shape = [1, -1] + [1] * (input.dim() - 2)
+        values = input.float()  # for precise sums
+        own = torch.cat([values.sum(axes), values.new_tensor([values.numel() / values.shape[1]])])
+        total = _SumOverProcesses.apply(own)
+        count, mean = total[-1].detach(), total[:-1] / total[-1].detach()
+        centred = values - mean.view(shape)
+        variance = _SumOverProcesses.apply(centred.square().sum(axes)) / count
+        if self.track_running_stats:
+            self._track(mean.detach(), variance.detach() * count / (count - 1))
+        output = centred * torch.rsqrt(variance + self.eps).view(shape)
+        if self.affine:
+            output = output * self.weight.view(shape) + self.bias.view(shape)
+        return output.to(input.dtype)
+
+    def _track(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
+        self.num_batches_tracked += 1
+        momentum = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
+        self.running_var.lerp_(variance.to(self.running_var.dtype), momentum)
+
+
+class _SumOverProcesses(torch.autograd.Function):
+    """Differentiable all-reduce (sum). The gradient is summed over processes, too, since every process's loss
+    depends on the sum."""
+
+    @staticmethod
+    def forward(ctx, tensor: torch.Tensor) -> torch.Tensor:
+        total = tensor.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> torch.Tensor:
+        total = gradient.clone()
+        dist.all_reduce(total)
+        return total

@@ -1,0 +1,200 @@
+"""Optimizers by transformers' names (--optim) and their settings (--optim_args), without torch: wrong
+arguments are reported before it is imported.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+ADAM = ("adam_beta1", "adam_beta2", "adam_epsilon")
+DEFAULT = "adamw_torch_fused"
+UNDER_FSDP = (DEFAULT, "sgd", "rmsprop")  # torch's optimizers whose state has the weight's shape
+SMALL_8BIT = 4096  # smaller weights keep 32-bit state (bitsandbytes' min_8bit_size)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One of --optim_args. Values have the type of `default`, and are one of `choices` or in [at_least,
+    below)."""
+
+    default: Any
+    at_least: float = 0
+    below: float = math.inf
+    choices: tuple[str, ...] = ()
+
+    def read(self, text: str) -> Any:
+        """Parses a value. Raises `ValueError` or `KeyError` if it is invalid."""
+        if isinstance(self.default, bool):
+            return BOOLEANS[text.lower()]
+        value = type(self.default)(text)
+        if value not in self.choices if self.choices else not self.at_least <= value < self.below:
+            raise ValueError
+        return value
+
+    @property
+    def expected(self) -> str:
+        if isinstance(self.default, bool):
+            return "true or false"
+        if self.choices:
+            return " or ".join(self.choices)
+        kind = "a whole number" if isinstance(self.default, int) else "a number"
+        return f"{kind} at least {self.at_least:g}" + (
+            f" and below {self.below:g}" if self.below < math.inf else ""
+        )
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """An optimizer's settings and requirements."""
+
+    settings: dict[str, Setting] = field(default_factory=dict)
+    adam: tuple[str, ...] = ()  # the --adam_* arguments that it uses
+    unshardable: str | None = None  # why it needs whole weights, not shards; None if it does not
+    package: str | None = None  # that must be installed
+
+
+MOMENTUM, EPSILON = Setting(0.0, below=1), Setting(1e-8)
+# Names and settings are transformers', except muon and adafactor's settings, which are torch's. Defaults are
+# torch's, except Muon's adjust_lr_fn: its steps match AdamW's in size (Liu et al., arXiv:2502.16982), which
+# trains the other weights at the same rate.
+OPTIMIZERS = {
+    DEFAULT: Optimizer(adam=ADAM),
+    "adafactor": Optimizer(
+        {"beta2_decay": Setting(-0.8, at_least=-math.inf, below=0), "d": Setting(1.0, at_least=1)},
+        unshardable="it averages over the rows and columns of whole matrices",
+    ),
+    "sgd": Optimizer({"momentum": MOMENTUM, "dampening": Setting(0.0, below=1), "nesterov": Setting(False)}),
+    "adagrad": Optimizer(
+        {"lr_decay": Setting(0.0), "initial_accumulator_value": Setting(0.0), "eps": Setting(1e-10)},
+        unshardable="DeepSpeed builds it anew with one weight decay for all weights, biases and norms among them",
+    ),
+    "rmsprop": Optimizer(
+        {"alpha": Setting(0.99, below=1), "eps": EPSILON, "momentum": MOMENTUM, "centered": Setting(False)}
+    ),
+    "muon": Optimizer(
+        {
+            "momentum": Setting(0.95, below=1),
+            "nesterov": Setting(True),
+            "ns_steps": Setting(5, at_least=1, below=100),
+            "adjust_lr_fn": Setting("match_rms_adamw", choices=("match_rms_adamw", "original")),
+        },
+        adam=ADAM,
+        unshardable="it orthogonalises whole matrices",
+    ),
+    "adamw_bnb_8bit": Optimizer(
+        adam=ADAM, unshardable="it scales its 8-bit state by blocks of whole weights", package="bitsandbytes"
+    ),
+    "lion_32bit": Optimizer(adam=ADAM[:2], package="bitsandbytes"),
+}
+
+
+def settings_of(arguments: Any) -> dict[str, Any]:
+    """The settings of --optim: defaults, overridden by --optim_args."""
+    defaults = {name: setting.default for name, setting in OPTIMIZERS[arguments.optim].settings.items()}
+    return defaults | _parse(arguments.optim, arguments.optim_args, [])
+
+
+def problems(arguments: Any, defaults: dict[str, Any]) -> list[str]:
+    """Errors in --optim_args and --adam_* for --optim. `defaults`: the arguments' default values by name."""
+    optim, errors = arguments.optim, []
+    values = _parse(optim, arguments.optim_args, errors)
+    if values.get("nesterov") and not errors:
+        settings = settings_of(arguments)
+        if not settings["momentum"] or settings.get("dampening"):
+            errors.append("--optim_args: nesterov=true needs a momentum above 0, and no dampening")
+    unused = [name for name in ADAM if name not in OPTIMIZERS[optim].adam]
+    has = ", ".join(OPTIMIZERS[optim].settings)
+    errors += [
+        f"--{name} is given but --optim {optim} has no such setting"
+        + (f"; it has --optim_args {has}" if has else "")
+        for name in unused
+        if getattr(arguments, name) != defaults[name]
+    ]
+    return errors
+
+
+def refusals(
+    optim: str, deepspeed_config: dict[str, Any] | None, deepspeed_file: str | None, with_fsdp: bool = False
+) -> list[str]:
+    """Errors if this launch cannot use the optimizer. `deepspeed_config`: the content of DeepSpeed's file, if
+    there is one."""
+    optimizer, errors = OPTIMIZERS[optim], []
+    if optimizer.package is not None and importlib.util.find_spec(optimizer.package) is None:
+        errors.append(
+            f"--optim {optim}: {optimizer.package} is not installed (pip install -r requirements-8bit.txt)"
+        )
+    if with_fsdp and optim not in UNDER_FSDP:
+        why = f": {optimizer.unshardable}" if optimizer.unshardable and optim != "adagrad" else ""
+        errors.append(
+            f"--optim {optim} does not work under FSDP{why}. Choose {', '.join(UNDER_FSDP)}, or "
+            "launch without FSDP"
+        )
+    if deepspeed_config is not None and optimizer.unshardable is not None:
+        errors.append(
+            f"--optim {optim} does not work under ZeRO: {optimizer.unshardable}. Launch without DeepSpeed "
+            "(accelerate_configs/ddp.yaml), or choose "
+            + ", ".join(name for name, other in OPTIMIZERS.items() if other.unshardable is None)
+        )
+    elif deepspeed_config is not None and "optimizer" in deepspeed_config and optim != DEFAULT:
+        errors.append(
+            f"{deepspeed_file}: its section 'optimizer' asks for AdamW but --optim is {optim}; "
+            "remove the section"
+        )
+    return errors
+
+
+def moments(optim: str, settings: dict[str, Any]) -> int:
+    """The number of fp32 values that an optimizer keeps per element, where it is the same for all weights."""
+    if optim == "sgd":
+        return int(settings["momentum"] > 0)
+    if optim == "rmsprop":
+        return 1 + (settings["momentum"] > 0) + settings["centered"]
+    return {"adafactor": 0, "adagrad": 1, "lion_32bit": 1}.get(optim, 2)
+
+
+def in_words(arguments: Any) -> str:
+    """The optimizer's name and changed settings, such as "sgd momentum=0.9"."""
+    known, values = OPTIMIZERS[arguments.optim].settings, settings_of(arguments)
+    changed = [f"{name}={value}" for name, value in values.items() if value != known[name].default]
+    return " ".join([arguments.optim, *changed])
+
+
+def describe(arguments: Any) -> str:
+    """The optimizer and the size of its state, for the plan."""
+    special = {
+        "adafactor": "a number per row and column; --learning_rate is relative to the size of each weight",
+        "muon": "4 bytes per element of hidden matrices, 8 per other",
+        "adamw_bnb_8bit": f"2 bytes per element, 8 in weights of fewer than {SMALL_8BIT}",
+    }
+    regular = f"{4 * moments(arguments.optim, settings_of(arguments))} bytes per trained element"
+    return f"{in_words(arguments)}; its state: {special.get(arguments.optim, regular)}"
+
+
+def _parse(optim: str, text: str | None, errors: list[str]) -> dict[str, Any]:
+    """Parses --optim_args, "name=value,name=value"; appends to `errors`."""
+    known, values = OPTIMIZERS[optim].settings, {}
+    for part in [part.strip() for part in (text or "").split(",") if part.strip()]:
+        name, _, value = (piece.strip() for piece in part.partition("="))
+        if name not in known:
+            elsewhere = {
+                "weight_decay": "--weight_decay",
+                "lr": "--learning_rate",
+                "betas": "--adam_beta1 and --adam_beta2",
+            }
+            has = f"it has {', '.join(known)}" if known else "it has none"
+            errors.append(
+                f"--optim_args: {optim} has no {name}; "
+                + (f"give {elsewhere[name]}" if name in elsewhere else has)
+            )
+        elif name in values:
+            errors.append(f"--optim_args: {name} is given twice; keep one")
+        else:
+            try:
+                values[name] = known[name].read(value)
+            except (ValueError, KeyError):
+                errors.append(f"--optim_args: {name} is {value!r}, expected {known[name].expected}")
+    return values

@@ -1,0 +1,5 @@
+"""The run's folder and its files: atomic writes, predictions, status, versions. Also console output and a
+writer thread.
+
+May import: samerun.errors.
+"""

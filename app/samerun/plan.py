@@ -1,0 +1,250 @@
+"""The plan of a run: batch arithmetic, steps, learning rate, and when to log, evaluate and save. Pure
+functions.
+
+The batch belongs to the experiment, the accumulation to the machine: users set `global_batch_size`; the
+number of micro-batches per process follows from the number of processes and the micro-batch that fits.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from samerun import optimizers
+from samerun.errors import InputError
+from samerun.schedules import lr_multiplier
+
+if TYPE_CHECKING:
+    from samerun.launching.launch import Launch
+    from samerun.task import Split
+
+DEFAULT_GLOBAL_BATCH_SIZE = 32
+# Tokens of a micro-batch on a CPU. Larger ones pad more and overflow the CPU's caches: 640 Reuters rows in
+# batches of 16 train 1.4 times as fast as with one micro-batch per step, in half the memory
+# (benchmarks/bench_cpu.md).
+CPU_TOKENS = 2048
+
+
+class Modes(NamedTuple):
+    """Which of training, evaluation and prediction a run does."""
+
+    train: bool
+    evaluate: bool
+    predict: bool
+
+
+@dataclass(frozen=True)
+class BatchShape:
+    """How an optimizer step divides its rows among `world_size` processes and `accumulation` micro-batches
+    each."""
+
+    global_batch_size: int
+    world_size: int
+    micro_batch_size: int  # maximum rows
+    accumulation: int  # micro-batches per process and optimizer step; a maximum if `max_tokens` is set
+    max_tokens: int | None = None  # maximum tokens of a micro-batch, padding included
+    follows_processes: bool = (
+        False  # whether the global batch is a process's batch times the number of processes
+    )
+
+    @property
+    def idle_share(self) -> float:
+        """The idle share of the processes' time if the global batch does not divide evenly, counted in
+        rows."""
+        per_process = math.ceil(self.global_batch_size / self.world_size)
+        return 1 - self.global_batch_size / (per_process * self.world_size)
+
+
+def derive_batch(
+    world_size: int,
+    global_batch_size: int | None = None,
+    per_device_train_batch_size: int | None = None,
+    gradient_accumulation_steps: int | None = None,
+    max_tokens: int | None = None,
+) -> BatchShape:
+    """Derives the batch sizes that are None.
+
+    With a global batch, `per_device_train_batch_size` is an upper bound. Without one it is exact, and the
+    global batch is its product with `gradient_accumulation_steps` (default 1) and the number of processes, as
+    in transformers. `max_tokens` replaces both.
+
+    Raises `InputError` if the three contradict each other.
+    """
+    total, micro, accumulation = global_batch_size, per_device_train_batch_size, gradient_accumulation_steps
+    if total is None and micro:
+        accumulation = accumulation or 1
+        return BatchShape(
+            world_size * micro * accumulation, world_size, micro, accumulation, follows_processes=True
+        )
+    total = total or DEFAULT_GLOBAL_BATCH_SIZE
+    per_process = math.ceil(total / world_size)
+    if max_tokens is not None:  # at most one micro-batch per row, if all rows are long
+        return BatchShape(total, world_size, per_process, per_process, max_tokens)
+    needed = math.ceil(per_process / micro) if micro else accumulation or 1
+    if accumulation and needed != accumulation:
+        raise InputError(
+            f"batch arguments contradict each other: --global_batch_size {total} on {world_size} "
+            "process(es) is "
+            f"{per_process} rows each, which --per_device_train_batch_size {micro} makes {needed} "
+            "micro-batch(es), but "
+            f"--gradient_accumulation_steps is {accumulation}; leave one of the three out"
+        )
+    accumulation = min(needed, per_process)  # no empty micro-batches
+    return BatchShape(total, world_size, math.ceil(total / (world_size * accumulation)), accumulation)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All numbers of a training that follow from its arguments, rows and processes."""
+
+    batch: BatchShape
+    num_rows: int
+    steps_per_epoch: int
+    total_steps: int
+    warmup_steps: int
+    learning_rate: float  # the peak, after --lr_scaling
+    lr_scheduler_type: str
+    eval_steps: int | None  # None: never during training
+    save_steps: int | None  # None: never
+    logging_steps: int
+    lr_factor: float = 1.0  # of --lr_scaling
+    lr_scheduler_kwargs: dict[str, Any] | None = None
+    optimizer: str = optimizers.DEFAULT  # its description
+    ema_decay: float | None = None
+
+    def epoch_of(self, step: int) -> tuple[int, int]:
+        """(epoch, step within the epoch) of optimizer step `step`, all 0-based."""
+        return divmod(step, self.steps_per_epoch)
+
+    def rows_before(self, step: int) -> int:
+        """The number of rows trained on before optimizer step `step` (0-based), counted again in every
+        epoch."""
+        epoch, position = self.epoch_of(step)
+        return epoch * self.num_rows + position * self.batch.global_batch_size
+
+    def lr_multiplier(self, step: int) -> float:
+        """The learning rate of optimizer step `step` (0-based) as a share of its peak."""
+        schedule = (self.lr_scheduler_type, self.lr_scheduler_kwargs)
+        return lr_multiplier(step, self.total_steps, self.warmup_steps, *schedule)
+
+    def due(self, step: int, interval: int | None) -> bool:
+        """Whether an action of every `interval` steps is due after `step` steps. The last step is always
+        one."""
+        return interval is not None and (step % interval == 0 or step == self.total_steps)
+
+
+def batch_of(arguments: Any, world_size: int, by_tokens: bool = False) -> BatchShape:
+    """`derive_batch` for BatchArguments. `by_tokens`: limits micro-batches by tokens unless an argument sets
+    their size."""
+    a = arguments
+    tokens = a.max_tokens_per_micro_batch
+    if (
+        tokens is None
+        and by_tokens
+        and a.per_device_train_batch_size is None
+        and a.gradient_accumulation_steps is None
+    ):
+        tokens = CPU_TOKENS
+    return derive_batch(
+        world_size, a.global_batch_size, a.per_device_train_batch_size, a.gradient_accumulation_steps, tokens
+    )
+
+
+def evaluation_batch(arguments: Any, by_tokens: bool = False) -> tuple[int, int | None]:
+    """(rows, maximum tokens or None) of an evaluation batch. `by_tokens`: as in `batch_of`."""
+    tokens = arguments.max_tokens_per_eval_batch
+    if tokens is None and by_tokens and arguments.per_device_eval_batch_size is None:
+        tokens = CPU_TOKENS
+    return arguments.per_device_eval_batch_size or arguments.evaluation_rows, tokens
+
+
+def make_plan(arguments: Any, split: Split, launch: Launch) -> Plan:
+    """Derives the plan of a training on `split`. `arguments` has the fields of BatchArguments,
+    OptimizationArguments and RunArguments. Raises `InputError` for contradicting batch arguments and for a
+    warm-up longer than the run.
+    """
+    num_rows = len(split)
+    a = arguments
+    batch = batch_of(
+        arguments, launch.world_size, launch.micro_batches_by_tokens and split.lengths is not None
+    )
+    steps_per_epoch = math.ceil(num_rows / batch.global_batch_size)
+    total_steps = a.max_steps or max(1, math.ceil(steps_per_epoch * a.num_train_epochs))
+    warmup = _steps(a.warmup_steps if a.warmup_steps is not None else a.warmup_ratio or 0, total_steps)
+    if warmup > total_steps:
+        raise InputError(f"--warmup_steps {warmup} is longer than the run ({total_steps} optimizer steps)")
+    scale = batch.global_batch_size / a.base_global_batch_size
+    factor = {"none": 1.0, "linear": scale, "sqrt": math.sqrt(scale)}[a.lr_scaling]
+    only_at_end = total_steps if a.modes.evaluate else None
+    eval_steps = {"epoch": steps_per_epoch, "steps": _steps(a.eval_steps, total_steps), "no": only_at_end}[
+        a.eval_strategy
+    ]
+    save_strategy = a.save_strategy or ("epoch" if a.save_steps is None else "steps")
+    save_steps = {"epoch": steps_per_epoch, "steps": _steps(a.save_steps, total_steps) or None, "no": None}[
+        save_strategy
+    ]
+    return Plan(
+        batch=batch,
+        num_rows=num_rows,
+        steps_per_epoch=steps_per_epoch,
+        total_steps=total_steps,
+        warmup_steps=warmup,
+        learning_rate=a.learning_rate * factor,
+        lr_factor=factor,
+        lr_scheduler_type=a.lr_scheduler_type,
+        lr_scheduler_kwargs=a.lr_scheduler_kwargs,
+        eval_steps=eval_steps,
+        save_steps=save_steps,
+        logging_steps=_steps(a.logging_steps, total_steps),
+        optimizer=optimizers.describe(a),
+        ema_decay=a.ema_decay,
+    )
+
+
+def _steps(number: float | None, total_steps: int) -> int | None:
+    """Converts a share of all steps, below 1, into a number of steps."""
+    if number is None or number >= 1:
+        return number
+    return math.ceil(total_steps * number)
+
+
+def describe(plan: Plan) -> list[str]:
+    """The plan as lines for the console."""
+    b = plan.batch
+    first, last = (plan.learning_rate * plan.lr_multiplier(step) for step in (0, plan.total_steps - 1))
+    scaled = f" (--learning_rate times {plan.lr_factor:g}, --lr_scaling)" if plan.lr_factor != 1 else ""
+    if b.max_tokens is None:
+        share = f"at most {b.micro_batch_size} rows x {b.accumulation} micro-batch(es)"
+    else:
+        share = f"micro-batches of at most {b.max_tokens} tokens, as many as a step's rows need"
+    lines = [
+        f"global batch   {b.global_batch_size} rows = {b.world_size} process(es) x {share}",
+        f"steps          {plan.total_steps} optimizer steps, {plan.steps_per_epoch} per epoch of "
+        f"{plan.num_rows} rows",
+        f"learning rate  {plan.learning_rate:g} at its peak{scaled}, {first:.3g} in the first step, "
+        f"{last:.3g} in the last; "
+        f"{plan.warmup_steps} warm-up step(s), {plan.lr_scheduler_type}",
+        f"optimizer      {plan.optimizer}",
+    ]
+    if plan.ema_decay is not None:
+        lines.append(
+            f"note           --ema_decay {plan.ema_decay:g}: the averaged weights are evaluated and "
+            "exported; they take "
+            "4 bytes per trained element"
+        )
+    if b.follows_processes:
+        lines.append(
+            "note           the global batch depends on the number of processes; "
+            f"--global_batch_size {b.global_batch_size} "
+            "fixes it"
+        )
+    if b.max_tokens is None and b.idle_share > 0.1:
+        below = b.global_batch_size // b.world_size * b.world_size
+        even = [size for size in (below, below + b.world_size) if size > 0]
+        lines.append(
+            f"note           {b.idle_share:.0%} of the processes' time is idle: "
+            f"{b.global_batch_size} rows do not divide "
+            f"evenly among {b.world_size} processes; use --global_batch_size {' or '.join(map(str, even))}"
+        )
+    return lines

@@ -1,0 +1,7 @@
+"""Reports of a run: history, trackers, profile, figures, data report, predictions, model card, report.html,
+upload to the hub.
+
+Rank 0 writes them. Nothing here changes the training.
+
+May import: samerun.errors, samerun.launching, samerun.metrics, samerun.output, samerun.task.
+"""

@@ -1,0 +1,171 @@
+"""README.md of a run: a model card with metadata for the hub."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from huggingface_hub import EvalResult, ModelCardData
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+
+from samerun.output import written
+from samerun.output.console import say
+from samerun.output.files import write_text
+from samerun.output.run_folder import CARD, METRICS, PLOTS, check_present, read_metrics
+from samerun.task import ModelCard
+
+LIMITS = (
+    "The best model was selected on the validation rows, so their metrics are optimistic. The test "
+    "rows selected nothing.",
+    "Data that differ from the training data were not tried and may give worse results.",
+)
+SPLITS = {"eval": "validation", "test": "test"}  # prefix of metrics -> split
+
+
+def write_card(folder: Path, card: ModelCard, *, arguments: Any = None, limits: Sequence[str] = ()) -> None:
+    """Writes the model card of the run in `folder` from its run.json, metrics.json and plots/, and from the
+    task's part.
+
+    `arguments`: those of the run; the card shows the ones that differ from their defaults. `limits`:
+    sentences of the task.
+    """
+    run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    values = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+    resolved = run["arguments"]
+    base = None if resolved.get("from_scratch") else _hub_id(resolved.get("model_name_or_path"))
+    dataset = _hub_id(resolved.get("dataset_name"))
+    results = [] if card.pipeline_tag is None else _results(card.pipeline_tag, dataset, values, card.metrics)
+    data = ModelCardData(
+        library_name="transformers" if card.pipeline_tag else None,
+        pipeline_tag=card.pipeline_tag,
+        license=resolved.get("license"),
+        language=resolved.get("language"),
+        base_model=base,
+        datasets=dataset,
+        model_name=card.title if results else None,
+        eval_results=results or None,
+    )
+    metadata = ["---", data.to_yaml(), "---", ""] if data.to_dict() else []
+    code = ["```python", card.usage, "```", ""] if card.usage else []
+    body = [*metadata, f"# {card.title}", "", *code, "## Metrics", ""]
+    body += _table(values, card.metrics)
+    body += ["", *_plots(folder), *card.sections, "", "## Training", "", *_facts(run, values), ""]
+    if arguments is not None:
+        changed = yaml.safe_dump(_changed(arguments), allow_unicode=True, sort_keys=False)
+        body += ["```yaml", changed.strip(), "```", ""]
+    body += ["## Limits", "", *(f"- {limit}" for limit in [*limits, *LIMITS]), ""]
+    check_present(folder / CARD)
+    if written.foreign(folder, [CARD]):
+        say(f"note           no model card is written: {folder / CARD} is not a run's file")
+        return
+    written.add(folder, folder / CARD)
+    write_text(folder / CARD, "\n".join(body) + "\n")
+
+
+def _hub_id(name: str | None) -> str | None:
+    """The name if it can be a repository on the hub; None for a local path, which the hub rejects and others
+    must not see."""
+    if name is None or Path(name).exists():
+        return None
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return None
+    return name
+
+
+def _changed(arguments: Any) -> dict[str, Any]:
+    """The arguments that differ from their defaults, without those of a single machine. Paths are shortened
+    to file names."""
+    changed = {}
+    for field in dataclasses.fields(arguments):
+        value = getattr(arguments, field.name)
+        if value != field.default and (field.metadata["reads"] or not field.metadata["per_machine"]):
+            parts = value if isinstance(value, tuple) else (value,)
+            parts = (
+                [_hub_id(part) or Path(part).name for part in parts]
+                if field.metadata["path"]
+                else list(parts)
+            )
+            changed[field.name] = parts if isinstance(value, tuple) else parts[0]
+    return changed
+
+
+def _results(
+    pipeline_tag: str, dataset: str | None, values: dict[str, Any], metrics: Sequence[str]
+) -> list[EvalResult]:
+    return [
+        EvalResult(
+            task_type=pipeline_tag,
+            dataset_type=dataset or "custom",
+            dataset_name=dataset or "custom",
+            dataset_split=split,
+            metric_type=metric,
+            metric_name=f"{prefix}_{metric}",
+            metric_value=values[f"{prefix}_{metric}"],
+        )
+        for prefix, split in SPLITS.items()
+        for metric in metrics
+        if values.get(f"{prefix}_{metric}") is not None
+    ]
+
+
+def markdown_table(header: list[str], rows: list[list[Any]]) -> list[str]:
+    """Lines of a Markdown table. Floats get four decimals, None is a dash."""
+    lines = ["| " + " | ".join(map(_cell, row)) + " |" for row in [header, *rows]]
+    return [lines[0], "|" + " --- |" * len(header), *lines[1:]]
+
+
+def class_tables(folder: Path, classes: Sequence[str], columns: dict[str, str]) -> list[str]:
+    """Markdown tables of the metrics of each class, for validation and test, of the run in `folder`.
+    `columns`: metric -> header."""
+    metrics, lines = read_metrics(folder / METRICS), []
+    for prefix, split in SPLITS.items():
+        if any(f"{prefix}_mean_{metric}" in metrics for metric in columns):
+            rows = [
+                [name, *(metrics.get(f"{prefix}_{metric}_{name}") for metric in columns)] for name in classes
+            ]
+            lines += [f"## Classes ({split})", "", *markdown_table(["class", *columns.values()], rows), ""]
+    return lines
+
+
+def _cell(value: Any) -> str:
+    text = "-" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _table(values: dict[str, Any], metrics: Sequence[str]) -> list[str]:
+    prefixes = [
+        prefix for prefix in SPLITS if any(values.get(f"{prefix}_{metric}") is not None for metric in metrics)
+    ]
+    rows = [[metric, *(values.get(f"{prefix}_{metric}") for prefix in prefixes)] for metric in metrics]
+    return markdown_table(["metric", *(SPLITS[prefix] for prefix in prefixes)], rows)
+
+
+def _plots(folder: Path) -> list[str]:
+    return [f"![{path.stem}]({PLOTS}/{path.name})\n" for path in sorted((folder / PLOTS).glob("*.png"))]
+
+
+def _facts(run: dict[str, Any], values: dict[str, Any]) -> list[str]:
+    plan, resolved = run["plan"], run["arguments"]
+    sharded = f", ZeRO-{run['zero_stage']}" if run["zero_stage"] else ", FSDP2" if run.get("fsdp") else ""
+    best = f"best at step {values.get('best_step')}"
+    if values.get("exported") == "average":
+        best = f"the weights of steps {', '.join(map(str, values['averaged_steps']))} averaged"
+    return [
+        f"- {plan['num_rows']} training rows, {values.get('train_steps')} optimizer steps of "
+        f"{plan['batch']['global_batch_size']} rows, {best}",
+        f"- learning rate {plan['learning_rate']:g} ({plan['lr_scheduler_type']}, "
+        f"{plan['warmup_steps']} warm-up steps), "
+        f"weight decay {resolved['weight_decay']:g}, clipping {resolved['max_grad_norm']:g}, seed "
+        f"{resolved['seed']}",
+        f"- {run['world_size']} process(es) on {run.get('hardware', run['device'])}, "
+        f"{run['launcher']}{sharded}, "
+        f"mixed precision {run['mixed_precision']}",
+        "- " + ", ".join(f"{name} {version}" for name, version in run["versions"].items() if version),
+    ]

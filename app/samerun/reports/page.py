@@ -1,0 +1,113 @@
+"""report.html of a run: a single page that needs no network, for phones and paper too."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from samerun.output import written
+from samerun.output.files import write_text
+from samerun.output.run_folder import PLOTS, REPORT, check_present
+from samerun.reports.results import by_split
+from samerun.task import Section
+
+FIRST = tuple(
+    f"curve_{name}" for name in ("loss", "metrics", "learning_rate", "grad_norm", "speed", "memory")
+)
+MAX_PLOTS = 40
+
+
+def write_page(
+    folder: Path,
+    title: str,
+    shown: Sequence[str],
+    others: Sequence[str],
+    sections: Sequence[Section],
+    best_by: str,
+) -> None:
+    """Writes report.html of the run in `folder` from its run.json, metrics.json and plots/. `shown`: metrics
+    without eval_ or test_; `others`: metrics in a collapsed table; `best_by`: as in `summary`."""
+    run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    values = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+    plots = sorted((folder / PLOTS).glob("*.png"), key=_in_order)[:MAX_PLOTS]
+    page = render(
+        "page.html.j2",
+        title=title,
+        summary=summary(run, values, shown, best_by),
+        splits={
+            split: scores
+            for split, scores in by_split(values).items()
+            if any(name in scores for name in shown)
+        },
+        shown=shown,
+        others=[name for name in others if name not in shown],
+        plots={path.stem: path.read_bytes() for path in plots},
+        sections=sections,
+        facts=_facts(run, values),
+        arguments={name: value for name, value in run["arguments"].items() if value is not None},
+    )
+    check_present(folder / REPORT)
+    written.add(folder, folder / REPORT)
+    write_text(folder / REPORT, page)
+
+
+def render(template: str, *, plots: dict[str, bytes], **values: Any) -> str:
+    """Renders a template of this folder. `plots`: name -> content of a PNG file."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # at the end of a run, not at its start
+
+    # The page contains users' texts, so everything is escaped.
+    templates = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined
+    )
+    encoded = [(name.replace("_", " "), base64.b64encode(plot).decode()) for name, plot in plots.items()]
+    return templates.get_template(template).render(plots=encoded, **values)
+
+
+def summary(run: dict[str, Any], values: dict[str, Any], metrics: Sequence[str], best_by: str) -> list[str]:
+    """Sentences about the run. `best_by`: the metric that selected the best model."""
+    plan, time = run["plan"], _duration(values.get("train_runtime") or 0)
+    steps = f"{values.get('train_steps')} steps of {plan['batch']['global_batch_size']} rows"
+    where = f"{run['world_size']} {'process' if run['world_size'] == 1 else 'processes'} ({run['device']})"
+    sentences = [f"{plan['num_rows']:,} rows were trained on for {steps}, in {time} on {where}."]
+    if values.get("best_metric") is not None:
+        best, last = values["best_step"], values.get("train_steps")
+        which = "that of the last step" if best == last else f"that of step {best} of {last}"
+        if values.get("exported") == "average":
+            which = f"the average of the weights of steps {', '.join(map(str, values['averaged_steps']))}"
+        score = f"{best_by} ({values['best_metric']:.4f})"
+        sentences.append(f"The best model is {which}, selected by {score} on the validation rows.")
+    scores = by_split(values)["test"]
+    known = [f"{name} {scores[name]:.4f}" for name in metrics if isinstance(scores.get(name), float)]
+    if known:
+        sentences.append(f"On the test rows: {', '.join(known[:4])}.")
+    return sentences
+
+
+def _duration(seconds: float) -> str:
+    """In hours, minutes or seconds, whichever is at least 2."""
+    size, unit = next(
+        (size, unit)
+        for size, unit in ((3600, "hours"), (60, "minutes"), (0, "seconds"))
+        if seconds >= 2 * size
+    )
+    return f"{seconds / max(1, size):.1f} {unit}"
+
+
+def _in_order(path: Path) -> tuple[int, str]:
+    """The sort key of a plot: curves first, figures of the data last."""
+    rank = FIRST.index(path.stem) if path.stem in FIRST else len(FIRST)
+    return rank + path.stem.startswith("data_"), path.stem
+
+
+def _facts(run: dict[str, Any], values: dict[str, Any]) -> dict[str, str]:
+    rate, peak = values.get("train_samples_per_second"), values.get("peak_memory_mb")
+    return {
+        "launch": f"{run['launcher']}, {run['world_size']} process(es), mixed precision "
+        f"{run['mixed_precision']}",
+        "speed": f"{rate:,.1f} samples/s" if rate else "-",
+        "peak memory": f"{peak:,.0f} MiB per process" if peak else "-",
+        "versions": ", ".join(f"{name} {version}" for name, version in run["versions"].items() if version),
+    }

@@ -1,0 +1,260 @@
+"""Logging during training: history.jsonl, speed.jsonl, the console, the progress bar, TensorBoard and other
+trackers.
+
+history.jsonl holds no times, so that equal runs write equal bytes. Speed and memory go to speed.jsonl.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import json
+import os
+import socket
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from accelerate.tracking import TensorBoardTracker
+from PIL import Image
+
+from samerun.output import written
+from samerun.output.console import say
+from samerun.output.files import path_in_errors, write_json
+from samerun.output.progress import Phase
+from samerun.output.run_folder import PLOTS, TRACKERS, check_present, read_metrics
+from samerun.task import Section
+
+HISTORY, SPEED, TENSORBOARD, DVCLIVE = "history.jsonl", "speed.jsonl", "tensorboard", "dvclive"
+# Environment variables of services for the project.
+PROJECT_VARIABLES = (
+    "WANDB_PROJECT",
+    "MLFLOW_EXPERIMENT_NAME",
+    "COMET_PROJECT_NAME",
+    "CLEARML_PROJECT",
+    "SWANLAB_PROJ_NAME",
+)
+# How Accelerate's trackers resume a run: (attribute that holds its id, keyword that takes the id, further
+# keywords).
+RESUMED: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "wandb": ("id", "id", {"resume": "allow"}),
+    "mlflow": ("info.run_id", "run_id", {}),
+    "comet_ml": ("id", "experiment_key", {}),
+    "aim": ("hash", "run_hash", {}),
+    "clearml": ("id", "reuse_last_task_id", {"continue_last_task": 0}),
+    "swanlab": ("id", "id", {"resume": "allow"}),
+    "trackio": ("name", "name", {"resume": "allow"}),
+}
+# The keyword for --run_name.
+RUN_NAME = {
+    "wandb": "name",
+    "mlflow": "run_name",
+    "clearml": "task_name",
+    "swanlab": "experiment_name",
+    "trackio": "name",
+}
+LAST_LOGGED = "given_until"  # key in trackers.json: for each value, the last step that was sent to trackers
+IMAGE_LISTS = ("wandb", "swanlab")  # trackers whose `log_images` takes lists
+
+
+class Tracker:
+    """Writes on rank 0, does nothing elsewhere."""
+
+    def __init__(
+        self, accelerator: Any, output_dir: Path, total_steps: int, first_step: int, resuming: bool
+    ) -> None:
+        self.accelerator, self.is_main = accelerator, accelerator.is_main_process
+        self.folder, self.first_step = output_dir, first_step if resuming else 0
+        self.step = first_step
+        self.progress = Phase("training", "steps", total_steps, first_step, self.is_main)
+        if not self.is_main:
+            return
+        self.path, self.speed_path = output_dir / HISTORY, output_dir / SPEED
+        written.add(output_dir, self.path, self.speed_path)
+        # A run resumed from an earlier step repeats values; most trackers would keep both.
+        paths = (self.path, self.speed_path) if self.first_step else ()
+        self.last_logged: dict[str, int] = (
+            read_metrics(output_dir / TRACKERS).get(LAST_LOGGED, {}) if self.first_step else {}
+        )
+        for event in (event for path in paths for event in _events(path)):
+            self.last_logged |= {key: max(event["step"], self.last_logged.get(key, 0)) for key in event}
+        with path_in_errors(self.path):
+            _truncate_history(self.path, self.first_step)
+            self.history = self.path.open("a", encoding="utf-8")
+        with path_in_errors(self.speed_path):
+            _truncate_history(self.speed_path, self.first_step)
+            self.speed = self.speed_path.open("a", encoding="utf-8")
+
+    def start_trackers(self, project: str, run_name: str | None, arguments: dict[str, Any]) -> None:
+        """Starts the Accelerator's trackers, or resumes their runs. TensorBoard writes to tensorboard/ in the
+        run's folder. `project`: the other trackers' project."""
+        if not self.accelerator.log_with:
+            return
+        config = {
+            key: value if isinstance(value, int | float | str | bool) else str(value)
+            for key, value in arguments.items()
+        }
+        # Runs in one working directory would overwrite each other's folder "dvclive".
+        kwargs: dict[str, dict[str, Any]] = {
+            DVCLIVE: {"dir": str(self.folder / DVCLIVE), "resume": self.first_step > 0}
+        }
+        kwargs |= {tracker: {keyword: run_name} for tracker, keyword in RUN_NAME.items() if run_name}
+        tensorboard_kwargs: dict[str, Any] = {}
+        if self.is_main:
+            if self.first_step:
+                tensorboard_kwargs["purge_step"] = self.first_step + 1  # later events are logged again
+                kwargs = _resumed(kwargs, read_metrics(self.folder / TRACKERS))
+                if any((self.folder / name).exists() for name in (TRACKERS, TENSORBOARD)):
+                    config = None  # trackers already have the arguments, and some refuse changed ones
+            events = (
+                f"{TENSORBOARD}/*events.out.tfevents.*.{glob.escape(socket.gethostname())}.{os.getpid()}.*"
+            )
+            written.add_patterns(self.folder, events, f"{TENSORBOARD}/[0-9]*/hparams.yml")
+        # If it gets only the name, Accelerate uses the project as TensorBoard's folder.
+        tensorboard = TensorBoardTracker(TENSORBOARD, self.folder, **tensorboard_kwargs)
+        self.accelerator.log_with = [
+            tensorboard if str(name) == TENSORBOARD else name for name in self.accelerator.log_with
+        ]
+        self.accelerator.init_trackers(project, config=config, init_kwargs=kwargs)
+        if self.is_main and any(tracker.name != TENSORBOARD for tracker in self.accelerator.trackers):
+            written.add(self.folder, self.folder / TRACKERS)
+            write_json(
+                self.folder / TRACKERS, {**_ids(self.accelerator.trackers), LAST_LOGGED: self.last_logged}
+            )
+
+    def log(
+        self, event: dict[str, Any], shown: tuple[str, ...] = (), speed: dict[str, float] | None = None
+    ) -> None:
+        """Logs one event, which has "step". `shown`: keys to print. `speed`: values for speed.jsonl."""
+        self.step = event["step"]
+        if not self.is_main:
+            return
+        check_present(self.folder)
+        with path_in_errors(self.path):
+            self.history.write(json.dumps(event, ensure_ascii=False, allow_nan=False) + "\n")
+            self.history.flush()
+        if speed:
+            with path_in_errors(self.speed_path):
+                self.speed.write(json.dumps({"step": event["step"], **speed}) + "\n")
+                self.speed.flush()
+        metrics = {
+            key: value for key, value in event.items() if isinstance(value, int | float) and key != "step"
+        }
+        metrics |= speed or {}
+        new = {key: value for key, value in metrics.items() if event["step"] > self.last_logged.get(key, -1)}
+        with path_in_errors(self.folder / TENSORBOARD):
+            for tracker in self.accelerator.trackers:
+                if values := metrics if tracker.name == TENSORBOARD else new:
+                    tracker.log(values, step=event["step"])
+        if shown:
+            values = ", ".join(f"{key} {event[key]:.4f}" for key in shown if event.get(key) is not None)
+            step = f"step {event['step']}"
+            self.say(f"{step:<15}epoch {event['epoch']:.2f}, {values}")
+
+    def advance(self, loss: float | None, batch_size: int) -> None:
+        self.progress.done += 1  # before the rate is read: it counts this step
+        speed = f", {batch_size * self.progress.rate:,.1f} samples/s"
+        self.progress.update(0, None if loss is None else f"loss {loss:.4f}{speed}")
+
+    def say(self, line: str) -> None:
+        if self.is_main:
+            say(line)
+
+    def text(self, tag: str, markdown: str) -> None:
+        """Adds a text to TensorBoard, if the run reports to it."""
+        for tracker in self.accelerator.trackers if self.is_main else []:
+            if tracker.name == TENSORBOARD:
+                tracker.writer.add_text(tag, markdown)
+
+    def image(self, name: str, image: np.ndarray) -> None:
+        """`show_image` on rank 0."""
+        if self.is_main:
+            show_image(self.accelerator, self.folder, name, image, self.step)
+
+    def flush(self) -> None:
+        if self.is_main:
+            with path_in_errors(self.path):
+                os.fsync(self.history.fileno())
+
+    def close(self) -> None:
+        self.progress.stop()
+        if self.is_main:
+            self.history.close()
+            self.speed.close()
+
+
+def project_of(arguments: Any, task: str) -> str:
+    """The project: --project_name, else the environment's, else the name of the task."""
+    from_environment = (os.environ[name] for name in PROJECT_VARIABLES if os.environ.get(name))
+    return arguments.project_name or next(from_environment, task)
+
+
+def _resumed(kwargs: dict[str, Any], ids: dict[str, str]) -> dict[str, Any]:
+    """Adds the keywords that resume the runs of these ids to those of the trackers."""
+    resuming = {
+        name: {id_name: ids[name], **more} for name, (_, id_name, more) in RESUMED.items() if name in ids
+    }
+    return {name: {**kwargs.get(name, {}), **resuming.get(name, {})} for name in {*kwargs, *resuming}}
+
+
+def _ids(trackers: list[Any]) -> dict[str, str]:
+    """The ids of the run at services, by tracker."""
+    ids = {}
+    for tracker in trackers:
+        with contextlib.suppress(
+            AttributeError, KeyError
+        ):  # a tracker without ids starts a new run after a resume
+            ids[tracker.name] = str(attrgetter(RESUMED[tracker.name][0])(tracker.tracker))
+    return ids
+
+
+def show_image(accelerator: Any, folder: Path, name: str, pixels: np.ndarray, step: int) -> None:
+    """Writes an image, `pixels` (height, width, 3) uint8, to plots/NAME.png, and sends it to trackers that
+    take images."""
+    path = folder / PLOTS / f"{name}.png"
+    check_present(folder)
+    written.add(folder, path)
+    path.parent.mkdir(exist_ok=True)
+    with path_in_errors(path):
+        image = Image.fromarray(pixels)
+        image.save(path)
+    for tracker in accelerator.trackers:
+        if tracker.name == TENSORBOARD:
+            tracker.writer.add_image(name, pixels, dataformats="HWC")
+        elif hasattr(tracker, "log_images"):
+            tracker.log_images({name: [image] if tracker.name in IMAGE_LISTS else image}, step=step)
+
+
+def show_table(accelerator: Any, table: Section, step: int) -> None:
+    """Sends a table to trackers that take tables."""
+    for tracker in accelerator.trackers:
+        if hasattr(tracker, "log_table"):
+            tracker.log_table(table.title, columns=table.header, data=table.rows, step=step)
+
+
+def read_history(output_dir: Path, name: str = HISTORY) -> list[dict[str, Any]]:
+    """The events of history.jsonl or speed.jsonl."""
+    path = output_dir / name
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def _events(path: Path) -> list[dict[str, Any]]:
+    """The events of a file, without a last line that a crash truncated; [] without the file."""
+    events: list[dict[str, Any]] = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        try:
+            events.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return events
+
+
+def _truncate_history(path: Path, step: int) -> None:
+    """Drops the events after `step`, and a truncated last line: the resumed run writes them again."""
+    if not path.exists():
+        return
+    lines = path.read_text(encoding="utf-8").splitlines()
+    kept = [line + "\n" for line, event in zip(lines, _events(path), strict=False) if event["step"] <= step]
+    path.write_text("".join(kept) if step else "", encoding="utf-8")

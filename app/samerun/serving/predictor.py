@@ -1,0 +1,87 @@
+"""A model that stays in memory and predicts without files, for predict.py --text and serve.py."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from samerun import garbage_collection
+from samerun.arguments.parsing import parse, validate
+from samerun.batching.batches import EvalRows
+from samerun.errors import InputError, TrainingError
+from samerun.kernels.row_lengths import row_lengths
+from samerun.launching.launch import describe_launch
+from samerun.launching.processes import quiet_libraries
+from samerun.plan import Modes, evaluation_batch
+from samerun.task import Predictions, Split, Task
+
+HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+class Predictor:
+    """Texts, or images as bytes -> the task's lines of predictions.jsonl, without ids."""
+
+    def __init__(self, task: Task) -> None:
+        """Raises `InputError` for a model that the task cannot load."""
+        arguments, launch = task.arguments, describe_launch(task.arguments)
+        if launch.world_size > 1:
+            raise InputError(
+                f"{launch.world_size} processes were launched, but this needs one; start it with python"
+            )
+        quiet_libraries(launch)
+        self.task = task
+        task.load(launch, Modes(False, False, False))  # reads no rows, only configuration and tokenizer
+        self.device, self.half = torch.device(launch.device_type), HALF.get(launch.precision)
+        garbage_collection.settle()
+        self.model = task.load_exported(arguments.model_name_or_path).to(self.device).eval()
+        self.batch = evaluation_batch(arguments, task.evaluates_by_tokens and self.device.type == "cpu")
+
+    def __call__(self, items: Sequence[Any]) -> list[dict[str, Any]]:
+        """One line per item. Raises `InputError` for a bad item."""
+        split = self.task.rows_in_memory(items)
+        return list(self.task.prediction_lines(self._predict(split), split))
+
+    def explain(self, item: Any, line: dict[str, Any]) -> dict[str, Any]:
+        """`Task.explain` with the loaded model."""
+        return self.task.explain(self.model, item, line)
+
+    @torch.no_grad()
+    def _predict(self, split: Split) -> Predictions:
+        """As `training.evaluation.predict`, in one process without an Accelerator."""
+        rows: list[torch.Tensor] = []
+        outputs: list[dict[str, torch.Tensor]] = []
+        for batch in EvalRows(split, *self.batch).batches(1, 0):
+            with (
+                torch.autocast(self.device.type, self.half, enabled=self.half is not None),
+                row_lengths(batch.lengths),
+            ):
+                output = self.task.predict(self.model, batch.to(self.device))
+            rows.append(batch.rows[batch.is_real])
+            outputs.append({name: tensor.cpu()[batch.is_real] for name, tensor in output.items()})
+        order = torch.cat(rows).numpy().argsort()
+        if not np.array_equal(torch.cat(rows).numpy()[order], np.arange(len(split))):
+            raise TrainingError("prediction did not see each row once; please report this")
+        return {name: torch.cat([output[name] for output in outputs]).numpy()[order] for name in outputs[0]}
+
+
+def load_predictor(name: str, model: str, output_dir: str, argv: Sequence[str]) -> Predictor:
+    """The predictor of the task script app/`name`.py. `output_dir`: for predicted files, such as masks;
+    `argv`: arguments of the task. Raises `InputError`."""
+    script = importlib.import_module(name)
+    classes = [
+        value for value in vars(script).values() if isinstance(value, type) and value.__module__ == name
+    ]
+    task = next(cls for cls in classes if issubclass(cls, Task))
+    if task.input_kind is None:
+        raise InputError(
+            f"{model}: a model of {name} predicts files only; use python app/predict.py {model} "
+            "FILE --output_dir FOLDER"
+        )
+    fixed = ["--do_predict", "--report_to", "none", "--model_name_or_path", model, "--output_dir", output_dir]
+    arguments = parse(script.Arguments, [*fixed, *argv])
+    validate(arguments)
+    return Predictor(task(arguments))

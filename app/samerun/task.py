@@ -1,0 +1,378 @@
+"""The class that a user writes to train something new, in one file. The engine does everything else."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from samerun.errors import InputError
+from samerun.metrics.additional import compute_additional, load_metrics
+from samerun.metrics.bootstrap import MetricsOfRows
+from samerun.plan import Modes
+from samerun.reading.problems import nearest
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from samerun.batching.stream import Stream
+    from samerun.launching.launch import Launch
+
+Predictions = dict[str, np.ndarray]  # (rows, ...) each, in the file's order
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows collated to tensors.
+
+    `rows`: (b,) int64, each row's number in its file, or -1 for a placeholder, which gives every process the
+    same number of forward passes and counts for nothing. `lengths`: tokens of each row if padding follows
+    them, for encoders that compute without padding (`samerun.kernels.row_lengths`); otherwise None.
+    """
+
+    rows: torch.Tensor
+    inputs: dict[str, torch.Tensor]
+    labels: torch.Tensor | None = None
+    lengths: tuple[int, ...] | None = None
+
+    @property
+    def is_real(self) -> torch.Tensor:
+        """(b,) bool: False for placeholders."""
+        return self.rows >= 0
+
+    def __getitem__(self, rows: slice) -> Batch:
+        """The batch of these rows; its padding is not trimmed."""
+        labels = None if self.labels is None else self.labels[rows]
+        lengths = None if self.lengths is None else self.lengths[rows]
+        return Batch(
+            self.rows[rows], {name: tensor[rows] for name, tensor in self.inputs.items()}, labels, lengths
+        )
+
+    def placeholder(self) -> Batch:
+        """The first row, as a placeholder."""
+        first = self[:1]
+        return replace(first, rows=torch.full_like(first.rows, -1))
+
+    def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Batch:
+        """Copies the batch to a device, and floating-point inputs to `dtype` if it is given."""
+        return self._each(
+            lambda tensor: tensor.to(device, non_blocking=True),
+            lambda tensor: tensor.to(
+                device, dtype if tensor.is_floating_point() else None, non_blocking=True
+            ),
+        )
+
+    def pin_memory(self) -> Batch:
+        return self._each(torch.Tensor.pin_memory, torch.Tensor.pin_memory)
+
+    def _each(self, change: Callable, change_input: Callable) -> Batch:
+        labels = None if self.labels is None else change(self.labels)
+        inputs = {name: change_input(tensor) for name, tensor in self.inputs.items()}
+        return Batch(change(self.rows), inputs, labels, self.lengths)
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """A weighted mixture of training sources. An epoch has as many rows as all sources together. `source`:
+    (rows,) each row's source number; `weights`: the share of an epoch that each source gets, summing to 1."""
+
+    source: np.ndarray
+    weights: tuple[float, ...]
+
+    @property
+    def counts(self) -> np.ndarray:
+        """(sources,) int64: the rows of an epoch from each source, rounded by largest remainders."""
+        exact = len(self.source) * np.asarray(self.weights)
+        counts = np.floor(exact).astype(np.int64)
+        counts[np.argsort(counts - exact, kind="stable")[: len(self.source) - counts.sum()]] += 1
+        return counts
+
+    @classmethod
+    def of(
+        cls, source: np.ndarray, weights: Sequence[float], paths: Sequence[str], notes: list[str]
+    ) -> Mixture:
+        """Builds the mixture of --mixing_weights, `weights`, and appends a note. `paths`: the sources' names.
+        Raises `InputError` for a source without rows in an epoch."""
+        mixture = cls(source, tuple(weight / sum(weights) for weight in weights))
+        available = np.bincount(source, minlength=len(weights))
+        problems = [
+            f"--mixing_weights: {path} ({rows} training rows, weight {weight:g}) gives no row to an "
+            f"epoch of {len(source)}; "
+            "give it more rows or a larger weight, or leave it out"
+            for path, weight, rows, count in zip(paths, weights, available, mixture.counts, strict=True)
+            if not rows or not count
+        ]
+        if problems:
+            raise InputError(*problems)
+        sizes = zip(paths, available, mixture.counts, strict=True)
+        shares = [f"{count} from the {rows} of {path}" for path, rows, count in sizes]
+        notes.append(f"rows of an epoch: {', '.join(shares)} (--mixing_weights)")
+        return mixture
+
+
+@dataclass(frozen=True)
+class Split:
+    """One file's rows, ready to be batched."""
+
+    path: str
+    collate: Callable[[np.ndarray], Batch]  # row numbers -> batch
+    num_rows: int
+    # (row numbers, epoch) -> batch; replaces `collate` in training. A pure function of (seed, epoch, row), so
+    # that all launches and resumed runs see the same data.
+    augment: Callable[[np.ndarray, int], Batch] | None = None
+    labelled: bool = True
+    lengths: np.ndarray | None = None  # (rows,) tokens; None for data without tokens
+    padding_multiple: int = 1  # `collate` pads batches to a multiple of this width
+    widths: np.ndarray | None = (
+        None  # (rows,) padded tokens of each row alone; None: `lengths` rounded up to the multiple
+    )
+    ids: Sequence[Any] | None = None  # of the rows, for predictions
+    mixture: Mixture | None = None  # None: one source
+    weights: np.ndarray | None = (
+        None  # (rows,) sampling weights for drawing with replacement; None: each row once an epoch
+    )
+    # Returns a hash of all rows, which must be unchanged to resume an interrupted prediction; None: it cannot
+    # be resumed.
+    content: Callable[[], str] | None = None
+    stream: Stream | None = None  # source of each epoch's training rows; the split holds the first epoch's
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+
+def mixing_fingerprint(splits: Mapping[str, Split]) -> dict[str, Any]:
+    """The mixture's part of a run's fingerprint: it determines the order of rows."""
+    mixture = splits["train"].mixture if "train" in splits else None
+    return (
+        {} if mixture is None else {"mixing": [list(mixture.weights), np.bincount(mixture.source).tolist()]}
+    )
+
+
+@dataclass
+class Data:
+    """The data of a run."""
+
+    splits: dict[str, Split]  # those of "train", "validation" and "test" that the run needs
+    fingerprint: dict[str, Any]  # must be equal on every machine, and in a checkpoint to resume from
+    notes: list[str] = field(default_factory=list)  # for the console
+    padding_free: bool = False  # whether the model computes without padding
+
+
+class ModelCard(NamedTuple):
+    """The task's part of the model card, a run's README.md."""
+
+    title: str
+    pipeline_tag: str | None  # the hub's
+    usage: str  # Python code that loads best/
+    metrics: list[str]  # of the table; names without eval_ or test_
+    sections: list[str]  # lines of Markdown
+
+
+class Section(NamedTuple):
+    """A table of report.html with an introductory sentence, `text`."""
+
+    title: str
+    text: str
+    header: list[str]
+    rows: list[list[str]]
+
+
+class ReportContent(NamedTuple):
+    """Figures and tables for report.html."""
+
+    figures: dict[str, Figure]  # by file name without suffix
+    sections: list[Section]
+
+
+class Analysis(NamedTuple):
+    """A detailed analysis of a model's predictions."""
+
+    # Headline metrics of some rows, by number, which may repeat: for confidence intervals and
+    # scripts/compare.py.
+    metrics_of_rows: MetricsOfRows | None = None
+    # Draws figures, which takes seconds; called for report.html only.
+    show: Callable[[], ReportContent] = lambda: ReportContent({}, [])
+
+
+class DataInfo(NamedTuple):
+    """Properties of a split's rows, in their order, for the data report."""
+
+    contents: Sequence[Hashable]  # a key per row, equal for duplicates
+    similar: Sequence[Hashable] | None  # a key per row, equal for near duplicates; None: not compared
+    answers: Sequence[Hashable] | None  # targets, which should be equal for duplicates
+    labels: Sequence[tuple[str, ...]] | None  # label names of each row
+    blank: np.ndarray  # (rows,) bool
+    lengths: np.ndarray | None = None  # (rows,) in `unit`
+    unit: str = ""
+    limit: int | None = None  # the longest length that the model reads
+    similarity: str = ""  # what near duplicates are, such as "equal but for case"
+    sizes: Mapping[str, np.ndarray] = MappingProxyType({})  # (rows,) by the name of the dimension
+    areas: tuple[Sequence[str], np.ndarray] | None = None  # class names; (rows, classes) pixels or voxels
+
+
+class Task(ABC):
+    """A task. A run calls its methods in this order.
+
+    A loss is a sum and a count, so that its mean can be taken over the global batch. `num_targets` is called
+    before the first backward pass, because DeepSpeed steps inside the last one, after which gradients cannot
+    be rescaled.
+    """
+
+    name: str
+    default_metric: str  # of --metric_for_best_model
+    shown_metrics: tuple[str, ...] = ("loss",)  # on the console
+    metric_names: tuple[str, ...] = ()  # choices of --metric_for_best_model; empty if they depend on the data
+    evaluates_by_tokens = False  # whether evaluation batches on a CPU are limited by tokens by default
+    list_separator = "|"  # between the texts of a list in csv predictions
+    memory_advice = ""  # task-specific advice in the out-of-memory message
+    input_kind: str | None = None  # items of `rows_in_memory`: "texts" or "images"; None: not supported
+
+    def __init__(self, arguments: Any) -> None:
+        """`arguments`: Launch-, Run-, Optimization- and BatchArguments, and `model_name_or_path`, the
+        exported model if the run does not train. Raises `InputError` for arguments that the task does not
+        support."""
+        self.arguments = arguments
+        self.additional_metrics = load_metrics(arguments.metrics) if arguments.metrics else []
+        if self.metric_names and not arguments.metrics:
+            check_metric(self.best_metric, self.metric_names)
+
+    @abstractmethod
+    def load(self, launch: Launch, modes: Modes) -> Data:
+        """Reads and checks the run's files, before a process group exists. Raises `InputError`."""
+
+    def describe(self, name: str, decode_rows: bool = False) -> DataInfo | None:
+        """Properties of a loaded split for the data report; None if the task has none. `decode_rows`:
+        includes properties that require decoding every row."""
+        return None
+
+    def describe_files(self, launch: Launch, modes: Modes) -> tuple[dict[str, DataInfo], list[str]]:
+        """(`describe` of every split, notes) for scripts/data_report.py. A task may override it to skip what
+        only runs need."""
+        data = self.load(launch, modes)
+        described = {name: self.describe(name, decode_rows=True) for name in data.splits}
+        return {name: rows for name, rows in described.items() if rows is not None}, data.notes
+
+    @abstractmethod
+    def build(self) -> torch.nn.Module:
+        """Builds the model to train, on the CPU in fp32. The engine has seeded torch. Under
+        `torch.device("meta")` it reads no weights."""
+
+    def learning_rate_scale(self, model: torch.nn.Module, parameter: str) -> float:
+        """The factor on --learning_rate for the parameter of this name."""
+        return 1.0
+
+    def details(self) -> dict[str, Any]:
+        """The task's entries of run.json."""
+        return {}
+
+    @abstractmethod
+    def num_targets(self, batch: Batch) -> torch.Tensor:
+        """() int64: the number of targets (labels, tokens, pixels, voxels) that the loss averages over."""
+
+    @abstractmethod
+    def loss_sum(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        """() float32: the loss summed over the batch's targets."""
+
+    @abstractmethod
+    def predict(self, model: torch.nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
+        """Arrays of shape (b, ...), placeholders included; all batches must agree in everything but b. The
+        engine gathers them over batches and processes."""
+
+    @abstractmethod
+    def score(self, predictions: Predictions, split: Split) -> dict[str, float | None]:
+        """The metrics of a whole labelled file; None for undefined ones. Called on rank 0 only, like all
+        methods below except `load_exported`."""
+
+    def as_references(self, predictions: Predictions, split: Split) -> tuple[Any, Any]:
+        """(predictions, references) in the format of `evaluate`'s metrics, for --metrics."""
+        raise InputError(f"--metrics: {self.name} does not support additional metrics; leave it out")
+
+    def all_scores(self, predictions: Predictions, split: Split) -> dict[str, float | None]:
+        """The metrics of `score` and of --metrics."""
+        scores = self.score(predictions, split)
+        if self.additional_metrics:
+            scores |= compute_additional(
+                self.additional_metrics, *self.as_references(predictions, split), taken=scores
+            )
+        return scores
+
+    def baseline(self, split: Split) -> dict[str, float | None]:
+        """Metrics of a baseline without a model."""
+        return {}
+
+    @abstractmethod
+    def export(
+        self, path: Path, model: torch.nn.Module, weights: dict[str, torch.Tensor], best: Predictions | None
+    ) -> dict[str, Any]:
+        """Writes the best model to the folder `path`, checks it by loading it, and returns entries for
+        metrics.json.
+
+        `model` has the class and configuration, `weights` are the full fp32 weights, `best` its predictions
+        of the validation rows.
+        """
+
+    def samples(self, best: Predictions) -> dict[str, str]:
+        """Markdown texts for TensorBoard by tag."""
+        return {}
+
+    def overlays(self, best: Predictions) -> dict[str, np.ndarray]:
+        """Images for TensorBoard and the model card, (height, width, 3) uint8 by file name without suffix."""
+        return {}
+
+    @abstractmethod
+    def load_exported(self, path: str | Path) -> torch.nn.Module:
+        """Loads an exported model from a folder or the hub, on every process. All reported test metrics are
+        this model's."""
+
+    def rows_in_memory(self, items: Sequence[Any]) -> Split:
+        """Builds a test split of items in memory: texts, or images as bytes. Call `load` first. Raises
+        `InputError`."""
+        raise NotImplementedError  # `input_kind` is None
+
+    def explain(self, model: torch.nn.Module, item: Any, line: dict[str, Any]) -> dict[str, Any]:
+        """Explains the prediction `line` of one of `rows_in_memory`'s items, for a web page. `model`: of
+        `load_exported`."""
+        return {}
+
+    @abstractmethod
+    def prediction_lines(self, predictions: Predictions, split: Split) -> Iterable[dict[str, Any]]:
+        """Lines of predictions.jsonl, one per row, without ids."""
+
+    def remarks(self, metrics: dict[str, Any]) -> list[str]:
+        """Lines for the end of the console output."""
+        return []
+
+    def limits(self) -> list[str]:
+        """Sentences about the model's limitations, for the model card."""
+        return []
+
+    def analyse(self, best: Predictions, split: Split) -> Analysis:
+        """Row scores, figures and tables from the best model's predictions of a labelled file, at the end of
+        a run."""
+        return Analysis()
+
+    def model_card(self, folder: Path) -> ModelCard:
+        """The task's part of the model card. `folder`: the run's, with metrics.json."""
+        return ModelCard(self.name, None, "", list(self.shown_metrics), [])
+
+    @property
+    def best_metric(self) -> str:
+        """The metric that chooses the best model."""
+        return (self.arguments.metric_for_best_model or self.default_metric).removeprefix("eval_")
+
+
+def check_metric(name: str, metrics: Iterable[str]) -> None:
+    """Raises `InputError` if `name`, --metric_for_best_model, is none of the task's metrics."""
+    known = list(metrics)
+    if name not in known:
+        near = nearest(name, known)
+        hint = f"; did you mean {near}?" if near else "."
+        raise InputError(
+            f"--metric_for_best_model {name}: no such metric{hint} The metrics are {', '.join(known)}"
+        )

@@ -1,0 +1,235 @@
+"""--long_documents: how a classifier handles texts longer than --max_length.
+
+`truncate` keeps the beginning (or the end: --truncation_side). `head_tail` keeps the first quarter and the
+last three quarters of --max_length tokens, about the 128 + 382 tokens of Sun et al. (arXiv:1905.05583,
+section 5.3.1). `windows` runs overlapping windows of a document through the model in one batch and pools
+their logits; the paper's hierarchical methods pool representations. The exported model's configuration stores
+the setting. `classify_windows` and `classify_head_and_tail` apply it in plain transformers.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+
+from samerun.errors import InputError
+from samerun.models.windows import pool_windows
+from samerun.text.arguments import LongDocumentArguments
+from samerun.text.tokenizer import IDS_ALONE, TextEncoder
+
+MAX_WINDOWS = 8
+STRIDE_DIVISOR = 8  # default stride: --max_length / 8
+USAGE = """import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+{function}
+model, tokenizer = AutoModelForSequenceClassification.from_pretrained("best"), AutoTokenizer.from_pretrained("best")
+{name}(model, tokenizer, "a long text")  # probability of every label; thresholds: model.config.thresholds"""
+
+
+@dataclass(frozen=True)
+class LongDocuments:
+    """The value of --long_documents (`method`) with its settings.
+
+    `max_length`: of one input, special tokens included. `head`: number of first tokens that head_tail keeps.
+    `stride`: overlap of two windows in tokens. `pooling`: max or mean.
+    """
+
+    method: str
+    max_length: int
+    head: int = 0
+    stride: int = 0
+    max_windows: int = 1
+    pooling: str = "max"
+
+    @staticmethod
+    def of(arguments: Any, config: Any, tokenizer: Any, max_length: int) -> LongDocuments:
+        """The setting of the arguments or, without --long_documents, of the model's `config`, which then
+        stores it.
+
+        Raises `InputError` for a stride that leaves a window no new tokens.
+        """
+        if not isinstance(arguments, LongDocumentArguments):
+            return LongDocuments("truncate", max_length)
+        requested = {
+            "way": arguments.long_documents,
+            "stride": arguments.stride,
+            "max_windows": arguments.max_windows,
+            "pooling": arguments.window_pooling,
+        }
+        own = getattr(config, "long_documents", None) or {"way": "truncate"}
+        setting = own if arguments.long_documents is None else requested
+        if setting["way"] == "truncate":
+            if hasattr(config, "long_documents"):
+                del config.long_documents
+            return LongDocuments("truncate", max_length)
+        text_tokens = max_length - tokenizer.num_special_tokens_to_add()
+        if setting["way"] == "head_tail":
+            leading_special = tokenizer("a").encodings[0].special_tokens_mask.index(0)
+            result = LongDocuments("head_tail", max_length, head=leading_special + math.ceil(text_tokens / 4))
+        else:
+            stride = setting["stride"] if setting["stride"] is not None else max_length // STRIDE_DIVISOR
+            if stride >= text_tokens:
+                raise InputError(
+                    f"--stride {stride}: a window of --max_length {max_length} has {text_tokens} "
+                    "tokens of text, and at least "
+                    f"one must be new; give at most {text_tokens - 1}"
+                )
+            max_windows, pooling = setting["max_windows"] or MAX_WINDOWS, setting["pooling"] or "max"
+            result = LongDocuments(
+                "windows", max_length, stride=stride, max_windows=max_windows, pooling=pooling
+            )
+        config.long_documents = result.as_config()
+        return result
+
+    def as_config(self) -> dict[str, Any]:
+        """`long_documents` of an exported model's configuration."""
+        if self.method == "head_tail":
+            return {"way": self.method, "head": self.head}
+        return {
+            "way": self.method,
+            "stride": self.stride,
+            "max_windows": self.max_windows,
+            "pooling": self.pooling,
+        }
+
+    def fingerprint(self) -> dict[str, Any]:
+        """The setting's entry of the run fingerprint."""
+        return {} if self.method == "truncate" else {"long_documents": self.as_config()}
+
+    def encoder(self, tokenizer: Any, prefix: str) -> Callable[[list[str]], dict[str, list]]:
+        """Texts -> ids, and whether each text was cut, as `TextEncoder`."""
+        if self.method == "truncate":
+            return TextEncoder(tokenizer, self.max_length, prefix)
+        return (
+            HeadTailEncoder(tokenizer, self) if self.method == "head_tail" else WindowEncoder(tokenizer, self)
+        )
+
+    @property
+    def limit(self) -> str:
+        """The tokens that are kept of longer texts, for notes: "texts are cut to LIMIT tokens"."""
+        if self.method == "head_tail":
+            return f"{self.head} first and {self.max_length - self.head} last"
+        return (
+            f"{self.max_windows} windows of {self.max_length}"
+            if self.method == "windows"
+            else str(self.max_length)
+        )
+
+    def widths(self, lengths: np.ndarray, multiple: int) -> np.ndarray | None:
+        """`Split.widths` of documents with (rows,) `lengths`; every window of a longer document counts as a
+        full one."""
+        if self.method != "windows":
+            return None
+        full_window, single = (
+            -(-np.maximum(size, 1) // multiple) * multiple for size in (self.max_length, lengths)
+        )
+        return np.where(lengths > self.max_length, -(-lengths // self.max_length) * full_window, single)
+
+    def pieces(self, ids: list[np.ndarray]) -> tuple[list[np.ndarray], int | None]:
+        """(rows to pad, windows per document). Without windows: the documents and None. With windows: every
+        document's windows, filled up with empty ones to the number of the longest document."""
+        if self.method != "windows":
+            return ids, None
+        num_windows = max(-(-max(1, len(row)) // self.max_length) for row in ids)
+        starts = range(0, num_windows * self.max_length, self.max_length)
+        return [row[start : start + self.max_length] for row in ids for start in starts], num_windows
+
+    def prepare(self, model: Any, side: str) -> Any:
+        """The model, with logits of documents instead of windows. `side`: padding side of the tokenizer."""
+        return pool_windows(model, self.max_length, self.pooling, side) if self.method == "windows" else model
+
+
+@dataclass(frozen=True)
+class HeadTailEncoder:
+    """As `TextEncoder`, but keeps the first and the last ids of longer texts."""
+
+    tokenizer: Any
+    setting: LongDocuments
+
+    def __call__(self, texts: list[str]) -> dict[str, list]:
+        head, limit = self.setting.head, self.setting.max_length
+        rows = self.tokenizer(texts, verbose=False, **IDS_ALONE)["input_ids"]
+        kept = [ids if len(ids) <= limit else [*ids[:head], *ids[head - limit :]] for ids in rows]
+        return {"input_ids": kept, "cut": [len(ids) > limit for ids in rows]}
+
+
+@dataclass(frozen=True)
+class WindowEncoder:
+    """As `TextEncoder`, but concatenates the windows of a text, each with its special tokens. All but the
+    last have `max_length` ids.
+
+    The windows are those of `return_overflowing_tokens`, which tokenizers 0.23.1 and 0.23.2 leave empty.
+    """
+
+    tokenizer: Any
+    setting: LongDocuments
+
+    def __call__(self, texts: list[str]) -> dict[str, list]:
+        is_special = self.tokenizer("a").encodings[0].special_tokens_mask
+        leading, trailing = is_special.index(0), is_special[::-1].index(0)
+        rows = self.tokenizer(texts, verbose=False, **IDS_ALONE)["input_ids"]
+        documents = [self._windows(ids, leading, len(ids) - trailing) for ids in rows]
+        most = self.setting.max_windows
+        return {
+            "input_ids": [list(chain.from_iterable(windows[:most])) for windows in documents],
+            "cut": [len(windows) > most for windows in documents],
+        }
+
+    def _windows(self, ids: list[int], start: int, end: int) -> list[list[int]]:
+        """The windows of the text tokens `ids[start:end]`, between the special tokens around them."""
+        text, stride = ids[start:end], self.setting.stride
+        size = self.setting.max_length - start - (len(ids) - end)
+        firsts = range(0, max(1, len(text) - stride), size - stride)
+        return [[*ids[:start], *text[first : first + size], *ids[end:]] for first in firsts]
+
+
+def usage(config: Any) -> str | None:
+    """Python code for the model card that classifies long texts with best/; None for a model that
+    truncates."""
+    setting = getattr(config, "long_documents", None)
+    if setting is None:
+        return None
+    function = classifier_of(setting)
+    return USAGE.format(function=inspect.getsource(function), name=function.__name__)
+
+
+def classifier_of(setting: dict[str, Any]) -> Callable[[Any, Any, str], dict[str, float]]:
+    """The function that classifies a text with this setting. The model card shows its source."""
+    return classify_head_and_tail if setting["way"] == "head_tail" else classify_windows
+
+
+def classify_windows(model, tokenizer, text):
+    """Probability of every label, pooled over all windows of the text."""
+    setting = model.config.long_documents
+    windows = tokenizer(
+        text,
+        truncation=True,
+        stride=setting["stride"],
+        return_overflowing_tokens=True,
+        padding=True,
+        return_tensors="pt",
+    )
+    inputs = {name: windows[name][: setting["max_windows"]] for name in ("input_ids", "attention_mask")}
+    with torch.no_grad():
+        logits = model(**inputs).logits
+    pooled = logits.amax(dim=0) if setting["pooling"] == "max" else logits.mean(dim=0)
+    return dict(zip(model.config.id2label.values(), pooled.sigmoid().tolist(), strict=True))
+
+
+def classify_head_and_tail(model, tokenizer, text):
+    """Probability of every label, from the text's first and last tokens."""
+    limit, head = tokenizer.model_max_length, model.config.long_documents["head"]
+    ids = tokenizer(text, verbose=False)["input_ids"]
+    if len(ids) > limit:
+        ids = ids[:head] + ids[head - limit :]
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([ids])).logits[0]
+    return dict(zip(model.config.id2label.values(), logits.sigmoid().tolist(), strict=True))

@@ -1,0 +1,152 @@
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from image_classify import Arguments, ImageClassification
+from images_job import write_folder, write_idx
+from PIL import Image
+
+from samerun.arguments.parsing import parse
+from samerun.errors import InputError, TrainingError
+from samerun.images.image_task import ImageTask, Targets, check_finite
+from samerun.images.processing import Processing
+from samerun.images.sources import ArrayImages
+from samerun.plan import Modes
+
+LAUNCH = SimpleNamespace(world_size=1, use_cpu=True, precision="no")
+TRAIN_AND_EVALUATE = Modes(True, True, False)
+EVERYTHING = {"random_crop": 0.3, "random_flip": True, "random_rotation": 20.0, "color_jitter": 0.3}
+
+
+def load(source, modes=TRAIN_AND_EVALUATE, **given):
+    """(the task, its data)."""
+    task = ImageClassification(Arguments(output_dir="runs/a", train_file=str(source), **given))
+    return task, task.load(LAUNCH, modes)
+
+
+def test_the_help_has_no_arguments_of_tokens(capsys):
+    with pytest.raises(SystemExit):
+        parse(Arguments, ["--help", "all"])
+    text = capsys.readouterr().out
+    assert "--global_batch_size" in text
+    assert [word for word in text.split() if "token" in word or "length" in word or "padding" in word] == []
+    assert text.count("--learning_rate X  ") == 1  # stands in its group, with the task's default
+
+
+def test_defaults_suit_what_is_trained():
+    small, pretrained = Arguments(output_dir="a"), Arguments(output_dir="a", model_name_or_path="x")
+    assert (small.learning_rate, small.global_batch_size) == (1e-3, 128)
+    assert (pretrained.learning_rate, pretrained.global_batch_size) == (5e-5, 32)
+    assert Arguments(output_dir="a", learning_rate=0.5, global_batch_size=7).learning_rate == 0.5
+    assert (
+        Arguments(
+            output_dir="a", per_device_train_batch_size=4, gradient_accumulation_steps=2
+        ).global_batch_size
+        is None
+    )
+
+
+def test_an_array_is_collated_at_once_to_what_each_image_is_by_itself(tmp_path):
+    task, data = load(write_idx(tmp_path / "mnist"))
+    images, rows = data.splits["train"].images, np.array([4, 0, 7])
+    assert isinstance(images, ArrayImages)
+    batch = data.splits["train"].collate(rows)
+    single = np.stack([task.processing.fit(images.load(row, "L")) for row in rows])
+    assert torch.equal(batch.inputs["pixel_values"], task.processing.normalize(single))
+    assert batch.inputs["pixel_values"].shape == (3, 1, 16, 16)
+    assert batch.labels.tolist() == data.splits["train"].targets.values[rows].tolist()
+
+
+def test_training_rows_are_varied_by_epoch_and_others_never(tmp_path):
+    _, data = load(write_folder(tmp_path, channels=3), **EVERYTHING)
+    train, validation = data.splits["train"], data.splits["validation"]
+    rows = np.array([3, 1])
+    first, again, later = (train.augment(rows, epoch).inputs["pixel_values"] for epoch in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, later)
+    assert torch.equal(
+        first[1:], train.augment(rows[1:], 0).inputs["pixel_values"]
+    )  # whatever else is in the batch
+    assert first.shape == train.collate(rows).inputs["pixel_values"].shape
+    assert validation.augment is None
+    assert load(tmp_path)[1].splits["train"].augment is None
+
+
+class Masks(ImageTask):
+    """Images that are their own masks."""
+
+    name, default_metric = "masks", "loss"
+
+    def choose_model(self, examples, inspected, notes):
+        return Processing((12, 12), "L", (0.0,), (1.0,))
+
+    def encode_targets(self, examples, inspected, notes):
+        return {name: Targets(found.images, inspected[name].content) for name, found in examples.items()}
+
+    def mask_labels(self, mask):
+        return (mask > 127).astype(np.int64)
+
+    build = num_targets = loss_sum = predict = score = export = load_exported = prediction_lines = None
+
+
+def test_a_mask_is_collated_and_varied_with_its_image(tmp_path):
+    for row in range(4):
+        blocks = (
+            np.kron(np.random.default_rng(row).integers(0, 2, (3, 3)), np.ones((8, 8))).astype(np.uint8) * 255
+        )
+        (tmp_path / "x").mkdir(exist_ok=True)
+        Image.fromarray(blocks).save(tmp_path / "x" / f"{row}.png")
+    Masks.__abstractmethods__ = frozenset()
+    shape = {"random_crop": 0.5, "random_flip": True}
+    data = Masks(Arguments(output_dir="a", train_file=str(tmp_path), **shape)).load(
+        LAUNCH, Modes(True, False, False)
+    )
+    for batch in (data.splits["train"].collate(np.arange(4)), data.splits["train"].augment(np.arange(4), 1)):
+        assert batch.labels.shape == (4, 12, 12)
+        assert ((batch.inputs["pixel_values"][:, 0] > 0.5) == (batch.labels == 1)).float().mean() > 0.9
+
+
+def test_the_run_fingerprint_follows_contents_and_augmentation(tmp_path):
+    first = load(write_folder(tmp_path / "a"))[1].fingerprint
+    assert first == load(write_folder(tmp_path / "b"))[1].fingerprint
+    assert first != load(write_folder(tmp_path / "c", seed=1))[1].fingerprint
+    assert first != load(tmp_path / "a", random_flip=True)[1].fingerprint
+    (tmp_path / "b" / "dark" / "000.png").rename(tmp_path / "b" / "light" / "000.png")
+    assert first != load(tmp_path / "b")[1].fingerprint
+
+
+def test_notes_say_what_is_read(tmp_path):
+    write_folder(tmp_path / "train")
+    Image.new("LA", (16, 16)).save(tmp_path / "train" / "dark" / "clear.png")
+    _, data = load(tmp_path / "train", validation_file=str(tmp_path / "train"))
+    assert data.notes == [
+        "25 training images, read as 16x16 grey levels",
+        f"{tmp_path}/train: 1 of 25 images have an alpha channel, which is dropped",
+        f"{tmp_path}/train: 1 of 25 images have an alpha channel, which is dropped",
+        "25 of 25 validation images are in the training data too",
+        "2 classes, of 12 to 13 training images each",
+    ]
+
+
+def test_images_that_diverge_are_named(tmp_path):
+    _, data = load(write_folder(tmp_path))
+    values = np.zeros((len(data.splits["validation"]), 2))
+    values[1] = np.nan
+    with pytest.raises(
+        TrainingError, match=r"logits are not finite for 1 of 2 images, first for .*\.png; leave them out"
+    ):
+        check_finite(values, "logits", data.splits["validation"])
+
+
+def test_colours_for_a_grey_model_are_refused(tmp_path):
+    write_folder(tmp_path / "train")
+    write_folder(tmp_path / "valid")
+    Image.new("RGB", (16, 16)).save(tmp_path / "valid" / "dark" / "colour.png")
+    given = {"validation_file": str(tmp_path / "valid")}
+    with pytest.raises(
+        InputError, match=r"valid/dark/colour\.png: a colour image \(RGB\), but .*--image_mode L"
+    ):
+        load(tmp_path / "train", **given)
+    assert load(tmp_path / "train", image_mode="L", **given)[0].processing.channels == 1
+    assert load(tmp_path / "train", image_mode="RGB", **given)[0].processing.channels == 3

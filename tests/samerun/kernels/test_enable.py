@@ -1,0 +1,110 @@
+"""One switch for all kernels. Each kernel's own tests compare it with its reference."""
+
+import copy
+
+import pytest
+import torch
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    BertConfig,
+    BertForSequenceClassification,
+    BigBirdConfig,
+    BigBirdModel,
+)
+from transformers.activations import NewGELUActivation
+from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention
+
+from samerun.kernels.bigbird.layers import FastBigBirdAttention, FusedGELU
+from samerun.kernels.dropout.attention import attend
+from samerun.kernels.dropout.module import Dropout
+from samerun.kernels.embeddings import can_reuse_gradient_memory
+from samerun.kernels.enable import enable_device_kernels, enable_kernels
+from samerun.kernels.masks import mask_without_sync
+from samerun.kernels.padding_free.encoders import NAME
+from samerun.kernels.row_lengths import row_lengths
+
+SIZES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "vocab_size": 60,
+}
+
+
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch):
+    """transformers' own attention and masks before each test, and after it what was there."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import sdpa_mask
+
+    monkeypatch.setitem(AttentionInterface._global_mapping, "sdpa", sdpa_attention_forward)
+    monkeypatch.setitem(AttentionMaskInterface._global_mapping, "sdpa", sdpa_mask)
+
+
+def big_bird():
+    torch.manual_seed(0)
+    config = BigBirdConfig(
+        **SIZES, block_size=4, num_random_blocks=1, max_position_embeddings=128, hidden_act="gelu_new"
+    )
+    return BigBirdModel(config, add_pooling_layer=False)
+
+
+def bert():
+    torch.manual_seed(0)
+    return BertForSequenceClassification(BertConfig(**SIZES))
+
+
+def kinds(model):
+    return [type(module) for module in model.modules()]
+
+
+def test_auto_uses_every_kernel():
+    reader, classifier = big_bird(), bert()
+    enable_kernels(reader, kernels="auto", attention="auto", padding_free=False)
+    enable_kernels(classifier, kernels="auto", attention="auto", padding_free=True)
+    assert {FastBigBirdAttention, FusedGELU, Dropout} <= set(kinds(reader))
+    assert not {BigBirdBlockSparseAttention, NewGELUActivation, torch.nn.Dropout} & set(kinds(reader))
+    assert Dropout in kinds(classifier)
+    assert classifier.config._attn_implementation == NAME
+    assert AttentionInterface()["sdpa"] is attend
+    enable_device_kernels(torch.device("cuda"), kernels="auto")
+    assert AttentionMaskInterface()["sdpa"] is mask_without_sync
+
+
+@pytest.mark.parametrize("make", [big_bird, bert])
+@pytest.mark.parametrize("attention", ["auto", "blocks"])
+def test_reference_leaves_everything_to_torch_and_transformers(make, attention):
+    plain = make().train()
+    model = copy.deepcopy(plain)
+    before = AttentionInterface()["sdpa"], AttentionMaskInterface()["sdpa"]
+    enable_kernels(model, kernels="reference", attention=attention, padding_free=True)
+    enable_device_kernels(torch.device("cuda"), kernels="reference")
+    assert kinds(model) == kinds(plain)
+    assert model.config._attn_implementation == plain.config._attn_implementation
+    assert (AttentionInterface()["sdpa"], AttentionMaskInterface()["sdpa"]) == before
+    results = []
+    for one in (model, plain):  # the same bits, dropout included
+        torch.manual_seed(1)
+        ids = torch.randint(3, 60, (2, 64), generator=torch.Generator().manual_seed(2))
+        mask = (torch.arange(64) < torch.tensor([[64], [50]])).long()
+        with row_lengths((64, 50)):
+            found = one(input_ids=ids, attention_mask=mask)[0]
+        found.square().sum().backward()
+        results.append([found, *(p.grad for p in one.parameters())])
+    assert all(map(torch.equal, *results))
+
+
+def test_attention_transformers_leaves_a_bigbird_its_own():
+    model = big_bird()
+    enable_kernels(model, kernels="auto", attention="transformers", padding_free=False)
+    assert BigBirdBlockSparseAttention in kinds(model)
+    assert Dropout in kinds(model)
+
+
+def test_gradients_of_embeddings_are_kept_in_one_process_on_a_cpu():
+    alone = {"kernels": "auto", "on_gpu": False, "wrapped": False, "zero_stage": 0}
+    assert can_reuse_gradient_memory(**alone)
+    for change in ({"kernels": "reference"}, {"on_gpu": True}, {"wrapped": True}, {"zero_stage": 1}):
+        assert not can_reuse_gradient_memory(**{**alone, **change})

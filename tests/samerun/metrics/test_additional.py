@@ -1,0 +1,122 @@
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from samerun.errors import InputError
+from samerun.metrics.additional import AdditionalMetric, compute_additional, load_metrics
+
+METRIC = """
+import datasets
+import evaluate
+
+
+class Agreement(evaluate.Metric):
+    def _info(self):
+        value = datasets.Value("string") if self.config_name == "texts" else datasets.List(datasets.Value("int32"))
+        return evaluate.MetricInfo(
+            description="share of equal rows", citation="", inputs_description="",
+            features=datasets.Features(predictions=value, references=value),
+        )
+
+    def _compute(self, predictions, references, scale=1):
+        equal = [a == b for a, b in zip(predictions, references, strict=True)]
+        return {"agreement": scale * sum(equal) / len(equal), "rows": equal, "f1_micro": 0.25}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with a metric; what `evaluate` caches goes beside it."""
+    monkeypatch.setattr("evaluate.config.HF_MODULES_CACHE", tmp_path / "modules")
+    monkeypatch.setattr("evaluate.config.HF_METRICS_CACHE", tmp_path / "metrics")
+    folder = tmp_path / "agreement"
+    folder.mkdir()
+    (folder / "agreement.py").write_text(METRIC)
+    return folder
+
+
+@dataclass
+class Fixed:
+    """An `evaluate.Metric` of fixed results."""
+
+    results: Any
+    given: dict[str, Any] = field(default_factory=dict)
+
+    def compute(self, **given):
+        self.given = given
+        if isinstance(self.results, Exception):
+            raise self.results
+        return self.results
+
+
+def fixed(results, spec="near", name="near", **settings):
+    return AdditionalMetric(spec, name, Fixed(results), settings)
+
+
+def test_a_local_metric_scores_decisions_with_its_settings(folder):
+    decisions, targets = np.array([[0, 1], [1, 1], [0, 0]]), np.array([[0, 1], [1, 0], [0, 0]])
+    metrics = load_metrics([str(folder), f"{folder / 'agreement.py'}:scale=3"])
+    with pytest.warns(UserWarning, match="rows is not a number and is left out"):
+        scores = compute_additional(metrics, decisions, targets, taken=("f1_micro",))
+    assert scores["agreement"] == pytest.approx(2 / 3)
+    assert scores["agreement_agreement"] == 2.0
+    assert scores["agreement_f1_micro"] == 0.25
+    assert "f1_micro" not in scores
+
+
+def test_a_configuration_may_take_texts_again_and_again(folder):
+    metrics = load_metrics([f"{folder}:texts"])
+    for prediction, expected in (("a", 0.5), ("b", 0.0), ("a", 0.5)):
+        with pytest.warns(UserWarning, match="left out"):
+            assert compute_additional(metrics, [prediction, "c"], ["a", "d"])["agreement"] == expected
+
+
+def test_numbers_of_every_kind_are_kept_and_names_stay_apart():
+    first = fixed({"a": np.float32(0.5), "b": 3, "c": np.nan, "d": True})
+    second, third = fixed({"a": 0.1}), fixed({"a": 0.2}, "near:x=1", x=1)
+    assert compute_additional([first, second, third, fixed(0.7, "far", "far")], [1], [1], taken={"b"}) == {
+        "a": 0.5,
+        "near_b": 3.0,
+        "c": None,
+        "d": 1.0,
+        "near_a": 0.1,
+        "near_x_1_a": 0.2,
+        "far": 0.7,
+    }
+    assert third.module.given == {"predictions": [1], "references": [1], "x": 1}
+
+
+def test_a_metric_that_fails_is_named(folder):
+    with pytest.raises(
+        InputError, match=r"--metrics near: cannot score these rows \(ValueError: average is binary more\)"
+    ):
+        compute_additional([fixed(ValueError("average is binary\nmore"))], [], [])
+    with pytest.raises(InputError, match=r"agreement: cannot score these rows \(ValueError: Got a string"):
+        compute_additional(load_metrics([str(folder)]), ["a"], ["b"])
+
+
+def test_metrics_that_cannot_be_loaded_are_told_together(folder):
+    (folder / "broken.py").write_text("import no_such_package_of_anybody")
+    (folder / "empty.py").write_text("x = 1")
+    names = [
+        f"{folder}/nowhere",
+        "no_such_metric",
+        f"{folder}/broken.py",
+        f"{folder}/empty.py",
+        "a:b:c",
+        "rouge",
+        "rouge",
+    ]
+    with pytest.raises(InputError) as error:
+        load_metrics(names)
+    problems = dict(problem.removeprefix("--metrics ").split(": ", 1) for problem in error.value.problems)
+    assert "or a folder that holds nowhere.py" in problems[names[0]]
+    assert "or a folder that holds no_such_metric.py" in problems["no_such_metric"]
+    assert "no_such_package_of_anybody" in problems[names[2]]
+    assert "cannot be loaded as an evaluate.Metric" in problems[names[3]]
+    assert problems["a:b:c"].startswith("expected NAME_OR_FOLDER[:CONFIG]")
+    assert [problem for problem in error.value.problems if "twice" in problem] == [
+        "--metrics rouge: named twice"
+    ]

@@ -1,0 +1,218 @@
+import random
+
+import numpy as np
+import pytest
+from rouge_score.rouge_scorer import RougeScorer
+
+from samerun.metrics.rouge import ROUGE_METRICS, exact_matches, lead_baseline, rouge_scores, row_scores
+from samerun.metrics.rouge_metric import RougeMetric
+from samerun.metrics.rouge_tokenizers import choose_tokenizer, rouge_tokenizer
+
+TITLES = ["基于深度学习的情感分析", "Linux 系统维护", "水运工程项目管理", "BERT 模型压缩"]
+
+
+def f1_of(prediction, reference, tokenizer):
+    return dict(zip(ROUGE_METRICS, row_scores([prediction], [reference], tokenizer)[0], strict=True))
+
+
+def english_text(rng):
+    words = ["The", "cat's", "sat", "on", "state-of-the-art", "mats", "42", "in_situ", "cat", "C++"]
+    text = [rng.choice(words) + rng.choice([" ", ", ", ". ", "! "]) for _ in range(rng.randint(0, 12))]
+    return "".join(text + (["\nThe cat sat"] if rng.random() < 0.3 else []))
+
+
+def test_characters_tokenizer_splits_scripts():
+    tokenize = rouge_tokenizer("characters").tokenize
+    tokens = [*"基于", "bert", "的", "2023", *"年方法", "straße", "привет"]
+    assert tokenize("基于BERT的2023年·方法，Straße_Привет!") == tokens
+    assert tokenize("ツールの々〇 𠀀 한국 state-of-the-art") == [
+        *"ツールの々〇𠀀",
+        "한국",
+        "state",
+        "of",
+        "the",
+        "art",
+    ]
+
+
+def test_words_tokenizer_cuts_only_chinese():
+    assert rouge_tokenizer("words").tokenize("人工智能与GPT-4，模型") == [
+        "人工智能",
+        "与",
+        "gpt",
+        "4",
+        "模型",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Straße_Привет, ΟΔΟΣ!", ["strasse", "привет", "οδοσ"]),
+        ("हिन्दी में", ["हिन्दी", "में"]),  # vowel signs are combining marks
+        ("Cafe\u0301 café", ["café", "café"]),
+        ("مرحبا بالعالم، ٢٠٢٦", ["مرحبا", "بالعالم", "٢٠٢٦"]),
+        ("한국어 제목: 시험", ["한국어", "제목", "시험"]),
+        ("❤️ C++ 42 ...", ["c", "42"]),
+    ],
+)
+def test_unicode_words_keep_marks_and_fold_case(text, words):
+    assert rouge_tokenizer("unicode_words").tokenize(text) == words
+
+
+@pytest.mark.parametrize(
+    "title",
+    [
+        "Новости науки",
+        "Η Ελλάδα σήμερα",
+        "مرحبا بالعالم",
+        "한국어 제목",
+        "Türkiye'de iklim değişikliği",
+        "हिन्दी में समाचार",
+    ],
+)
+def test_identical_titles_score_one_in_any_script(title):
+    scores = RougeMetric().compute(predictions=[title], references=[title], bootstrap=0)
+    assert scores == {"rouge1": 1.0, "rouge2": 1.0, "rougeL": 1.0, "rougeLsum": 1.0, "exact_match": 1.0}
+
+
+def test_an_unknown_tokenizer_is_refused_with_the_names():
+    with pytest.raises(ValueError, match=r"'jieba'.*characters, words, unicode_words, default"):
+        rouge_scores(["a"], ["a"], "jieba")
+
+
+@pytest.mark.parametrize(
+    ("references", "name"),
+    [
+        (TITLES, "characters"),
+        (["深度学习"] + ["an English title of eight words or so"] * 4, "characters"),  # 4 of 36 units
+        (["深度"] + ["an English title of eight words or so"] * 4, "default"),  # 2 of 34
+        (["Eigenvalues of a matrix", "naïve café"], "unicode_words"),  # 2 of 6 units
+        (["naïve"] + ["an English title of eight words or so"] * 8, "default"),  # 1 of 65
+        (["Система управления"], "unicode_words"),
+        (["Türkiye'de iklim değişikliği ve su"], "unicode_words"),
+        (["ツールの本"], "characters"),
+        ([], "default"),
+        (["", "！？"], "default"),
+    ],
+)
+def test_tokenizer_is_chosen_by_the_script_of_the_references(references, name):
+    assert choose_tokenizer(references) == name
+
+
+@pytest.mark.parametrize("tokenizer", ["default", "characters", "words", "unicode_words"])
+def test_english_equals_rouge_score(tokenizer):
+    rng = random.Random(0)
+    rows = [(english_text(rng), english_text(rng)) for _ in range(200)]
+    theirs = RougeScorer(list(ROUGE_METRICS))
+    expected = [
+        [theirs.score(reference, prediction)[name].fmeasure for name in ROUGE_METRICS]
+        for prediction, reference in rows
+    ]
+    assert row_scores(*zip(*rows, strict=True), tokenizer) == pytest.approx(np.array(expected), abs=1e-12)
+    assert len({tuple(row) for row in expected}) > 100
+
+
+def test_chinese_by_hand():
+    """6 and 4 characters, 4 in common; of 5 and 3 bigrams 深度 and 模型; longest common subsequence 深度模型."""
+    scores = f1_of("深度模型", "深度学习模型", "characters")
+    assert scores == pytest.approx({"rouge1": 0.8, "rouge2": 0.5, "rougeL": 0.8, "rougeLsum": 0.8})
+
+
+@pytest.mark.parametrize("stop", ["。", "！", "？", "\n", "。\n"])
+def test_chinese_sentences_in_another_order_lose_rouge_l_only(stop):
+    scores = f1_of(f"丙丁{stop}甲乙{stop}", f"甲乙{stop}丙丁", "characters")
+    assert scores["rougeL"] == pytest.approx(0.5)
+    assert scores["rougeLsum"] == 1.0
+
+
+def test_one_sentence_takes_the_same_value_for_both_rouge_l(monkeypatch):
+    theirs = RougeScorer(["rougeLsum"], tokenizer=rouge_tokenizer("characters"))
+    for prediction, reference in (("好好学习。", "学习好好"), ("", "学"), ("！", "学")):
+        expected = theirs.score(reference, prediction.strip("。！"))["rougeLsum"].fmeasure
+        assert f1_of(prediction, reference, "characters")["rougeLsum"] == expected
+
+
+def test_scores_are_means_over_the_rows():
+    scores = rouge_scores(
+        ["深度模型", "无关", "学习"], ["深度学习模型", "甲乙", "学习"], "characters", bootstrap=0
+    )
+    assert scores == pytest.approx(
+        {"rouge1": 1.8 / 3, "rouge2": 1.5 / 3, "rougeL": 1.8 / 3, "rougeLsum": 1.8 / 3, "exact_match": 1 / 3}
+    )
+
+
+def test_exact_match_leaves_case_and_spaces_aside():
+    predictions = ["big bird", "使用 bert 模型", "big birds", ""]
+    assert exact_matches(predictions, ["Big  Bird", "使用BERT模型", "big bird", ""]) == [
+        True,
+        True,
+        False,
+        True,
+    ]
+
+
+def test_intervals_are_seeded_and_hold_the_mean():
+    predictions = [title[:3] for title in TITLES] * 5
+    scores = rouge_scores(predictions, TITLES * 5, "characters", bootstrap=200, seed=1)
+    assert scores == rouge_scores(predictions, TITLES * 5, "characters", bootstrap=200, seed=1)
+    assert scores != rouge_scores(predictions, TITLES * 5, "characters", bootstrap=200, seed=2)
+    assert set(scores) == {
+        f"{name}{end}" for name in (*ROUGE_METRICS, "exact_match") for end in ("", "_low", "_high")
+    }
+    for name in ROUGE_METRICS:
+        assert scores[f"{name}_low"] < scores[name] < scores[f"{name}_high"]
+
+
+def test_different_lengths_are_refused():
+    with pytest.raises(ValueError, match="1 predictions for 2 references"):
+        rouge_scores(["a"], ["a", "b"], "default")
+
+
+@pytest.mark.parametrize(
+    ("text", "max_units", "lead"),
+    [
+        ("深度学习很好。后面不要。", 20, "深度学习很好。"),
+        ("深度学习很好。后面不要。", 4, "深度学习"),
+        ("他说：“很好。”后面。", 20, "他说：“很好。”"),
+        ("使用 BERT 模型的方法", 4, "使用 BERT 模"),
+        ("Compute the sum. Then stop.", 20, "Compute the sum."),
+        ("Compute the\n   sum of values. Then stop.", 20, "Compute the sum of values."),
+        ("Compute the sum of values", 3, "Compute the sum"),
+        (
+            "By J. Smith et al. Rules, e.g. Those of 3.5 apply. No.",
+            20,
+            "By J. Smith et al. Rules, e.g. Those of 3.5 apply.",
+        ),
+        ('It said "go." Then it went.', 20, 'It said "go."'),
+        ("## 第一节\n\n正文。", 20, "第一节"),
+        ("\n\n---\n\n* 《红楼梦》简介。后", 20, "《红楼梦》简介。"),
+        ("！？ ...\n", 5, ""),
+        ("", 5, ""),
+    ],
+)
+def test_lead_is_the_first_sentence_cut(text, max_units, lead):
+    assert lead_baseline(text, max_units) == lead
+
+
+def test_a_lead_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="max_units is 0"):
+        lead_baseline("text", 0)
+
+
+def test_metric_equals_the_function_and_chooses_the_tokenizer():
+    predictions = [title[:4] for title in TITLES]
+    metric = RougeMetric()
+    metric.add_batch(predictions=predictions[:3], references=TITLES[:3])
+    metric.add_batch(predictions=predictions[3:], references=TITLES[3:])
+    assert metric.compute(seed=4) == rouge_scores(predictions, TITLES, "characters", seed=4)
+    words = RougeMetric().compute(predictions=predictions, references=TITLES, tokenizer="words", bootstrap=0)
+    assert words == rouge_scores(predictions, TITLES, "words", bootstrap=0)
+    assert set(RougeMetric().compute(predictions=[], references=[]).values()) == {None}
+
+
+def test_metric_refuses_what_is_no_text():
+    with pytest.raises(ValueError, match="predictions must be a list of texts"):
+        RougeMetric().compute(predictions=[["a"]], references=["a"])
+    with pytest.raises(ValueError, match="references must be a list of texts"):
+        RougeMetric().compute(predictions=["a"], references="a")

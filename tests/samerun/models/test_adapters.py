@@ -1,0 +1,157 @@
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    BertForSequenceClassification,
+)
+
+from samerun.errors import InputError
+from samerun.launching.fsdp_config import FsdpSettings
+from samerun.models.adapters import check_quantization, layerwise_scale, limit_training, loadable, to_export
+from samerun.models.pretrained import load_config, load_model_and_new_names
+from samerun.models.weight_files import model_content
+
+HEAD = {"classifier.weight", "classifier.bias"}
+IDS = torch.arange(1, 9)[None]
+
+
+def small_model():
+    torch.manual_seed(0)
+    sizes = {
+        "hidden_size": 8,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "intermediate_size": 12,
+        "vocab_size": 20,
+    }
+    return BertForSequenceClassification(BertConfig(**sizes, num_labels=3)).eval()
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(input_ids=IDS).logits
+
+
+def trained(model):
+    return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+@pytest.fixture
+def adapted(arguments, tmp_path):
+    """Makes (a model with adapters that change what it computes, its arguments); its base model is a
+    folder."""
+
+    def make(**given):
+        model = small_model()
+        model.save_pretrained(tmp_path / "base")
+        asked = arguments(lora_r=2, model_name_or_path=str(tmp_path / "base"), **given)
+        model = limit_training(model, asked, HEAD)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "lora_B" in name or name in HEAD:
+                    parameter.normal_()
+        return model.to("cpu").eval(), asked  # which rounds weights that are to have few bits
+
+    return make
+
+
+KINDS = {
+    "lora": {}, "dora": {"use_dora": True}, "rslora": {"use_rslora": True, "lora_alpha": 3.0},
+    "4 bits": {"load_in_4bit": True}, "8 bits": {"load_in_8bit": True},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("given", KINDS.values(), ids=KINDS)
+def test_merged_weights_compute_what_the_adapters_do(adapted, given):
+    model, asked = adapted(**given)
+    with torch.device("meta"):
+        plain = BertForSequenceClassification(model.config)
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    saved, merged = to_export(model, plain, weights, asked)
+    assert saved is plain
+    result = small_model()
+    before = logits(result)
+    result.load_state_dict(merged)  # strict: no name too many or too few
+    near = 5e-2 if "load_in_8bit" in given else 1e-5  # layers in 8 bits round their inputs as well
+    torch.testing.assert_close(logits(result), logits(model), rtol=near, atol=near)
+    assert not torch.allclose(logits(result), before, atol=1e-2)
+
+
+@pytest.mark.parametrize("in_4bit", [False, True])
+def test_an_adapters_folder_is_loaded_by_peft_and_by_us(adapted, arguments, tmp_path, in_4bit):
+    model, asked = adapted(export="adapter", load_in_4bit=in_4bit)
+    saved, weights = to_export(model, small_model().to("meta"), model.state_dict(), asked)
+    assert set(weights) == trained(model)
+    folder = tmp_path / "best"
+    folder.mkdir()
+    saved.save_pretrained(folder, weights)
+
+    config = AutoConfig.from_pretrained(folder)
+    base = AutoModelForSequenceClassification.from_pretrained(tmp_path / "base", config=config)
+    by_peft = torch.allclose(
+        logits(PeftModel.from_pretrained(base, folder).eval()), logits(model), rtol=1e-5, atol=1e-5
+    )
+    assert by_peft != in_4bit  # it does not know that the base model was rounded
+    torch.testing.assert_close(
+        logits(loadable(folder, AutoModelForSequenceClassification).eval()), logits(model)
+    )
+
+    named = arguments(model_name_or_path=str(folder))
+    again, new_names = load_model_and_new_names(AutoModelForSequenceClassification, named, load_config(named))
+    torch.testing.assert_close(logits(again.eval()), logits(model))
+    assert (new_names, trained(again)) == (set(), set(dict(again.named_parameters())))
+    assert set(model_content(None, str(folder))) == {"adapter_model.safetensors", "model.safetensors"}
+
+
+def test_adapters_and_new_weights_alone_are_trained(arguments):
+    found = trained(
+        limit_training(small_model(), arguments(lora_r=2, lora_target_modules=("query", "value")), HEAD)
+    )
+    adapters = found - HEAD
+    assert (len(found), len(adapters)) == (2 + 3 * 2 * 2, 3 * 2 * 2)
+    assert all(re.search(r"\.(query|value)\.lora_[AB]\.", name) for name in adapters)
+    everywhere = trained(limit_training(small_model(), arguments(lora_r=2), HEAD))
+    assert not any(name.startswith("classifier.lora") for name in everywhere)
+    assert sum("lora_A" in name for name in everywhere) == 3 * 6 + 1  # six matrices a layer, and the pooler's
+
+
+def test_modules_that_are_not_there_are_refused(arguments):
+    with pytest.raises(
+        InputError, match=r"--lora_target_modules q_proj: no such layer .*; the model has bert\.embeddings"
+    ):
+        limit_training(small_model(), arguments(lora_r=2, lora_target_modules=("q_proj",)), HEAD)
+
+
+def test_weights_in_few_bits_are_refused_where_they_would_be_divided(arguments):
+    asked = arguments(lora_r=2, load_in_4bit=True, model_name_or_path="base")
+    check_quantization(asked, SimpleNamespace(deepspeed_config=None, fsdp=None))
+    for name, launch in {"DeepSpeed": ({}, None), "FSDP": (None, FsdpSettings())}.items():
+        with pytest.raises(
+            InputError, match=rf"--load_in_4bit does not work with {name}, .*configs/ddp\.yaml"
+        ):
+            check_quantization(asked, SimpleNamespace(deepspeed_config=launch[0], fsdp=launch[1]))
+
+
+def test_frozen_weights(arguments):
+    model = limit_training(small_model(), arguments(freeze=("embeddings", "2", "*.pooler.*")), HEAD)
+    frozen = set(dict(model.named_parameters())) - trained(model)
+    parts = {re.sub(r"^bert\.(embeddings|encoder\.layer\.\d|pooler).*", r"\1", name) for name in frozen}
+    assert parts == {"embeddings", "encoder.layer.0", "encoder.layer.1", "pooler"}
+    with pytest.raises(InputError, match=r"--freeze \*\.adapter: the model has no such pretrained weights"):
+        limit_training(small_model(), arguments(freeze=("*.adapter",)), HEAD)
+    with pytest.raises(InputError, match="nothing is left to train"):
+        limit_training(small_model(), arguments(freeze=("*",)), set())
+    assert trained(limit_training(small_model(), arguments(freeze=("*",)), HEAD)) >= HEAD
+
+
+def test_learning_rates_fall_from_the_head_to_the_embeddings():
+    scales = {name: layerwise_scale(name, 3, 0.5) for name, _ in small_model().named_parameters()}
+    assert scales["classifier.weight"] == scales["bert.pooler.dense.weight"] == 1.0
+    layers = [scales[f"bert.encoder.layer.{number}.output.dense.weight"] for number in range(3)]
+    assert (layers, scales["bert.embeddings.word_embeddings.weight"]) == ([0.125, 0.25, 0.5], 0.0625)

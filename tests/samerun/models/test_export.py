@@ -1,0 +1,63 @@
+import json
+
+import pytest
+from transformers import (
+    AutoModelForImageClassification,
+    BertConfig,
+    BertModel,
+    BigBirdConfig,
+    BigBirdForSequenceClassification,
+    ResNetConfig,
+    ViTImageProcessor,
+)
+
+from samerun.models.export import export_model, plain_model
+from samerun.models.pretrained import drop_pooler
+
+SIZES = {"hidden_sizes": [8, 8, 8, 8], "embedding_size": 8, "depths": [1, 1, 1, 1]}
+
+
+def test_a_model_without_a_tokenizer(tmp_path):
+    model = AutoModelForImageClassification.from_config(ResNetConfig(**SIZES, num_labels=2))
+    checked = []
+    for processor in (None, ViTImageProcessor()):
+        export_model(tmp_path / "best", model, model.state_dict(), checked.append, processor)
+        assert (tmp_path / "best" / "preprocessor_config.json").exists() == (processor is not None)
+        loaded = AutoModelForImageClassification.from_pretrained(tmp_path / "best")
+        assert loaded.config.num_labels == 2
+    assert len(checked) == 2
+
+
+def test_a_model_that_does_not_load_takes_no_place(tmp_path):
+    model = BertModel(
+        BertConfig(
+            hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, vocab_size=9
+        )
+    )
+    export_model(tmp_path / "best", model, model.state_dict(), lambda folder: None)
+    before = (tmp_path / "best" / "config.json").read_bytes()
+    model.config.vocab_size = 10
+    with pytest.raises(ZeroDivisionError):
+        export_model(tmp_path / "best", model, model.state_dict(), lambda folder: 1 / 0)
+    assert (tmp_path / "best" / "config.json").read_bytes() == before
+    assert json.loads(before)["vocab_size"] == 9
+
+
+def test_a_pooler_that_was_removed_is_not_missing(tmp_path):
+    sizes = {
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "intermediate_size": 8,
+        "vocab_size": 9,
+    }
+    model = BigBirdForSequenceClassification(BigBirdConfig(**sizes))
+    drop_pooler(model.bert)
+    export_model(
+        tmp_path / "best",
+        plain_model(model),
+        model.state_dict(),
+        lambda folder: None,
+    )
+    _, loading = BigBirdForSequenceClassification.from_pretrained(tmp_path / "best", output_loading_info=True)
+    assert (loading["missing_keys"], loading["unexpected_keys"]) == (set(), set())

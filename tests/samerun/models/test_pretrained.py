@@ -1,0 +1,113 @@
+import json
+import shutil
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification
+
+from samerun.errors import InputError
+from samerun.models.pretrained import explain_failed_load, load_config, load_model, load_model_and_new_names
+from samerun.models.weight_files import check_weights, model_content
+
+
+@pytest.fixture
+def folder(bert_folder, tmp_path):
+    """A copy of the model that a test may damage."""
+    return shutil.copytree(bert_folder, tmp_path / "model")
+
+
+def load(arguments, folder, **given):
+    asked = arguments(model_name_or_path=str(folder), **given)
+    return load_model(AutoModelForSequenceClassification, asked, load_config(asked))
+
+
+def test_a_model_and_its_configuration(arguments, folder):
+    model = load(arguments, folder)
+    again = load(arguments, folder)
+    assert model.config.hidden_size == 16
+    torch.testing.assert_close(model.state_dict(), again.state_dict(), rtol=0, atol=0)
+
+
+def test_a_configuration_of_its_own_wins(arguments, folder, tmp_path):
+    path = tmp_path / "other.json"
+    path.write_text(json.dumps({**json.loads((folder / "config.json").read_text()), "hidden_size": 24}))
+    asked = arguments(model_name_or_path=str(folder), config_name=str(path))
+    assert load_config(asked).hidden_size == 24
+    assert load_config(asked, hidden_size=32).hidden_size == 32
+
+
+def test_half_precision_weights_are_trained_in_full(arguments, folder):
+    load(arguments, folder).bfloat16().save_pretrained(folder)
+    assert {tensor.dtype for tensor in load(arguments, folder).state_dict().values()} == {torch.float32}
+
+
+def test_from_scratch_is_decided_by_the_seed_and_not_by_the_folders_weights(arguments, folder):
+    models = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        models.append(load(arguments, folder, from_scratch=True).bert.embeddings.word_embeddings.weight)
+    pretrained = load(arguments, folder).bert.embeddings.word_embeddings.weight
+    assert torch.equal(models[0], models[1])
+    assert not torch.equal(models[0], models[2])
+    assert not torch.equal(models[0], pretrained)
+    (folder / "model.safetensors").unlink()
+    load(arguments, folder, from_scratch=True)
+
+
+def test_the_attention_is_the_one_that_is_asked_for(arguments, folder):
+    for given in ({"model_name_or_path": str(folder)}, {"config_name": str(folder), "from_scratch": True}):
+        asked = arguments(attn_implementation="eager", **given)
+        model = load_model(AutoModelForSequenceClassification, asked, load_config(asked))
+        assert model.config._attn_implementation == "eager"
+        missing = arguments(attn_implementation="flash_attention_3", **given)
+        with pytest.raises(InputError, match=r"(?i)flash_?attention_?3"):
+            load_model(AutoModelForSequenceClassification, missing, load_config(missing))
+
+
+def test_another_head_is_new_and_the_body_is_not(arguments, folder):
+    asked = arguments(model_name_or_path=str(folder))
+    config = load_config(asked)
+    config.num_labels = 5
+    model, new_names = load_model_and_new_names(AutoModelForSequenceClassification, asked, config)
+    assert new_names == {"classifier.weight", "classifier.bias"}
+    assert model.classifier.weight.shape == (5, 16)
+    torch.testing.assert_close(
+        model.bert.state_dict(), load(arguments, folder).bert.state_dict(), rtol=0, atol=0
+    )
+
+
+def test_weights_in_several_files(arguments, folder):
+    model, asked = load(arguments, folder), arguments(model_name_or_path=str(folder))
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="5KB")
+    parts = sorted(folder.glob("model-*.safetensors"))
+    assert len(parts) > 1
+    assert check_weights(asked) is None
+
+
+def test_a_models_content_is_not_its_spelling(folder, tmp_path, monkeypatch):
+    moved, name = tmp_path / "moved", str(folder)
+    shutil.copytree(folder, moved)
+    monkeypatch.chdir(tmp_path)
+    known = model_content(name, name)
+    assert set(known) == {"config.json", "model.safetensors"}
+    assert [model_content(other, other) for other in (f"{name}/", "moved", "./moved/")] == [known] * 3
+    weights = bytearray((moved / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (moved / "model.safetensors").write_bytes(weights)
+    changed = model_content("moved", "moved")
+    assert [name for name in known if changed[name] != known[name]] == ["model.safetensors"]
+    assert model_content("moved/config.json", None) == {"config.json": known["config.json"]}
+    assert model_content("google/bert", "google/bert") == {
+        "config.json": "google/bert",
+        "weights": "google/bert",
+    }
+    assert model_content(None, None) == {}
+
+
+def test_the_message_of_transformers_is_cut_to_one_line(tmp_path):
+    message = explain_failed_load("model", "name", OSError("first " + "x" * 300 + "\nsecond"))
+    assert "OSError: first xxx" in message
+    assert "second" not in message
+    assert len(message) < 400
+    assert "nothing" in explain_failed_load("model", str(tmp_path), ValueError(""))

@@ -1,0 +1,92 @@
+"""Two processes normalise as one does that has the rows of both."""
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from torch import nn
+
+from samerun.models.sync_batch_norm import allow_single_values, synchronise_batch_norm
+
+ROWS = (5, 2)  # of each process
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 2), nn.BatchNorm1d(2)
+    )
+
+
+def train(model, x, y, sum_gradients):
+    """Two steps of SGD on a loss summed over rows: (outputs, state) at the end."""
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    for _ in range(2):
+        output = model(x)
+        (output - y).square().sum().backward()
+        for parameter in model.parameters():
+            sum_gradients(parameter.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+    return output.detach(), model.state_dict()
+
+
+def data():
+    generator = torch.Generator().manual_seed(1)
+    # A mean far from zero: squares that are subtracted from each other would lose it in fp32.
+    return 50 + torch.randn(sum(ROWS), 1, 6, 6, generator=generator), torch.randn(
+        sum(ROWS), 2, generator=generator
+    )
+
+
+def one_rank(rank, folder):
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    x, y = (tensor.split(ROWS)[rank] for tensor in data())
+    model = synchronise_batch_norm(network(), on_gpu=False)
+    outputs, state = train(model, x, y, dist.all_reduce)
+    torch.save((outputs, state), f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one(tmp_path):
+    torch.multiprocessing.spawn(one_rank, (str(tmp_path),), nprocs=2)
+    model = network()
+    outputs, state = train(model, *data(), lambda gradient: None)
+    found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    torch.testing.assert_close(torch.cat([each[0] for each in found]), outputs, rtol=1e-4, atol=1e-4)
+    for _, theirs in found:
+        assert theirs.keys() == state.keys()
+        for name, value in state.items():
+            torch.testing.assert_close(theirs[name], value, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_one_process_computes_as_before(training):
+    x = data()[0]
+    plain, synchronised = (
+        network().train(training),
+        synchronise_batch_norm(network().train(training), on_gpu=False),
+    )
+    assert torch.equal(plain(x), synchronised(x))
+    assert list(plain.state_dict()) == list(synchronised.state_dict())
+    np.testing.assert_array_equal(plain[1].running_mean, synchronised[1].running_mean)
+
+
+def test_a_single_value_is_normalised_by_the_running_statistics():
+    torch.manual_seed(0)
+    expected, model = network(), allow_single_values(network())
+    model.load_state_dict(expected.state_dict())
+    x, y = data()
+    assert torch.equal(train(model, x, y, id)[0], train(expected, x, y, id)[0])
+    norm = model[-1]
+    before, row = (
+        {name: value.clone() for name, value in norm.state_dict().items()},
+        torch.randn(1, 2, requires_grad=True),
+    )
+    found = norm(row)
+    found.sum().backward()
+    assert torch.equal(found, norm.eval()(row))
+    assert row.grad.abs().min() > 0
+    assert all(torch.equal(value, norm.state_dict()[name]) for name, value in before.items())

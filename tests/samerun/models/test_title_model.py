@@ -1,0 +1,147 @@
+"""Encoder-decoders are built so that every parameter learns and plain transformers can load them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import titlegen
+import torch
+from text_tasks import SEARCH
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    BertConfig,
+    BertModel,
+    BigBirdConfig,
+    EncoderDecoderModel,
+    ModernBertConfig,
+)
+
+from samerun.errors import InputError
+from samerun.models.encoder_decoder import (
+    build_title_model,
+    has_new_decoder,
+    load_title_config,
+    set_output_bias,
+    special_ids,
+)
+from samerun.models.export import export_model
+from samerun.text.titles import IGNORED, USAGE, plain_model, teacher_forcing
+from samerun.text.vocabulary import train_tokenizer
+
+SIZES = {"hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 32}
+
+
+def asked(**changes):
+    return titlegen.Arguments(**{"from_scratch": True, "decoder_layers": 2, **changes})
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(["a title of a document", "another document with a title"], 128)
+
+
+@pytest.mark.parametrize("kind", [BertConfig, BigBirdConfig, ModernBertConfig])
+def test_every_parameter_gets_a_gradient_and_no_pooler_is_built(kind, tokenizer):
+    config = kind(vocab_size=200, **SIZES)
+    if kind is BigBirdConfig:
+        config.attention_type = "original_full"
+    model = build_title_model(asked(), config, tokenizer, max_title_length=8)
+    ids = torch.tensor([[2, 7, 8, 9, 3]])
+    labels = torch.tensor([[10, 11, 3, IGNORED]])
+    output = model(input_ids=ids, attention_mask=torch.ones_like(ids), **teacher_forcing(labels, SEARCH))
+    output.logits.logsumexp(-1).sum().backward()
+    without = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
+    assert without == []
+    assert not any("encoder.pooler" in name for name, _ in model.named_parameters())
+    assert len(model.decoder.bert.encoder.layer) == 2
+
+
+def test_a_pretrained_encoder_warms_its_decoder_up(tmp_path, tokenizer):
+    torch.manual_seed(0)
+    encoder = BertModel(BertConfig(vocab_size=len(tokenizer), **SIZES))
+    encoder.save_pretrained(tmp_path / "encoder")
+    arguments = asked(from_scratch=False, model_name_or_path=str(tmp_path / "encoder"))
+    model = build_title_model(arguments, load_title_config(arguments), tokenizer, max_title_length=8)
+    theirs, ours = encoder.encoder.layer, model.decoder.bert.encoder.layer
+    assert torch.equal(ours[0].attention.self.query.weight, theirs[0].attention.self.query.weight)
+    assert torch.equal(
+        ours[1].output.dense.weight, theirs[3].output.dense.weight
+    )  # the last of two is the last of four
+    words = model.decoder.bert.embeddings.word_embeddings.weight
+    assert torch.equal(words[: len(tokenizer)], encoder.embeddings.word_embeddings.weight)
+    assert hasattr(ours[0], "crossattention")
+
+
+def test_from_scratch_both_sides_start_with_one_meaning_of_a_token(tokenizer):
+    model = build_title_model(asked(), BertConfig(vocab_size=200, **SIZES), tokenizer, max_title_length=8)
+    ours, theirs = model.decoder.get_input_embeddings().weight, model.encoder.get_input_embeddings().weight
+    assert torch.equal(ours, theirs)
+    assert ours is not theirs
+    assert model.decoder.get_output_embeddings().weight is ours
+
+
+def test_a_new_decoders_first_guess_is_how_often_a_token_is_in_titles(tokenizer):
+    model = build_title_model(asked(), BertConfig(vocab_size=200, **SIZES), tokenizer, max_title_length=8)
+    assert set_output_bias(model, np.array([7, 7, 9]))
+    bias = model.decoder.get_output_embeddings().bias
+    chances = bias.exp()
+    assert chances.sum().item() == pytest.approx(1)
+    assert (chances[7] / chances[9]).item() == pytest.approx(2.5 / 1.5)
+    assert (chances[9] / chances[8]).item() == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "has_decoder", "new"),
+    [
+        ({}, False, True),
+        ({}, True, True),
+        ({"from_scratch": False}, False, True),
+        ({"from_scratch": False}, True, False),
+        ({"from_scratch": False, "decoder_model_name_or_path": "bert"}, False, False),
+    ],
+)
+def test_which_decoders_are_new(changes, has_decoder, new):
+    assert has_new_decoder(asked(**changes), SimpleNamespace(is_encoder_decoder=has_decoder)) is new
+
+
+def test_the_saved_model_generates_the_same_in_plain_transformers(tmp_path, tokenizer):
+    torch.manual_seed(1)
+    model = build_title_model(
+        asked(), BertConfig(vocab_size=200, **SIZES), tokenizer, max_title_length=8
+    ).eval()
+    assert (model.generation_config.decoder_start_token_id, model.generation_config.eos_token_id) == (2, 3)
+    model.save_pretrained(tmp_path)
+    again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path).eval()
+    ids = torch.tensor([[2, 20, 21, 22, 3]])
+    mask = torch.ones_like(ids)
+    settings = {"num_beams": 2, "max_length": 8, "do_sample": False}
+    expected = model.generate(input_ids=ids, attention_mask=mask, **settings)
+    assert expected.tolist() == again.generate(input_ids=ids, attention_mask=mask, **settings).tolist()
+
+
+def test_a_tokenizer_without_tokens_that_begin_and_end_a_title_is_refused():
+    bare = SimpleNamespace(bos_token_id=None, cls_token_id=None, eos_token_id=None, sep_token_id=None)
+    with pytest.raises(InputError, match="neither bos and eos"):
+        special_ids(BertConfig(), bare)
+
+
+@pytest.mark.parametrize("kind", [BertConfig, BigBirdConfig, ModernBertConfig])
+def test_nothing_is_missing_in_an_export_and_the_cards_code_runs(kind, tmp_path, monkeypatch, capsys):
+    words = train_tokenizer(["深度学习的标题", "a long document"], 128)
+    config = kind(vocab_size=200, **SIZES)
+    model = build_title_model(asked(), config, words, max_title_length=8)
+    export_model(
+        tmp_path / "best", plain_model(model, SEARCH), model.state_dict(), lambda folder: None, words, 16
+    )
+    loaded, loading = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "best", output_loading_info=True)
+    assert (loading["missing_keys"], loading["unexpected_keys"]) == (set(), set())
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor)
+    monkeypatch.chdir(tmp_path)
+    ids = torch.tensor([words("深度学习的 a title")["input_ids"]])
+    monkeypatch.setattr(EncoderDecoderModel, "generate", lambda *_, **__: ids)
+    capsys.readouterr()
+    exec(USAGE, {})
+    assert capsys.readouterr().out.splitlines()[-1].startswith("深度学习的 a")

@@ -1,0 +1,138 @@
+import gc
+import os
+from contextlib import nullcontext
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from samerun.errors import InputError
+from samerun.reading.stored_rows import Column
+from samerun.reading.tokens import encode_cached
+
+
+class Encoder:
+    """Cuts texts to three letters, and counts how often it is asked to."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, texts):
+        self.calls += 1
+        return {
+            "input_ids": [[ord(letter) for letter in text[:3]] for text in texts],
+            "cut": [len(text) > 3 for text in texts],
+        }
+
+
+def test_tokens_are_made_once(token_cache):
+    encode, texts = Encoder(), Column.of(["a", "", "bcde", "fgh"])
+    first, again = encode_cached(texts, encode, "three"), encode_cached(texts, encode, "three")
+    assert encode.calls == 1
+    for found in (first, again):
+        assert [bytes(found["input_ids"][row].tolist()) for row in range(4)] == [b"a", b"", b"bcd", b"fgh"]
+        assert found["cut"].tolist() == [False, False, True, False]
+    assert {path.suffix for path in (token_cache / "tokens").iterdir()} == {"", ".lock"}  # nothing unfinished
+
+
+@pytest.mark.parametrize(
+    ("texts", "settings"), [(["a", "bc"], "four"), (["ab", "c"], "three"), (["bc", "a"], "three")]
+)
+def test_other_texts_or_settings_are_tokenized_anew(token_cache, texts, settings):
+    encode = Encoder()
+    encode_cached(Column.of(["a", "bc"]), encode, "three")
+    found = encode_cached(Column.of(texts), encode, settings)["input_ids"]
+    assert encode.calls == 2
+    assert [len(found[row]) for row in range(2)] == [len(text) for text in texts]
+
+
+def test_a_failed_encoder_leaves_nothing_to_be_found(token_cache):
+    def fail(texts):
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        encode_cached(Column.of(["a"]), fail, "three")
+    assert encode_cached(Column.of(["a"]), Encoder(), "three")["input_ids"][0].tolist() == [97]
+    assert sorted(path.suffix for path in (token_cache / "tokens").iterdir()) == ["", ".lock"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_cycles_are_not_searched_for_while_tokens_are_made(token_cache, fails):
+    def encode(texts):
+        seen.append(gc.isenabled())
+        if fails:
+            raise InputError("broken")
+        return Encoder()(texts)
+
+    seen = []
+    with pytest.raises(InputError) if fails else nullcontext():
+        encode_cached(Column.of(["a"]), encode, "three")
+    assert seen == [False]
+    assert gc.isenabled()
+
+
+def test_many_texts_come_in_several_batches_and_stay_in_order(token_cache):
+    encode, texts = Encoder(), [str(number) for number in range(2500)]
+    found = encode_cached(Column.of(texts), encode, "three")["input_ids"]
+    assert encode.calls > 1
+    assert ["".join(map(chr, found[row])) for row in range(2500)] == [text[:3] for text in texts]
+
+
+def test_taken_rows_are_tokenized_alone(token_cache):
+    texts = Column.of([str(number) for number in range(3000)]).take(np.array([7, 2999, 7]))
+    found = encode_cached(texts, Encoder(), "three")["input_ids"]
+    assert ["".join(map(chr, found[row])) for row in range(len(found))] == ["7", "299", "7"]
+
+
+def test_several_processes_make_the_same_tokens(token_cache, monkeypatch):
+    """Through a tokenizer in Python, which they get without pickling: this one's function cannot be."""
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
+    parent, texts, environment = os.getpid(), Column.of([str(number) for number in range(9500)]), os.environ
+
+    def encode(texts):
+        assert os.getpid() != parent
+        assert os.environ["TOKENIZERS_PARALLELISM"] == "false"
+        return Encoder()(texts)
+
+    found = encode_cached(texts, encode, "three", num_proc=2)
+    alone = encode_cached(texts, Encoder(), "alone")
+    assert [ids.tolist() for ids in map(found["input_ids"].__getitem__, range(9500))] == [
+        ids.tolist() for ids in map(alone["input_ids"].__getitem__, range(9500))
+    ]
+    np.testing.assert_array_equal(found["cut"], alone["cut"])
+    assert os.environ is environment
+    assert "TOKENIZERS_PARALLELISM" not in os.environ
+
+
+def test_an_encoder_that_fails_in_another_process_raises_here(token_cache):
+    def fail(texts):
+        raise ValueError("no")
+
+    def die(texts):
+        os._exit(1)
+
+    texts = Column.of([str(number) for number in range(9500)])
+    with pytest.raises(ValueError, match="no"):
+        encode_cached(texts, fail, "three", num_proc=2)
+    with pytest.raises(InputError, match=r"a tokenizing process was killed, .* --preprocessing_num_workers"):
+        encode_cached(texts, die, "three", num_proc=2)
+    assert [path.suffix for path in (token_cache / "tokens").iterdir()] == [".lock"]
+
+
+def test_tokens_are_mapped(token_cache):
+    before = pa.total_allocated_bytes()
+    found = encode_cached(Column.of(["abc"] * 50_000 + [""]), Encoder(), "three")
+    assert pa.total_allocated_bytes() - before < 2**17
+    assert not found["input_ids"].chunks[0].values.flags.owndata
+    assert found["input_ids"].lengths.tolist() == [3] * 50_000 + [0]
+    nothing = encode_cached(Column.of(["", ""]), Encoder(), "three")
+    assert nothing["input_ids"].lengths.tolist() == [0, 0]
+
+
+def test_truncated_tokens_are_made_anew(token_cache):
+    encode, texts = Encoder(), Column.of(["a", "bcde"])
+    encode_cached(texts, encode, "three")
+    (file,) = (token_cache / "tokens").glob("*/*.arrow")
+    file.write_bytes(file.read_bytes()[:-100])
+    assert encode_cached(texts, encode, "three")["input_ids"][1].tolist() == list(b"bcd")
+    assert encode.calls == 2

@@ -1,0 +1,148 @@
+import json
+
+import pytest
+import yaml
+
+from samerun.reports.card import markdown_table, write_card
+from samerun.task import ModelCard
+
+RUN = {
+    "arguments": {"model_name_or_path": "org/base", "weight_decay": 0.01, "max_grad_norm": 1.0, "seed": 42},
+    "plan": {
+        "num_rows": 203, "batch": {"global_batch_size": 15}, "learning_rate": 1e-3, "lr_scheduler_type": "linear",
+        "warmup_steps": 2,
+    },
+    "zero_stage": 2, "world_size": 4, "device": "cuda", "launcher": "torchrun", "mixed_precision": "bf16",
+    "versions": {"torch": "2.13", "deepspeed": None},
+}  # fmt: skip
+METRICS = {"train_steps": 6, "best_step": 4, "eval_loss": 0.25, "eval_auc": None, "test_loss": 0.5}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    def write(run=RUN, metrics=METRICS, history=()):
+        (tmp_path / "run.json").write_text(json.dumps(run))
+        (tmp_path / "metrics.json").write_text(json.dumps(metrics))
+        (tmp_path / "history.jsonl").write_text("".join(json.dumps(event) + "\n" for event in history))
+        return tmp_path
+
+    return write
+
+
+def card(folder, metrics=("loss", "auc"), sections=(), **metadata):
+    write_card(folder, ModelCard("A title", "text-classification", "usage()", metrics, sections), **metadata)
+    return (folder / "README.md").read_text(encoding="utf-8")
+
+
+def metadata(text):
+    _, head, _ = text.split("---\n", 2)
+    return yaml.safe_load(head)
+
+
+def test_a_table_of_any_values():
+    assert markdown_table(["name", "f1"], [["a|b\nc", 0.5], ["标签", None], ["d", 3]]) == [
+        "| name | f1 |",
+        "| --- | --- |",
+        "| a\\|b c | 0.5000 |",
+        "| 标签 | - |",
+        "| d | 3 |",
+    ]
+
+
+def test_a_card_shows_the_runs_plots(folder):
+    (folder() / "plots").mkdir()
+    (folder() / "plots" / "slices.png").write_bytes(b"")
+    assert "![slices](plots/slices.png)" in card(folder())
+
+
+def test_a_card_begins_with_what_the_hub_reads(folder):
+    dataset = {"name": "custom", "type": "custom"}
+    assert metadata(card(folder())) == {
+        "library_name": "transformers",
+        "pipeline_tag": "text-classification",
+        "base_model": "org/base",
+        "model-index": [
+            {
+                "name": "A title",
+                "results": [
+                    {
+                        "task": {"type": "text-classification"},
+                        "dataset": {**dataset, "split": split},
+                        "metrics": [{"type": "loss", "name": f"{prefix}_loss", "value": value}],
+                    }
+                    for prefix, split, value in (("eval", "validation", 0.25), ("test", "test", 0.5))
+                ],
+            }
+        ],
+    }
+    assert metadata(card(folder(metrics={}))) == {
+        "library_name": "transformers",
+        "pipeline_tag": "text-classification",
+        "base_model": "org/base",
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"from_scratch": True}, None),
+        ({"model_name_or_path": None}, None),
+        ({"model_name_or_path": "bert-base-chinese"}, "bert-base-chinese"),
+        ({"model_name_or_path": "models/local"}, None),
+        ({"model_name_or_path": "/data/models/bert"}, None),
+        ({"model_name_or_path": "../models/bert"}, None),
+    ],
+)
+def test_only_a_hub_model_is_the_base_model(folder, changes, expected, tmp_path, monkeypatch):
+    (tmp_path / "models" / "local").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    run = {**RUN, "arguments": {**RUN["arguments"], "dataset_name": "org/rows", **changes}}
+    found = metadata(card(folder(run=run)))
+    assert (found.get("base_model"), found["datasets"]) == (expected, "org/rows")
+    assert found["model-index"][0]["results"][0]["dataset"]["type"] == "org/rows"
+
+
+def test_license_languages_arguments_and_limits(folder, arguments, tmp_path):
+    run = {
+        **RUN,
+        "arguments": {**RUN["arguments"], "license": "cc-by-4.0", "language": ["en", "zh"]},
+        "hardware": "a GPU",
+    }
+    paths = {
+        "output_dir": str(tmp_path),
+        "train_file": (str(tmp_path / "a.csv"), "data/b*.csv"),
+        "dataset_name": "org/rows",
+    }
+    given = arguments(**paths, model_name_or_path=str(tmp_path), max_length=64)
+    text = card(folder(run=run), arguments=given, limits=["No poems."])
+    assert (metadata(text)["license"], metadata(text)["language"]) == ("cc-by-4.0", ["en", "zh"])
+    shown = yaml.safe_load(text.split("```yaml")[1].split("```")[0])
+    files = {
+        "train_file": ["a.csv", "b*.csv"],
+        "dataset_name": "org/rows",
+        "model_name_or_path": tmp_path.name,
+    }
+    assert shown == {**files, "max_length": 64}
+    assert "## Limits\n\n- No poems.\n- The best model was selected on" in text
+    assert "4 process(es) on a GPU" in text
+
+
+def test_metrics_of_both_splits(folder):
+    text = card(folder(), sections=["## More"])
+    assert (
+        "| metric | validation | test |\n| --- | --- | --- |\n| loss | 0.2500 | 0.5000 |\n| auc | - "
+        "| - |\n\n## More\n" in text
+    )
+    assert "| metric | validation |\n" in card(folder(metrics={"eval_loss": 0.25}))
+
+
+def test_facts_of_the_run(folder):
+    text = card(folder())
+    assert "- 203 training rows, 6 optimizer steps of 15 rows, best at step 4" in text
+    assert "- learning rate 0.001 (linear, 2 warm-up steps), weight decay 0.01, clipping 1, seed 42" in text
+    assert "- 4 process(es) on cuda, torchrun, ZeRO-2, mixed precision bf16" in text
+    assert "- torch 2.13\n" in text
+    averaged = folder(
+        metrics={"train_steps": 6, "best_step": 4, "exported": "average", "averaged_steps": [2, 4]}
+    )
+    assert "6 optimizer steps of 15 rows, the weights of steps 2, 4 averaged\n" in card(averaged)

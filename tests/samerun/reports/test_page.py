@@ -1,0 +1,157 @@
+import json
+import shutil
+import subprocess
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from linear_task import LinearTask
+
+from samerun.arguments.parsing import option
+from samerun.output import written
+from samerun.reports import figures, final_report
+from samerun.reports.page import summary
+from samerun.task import Analysis, ReportContent, Section
+
+HISTORY = [
+    {"step": step, "epoch": step / 4, "loss": 1 / step, "learning_rate": 0.1, "grad_norm": 1.0}
+    for step in (1, 2, 3)
+]
+HISTORY += [{"step": 2, "epoch": 0.5, "eval_loss": 0.7}, {"step": 3, "epoch": 0.75, "eval_loss": 0.6}]
+RUN = {
+    "arguments": {"metric_for_best_model": None, "weight_decay": 0.0, "max_grad_norm": 1.0, "seed": 1, "note": "<b>bold</b>"},
+    "plan": {"num_rows": 12, "batch": {"global_batch_size": 4}, "learning_rate": 0.1, "lr_scheduler_type": "linear",
+             "warmup_steps": 0},
+    "world_size": 1, "device": "cpu", "launcher": "python", "zero_stage": 0, "mixed_precision": "no",
+    "versions": {"torch": "1"},
+}  # fmt: skip
+METRICS = {
+    "best_step": 3,
+    "best_metric": 0.6,
+    "eval_loss": 0.6,
+    "test_loss": 0.5,
+    "train_steps": 3,
+    "train_runtime": 60.0,
+}
+
+
+class Judged(LinearTask):
+    def analyse(self, best, split):
+        figure, axes = figures.new_figure("errors")
+        axes.plot(best["error"])
+        section = Section("Worst rows", "By error.", ["text"], [["<script>alert(1)</script>"]])
+        return Analysis(show=lambda: ReportContent({"errors": figure}, [section]))
+
+
+@pytest.fixture
+def finished(tmp_path):
+    """A run's folder, before its reports are written."""
+    written.add(tmp_path)
+    (tmp_path / "run.json").write_text(json.dumps(RUN), encoding="utf-8")
+    (tmp_path / "metrics.json").write_text(json.dumps(METRICS), encoding="utf-8")
+    (tmp_path / "history.jsonl").write_text(
+        "".join(json.dumps(event) + "\n" for event in HISTORY), encoding="utf-8"
+    )
+    final_report.save_best_predictions(tmp_path, {"error": np.arange(3.0)})
+    return tmp_path
+
+
+@dataclass
+class Asked:
+    output_dir: str = option(help="where", per_machine=True)
+    report_to: tuple[str, ...] = option(("html",), help="whom")
+
+
+def write(folder, task, report_to=("html",)):
+    run = SimpleNamespace(accelerator=SimpleNamespace(trackers=[]))
+    final_report.write_reports(run, Asked(str(folder), report_to), task, {"validation": range(3)})
+
+
+def test_the_page_has_figures_tables_and_no_text_that_is_run(finished):
+    write(finished, Judged())
+    page = (finished / "report.html").read_text(encoding="utf-8")
+    names = {path.stem for path in (finished / "plots").iterdir()}
+    assert names == {"curve_loss", "curve_learning_rate", "curve_grad_norm", "errors"}
+    assert page.count("data:image/png;base64,") == 4
+    assert "12 rows were trained on for 3 steps of 4 rows, in 60.0 seconds on 1 process (cpu)" in page
+    assert "The best model is that of the last step, selected by loss (0.6000)" in page
+    assert "&lt;script&gt;alert(1)" in page
+    assert "<script" not in page
+    assert "<b>bold" not in page
+    assert "http" not in page  # nothing is loaded
+    assert written.foreign(finished, ["report.html", "plots", "validation_predictions.npz"]) == []
+    before = page, {path.name: path.read_bytes() for path in (finished / "plots").iterdir()}
+    write(finished, Judged())
+    assert before == (
+        (finished / "report.html").read_text(encoding="utf-8"),
+        {path.name: path.read_bytes() for path in (finished / "plots").iterdir()},
+    )
+
+
+def test_a_figure_that_cannot_be_drawn_does_not_fail_a_run_that_is_done(finished, capsys):
+    class Broken(LinearTask):
+        def analyse(self, best, split):
+            raise ZeroDivisionError("no rows")
+
+    write(finished, Broken())
+    assert "note           no figures for" in capsys.readouterr().out
+    assert (finished / "report.html").exists()
+    assert (finished / "README.md").exists()
+
+
+def test_without_html_there_is_a_card_alone(finished):
+    write(finished, Judged(), ("none",))
+    assert not (finished / "report.html").exists()
+    assert (finished / "README.md").exists()
+
+
+def test_predictions_that_are_too_large_are_not_kept(finished, monkeypatch):
+    monkeypatch.setattr(final_report, "MOST_BYTES", 8)
+    final_report.save_best_predictions(finished, {"error": np.arange(3.0)})
+    assert not (finished / "validation_predictions.npz").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+def test_a_browser_has_nothing_to_complain_about(finished):
+    write(finished, Judged())
+    options = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--enable-logging=stderr",
+        "--dump-dom",
+        "--window-size=375,800",
+    ]
+    command = ["chromium", *options, f"file://{finished / 'report.html'}"]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert "CONSOLE" not in shown.stderr
+    assert "Worst rows" in shown.stdout
+
+
+def test_curves_of_metrics_are_those_of_shares():
+    history = [{"step": step, "eval_rougeL": 0.1 * step, "eval_gen_len": 9.0} for step in (1, 2)]
+    (figure,) = figures.curves(history, ("loss", "rougeL", "gen_len")).values()
+    assert [line.get_label() for line in figure.axes[0].get_lines()] == ["rougeL"]
+
+
+def test_metrics_of_resampled_test_rows_are_kept_and_nothing_is_drawn(finished):
+    class Scored(LinearTask):
+        shown_metrics = ("error",)
+
+        def analyse(self, best, split):
+            return Analysis(
+                lambda rows: {"error": best["error"][rows].mean(), "other": 1}, lambda: pytest.fail("drawn")
+            )
+
+    final_report.save_test_resamples(finished, Scored(), {"error": np.array([0, 1])}, range(2))
+    with np.load(finished / "bootstrap_test.npz") as kept:
+        assert set(kept) == {"rows", "error"}
+        assert set(kept["error"].tolist()) == {0, 0.5, 1}
+
+
+def test_the_summary_says_when_the_best_model_is_an_average():
+    values = METRICS | {"exported": "average", "averaged_steps": [1, 3]}
+    said = " ".join(summary(RUN, values, (), "loss"))
+    assert "The best model is the average of the weights of steps 1, 3, selected by loss (0.6000)" in said

@@ -1,0 +1,258 @@
+from pathlib import Path
+from types import SimpleNamespace
+
+import accelerate
+import numpy as np
+import pytest
+from accelerate.utils import LoggerType
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from samerun.arguments.groups import TRACKERS
+from samerun.output import written
+from samerun.reports.tracker import (
+    HISTORY,
+    PROJECT_VARIABLES,
+    RESUMED,
+    SPEED,
+    Tracker,
+    project_of,
+    read_history,
+)
+
+
+class Accelerator(SimpleNamespace):
+    """As much of it as the tracker uses; remembers what trackers get."""
+
+    def __init__(self, is_main=True, log_with=()):
+        super().__init__(is_main_process=is_main, log_with=list(log_with), logged=[], started=[])
+        self.trackers = [
+            SimpleNamespace(name="mlflow", log=lambda metrics, step: self.logged.append((step, metrics)))
+        ]
+
+    def init_trackers(self, name, config, init_kwargs):
+        self.started.append((name, config, init_kwargs))
+
+
+def event(step, **more):
+    return {"step": step, "epoch": step / 10, "loss": 1 / step, **more}
+
+
+def write_history(folder, steps, accelerator=None):
+    tracker = Tracker(accelerator or Accelerator(), folder, 10, 0, False)
+    for step in steps:
+        tracker.log(event(step))
+    tracker.close()
+
+
+def test_a_history_that_has_no_room_is_named(tmp_path):
+    tracker = Tracker(Accelerator(), tmp_path, 10, 0, False)
+    tracker.history = Path("/dev/full").open("w")  # noqa: SIM115 - it cannot be closed, having no room
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path / HISTORY}'"):
+        tracker.log(event(1))
+
+
+def test_events_are_one_line_each(tmp_path):
+    accelerator = Accelerator()
+    tracker = Tracker(accelerator, tmp_path, 10, 0, False)
+    tracker.log(event(1, grad_norm=None), speed={"samples_per_second": 3.0})
+    tracker.log(event(2))
+    assert read_history(tmp_path, SPEED) == [{"step": 1, "samples_per_second": 3.0}]
+    assert read_history(tmp_path) == [
+        event(1, grad_norm=None),
+        event(2),
+    ]  # before it is closed: a crash loses nothing
+    tracker.close()
+    assert accelerator.logged == [
+        (1, {"epoch": 0.1, "loss": 1.0, "samples_per_second": 3.0}),
+        (2, {"epoch": 0.2, "loss": 0.5}),
+    ]
+
+
+def test_a_figure_that_is_not_finite_is_no_json(tmp_path):
+    tracker = Tracker(Accelerator(), tmp_path, 10, 0, False)
+    with pytest.raises(ValueError, match="JSON compliant"):
+        tracker.log(event(1, loss=float("nan")))
+    tracker.close()
+
+
+def test_a_new_run_begins_a_new_history(tmp_path):
+    write_history(tmp_path, [1, 2])
+    write_history(tmp_path, [5])
+    assert read_history(tmp_path) == [event(5)]
+
+
+@pytest.mark.parametrize(
+    ("tail", "kept"),
+    [
+        ("", [1, 2, 3]),
+        ('{"step": 4, "ep', [1, 2, 3]),
+        ('{"step": 4, "epoch": 0.4, "loss": 0.25}\n{"st', [1, 2, 3]),
+    ],
+)
+def test_a_resumed_run_drops_what_it_will_write_again(tmp_path, tail, kept):
+    write_history(tmp_path, [1, 2, 3])
+    with (tmp_path / HISTORY).open("a") as file:
+        file.write(tail)
+    tracker = Tracker(Accelerator(), tmp_path, 10, 3, True)
+    tracker.log(event(4))
+    tracker.close()
+    assert read_history(tmp_path) == [event(step) for step in [*kept, 4]]
+
+
+def test_a_last_line_without_its_end_does_not_swallow_the_next(tmp_path):
+    write_history(tmp_path, [1, 2])
+    path = tmp_path / HISTORY
+    path.write_text(path.read_text().rstrip("\n"))
+    tracker = Tracker(Accelerator(), tmp_path, 10, 2, True)
+    tracker.log(event(3))
+    tracker.close()
+    assert read_history(tmp_path) == [event(1), event(2), event(3)]
+
+
+def test_shown_figures_go_to_the_console(tmp_path, capsys):
+    tracker = Tracker(Accelerator(), tmp_path, 10, 0, False)
+    tracker.log(event(4, eval_loss=0.25, eval_auc=None), shown=("eval_loss", "eval_auc", "eval_nothing"))
+    tracker.log(event(5))
+    tracker.close()
+    assert capsys.readouterr().out == "step 4         epoch 0.40, eval_loss 0.2500\n"
+
+
+def test_an_image_is_a_file_and_goes_to_tensorboard(tmp_path):
+    accelerator, shown = Accelerator(), []
+    writer = SimpleNamespace(
+        add_image=lambda name, image, dataformats: shown.append((name, image.shape, dataformats))
+    )
+    logged = []
+    accelerator.trackers = [
+        SimpleNamespace(name="tensorboard", writer=writer),
+        SimpleNamespace(name="mlflow"),  # takes no images
+        *(
+            SimpleNamespace(
+                name=name,
+                log_images=lambda images, step, name=name: logged.append((name, images["slices"], step)),
+            )
+            for name in ("wandb", "aim")
+        ),
+    ]
+    tracker = Tracker(accelerator, tmp_path, 10, 0, False)
+    image = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
+    for _ in range(2):  # a better model's takes its place
+        tracker.image("slices", image)
+    tracker.close()
+    assert shown == [("slices", (2, 4, 3), "HWC")] * 2
+    (_, (of_wandb,), step), (_, of_aim, _) = logged[:2]
+    assert (of_wandb.size, of_aim.size, step) == ((4, 2), (4, 2), 0)
+    assert np.array_equal(np.asarray(Image.open(tmp_path / "plots" / "slices.png")), image)
+    assert written.foreign(tmp_path, ["images"]) == []
+
+
+def test_other_processes_are_silent(tmp_path, capsys):
+    accelerator = Accelerator(is_main=False)
+    tracker = Tracker(accelerator, tmp_path, 10, 0, False)
+    tracker.log(event(1), shown=("loss",))
+    tracker.say("a")
+    tracker.progress.start()
+    tracker.advance(1.0, 3)
+    tracker.close()
+    assert (capsys.readouterr().out, list(tmp_path.iterdir()), accelerator.logged) == ("", [], [])
+
+
+def test_trackers_get_the_arguments_as_plain_values(tmp_path):
+    accelerator = Accelerator(log_with=[LoggerType.TENSORBOARD])
+    tracker = Tracker(accelerator, tmp_path, 10, 0, False)
+    tracker.start_trackers("reviews", "first", {"seed": 1, "columns": ("a", "b"), "name": None})
+    tracker.close()
+    ((project, config, kwargs),) = accelerator.started
+    assert project == "reviews"
+    (board,) = accelerator.log_with
+    assert (board.run_name, board.logging_dir_param) == ("tensorboard", tmp_path)  # not a folder "reviews"
+    assert config == {"seed": 1, "columns": "('a', 'b')", "name": "None"}
+    assert kwargs["wandb"] == {"name": "first"}
+    silent = Accelerator()
+    Tracker(silent, tmp_path, 10, 0, False).start_trackers("reviews", None, {})
+    assert silent.started == []
+
+
+class Started(Accelerator):
+    """Opens one service, whose run it gives the id that it is told, or a new one."""
+
+    def init_trackers(self, name, config, init_kwargs):
+        super().init_trackers(name, config, init_kwargs)
+        run_id = init_kwargs.get("mlflow", {}).get("run_id", f"new {len(self.log_with)}")
+        self.trackers = [
+            SimpleNamespace(name="mlflow", tracker=SimpleNamespace(info=SimpleNamespace(run_id=run_id)))
+        ]
+
+
+def test_a_resumed_run_goes_on_with_the_same_run_of_a_service(tmp_path):
+    first, resumed, again = (Started(log_with=[None] * number) for number in (1, 2, 3))
+    for accelerator, resuming in ((first, False), (resumed, True), (again, False)):
+        tracker = Tracker(accelerator, tmp_path, 10, 3 if resuming else 0, resuming)
+        tracker.start_trackers("reviews", "mine", {"seed": 1})
+        tracker.close()
+    ids = [accelerator.trackers[0].tracker.info.run_id for accelerator in (first, resumed, again)]
+    assert ids == ["new 1", "new 1", "new 3"]
+    assert [accelerator.started[0][1] for accelerator in (first, resumed, again)] == [
+        {"seed": 1},
+        None,
+        {"seed": 1},
+    ]
+    assert resumed.started[0][2]["mlflow"] == {"run_name": "mine", "run_id": "new 1"}
+    assert resumed.started[0][2]["wandb"] == {"name": "mine"}
+    assert resumed.started[0][2]["dvclive"] == {"dir": str(tmp_path / "dvclive"), "resume": True}
+    assert set(RESUMED) <= set(TRACKERS)
+
+
+def test_tensorboard_shows_no_step_twice_after_an_earlier_checkpoint(tmp_path):
+    for steps, first_step in (((2, 4, 6), 0), ((4, 6), 2)):
+        accelerator = accelerate.Accelerator(cpu=True, log_with="tensorboard", project_dir=tmp_path)
+        tracker = Tracker(accelerator, tmp_path, 10, first_step, first_step > 0)
+        tracker.start_trackers("reviews", None, {"seed": 1})
+        for step in steps:
+            tracker.log({"step": step, "epoch": 0.1, "loss": first_step + step})
+        tracker.close()
+        accelerator.end_training()
+    shown = EventAccumulator(str(tmp_path / "tensorboard")).Reload().Scalars("loss")
+    assert [(event.step, event.value) for event in shown] == [(2, 2.0), (4, 6.0), (6, 8.0)]
+
+
+def test_trackers_get_no_value_twice_after_an_earlier_checkpoint(tmp_path):
+    tracker = Tracker(Accelerator(), tmp_path, 10, 0, False)
+    tracker.log(event(2))
+    tracker.log(
+        event(4), speed={"samples_per_second": 3.0}
+    )  # and then the run is killed, before it evaluates
+    tracker.close()
+    accelerator = Accelerator()
+    tracker = Tracker(accelerator, tmp_path, 10, 2, True)
+    tracker.log(event(4), speed={"samples_per_second": 3.5})
+    tracker.log({"step": 4, "epoch": 0.4, "eval_loss": 0.5})
+    tracker.log(event(6))
+    tracker.close()
+    assert accelerator.logged == [(4, {"eval_loss": 0.5}), (6, {"epoch": 0.6, "loss": 1 / 6})]
+    for killed in (True, False):  # before it logs anything: then history.jsonl knows less than trackers
+        accelerator = Started(log_with=[None])
+        tracker = Tracker(accelerator, tmp_path, 10, 2, True)
+        tracker.start_trackers("reviews", None, {})
+        accelerator.trackers[0].log = lambda metrics, step, logged=accelerator.logged: logged.append(
+            (step, metrics)
+        )
+        for step in () if killed else (4, 6, 8):
+            tracker.log(event(step))
+        tracker.close()
+    assert accelerator.logged == [(8, {"epoch": 0.8, "loss": 1 / 8})]
+    assert [each["step"] for each in read_history(tmp_path)] == [2, 4, 6, 8]
+
+
+def test_trackers_are_those_of_accelerate():
+    assert set(TRACKERS) == {str(kind) for kind in LoggerType} - {"all"}
+
+
+def test_a_project_is_what_is_given_or_set_or_the_task(monkeypatch):
+    for name in PROJECT_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    assert project_of(SimpleNamespace(project_name=None), "classify") == "classify"
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "reviews")
+    assert project_of(SimpleNamespace(project_name=None), "classify") == "reviews"
+    assert project_of(SimpleNamespace(project_name="mine"), "classify") == "mine"

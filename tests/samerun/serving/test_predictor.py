@@ -1,0 +1,162 @@
+"""Predictions in memory are those of the task's own command."""
+
+import json
+import shutil
+
+import masks_job
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import (
+    AutoTokenizer,
+    BertConfig,
+    EncoderDecoderConfig,
+    EncoderDecoderModel,
+    SegformerConfig,
+    SegformerForSemanticSegmentation,
+    SegformerImageProcessorPil,
+)
+
+from samerun.errors import InputError
+from samerun.models.contributions import word_contributions
+from samerun.models.small_cnn import SmallCNN, SmallCNNConfig, save_small_cnn
+from samerun.serving.predictor import load_predictor
+
+TEXTS = ["return the values", "a", "sort the eigenvalues of a matrix and cut the text", "", "矩阵 b 😀"]
+
+
+def bert(folder, bert_folder):
+    shutil.copytree(bert_folder, folder)
+
+
+def encoder_decoder(folder, bert_folder):
+    tokenizer = AutoTokenizer.from_pretrained(bert_folder)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    configs = [BertConfig(vocab_size=len(tokenizer), max_position_embeddings=32, **sizes) for _ in range(2)]
+    config = EncoderDecoderConfig.from_encoder_decoder_configs(*configs)
+    config.decoder_start_token_id, config.pad_token_id = tokenizer.cls_token_id, tokenizer.pad_token_id
+    config.eos_token_id = tokenizer.sep_token_id
+    torch.manual_seed(0)
+    EncoderDecoderModel(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def small_cnn(folder, _):
+    folder.mkdir()
+    torch.manual_seed(0)
+    config = SmallCNNConfig(3, (16, 16), {0: "dark", 1: "light"})
+    save_small_cnn(config, SmallCNN(config).state_dict(), str, folder)
+
+
+def segformer(folder, _):
+    config = SegformerConfig.from_pretrained(
+        masks_job.segformer(folder), id2label=dict(enumerate(masks_job.CLASSES))
+    )
+    torch.manual_seed(0)
+    SegformerForSemanticSegmentation(config).save_pretrained(folder)
+    SegformerImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(folder)
+
+
+MODELS = {"classify": bert, "titlegen": encoder_decoder, "image_classify": small_cnn, "segment": segformer}
+OPTIONS = {"titlegen": ["--num_return_sequences", "2", "--max_title_length", "5"]}
+
+
+@pytest.mark.parametrize("task", MODELS)
+def test_lines_are_those_of_the_task_on_a_file(task, tmp_path, bert_folder, script):
+    best, run, rows = tmp_path / "best", tmp_path / "run", tmp_path / "rows"
+    MODELS[task](best, bert_folder)
+    options = OPTIONS.get(task, [])
+    if task in ("classify", "titlegen"):
+        rows, items = tmp_path / "rows.jsonl", TEXTS
+        rows.write_text("".join(json.dumps({"text": text}) + "\n" for text in items), encoding="utf-8")
+    else:
+        rows.mkdir()
+        generator = np.random.default_rng(0)
+        for name, size in (("a", (20, 30)), ("b", (33, 17)), ("c", (32, 32))):
+            Image.fromarray(generator.integers(0, 255, (*size, 3), dtype=np.uint8)).save(rows / f"{name}.png")
+        items = [path.read_bytes() for path in sorted(rows.iterdir())]
+    argv = [
+        "--do_predict",
+        "--model_name_or_path",
+        str(best),
+        "--test_file",
+        str(rows),
+        "--output_dir",
+        str(run),
+    ]
+    ended = script(task, [*argv, *options, "--report_to", "none"])
+    assert (ended.code, ended.err) == (0, "")
+    expected = [
+        json.loads(line) for line in (run / "predictions.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
+
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    found = load_predictor(task, str(best), str(memory), options)(items)
+
+    assert len(found) == len(items)
+    for ours, theirs in zip(found, expected, strict=True):
+        for name in ("mask", "image"):
+            path, other = ours.pop(name, None), theirs.pop(name, None)
+            if name == "mask" and path:
+                assert (memory / path).read_bytes() == (run / other).read_bytes()
+        assert ours == {name: value for name, value in theirs.items() if name != "id"}
+
+
+def test_what_cannot_be_predicted_in_memory_is_refused(tmp_path, bert_folder):
+    predictor = load_predictor("classify", str(bert_folder), str(tmp_path), [])
+    with pytest.raises(InputError, match="text 1: holds half of a character"):
+        predictor(["a", "\ud800"])
+    with pytest.raises(InputError, match="a model of segment3d predicts files only; use python app"):
+        load_predictor("segment3d", str(tmp_path), str(tmp_path), [])
+    small_cnn(tmp_path / "cnn", None)
+    predictor = load_predictor("image_classify", str(tmp_path / "cnn"), str(tmp_path), [])
+    with pytest.raises(InputError, match="image 0: is no image that Pillow can read"):
+        predictor([b"hello"])
+
+
+def test_half_precision_is_autocast_or_refused(tmp_path, bert_folder):
+    plain = load_predictor("classify", str(bert_folder), str(tmp_path), [])(TEXTS)
+    half = load_predictor("classify", str(bert_folder), str(tmp_path), ["--mixed_precision", "bf16"])(TEXTS)
+    assert half != plain
+    for ours, theirs in zip(half, plain, strict=True):
+        assert ours["probabilities"] == pytest.approx(theirs["probabilities"], abs=0.01)
+    with pytest.raises(InputError, match="fp16 is not available on a CPU; use bf16"):
+        load_predictor(
+            "classify", str(bert_folder), str(tmp_path), ["--mixed_precision", "fp16", "--use_cpu", "true"]
+        )
+
+
+def test_words_contribute_what_the_gradient_says(tmp_path, bert_folder):
+    """Of a model whose logits are sums over its embeddings, gradient x input is what each word adds."""
+
+    class Sum(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embeddings = torch.nn.Embedding(200, 1)
+
+        def get_input_embeddings(self):
+            return self.embeddings
+
+        def forward(self, input_ids, attention_mask):
+            total = (self.embeddings(input_ids)[..., 0] * attention_mask).sum(1)
+            return type("Output", (), {"logits": torch.stack([total, -2 * total], 1)})
+
+    model, tokenizer, text = Sum(), AutoTokenizer.from_pretrained(bert_folder), "return  eigenvalues of zz"
+
+    def encoded(max_length):
+        return tokenizer(
+            text, truncation=True, max_length=max_length, return_offsets_mapping=True, return_tensors="pt"
+        )
+
+    first, second = word_contributions(model, encoded(32), [0, 1])
+    assert [text[start:end] for start, end, _ in first] == ["return", "eigenvalues", "of", "zz"]
+    for (start, end, value), (_, _, doubled) in zip(first, second, strict=True):
+        ids = tokenizer(text[start:end], add_special_tokens=False)["input_ids"]
+        assert value == pytest.approx(model.embeddings.weight[ids].sum().item(), abs=2e-6)
+        assert doubled == pytest.approx(-2 * value, abs=4e-6)
+    assert len(word_contributions(model, encoded(4), [0])[0]) < 4  # two of its tokens are special
+    explained = load_predictor("classify", str(bert_folder), str(tmp_path), [])
+    (line,) = explained([text])
+    assert set(explained.explain(text, line)["words"]) == set(line["probabilities"])

@@ -1,0 +1,177 @@
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from samerun.errors import InputError
+from samerun.plan import (
+    CPU_TOKENS,
+    DEFAULT_GLOBAL_BATCH_SIZE,
+    BatchShape,
+    batch_of,
+    derive_batch,
+    describe,
+    evaluation_batch,
+    make_plan,
+)
+from samerun.task import Split
+
+SIZES = st.integers(1, 300)
+
+
+def plan_of(arguments, rows, processes, by_tokens=False):
+    split = Split("rows", None, rows, lengths=np.ones(rows))
+    return make_plan(
+        arguments, split, SimpleNamespace(world_size=processes, micro_batches_by_tokens=by_tokens)
+    )
+
+
+def check_shape(batch):
+    """The passes hold the global batch; one row a pass less, or one pass less, would not."""
+    passes = batch.world_size * batch.accumulation
+    assert (batch.micro_batch_size - 1) * passes < batch.global_batch_size <= batch.micro_batch_size * passes
+    assert 1 <= batch.accumulation <= math.ceil(batch.global_batch_size / batch.world_size)
+
+
+@given(SIZES, SIZES, SIZES)
+def test_accumulation_is_derived_from_an_upper_bound(world_size, total, most):
+    batch = derive_batch(world_size, total, per_device_train_batch_size=most)
+    check_shape(batch)
+    assert (batch.global_batch_size, batch.world_size) == (total, world_size)
+    assert batch.micro_batch_size <= most
+    assert (batch.accumulation - 1) * most * world_size < total  # no pass more than needed
+
+
+@given(SIZES, SIZES, SIZES)
+def test_micro_batch_is_derived_from_the_accumulation(world_size, total, accumulation):
+    batch = derive_batch(world_size, total, gradient_accumulation_steps=accumulation)
+    check_shape(batch)
+    assert batch.accumulation == min(accumulation, math.ceil(total / world_size))
+
+
+@given(SIZES, SIZES, SIZES)
+def test_global_batch_is_the_product_of_the_others(world_size, micro, accumulation):
+    assert derive_batch(world_size, None, micro, accumulation) == BatchShape(
+        world_size * micro * accumulation, world_size, micro, accumulation, follows_processes=True
+    )
+
+
+@given(SIZES, SIZES, SIZES, SIZES)
+def test_all_three_agree_or_are_refused(world_size, total, micro, accumulation):
+    agree = accumulation == derive_batch(world_size, total, micro).accumulation
+    if agree:
+        assert derive_batch(world_size, total, micro, accumulation) == derive_batch(world_size, total, micro)
+    else:
+        with pytest.raises(InputError, match="contradict each other"):
+            derive_batch(world_size, total, micro, accumulation)
+
+
+def test_default_and_the_contradiction_in_words():
+    assert derive_batch(2) == BatchShape(DEFAULT_GLOBAL_BATCH_SIZE, 2, 16, 1)
+    with pytest.raises(InputError) as caught:
+        derive_batch(2, 64, 8, 3)
+    assert caught.value.problems == [
+        "batch arguments contradict each other: --global_batch_size 64 on 2 process(es) is 32 rows "
+        "each, which "
+        "--per_device_train_batch_size 8 makes 4 micro-batch(es), but --gradient_accumulation_steps "
+        "is 3; leave one of the "
+        "three out"
+    ]
+
+
+def test_idle_share():
+    assert BatchShape(32, 4, 8, 1).idle_share == 0
+    assert BatchShape(9, 8, 2, 1).idle_share == 1 - 9 / 16
+
+
+def test_plan_of_a_run(arguments):
+    plan = plan_of(
+        arguments(global_batch_size=10, num_train_epochs=2.5, warmup_ratio=0.1, save_steps=0), 101, 2
+    )
+    assert (plan.steps_per_epoch, plan.total_steps, plan.warmup_steps) == (11, 28, 3)
+    assert (plan.eval_steps, plan.save_steps, plan.logging_steps) == (11, None, 10)
+    assert [plan.epoch_of(step) for step in (0, 10, 11, 27)] == [(0, 0), (0, 10), (1, 0), (2, 5)]
+    assert plan.batch == derive_batch(2, 10)
+
+
+def test_steps_asked_for_win_over_epochs(arguments):
+    plan = plan_of(
+        arguments(max_steps=7, eval_strategy="steps", eval_steps=3, save_steps=4, warmup_steps=7), 1000, 1
+    )
+    assert (plan.total_steps, plan.warmup_steps, plan.eval_steps, plan.save_steps) == (7, 7, 3, 4)
+    assert plan_of(arguments(eval_strategy="no", do_eval=False), 5, 1).eval_steps is None
+    at_the_end = plan_of(arguments(eval_strategy="no", max_steps=7), 5, 1)
+    assert [step for step in range(1, 8) if at_the_end.due(step, at_the_end.eval_steps)] == [7]
+    assert plan_of(arguments(num_train_epochs=0.01), 40, 1).total_steps == 1
+    assert plan_of(arguments(), 100, 1).save_steps == 4  # an epoch
+
+
+@pytest.mark.parametrize(("kind", "rate"), [("none", 1e-3), ("linear", 4e-3), ("sqrt", 2e-3)])
+def test_learning_rate_scales_with_the_batch(arguments, kind, rate):
+    asked = arguments(learning_rate=1e-3, lr_scaling=kind, global_batch_size=64, base_global_batch_size=16)
+    assert plan_of(asked, 1000, 1).learning_rate == pytest.approx(rate, rel=1e-12)
+
+
+def test_what_scaling_made_of_the_learning_rate_is_printed(arguments):
+    asked = {
+        "learning_rate": 1e-3,
+        "global_batch_size": 64,
+        "base_global_batch_size": 16,
+        "max_steps": 4,
+        "warmup_steps": 2,
+    }
+    line = describe(plan_of(arguments(**asked, lr_scaling="sqrt"), 1000, 1))[2]
+    assert line == (
+        "learning rate  0.002 at its peak (--learning_rate times 2, --lr_scaling), 0.001 in the "
+        "first step, 0.001 in the last; "
+        "2 warm-up step(s), linear"
+    )
+    assert "times" not in describe(plan_of(arguments(**asked), 1000, 1))[2]
+
+
+def test_due_at_every_interval_and_at_the_end(arguments):
+    plan = plan_of(arguments(max_steps=7), 1000, 1)
+    assert [step for step in range(1, 8) if plan.due(step, 3)] == [3, 6, 7]
+    assert not any(plan.due(step, None) for step in range(1, 8))
+
+
+def test_batch_arithmetic_in_words(arguments):
+    lines = describe(plan_of(arguments(global_batch_size=9), 90, 8))
+    assert lines[0] == "global batch   9 rows = 8 process(es) x at most 2 rows x 1 micro-batch(es)"
+    assert lines[-1].endswith(
+        "9 rows do not divide evenly among 8 processes; use --global_batch_size 8 or 16"
+    )
+    assert len(describe(plan_of(arguments(global_batch_size=16), 90, 8))) == 4
+    assert describe(plan_of(arguments(global_batch_size=3), 90, 8))[-1].endswith("--global_batch_size 8")
+    first, *_, last = describe(plan_of(arguments(per_device_train_batch_size=4), 90, 8))
+    assert first == "global batch   32 rows = 8 process(es) x at most 4 rows x 1 micro-batch(es)"
+    assert (
+        last == "note           the global batch depends on the number of processes; --global_batch_size 32 "
+        "fixes it"
+    )
+
+
+def test_a_cpu_works_in_passes_of_so_many_tokens_unless_told_otherwise(arguments):
+    assert batch_of(arguments(), 2, by_tokens=True) == BatchShape(32, 2, 16, 16, CPU_TOKENS)
+    assert batch_of(arguments(), 2) == BatchShape(32, 2, 16, 1)
+    assert batch_of(arguments(max_tokens_per_micro_batch=99), 2) == BatchShape(32, 2, 16, 16, 99)
+    for asked in (
+        arguments(global_batch_size=32, per_device_train_batch_size=8),
+        arguments(gradient_accumulation_steps=2),
+    ):
+        assert batch_of(asked, 2, by_tokens=True) == batch_of(asked, 2) == BatchShape(32, 2, 8, 2)
+    line = describe(plan_of(arguments(global_batch_size=9), 90, 8, by_tokens=True))[0]
+    assert (
+        line == "global batch   9 rows = 8 process(es) x micro-batches of at most 2048 tokens, as many as a "
+        "step's rows need"
+    )
+
+
+def test_an_evaluation_batch_has_rows_or_tokens(arguments):
+    assert evaluation_batch(arguments()) == (32, None)
+    assert evaluation_batch(arguments(), by_tokens=True) == (32, CPU_TOKENS)
+    assert evaluation_batch(arguments(per_device_eval_batch_size=5), by_tokens=True) == (5, None)
+    assert evaluation_batch(arguments(max_tokens_per_eval_batch=99)) == (32, 99)

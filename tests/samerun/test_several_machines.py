@@ -1,0 +1,128 @@
+"""What several machines compare before a run, and what is sent to those that do not see rank 0's disk."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from samerun import preflight, training_setup
+from samerun.arguments.parsing import names_of
+from samerun.checkpoints import local_copy
+from samerun.errors import InputError
+from samerun.launching import processes, rendezvous
+from samerun.launching.shutdown import failures_end_the_job
+
+
+@pytest.fixture
+def place(environment, monkeypatch):
+    """Makes this process one of two machines with two processes each; returns what it brought to the
+    rendezvous."""
+    brought = []
+    monkeypatch.setattr(
+        rendezvous, "wait_for_all_ranks", lambda compared, timeout: brought.append((compared, timeout))
+    )
+
+    def make(rank):
+        environment.update(RANK=str(rank), WORLD_SIZE="4", LOCAL_RANK=str(rank % 2), LOCAL_WORLD_SIZE="2")
+        environment.update(MASTER_ADDR="alpha", MASTER_PORT="1234")
+        return brought
+
+    return make
+
+
+def test_a_process_brings_what_must_be_alike(place, arguments, tmp_path):
+    (tmp_path / "train.csv").write_text("text,labels\na,b\n")
+    brought = place(2)
+    given = {
+        "train_file": str(tmp_path / "train.csv"),
+        "test_file": str(tmp_path / "none.csv"),
+        "start_timeout": 7,
+        "seed": 5,
+    }
+    preflight.check(arguments(output_dir=str(tmp_path / "run"), **given))
+    compared, timeout = brought[0]
+    assert timeout == 7
+    assert compared["arguments"]["--seed"] == 5
+    # Places may differ between machines; what they hold may not.
+    assert not {"--output_dir", "--train_file", "--test_file", "--start_timeout"} & set(compared["arguments"])
+    assert compared["files"]["--train_file (train.csv)"].startswith("16 bytes, sha256 ")
+    assert compared["files"]["--test_file (none.csv)"] == "unreadable (No such file or directory)"
+    assert set(compared["libraries"]) >= {"torch", "deepspeed"}
+    assert "app/samerun/application.py" in compared["code"]
+    json.dumps(compared)
+
+
+def test_one_process_of_a_machine_brings_what_costs_something(place, arguments, tmp_path):
+    brought = place(3)
+    preflight.check(arguments(output_dir=str(tmp_path)))
+    assert not {"files", "code", "libraries"} & set(brought[0][0])
+
+
+def test_a_file_of_the_arguments_is_compared_under_its_own_name_only(arguments):
+    files = ["train_file", "validation_file", "test_file", "user_dictionary"]
+    assert names_of(arguments(), reads=True, per_machine=True) == files
+    assert {"seed", "model_name_or_path"} <= set(names_of(arguments(), per_machine=False))
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_only_rank_0_looks_at_the_folder(place, arguments, tmp_path, rank):
+    place(rank)
+    (tmp_path / "metrics.json").touch()
+    if rank == 0:
+        with pytest.raises(InputError, match=r"metrics\.json would be replaced"):
+            preflight.check(arguments(output_dir=str(tmp_path)))
+    else:
+        preflight.check(arguments(output_dir=str(tmp_path)))
+        preflight.check(arguments(output_dir=str(tmp_path / "new")))
+        assert not (tmp_path / "new").exists()
+
+
+def test_a_failure_is_sent_to_the_machines_that_wait(environment, monkeypatch, capsys):
+    notices, ended = [], []
+    monkeypatch.setattr(
+        rendezvous, "send_failure_notice", lambda problems, code: notices.append((problems, code))
+    )
+    monkeypatch.setattr("os._exit", ended.append)
+    monkeypatch.setattr("samerun.launching.signals.exit_now", ended.append)
+    with failures_end_the_job(debug=False):
+        raise InputError("a.csv:3: bad", "b.csv: gone")
+    with failures_end_the_job(debug=False):
+        raise ZeroDivisionError("oops")
+    assert notices == [(["a.csv:3: bad", "b.csv: gone"], 2), (["ZeroDivisionError: oops"], 3)]
+    assert ended == [2, 3]
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_best_model_is_loaded_from_where_this_machine_has_it(arguments, monkeypatch, tmp_path, shared):
+    seen = []
+    monkeypatch.setattr(
+        local_copy, "fetch", lambda run, folder, shared: seen.append((folder, shared)) or tmp_path / "copy"
+    )
+    monkeypatch.setattr(local_copy, "discard", lambda run, place, folder: seen.append((place, folder)))
+    given = arguments(output_dir="runs/a", shared_output_dir=shared)
+    best = Path("runs/a/best")
+    assert training_setup.load_best(SimpleNamespace(), given, lambda place: place) == tmp_path / "copy"
+    with pytest.raises(KeyError):
+        training_setup.load_best(SimpleNamespace(), given, {}.__getitem__)
+    assert seen == [(best, shared), (tmp_path / "copy", best)] * 2
+
+
+@pytest.mark.parametrize("machines", [1, 2])
+def test_connection_errors_between_machines_are_explained(environment, machines):
+    environment["GLOO_SOCKET_IFNAME"] = "eth0"
+    launch = SimpleNamespace(world_size=2, local_world_size=2 // machines, backend="gloo")
+    error = RuntimeError("Gloo connectFullMesh failed with [pair.cc:156] timed out\nmore")
+    with (
+        pytest.raises(InputError if machines == 2 else RuntimeError) as caught,
+        processes._explain_connection_errors(launch),
+    ):
+        raise error
+    if machines == 2:
+        assert (
+            "over network interface eth0 (Gloo connectFullMesh failed with [pair.cc:156] timed out)"
+            in str(caught.value)
+        )
+    with pytest.raises(RuntimeError, match="of another kind"), processes._explain_connection_errors(launch):
+        raise RuntimeError("of another kind")

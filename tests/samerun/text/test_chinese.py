@@ -1,0 +1,204 @@
+import copy
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer, BertTokenizer, RoFormerTokenizer
+
+from samerun.errors import InputError
+from samerun.reading.stored_rows import Column
+from samerun.reading.tokens import encode_cached
+from samerun.text.chinese import jieba_tokenizer
+from samerun.text.tokenizer import TextEncoder, load_tokenizer, tokenizer_fingerprint
+from samerun.text.vocabulary import SPECIAL_TOKENS, train_tokenizer
+
+APP = Path(__file__).parents[3] / "app"
+WORDS = """
+人工智能 未来 深度 机器学习 模型 编程 c++ t恤
+人 工 智 能 是 未 来 深 度 学 习 的 模 型 机 器 与 用 编 程 ， 。
+bert ##s caf cafe gp ##t - 4 [unused1] ##ing un ##used ing [ ] # 1 t 恤 said ai & at + c
+"""
+TEXTS = [
+    "人工智能是未来，深度学习模型。",
+    "用C++编程的T恤",
+    "BERTs 与 café 的模型",
+    "plain BERTs café GPT-4",
+    "",
+    "编程 [MASK] 模型",
+    "机器学习",
+]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "vocab.txt").write_text(
+        "\n".join([*SPECIAL_TOKENS, *WORDS.split()]) + "\n", encoding="utf-8"
+    )
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "big_bird"}')
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def dictionary(tmp_path):
+    path = tmp_path / "words.txt"
+    path.write_text("\ufeff机器学习 50000 n\n\nT恤\n深度学习\n未来学 3\n学\nai\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def tokenizer(folder):
+    return jieba_tokenizer(folder, None, [])
+
+
+def ids_of(tokenizer):
+    return tokenizer(TEXTS)["input_ids"]
+
+
+def test_words_of_the_vocabulary_are_tokens_and_others_become_characters(tokenizer):
+    assert tokenizer.tokenize("人工智能是未来，深度学习的模型") == [
+        *("人工智能", "是", "未来", "，", "深度", "学", "习", "的", "模型"),
+    ]  # fmt: skip
+
+
+def test_latin_text_is_mostly_what_bert_makes_of_it(tokenizer, folder):
+    stock = BertTokenizer.from_pretrained(folder)
+    for text in ("BERTs café GPT-4", "un\tused\u200b ##ing", "naïve 4-4 [MASK]", "AT&T C#"):
+        assert tokenizer.tokenize(text) == stock.tokenize(text)
+    assert tokenizer.tokenize("用C++编程，1+1") == ["用", "c++", "编程", "，", "1", "+", "1"]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"do_lower_case": False}, {"do_lower_case": False, "strip_accents": True}]
+)
+def test_case_accents_and_length_are_the_models(folder, tmp_path, options):
+    BertTokenizer.from_pretrained(
+        folder, model_max_length=77, truncation_side="left", **options
+    ).save_pretrained(tmp_path)
+    stock, words = BertTokenizer.from_pretrained(tmp_path), jieba_tokenizer(tmp_path, None, [])
+    for text in ("bert BERT", "caf\u00e9") if "strip_accents" in options or not options else ("bert BERT",):
+        assert words.tokenize(text) == stock.tokenize(text)
+    assert (words.model_max_length, words.truncation_side) == (77, "left")
+
+
+def test_pairs_padding_and_truncation_work_as_usual(tokenizer):
+    ids = tokenizer.get_vocab()
+    batch = tokenizer(
+        ["人工智能的", "编程"], ["模型", "未来模型"], padding=True, truncation=True, max_length=6
+    )
+    assert batch["input_ids"] == [
+        [2, ids["人工智能"], ids["的"], 3, ids["模型"], 3],
+        [2, ids["编程"], 3, ids["未来"], ids["模型"], 3],
+    ]
+    assert batch["token_type_ids"] == [[0, 0, 0, 0, 1, 1], [0, 0, 0, 1, 1, 1]]
+    shorter = tokenizer(["人工智能的模型", "编程"], padding=True, truncation=True, max_length=4)
+    assert shorter["input_ids"][1] == [2, ids["编程"], 3, 0]
+
+
+def test_user_words_of_the_vocabulary_are_kept_whole(folder, dictionary, tokenizer):
+    notes = []
+    own = jieba_tokenizer(folder, dictionary, notes)
+    assert tokenizer.tokenize("机器学习") == [
+        "机",
+        "器",
+        "学",
+        "习",
+    ]  # rjieba: 机器 / 学习, neither in the vocabulary
+    assert own.tokenize("用机器学习") == ["用", "机器学习"]
+    assert own.tokenize("T恤") == ["t恤"]
+    assert own.tokenize("人工智能") == ["人工智能"]
+    assert own.tokenize("said ai") == ["said", "ai"]
+    assert own.get_vocab() == tokenizer.get_vocab()
+    assert notes == [
+        f"user dictionary {dictionary}: 2 of 6 words are not in the vocabulary and change nothing, "
+        "such as '深度学习'"
+    ]
+    assert tokenizer_fingerprint(own) != tokenizer_fingerprint(tokenizer)
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("model_type", ["bert", "big_bird", "encoder-decoder"])
+def test_plain_autotokenizer_gives_the_same_ids(folder, dictionary, tmp_path, arguments, given, model_type):
+    own = jieba_tokenizer(folder, dictionary if given else None, [])
+    own.save_pretrained(tmp_path / "first")
+    parts = (
+        {"encoder": {"model_type": "big_bird"}, "decoder": {"model_type": "bert"}}
+        if "-" in model_type
+        else {}
+    )
+    (tmp_path / "first" / "config.json").write_text(json.dumps({"model_type": model_type, **parts}))
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "first")
+    assert type(loaded) is RoFormerTokenizer
+    loaded.save_pretrained(tmp_path / "second")
+    for again in (
+        own,
+        loaded,
+        AutoTokenizer.from_pretrained(tmp_path / "second"),
+        jieba_tokenizer(tmp_path / "first", None, []),
+    ):
+        assert ids_of(again) == ids_of(own)
+        assert tokenizer_fingerprint(again) == tokenizer_fingerprint(own)
+    saved = load_tokenizer(arguments(tokenizer_name=str(tmp_path / "first")), [], [])
+    assert ids_of(copy.deepcopy(saved)) == ids_of(own)
+    assert saved.tokenize("机器学习") == (["机器学习"] if given else list("机器学习"))
+    assert saved("编程", "模型")["token_type_ids"] == [0, 0, 0, 1, 1]
+
+
+def test_tokens_added_to_the_model_keep_their_ids(folder, tmp_path):
+    stock = BertTokenizer.from_pretrained(folder)
+    stock.add_tokens(["编程模型", "智能是"])
+    stock.save_pretrained(tmp_path)
+    words = jieba_tokenizer(tmp_path, None, [])
+    assert words.get_vocab() == stock.get_vocab()
+    assert words.tokenize("用编程模型") == ["用", "编程模型"]
+
+
+def test_copies_pickles_and_processes_give_the_same_ids(folder, dictionary, token_cache):
+    own = jieba_tokenizer(folder, dictionary, [])
+    for other in (pickle.loads(pickle.dumps(own)), copy.deepcopy(own)):
+        assert ids_of(other) == ids_of(own)
+    assert tokenizer_fingerprint(own) == tokenizer_fingerprint(pickle.loads(pickle.dumps(own)))
+    texts = Column.of(TEXTS * 400)
+    found = encode_cached(texts, TextEncoder(own, 12), tokenizer_fingerprint(own), num_proc=2)["input_ids"]
+    assert [found[row].tolist() for row in range(len(TEXTS))] == own(TEXTS, truncation=True, max_length=12)[
+        "input_ids"
+    ]
+
+
+@pytest.mark.slow
+def test_rjieba_is_loaded_where_words_are_cut_only(bert_folder, folder):
+    program = (
+        "import sys; from samerun.text.chinese import jieba_tokenizer\n"
+        "from samerun.text.tokenizer import tokenizer_fingerprint; from transformers import AutoTokenizer\n"
+        f"tokenizer_fingerprint(AutoTokenizer.from_pretrained({str(bert_folder)!r})); assert "
+        "'rjieba' not in sys.modules\n"
+        f"jieba_tokenizer({str(folder)!r}, None, []); assert 'rjieba' in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(APP)}, check=True)
+
+
+def test_vocabularies_without_chinese_words_are_refused(tmp_path):
+    (tmp_path / "sentencepiece").mkdir()
+    words = ["<pad>", "</s>", "▁深度", *WORDS.split()]
+    (tmp_path / "sentencepiece" / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
+    train_tokenizer(["深度学习 bert"], 40).save_pretrained(tmp_path / "characters")
+    for name in ("none", "characters", "sentencepiece"):
+        (tmp_path / name).mkdir(exist_ok=True)
+        with pytest.raises(InputError, match=f"{name} has no WordPiece vocabulary that holds Chinese words"):
+            jieba_tokenizer(tmp_path / name, None, [])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "cannot be read"), (b"\xb0\xa1\xff", "not UTF-8 at byte 0"), (b"\n \n", "holds no word")],
+)
+def test_an_unreadable_user_dictionary_is_refused(folder, tmp_path, content, message):
+    path = tmp_path / "words.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        jieba_tokenizer(folder, path, [])

@@ -1,0 +1,116 @@
+"""--generation_config: what is passed on to transformers, what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from text_tasks import SEARCH
+from transformers import AutoTokenizer, BertConfig, EncoderDecoderConfig, EncoderDecoderModel
+
+from samerun.errors import InputError
+from samerun.plan import Modes
+from samerun.text import arguments
+from samerun.text.search import SETTINGS, read_generation_config, with_search_defaults
+from samerun.text.titles import plain_model
+
+SIZES = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "vocab_size": 30,
+}
+EACH = {
+    "repetition_penalty": 1.5,
+    "encoder_no_repeat_ngram_size": 2,
+    "exponential_decay_length_penalty": [2, 1.5],
+    "bad_words_ids": [[5], [6, 7]],
+    "sequence_bias": [[[8], 2.0]],
+    "suppress_tokens": [9],
+    "begin_suppress_tokens": [10],
+}
+
+
+@pytest.fixture
+def read(tmp_path, bert_folder):
+    def write(content):
+        path = tmp_path / "search.json"
+        path.write_text(json.dumps(content))
+        return read_generation_config(str(path), AutoTokenizer.from_pretrained(bert_folder))
+
+    return write
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    parts = BertConfig(**SIZES), BertConfig(**SIZES, is_decoder=True, add_cross_attention=True)
+    model = EncoderDecoderModel(EncoderDecoderConfig.from_encoder_decoder_configs(*parts)).eval()
+    for part in (model.config, model.generation_config):
+        part.decoder_start_token_id, part.pad_token_id, part.eos_token_id = 2, 0, 3
+    return model
+
+
+def test_every_setting_is_passed_on_and_stored(read, model, tmp_path):
+    assert set(EACH) == set(SETTINGS)
+    search = dataclasses.replace(
+        SEARCH, num_beams=2, max_length=6, further=read(EACH | {"transformers_version": "5.0"})
+    )
+    assert search.further == EACH
+    inputs = {"input_ids": torch.randint(4, 30, (3, 7)), "attention_mask": torch.ones(3, 7, dtype=torch.long)}
+    found = search.search(model, inputs, None)[0][:, 0]
+    assert not torch.isin(found, torch.tensor([5, 9])).any()
+
+    plain_model(model, search).generation_config.save_pretrained(tmp_path)
+    stored = json.loads((tmp_path / "generation_config.json").read_text())
+    assert {name: stored[name] for name in EACH} == EACH
+    model.generation_config = plain_model(model, search).generation_config
+    with torch.no_grad():
+        alone = model.generate(**inputs, do_sample=False)
+    assert torch.equal(alone, found[:, : alone.shape[1]])
+    # Trained on without the file: the model's own settings are kept.
+    assert plain_model(model, SEARCH).generation_config.suppress_tokens == [9]
+    for name in EACH:
+        setattr(model.generation_config, name, None)
+    without = dataclasses.replace(search, further={}).search(model, inputs, None)[0][:, 0]
+    assert not torch.equal(found, without)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"num_beams": 4}, "num_beams is an argument: give --num_beams and take it out of the file"),
+        ({"max_new_tokens": 4}, "max_new_tokens is an argument: give --max_title_length"),
+        ({"do_sample": True}, "do_sample is not supported .* supported are repetition_penalty, "),
+        ({"repetition_penalti": 1.2}, "repetition_penalti is no field .*; did you mean repetition_penalty?"),
+        ({"repetition_penalty": "high"}, "transformers rejects repetition_penalty 'high'"),
+        ({"repetition_penalty": -1.0}, "transformers rejects repetition_penalty -1.0"),
+        ({"suppress_tokens": 5}, "transformers rejects suppress_tokens 5"),
+        (
+            {"bad_words_ids": [[100000]]},
+            r"transformers rejects bad_words_ids \[\[100000\]\] .*the tokenizer has \d+ tok",
+        ),
+    ],
+)
+def test_what_is_refused(read, content, said):
+    with pytest.raises(InputError, match=said):
+        read(content)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Asked(arguments.SearchArguments):
+    model_name_or_path: str
+    modes: Modes
+
+
+@pytest.mark.parametrize(("train", "expected"), [(False, (2, 1.5, 0, 2, 16)), (True, (4, 1.0, 0, 0, 64))])
+def test_an_exported_model_is_searched_as_it_was_trained(train, expected, tmp_path):
+    stored = {"num_beams": 2, "length_penalty": 1.5, "min_length": 3, "max_length": 18}  # with start and end
+    (tmp_path / "generation_config.json").write_text(json.dumps(stored))
+    asked = Asked(model_name_or_path=str(tmp_path), modes=Modes(train, True, False))
+    found = with_search_defaults(asked)
+    assert tuple(getattr(found, name) for name in arguments.SEARCH) == expected
+    assert with_search_defaults(dataclasses.replace(asked, num_beams=3)).num_beams == 3

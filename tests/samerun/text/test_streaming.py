@@ -1,0 +1,186 @@
+"""Training rows that are streamed: a text task from its command to its files."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from classify import Arguments, MultiLabelClassification
+
+from samerun.arguments.parsing import parse, validate
+from samerun.batching.batches import TrainSteps
+from samerun.batching.stream import Stream
+from samerun.errors import InputError
+from samerun.plan import Modes, make_plan
+
+ROWS, BUFFER, BATCH = 40, 16, 4  # two and a half buffers a pass
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def row(number):
+    words = ["sort", "values", "matrix", "return", "text", "cut", "a", "b", "c"]
+    return {
+        "text": f"{words[number % 9]} {words[number % 7]} {words[number % 5]}" * (number % 3 + 1),
+        "labels": ["ab"[number % 2]],
+    }
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Three files of training rows, and one of validation rows."""
+    for number, rows in enumerate((range(12), range(12, 30), range(30, ROWS))):
+        write(tmp_path / f"part-{number}.jsonl", map(row, rows))
+    write(tmp_path / "valid.jsonl", map(row, range(6)))
+    return tmp_path
+
+
+def command(folder, bert, *more):
+    options = {
+        "model_name_or_path": bert, "train_file": folder / "part-*.jsonl", "validation_file": folder / "valid.jsonl",
+        "streaming": "true", "streaming_buffer_rows": BUFFER, "global_batch_size": BATCH, "max_steps": 14,
+        "learning_rate": "1e-2", "logging_steps": 1, "save_steps": 7, "report_to": "none", "output_dir": folder / "run",
+    }  # fmt: skip
+    return [*(part for name, value in options.items() for part in (f"--{name}", str(value))), *more]
+
+
+def buffers_on_disk(cache):
+    return sorted(int(path.name.partition("-")[0]) for path in cache.glob("buffers/*/*-*"))
+
+
+def steps_of(argv):
+    """The batches of a command in one process, by optimizer step."""
+    task = MultiLabelClassification(parse(Arguments, argv))
+    launch = SimpleNamespace(
+        world_size=1,
+        device_type="cpu",
+        deepspeed_config=None,
+        precision="no",
+        micro_batches_by_tokens=False,
+        fsdp=None,
+    )
+    data = task.load(launch, Modes(True, True, False))
+    plan = make_plan(task.arguments, data.splits["train"], launch)
+    return TrainSteps(data.splits["train"], plan, 0, task.arguments.seed, True)
+
+
+def same(one, other):
+    (one,), (other,) = one, other
+    return torch.equal(one.inputs["input_ids"], other.inputs["input_ids"]) and torch.equal(
+        one.labels, other.labels
+    )
+
+
+def test_a_stream_is_trained_like_the_same_rows_in_files_of_one_epoch_each(files, bert_folder, token_cache):
+    (files / "labels.txt").write_text("a\nb\n")
+    argv = command(files, bert_folder, "--label_file", str(files / "labels.txt"))
+    streamed, seen = steps_of(argv), []
+    for epoch in range(3):
+        split = streamed.split if epoch == 0 else streamed.split.stream.split(epoch)
+        texts, targets = (
+            list(split.texts),
+            [["ab"[label] for label in split.targets[number]] for number in range(BUFFER)],
+        )
+        seen += texts
+        write(
+            files / "one.jsonl",
+            ({"text": text, "labels": names} for text, names in zip(texts, targets, strict=True)),
+        )
+        streaming = argv.index("--streaming")
+        plain = [*argv[:streaming], *argv[streaming + 4 :], "--train_file", str(files / "one.jsonl")]
+        plain = steps_of(plain[:2] + plain[4:])
+        assert all(same(streamed[step], plain[step]) for step in range(4 * epoch, 4 * epoch + 4))
+    assert not same(streamed[0], streamed[4])
+    assert sorted(seen[:ROWS]) == sorted(row(number)["text"] for number in range(ROWS))
+    other = steps_of([*argv, "--seed", "7"])
+    assert not all(same(streamed[step], other[step]) for step in range(4))
+
+
+def test_a_label_that_the_first_buffer_does_not_have(files, bert_folder, token_cache):
+    for number in range(3):
+        lines = (files / f"part-{number}.jsonl").read_text().splitlines()
+        lines[-1] = json.dumps({"text": "cut", "labels": [f"late {number}", "a", "b"]})
+        (files / f"part-{number}.jsonl").write_text("\n".join(lines) + "\n")
+    steps = steps_of(command(files, bert_folder, "--validation_file", str(files / "valid.jsonl")))
+    with pytest.raises(InputError) as caught:
+        [steps[step] for step in range(4, 12)]
+    problem = caught.value.problems[0]
+    assert "jsonl:" in problem
+    assert "label 'late " in problem
+    assert problem.endswith(
+        "is not in the first buffer of the training data (1 row(s)); correct it, name it in "
+        "--label_file, or leave such labels "
+        "out with --unknown_labels ignore"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"max_steps": None}, "--streaming needs --max_steps: "),
+        ({"validation_file": None}, "--streaming needs --validation_file (or --do_eval false): "),
+        ({"max_train_samples": 9}, "--streaming and --max_train_samples are both given; "),
+        (
+            {"train_file": ["a", "b"], "mixing_weights": (1.0, 1.0)},
+            "--mixing_weights does not work with --streaming; ",
+        ),
+        ({"sampling": "class_balanced"}, "--sampling class_balanced does not work with --streaming; "),
+        ({"do_train": False, "do_eval": True}, "--streaming is for training"),
+        ({"streaming": False}, "--streaming_buffer_rows is given but --streaming is not"),
+    ],
+)
+def test_contradictions(given, said):
+    whole = {
+        "train_file": "a",
+        "validation_file": "b",
+        "streaming": True,
+        "streaming_buffer_rows": 9,
+        "max_steps": 3,
+    }
+    with pytest.raises(InputError) as caught:
+        validate(Arguments(output_dir="runs/a", **(whole | given)))
+    (problem,) = caught.value.problems
+    assert problem.startswith(said)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_ends_with_the_same_bytes(files, bert_folder, token_cache, script, monkeypatch):
+    """Step 7 is in the middle of the second buffer, and the third one holds the end of a pass. Of all rows
+    few are on the disk: the first buffer, the one that is trained on, and the next one."""
+    entered, enter = [], Stream.enter
+
+    def look(stream, epoch, is_last):
+        enter(stream, epoch, is_last)
+        maps = Path("/proc/self/maps").read_text() if Path("/proc/self/maps").exists() else ""
+        entered.append(
+            (epoch, buffers_on_disk(token_cache), set(map(int, re.findall(r"/buffers/\w+/(\d+)-", maps))))
+        )
+
+    monkeypatch.setattr(Stream, "enter", look)
+    train = [*command(files, bert_folder), "--do_train", "--do_eval", "false"]
+    ended = script("classify", train)
+    assert ended.code == 0, ended.err
+    assert "an epoch is a buffer of 16 training rows (--streaming)" in ended.out
+    assert [epoch for epoch, *_ in entered] == [0, 1, 2, 3]
+    for epoch, there, mapped in entered:
+        assert {0, epoch} <= set(there) <= {0, epoch, epoch + 1}
+        assert mapped <= {0, epoch}  # or the disk would keep what is removed
+    assert buffers_on_disk(token_cache) == []
+    folder = files / "run"
+    state = json.loads((folder / "checkpoints" / "step_7" / "state.json").read_text())
+    assert len(state["stream"]) == 3
+
+    whole = shutil.copytree(folder, files / "whole")
+    shutil.rmtree(folder / "checkpoints" / "step_14")
+    entered.clear()
+    ended = script("classify", [*train, "--resume_from_checkpoint", "auto", "--dataloader_num_workers", "2"])
+    assert ended.code == 0, ended.err
+    assert [epoch for epoch, *_ in entered] == [1, 2, 3]
+    names = ["history.jsonl", *(f"checkpoints/step_14/{name}.safetensors" for name in ("model", "optimizer"))]
+    assert [name for name in names if (folder / name).read_bytes() != (whole / name).read_bytes()] == []

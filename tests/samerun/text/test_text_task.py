@@ -1,0 +1,83 @@
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from classify import Arguments, MultiLabelClassification
+
+from samerun.arguments.parsing import SpaceSeparated
+from samerun.batching.batches import collate_share
+from samerun.errors import InputError
+from samerun.plan import Modes
+from samerun.reading.columns import take
+from samerun.reading.stored_rows import Column
+from samerun.reading.tables import Source, Table
+from samerun.task import Batch
+from samerun.text.splits import lengths_of, mixture_of, pad_rows
+
+
+def test_rows_are_padded_on_either_side():
+    rows = [np.array([1, 2, 3]), np.array([4])]
+    assert pad_rows(rows, 9).tolist() == [[1, 2, 3], [4, 9, 9]]
+    assert pad_rows(rows, 9, "left").tolist() == [[1, 2, 3], [9, 9, 4]]
+    assert pad_rows(rows, 0, "right", 4).tolist() == [[1, 2, 3, 0], [4, 0, 0, 0]]
+    assert pad_rows(rows, 0, "left", 3).shape == (2, 3)
+    assert pad_rows([rows[1][:0]], 0, multiple=4).shape == (1, 4)
+    assert pad_rows(rows, 0).dtype == torch.int64
+
+
+def test_lengths_are_those_of_rows_that_begin_with_their_tokens():
+    rows = [np.ones(5), np.ones(2)]
+    assert lengths_of(rows, "right") == (5, 2)
+    assert lengths_of(rows, "left") is None
+    assert lengths_of([*rows, np.ones(0)], "right") is None
+    batch = Batch(torch.tensor([3, 4]), {}, None, (5, 2))
+    assert batch.to(torch.device("cpu")).lengths == (5, 2)
+    placeholder = collate_share(lambda _: batch[:1], np.array([], dtype=int), np.array([2]))
+    assert (placeholder.lengths, placeholder.rows.tolist()) == ((5,), [-1])
+
+
+@pytest.fixture
+def mixed():
+    """A table of rows of three files, the last two of one pattern."""
+    files = [("a.csv", 0), ("b-1.csv", 1), ("b-2.csv", 1)]
+    sources = tuple(Source(path, "csv", number) for path, number in files)
+    lines = Column.of(list(range(2, 12)))
+    return Table(
+        "a.csv and 2 more", "csv", {}, lines, sources=sources, source=np.repeat([0, 1, 2], [6, 2, 2])
+    )
+
+
+def test_weights_belong_to_files_and_patterns(mixed):
+    notes = []
+    mixture = mixture_of(mixed, (1, 3), notes)
+    assert (mixture.weights, mixture.source.tolist()) == ((0.25, 0.75), [0] * 6 + [1] * 4)
+    assert mixture.counts.tolist() == [3, 7]  # exactly 2.5 and 7.5: the earlier one gets the row that is left
+    assert notes == ["rows of an epoch: 3 from the 6 of a.csv, 7 from the 4 of b-1.csv (--mixing_weights)"]
+    assert mixture_of(mixed, None, notes) is None
+
+
+def test_a_file_that_gives_no_row_is_refused(mixed):
+    with pytest.raises(InputError, match=r"b-1\.csv \(0 training rows, weight 1\) gives no row"):
+        mixture_of(take(mixed, np.arange(6)), (1, 1), [])
+
+
+def test_the_fingerprint_knows_the_rows_and_how_they_are_mixed_but_not_the_files(bert_folder, tmp_path):
+    rows = ["sort the values,x", "cut the text,y", "a b c,x|y", "return it,y"]
+    for name, part in {"whole": rows, "first": rows[:1], "rest-1": rows[1:3], "rest-2": rows[3:]}.items():
+        (tmp_path / f"{name}.csv").write_text("\n".join(["text,labels", *part]) + "\n")
+
+    def load(*names, **given):
+        files = SpaceSeparated(str(tmp_path / name) for name in names)
+        task = MultiLabelClassification(
+            Arguments(output_dir="a", model_name_or_path=str(bert_folder), train_file=files, **given)
+        )
+        return task.load(SimpleNamespace(device_type="cpu"), Modes(True, False, False))
+
+    whole, parts = load("whole.csv"), load("first.csv", "rest-*.csv")
+    assert whole.fingerprint == parts.fingerprint
+    mixed = [load("first.csv", "rest-*.csv", mixing_weights=weights) for weights in ((1, 1), (2, 2), (1, 3))]
+    assert [data.splits["train"].mixture.counts.tolist() for data in mixed] == [[2, 2], [2, 2], [1, 3]]
+    fingerprints = [data.fingerprint for data in (whole, *mixed)]
+    assert fingerprints[1] == fingerprints[2]
+    assert fingerprints[0] != fingerprints[1] != fingerprints[3]

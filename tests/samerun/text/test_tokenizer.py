@@ -1,0 +1,129 @@
+import json
+import shutil
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from transformers import AutoTokenizer, BertConfig, RobertaConfig
+
+from samerun.errors import InputError
+from samerun.reading.stored_rows import Column
+from samerun.text.tokenizer import (
+    TextEncoder,
+    TitleEncoder,
+    choose_max_length,
+    load_tokenizer,
+    tokenizer_fingerprint,
+)
+
+TEXTS = ["sort the values of a matrix", "return the eigenvalues of the matrix and of its transpose"]
+
+
+@pytest.fixture
+def tokenizer(bert_folder):
+    return AutoTokenizer.from_pretrained(bert_folder)
+
+
+def test_the_models_own_or_another(arguments, bert_folder, tokenizer):
+    for given in (
+        {"model_name_or_path": str(bert_folder)},
+        {"model_name_or_path": "none", "tokenizer_name": str(bert_folder)},
+    ):
+        assert load_tokenizer(arguments(**given), [], []).get_vocab() == tokenizer.get_vocab()
+
+
+def test_a_tokenizer_without_padding(arguments, bert_folder, tmp_path):
+    folder = shutil.copytree(bert_folder, tmp_path / "bert")
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "pad_token": None}))
+    with pytest.raises(InputError, match="has no padding token"):
+        load_tokenizer(arguments(tokenizer_name=str(folder)), [], [])
+
+
+def test_a_vocabulary_is_trained_once(arguments, token_cache, monkeypatch):
+    texts = Column.of(TEXTS)
+    asked = arguments(tokenizer_type="train", vocab_size=128)
+    first = load_tokenizer(asked, [texts], [])
+    assert first.tokenize("matrix") == ["matrix"]
+
+    def train_again(texts, vocab_size):
+        raise RuntimeError("trained again")
+
+    monkeypatch.setattr("samerun.text.tokenizer.train_tokenizer", train_again)
+    assert load_tokenizer(asked, [texts], []).get_vocab() == first.get_vocab()
+    for other, given in ((asked, texts[:1]), (replace(asked, vocab_size=129), texts)):
+        with pytest.raises(RuntimeError, match="trained again"):
+            load_tokenizer(other, [given], [])
+    assert {path.suffix for path in (token_cache / "vocabularies").iterdir()} == {"", ".lock"}
+
+
+def test_ids_and_whether_a_text_was_cut(tokenizer):
+    encoded = TextEncoder(tokenizer, 8)(TEXTS)
+    whole = tokenizer(TEXTS)["input_ids"]
+    assert len(whole[0]) == 8 < len(whole[1])
+    assert encoded["input_ids"] == [whole[0], [*whole[1][:7], tokenizer.sep_token_id]]
+    assert encoded["cut"] == [False, True]
+    tokenizer.truncation_side = "left"
+    assert TextEncoder(tokenizer, 8)(TEXTS)["input_ids"][1] == [tokenizer.cls_token_id, *whole[1][-7:]]
+
+
+def test_titles_have_their_end_and_no_start(tokenizer):
+    start, end = tokenizer.cls_token_id, tokenizer.sep_token_id
+    whole = tokenizer(TEXTS[0])["input_ids"]
+    for most, cut in ((6, False), (7, False), (5, True)):
+        found = TitleEncoder(tokenizer, start, end, most)(TEXTS[:1])
+        assert found == {"input_ids": [[*whole[1:-1][:most], end]], "cut": [cut]}
+    assert TitleEncoder(tokenizer, start, end, 5)([""]) == {"input_ids": [[end]], "cut": [False]}
+
+
+def test_a_fingerprint_does_not_depend_on_what_was_done_before(bert_folder, tokenizer):
+    fresh = tokenizer_fingerprint(tokenizer)
+    assert tokenizer_fingerprint(AutoTokenizer.from_pretrained(bert_folder)) == fresh
+    TextEncoder(tokenizer, 4)(TEXTS)
+    assert tokenizer_fingerprint(tokenizer) == fresh
+    tokenizer(TEXTS, padding=True)
+    assert tokenizer_fingerprint(tokenizer) == fresh
+
+
+def test_a_fingerprint_tells_tokenizers_apart(bert_folder, tokenizer):
+    prints = {tokenizer_fingerprint(tokenizer)}
+    tokenizer.truncation_side = "left"
+    prints.add(tokenizer_fingerprint(tokenizer))
+    for change in ({"do_lower_case": False}, {"unk_token": "[PAD]"}):
+        prints.add(tokenizer_fingerprint(AutoTokenizer.from_pretrained(bert_folder, **change)))
+    tokenizer.add_tokens(["eigen"])
+    prints.add(tokenizer_fingerprint(tokenizer))
+    assert len(prints) == 5
+
+
+def limited(limit=10**30):
+    """A tokenizer with this `model_max_length`."""
+    return SimpleNamespace(model_max_length=limit)
+
+
+@pytest.mark.parametrize(
+    ("config", "limit", "chosen"),
+    [
+        (BertConfig(max_position_embeddings=512), 10**30, 512),
+        (BertConfig(max_position_embeddings=512), 256, 256),
+        (RobertaConfig(max_position_embeddings=514, pad_token_id=1), 10**30, 512),
+        (BertConfig(max_position_embeddings=-1), 10**30, 9999),
+        (BertConfig(max_position_embeddings=-1), 0, 9999),
+    ],
+)
+def test_the_limit_of_a_model_and_its_tokenizer(config, limit, chosen):
+    assert choose_max_length(None, config, limited(limit), default=9999) == chosen
+
+
+@pytest.mark.parametrize(
+    ("asked", "limit", "chosen"), [(None, 4096, 512), (None, 128, 128), (100, 128, 100), (128, 128, 128)]
+)
+def test_the_length_of_a_document(asked, limit, chosen):
+    assert choose_max_length(asked, BertConfig(max_position_embeddings=limit), limited()) == chosen
+
+
+def test_a_model_without_a_limit_reads_any_document():
+    config = BertConfig()
+    config.max_position_embeddings = -1
+    assert choose_max_length(9999, config, limited()) == 9999
+    assert choose_max_length(None, config, limited(), default=700) == 700

@@ -1,0 +1,110 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer, BertTokenizer
+
+from samerun.errors import InputError
+from samerun.text.vocabulary import SPECIAL_TOKENS, train_tokenizer
+
+APP = Path(__file__).parents[3] / "app"
+TEXTS = [
+    "Returns the sorted eigenvalues of a matrix.",
+    "Sort the values of a matrix and return them.",
+    "返回矩阵的特征值。Eigenvalues 按大小排序。",
+    "abab baba cdcd dcdc efef fefe ghgh hghg",  # every merge of these ties with several others
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(TEXTS, 100)
+
+
+def test_special_tokens_have_the_first_ids_and_ids_are_dense(tokenizer):
+    assert tokenizer.convert_ids_to_tokens([0, 1, 2, 3, 4]) == list(SPECIAL_TOKENS)
+    assert [tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.cls_token_id] == [0, 1, 2]
+    assert sorted(tokenizer.get_vocab().values()) == list(range(len(tokenizer)))
+
+
+def test_vocabulary_has_the_size_asked_for_when_there_is_enough_to_learn(tokenizer):
+    assert len(tokenizer) == 100
+    assert len(train_tokenizer(["ab"], 1000)) == 5 + 3 + 1  # specials, a b ##b, ab
+
+
+def test_merges_are_taken_by_frequency():
+    tokenizer = train_tokenizer(["xy zw xy", "xy zw zw xy xy"], 5 + 4 + 2 + 1)
+    assert tokenizer.convert_ids_to_tokens(range(5, 12)) == ["w", "x", "y", "z", "##w", "##y", "xy"]
+
+
+def test_every_occurrence_counts():
+    assert "zw" not in train_tokenizer(["xy"] * 5002 + ["zw"] * 5001, 12).get_vocab()
+
+
+def test_chinese_is_split_into_characters(tokenizer):
+    assert tokenizer.tokenize("矩阵值") == ["矩", "阵", "值"]
+
+
+def test_saved_folder_loads_as_a_stock_tokenizer_beside_any_model(tokenizer, tmp_path):
+    for model_type in (None, "bert", "big_bird", "encoder-decoder", "modernbert"):
+        folder = tmp_path / str(model_type)
+        tokenizer.save_pretrained(folder)
+        if model_type == "encoder-decoder":
+            parts = {"encoder": {"model_type": "big_bird"}, "decoder": {"model_type": "bert"}}
+            (folder / "config.json").write_text(json.dumps({"model_type": model_type, **parts}))
+        elif model_type:
+            (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+        loaded = AutoTokenizer.from_pretrained(folder)
+        assert loaded.__class__.__module__.startswith("transformers.")
+        assert loaded(TEXTS)["input_ids"] == tokenizer(TEXTS)["input_ids"], model_type
+        ids = tokenizer(TEXTS[2])["input_ids"]
+        assert loaded.decode(ids) == tokenizer.decode(ids), model_type
+        assert not list(folder.glob("*.py"))
+
+
+@pytest.mark.slow
+def test_same_texts_give_the_same_vocabulary_in_every_process_and_order(tokenizer):
+    """The trainer of `tokenizers` alone gives another vocabulary at nearly every call on these texts."""
+    program = (
+        "import json, sys; from samerun.text.vocabulary import train_tokenizer\n"
+        "print(json.dumps(train_tokenizer(json.loads(sys.argv[1]), 100).get_vocab()))"
+    )
+    for hash_seed, texts in (("1", TEXTS), ("2", TEXTS[::-1])):
+        environment = {**os.environ, "PYTHONPATH": str(APP), "PYTHONHASHSEED": hash_seed}
+        output = subprocess.run(
+            [sys.executable, "-c", program, json.dumps(texts)],
+            env=environment,
+            capture_output=True,
+            check=True,
+        ).stdout
+        assert json.loads(output) == tokenizer.get_vocab()
+    for _ in range(5):
+        assert train_tokenizer(TEXTS, 100).get_vocab() == tokenizer.get_vocab()
+
+
+@pytest.mark.parametrize("letter", ["a", "ß", "𝔞"])  # of one to four bytes
+def test_words_too_long_for_wordpiece_teach_nothing(letter):
+    assert set(train_tokenizer([f"{letter * 101} b"], 100).get_vocab()) == {*SPECIAL_TOKENS, "b"}
+    assert letter * 100 in train_tokenizer([f"{letter * 100} b"], 200).get_vocab()
+    long_word = BertTokenizer(
+        vocab={"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4, "a": 5, "##a": 6}
+    )
+    assert long_word.tokenize("a" * 101) == ["[UNK]"]
+    assert long_word.tokenize("a" * 100) != ["[UNK]"]
+
+
+def test_a_size_below_the_alphabet_says_which_size_is_needed():
+    with pytest.raises(InputError, match=r"vocab_size 8 is too small.*4 characters.*11 entries"):
+        train_tokenizer(["xy zw xy"], 8)
+    with pytest.raises(InputError, match="11 entries"):
+        train_tokenizer(["xy zw"], 10)
+    assert len(train_tokenizer(["xy zw"], 11)) == 11
+
+
+@pytest.mark.parametrize("texts", [[], ["", "  \n"], ["\u200b\ufeff"]])
+def test_texts_without_a_word_are_refused(texts):
+    with pytest.raises(InputError, match="no word"):
+        train_tokenizer(texts, 100)

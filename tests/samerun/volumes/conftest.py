@@ -1,0 +1,39 @@
+"""Small NIfTI files."""
+
+from __future__ import annotations
+
+import nibabel
+import numpy as np
+import pytest
+
+
+@pytest.fixture
+def write():
+    """A function (path, array, voxel size, orientation of the array's axes) -> path, which writes a NIfTI
+    file."""
+
+    def make(path, values, spacing=(1.0, 1.0, 1.0), codes="RAS", origin=(0, 0, 0)):
+        affine = np.eye(4)
+        turned = nibabel.orientations.axcodes2ornt(codes)
+        for axis, (to, sign) in enumerate(turned):
+            affine[:3, axis] = 0
+            affine[int(to), axis] = sign * spacing[axis]
+        affine[:3, 3] = origin
+        path.parent.mkdir(parents=True, exist_ok=True)
+        nibabel.save(nibabel.Nifti1Image(np.asarray(values), affine), path)
+        return path
+
+    return make
+
+
+@pytest.fixture
+def folder(tmp_path, write, token_cache):
+    """A folder with three volumes in images/ and labels/; uses an empty cache."""
+    generator = np.random.default_rng(0)
+    for number in range(3):
+        label = np.zeros((7, 8, 9), dtype=np.uint8)
+        label[1:4, 2:5, 3:6], label[4:6, 2:5, 3:6] = 1, 2
+        image = (generator.normal(100, 10, label.shape) + 50 * label).astype(np.float32)
+        write(tmp_path / "data" / "images" / f"v{number}.nii.gz", image)
+        write(tmp_path / "data" / "labels" / f"v{number}.nii.gz", label)
+    return tmp_path / "data"

@@ -1,0 +1,214 @@
+"""What a run's volumes are, and what is refused: each with the file and one clear message."""
+
+import os
+import shutil
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from samerun.errors import InputError
+from samerun.plan import Modes
+from samerun.volumes import prepared
+from samerun.volumes.files import find_splits
+from samerun.volumes.prepared import check_headers, check_values, choose_classes, prepare
+
+SPACING = (1.0, 1.0, 1.0)
+
+
+def find(folder, modes=(True, True, False), notes=None, **given):
+    names = ("validation_file", "test_file", "max_train_samples", "max_eval_samples", "max_predict_samples")
+    asked = {
+        **dict.fromkeys(names),
+        "image_column": "image",
+        "label_column": "label",
+        "id_column": "id",
+        "encoding": "utf-8",
+    }
+    asked |= {"train_file": folder, "validation_split": 0.4, "seed": 0, **given}
+    for name in ("train_file", "validation_file", "test_file"):
+        asked[name] = [str(asked[name])] if isinstance(asked[name], str | Path) else asked[name]
+    return find_splits(SimpleNamespace(**asked), Modes(*modes), [] if notes is None else notes)
+
+
+def load(folder, classes=("background", "a", "b"), ignore_index=None, **given):
+    """As a task loads its volumes."""
+    notes = []
+    splits = find(folder, notes=notes, **given)
+    check_headers(splits, notes)
+    prepared = {name: prepare(volumes, SPACING, ignore_index) for name, volumes in splits.items()}
+    for volumes in prepared.values():
+        check_values(volumes, list(classes), notes)
+    return prepared, notes
+
+
+def problem(folder, **given):
+    with pytest.raises(InputError) as caught:
+        load(folder, **given)
+    (message,) = caught.value.problems
+    return message.replace(f"{folder}/", "")
+
+
+def ids(splits):
+    return {name: [file.id for file in volumes.files] for name, volumes in splits.items()}
+
+
+# Layouts
+
+
+def test_a_folder_without_a_split_keeps_volumes_for_validation(folder):
+    notes = []
+    found = ids(find(folder, notes=notes))
+    assert sorted(found["train"] + found["validation"]) == ["v0", "v1", "v2"]
+    assert len(found["validation"]) == 1
+    assert notes == ["1 training volumes are kept for validation (--validation_split)"]
+
+
+def test_a_split_file_divides_a_folder(folder):
+    (folder / "split.csv").write_text("file,split\nv2.nii.gz,train\nv0.nii.gz,validation\nv1.nii.gz,test\n")
+    assert ids(find(folder, (True, True, True))) == {"train": ["v2"], "validation": ["v0"], "test": ["v1"]}
+    assert ids(find(None, (False, False, True), train_file=None, test_file=str(folder))) == {"test": ["v1"]}
+
+
+def test_the_layout_of_the_decathlon_and_of_nnunet(folder, write):
+    for old, new in (("images", "imagesTr"), ("labels", "labelsTr")):
+        (folder / old).rename(folder / new)
+    (folder / "imagesTr" / "v0.nii.gz").rename(folder / "imagesTr" / "v0_0000.nii.gz")
+    (folder / "imagesTr" / "._v0.nii.gz").write_text("of a Mac")
+    write(folder / "imagesTs" / "t0.nii.gz", np.zeros((4, 4, 4), dtype=np.uint8))
+    found = find(folder, (True, False, True))
+    assert ids(found) == {"train": ["v0_0000", "v1", "v2"], "test": ["t0"]}
+    assert found["train"].files[0].label.name == "v0.nii.gz"
+    assert not found["test"].labelled
+
+
+def test_several_folders_and_tables(folder):
+    shutil.copytree(folder, folder.with_name("second"))
+    table = folder.with_name("rows.csv")
+    table.write_text("image,label,id\ndata/images/v0.nii.gz,data/labels/v0.nii.gz,mine\n")
+    named = [str(folder.with_name("*d*")), str(table)]  # data and second
+    notes, every = [], (True, False, True)
+    found = find(named, every, notes, test_file=named, max_train_samples=5)
+    assert ids(found)["train"] == ["data/v0", "data/v1", "data/v2", "second/v0", "second/v1"]
+    assert ids(found)["test"][5:] == ["second/v2", "mine"]
+    found = find(named, (True, False, False))["train"]
+    assert found.mixture((1, 3), 2, notes).counts.tolist() == [4, 10]  # of 14 patches; exactly 3.5 and 10.5
+    assert notes == [
+        f"rows of an epoch: 4 from the 12 of {folder}, 10 from the 2 of {table} (--mixing_weights)"
+    ]
+    shutil.rmtree(folder.with_name("second") / "labels")
+    with pytest.raises(
+        InputError,
+        match=r"--test_file: .*data has labels, but .*second has none; give all of them labels, or",
+    ):
+        find(named, (False, False, True), test_file=named)
+
+
+def test_a_table_of_paths(folder):
+    table = folder / "train.csv"
+    table.write_text(
+        "image,label,id\nimages/v1.nii.gz,labels/v1.nii.gz,p/1\nimages/v0.nii.gz,labels/v0.nii.gz,p/0\n"
+    )
+    (volumes,) = find(table, (True, False, False)).values()
+    assert [(file.id, file.image, file.label) for file in volumes.files] == [
+        (f"p/{n}", folder / "images" / f"v{n}.nii.gz", folder / "labels" / f"v{n}.nii.gz") for n in (1, 0)
+    ]
+
+
+# What is refused
+
+
+def test_a_split_of_unknown_files_and_names(folder):
+    (folder / "split.csv").write_text("file,split\nv9.nii.gz,train\n")
+    assert "split.csv:2: v9.nii.gz is not among the images of" in problem(folder)
+
+
+@pytest.mark.parametrize(
+    ("shape", "spacing", "codes", "said"),
+    [
+        ((7, 8, 8), (1, 1, 1), "RAS", "size 7x8x8, but 7x8x9 in its image"),
+        ((7, 8, 9), (1, 1, 2), "RAS", "voxel size 1x1x2, but 1x1x1 in its image"),
+        ((7, 8, 9), (1, 1, 1), "LPS", "orientation LPS, but RAS in its image"),
+    ],
+)
+def test_a_label_in_another_grid(folder, write, shape, spacing, codes, said):
+    write(folder / "labels" / "v0.nii.gz", np.ones(shape, dtype=np.uint8), spacing, codes)
+    assert problem(folder).startswith(f"labels/v0.nii.gz: {said}")
+
+
+def test_another_origin_is_noted(folder, write):
+    write(folder / "labels" / "v0.nii.gz", np.ones((7, 8, 9), dtype=np.uint8), origin=(0, 30, 0))
+    assert any("another origin than its image's" in note for note in load(folder)[1])
+
+
+def test_a_fourth_dimension_of_one_is_none(folder, write):
+    write(folder / "images" / "v0.nii.gz", np.ones((7, 8, 9, 1), dtype=np.float32))
+    load(folder)
+
+
+def test_class_numbers(folder, write):
+    label = np.zeros((7, 8, 9), dtype=np.float32)
+    label[0] = 255
+    write(folder / "labels" / "v0.nii.gz", label)
+    assert problem(folder).endswith("if it marks voxels to be ignored: --ignore_index 255")
+    load(folder, ignore_index=255)
+
+
+def test_classes_are_those_of_the_training_labels(folder, write):
+    prepared = prepare(find(folder, (True, False, False))["train"], SPACING, None)
+    assert choose_classes(prepared, None) == ["background", "1", "2"]
+    assert choose_classes(prepared, ("front", "back")) == ["background", "front", "back"]
+
+
+def test_two_test_volumes_of_one_name(folder):
+    (folder / "t.csv").write_text("image\nimages/v0.nii.gz\nimages/../images/v0.nii.gz\n")
+    found = problem(folder, train_file=None, test_file=str(folder / "t.csv"), modes=(False, False, True))
+    assert found == "t.csv: two volumes are named v0; give each a name of its own in --id_column"
+
+
+def test_all_wrong_files_are_named_together(folder, write):
+    for number in range(3):
+        write(folder / "images" / f"v{number}.nii.gz", np.zeros((2, 3), dtype=np.float32))
+    with pytest.raises(InputError) as caught:
+        load(folder)
+    assert len(caught.value.problems) == 3
+
+
+# The cache
+
+
+def test_volumes_are_prepared_once_and_again_when_a_file_changes(folder, write, token_cache, monkeypatch):
+    def kept():
+        return {path.parent.name for path in token_cache.rglob("facts.json")}
+
+    load(folder)
+    first = kept()
+    assert len(first) == 3
+    load(folder)
+    assert kept() == first
+    write(folder / "images" / "v0.nii.gz", np.random.default_rng(1).random((7, 8, 9)).astype(np.float32))
+    load(folder)
+    assert len(kept() - first) == 1
+    # What was not changed of late is known by its size and time of change, without being read.
+    for path in folder.rglob("*.nii.gz"):
+        os.utime(path, (time.time() - 60,) * 2)
+    load(folder)
+    monkeypatch.setattr(prepared, "file_record", None)
+    load(folder)
+    assert len(kept() - first) == 1
+
+
+def test_volumes_are_resampled_for_the_network_and_not_for_the_scores(tmp_path, write, token_cache):
+    label = np.zeros((8, 8, 8), dtype=np.uint8)
+    label[:, :4] = 1
+    write(tmp_path / "images" / "a.nii.gz", np.random.default_rng(0).random((8, 8, 8)), (1, 2, 1), "LPS")
+    write(tmp_path / "labels" / "a.nii.gz", label, (1, 2, 1), "LPS")
+    (volume,) = prepare(find(tmp_path, (True, False, False))["train"], SPACING, None)
+    assert volume.image.shape == volume.patch_label.shape == (8, 16, 8)
+    assert volume.label.shape == tuple(volume.facts["size"]) == (8, 8, 8)
+    assert (volume.patch_label[:, 8:] == 1).all()  # the array's second axis went to the back
+    assert not volume.patch_label[:, :8].any()
+    assert set(volume.positions[:, 0]) == {1}
+    assert all(volume.patch_label[tuple(place)] == 1 for place in volume.positions[:, 1:])

@@ -1,0 +1,72 @@
+import numpy as np
+import pytest
+import torch
+
+from samerun.batching.mask_bits import bits, pack, unpack
+from samerun.reports.figures import LINE
+from samerun.volumes.files import VolumeFile, Volumes
+from samerun.volumes.nifti import IGNORED
+from samerun.volumes.predictions import WholeVolumes, overlays, volume_facts
+from samerun.volumes.prepared import prepare
+
+
+@pytest.mark.parametrize("num_classes", [2, 3, 4, 5, 255])
+def test_a_mask_packs_into_few_bits_and_back(num_classes):
+    mask = np.random.default_rng(0).integers(0, num_classes, (3, 5, 7)).astype(np.uint8)
+    mask.ravel()[:2] = 0, num_classes - 1
+    room = bits(num_classes) * 20  # of a larger volume
+    packed = pack(mask, num_classes, room)
+    assert packed.shape == (room,)
+    assert np.array_equal(unpack(packed, mask.shape, num_classes), mask)
+    assert [bits(n) for n in (2, 3, 4, 5, 255)] == [1, 2, 2, 3, 8]
+
+
+@pytest.fixture
+def volumes(tmp_path, write, token_cache):
+    """Two volumes of different sizes, in voxels of 2 mm along the first axis."""
+    files = []
+    for number, shape in enumerate([(6, 7, 8), (4, 9, 5)]):
+        label = np.zeros(shape, dtype=np.uint8)
+        label[1:3, 2:5, 3 + number] = 1
+        paths = [tmp_path / kind / f"{number}.nii.gz" for kind in ("images", "labels")]
+        for path, voxels in zip(paths, (np.random.default_rng(number).random(shape), label), strict=True):
+            write(path, voxels, (2.0, 1.0, 1.0))
+        files.append(VolumeFile(str(number), *paths))
+    return prepare(Volumes("data", files), (1.0, 1.0, 1.0), None)
+
+
+@pytest.mark.parametrize("keeps_masks", [True, False])
+def test_rows_of_different_sizes_meet_in_a_batch(volumes, keeps_masks):
+    split = WholeVolumes(volumes, True, keeps_masks, 2)
+    batch = split.batch(np.array([1, 0])).to(torch.device("cpu"), torch.bfloat16)  # as DeepSpeed takes inputs
+    assert batch.inputs["image"].shape == (2, 1, 12, 9, 8)
+    assert batch.labels.shape == (2, 6, 9, 8)
+    assert (batch.labels[0, 4:] == IGNORED).all()
+    for row, number in enumerate((1, 0)):
+        image, size, spacing = volume_facts(batch, row)
+        assert image.shape == volumes[number].image.shape
+        assert (tuple(size), spacing) == (volumes[number].label.shape, [2.0, 1.0, 1.0])
+        mask = np.asarray(volumes[number].label)
+        kept = split.mask_output(batch, row, mask)
+        if keeps_masks:
+            assert np.array_equal(unpack(kept["mask"].numpy(), size, 2), mask)
+        else:
+            assert split.slice_of(number) == 3 + number
+            assert kept["slice"].shape == (6, 9)
+            assert kept["slice"].sum() == 6
+
+
+def test_an_image_shows_image_truth_and_prediction(volumes):
+    split = WholeVolumes(volumes, True, False, 2)
+    slices = np.zeros((2, 6, 9), dtype=np.uint8)
+    shown = overlays(split, slices, ["one", "two"])[LINE:-LINE]
+    height, width = (side * (160 // 6) for side in (2 * 9, 3 * 6))
+    assert (shown.shape, shown.dtype) == ((height, width, 3), np.uint8)
+    image, truth, prediction = np.split(shown, 3, axis=1)
+    assert np.array_equal(image, prediction)  # nothing predicted
+    coloured = (truth != truth[..., :1]).any(axis=2)[:: 160 // 6, :: 160 // 6][:9]
+    # The front is on top, the left on the right.
+    assert [rows.tolist() for rows in np.nonzero(coloured)] == [
+        [4, 4, 5, 5, 6, 6],
+        [3, 4] * 3,
+    ]
