@@ -52,8 +52,8 @@ def test_an_upload_is_one_commit_that_an_interruption_does_not_repeat(
     start_run,
     arguments,
     mine,
-    hub,
-    capsys,  # noqa: F811
+    hub,  # noqa: F811
+    capsys,
 ):
     asked, run = arguments(output_dir=str(mine), push_to_hub=True, hub_private_repo=True), start_run()
     results.check_upload(asked)
@@ -114,8 +114,8 @@ def test_an_upload_that_would_fail_is_refused_before_the_training(
     name,
     message,
     arguments,
-    hub,
-    monkeypatch,  # noqa: F811
+    hub,  # noqa: F811
+    monkeypatch,
 ):
     hub.refuses = refused
     if refused == "network":
