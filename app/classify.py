@@ -73,7 +73,7 @@ from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoModelFor
 from samerun.application import run
 from samerun.errors import InputError
 from samerun.losses.multilabel import MultiLabelLoss, from_config
-from samerun.metrics.multilabel import MetricsOfLabelledRows, sigmoid
+from samerun.metrics.multilabel import MetricsOfLabelledRows, multilabel_scores, sigmoid
 from samerun.metrics.thresholds import decide
 from samerun.models import pretrained
 from samerun.models.adapters import limit_training
@@ -237,12 +237,10 @@ class MultiLabelClassification(TextTask):
         return outputs if batch.labels is None else {**outputs, "labels": batch.labels.to(torch.uint8)}
 
     def score(self, predictions: Predictions, split: TextSplit) -> dict[str, float | None]:
-        from samerun.metrics.multilabel_metric import MultiLabelMetric  # slow: imports evaluate
-
         check_finite(predictions["logits"], "logits", split)
-        scores = MultiLabelMetric().compute(
-            predictions=predictions["logits"],
-            references=predictions["labels"],
+        scores = multilabel_scores(
+            predictions["logits"],
+            predictions["labels"],
             from_logits=True,
             pos_weight=self.loss.pos_weight,
             label_smoothing=self.loss.label_smoothing,

@@ -62,7 +62,7 @@ from samerun.images.examples import Examples
 from samerun.images.image_task import ImageSplit, ImageTask, Targets, check_finite
 from samerun.images.processing import Processing, processing_of
 from samerun.images.sources import Inspection, JoinedImages
-from samerun.metrics.single_label import confusion_matrix, per_class_table
+from samerun.metrics.single_label import confusion_matrix, per_class_table, single_label_scores
 from samerun.models.export import plain_model
 from samerun.models.pretrained import check_model, load_config, load_model_and_new_names, on_meta, own_labels
 from samerun.models.processors import load_processor
@@ -174,14 +174,8 @@ class ImageClassification(ImageTask):
         return outputs if batch.labels is None else {**outputs, "labels": batch.labels}
 
     def score(self, predictions: Predictions, split: ImageSplit) -> dict[str, float | None]:
-        from samerun.metrics.single_label_metric import SingleLabelMetric  # slow: imports evaluate
-
         check_finite(predictions["logits"], "logits", split)
-        return SingleLabelMetric().compute(
-            predictions=predictions["logits"],
-            references=predictions["labels"],
-            label_smoothing=self.smoothing,
-        )
+        return single_label_scores(predictions["logits"], predictions["labels"], self.smoothing)
 
     def as_references(self, predictions: Predictions, split: ImageSplit) -> tuple[Any, Any]:
         return predictions["logits"].argmax(axis=1), predictions["labels"]

@@ -68,7 +68,7 @@ from transformers import AutoModelForSeq2SeqLM
 
 from samerun.application import run
 from samerun.kernels.transfer import widest_float
-from samerun.metrics.rouge import lead_scores
+from samerun.metrics.rouge import lead_scores, rouge_scores
 from samerun.models import encoder_decoder
 from samerun.models.adapters import limit_training
 from samerun.models.weight_files import check_weights, model_content
@@ -190,8 +190,6 @@ class TitleGeneration(TextTask):
         return {**outputs, "ids": ids, "scores": scores}
 
     def score(self, predictions: Predictions, split: TextSplit) -> dict[str, float | None]:
-        from samerun.metrics.rouge_metric import RougeMetric  # slow: imports evaluate
-
         metrics: dict[str, float | None] = {}
         if "loss" in predictions:
             check_finite(predictions["loss"], "losses", split)
@@ -199,10 +197,7 @@ class TitleGeneration(TextTask):
         metrics["gen_len"] = float(self.generation.lengths(predictions["ids"][:, 0]).mean())
         generated, references = self.as_references(predictions, split)
         tokenizer = self.rouge_tokenizer(split)
-        return {
-            **metrics,
-            **RougeMetric().compute(predictions=generated, references=references, tokenizer=tokenizer),
-        }
+        return metrics | rouge_scores(generated, references, tokenizer)
 
     def as_references(self, predictions: Predictions, split: TextSplit) -> tuple[Any, Any]:
         return titles.decode(self.tokenizer, predictions["ids"][:, 0]), list(split.titles)
