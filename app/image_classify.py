@@ -69,7 +69,7 @@ from samerun.models.processors import load_processor
 from samerun.models.small_cnn import SmallCNN, SmallCNNConfig, load_small_cnn, read_config, save_small_cnn
 from samerun.output.run_folder import replace_folder
 from samerun.plots import classes as class_plots
-from samerun.task import Analysis, Batch, DataInfo, ModelCard, Predictions
+from samerun.task import Batch, DataInfo, ModelCard, Predictions, ReportContent
 
 
 class ImageClassification(ImageTask):
@@ -214,14 +214,15 @@ class ImageClassification(ImageTask):
 
     def prediction_lines(self, predictions: Predictions, split: ImageSplit) -> Iterator[dict[str, Any]]:
         check_finite(predictions["logits"], "logits", split)
-        lines = classifier.prediction_lines(predictions["logits"], self.labels)
+        references = predictions["labels"] if split.labelled else None
+        lines = classifier.prediction_lines(predictions["logits"], self.labels, references)
         if not isinstance(split.images, JoinedImages):
             return lines
         # The ids of several files are numbered through, so each line names its image.
         return ({"image": split.images.name(row), **line} for row, line in enumerate(lines))
 
-    def analyse(self, best: Predictions, split: ImageSplit) -> Analysis:
-        return class_plots.analyse(best["logits"].argmax(axis=1), best["labels"], self.labels)
+    def analyse(self, best: Predictions, split: ImageSplit) -> ReportContent:
+        return class_plots.show(best["logits"].argmax(axis=1), best["labels"], self.labels)
 
     def model_card(self, folder: Path) -> ModelCard:
         sections = classifier.card_sections(folder, self.labels)

@@ -78,7 +78,7 @@ from samerun.reading.ragged import RaggedChunks
 from samerun.reading.stored_rows import Column
 from samerun.reading.tables import Table
 from samerun.reading.tokens import encode_cached
-from samerun.task import Analysis, Batch, ModelCard, Predictions
+from samerun.task import Batch, ModelCard, Predictions, ReportContent
 from samerun.text import search, titles
 from samerun.text.splits import TextSplit, check_finite, pad_rows
 from samerun.text.text_task import TextTask
@@ -241,14 +241,17 @@ class TitleGeneration(TextTask):
         return self.with_kernels(model)
 
     def prediction_lines(self, predictions: Predictions, split: TextSplit) -> Iterator[dict[str, Any]]:
-        return titles.prediction_lines(self.tokenizer, predictions["ids"], predictions["scores"])
+        lines = titles.prediction_lines(self.tokenizer, predictions["ids"], predictions["scores"])
+        if not split.labelled:
+            return lines
+        return (line | {"reference": title} for line, title in zip(lines, split.titles, strict=True))
 
     def remarks(self, metrics: dict[str, Any]) -> list[str]:
         return titles.lead_remark(metrics)
 
-    def analyse(self, best: Predictions, split: TextSplit) -> Analysis:
+    def analyse(self, best: Predictions, split: TextSplit) -> ReportContent:
         lengths = self.generation.lengths(best["ids"][:, 0]), best["targets"] - 1, split.lengths
-        return title_plots.analyse(
+        return title_plots.show(
             lengths, self.as_references(best, split), split.texts, self.rouge_tokenizer(split)
         )
 

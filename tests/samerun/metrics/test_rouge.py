@@ -71,7 +71,7 @@ def test_unicode_words_keep_marks_and_fold_case(text, words):
     ],
 )
 def test_identical_titles_score_one_in_any_script(title):
-    scores = rouge_scores([title], [title], choose_tokenizer([title]), bootstrap=0)
+    scores = rouge_scores([title], [title], choose_tokenizer([title]))
     assert scores == {"rouge1": 1.0, "rouge2": 1.0, "rougeL": 1.0, "rougeLsum": 1.0, "exact_match": 1.0}
 
 
@@ -134,7 +134,9 @@ def test_one_sentence_takes_the_same_value_for_both_rouge_l(monkeypatch):
 
 def test_scores_are_means_over_the_rows():
     scores = rouge_scores(
-        ["深度模型", "无关", "学习"], ["深度学习模型", "甲乙", "学习"], "characters", bootstrap=0
+        ["深度模型", "无关", "学习"],
+        ["深度学习模型", "甲乙", "学习"],
+        "characters",
     )
     assert scores == pytest.approx(
         {"rouge1": 1.8 / 3, "rouge2": 1.5 / 3, "rougeL": 1.8 / 3, "rougeLsum": 1.8 / 3, "exact_match": 1 / 3}
@@ -149,18 +151,6 @@ def test_exact_match_leaves_case_and_spaces_aside():
         False,
         True,
     ]
-
-
-def test_intervals_are_seeded_and_hold_the_mean():
-    predictions = [title[:3] for title in TITLES] * 5
-    scores = rouge_scores(predictions, TITLES * 5, "characters", bootstrap=200, seed=1)
-    assert scores == rouge_scores(predictions, TITLES * 5, "characters", bootstrap=200, seed=1)
-    assert scores != rouge_scores(predictions, TITLES * 5, "characters", bootstrap=200, seed=2)
-    assert set(scores) == {
-        f"{name}{end}" for name in (*ROUGE_METRICS, "exact_match") for end in ("", "_low", "_high")
-    }
-    for name in ROUGE_METRICS:
-        assert scores[f"{name}_low"] < scores[name] < scores[f"{name}_high"]
 
 
 def test_different_lengths_are_refused():
