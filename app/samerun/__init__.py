@@ -18,7 +18,8 @@ _MODULES = {
     "InputError": "samerun.errors",
     "TrainingError": "samerun.errors",
     **dict.fromkeys(
-        ("Batch", "ModelCard", "Data", "Analysis", "Predictions", "Split", "Task"), "samerun.task"
+        ("Batch", "ModelCard", "Data", "Predictions", "ReportContent", "Section", "Split", "Task"),
+        "samerun.task",
     ),
     "replace_folder": "samerun.output.run_folder",
 }
