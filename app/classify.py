@@ -73,14 +73,14 @@ from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoModelFor
 from samerun.application import run
 from samerun.errors import InputError
 from samerun.losses.multilabel import MultiLabelLoss, from_config
-from samerun.metrics.multilabel import MetricsOfLabelledRows, sigmoid
+from samerun.metrics.multilabel import multilabel_scores, sigmoid
 from samerun.metrics.thresholds import decide
 from samerun.models import pretrained
 from samerun.models.adapters import limit_training
 from samerun.plots import labels as label_plots
 from samerun.reading.ragged import Ragged
 from samerun.reading.tables import Table
-from samerun.task import Analysis, Batch, ModelCard, Predictions
+from samerun.task import Batch, ModelCard, Predictions, ReportContent
 from samerun.text import classifier
 from samerun.text.decisions import Decider, make_decider
 from samerun.text.labels import (
@@ -237,12 +237,10 @@ class MultiLabelClassification(TextTask):
         return outputs if batch.labels is None else {**outputs, "labels": batch.labels.to(torch.uint8)}
 
     def score(self, predictions: Predictions, split: TextSplit) -> dict[str, float | None]:
-        from samerun.metrics.multilabel_metric import MultiLabelMetric  # slow: imports evaluate
-
         check_finite(predictions["logits"], "logits", split)
-        scores = MultiLabelMetric().compute(
-            predictions=predictions["logits"],
-            references=predictions["labels"],
+        scores = multilabel_scores(
+            predictions["logits"],
+            predictions["labels"],
             from_logits=True,
             pos_weight=self.loss.pos_weight,
             label_smoothing=self.loss.label_smoothing,
@@ -292,22 +290,20 @@ class MultiLabelClassification(TextTask):
 
     def prediction_lines(self, predictions: Predictions, split: TextSplit) -> Iterator[dict[str, Any]]:
         check_finite(predictions["logits"], "logits", split)
-        for logits in predictions["logits"]:
+        for row, logits in enumerate(predictions["logits"]):
             probabilities = sigmoid(logits)
-            yield {
+            line = {
                 "labels": list(compress(self.labels, decide(probabilities[None], self.thresholds)[0])),
                 "probabilities": {
                     label: round(float(p), 6) for label, p in zip(self.labels, probabilities, strict=True)
                 },
             }
+            if split.labelled:
+                line["reference"] = list(compress(self.labels, predictions["labels"][row]))
+            yield line
 
-    def analyse(self, best: Predictions, split: TextSplit) -> Analysis:
-        decisions = self.decider.decisions(best, self.thresholds, split)
-        metrics = MetricsOfLabelledRows(sigmoid(best["logits"]), best["labels"], decisions)
-        return Analysis(
-            metrics,
-            partial(label_plots.show, partial(self.decider.plot_data, best), self.labels, split.texts),
-        )
+    def analyse(self, best: Predictions, split: TextSplit) -> ReportContent:
+        return label_plots.show(self.decider.plot_data(best), self.labels, split.texts)
 
     def model_card(self, folder: Path) -> ModelCard:
         title, usage, metrics = (

@@ -62,14 +62,14 @@ from samerun.images.examples import Examples
 from samerun.images.image_task import ImageSplit, ImageTask, Targets, check_finite
 from samerun.images.processing import Processing, processing_of
 from samerun.images.sources import Inspection, JoinedImages
-from samerun.metrics.single_label import confusion_matrix, per_class_table
+from samerun.metrics.single_label import confusion_matrix, per_class_table, single_label_scores
 from samerun.models.export import plain_model
 from samerun.models.pretrained import check_model, load_config, load_model_and_new_names, on_meta, own_labels
 from samerun.models.processors import load_processor
 from samerun.models.small_cnn import SmallCNN, SmallCNNConfig, load_small_cnn, read_config, save_small_cnn
 from samerun.output.run_folder import replace_folder
 from samerun.plots import classes as class_plots
-from samerun.task import Analysis, Batch, DataInfo, ModelCard, Predictions
+from samerun.task import Batch, DataInfo, ModelCard, Predictions, ReportContent
 
 
 class ImageClassification(ImageTask):
@@ -174,14 +174,8 @@ class ImageClassification(ImageTask):
         return outputs if batch.labels is None else {**outputs, "labels": batch.labels}
 
     def score(self, predictions: Predictions, split: ImageSplit) -> dict[str, float | None]:
-        from samerun.metrics.single_label_metric import SingleLabelMetric  # slow: imports evaluate
-
         check_finite(predictions["logits"], "logits", split)
-        return SingleLabelMetric().compute(
-            predictions=predictions["logits"],
-            references=predictions["labels"],
-            label_smoothing=self.smoothing,
-        )
+        return single_label_scores(predictions["logits"], predictions["labels"], self.smoothing)
 
     def as_references(self, predictions: Predictions, split: ImageSplit) -> tuple[Any, Any]:
         return predictions["logits"].argmax(axis=1), predictions["labels"]
@@ -220,14 +214,15 @@ class ImageClassification(ImageTask):
 
     def prediction_lines(self, predictions: Predictions, split: ImageSplit) -> Iterator[dict[str, Any]]:
         check_finite(predictions["logits"], "logits", split)
-        lines = classifier.prediction_lines(predictions["logits"], self.labels)
+        references = predictions["labels"] if split.labelled else None
+        lines = classifier.prediction_lines(predictions["logits"], self.labels, references)
         if not isinstance(split.images, JoinedImages):
             return lines
         # The ids of several files are numbered through, so each line names its image.
         return ({"image": split.images.name(row), **line} for row, line in enumerate(lines))
 
-    def analyse(self, best: Predictions, split: ImageSplit) -> Analysis:
-        return class_plots.analyse(best["logits"].argmax(axis=1), best["labels"], self.labels)
+    def analyse(self, best: Predictions, split: ImageSplit) -> ReportContent:
+        return class_plots.show(best["logits"].argmax(axis=1), best["labels"], self.labels)
 
     def model_card(self, folder: Path) -> ModelCard:
         sections = classifier.card_sections(folder, self.labels)

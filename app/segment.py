@@ -74,7 +74,7 @@ from samerun.output import predictions as output
 from samerun.output import written
 from samerun.plots import masks as plots
 from samerun.reports.card import class_tables
-from samerun.task import Analysis, Batch, ModelCard, Predictions, check_metric
+from samerun.task import Batch, ModelCard, Predictions, ReportContent, check_metric
 
 KINDS = {"iou": "IoU", "dice": "Dice"}  # metric of a class -> header of a table
 
@@ -294,8 +294,8 @@ class Segmentation(ImageTask):
             )
             yield line | {"shares": segmenter.shares(mask, self.classes.names), **scores}
 
-    def analyse(self, best: Predictions, split: ImageSplit) -> Analysis:
-        return plots.analyse(best, self.classes.names, split.ids, partial(self.score, split=split))
+    def analyse(self, best: Predictions, split: ImageSplit) -> ReportContent:
+        return plots.show(best, self.classes.names, split.ids)
 
     def model_card(self, folder: Path) -> ModelCard:
         tables, metrics = class_tables(folder, self.classes.names, KINDS), list(self.shown_metrics)

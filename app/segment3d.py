@@ -58,12 +58,12 @@ from samerun.plots import masks as plots
 from samerun.reading.fingerprint import fingerprint
 from samerun.reports.card import class_tables
 from samerun.task import (
-    Analysis,
     Batch,
     Data,
     DataInfo,
     ModelCard,
     Predictions,
+    ReportContent,
     Split,
     Task,
     check_metric,
@@ -291,10 +291,8 @@ class VolumeSegmentation(Task):
                     line[kind] = by_class(values[1:], names)
             yield line
 
-    def analyse(self, best: Predictions, split: Split) -> Analysis:
-        return plots.analyse(
-            best, self.settings.classes, split.ids, partial(self.score, split=split), first=1
-        )
+    def analyse(self, best: Predictions, split: Split) -> ReportContent:
+        return plots.show(best, self.settings.classes, split.ids, first=1)
 
     def model_card(self, folder: Path) -> ModelCard:
         tables = class_tables(folder, self.settings.classes[1:], KINDS)

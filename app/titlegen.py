@@ -68,7 +68,7 @@ from transformers import AutoModelForSeq2SeqLM
 
 from samerun.application import run
 from samerun.kernels.transfer import widest_float
-from samerun.metrics.rouge import lead_scores
+from samerun.metrics.rouge import lead_scores, rouge_scores
 from samerun.models import encoder_decoder
 from samerun.models.adapters import limit_training
 from samerun.models.weight_files import check_weights, model_content
@@ -78,7 +78,7 @@ from samerun.reading.ragged import RaggedChunks
 from samerun.reading.stored_rows import Column
 from samerun.reading.tables import Table
 from samerun.reading.tokens import encode_cached
-from samerun.task import Analysis, Batch, ModelCard, Predictions
+from samerun.task import Batch, ModelCard, Predictions, ReportContent
 from samerun.text import search, titles
 from samerun.text.splits import TextSplit, check_finite, pad_rows
 from samerun.text.text_task import TextTask
@@ -190,8 +190,6 @@ class TitleGeneration(TextTask):
         return {**outputs, "ids": ids, "scores": scores}
 
     def score(self, predictions: Predictions, split: TextSplit) -> dict[str, float | None]:
-        from samerun.metrics.rouge_metric import RougeMetric  # slow: imports evaluate
-
         metrics: dict[str, float | None] = {}
         if "loss" in predictions:
             check_finite(predictions["loss"], "losses", split)
@@ -199,10 +197,7 @@ class TitleGeneration(TextTask):
         metrics["gen_len"] = float(self.generation.lengths(predictions["ids"][:, 0]).mean())
         generated, references = self.as_references(predictions, split)
         tokenizer = self.rouge_tokenizer(split)
-        return {
-            **metrics,
-            **RougeMetric().compute(predictions=generated, references=references, tokenizer=tokenizer),
-        }
+        return metrics | rouge_scores(generated, references, tokenizer)
 
     def as_references(self, predictions: Predictions, split: TextSplit) -> tuple[Any, Any]:
         return titles.decode(self.tokenizer, predictions["ids"][:, 0]), list(split.titles)
@@ -246,14 +241,17 @@ class TitleGeneration(TextTask):
         return self.with_kernels(model)
 
     def prediction_lines(self, predictions: Predictions, split: TextSplit) -> Iterator[dict[str, Any]]:
-        return titles.prediction_lines(self.tokenizer, predictions["ids"], predictions["scores"])
+        lines = titles.prediction_lines(self.tokenizer, predictions["ids"], predictions["scores"])
+        if not split.labelled:
+            return lines
+        return (line | {"reference": title} for line, title in zip(lines, split.titles, strict=True))
 
     def remarks(self, metrics: dict[str, Any]) -> list[str]:
         return titles.lead_remark(metrics)
 
-    def analyse(self, best: Predictions, split: TextSplit) -> Analysis:
+    def analyse(self, best: Predictions, split: TextSplit) -> ReportContent:
         lengths = self.generation.lengths(best["ids"][:, 0]), best["targets"] - 1, split.lengths
-        return title_plots.analyse(
+        return title_plots.show(
             lengths, self.as_references(best, split), split.texts, self.rouge_tokenizer(split)
         )
 

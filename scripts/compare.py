@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Compares finished runs: metrics, differing arguments, and the significance of differences.
+"""Compares finished runs: metrics, their confidence intervals, differing arguments, and the significance of
+differences.
 
-    python scripts/compare.py runs/a runs/b [runs/c ...] [--plot curves.png]
+    python scripts/compare.py runs/a [runs/b runs/c ...] [--plot curves.png]
 
-The others are compared with the first run. If two runs scored the same rows, a paired bootstrap over rows
-yields the difference of each headline metric with its 95 % interval and a two-sided p value (Efron and
-Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 16; Koehn, "Statistical Significance Tests for
-Machine Translation Evaluation", EMNLP 2004). It reads `bootstrap_test.npz`, else `bootstrap_validation.npz`,
-which `--report_to html` writes. Validation rows exaggerate a difference if they also selected the best model.
+The others are compared with the first run. A bootstrap over the labelled rows in `predictions.jsonl`
+yields the 95 % interval of each headline metric. If two runs predicted the same rows, a paired one yields the
+difference with its interval and a two-sided p value (Efron and Tibshirani, "An Introduction to the
+Bootstrap", 1993, chapters 13 and 16; Koehn, "Statistical Significance Tests for Machine Translation
+Evaluation", EMNLP 2004).
 
     --plot FILE      draw the loss curves of all runs
 
@@ -19,7 +20,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import zipfile
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +31,10 @@ APP = Path(__file__).resolve().parents[1] / "app"
 sys.path.insert(0, str(APP))
 
 from samerun.errors import EXIT_BAD_INPUT, InputError  # noqa: E402
-from samerun.metrics.bootstrap import paired_difference  # noqa: E402
-from samerun.output.run_folder import BOOTSTRAP, METRICS, RUN_FILE  # noqa: E402
+from samerun.metrics.rouge import ROUGE_METRICS, exact_matches, row_scores  # noqa: E402
+from samerun.metrics.rouge_tokenizers import choose_tokenizer  # noqa: E402
+from samerun.metrics.single_label import confusion_matrix, decision_scores  # noqa: E402
+from samerun.output.run_folder import METRICS, RUN_FILE  # noqa: E402
 from samerun.reports.figures import COLORS, DPI, new_figure  # noqa: E402
 from samerun.reports.tracker import read_history  # noqa: E402
 
@@ -41,28 +45,150 @@ IGNORED = (
     "predictions_file",
 )  # arguments that differ between any two runs
 PLOTS = (".png", ".svg", ".pdf")
+INTERVAL = (2.5, 97.5)  # percentiles
+RESAMPLES, FEWEST = 1000, 100
+MAX_ELEMENTS = 2**27  # computed for a file altogether; large files get fewer resamples
+
+Scores = Callable[[np.ndarray], Mapping[str, float]]  # numbers of rows, which may repeat -> metrics by name
 
 
 def read_run(folder: Path) -> dict[str, Any]:
-    """The arguments, metrics, history and metrics of resampled rows of a finished run. Raises
-    `InputError`."""
+    """The arguments, metrics, history and predictions of a finished run. Raises `InputError`."""
     try:
         run = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
         metrics = dict(json.loads((folder / METRICS).read_text(encoding="utf-8")))
-        resampled = {}
-        for split in ("test", "validation"):
-            if (folder / BOOTSTRAP.format(split)).exists():
-                with np.load(folder / BOOTSTRAP.format(split)) as arrays:
-                    resampled[split] = dict(arrays)
-        return {
-            "name": str(folder),
-            **run,
-            "metrics": metrics,
-            "history": read_history(folder),
-            "resampled": resampled,
-        }
-    except (OSError, ValueError, TypeError, zipfile.BadZipFile) as error:
+        # Those of the training, else of a later prediction.
+        lines, (predictions, *_) = [], [*sorted(folder.glob("predictions*.jsonl")), None]
+        if predictions is not None:
+            with predictions.open(encoding="utf-8") as file:
+                lines = [json.loads(line) for line in file]
+        resampled = resample(lines, metrics.get("rouge_tokenizer"))
+        # The truth of each row; the file of a mask.
+        rows = [(line["id"], line.get("reference", line.get("image"))) for line in lines]
+        history = read_history(folder)
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise InputError(f"{folder}: holds no finished run ({error}); name a run's --output_dir") from None
+    return {
+        "name": str(folder),
+        **run,
+        "metrics": metrics,
+        "history": history,
+        "predictions": predictions and predictions.name,
+        "rows": rows,
+        "resampled": resampled,
+    }
+
+
+def resample(lines: Sequence[Mapping[str, Any]], rouge_tokenizer: str | None) -> dict[str, np.ndarray]:
+    """Bootstrap values of the headline metrics of a file's predictions; {} if the file has no labels."""
+    first = lines[0] if lines else {}
+    if "hd95" in first or "iou" in first:
+        return bootstrap(scores_of_masks(lines), len(lines))
+    if "reference" not in first or not {"title", "labels", "label"} & first.keys():
+        return {}
+    references = [line["reference"] for line in lines]
+    if "title" in first:
+        titles = [line["title"] for line in lines]
+        tokenizer = rouge_tokenizer or choose_tokenizer(references)
+        values = [*zip(*row_scores(titles, references, tokenizer), strict=True)]
+        names = (*ROUGE_METRICS, "exact_match")
+        return bootstrap(means_of_rows(names, [*values, exact_matches(titles, references)]), len(lines))
+    if "labels" in first:
+        cells = len(lines) * len(first["probabilities"])
+        return bootstrap(scores_of_labels(lines), len(lines), cells)
+    predicted = [line["label"] for line in lines]
+    numbers = {name: number for number, name in enumerate(sorted({*predicted, *references}))}
+    found, true = (np.array([numbers[name] for name in names]) for names in (predicted, references))
+    return bootstrap(
+        lambda rows: decision_scores(confusion_matrix(found[rows], true[rows], len(numbers))), len(lines)
+    )
+
+
+def means_of_rows(names: Sequence[str], values: Sequence[Sequence[float]]) -> Scores:
+    """The means of scores that each row has by itself. `values`: of each name, by row."""
+    table = np.array(values, dtype=np.float64).T
+    return lambda rows: dict(zip(names, table[rows].mean(axis=0).tolist(), strict=True))
+
+
+def scores_of_masks(lines: Sequence[Mapping[str, Any]]) -> Scores:
+    """The means over classes of each class's mean over rows: the metrics of volumes; for images, whose mean
+    IoU is that of all pixels together, the IoU of an image."""
+    kinds = [kind for kind in ("dice", "iou", "hd95") if kind in lines[0]]
+    values = {kind: np.array([[*line[kind].values()] for line in lines], dtype=np.float64) for kind in kinds}
+    names = {kind: f"mean_{kind}" if "hd95" in kinds else f"{kind} of an image" for kind in kinds}
+
+    def scores(rows: np.ndarray) -> dict[str, float]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # nanmean of a class that no row has
+            return {names[kind]: float(np.nanmean(np.nanmean(values[kind][rows], axis=0))) for kind in kinds}
+
+    return scores
+
+
+def scores_of_labels(lines: Sequence[Mapping[str, Any]]) -> Scores:
+    """f1_micro and f1_macro at 0.5 and of the labels given (`tuned_*`), and average_precision_macro."""
+    names = [*lines[0]["probabilities"]]
+    probabilities = np.array([[line["probabilities"][name] for name in names] for line in lines])
+    given, truth = (
+        np.array([[name in line[key] for name in names] for line in lines]) for key in ("labels", "reference")
+    )
+    # What F1 divides, by row and label: twice the true positives, and predicted plus positive rows.
+    decided = {"": probabilities >= 0.5, "tuned_": given}
+    parts = {prefix: (2.0 * (one & truth), one.astype(float) + truth) for prefix, one in decided.items()}
+    # Average precision is the mean over positives of the precision down to the last row with their score.
+    order = np.argsort(-probabilities, axis=0, kind="stable")
+    ranked, truth = (np.take_along_axis(matrix, order, axis=0) for matrix in (probabilities, truth))
+    place = np.arange(len(lines))[:, None]
+    ends = np.where(ranked == np.roll(ranked, -1, axis=0), len(lines) - 1, place)
+    ends = np.minimum.accumulate(ends[::-1], axis=0)[::-1]
+
+    def scores(rows: np.ndarray) -> dict[str, float]:
+        weights = np.bincount(rows, minlength=len(lines)).astype(float)
+        found = {}
+        for prefix, matrices in parts.items():
+            right, total = (weights @ matrix for matrix in matrices)
+            found[f"{prefix}f1_micro"] = float(right.sum() / max(1, total.sum()))
+            found[f"{prefix}f1_macro"] = float((right / np.maximum(total, 1)).mean())
+        counted = weights[order]
+        positive = counted * truth
+        precision = np.cumsum(positive, axis=0) / np.maximum(np.cumsum(counted, axis=0), 1)
+        precision = np.take_along_axis(precision, ends, axis=0)
+        known = positive.sum(axis=0) > 0
+        by_label = (positive * precision).sum(axis=0)[known] / positive.sum(axis=0)[known]
+        return {**found, "average_precision_macro": float(by_label.mean()) if known.any() else np.nan}
+
+    return scores
+
+
+def bootstrap(scores: Scores, rows: int, elements: int = 0) -> dict[str, np.ndarray]:
+    """(1 + resamples,) values of each metric: of the file, then of as many rows drawn from it with
+    replacement; NaN where a metric is undefined.
+
+    The draws depend on `rows` alone, so the values of two runs over the same rows are paired. `elements`: of
+    the predictions of all rows; the more there are, the fewer resamples are drawn, at least FEWEST.
+    """
+    resamples = int(np.clip(MAX_ELEMENTS // max(1, elements), FEWEST, RESAMPLES))
+    rng = np.random.default_rng(0)
+    drawn = [scores(np.arange(rows)), *(scores(rng.integers(rows, size=rows)) for _ in range(resamples))]
+    return {name: np.array([values[name] for values in drawn], dtype=np.float64) for name in drawn[0]}
+
+
+def interval(values: np.ndarray) -> tuple[float, float]:
+    """The 95 % percentile interval of a metric's values from `bootstrap`; NaN if no resample has one."""
+    known = values[1:][~np.isnan(values[1:])]
+    low, high = np.percentile(known, INTERVAL) if len(known) else (np.nan, np.nan)
+    return float(low), float(high)
+
+
+def paired_difference(ours: np.ndarray, theirs: np.ndarray) -> tuple[float, float, float, float]:
+    """(difference, its 95 % interval's two ends, two-sided p value) of a metric's values from `bootstrap` for
+    two runs."""
+    shorter = min(len(ours), len(theirs))
+    differences = ours[:shorter] - theirs[:shorter]
+    known = differences[1:][~np.isnan(differences[1:])]
+    # The smallest p that so many resamples can show is not 0.
+    below, above = ((known <= 0).sum() + 1) / (len(known) + 1), ((known >= 0).sum() + 1) / (len(known) + 1)
+    return float(differences[0]), *interval(differences), float(min(1.0, 2 * min(below, above)))
 
 
 def differing_arguments(runs: list[dict[str, Any]]) -> dict[str, list[Any]]:
@@ -70,19 +196,6 @@ def differing_arguments(runs: list[dict[str, Any]]) -> dict[str, list[Any]]:
     names = sorted({name for run in runs for name in run["arguments"]} - set(IGNORED))
     values = {name: [run["arguments"].get(name) for run in runs] for name in names}
     return {name: each for name, each in values.items() if any(value != each[0] for value in each)}
-
-
-def same_rows(one: dict[str, Any], other: dict[str, Any]) -> str | None:
-    """The first of "test" and "validation" whose rows both runs have scored, or None."""
-    for split in ("test", "validation"):
-        sizes = [run["resampled"].get(split, {}).get("rows") for run in (one, other)]
-        content = [
-            run["fingerprint"].get(f"{split}_content", run["arguments"].get(f"{split}_file"))
-            for run in (one, other)
-        ]
-        if sizes[0] is not None and sizes[0] == sizes[1] and content[0] == content[1]:
-            return split
-    return None
 
 
 def report(runs: list[dict[str, Any]]) -> list[str]:
@@ -101,18 +214,20 @@ def report(runs: list[dict[str, Any]]) -> list[str]:
     lines += ["", "arguments that differ"]
     changed = differing_arguments(runs)
     lines += [f"  --{name}: {', '.join(map(str, values))}" for name, values in changed.items()] or ["  none"]
+    for name, run in zip(names, runs, strict=True):
+        if run["resampled"]:
+            lines += ["", f"{name} {len(run['rows'])} rows of {run['predictions']}, bootstrap"]
+        for metric, values in run["resampled"].items():
+            low, high = interval(values)
+            lines.append(f"  {metric:<34}{values[0]:>10.4f}   95 % {low:.4f} to {high:.4f}")
     for name, run in zip(names[1:], runs[1:], strict=True):
-        split = same_rows(run, runs[0])
-        if split is None:
-            lines += [
-                "",
-                f"{name} and [0] scored different rows, or one has no scores by row (--report_to "
-                "html writes them)",
-            ]
+        if not run["resampled"] or run["rows"] != runs[0]["rows"]:
+            problem = "predicted different rows, or one has no predictions*.jsonl of labelled rows"
+            lines += ["", f"{name} and [0] {problem}"]
             continue
-        lines += ["", f"{name} minus [0], {split} rows, paired bootstrap"]
-        ours, theirs = run["resampled"][split], runs[0]["resampled"][split]
-        for metric in (name for name in theirs if name in ours and name != "rows"):
+        lines += ["", f"{name} minus [0], the same rows, paired bootstrap"]
+        ours, theirs = run["resampled"], runs[0]["resampled"]
+        for metric in (name for name in theirs if name in ours):
             difference, low, high, p = paired_difference(ours[metric], theirs[metric])
             lines.append(f"  {metric:<34}{difference:>+10.4f}   95 % {low:+.4f} to {high:+.4f}   p {p:.4f}")
     return lines

@@ -93,7 +93,7 @@ def test_the_small_cnn_from_mnist_files_to_predictions_and_a_card_that_runs(tmp_
     assert (run / "plots" / "confusion_matrix.png").exists()
     assert "data:image/png" in (run / "report.html").read_text()
     lines = [json.loads(line) for line in (run / "predictions.jsonl").read_text().splitlines()]
-    assert [line["label"] for line in lines] == ["0", "1"] * 5
+    assert [line["label"] for line in lines] == [line["reference"] for line in lines] == ["0", "1"] * 5
     assert all(sum(line["probabilities"].values()) == pytest.approx(1, abs=1e-5) for line in lines)
     card = (run / "README.md").read_text()
     assert SMALL_CNN_USAGE in card

@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
+import compare
 import launchers
 import nibabel
 import numpy as np
@@ -167,6 +168,9 @@ def test_the_lines_of_the_card_give_the_masks_that_were_written(trained, place, 
         json.loads(line) for line in (trained / "predictions.jsonl").read_text(encoding="utf-8").splitlines()
     ]
     assert [line["id"] for line in lines] == ["ball_20", "ball_21"]
+    metrics = json.loads((trained / "metrics.json").read_text(encoding="utf-8"))
+    for name, values in compare.read_run(trained)["resampled"].items():
+        assert values[0] == pytest.approx(metrics[f"test_{name}"])
     for line in lines:
         shutil.copy(line["image"], "image.nii.gz")
         found: dict = {}

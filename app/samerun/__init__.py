@@ -9,7 +9,7 @@ May import: nothing.
 import importlib
 from typing import Any
 
-__version__ = "1.0.0"
+__version__ = "0.9.0"
 # Name -> module. Imported lazily: a script reads its arguments before it imports torch.
 _MODULES = {
     "option": "samerun.arguments.parsing",
@@ -18,7 +18,8 @@ _MODULES = {
     "InputError": "samerun.errors",
     "TrainingError": "samerun.errors",
     **dict.fromkeys(
-        ("Batch", "ModelCard", "Data", "Analysis", "Predictions", "Split", "Task"), "samerun.task"
+        ("Batch", "ModelCard", "Data", "Predictions", "ReportContent", "Section", "Split", "Task"),
+        "samerun.task",
     ),
     "replace_folder": "samerun.output.run_folder",
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from samerun.output.progress import Phase
 from samerun.output.run_folder import merge_metrics
 from samerun.plan import Modes, make_plan
 from samerun.reports import results
-from samerun.reports.final_report import save_test_resamples, write_reports
+from samerun.reports.final_report import write_reports
 from samerun.task import Data, Task
 from samerun.training import loop
 from samerun.training.evaluation import evaluate, predict
@@ -107,10 +106,6 @@ def predict_test(started: Run, arguments: Any, task: Task, model: Any, data: Dat
         saved_parts.remove()
     metrics = {"test_rows": len(split), "test_samples_per_second": rate}
     if split.labelled:
-        if "html" in arguments.report_to:
-            started.on_main(
-                partial(save_test_resamples, Path(arguments.output_dir), task, predictions, split)
-            )
         with Phase("scoring", shown=started.is_main):
             scores = started.on_main(lambda: task.all_scores(predictions, split))
         metrics |= {f"test_{name}": value for name, value in scores.items()}

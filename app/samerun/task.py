@@ -14,7 +14,6 @@ import torch
 
 from samerun.errors import InputError
 from samerun.metrics.additional import compute_additional, load_metrics
-from samerun.metrics.bootstrap import MetricsOfRows
 from samerun.plan import Modes
 from samerun.reading.problems import nearest
 
@@ -190,16 +189,6 @@ class ReportContent(NamedTuple):
     sections: list[Section]
 
 
-class Analysis(NamedTuple):
-    """A detailed analysis of a model's predictions."""
-
-    # Headline metrics of some rows, by number, which may repeat: for confidence intervals and
-    # scripts/compare.py.
-    metrics_of_rows: MetricsOfRows | None = None
-    # Draws figures, which takes seconds; called for report.html only.
-    show: Callable[[], ReportContent] = lambda: ReportContent({}, [])
-
-
 class DataInfo(NamedTuple):
     """Properties of a split's rows, in their order, for the data report."""
 
@@ -352,10 +341,9 @@ class Task(ABC):
         """Sentences about the model's limitations, for the model card."""
         return []
 
-    def analyse(self, best: Predictions, split: Split) -> Analysis:
-        """Row scores, figures and tables from the best model's predictions of a labelled file, at the end of
-        a run."""
-        return Analysis()
+    def analyse(self, best: Predictions, split: Split) -> ReportContent:
+        """Figures and tables for report.html, from the best model's predictions of a labelled file."""
+        return ReportContent({}, [])
 
     def model_card(self, folder: Path) -> ModelCard:
         """The task's part of the model card. `folder`: the run's, with metrics.json."""

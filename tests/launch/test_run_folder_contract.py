@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 
+import compare
 import pytest
 from launchers import CLASSIFY, JOBS, LABELS, TEST_ROWS, python, run, torchrun, training
 
@@ -213,6 +214,14 @@ def test_the_exported_model_gives_the_predictions_in_plain_transformers(finished
     assert config["problem_type"] == "multi_label_classification"
     assert any(line["labels"] for line in lines)
     assert not all(len(line["labels"]) == len(LABELS) for line in lines)
+
+
+def test_the_predictions_give_the_metrics_of_the_test_rows(finished_run):
+    metrics = read_json(finished_run[0] / "metrics.json")
+    found = compare.read_run(finished_run[0])["resampled"]
+    assert {"tuned_f1_micro", "average_precision_macro"} <= found.keys()
+    for name, values in found.items():
+        assert values[0] == pytest.approx(metrics[f"test_{name}"], abs=0.01)  # at 6 digits some rows tie
 
 
 @pytest.mark.parametrize("name", JOBS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import compare
 import pytest
 from title_job import ROWS
 
@@ -40,13 +41,14 @@ def test_what_a_run_leaves(titled):
         "exact_match",
         "gen_len",
         "lead_rougeL",
-        "rougeL_low",
     )
     for split in ("eval", "test"):
         assert {f"{split}_{name}" for name in names} <= metrics.keys()
     assert len(metrics["examples"]) == 10
     card = (folder / "README.md").read_text(encoding="utf-8")
     assert metrics["examples"][0]["reference"] in card
+    for name, values in compare.read_run(folder)["resampled"].items():
+        assert values[0] == pytest.approx(metrics[f"test_{name}"], abs=1e-12)
     line = json.loads((folder / "predictions.jsonl").read_text(encoding="utf-8").splitlines()[0])
     assert len(line["candidates"]) == 2
     assert line["candidates"][0]["title"] == line["title"]

@@ -6,45 +6,64 @@ import numpy as np
 import pytest
 
 from samerun.errors import InputError
-from samerun.metrics.bootstrap import MeansOfRows, bootstrap
+from samerun.metrics.multilabel import multilabel_scores
+from samerun.metrics.thresholds import decide
 
 
-def finished(folder, seed=1, test=None, train_file="a.csv", loss=1.0):
+def of_classes(right):
+    """Lines of predictions.jsonl for two classes. `right`: whether each row's is right."""
+    return [
+        {"id": row, "label": "a" if good else "b", "probabilities": {"a": 0.5, "b": 0.5}, "reference": "a"}
+        for row, good in enumerate(right)
+    ]
+
+
+def finished(folder, lines=(), seed=1, train_file="a.csv", loss=1.0):
     folder.mkdir()
     arguments = {"seed": seed, "output_dir": str(folder), "test_file": "test.csv", "train_file": train_file}
-    run = {"arguments": arguments, "fingerprint": {"validation_content": "abc"}}
     metrics = {"eval_loss": loss, "test_accuracy": 0.5, "train_steps": 3, "eval_per_class": []}
-    (folder / "run.json").write_text(json.dumps(run), encoding="utf-8")
+    (folder / "run.json").write_text(json.dumps({"arguments": arguments}), encoding="utf-8")
     (folder / "metrics.json").write_text(json.dumps(metrics), encoding="utf-8")
     events = [{"step": step, "epoch": 1.0, "loss": loss / step, "eval_loss": loss} for step in (1, 2)]
-    (folder / "history.jsonl").write_text(
-        "".join(json.dumps(event) + "\n" for event in events), encoding="utf-8"
-    )
-    if test is not None:
-        values = bootstrap(MeansOfRows({"accuracy": test}), len(test))
-        np.savez(folder / "bootstrap_test.npz", rows=len(test), **values)
+    for name, rows in (("history", events), ("predictions", lines)):
+        content = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / f"{name}.jsonl").write_text(content, encoding="utf-8")
     return str(folder)
 
 
 def test_runs_are_compared_by_metrics_arguments_and_rows(tmp_path, capsys):
     rng = np.random.default_rng(1)
-    scores = (rng.random(400) < 0.6).astype(float)
-    better = np.maximum(scores, rng.random(400) < 0.3)
-    runs = [finished(tmp_path / "a", test=scores), finished(tmp_path / "b", seed=2, test=better, loss=0.5)]
+    right = rng.random(400) < 0.6
+    better = right | (rng.random(400) < 0.3)
+    runs = [
+        finished(tmp_path / "a", of_classes(right)),
+        finished(tmp_path / "b", of_classes(better), seed=2, loss=0.5),
+    ]
     assert compare.main([*runs, "--plot", str(tmp_path / "curves.png")]) == 0
     said = capsys.readouterr().out
     assert "eval_loss                                   1.0000        0.5000" in said
     assert "  --seed: 1, 2" in said
     assert "--output_dir:" not in said
-    assert "[1] minus [0], test rows, paired bootstrap" in said
-    assert f"{better.mean() - scores.mean():+.4f}" in said
+    assert f"[0] 400 rows of predictions.jsonl, bootstrap\n  accuracy{right.mean():>36.4f}   95 % 0.5" in said
+    assert "[1] minus [0], the same rows, paired bootstrap" in said
+    assert f"{better.mean() - right.mean():+.4f}" in said
     assert (tmp_path / "curves.png").stat().st_size > 10_000
 
 
-def test_runs_that_scored_other_rows_are_not_compared_row_by_row(tmp_path, capsys):
-    runs = [finished(tmp_path / "a", test=np.ones(3)), finished(tmp_path / "b", test=np.ones(4))]
+def test_runs_that_predicted_other_rows_are_not_compared_row_by_row(tmp_path, capsys):
+    rows = of_classes([True] * 3)
+    runs = [
+        finished(tmp_path / "a", rows),
+        finished(tmp_path / "more", of_classes([True] * 4)),
+        finished(tmp_path / "other", [*rows[:2], {**rows[2], "reference": "b"}]),
+        finished(tmp_path / "unlabelled", [{"id": 1, "label": "a"}]),
+        finished(tmp_path / "none"),
+    ]
     assert compare.main(runs) == 0
-    assert "scored different rows" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert [f"[{number}] and [0] predicted different rows" in said for number in range(5)] == [False] + [
+        True
+    ] * 4
 
 
 def test_a_folder_without_a_run_is_named(tmp_path, capsys):
@@ -53,6 +72,81 @@ def test_a_folder_without_a_run_is_named(tmp_path, capsys):
     assert compare.main([str(tmp_path)]) == 2
     assert "error:" in capsys.readouterr().err
     run = Path(finished(tmp_path / "cut"))
-    (run / "bootstrap_test.npz").write_bytes(b"PK")
+    (run / "predictions.jsonl").write_text('{"id": 1, "la')
     with pytest.raises(InputError, match="no finished run"):
         compare.read_run(run)
+
+
+def test_scores_of_resampled_labels_are_those_of_a_file_with_these_rows():
+    rng = np.random.default_rng(0)
+    probabilities, targets = rng.integers(0, 8, (60, 3)) / 8, rng.random((60, 3)) < 0.2  # many ties
+    tuned = decide(probabilities, 0.3)
+    lines = [
+        {
+            "probabilities": dict(zip("abc", chances.tolist(), strict=True)),
+            "labels": [name for name, chosen in zip("abc", given, strict=True) if chosen],
+            "reference": [name for name, chosen in zip("abc", true, strict=True) if chosen],
+        }
+        for chances, given, true in zip(probabilities, tuned, targets, strict=True)
+    ]
+    scores = compare.scores_of_labels(lines)
+    for rows in (np.arange(60), rng.integers(60, size=60), np.array([3, 3])):
+        expected = multilabel_scores(probabilities[rows], targets[rows], tuned_decisions=tuned[rows])
+        expected["average_precision_macro"] = expected["average_precision_macro"] or np.nan
+        assert scores(rows) == {
+            name: pytest.approx(expected[name], nan_ok=True, abs=1e-12) for name in scores(rows)
+        }
+
+
+def test_titles_and_masks_are_scored():
+    lines = [{"title": "a b", "reference": "a b"}, {"title": "c", "reference": "d e"}]
+    values = compare.resample(lines, "default")
+    assert (values["rouge1"][0], values["exact_match"][0]) == (0.5, 0.5)
+    masks = [
+        {"image": "a", "iou": {"sky": 1.0, "sea": None}},
+        {"image": "b", "iou": {"sky": 0.5, "sea": 0.25}},
+    ]
+    assert compare.resample(masks, None)["iou of an image"][0] == (0.75 + 0.25) / 2
+    volumes = [{"image": "a", "dice": {"liver": 0.5}, "iou": {"liver": 0.3}, "hd95": {"liver": None}}]
+    values = compare.resample(volumes, None)
+    assert {name: each[0] for name, each in values.items()} == {
+        "mean_dice": 0.5,
+        "mean_iou": 0.3,
+        "mean_hd95": pytest.approx(np.nan, nan_ok=True),
+    }
+
+
+def resampled(scores, elements=0):
+    means = compare.means_of_rows(["score"], [scores])
+    return compare.bootstrap(means, len(scores), elements)["score"]
+
+
+def test_an_interval_has_the_width_that_theory_gives():
+    """For many rows the bootstrap's interval is mean -+ 1.96 standard errors."""
+    scores = np.random.default_rng(1).normal(size=2000)
+    low, high = compare.interval(resampled(scores))
+    width = 1.96 * scores.std() / np.sqrt(len(scores))
+    assert (low, high) == pytest.approx((scores.mean() - width, scores.mean() + width), abs=0.1 * width)
+
+
+def test_large_files_are_resampled_less_often():
+    few = resampled(np.arange(50), elements=compare.MAX_ELEMENTS)
+    assert len(few) == 1 + compare.FEWEST
+    assert few.tolist() == resampled(np.arange(50))[: len(few)].tolist()
+
+
+def test_a_metric_that_is_undefined_in_some_resamples_has_an_interval_from_the_others():
+    assert compare.interval(np.array([0.5, np.nan, 0.5, 0.5])) == (0.5, 0.5)
+    assert np.isnan(compare.interval(np.full(3, np.nan))).all()
+
+
+def test_a_difference_that_may_be_chance_has_a_large_p_and_an_interval_with_zero():
+    rng = np.random.default_rng(2)
+    scores = rng.normal(size=300)
+    same = compare.paired_difference(resampled(scores + 0.1 * rng.normal(size=300)), resampled(scores))
+    better = compare.paired_difference(resampled(scores + 0.1), resampled(scores))
+    assert same[1] < 0 < same[2]
+    assert same[3] > 0.05
+    assert better[0] == pytest.approx(0.1)
+    assert better[1] > 0
+    assert better[3] < 0.01

@@ -219,15 +219,18 @@ def check_export(
         )
 
 
-def prediction_lines(logits: np.ndarray, labels: list[str]) -> Iterator[dict[str, Any]]:
+def prediction_lines(
+    logits: np.ndarray, labels: list[str], references: np.ndarray | None
+) -> Iterator[dict[str, Any]]:
     """Yields the predicted class of each row and the highest probabilities, best first. `logits`: (rows,
-    classes)."""
+    classes). `references`: (rows,) the true classes, if they are known."""
     probabilities = torch.as_tensor(logits).double().softmax(-1).numpy()
     best = np.argsort(-probabilities, axis=1, kind="stable")[:, :SHOWN_CLASSES]
-    for row, order in zip(probabilities, best, strict=True):
+    for number, (row, order) in enumerate(zip(probabilities, best, strict=True)):
         yield {
             "label": labels[order[0]],
-            "probabilities": {labels[number]: round(float(row[number]), 6) for number in order},
+            "probabilities": {labels[chosen]: round(float(row[chosen]), 6) for chosen in order},
+            **({} if references is None else {"reference": labels[references[number]]}),
         }
 
 

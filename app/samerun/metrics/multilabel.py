@@ -125,68 +125,6 @@ def ranking_scores(probabilities: np.ndarray, targets: np.ndarray) -> dict[str, 
     }
 
 
-class MetricsOfLabelledRows:
-    """f1_micro and f1_macro of decisions at 0.5 and of given ones (`tuned_*`), and average_precision_macro of
-    some rows: as `multilabel_scores` of a file that consists of these, but many times faster for many draws
-    from one file."""
-
-    def __init__(self, probabilities: np.ndarray, targets: np.ndarray, tuned_decisions: np.ndarray) -> None:
-        """All: (rows, labels)."""
-        probabilities, targets = checked_matrices(probabilities, targets)
-        decisions = {"": decide(probabilities, 0.5), "tuned_": tuned_decisions}
-        # What F1 divides, by row and label: twice the true positives, and predicted plus positive rows.
-        self._f1_parts = {
-            prefix: ((2.0 * (decided & targets)), decided.astype(float) + targets)
-            for prefix, decided in decisions.items()
-        }
-        self._precision = _WeightedAveragePrecision(probabilities.T, targets.T)
-
-    def __call__(self, rows: np.ndarray) -> dict[str, float | None]:
-        scores: dict[str, float | None] = {}
-        weights = np.bincount(rows, minlength=self._precision.num_rows)
-        for prefix, parts in self._f1_parts.items():
-            right, total = (weights @ part for part in parts)
-            scores[f"{prefix}f1_micro"] = float(right.sum() / max(1, total.sum()))
-            scores[f"{prefix}f1_macro"] = float((right / np.maximum(total, 1)).mean())
-        return {**scores, "average_precision_macro": self._precision(weights)}
-
-
-class _WeightedAveragePrecision:
-    """Macro average precision of rows that count several times or not at all."""
-
-    def __init__(self, scores: np.ndarray, truth: np.ndarray) -> None:
-        """`scores` and `truth`: (labels, rows)."""
-        self.num_rows = scores.shape[1]
-        scores, truth = scores[truth.any(axis=1)], truth[truth.any(axis=1)]
-        order = np.argsort(-scores, axis=1, kind="stable").astype(np.int32)
-        scores, truth = np.take_along_axis(scores, order, axis=1), np.take_along_axis(truth, order, axis=1)
-        # Rows with equal scores share the rank of the last of them.
-        is_last = np.ones(scores.shape, dtype=bool)
-        is_last[:, :-1] = scores[:, 1:] != scores[:, :-1]
-        place = np.where(is_last, np.arange(self.num_rows), self.num_rows)
-        last = np.minimum.accumulate(place[:, ::-1], axis=1)[:, ::-1]
-        self._order, self._labels = order, np.nonzero(truth)[0]
-        self._rows, self._rank = order[truth], last[truth]
-        # Positives stand label by label, by rank: where each one's ties end, and where its label begins.
-        key = self._labels * self.num_rows + np.nonzero(truth)[1]
-        self._end = np.searchsorted(key, self._labels * self.num_rows + self._rank, side="right")
-        self._start = np.searchsorted(self._labels, self._labels)
-
-    def __call__(self, weights: np.ndarray) -> float | None:
-        """`weights`: (rows,) how often each row counts. None if no row with a label counts."""
-        seen = np.cumsum(weights[self._order], axis=1)[self._labels, self._rank]
-        own = weights[self._rows]
-        hits = np.concatenate([[0], np.cumsum(own)])
-        precision = own * (hits[self._end] - hits[self._start]) / np.maximum(seen, 1)
-        positive = np.bincount(self._labels, own)
-        known = positive > 0
-        return (
-            float((np.bincount(self._labels, precision)[known] / positive[known]).mean())
-            if known.any()
-            else None
-        )
-
-
 def per_label_table(
     probabilities: np.ndarray,
     targets: np.ndarray,

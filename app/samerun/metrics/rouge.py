@@ -1,4 +1,4 @@
-"""ROUGE for titles in any language, by rouge-score, with bootstrap intervals; and the lead baseline.
+"""ROUGE for titles in any language, by rouge-score; and the lead baseline.
 
 ROUGE-N, ROUGE-L and ROUGE-Lsum: Lin, "ROUGE: A Package for Automatic Evaluation of Summaries", 2004. Scores
 are means of the rows' F1, between 0 and 1, without stemming. They depend on the tokenizer: report its name
@@ -12,8 +12,6 @@ from itertools import islice
 
 import numpy as np
 
-from samerun.metrics.bootstrap import MeansOfRows, interval
-from samerun.metrics.bootstrap import bootstrap as draw_resamples
 from samerun.metrics.rouge_tokenizers import CJK_TOKENIZERS, UNIT, rouge_tokenizer
 
 ROUGE_METRICS = ("rouge1", "rouge2", "rougeL", "rougeLsum")
@@ -29,18 +27,12 @@ SENTENCE_OPENING = re.compile(r"[\"“‘'(\[（《「『【]*$")  # quotes and 
 
 
 def rouge_scores(
-    predictions: Sequence[str],
-    references: Sequence[str],
-    tokenizer: str,
-    bootstrap: int = 1000,
-    seed: int = 0,
+    predictions: Sequence[str], references: Sequence[str], tokenizer: str
 ) -> dict[str, float | None]:
-    """Mean F1 of ROUGE_METRICS over the rows, `exact_match`, and the bounds of their 95% intervals
-    (`rouge1_low`, ...).
+    """Mean F1 of ROUGE_METRICS over the rows, and `exact_match`. Without rows every score is None.
 
-    `tokenizer`: a name in `rouge_tokenizers.TOKENIZERS`. `bootstrap`: number of resamples for the intervals;
-    0: no intervals. ROUGE-Lsum splits texts into sentences at line breaks and, with CJK tokenizers, at 。！？.
-    Without rows every score is None.
+    `tokenizer`: a name in `rouge_tokenizers.TOKENIZERS`. ROUGE-Lsum splits texts into sentences at line
+    breaks and, with CJK tokenizers, at 。！？.
 
     Raises ValueError for sequences of different lengths and for an unknown tokenizer.
     """
@@ -48,18 +40,11 @@ def rouge_scores(
         raise ValueError(
             f"{len(predictions)} predictions for {len(references)} references: one of each per row"
         )
-    names = (*ROUGE_METRICS, "exact_match")
     rouge, exact = row_scores(predictions, references, tokenizer), exact_matches(predictions, references)
-    by_row = dict(zip(names, [*np.array(rouge).T, np.array(exact)], strict=True)) if rouge else {}
-    scores: dict[str, float | None] = {name: float(by_row[name].mean()) if by_row else None for name in names}
-    if bootstrap:
-        values = (
-            draw_resamples(MeansOfRows(by_row), len(rouge), resamples=bootstrap, seed=seed) if by_row else {}
-        )
-        bounds = {name: interval(values[name]) if by_row else (None, None) for name in names}
-        scores |= {f"{name}_low": low for name, (low, _) in bounds.items()}
-        scores |= {f"{name}_high": high for name, (_, high) in bounds.items()}
-    return scores
+    if not rouge:
+        return dict.fromkeys((*ROUGE_METRICS, "exact_match"))
+    means = zip(ROUGE_METRICS, np.mean(rouge, axis=0).tolist(), strict=True)
+    return {**dict(means), "exact_match": float(np.mean(exact))}
 
 
 def row_scores(predictions: Sequence[str], references: Sequence[str], tokenizer: str) -> list[list[float]]:
@@ -140,5 +125,5 @@ def lead_length(references: Sequence[str]) -> int:
 def lead_scores(texts: Sequence[str], references: Sequence[str], tokenizer: str) -> dict[str, float | None]:
     """ROUGE_METRICS of the lead baseline."""
     limit = lead_length(references)
-    scores = rouge_scores([lead_baseline(text, limit) for text in texts], references, tokenizer, bootstrap=0)
+    scores = rouge_scores([lead_baseline(text, limit) for text in texts], references, tokenizer)
     return {name: scores[name] for name in ROUGE_METRICS}

@@ -23,7 +23,6 @@ RUN_FILE = "run.json"
 STATUS = "status.json"
 CARD = "README.md"
 REPORT = "report.html"
-BOOTSTRAP = "bootstrap_{}.npz"  # "validation" and "test"
 BEST_PREDICTIONS = "validation_predictions.npz"  # of the best model
 BEST = "best"
 BEST_MODELS, KEPT_WEIGHTS = "best_models", "kept_weights"  # --keep_best and --average_checkpoints
@@ -43,8 +42,8 @@ OURS = (
     CARD,
     REPORT,
     BEST_PREDICTIONS,
-    BOOTSTRAP.format("validation"),
-    BOOTSTRAP.format("test"),
+    "bootstrap_validation.npz",  # of version 1.0.0, as the next
+    "bootstrap_test.npz",
     BEST,
     BEST_MODELS,
     KEPT_WEIGHTS,

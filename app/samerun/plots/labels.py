@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,16 +15,17 @@ if TYPE_CHECKING:
 
 MOST_BARS, MOST_CURVES, MOST_CONFUSED, MOST_ROWS = 30, 9, 15, 20
 CHARACTERS = 300  # of a text
-Judged = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
-def show(judged: Callable[[], Judged], names: list[str], texts: Any) -> ReportContent:
-    """Figures and the worst rows. `judged` returns (probabilities (rows, labels), labels (rows, labels) of 0
-    and 1, thresholds of the model (labels,), predicted (rows, labels) bool, by thresholds chosen on other
-    rows). `texts`: by row."""
-    probabilities, labels, thresholds, predicted = judged()
-    drawn = figures(probabilities, labels, thresholds, predicted, names)
-    return ReportContent(drawn, [worst_rows(probabilities, labels, predicted, names, texts)])
+def show(
+    judged: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray], names: list[str], texts: Any
+) -> ReportContent:
+    """Figures and the worst rows. `judged`: probabilities (rows, labels), labels (rows, labels) of 0 and 1,
+    thresholds of the model (labels,), predicted (rows, labels) bool, by thresholds chosen on other rows.
+    `texts`: by row."""
+    probabilities, labels, _, predicted = judged
+    worst = worst_rows(probabilities, labels, predicted, names, texts)
+    return ReportContent(figures(*judged, names), [worst])
 
 
 def figures(

@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from samerun.metrics.segmentation import PREDICTED, SHARED, TRUE, dice, iou
 from samerun.reports.figures import BLUE, GREY, NAME, legend_below, matrix, new_figure
-from samerun.task import Analysis, Predictions, ReportContent, Section
+from samerun.task import Predictions, ReportContent, Section
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_ROWS, MOST_BARS, MOST_CONFUSED = 20, 30, 15
-COUNTED = ("loss", "counts", "hd95")  # predictions that metrics are computed from
 
 
-def analyse(
-    predictions: Predictions,
-    classes: Sequence[str],
-    ids: Sequence[str],
-    metrics: Callable[[Predictions], Mapping[str, float | None]],
-    first: int = 0,
-) -> Analysis:
-    """`predictions`: `loss` (rows,), `counts` (rows, classes, 3) and, for few classes, `confusion` (rows,
-    true classes, predicted classes). `metrics`: computes the metrics of predictions. `first`: the first class
-    to be scored; 1 leaves out the background."""
+def show(
+    predictions: Predictions, classes: Sequence[str], ids: Sequence[str], first: int = 0
+) -> ReportContent:
+    """Dice by class, the confusion matrix, and the worst rows.
+
+    `predictions`: `loss` (rows,), `counts` (rows, classes, 3) and, for few classes, `confusion` (rows, true
+    classes, predicted classes). `first`: the first class to be scored; 1 leaves out the background.
+    """
     counts = predictions["counts"]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # nanmean of rows without any class
@@ -42,31 +38,11 @@ def analyse(
         "loss": predictions["loss"],
         **{name: np.nan_to_num(values, nan=1.0) for name, values in by_row.items()},
     }
-    return Analysis(
-        partial(_metrics_of_rows, predictions, metrics),
-        partial(show, predictions, classes, ids, scores, first),
-    )
-
-
-def _metrics_of_rows(
-    predictions: Predictions, metrics: Callable[[Predictions], Mapping[str, float | None]], rows: np.ndarray
-) -> Mapping[str, float | None]:
-    return metrics({name: array[rows] for name, array in predictions.items() if name in COUNTED})
-
-
-def show(
-    predictions: Mapping[str, np.ndarray],
-    classes: Sequence[str],
-    ids: Sequence[str],
-    scores: Mapping[str, np.ndarray],
-    first: int,
-) -> ReportContent:
-    """Dice by class, the confusion matrix, and the worst rows."""
-    total = predictions["counts"].sum(axis=0)
+    total = counts.sum(axis=0)
     figures = {"class_dice": _dice(total[first:], classes[first:])}
     if "confusion" in predictions:
         figures["class_confusion"] = _confusion(predictions["confusion"].sum(axis=0), classes)
-    by_class = iou(predictions["counts"])[:, first:]
+    by_class = iou(counts)[:, first:]
     rows = []
     for row in np.argsort(-scores["loss"], kind="stable")[:MOST_ROWS].tolist():
         known = np.flatnonzero(~np.isnan(by_class[row]))

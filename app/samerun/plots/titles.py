@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from samerun.metrics.bootstrap import MeansOfRows
 from samerun.metrics.rouge import ROUGE_METRICS, lead_baseline, lead_length, row_scores
 from samerun.reports.figures import BLUE, GREY, ORANGE, legend_below, new_figure
-from samerun.task import Analysis, ReportContent, Section
+from samerun.task import ReportContent, Section
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,28 +17,15 @@ BINS = 8  # of document lengths
 MOST_ROWS, CHARACTERS = 20, 300
 
 
-def analyse(
-    lengths: tuple[np.ndarray, np.ndarray, np.ndarray],
-    titles: tuple[list[str], list[str]],
-    texts: Any,
-    tokenizer: str,
-) -> Analysis:
-    """`lengths`: (rows,) tokens of generated titles, of references, and of documents. `titles`: (generated,
-    references). `texts`: by row. `tokenizer`: the name of ROUGE's tokenizer."""
-    by_metric = dict(zip(ROUGE_METRICS, np.array(row_scores(*titles, tokenizer)).T, strict=True))
-    return Analysis(
-        MeansOfRows(by_metric), partial(show, by_metric["rougeL"], lengths, titles, texts, tokenizer)
-    )
-
-
 def show(
-    scores: np.ndarray,
     lengths: tuple[np.ndarray, np.ndarray, np.ndarray],
     titles: tuple[list[str], list[str]],
     texts: Any,
     tokenizer: str,
 ) -> ReportContent:
-    """`scores`: (rows,) ROUGE-L; the rest as in `judge`."""
+    """`lengths`: (rows,) tokens of generated titles, of references, and of documents. `titles`: (generated,
+    references). `texts`: by row. `tokenizer`: the name of ROUGE's tokenizer."""
+    scores = np.array(row_scores(*titles, tokenizer))[:, ROUGE_METRICS.index("rougeL")]
     generated, references, documents = lengths
     return ReportContent(
         figures(generated, references, scores, documents), [examples(*titles, scores, texts, tokenizer)]

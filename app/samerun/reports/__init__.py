@@ -3,5 +3,5 @@ upload to the hub.
 
 Rank 0 writes them. Nothing here changes the training.
 
-May import: samerun.errors, samerun.launching, samerun.metrics, samerun.output, samerun.task.
+May import: samerun.errors, samerun.launching, samerun.output, samerun.task.
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +11,16 @@ import numpy as np
 
 from samerun.errors import in_short
 from samerun.launching.processes import Run
-from samerun.metrics.bootstrap import bootstrap, interval
 from samerun.output import written
 from samerun.output.console import say
 from samerun.output.files import path_in_errors
 from samerun.output.progress import Phase
-from samerun.output.run_folder import BEST_PREDICTIONS, BOOTSTRAP, REPORT
+from samerun.output.run_folder import BEST_PREDICTIONS, REPORT
 from samerun.reports import data, figures
 from samerun.reports.card import write_card
 from samerun.reports.page import write_page
 from samerun.reports.tracker import SPEED, read_history, show_image, show_table
-from samerun.task import Analysis, Predictions, ReportContent, Section, Split, Task
+from samerun.task import Predictions, ReportContent, Section, Split, Task
 
 MOST_BYTES = 2**28  # of saved predictions
 
@@ -33,31 +32,6 @@ def save_best_predictions(folder: Path, best: Predictions) -> None:
         _save(folder / BEST_PREDICTIONS, best)
     else:
         (folder / BEST_PREDICTIONS).unlink(missing_ok=True)
-
-
-def save_test_resamples(folder: Path, task: Task, predictions: Predictions, split: Split) -> None:
-    """Saves metrics of resampled test rows for scripts/compare.py. Rank 0 only. An error is a note: the run
-    is done."""
-    try:
-        with Phase("reporting"):
-            _resample(folder, "test", predictions, task.analyse(predictions, split), task.shown_metrics)
-    except Exception as error:
-        say(f"note           no metrics of resampled test rows: {in_short(error)}")
-
-
-def _resample(
-    folder: Path, name: str, predictions: Predictions, analysis: Analysis, names: Collection[str]
-) -> dict[str, np.ndarray]:
-    """(1 + resamples,) values of the metrics `names` of a split, which are also kept in a file; {} without
-    rows."""
-    rows = len(next(iter(predictions.values())))
-    if analysis.metrics_of_rows is None or not rows:
-        return {}
-    elements = max(array.size for array in predictions.values())
-    values = bootstrap(analysis.metrics_of_rows, rows, elements)
-    values = {metric: drawn for metric, drawn in values.items() if metric in names}
-    _save(folder / BOOTSTRAP.format(name), {**values, "rows": np.array(rows)})
-    return values
 
 
 def _save(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
@@ -90,26 +64,21 @@ def write_reports(run: Run, arguments: Any, task: Task, splits: Mapping[str, Spl
 
 def _draw_figures(run: Run, folder: Path, task: Task, splits: Mapping[str, Split]) -> list[Section]:
     """Writes figures to plots/ and sends figures and tables to trackers. Returns the tables."""
-    path, analysis, resampled = folder / BEST_PREDICTIONS, Analysis(), {}
+    path, shown = folder / BEST_PREDICTIONS, ReportContent({}, [])
     if "validation" in splits and path.exists():
         with np.load(path) as file:
-            best = dict(file)
-        analysis = task.analyse(best, splits["validation"])
-        resampled = _resample(folder, "validation", best, analysis, {*task.shown_metrics, task.best_metric})
-    drawn, sections = analysis.show()
-    if resampled:
-        sections = [_intervals(resampled), *sections]
+            shown = task.analyse(dict(file), splits["validation"])
     events, data_report = [*read_history(folder), *read_history(folder, SPEED)], _data_report(task, splits)
     step = max((event["step"] for event in events), default=0)
     for name, figure in {
         **figures.curves(events, task.shown_metrics),
-        **drawn,
+        **shown.figures,
         **data_report.figures,
     }.items():
         show_image(run.accelerator, folder, name, figures.as_image(figure), step)
-    for table in sections:
+    for table in shown.sections:
         show_table(run.accelerator, table, step)
-    return [*sections, *data_report.sections]
+    return [*shown.sections, *data_report.sections]
 
 
 def _data_report(task: Task, splits: Mapping[str, Split]) -> ReportContent:
@@ -126,15 +95,3 @@ def _data_report(task: Task, splits: Mapping[str, Split]) -> ReportContent:
     return ReportContent(
         report.shown.figures, [data.as_section(report.findings)._replace(title="Data: findings"), *tables]
     )
-
-
-def _intervals(resampled: Mapping[str, np.ndarray]) -> Section:
-    """The table of confidence intervals. `resampled`: by metric, from `bootstrap`."""
-    rows = []
-    for name, values in resampled.items():
-        low, high = interval(values)
-        if not np.isnan([values[0], low, high]).any():
-            rows.append([name, f"{values[0]:.4f}", f"{low:.4f} to {high:.4f}"])
-    resamples = len(next(iter(resampled.values()))) - 1
-    text = f"95 % bootstrap intervals over the validation rows ({resamples} resamples)."
-    return Section("Confidence", text, ["metric", "value", "interval"], rows)

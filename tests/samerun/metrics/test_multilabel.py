@@ -11,7 +11,6 @@ from sklearn import metrics as reference
 from samerun.metrics.multilabel import (
     DECISION_METRICS,
     RANKING_METRICS,
-    MetricsOfLabelledRows,
     binary_cross_entropy,
     decision_scores,
     multilabel_scores,
@@ -19,7 +18,7 @@ from samerun.metrics.multilabel import (
     ranking_scores,
     sigmoid,
 )
-from samerun.metrics.thresholds import decide, tune_thresholds
+from samerun.metrics.thresholds import tune_thresholds
 
 
 @pytest.fixture(autouse=True)
@@ -154,20 +153,6 @@ def test_blocks_do_not_change_the_ranking_metrics(monkeypatch):
     at_once = ranking_scores(probabilities, targets)
     monkeypatch.setattr("samerun.metrics.multilabel.CELLS_PER_BLOCK", 410)
     assert ranking_scores(probabilities, targets) == at_once
-
-
-def test_metrics_of_resampled_rows_are_those_of_a_file_with_these_rows():
-    rng = np.random.default_rng(0)
-    probabilities, targets = rng.integers(0, 8, (60, 5)) / 8, rng.random((60, 5)) < 0.2  # many ties
-    tuned = decide(probabilities, 0.3)
-    metrics = MetricsOfLabelledRows(probabilities, targets, tuned)
-    for rows in (np.arange(60), rng.integers(60, size=60), np.array([3, 3])):
-        expected = multilabel_scores(probabilities[rows], targets[rows], tuned_decisions=tuned[rows])
-        found = metrics(rows)
-        assert found == {name: pytest.approx(expected[name], nan_ok=True) for name in found}
-    assert (
-        MetricsOfLabelledRows(probabilities, targets & False, tuned)(rows)["average_precision_macro"] is None
-    )
 
 
 def test_more_pairs_than_32_bits():

@@ -5,7 +5,6 @@ from sklearn.metrics import accuracy_score, f1_score, precision_recall_fscore_su
 from sklearn.metrics import confusion_matrix as their_confusion
 
 from samerun.metrics.single_label import confusion_matrix, per_class_table, single_label_scores
-from samerun.metrics.single_label_metric import SingleLabelMetric
 
 
 def rows(count=200, classes=7, seed=0):
@@ -19,7 +18,7 @@ def rows(count=200, classes=7, seed=0):
 def test_scores_are_those_of_scikit_learn_and_torch(smoothing):
     logits, references = rows()
     predicted = logits.argmax(1)
-    found = SingleLabelMetric().compute(predictions=logits, references=references, label_smoothing=smoothing)
+    found = single_label_scores(logits, references, smoothing)
     loss = torch.nn.functional.cross_entropy(
         torch.tensor(logits), torch.tensor(references), label_smoothing=smoothing
     )

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from samerun.metrics.segmentation import count_confusion, dice, segmentation_scores
+from samerun.metrics.segmentation import count_confusion
 from samerun.plots import classes, labels, masks, titles
 from samerun.reports.figures import as_image
 
@@ -14,7 +14,7 @@ def test_labels_have_figures_and_their_worst_rows():
     chances = np.clip(targets * 0.6 + rng.random((40, 5)) * 0.4, 0, 1)
     chances[7] = 1 - targets[7]  # all wrong
     texts = [f"text {row}" for row in range(40)]
-    found = labels.show(lambda: (chances, targets, np.full(5, 0.5), chances > 0.5), list("abcde"), texts)
+    found = labels.show((chances, targets, np.full(5, 0.5), chances > 0.5), list("abcde"), texts)
     assert set(found.figures) == {
         "label_f1",
         "label_precision_recall",
@@ -37,7 +37,7 @@ def test_labels_have_figures_and_their_worst_rows():
 
 def test_rows_without_labels_have_no_figures():
     nothing = np.full((3, 2), 0.5), np.zeros((3, 2)), np.full(2, 0.5), np.full((3, 2), False)
-    found = labels.show(lambda: nothing, ["a", "b"], ["x", "y", "z"])
+    found = labels.show(nothing, ["a", "b"], ["x", "y", "z"])
     assert found.figures == {}
 
 
@@ -49,9 +49,9 @@ def test_the_calibration_error_is_the_weighted_distance_from_the_diagonal():
 
 def test_titles_have_figures_and_examples():
     lengths = np.array([3, 4, 5]), np.array([3, 3, 6]), np.array([10, 50, 90])
-    found = titles.analyse(
+    found = titles.show(
         lengths, (["a b", "c", "x y"], ["a b", "d", "x z"]), ["one", "two", "three"], "default"
-    ).show()
+    )
     assert [as_image(figure).shape[2] for figure in found.figures.values()] == [3, 3]
     assert found.sections[0].rows[0] == ["0.000", "c", "d", "two", "0.000", "two"]
     assert found.sections[0].rows[-1] == ["1.000", "a b", "a b", "one", "0.000", "one"]
@@ -61,19 +61,14 @@ def test_titles_have_figures_and_examples():
 def test_a_confusion_matrix_shows_the_classes_with_most_errors(number):
     truth = np.repeat(np.arange(number), 9)
     found = np.append(truth, [number - 1] * 4)
-    analysis = classes.analyse(found, np.append(truth, [0] * 4), [f"c{label}" for label in range(number)])
-    assert analysis.metrics_of_rows(np.arange(len(found)))["accuracy"] == len(truth) / len(found)
-    assert analysis.metrics_of_rows(np.array([0, 0, len(truth)])) == {
-        "accuracy": 2 / 3,
-        "f1_macro": pytest.approx(0.8 / 2),
-    }
-    figure = analysis.show().figures["confusion_matrix"]
+    shown = classes.show(found, np.append(truth, [0] * 4), [f"c{label}" for label in range(number)])
+    figure = shown.figures["confusion_matrix"]
     shown = [tick.get_text() for tick in figure.axes[0].get_yticklabels()]
     assert len(shown) == min(number, classes.MOST_CLASSES)
     assert {"c0", f"c{number - 1}"} <= set(shown)
 
 
-def test_masks_have_scores_of_rows_figures_and_their_worst_rows():
+def test_masks_have_figures_and_their_worst_rows():
     rng = np.random.default_rng(0)
     truth = rng.integers(0, 3, (6, 4, 5))
     found = np.where(rng.random(truth.shape) < 0.2, 0, truth)
@@ -82,15 +77,7 @@ def test_masks_have_scores_of_rows_figures_and_their_worst_rows():
     predictions = {"loss": np.arange(6.0), **{name: counts.numpy() for name, counts in counted.items()}}
     classes = ["background", "a", "b"]
 
-    def score(some):
-        return segmentation_scores(some["counts"].sum(axis=0), classes)
-
-    judged = masks.analyse(predictions, classes, list("uvwxyz"), score, first=1)
-    twice_the_first = np.array([0, 0])
-    assert judged.metrics_of_rows(twice_the_first)["mean_dice"] == pytest.approx(
-        dice(predictions["counts"][0]).mean()
-    )
-    shown = judged.show()
+    shown = masks.show(predictions, classes, list("uvwxyz"), first=1)
     assert set(shown.figures) == {"class_dice", "class_confusion"}
     for figure in shown.figures.values():
         assert as_image(figure).ndim == 3
@@ -99,4 +86,4 @@ def test_masks_have_scores_of_rows_figures_and_their_worst_rows():
     assert (section.rows[0][-1], section.rows[1][-1][0]) == ("-", "b")
     assert section.rows[0][3] == "1.0000"
     del predictions["confusion"]  # too many classes
-    assert set(masks.analyse(predictions, classes, list("uvwxyz"), score).show().figures) == {"class_dice"}
+    assert set(masks.show(predictions, classes, list("uvwxyz")).figures) == {"class_dice"}

@@ -12,7 +12,7 @@ from samerun.arguments.parsing import option
 from samerun.output import written
 from samerun.reports import figures, final_report
 from samerun.reports.page import summary
-from samerun.task import Analysis, ReportContent, Section
+from samerun.task import ReportContent, Section
 
 HISTORY = [
     {"step": step, "epoch": step / 4, "loss": 1 / step, "learning_rate": 0.1, "grad_norm": 1.0}
@@ -41,7 +41,7 @@ class Judged(LinearTask):
         figure, axes = figures.new_figure("errors")
         axes.plot(best["error"])
         section = Section("Worst rows", "By error.", ["text"], [["<script>alert(1)</script>"]])
-        return Analysis(show=lambda: ReportContent({"errors": figure}, [section]))
+        return ReportContent({"errors": figure}, [section])
 
 
 @pytest.fixture
@@ -134,21 +134,6 @@ def test_curves_of_metrics_are_those_of_shares():
     history = [{"step": step, "eval_rougeL": 0.1 * step, "eval_gen_len": 9.0} for step in (1, 2)]
     (figure,) = figures.curves(history, ("loss", "rougeL", "gen_len")).values()
     assert [line.get_label() for line in figure.axes[0].get_lines()] == ["rougeL"]
-
-
-def test_metrics_of_resampled_test_rows_are_kept_and_nothing_is_drawn(finished):
-    class Scored(LinearTask):
-        shown_metrics = ("error",)
-
-        def analyse(self, best, split):
-            return Analysis(
-                lambda rows: {"error": best["error"][rows].mean(), "other": 1}, lambda: pytest.fail("drawn")
-            )
-
-    final_report.save_test_resamples(finished, Scored(), {"error": np.array([0, 1])}, range(2))
-    with np.load(finished / "bootstrap_test.npz") as kept:
-        assert set(kept) == {"rows", "error"}
-        assert set(kept["error"].tolist()) == {0, 0.5, 1}
 
 
 def test_the_summary_says_when_the_best_model_is_an_average():
