@@ -24,7 +24,6 @@ IMPORTED_LATER = {
     "transformers.integrations": "as deepspeed",
     "datasets": "takes half a second, with pandas; only files need it",
     "samerun.serving.predictor": "imports torch; only predict.py's --text and serve.py need it",
-    "samerun.serving.imports": "as samerun.serving.predictor, and before it",
     "samerun.serving.web": "imports aiohttp, which is optional (requirements-serve.txt)",
     "evaluate": "takes up to a second; only --metrics needs it",
     "bitsandbytes": "optional (requirements-8bit.txt)",
