@@ -69,7 +69,7 @@ from samerun.models.processors import load_processor
 from samerun.models.small_cnn import SmallCNN, SmallCNNConfig, load_small_cnn, read_config, save_small_cnn
 from samerun.output.run_folder import replace_folder
 from samerun.plots import classes as class_plots
-from samerun.task import Batch, DataInfo, ModelCard, Predictions, ReportContent
+from samerun.task import Batch, ModelCard, Predictions, ReportContent
 
 
 class ImageClassification(ImageTask):
@@ -126,11 +126,6 @@ class ImageClassification(ImageTask):
         if "train" in numbers:
             classifier.note_classes(numbers["train"], self.labels, notes)
         return {split: Targets.of_numbers(class_numbers) for split, class_numbers in numbers.items()}
-
-    def describe(self, name: str, decode_rows: bool = False) -> DataInfo:
-        targets, rows = self.splits[name].targets, super().describe(name, decode_rows)
-        labels = None if targets is None else [(self.labels[number],) for number in targets.values]
-        return rows._replace(labels=labels, answers=labels)
 
     def task_fingerprint(self) -> dict[str, Any]:
         return {"labels": self.labels}

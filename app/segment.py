@@ -134,10 +134,7 @@ class Segmentation(ImageTask):
             split: [(header.height, header.width) for header in inspected[split].headers]
             for split in inspected
         }
-        return {
-            name: Targets(split.masks, split.content, partial(split.describe, self.classes))
-            for name, split in splits.items()
-        }
+        return {name: Targets(split.masks, split.content, split.counts) for name, split in splits.items()}
 
     def mask_labels(self, mask: np.ndarray) -> np.ndarray:
         return self.class_of_value[mask]

@@ -60,7 +60,6 @@ from samerun.reports.card import class_tables
 from samerun.task import (
     Batch,
     Data,
-    DataInfo,
     ModelCard,
     Predictions,
     ReportContent,
@@ -71,7 +70,6 @@ from samerun.task import (
 )
 from samerun.volumes import network
 from samerun.volumes.augmentation import Augmentation
-from samerun.volumes.description import describe_volumes
 from samerun.volumes.files import Volumes, find_splits
 from samerun.volumes.nifti import IGNORED
 from samerun.volumes.patches import Patches
@@ -129,9 +127,6 @@ class VolumeSegmentation(Task):
             )
         self.prepared = prepared
         return Data(splits, self.run_fingerprint(prepared) | mixing_fingerprint(splits), notes)
-
-    def describe(self, name: str, decode_rows: bool = False) -> DataInfo:
-        return describe_volumes(self.prepared[name], self.settings.classes, decode_rows)
 
     def prepare(self, files: dict[str, Volumes], notes: list[str]) -> dict[str, list[Prepared]]:
         """Reads the settings of an exported model, or chooses them; prepares the volumes."""

@@ -25,6 +25,8 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPOSITORY / "scripts"), str(REPOSITORY / "app")]
 
+from examining.report import DataReport, as_section, examine  # noqa: E402
+from examining.rows import rows_of  # noqa: E402
 from moving.task_script import load_task_script, plain_launch  # noqa: E402
 from PIL import Image  # noqa: E402
 
@@ -32,7 +34,6 @@ from samerun.arguments.parsing import parse, validate  # noqa: E402
 from samerun.errors import EXIT_BAD_INPUT, InputError  # noqa: E402
 from samerun.output.files import write_json, write_text  # noqa: E402
 from samerun.plan import Modes  # noqa: E402
-from samerun.reports.data import DataReport, as_section, examine  # noqa: E402
 from samerun.reports.figures import as_image  # noqa: E402
 from samerun.reports.page import render  # noqa: E402
 from samerun.reports.results import plain_table  # noqa: E402
@@ -47,14 +48,13 @@ def report_of(script: Path, words: list[str]) -> tuple[DataReport, list[str]]:
     arguments_class, task_class = load_task_script(script)
     arguments = parse(arguments_class, ["--output_dir", NO_OUTPUT_DIR, *words])
     validate(arguments)
-    sources = (
-        arguments.test_file,
-        getattr(arguments, "dataset_test_split", None),
-    )  # volumes are in files only
+    sources = (getattr(arguments, name, None) for name in ("test_file", "dataset_test_split"))
     has_test = any(source is not None for source in sources)
     modes = Modes(train=True, evaluate=True, predict=has_test)
-    described, notes = task_class(arguments).describe_files(plain_launch(1, True), modes)
-    return examine(described), notes
+    rows, notes = rows_of(task_class(arguments), plain_launch(1, True), modes)
+    if not rows:
+        raise InputError(f"{script}: a data report needs a task of texts, images or volumes")
+    return examine(rows), notes
 
 
 def as_numbers(report: DataReport, notes: list[str]) -> dict[str, Any]:

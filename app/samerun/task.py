@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -189,22 +188,6 @@ class ReportContent(NamedTuple):
     sections: list[Section]
 
 
-class DataInfo(NamedTuple):
-    """Properties of a split's rows, in their order, for the data report."""
-
-    contents: Sequence[Hashable]  # a key per row, equal for duplicates
-    similar: Sequence[Hashable] | None  # a key per row, equal for near duplicates; None: not compared
-    answers: Sequence[Hashable] | None  # targets, which should be equal for duplicates
-    labels: Sequence[tuple[str, ...]] | None  # label names of each row
-    blank: np.ndarray  # (rows,) bool
-    lengths: np.ndarray | None = None  # (rows,) in `unit`
-    unit: str = ""
-    limit: int | None = None  # the longest length that the model reads
-    similarity: str = ""  # what near duplicates are, such as "equal but for case"
-    sizes: Mapping[str, np.ndarray] = MappingProxyType({})  # (rows,) by the name of the dimension
-    areas: tuple[Sequence[str], np.ndarray] | None = None  # class names; (rows, classes) pixels or voxels
-
-
 class Task(ABC):
     """A task. A run calls its methods in this order.
 
@@ -234,18 +217,6 @@ class Task(ABC):
     @abstractmethod
     def load(self, launch: Launch, modes: Modes) -> Data:
         """Reads and checks the run's files, before a process group exists. Raises `InputError`."""
-
-    def describe(self, name: str, decode_rows: bool = False) -> DataInfo | None:
-        """Properties of a loaded split for the data report; None if the task has none. `decode_rows`:
-        includes properties that require decoding every row."""
-        return None
-
-    def describe_files(self, launch: Launch, modes: Modes) -> tuple[dict[str, DataInfo], list[str]]:
-        """(`describe` of every split, notes) for scripts/data_report.py. A task may override it to skip what
-        only runs need."""
-        data = self.load(launch, modes)
-        described = {name: self.describe(name, decode_rows=True) for name in data.splits}
-        return {name: rows for name, rows in described.items() if rows is not None}, data.notes
 
     @abstractmethod
     def build(self) -> torch.nn.Module:

@@ -4,15 +4,15 @@ import json
 import re
 
 import data_report as script
+import masks_job
 import nibabel
 import numpy as np
 import pytest
+from examining.report import examine
+from examining.rows import Rows, of_texts
 from images_job import write_folder
 from launchers import SCRIPTS
 from PIL import Image
-
-from samerun.reports.data import describe_texts, examine
-from samerun.task import DataInfo
 
 TASKS = SCRIPTS.parent / "app"
 
@@ -25,12 +25,12 @@ def tables(report):
 
 
 def test_repetitions_leaks_and_contradictions_are_counted():
-    train = describe_texts(
+    train = of_texts(
         ["Red apple", "Red apple", "red  APPLE!", "green tea", "green tea", "!!", "??"],
         None,
         [("a", "b"), ("b", "a"), ("a",), ("a",), ("c",), ("a",), ("a",)],
     )
-    test = describe_texts(["green tea", "Green tea.", "", "new"], None, None)
+    test = of_texts(["green tea", "Green tea.", "", "new"], None, None)
     report = examine({"test": test, "train": train})
     rows = {row.pop("split"): row for row in tables(report)["Rows"]}
     assert list(rows) == ["train", "test"]
@@ -49,8 +49,8 @@ def test_repetitions_leaks_and_contradictions_are_counted():
 
 def test_labels_are_counted_with_those_that_come_together():
     labels = [("a", "b")] * 12 + [("c",)] * 20 + [("c", "d")] * 3 + [()]
-    train = describe_texts([f"text {row}" for row in range(len(labels))], None, labels)
-    validation = describe_texts(["other"], None, [("c",)])
+    train = of_texts([f"text {row}" for row in range(len(labels))], None, labels)
+    validation = of_texts(["other"], None, [("c",)])
     report = examine({"train": train, "validation": validation})
     found = tables(report)
     assert found["Labels"][0] == {"label": "c", "train": "23 (63.9%)", "validation": "1 (100.0%)"}
@@ -65,7 +65,7 @@ def test_labels_are_counted_with_those_that_come_together():
 
 
 def test_rows_at_the_limit_are_lost_ones():
-    rows = describe_texts(["a"] * 4, ["x", "x", "y", "z"], None, (np.array([5, 8, 8, 8]), 8))
+    rows = of_texts(["a"] * 4, ["x", "x", "y", "z"], None, (np.array([5, 8, 8, 8]), 8))
     report = examine({"train": rows})
     assert tables(report)["Lengths"][0]["at the limit"] == "75.0%"
     assert "75.0% of the train rows reach the limit of 8 tokens" in " ".join(
@@ -77,9 +77,9 @@ def test_rows_at_the_limit_are_lost_ones():
 def test_classes_of_masks_are_counted_by_area():
     areas = {"train": [[990, 5, 0], [1000, 0, 0]], "validation": [[500, 0, 500]]}
     splits = {
-        name: DataInfo([f"{name} {row}" for row in range(len(rows))], None, None, None, np.zeros(len(rows), bool),
+        name: Rows(range(10 * number, 10 * number + len(rows)), range(10 * number, 10 * number + len(rows)), "",
                         sizes={"width, pixels": np.arange(len(rows)) + 7}, areas=(["ground", "disc", "square"], np.array(rows)))
-        for name, rows in areas.items()
+        for number, (name, rows) in enumerate(areas.items())
     }  # fmt: skip
     report = examine(splits)
     found = tables(report)
@@ -89,7 +89,6 @@ def test_classes_of_masks_are_counted_by_area():
     assert found["Sizes"][0] == {
         "split": "train", "of": "width, pixels", "smallest": "7", "median": "7.5", "largest": "8", "different": "2",
     }  # fmt: skip
-    assert "nearly repeated" not in found["Rows"][0]  # nobody has looked
     assert [finding.found for finding in report.findings] == [
         "1 of 2 train masks have one class only, or are ignored altogether",
         "no train mask has the class square",
@@ -130,6 +129,27 @@ def test_images_are_compared_by_their_bytes_and_pixels(tmp_path, token_cache, ca
     said = capsys.readouterr().out
     assert "4 validation row(s) are in the training rows too, 1 of them only nearly" in said
     assert re.search(r"^light +4 \(50.0%\)", said, re.MULTILINE)
+
+
+def test_classes_of_a_folder_of_masks_are_counted(tmp_path, token_cache, capsys):
+    data = masks_job.write(tmp_path / "data", rows=8)
+    model = [
+        "--config_name",
+        str(masks_job.segformer(tmp_path / "model")),
+        "--image_size",
+        "32,48",
+        "--from_scratch",
+    ]
+    assert script.main([str(TASKS / "segment.py"), "--train_file", str(data), *model]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^ground +\d\d\.\d\d% +7 +\d\d\.\d\d% +1$", said, re.MULTILINE)
+    assert re.search(r"^train +height, pixels +32 +32 +32 +1$", said, re.MULTILINE)
+
+
+def test_a_task_of_other_rows_is_refused(capsys):
+    task = str(SCRIPTS.parent / "tests" / "vector_task.py")
+    assert script.main([task]) == 2
+    assert "a data report needs a task of texts, images or volumes" in capsys.readouterr().err
 
 
 def test_volumes_of_all_splits_are_reported(tmp_path, token_cache, capsys):

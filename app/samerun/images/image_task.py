@@ -19,7 +19,7 @@ from samerun.images.augmentation import Augmentation, row_generator
 from samerun.images.decoding import ALPHA, DEEP, too_deep
 from samerun.images.examples import Examples, read_examples
 from samerun.images.processing import Processing
-from samerun.images.sources import ArrayImages, EncodedImages, Images, Inspection, map_rows
+from samerun.images.sources import ArrayImages, EncodedImages, Images, Inspection
 from samerun.launching.launch import Launch
 from samerun.models import adapters
 from samerun.models.export import export_model
@@ -30,7 +30,7 @@ from samerun.plan import Modes
 from samerun.reading.columns import split_off
 from samerun.reading.fingerprint import fingerprint
 from samerun.reading.problems import SHOWN, more
-from samerun.task import Batch, Data, DataInfo, Split, Task, mixing_fingerprint
+from samerun.task import Batch, Data, Split, Task, mixing_fingerprint
 
 MOST_PIXELS = 50_000_000  # of an image in a request to a server
 
@@ -38,11 +38,11 @@ MOST_PIXELS = 50_000_000  # of an image in a request to a server
 @dataclass(frozen=True)
 class Targets:
     """The targets of a split. `values`: (rows,) int64 class numbers, or masks. `content`: a hash of them.
-    `describe`: returns fields of `DataInfo` for the data report."""
+    `counts`: for each mask, value -> number of pixels."""
 
     values: np.ndarray | Images
     content: str
-    describe: Callable[[], dict[str, Any]] | None = None
+    counts: list[dict[int, int]] | None = None
 
     @classmethod
     def of_numbers(cls, numbers: np.ndarray) -> Targets:
@@ -112,24 +112,6 @@ class ImageTask(Task):
                 f"--test_file {' '.join(arguments.test_file)} is not read: --do_predict is not given"
             )
         return Data(self.splits, self._fingerprint(), notes)
-
-    def describe(self, name: str, decode_rows: bool = False) -> DataInfo:
-        inspected, split = self.inspected[name], self.splits[name]
-        sizes = {
-            f"{side}, pixels": np.array([getattr(header, side) for header in inspected.headers])
-            for side in ("width", "height")
-        }
-        described = DataInfo(
-            inspected.digests, None, None, None, np.zeros(len(split), dtype=bool), sizes=sizes
-        )
-        if split.targets is not None and split.targets.describe is not None:
-            described = described._replace(**split.targets.describe())
-        if not decode_rows:
-            return described
-        pixel_hashes = map_rows(partial(_pixel_hash, split.images), len(split), "comparing images", "images")
-        return described._replace(
-            similar=pixel_hashes, similarity="of equal pixels, in files that are not equal"
-        )
 
     def read(self, notes: list[str]) -> dict[str, Examples]:
         """The images of the splits that the run needs. Raises `InputError` with all problems."""
@@ -372,11 +354,6 @@ def inspect_all(examples: dict[str, Examples], notes: list[str]) -> dict[str, In
                     f"{shared} of {len(examples[split])} {split} images are in the training data too"
                 )
     return inspected
-
-
-def _pixel_hash(images: Images, row: int) -> str:
-    image = images.load(row, "RGB")
-    return fingerprint([repr(image.size), image.tobytes()])
 
 
 def check_grey(examples: dict[str, Examples], inspected: dict[str, Inspection]) -> None:

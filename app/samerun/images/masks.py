@@ -62,16 +62,6 @@ class InspectedMasks:
         values = sorted({value for counts in self.counts for value in counts})
         return {value: sum(counts.get(value, 0) for counts in self.counts) for value in values}
 
-    def describe(self, classes: Classes) -> dict[str, Any]:
-        """Fields of `DataInfo` for the data report. Equal images should have equal counts of pixels."""
-        areas = np.array(
-            [[counts.get(value, 0) for value in range(len(classes.names))] for counts in self.counts]
-        )
-        return {
-            "answers": [tuple(sorted(counts.items())) for counts in self.counts],
-            "areas": (classes.names, areas),
-        }
-
     def class_totals(self, num_classes: int) -> np.ndarray:
         """(classes,) int64: the number of pixels of each class in all masks."""
         return np.array([self.totals.get(value, 0) for value in range(num_classes)])

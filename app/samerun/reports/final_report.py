@@ -16,7 +16,7 @@ from samerun.output.console import say
 from samerun.output.files import path_in_errors
 from samerun.output.progress import Phase
 from samerun.output.run_folder import BEST_PREDICTIONS, REPORT
-from samerun.reports import data, figures
+from samerun.reports import figures
 from samerun.reports.card import write_card
 from samerun.reports.page import write_page
 from samerun.reports.tracker import SPEED, read_history, show_image, show_table
@@ -68,30 +68,13 @@ def _draw_figures(run: Run, folder: Path, task: Task, splits: Mapping[str, Split
     if "validation" in splits and path.exists():
         with np.load(path) as file:
             shown = task.analyse(dict(file), splits["validation"])
-    events, data_report = [*read_history(folder), *read_history(folder, SPEED)], _data_report(task, splits)
+    events = [*read_history(folder), *read_history(folder, SPEED)]
     step = max((event["step"] for event in events), default=0)
     for name, figure in {
         **figures.curves(events, task.shown_metrics),
         **shown.figures,
-        **data_report.figures,
     }.items():
         show_image(run.accelerator, folder, name, figures.as_image(figure), step)
     for table in shown.sections:
         show_table(run.accelerator, table, step)
-    return [*shown.sections, *data_report.sections]
-
-
-def _data_report(task: Task, splits: Mapping[str, Split]) -> ReportContent:
-    """The report of scripts/data_report.py for the run's data; empty for large data."""
-    described = (
-        {name: task.describe(name) for name in splits}
-        if sum(map(len, splits.values())) <= data.MOST_ROWS
-        else {}
-    )
-    if None in described.values() or not described:
-        return ReportContent({}, [])
-    report = data.examine(described)
-    tables = [table._replace(title=f"Data: {table.title.lower()}") for table in report.shown.sections]
-    return ReportContent(
-        report.shown.figures, [data.as_section(report.findings)._replace(title="Data: findings"), *tables]
-    )
+    return shown.sections

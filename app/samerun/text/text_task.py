@@ -28,8 +28,7 @@ from samerun.reading.ragged import Ragged, RaggedChunks
 from samerun.reading.stored_rows import Column
 from samerun.reading.tables import Table
 from samerun.reading.tokens import encode_cached
-from samerun.reports.data import describe_texts
-from samerun.task import Data, DataInfo, Task, mixing_fingerprint
+from samerun.task import Data, Task, mixing_fingerprint
 from samerun.text.long_documents import LongDocuments
 from samerun.text.splits import TextCollator, TextSplit, TextStream, check_texts, mixture_of, read_tables
 from samerun.text.tokenizer import choose_max_length, load_tokenizer, note_unknown, tokenizer_fingerprint
@@ -103,7 +102,7 @@ class TextTask(Task):
         arguments, notes = self.arguments, []
         self.launch, self.modes = launch, modes
         adapters.check_quantization(arguments, launch)
-        tables, targets = self._read(modes, notes)
+        tables, targets = self.read_files(modes, notes)
         self.config = self.load_model_config(targets, notes)
         self._load_tokenizer(tables.get("train"), notes)
         self._choose_kernels(notes)
@@ -164,29 +163,7 @@ class TextTask(Task):
             self.tokenizer, padding_of(encoder), self.long_documents, self.extra_inputs, self.target_tensor
         )
 
-    def describe(self, name: str, decode_rows: bool = False) -> DataInfo:
-        split, labels = self.splits[name], None
-        if isinstance(split.targets, Ragged):
-            labels = [
-                tuple(self.labels[number] for number in split.targets[row]) for row in range(len(split))
-            ]
-        titles = None if split.titles is None else list(split.titles)
-        return describe_texts(split.texts, titles, labels, (split.lengths, self.max_length))
-
-    def describe_files(self, launch: Launch, modes: Modes) -> tuple[dict[str, DataInfo], list[str]]:
-        """Needs no model or tokenizer: without one, lengths are in words."""
-        arguments, notes, described = self.arguments, [], {}
-        if arguments.model_name_or_path or arguments.tokenizer_name or arguments.tokenizer_type == "train":
-            return super().describe_files(launch, modes)
-        tables, targets = self._read(modes, notes)
-        for name, table in tables.items():
-            labels, titles = getattr(targets[name], "rows", None), self.titles_of(table)
-            described[name] = describe_texts(
-                table.columns[arguments.text_column], titles and list(titles), labels
-            )
-        return described, notes
-
-    def _read(self, modes: Modes, notes: list[str]) -> tuple[dict[str, Table], dict[str, Any]]:
+    def read_files(self, modes: Modes, notes: list[str]) -> tuple[dict[str, Table], dict[str, Any]]:
         """(tables, targets), by split (`read_tables`)."""
         arguments, columns = self.arguments, self.target_columns()
         streamed = arguments.streaming and modes.train

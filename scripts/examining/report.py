@@ -3,7 +3,6 @@ classes."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import partial
@@ -12,20 +11,27 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from samerun.reports import areas
-from samerun.reports.areas import Finding, shortened
+from examining.rows import Rows
 from samerun.reports.figures import BLUE, COLORS, NAME, legend_below, matrix, new_figure
-from samerun.task import DataInfo, ReportContent, Section
+from samerun.task import ReportContent, Section
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-WORD = re.compile(r"\w+")
 MOST_LABELS, MOST_PAIRS, MOST_EXAMPLES = 30, 15, 5
 FEW_ROWS = 10  # a label with fewer training rows is rare
 MUCH_TRUNCATED = 0.05  # share of rows
 MOST_LABELS_OF_A_ROW = 50  # label pairs of rows with more are not counted
-MOST_ROWS = 200_000  # larger data get no report at the end of a run, since it would take minutes
+SMALL_SHARE = 0.01  # of the area: a smaller class hardly influences means over pixels
+MOST_CLASSES, MOST_NAMES = 30, 5
+Areas = Mapping[str, tuple[Sequence[str], np.ndarray]]  # split -> (class names, (rows, classes) pixels)
+
+
+class Finding(NamedTuple):
+    """A problem of the data, and advice."""
+
+    found: str
+    advice: str
 
 
 class DataReport(NamedTuple):
@@ -33,31 +39,7 @@ class DataReport(NamedTuple):
     shown: ReportContent
 
 
-def describe_texts(
-    texts: Iterable[str],
-    titles: Sequence[str] | None,
-    labels: Sequence[tuple[str, ...]] | None,
-    tokens: tuple[np.ndarray, int] | None = None,
-) -> DataInfo:
-    """Describes texts with titles, labels or neither. `tokens`: ((rows,) lengths in tokens, their limit);
-    without it lengths are in words."""
-    contents, similar, num_words, blank = [], [], [], []
-    for text in texts:
-        words = WORD.findall(text)
-        contents.append(hash(text))
-        similar.append(hash(" ".join(words).casefold()) if words else contents[-1])
-        num_words.append(len(words))
-        blank.append(not text.strip())
-    lengths, limit = (np.array(num_words), None) if tokens is None else tokens
-    unit = "words" if tokens is None else "tokens"
-    answers = [tuple(sorted(labels_of_row)) for labels_of_row in labels] if labels is not None else titles
-    nearly = "equal but for case, spaces and punctuation"
-    return DataInfo(
-        contents, similar, answers, labels, np.array(blank, dtype=bool), lengths, unit, limit, nearly
-    )
-
-
-def examine(splits: Mapping[str, DataInfo]) -> DataReport:
+def examine(splits: Mapping[str, Rows]) -> DataReport:
     """Examines the splits "train", "validation" and "test" of a data set, and compares the others with
     "train"."""
     splits = {name: splits[name] for name in ("train", "validation", "test") if name in splits}
@@ -70,12 +52,12 @@ def examine(splits: Mapping[str, DataInfo]) -> DataReport:
         sections.append(_length_table(with_lengths))
         figures["data_lengths"] = _length_figure(with_lengths)
     if any(rows.sizes for rows in splits.values()):
-        sections.append(areas.size_table(splits))
+        sections.append(size_table(splits))
     with_areas = {name: rows.areas for name, rows in splits.items() if rows.areas is not None}
     if with_areas:
-        findings += areas.findings(with_areas)
-        sections.append(areas.class_table(with_areas))
-        figures["data_classes"] = areas.class_figure(with_areas)
+        findings += class_findings(with_areas)
+        sections.append(class_table(with_areas))
+        figures["data_classes"] = class_figure(with_areas)
     labelled = {name: rows.labels for name, rows in splits.items() if rows.labels is not None}
     if any(map(len, labelled.values())):
         counts = {name: Counter(chain.from_iterable(labels)) for name, labels in labelled.items()}
@@ -91,9 +73,8 @@ def as_section(findings: list[Finding]) -> Section:
     return Section("Findings", "", ["found", "what to do"], rows)
 
 
-def _row_table(splits: Mapping[str, DataInfo]) -> tuple[Section, list[Finding]]:
-    """(counts of rows by split, findings). Leaves the columns of similar rows out if similarity was not
-    examined."""
+def _row_table(splits: Mapping[str, Rows]) -> tuple[Section, list[Finding]]:
+    """(counts of rows by split, findings)."""
     cells, findings = [], []
     for name, rows in splits.items():
         counts, found = _examine_split(name, rows, splits.get("train"))
@@ -110,19 +91,17 @@ def _row_table(splits: Mapping[str, DataInfo]) -> tuple[Section, list[Finding]]:
         "empty",
     ]
     nearly = next(iter(splits.values())).similarity
-    columns = [column for column, name in enumerate(header) if nearly or not name.startswith("nearly")]
-    header, *cells = [[row[column] for column in columns] for row in [header, *cells]]
-    return Section("Rows", f"Nearly: {nearly}." if nearly else "", header, cells), findings
+    return Section("Rows", f"Nearly: {nearly}.", header, cells), findings
 
 
-def _examine_split(name: str, rows: DataInfo, train: DataInfo | None) -> tuple[list[str], list[Finding]]:
+def _examine_split(name: str, rows: Rows, train: Rows | None) -> tuple[list[str], list[Finding]]:
     """(cells of the table, findings)."""
     number = len(rows.contents)
     repeated = number - len(set(rows.contents))
-    nearly_repeated = 0 if rows.similar is None else number - len(set(rows.similar)) - repeated
+    nearly_repeated = number - len(set(rows.similar)) - repeated
     contradicting = _contradicting(rows)
     leaked, nearly_leaked = (0, 0) if train is None or rows is train else _leaked(rows, train)
-    empty = int(rows.blank.sum())
+    empty = sum(rows.blank)
     findings = []
     if repeated or nearly_repeated:
         more = f", {nearly_repeated} of them only nearly" if nearly_repeated else ""
@@ -153,7 +132,7 @@ def _examine_split(name: str, rows: DataInfo, train: DataInfo | None) -> tuple[l
     return [f"{count:,}" for count in counts], findings
 
 
-def _contradicting(rows: DataInfo) -> list[tuple[int, int]]:
+def _contradicting(rows: Rows) -> list[tuple[int, int]]:
     """Pairs (earlier row, row) of equal content and different answers."""
     if rows.answers is None:
         return []
@@ -162,17 +141,15 @@ def _contradicting(rows: DataInfo) -> list[tuple[int, int]]:
     return [(earlier, row) for earlier, row in pairs if rows.answers[earlier] != rows.answers[row]]
 
 
-def _leaked(rows: DataInfo, train: DataInfo) -> tuple[int, int]:
+def _leaked(rows: Rows, train: Rows) -> tuple[int, int]:
     """(number of rows that are in the training rows too, number of further rows that are similar to one)."""
     contents = set(train.contents)
     leaked = sum(content in contents for content in rows.contents)
-    if rows.similar is None or train.similar is None:
-        return leaked, 0
     similar = set(train.similar)
     return leaked, sum(content in similar for content in rows.similar) - leaked
 
 
-def _length_table(splits: dict[str, DataInfo]) -> Section:
+def _length_table(splits: dict[str, Rows]) -> Section:
     cells = []
     for name, rows in splits.items():
         percentiles = [f"{value:,.0f}" for value in np.percentile(rows.lengths, [5, 50, 95, 100])]
@@ -181,7 +158,7 @@ def _length_table(splits: dict[str, DataInfo]) -> Section:
     return Section("Lengths", "", ["split", "in", "5 %", "median", "95 %", "longest", "at the limit"], cells)
 
 
-def _length_figure(splits: dict[str, DataInfo]) -> Figure:
+def _length_figure(splits: dict[str, Rows]) -> Figure:
     unit = next(iter(splits.values())).unit
     figure, axes = new_figure("Lengths", unit, "share of rows")
     longest = max(int(rows.lengths.max()) for rows in splits.values())
@@ -282,3 +259,97 @@ def _label_figures(counts: dict[str, Counter[str]], pairs: Counter[tuple[str, st
         [[pairs[tuple(sorted((row, column)))] if row != column else 0 for column in names] for row in names]
     )
     return {"data_labels": figure, "data_label_pairs": matrix("Training rows with both labels", both, names)}
+
+
+def size_table(splits: Mapping[str, Rows]) -> Section:
+    """Quantiles of the sizes of rows, by dimension."""
+    cells = [
+        [
+            name,
+            dimension,
+            *(f"{value:,.4g}" for value in np.percentile(values, [0, 50, 100])),
+            f"{len(np.unique(values)):,}",
+        ]
+        for name, rows in splits.items()
+        for dimension, values in rows.sizes.items()
+        if len(values)
+    ]
+    return Section("Sizes", "", ["split", "of", "smallest", "median", "largest", "different"], cells)
+
+
+def class_findings(areas: Areas) -> list[Finding]:
+    """Findings about rare and missing classes, and about rows with a single class."""
+    findings = []
+    for split, (names, counts) in areas.items():
+        single = int(((counts > 0).sum(axis=1) <= 1).sum())
+        if single:
+            found = f"{single} of {len(counts)} {split} masks have one class only, or are ignored altogether"
+            advice = (
+                "Keep no larger share of them than expected in use: they teach no border between classes."
+            )
+            findings.append(Finding(found, advice))
+        missing = [name for name, total in zip(names, counts.sum(axis=0), strict=True) if not total]
+        if missing and split in ("train", "validation"):
+            advice = "Move masks with them to the validation rows: their metrics are undefined."
+            if split == "train":
+                advice = "Add masks with them, or drop the classes: they cannot be learnt."
+            findings.append(Finding(f"no {split} mask has the class {shortened(missing)}", advice))
+    if "train" in areas:
+        names, counts = areas["train"]
+        shares = zip(names, _shares(counts), strict=True)
+        small = [f"{name} ({share:.2%})" for name, share in shares if 0 < share < SMALL_SHARE]
+        if small:
+            found = (
+                f"{len(small)} classes have less than {SMALL_SHARE:.0%} of the training area: "
+                f"{shortened(small)}"
+            )
+            advice = (
+                "Increase their weight (--class_weights, --dice_weight); compare their own scores, not "
+                "a mean over pixels."
+            )
+            findings.append(Finding(found, advice))
+    return findings
+
+
+def class_table(areas: Areas) -> Section:
+    """For each class, its share of the area and the number of rows with it."""
+    (names, _), *_ = areas.values()
+    columns = [column for _, counts in areas.values() for column in _columns(counts)]
+    header = ["class", *(f"{split}: {column}" for split in areas for column in ("area", "rows"))]
+    cells = [[name, *(column[number] for column in columns)] for number, name in enumerate(names)]
+    return Section(
+        "Classes",
+        "Shares of the pixels or voxels, without ignored ones; rows that have the class.",
+        header,
+        cells,
+    )
+
+
+def class_figure(areas: Areas) -> Figure:
+    """The share of the area by class and split, for the largest classes of the first split."""
+    (names, first), *_ = areas.values()
+    chosen = np.argsort(-first.sum(axis=0), kind="stable")[:MOST_CLASSES]
+    figure, axes = new_figure("Share of the area by class", "share", height=1.4 + 0.3 * len(chosen))
+    height = 0.8 / len(areas)
+    for number, (color, (split, (_, counts))) in enumerate(zip(COLORS, areas.items(), strict=False)):
+        shares = _shares(counts)[chosen]
+        bars = axes.barh(np.arange(len(chosen)) + number * height, shares, height, color=color, label=split)
+        axes.bar_label(bars, [f"{share:.2%}" for share in shares], fontsize=6, padding=2)
+    axes.set_yticks(np.arange(len(chosen)) + 0.4 - height / 2, [names[number][:NAME] for number in chosen])
+    axes.set_xlim(0, 1.15)
+    axes.invert_yaxis()
+    legend_below(figure)
+    return figure
+
+
+def _shares(counts: np.ndarray) -> np.ndarray:
+    totals = counts.sum(axis=0)
+    return totals / max(1, totals.sum())
+
+
+def _columns(counts: np.ndarray) -> tuple[list[str], list[str]]:
+    return [f"{share:.2%}" for share in _shares(counts)], [f"{rows:,}" for rows in (counts > 0).sum(axis=0)]
+
+
+def shortened(names: list[str]) -> str:
+    return f"{', '.join(names[:MOST_NAMES])}{', ...' if len(names) > MOST_NAMES else ''}"

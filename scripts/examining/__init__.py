@@ -1,0 +1,1 @@
+"""Parts of scripts/data_report.py."""
