@@ -170,9 +170,6 @@ def _allow_replacing(file: Path, output_dir: Path, options: argparse.Namespace) 
 def print_predictions(request: Request) -> None:
     """Predicts the texts of --text in this process. The output is that of the task's command. Raises
     `InputError`."""
-    from samerun.serving.imports import skip_unused_imports
-
-    skip_unused_imports()
     from samerun.serving.predictor import load_predictor
 
     predictor = load_predictor(

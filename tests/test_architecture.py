@@ -24,7 +24,6 @@ IMPORTED_LATER = {
     "transformers.integrations": "as deepspeed",
     "datasets": "takes half a second, with pandas; only files need it",
     "samerun.serving.predictor": "imports torch; only predict.py's --text and serve.py need it",
-    "samerun.serving.imports": "as samerun.serving.predictor, and before it",
     "samerun.serving.web": "imports aiohttp, which is optional (requirements-serve.txt)",
     "evaluate": "takes up to a second; only --metrics needs it",
     "bitsandbytes": "optional (requirements-8bit.txt)",
@@ -37,13 +36,11 @@ IMPORTED_LATER = {
     "rouge_score": "imports nltk, a second; only titles are scored by it",
     "rjieba": "its dictionary takes a third of a second; only Chinese words need it",
     "torch.distributed": "only jobs of several machines meet before torch is imported",
-    "torch.nn.attention.varlen": "torch has it on some platforms only",
     "transformers.models.big_bird": "only BigBird needs it",
-    "samerun.kernels.bigbird.flex_tiles": "imports torch's compiler; only FlexAttention on a GPU needs it",
 }
 
-# FlexAttention and torch.compile are given functions that know what they are made for.
-HOLD_FUNCTIONS = {"samerun.kernels.bigbird.flex", "samerun.kernels.compiling"}
+# torch.compile is given functions that know what they are made for.
+HOLD_FUNCTIONS = {"samerun.kernels.compiling"}
 
 
 def module_name(path):

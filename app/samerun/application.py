@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from samerun import garbage_collection, preflight
+from samerun import preflight
 from samerun.batching.stream import read_ahead
 from samerun.launching import processes, shutdown
 from samerun.launching.processes import Run
@@ -42,7 +42,6 @@ def run_task(task: Task, arguments: Any) -> None:
     if modes.train:
         read_ahead(data.splits["train"], launch.local_rank)
     started = processes.start(launch, plan.batch if plan else None, arguments.report_to, arguments.output_dir)
-    garbage_collection.settle()
     fingerprint = make_fingerprint(arguments, plan, data.fingerprint)
     # Before the output folder is opened: an error in the model must not harm existing files.
     model = build_model(task, arguments.seed) if modes.train else None

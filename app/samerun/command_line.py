@@ -7,7 +7,6 @@ import contextlib
 import sys
 from typing import TypeVar
 
-from samerun import garbage_collection
 from samerun.arguments.parsing import names_of, parse, validate
 from samerun.arguments.standard_input import with_standard_input
 from samerun.launching import host_settings, signals
@@ -24,7 +23,6 @@ def prepare_process() -> None:
     """Settings of the process that must precede the import of torch."""
     survive_a_lost_console()
     host_settings.prepare()
-    garbage_collection.begin()
 
 
 def read_arguments(cls: type[T], description: str) -> T:

@@ -22,11 +22,9 @@ class MeasurementDone(Exception):  # noqa: N818 - no error
 
 def initialize() -> None:
     """The first calls of every script of app/."""
-    from samerun import garbage_collection
     from samerun.launching import host_settings
 
     host_settings.prepare()
-    garbage_collection.begin()
 
 
 def run_options(settings: dict[str, Any]) -> Options:

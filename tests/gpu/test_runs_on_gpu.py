@@ -43,10 +43,9 @@ def history(place):
     return [json.loads(line) for line in (place / "history.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-@pytest.mark.parametrize("padding_free", ["on", "off"])
-def test_fp32_on_a_gpu_and_on_a_cpu_agree(folder, padding_free):
-    cpu = run(folder, f"cpu_{padding_free}", {"CUDA_VISIBLE_DEVICES": ""}, padding_free=padding_free)
-    gpu = run(folder, f"gpu_{padding_free}", padding_free=padding_free)
+def test_fp32_on_a_gpu_and_on_a_cpu_agree(folder):
+    cpu = run(folder, "cpu", {"CUDA_VISIBLE_DEVICES": ""})
+    gpu = run(folder, "gpu")
     assert json.loads((gpu / "run.json").read_text(encoding="utf-8"))["device"] == "cuda"
     for ours, theirs in zip(history(gpu), history(cpu), strict=True):
         assert ours.keys() == theirs.keys()
@@ -84,24 +83,20 @@ def test_an_fp16_run_goes_on_with_its_loss_scale(folder):
     assert metrics[0]["train_skipped_steps"] == metrics[1]["train_skipped_steps"]
 
 
-def test_the_usual_command_packs_on_a_gpu_and_exports_a_plain_model(folder):
+def test_the_usual_command_exports_a_plain_model(folder):
     place = run(
         folder,
         "auto",
         mixed_precision="bf16" if torch.cuda.is_bf16_supported() else "no",
         model="bert_dropout",
     )
-    assert json.loads((place / "metrics.json").read_text(encoding="utf-8"))["train_padding_share"] == 0
     config = json.loads((place / "best" / "config.json").read_text(encoding="utf-8"))
-    assert "padding_free" not in json.dumps(config)
     assert len(config["id2label"]) == len(LABELS)
 
 
-@pytest.mark.parametrize("padding_free", ["on", "off"])
-def test_compiled_layers_train_as_they_are(folder, padding_free):
+def test_compiled_layers_train_as_they_are(folder):
     plain, compiled = (
-        run(folder, f"compiled_{compiles}_{padding_free}", padding_free=padding_free, torch_compile=compiles)
-        for compiles in (False, True)
+        run(folder, f"compiled_{compiles}", torch_compile=compiles) for compiles in (False, True)
     )
     losses = [[entry["loss"] for entry in history(place) if "loss" in entry] for place in (plain, compiled)]
     assert losses[0]

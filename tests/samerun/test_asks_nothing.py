@@ -1,17 +1,13 @@
-"""No step asks a tensor for its values, which on a GPU would make the host wait. tests/gpu/ has the GPU's own
-word for it."""
+"""A step asks a tensor for its values, which on a GPU makes the host wait, only where transformers' masks ask
+whether a batch has padding. tests/gpu/ has the GPU's own word for it."""
 
 import pytest
 import torch
-from step_models import KINDS, batches, build
+from step_models import KINDS, batches, build, unasked_masks
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AttentionMaskInterface
 
-import samerun.kernels.bigbird.flex
-import samerun.kernels.bigbird.layers
 import samerun.training.step
-from samerun.kernels.masks import mask_without_sync
 from samerun.training.optimizer import build_optimizer
 from samerun.training.step import train_step
 
@@ -41,22 +37,10 @@ class Methods(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.fixture
-def as_on_a_gpu(monkeypatch):
-    """The paths of a GPU. FlexAttention, which these modes cannot watch, is replaced; its plans are made."""
-    monkeypatch.setattr(
-        samerun.kernels.bigbird.flex, "flex_attention", lambda q, k, v, *, score_mod, block_mask: q + k + v
-    )
-    monkeypatch.setattr(samerun.kernels.bigbird.layers, "FLEX_DEVICES", ("cpu",))
-    monkeypatch.setattr(samerun.kernels.bigbird.layers, "is_usable", lambda *_: True)
-    monkeypatch.setattr(samerun.training.step, "SYNCHRONOUS", ())
-    monkeypatch.setitem(AttentionMaskInterface._global_mapping, "sdpa", mask_without_sync)
-
-
-# Gathered blocks look at a CPU's masks, never at a GPU's.
-@pytest.mark.usefixtures("as_on_a_gpu")
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "blocks"])
-def test_a_step(kind, start_run, arguments):
+@pytest.mark.parametrize("kind", ["padded", "titles"])
+def test_a_step(kind, start_run, arguments, monkeypatch):
+    monkeypatch.setattr(samerun.training.step, "SYNCHRONOUS", ())  # as on a GPU
+    unasked_masks(monkeypatch)
     steps, model = batches(kind), build(kind)
     run = start_run(steps.plan.batch)
     model, optimizer = run.accelerator.prepare(

@@ -79,6 +79,13 @@ TRAINER_NAMES: dict[str, TrainerName] = {
     "max_steps": alias("max_steps", **{"-1": None}),
     "optim": alias("optim", adamw_torch="adamw_torch_fused", adamw_8bit="adamw_bnb_8bit"),
     "resume_from_checkpoint": alias("resume_from_checkpoint", true="auto", false=None),
+    # Ours until version 1.0
+    "padding_free": alias("padding_free", auto=None),
+    "attention": mapped(
+        "kernels",
+        {"auto": None, "blocks": None, "transformers": "reference"},
+        "BigBird attends by gathered blocks; --kernels reference uses transformers' implementation",
+    ),
     # TrainingArguments: batch and optimization
     "optim_target_modules": LOW_RANK_OPTIMIZER,
     "average_tokens_across_devices": only("true", "the loss is always the mean over the whole global batch"),

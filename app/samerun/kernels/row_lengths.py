@@ -1,8 +1,8 @@
 """The lengths of the current batch's rows, on the host.
 
-Kernels without padding need the number of tokens. Reading it from a GPU would make the host wait for all
-queued work. The collator has counted them already, so the engine sets the lengths while it calls a task, and
-modules read them in their forward pass. They are not set in the backward pass.
+Kernels without padding, BigBird's attention and windows need the number of tokens. Reading it from a GPU
+would make the host wait for all queued work. The collator has counted them already, so the engine sets the
+lengths while it calls a task, and modules read them in their forward pass. They are not set in the backward pass.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """FSDP2 (torch's `fully_shard`): shards a model over the processes and gathers its state by parameter name.
 
 `Accelerator.prepare` (1.15) is not used: it shards on GPUs only, so tests on CPUs could not cover it, and it
-refuses models whose decoder has its own tied embeddings. Functions import torch's FSDP because that takes a
-second and other launches do not need it. All functions but `shard` and `reshard` also work without FSDP.
+refuses models whose decoder has its own tied embeddings. All functions but `shard` and `reshard` also work
+without FSDP.
 """
 
 from __future__ import annotations
@@ -13,6 +13,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.distributed.tensor import distribute_tensor
 
 from samerun.errors import InputError
 from samerun.launching.fsdp_config import BY_SIZE, NO_WRAP, SOURCE, FsdpSettings
@@ -27,9 +36,6 @@ def shard(
     `precision`: the dtype in which weights are gathered and used; weights are kept and gradients reduced in
     fp32. Raises `InputError` for layers that the model does not have.
     """
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-
     # Batch norm would mix half-precision weights with fp32 statistics, which its kernels refuse.
     half = (
         None
@@ -114,8 +120,6 @@ def distribute_like(tensor: torch.Tensor, parameter: Any) -> torch.Tensor:
     """Cuts a tensor of a parameter's full shape to the parameter's shard on this process, and moves it to its
     device."""
     if is_sharded(parameter):
-        from torch.distributed.tensor import distribute_tensor
-
         # src_data_rank=None: every process cuts its own copy, nothing is sent.
         tensor = distribute_tensor(tensor, parameter.device_mesh, parameter.placements, src_data_rank=None)
     return tensor.to(parameter.device)
@@ -128,8 +132,6 @@ def to_local(tensor: torch.Tensor) -> torch.Tensor:
 
 def reshard(model: nn.Module) -> None:
     """Frees gathered weights. The next forward pass gathers them again from the shards."""
-    from torch.distributed.fsdp import FSDPModule
-
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
@@ -173,5 +175,5 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_sharded(tensor: Any) -> bool:
-    """Whether a tensor is a DTensor; needs no import of torch.distributed.tensor."""
+    """Whether a tensor is a DTensor."""
     return hasattr(tensor, "full_tensor")

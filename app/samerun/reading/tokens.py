@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from samerun.errors import InputError
-from samerun.garbage_collection import paused
 from samerun.output.progress import Phase
 from samerun.reading.cache import get_or_create
 from samerun.reading.fingerprint import fingerprint
@@ -51,9 +50,7 @@ def _tokenize(texts: Column, encode: Encode, folder: Path, num_proc: int | None)
     data = texts.dataset()
     processes = min(num_proc or 1, len(data))
     environment, parallelism = os.environ, os.environ.get(PARALLELISM)
-    # Garbage collection took a fifth of the time of short texts: it scans the lists of ids, which have no
-    # cycles.
-    with paused(), Phase("tokenizing", "texts", len(data) // processes) as _bar:
+    with Phase("tokenizing", "texts", len(data) // processes) as _bar:
         _encode = encode
         try:
             data.map(

@@ -1,6 +1,6 @@
 """Serving: a predictor that stays in memory, dynamic batching, a JSON API over HTTP and a web page.
 Independent of the kind of data.
 
-May import: samerun.arguments, samerun.batching, samerun.errors, samerun.garbage_collection, samerun.kernels,
+May import: samerun.arguments, samerun.batching, samerun.errors, samerun.kernels,
 samerun.launching, samerun.plan, samerun.task.
 """

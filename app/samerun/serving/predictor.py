@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from samerun import garbage_collection
 from samerun.arguments.parsing import parse, validate
 from samerun.batching.batches import EvalRows
 from samerun.errors import InputError, TrainingError
@@ -36,7 +35,6 @@ class Predictor:
         self.task = task
         task.load(launch, Modes(False, False, False))  # reads no rows, only configuration and tokenizer
         self.device, self.half = torch.device(launch.device_type), HALF.get(launch.precision)
-        garbage_collection.settle()
         self.model = task.load_exported(arguments.model_name_or_path).to(self.device).eval()
         self.batch = evaluation_batch(arguments, task.evaluates_by_tokens and self.device.type == "cpu")
 

@@ -32,11 +32,10 @@ class TokenBatchArguments(groups.BatchArguments):
         "(default: 2048 for classification on a CPU)",
     )
     length_grouping: bool = option(True, help="batch rows of similar length together, to reduce padding")
-    padding_free: str = option(
-        "auto",
-        choices=("auto", "on", "off"),
-        help="compute without padding tokens; for BERT, RoBERTa, XLM-R, CamemBERT, ELECTRA, DistilBERT "
-        "(auto: on a GPU, if the model supports it)",
+    padding_free: bool = option(
+        False,
+        help="compute without padding tokens, on CPUs; for BERT, RoBERTa, XLM-R, CamemBERT, ELECTRA, "
+        "DistilBERT",
     )
 
     def problems(self) -> list[str]:
@@ -285,18 +284,11 @@ class TextArguments(
     truncation_side: str = option(
         "right", choices=("right", "left"), help="end at which longer documents are cut"
     )
-    attention: str = option(
-        "auto",
-        choices=("auto", "blocks", "transformers"),
-        help="attention of BigBird; auto: FlexAttention on a GPU, gathered blocks elsewhere; blocks: "
-        "gathered blocks; "
-        "transformers: transformers' implementation, for comparison",
-    )
 
     def problems(self) -> list[str]:
         problems = []
-        if self.padding_free == "on" and self.attn_implementation is not None:
-            problems.append("--padding_free on and --attn_implementation are both given; keep one")
+        if self.padding_free and self.attn_implementation is not None:
+            problems.append("--padding_free and --attn_implementation are both given; keep one")
         if self.user_dictionary and self.tokenizer_type != "jieba":
             problems.append("--user_dictionary is for --tokenizer_type jieba")
         train = self.modes.train

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from samerun.kernels.bigbird.plan import choose_attention, padding_of
-from samerun.kernels.enable import enable_device_kernels, enable_kernels
+from samerun.kernels.enable import enable_kernels
 from samerun.kernels.padding_free.support import check_padding_free
 from samerun.launching.launch import Launch
 from samerun.models import adapters
@@ -41,8 +41,8 @@ PADDING_FREE_NOTE = (
 class TextTask(Task):
     """Base class of tasks whose rows are texts. A subclass defines the targets and the model.
 
-    `load` sets `launch`, `modes`, `config`, `tokenizer`, `max_length`, `long_documents`, `collator`, `splits`
-    and `padding_free`.
+    `load` sets `launch`, `modes`, `config`, `tokenizer`, `max_length`, `long_documents`, `collator` and
+    `splits`.
     """
 
     input_kind = "texts"
@@ -124,12 +124,12 @@ class TextTask(Task):
             tokens = int(self.splits["train"].tokens.lengths.sum())
             notes.insert(0, f"{len(self.splits['train'])} training rows, {tokens} tokens")
             note_repeated_texts({name: split.texts for name, split in self.splits.items()}, notes)
-        notes += [PADDING_FREE_NOTE] if self.padding_free else []
+        notes += [PADDING_FREE_NOTE] if arguments.padding_free else []
         if arguments.test_file is not None and not modes.predict:
             notes.append(
                 f"--test_file {' '.join(arguments.test_file)} is not read: --do_predict is not given"
             )
-        return Data(self.splits, self._fingerprint(tokenizer), notes, self.padding_free)
+        return Data(self.splits, self._fingerprint(tokenizer), notes, arguments.padding_free)
 
     def _load_tokenizer(self, train: Table | None, notes: list[str]) -> None:
         """Sets `tokenizer`, `max_length` and `long_documents`. `train`: the training rows."""
@@ -148,21 +148,20 @@ class TextTask(Task):
         self.long_documents = LongDocuments.of(arguments, self.config, self.tokenizer, self.max_length)
 
     def _choose_kernels(self, notes: list[str]) -> None:
-        """Sets `padding_free` and `collator`; enables the kernels that do not depend on the model."""
+        """Sets BigBird's kind of attention and `collator`. Raises `InputError`."""
         arguments, encoder = self.arguments, self.encoder_config()
         note = choose_attention(encoder, self.max_length)
         notes += [note] if note else []
-        self.padding_free = check_padding_free(
-            "off" if arguments.attn_implementation else arguments.padding_free,
-            kernels=arguments.kernels,
-            config=encoder,
-            on_gpu=self.launch.device_type == "cuda",
-            padding_side=self.tokenizer.padding_side,
-        )
+        if arguments.padding_free:
+            check_padding_free(
+                kernels=arguments.kernels,
+                config=encoder,
+                device_type=self.launch.device_type,
+                padding_side=self.tokenizer.padding_side,
+            )
         self.collator = TextCollator(
             self.tokenizer, padding_of(encoder), self.long_documents, self.extra_inputs, self.target_tensor
         )
-        enable_device_kernels(torch.device(self.launch.device_type), kernels=arguments.kernels)
 
     def read_files(self, modes: Modes, notes: list[str]) -> tuple[dict[str, Table], dict[str, Any]]:
         """(tables, targets), by split (`read_tables`)."""
@@ -313,6 +312,9 @@ class TextTask(Task):
         check_vocabulary(model, self.tokenizer)
         arguments = self.arguments
         enable_kernels(
-            model, kernels=arguments.kernels, attention=arguments.attention, padding_free=self.padding_free
+            model,
+            kernels=arguments.kernels,
+            padding_free=arguments.padding_free,
+            on_cpu=self.launch.device_type == "cpu",
         )
         return self.long_documents.prepare(model, self.tokenizer.padding_side)

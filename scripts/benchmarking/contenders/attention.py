@@ -39,7 +39,7 @@ def measure(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def models(settings: dict[str, Any], length: int) -> dict[str, PreTrainedModel]:
-    """Models of one layer: BigBird with our attention (as the application chooses it) and with transformers'
+    """Models of one layer: BigBird with our attention and with transformers'
     block-sparse attention; BERT with torch's full attention."""
     hidden = settings["hidden"]
     dimensions = {
@@ -50,7 +50,7 @@ def models(settings: dict[str, Any], length: int) -> dict[str, PreTrainedModel]:
     config = BigBirdConfig(**dimensions, attention_type="block_sparse", block_size=settings["block_size"])
     sparse = BigBirdModel(config, add_pooling_layer=False)
     ours = copy.deepcopy(sparse)
-    use_bigbird_attention(ours, "auto")
+    use_bigbird_attention(ours)
     full = BertModel(BertConfig(**dimensions, attn_implementation="sdpa"), add_pooling_layer=False)
     return {"ours": ours, "block_sparse": sparse, "full_sdpa": full}
 

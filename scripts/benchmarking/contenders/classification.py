@@ -132,7 +132,7 @@ class Classification(TrainingContender):
         return self.measure_training(trainer.model, partial(trainer.train_model, rows))
 
     def before(self, model: Any) -> None:
-        """Runs one pass over two short rows on a GPU, which loads libraries and chooses kernels."""
+        """Runs one pass over two short rows on a GPU, which loads libraries."""
         if self.cuda:
             model.to(self.device)
             ids = torch.full((2, 32), 5, device=self.device)

@@ -138,5 +138,5 @@ def test_a_revision_is_the_models_alone(arguments):
     assert contradictions(arguments(model_revision="v1")) == [
         "--model_revision is given but --model_name_or_path is not"
     ]
-    (message,) = contradictions(arguments(padding_free="on", attn_implementation="eager"))
+    (message,) = contradictions(arguments(padding_free=True, attn_implementation="eager"))
     assert "--attn_implementation" in message

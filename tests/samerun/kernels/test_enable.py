@@ -6,7 +6,6 @@ import pytest
 import torch
 from transformers import (
     AttentionInterface,
-    AttentionMaskInterface,
     BertConfig,
     BertForSequenceClassification,
     BigBirdConfig,
@@ -19,8 +18,7 @@ from samerun.kernels.bigbird.layers import FastBigBirdAttention, FusedGELU
 from samerun.kernels.dropout.attention import attend
 from samerun.kernels.dropout.module import Dropout
 from samerun.kernels.embeddings import can_reuse_gradient_memory
-from samerun.kernels.enable import enable_device_kernels, enable_kernels
-from samerun.kernels.masks import mask_without_sync
+from samerun.kernels.enable import enable_kernels
 from samerun.kernels.padding_free.encoders import NAME
 from samerun.kernels.row_lengths import row_lengths
 
@@ -35,12 +33,10 @@ SIZES = {
 
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch):
-    """transformers' own attention and masks before each test, and after it what was there."""
+    """transformers' own attention before each test, and after it what was there."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
-    from transformers.masking_utils import sdpa_mask
 
     monkeypatch.setitem(AttentionInterface._global_mapping, "sdpa", sdpa_attention_forward)
-    monkeypatch.setitem(AttentionMaskInterface._global_mapping, "sdpa", sdpa_mask)
 
 
 def big_bird():
@@ -62,28 +58,35 @@ def kinds(model):
 
 def test_auto_uses_every_kernel():
     reader, classifier = big_bird(), bert()
-    enable_kernels(reader, kernels="auto", attention="auto", padding_free=False)
-    enable_kernels(classifier, kernels="auto", attention="auto", padding_free=True)
+    enable_kernels(reader, kernels="auto", padding_free=False, on_cpu=True)
+    enable_kernels(classifier, kernels="auto", padding_free=True, on_cpu=True)
     assert {FastBigBirdAttention, FusedGELU, Dropout} <= set(kinds(reader))
     assert not {BigBirdBlockSparseAttention, NewGELUActivation, torch.nn.Dropout} & set(kinds(reader))
     assert Dropout in kinds(classifier)
     assert classifier.config._attn_implementation == NAME
     assert AttentionInterface()["sdpa"] is attend
-    enable_device_kernels(torch.device("cuda"), kernels="auto")
-    assert AttentionMaskInterface()["sdpa"] is mask_without_sync
+
+
+def test_on_a_gpu_only_bigbirds_attention_is_ours():
+    reader, classifier = big_bird(), bert()
+    plain, before = kinds(classifier), AttentionInterface()["sdpa"]
+    for model in (reader, classifier):
+        enable_kernels(model, kernels="auto", padding_free=False, on_cpu=False)
+    assert FastBigBirdAttention in kinds(reader)
+    assert Dropout not in kinds(reader)
+    assert kinds(classifier) == plain
+    assert AttentionInterface()["sdpa"] is before
 
 
 @pytest.mark.parametrize("make", [big_bird, bert])
-@pytest.mark.parametrize("attention", ["auto", "blocks"])
-def test_reference_leaves_everything_to_torch_and_transformers(make, attention):
+def test_reference_leaves_everything_to_torch_and_transformers(make):
     plain = make().train()
     model = copy.deepcopy(plain)
-    before = AttentionInterface()["sdpa"], AttentionMaskInterface()["sdpa"]
-    enable_kernels(model, kernels="reference", attention=attention, padding_free=True)
-    enable_device_kernels(torch.device("cuda"), kernels="reference")
+    before = AttentionInterface()["sdpa"]
+    enable_kernels(model, kernels="reference", padding_free=True, on_cpu=True)
     assert kinds(model) == kinds(plain)
     assert model.config._attn_implementation == plain.config._attn_implementation
-    assert (AttentionInterface()["sdpa"], AttentionMaskInterface()["sdpa"]) == before
+    assert AttentionInterface()["sdpa"] is before
     results = []
     for one in (model, plain):  # the same bits, dropout included
         torch.manual_seed(1)
@@ -94,13 +97,6 @@ def test_reference_leaves_everything_to_torch_and_transformers(make, attention):
         found.square().sum().backward()
         results.append([found, *(p.grad for p in one.parameters())])
     assert all(map(torch.equal, *results))
-
-
-def test_attention_transformers_leaves_a_bigbird_its_own():
-    model = big_bird()
-    enable_kernels(model, kernels="auto", attention="transformers", padding_free=False)
-    assert BigBirdBlockSparseAttention in kinds(model)
-    assert Dropout in kinds(model)
 
 
 def test_gradients_of_embeddings_are_kept_in_one_process_on_a_cpu():

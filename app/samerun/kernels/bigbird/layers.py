@@ -18,26 +18,19 @@ from transformers.models.bigbird_pegasus.modeling_bigbird_pegasus import (
 
 from samerun.kernels.bigbird.attention import BlockSparse
 from samerun.kernels.bigbird.dry_run import BlockSparseDryRun
-from samerun.kernels.bigbird.flex import TILE, Plans, attend, is_usable
 from samerun.kernels.bigbird.plan import Shape
 from samerun.kernels.bigbird.rows import Rows, draw_blocks, read_rows
-from samerun.kernels.row_lengths import current_row_lengths
-
-FLEX_DEVICES = ("cuda",)  # with FlexAttention kernels for forward and backward
 
 
-def use_bigbird_attention(model: torch.nn.Module, kind: str = "auto") -> bool:
+def use_bigbird_attention(model: torch.nn.Module) -> bool:
     """Switches every block-sparse BigBird encoder in `model` to our attention and fused activation. Returns
     False if there is none.
-
-    `kind`: auto, FlexAttention on a GPU if it works and gathered blocks otherwise; blocks, always gathered
-    blocks; transformers, no change.
 
     Parameters and state dict stay unchanged. The encoders keep their attention type after narrow batches,
     which use full attention in that batch only.
     """
     any_encoder = False
-    for encoder in model.modules() if kind != "transformers" else ():
+    for encoder in model.modules():
         if (
             isinstance(encoder, BigBirdModel | BigBirdPegasusEncoder)
             and encoder.attention_type == "block_sparse"
@@ -45,9 +38,7 @@ def use_bigbird_attention(model: torch.nn.Module, kind: str = "auto") -> bool:
             for layer in encoder.modules():
                 layer.__class__ = FAST.get(type(layer), type(layer))
             shape = _shape([layer for layer in encoder.modules() if isinstance(layer, _Fast)])
-            encoder.create_masks_for_block_sparse_attn = functools.partial(
-                _masks, shape=shape, use_flex=kind == "auto"
-            )
+            encoder.create_masks_for_block_sparse_attn = functools.partial(_masks, shape=shape)
             encoder.set_attention_type = _keep_attention_type
             any_encoder = True
     return any_encoder
@@ -58,20 +49,9 @@ def _shape(layers: list[Any]) -> Shape:
     return Shape(seeds, one.num_attention_heads, one.num_random_blocks, one.block_size, one.max_seqlen)
 
 
-def _masks(
-    attention_mask: Tensor, block_size: int, *, shape: Shape, use_flex: bool
-) -> tuple[Rows, None, None, None]:
+def _masks(attention_mask: Tensor, block_size: int, *, shape: Shape) -> tuple[Rows, None, None, None]:
     """Replaces transformers' four masks by `Rows`: the first one is passed to every layer unchanged."""
-    rows = read_rows(attention_mask, shape)
-    lengths = current_row_lengths(*rows.mask.shape)
-    if (
-        use_flex
-        and lengths is not None
-        and attention_mask.device.type in FLEX_DEVICES
-        and block_size % TILE == 0
-    ):
-        rows.plans = Plans(rows.mask, lengths, shape)
-    return rows, None, None, None
+    return read_rows(attention_mask, shape), None, None, None
 
 
 def _keep_attention_type(value: str) -> None:
@@ -125,7 +105,5 @@ def _attend(layer: Any, query: Tensor, key: Tensor, value: Tensor, rows: Rows) -
     """Query, key and value (rows, width, heads, size) -> context of that shape."""
     if isinstance(query, FakeTensor):
         return BlockSparseDryRun.apply(query, key, value, rows.shape)
-    if rows.plans is not None and is_usable(query.device, query.dtype, query.shape[-1]):
-        return attend(query, key, value, rows.mask, rows.plans.of(layer.seed, layer.training))
     drawn = draw_blocks(rows, layer.seed, query.device) if layer.training else [None] * len(rows.groups)
     return BlockSparse.apply(query, key, value, rows, drawn)

@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,7 +33,6 @@ class Rows:
     mask: Tensor  # (rows, width) bool: real tokens
     shape: Shape
     groups: list[tuple[int, Tensor | None]]  # (number of blocks, numbers of the rows or None for all)
-    plans: Any = None  # `flex.Plans`; None without FlexAttention
 
 
 @torch.compiler.disable

@@ -1,4 +1,4 @@
-"""Decides whether a run computes without padding. Imports no torch."""
+"""Which runs can compute without padding. Imports no torch."""
 
 from __future__ import annotations
 
@@ -9,26 +9,21 @@ from samerun.errors import InputError
 SUPPORTED = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert")
 
 
-def check_padding_free(
-    padding_free: str, *, kernels: str, config: Any, on_gpu: bool, padding_side: str
-) -> bool:
-    """Resolves --padding_free (auto, on, off); auto means on a GPU, if possible. `config`: of the encoder;
-    `padding_side`: of the tokenizer. Raises `InputError` if on is impossible with the model, the tokenizer or
-    --kernels reference.
-    """
-    reason = _reason(config, padding_side)
-    if padding_free == "on" and kernels == "reference":
+def check_padding_free(*, kernels: str, config: Any, device_type: str, padding_side: str) -> None:
+    """Raises `InputError` if --padding_free is impossible with the model, the tokenizer, the device or
+    --kernels reference. `config`: of the encoder; `padding_side`: of the tokenizer."""
+    if kernels == "reference":
         raise InputError(
-            "--padding_free on is one of the kernels that --kernels reference turns off; leave one "
-            "of them out"
+            "--padding_free is one of the kernels that --kernels reference turns off; leave one of them out"
         )
-    if padding_free == "on" and reason is not None:
-        raise InputError(f"--padding_free on: {reason}; leave it out (auto)")
-    automatic = padding_free == "auto" and on_gpu and kernels == "auto"
-    return reason is None and (padding_free == "on" or automatic)
+    reason = _reason(config, device_type, padding_side)
+    if reason is not None:
+        raise InputError(f"--padding_free: {reason}; leave it out")
 
 
-def _reason(config: Any, padding_side: str) -> str | None:
+def _reason(config: Any, device_type: str, padding_side: str) -> str | None:
+    if device_type != "cpu":
+        return f"it is for CPUs, and this run computes on {device_type}"
     if config.model_type not in SUPPORTED:
         return (
             f"a {config.model_type} model cannot: only {', '.join(SUPPORTED)} encoders can compute "

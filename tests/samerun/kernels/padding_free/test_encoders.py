@@ -15,7 +15,6 @@ from transformers import (
     ModernBertConfig,
 )
 
-import samerun.kernels.padding_free.attention
 from samerun.errors import InputError
 from samerun.kernels import row_lengths
 from samerun.kernels.padding_free.encoders import NAME, use_padding_free
@@ -201,34 +200,24 @@ def test_what_is_saved_is_plain_transformers(tmp_path):
             torch.testing.assert_close(other(**batch()).logits, model(**batch()).logits, atol=1e-5, rtol=0)
 
 
-def test_jagged_tensors_attend_as_the_calls_per_length(monkeypatch):
-    # What a GPU does in fp32 or with dropout, by torch's own reference for a CPU.
-    model = classifier()
-    monkeypatch.setattr(
-        samerun.kernels.padding_free.attention, "by_length", samerun.kernels.padding_free.attention.jagged
-    )
-    check_same(model, padding_free_twin(model), batch())
-
-
-def test_which_models_can():
-    def decide(asked, config, on_gpu=True, side="right", kernels="auto"):
-        return check_padding_free(asked, kernels=kernels, config=config, on_gpu=on_gpu, padding_side=side)
+def test_which_runs_can():
+    def check(config, device_type="cpu", side="right", kernels="auto"):
+        check_padding_free(kernels=kernels, config=config, device_type=device_type, padding_side=side)
 
     bert = BertConfig()
-    assert decide("auto", bert)
-    assert not decide("auto", bert, on_gpu=False)
-    assert decide("on", bert, on_gpu=False)
-    assert not decide("off", bert)
-    assert not decide("auto", bert, side="left")
-    assert not decide("auto", BertConfig(chunk_size_feed_forward=4))
-    assert not decide("auto", ModernBertConfig())
-    with pytest.raises(InputError, match="a modernbert model cannot: only bert"):
-        decide("on", ModernBertConfig())
-    with pytest.raises(InputError, match="before the text"):
-        decide("on", bert, side="left")
-    assert not decide("auto", bert, kernels="reference")
-    with pytest.raises(InputError, match="--kernels reference"):
-        decide("on", bert, kernels="reference")
+    check(bert)
+    for refused, message in (
+        (
+            {"config": bert, "device_type": "cuda"},
+            "it is for CPUs, and this run computes on cuda; leave it out",
+        ),
+        ({"config": bert, "side": "left"}, "before the text"),
+        ({"config": bert, "kernels": "reference"}, "--kernels reference"),
+        ({"config": BertConfig(chunk_size_feed_forward=4)}, "chunk_size_feed_forward"),
+        ({"config": ModernBertConfig()}, "a modernbert model cannot: only bert"),
+    ):
+        with pytest.raises(InputError, match=message):
+            check(**refused)
     assert not use_padding_free(
         AutoModelForSequenceClassification.from_config(ModernBertConfig(**SIZES, pad_token_id=0))
     )
