@@ -121,7 +121,8 @@ class TitleGeneration(TextTask):
         first = encoder_decoder.special_ids(self.config, tokenizer)[0]
         synced_gpus = self.modes.train and self.launch.gathers_weights and self.launch.world_size > 1
         further = search.read_generation_config(self.arguments.generation_config, tokenizer)
-        self.generation = Generation.of(self.arguments, first, tokenizer.pad_token_id, synced_gpus, further)
+        config = search.generation_config(self.arguments, further)
+        self.generation = Generation(config, first, tokenizer.pad_token_id, synced_gpus)
 
     def encoder_config(self) -> Any:
         return encoder_decoder.encoder_config(self.config)
@@ -235,7 +236,7 @@ class TitleGeneration(TextTask):
             encoder_decoder.check_is_encoder_decoder(self.config, path)
         # Every process has the whole model, so the processes need not generate in step.
         candidates = self.arguments.num_return_sequences
-        self.generation = replace(self.generation, synced_gpus=False, num_return_sequences=candidates)
+        self.generation = replace(self.generation, synced_gpus=False, candidates=candidates)
         model = self.load_for_prediction(AutoModelForSeq2SeqLM, path)[0]
         encoder_decoder.store_settings(model, self.start, self.source_prefix)
         return self.with_kernels(model)

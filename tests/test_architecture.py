@@ -29,7 +29,7 @@ IMPORTED_LATER = {
     "bitsandbytes": "optional (requirements-8bit.txt)",
     "matplotlib": "half a second; figures are drawn once, at the end",
     "jinja2": "as matplotlib",
-    "sklearn": "as matplotlib",
+    "sklearn": "a second; only scores and figures need it",
     "rich": "only a terminal shows bars",
     "peft": "optional (requirements-lora.txt)",
     "samerun.models.quantized": "imports bitsandbytes",

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from text_tasks import SEARCH, titles
+from text_tasks import SEARCH, searching, titles
 from torch.nn.functional import log_softmax
 from transformers import BertConfig, EncoderDecoderConfig, EncoderDecoderModel
 
@@ -113,7 +113,7 @@ def test_documents_that_are_scored_are_encoded_once_and_titled_as_ever(beams):
         {"input_ids": ids, "attention_mask": mask},
         torch.tensor([[5, 3], [6, 3], [7, 3]]),
     )
-    wanted = titles(dataclasses.replace(SEARCH, num_beams=beams))
+    wanted = titles(searching(num_beams=beams))
     encoded = []
     handle = model.encoder.register_forward_hook(lambda *_: encoded.append(1))
     with torch.no_grad():

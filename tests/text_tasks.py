@@ -6,18 +6,17 @@ import classify
 import titlegen
 
 from samerun.losses.multilabel import MultiLabelLoss
+from samerun.text.search import generation_config
 from samerun.text.titles import Generation
 
-SEARCH = Generation(
-    num_beams=1,
-    length_penalty=1.0,
-    no_repeat_ngram_size=0,
-    min_length=0,
-    max_length=4,
-    start_id=2,
-    pad_id=0,
-    synced_gpus=False,
-)
+
+def searching(further=None, **given):
+    settings = {"num_beams": 1, "length_penalty": 1.0, "no_repeat_ngram_size": 0, "min_title_length": 0}
+    asked = SimpleNamespace(**{**settings, "max_title_length": 4, **given})
+    return Generation(generation_config(asked, further or {}), start_id=2, pad_id=0, synced_gpus=False)
+
+
+SEARCH = searching()
 # Decodes token ids to their numbers.
 TOKENIZER = SimpleNamespace(batch_decode=lambda rows, **_: [" ".join(map(str, row)) for row in rows])
 

@@ -69,6 +69,21 @@ def _exported_search(file: Path) -> dict[str, Any]:
     }
 
 
+def generation_config(arguments: Any, further: dict[str, Any]) -> GenerationConfig:
+    """The settings of `SearchArguments`, and `further` ones (`read_generation_config`). Lengths count the
+    start and the end token."""
+    return GenerationConfig(
+        do_sample=False,
+        num_beams=arguments.num_beams,
+        length_penalty=arguments.length_penalty,
+        no_repeat_ngram_size=arguments.no_repeat_ngram_size,
+        min_length=arguments.min_title_length + 1 if arguments.min_title_length else 0,
+        max_length=arguments.max_title_length + 2,
+        early_stopping=True,
+        **further,
+    )
+
+
 def read_generation_config(path: str | None, tokenizer: Any) -> dict[str, Any]:
     """The fields of the file of --generation_config; {} without a file.
 

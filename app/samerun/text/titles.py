@@ -4,15 +4,16 @@ model."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch.nn.functional import cross_entropy, pad
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 from transformers.modeling_outputs import BaseModelOutput
 
 from samerun.errors import TrainingError
@@ -80,45 +81,23 @@ def read_titles(table: Table, column: str, split: str) -> Column | None:
 
 @dataclass(frozen=True)
 class Generation:
-    """Settings of the beam search. Lengths are in tokens, without start and end.
+    """The beam search. `config`: `samerun.text.search.generation_config`. `candidates`: titles per document.
 
     `synced_gpus`: as in transformers; under ZeRO-3 and FSDP all processes must run the same number of forward
-    passes. `further`: fields of --generation_config (`samerun.text.search`).
+    passes.
     """
 
-    num_beams: int
-    length_penalty: float
-    no_repeat_ngram_size: int
-    min_length: int
-    max_length: int
+    config: GenerationConfig
     start_id: int
     pad_id: int
     synced_gpus: bool
-    num_return_sequences: int = 1
-    further: Mapping[str, Any] = field(default_factory=dict)
-
-    @staticmethod
-    def of(
-        arguments: Any, start_id: int, pad_id: int, synced_gpus: bool, further: Mapping[str, Any]
-    ) -> Generation:
-        """The settings of `SearchArguments`."""
-        return Generation(
-            num_beams=arguments.num_beams,
-            length_penalty=arguments.length_penalty,
-            no_repeat_ngram_size=arguments.no_repeat_ngram_size,
-            min_length=arguments.min_title_length,
-            max_length=arguments.max_title_length,
-            start_id=start_id,
-            pad_id=pad_id,
-            synced_gpus=synced_gpus,
-            further=further,
-        )
+    candidates: int = 1
 
     def search(
         self, model: Any, inputs: dict[str, torch.Tensor], encoder_output: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Beam search. Returns (ids, scores): (b, num_return_sequences, max_length + 2) int32, best candidate
-        first, and (b, num_return_sequences), 0 for a single candidate.
+        """Returns (ids, scores): (b, candidates, max_length) int32, best candidate first, and (b,
+        candidates), 0 for a single candidate.
 
         `encoder_output`: (b, width, hidden) last hidden state of the encoder for these inputs, if it was
         computed before.
@@ -128,23 +107,14 @@ class Generation:
             if encoder_output is None
             else {"encoder_outputs": BaseModelOutput(last_hidden_state=encoder_output)}
         )
-        candidates, width = self.num_return_sequences, self.max_length + 2  # with start and end
-        out = model.generate(
-            **inputs,
-            **cached,
-            do_sample=False,
-            num_beams=max(self.num_beams, candidates),
-            length_penalty=self.length_penalty,
-            no_repeat_ngram_size=self.no_repeat_ngram_size,
-            min_length=self.min_length + 1 if self.min_length else 0,
-            max_length=width,
+        config, candidates, width = deepcopy(self.config), self.candidates, self.config.max_length
+        config.update(
+            num_beams=max(config.num_beams, candidates),
             num_return_sequences=candidates,
-            early_stopping=True,
-            synced_gpus=self.synced_gpus,
             return_dict_in_generate=True,
             output_scores=candidates > 1,
-            **self.further,
         )
+        out = model.generate(**inputs, **cached, generation_config=config, synced_gpus=self.synced_gpus)
         ids = pad(out.sequences.int(), (0, width - out.sequences.shape[1]), value=self.pad_id)
         scores = out.sequences_scores if candidates > 1 else torch.zeros(len(ids), device=ids.device)
         return ids.view(-1, candidates, width), scores.view(-1, candidates)
@@ -203,23 +173,14 @@ def rouge_tokenizer_for(requested: str, references: Column | None) -> str:
 def plain_model(model: Any, search: Generation) -> Any:
     """`export.plain_model` with the generation configuration to export."""
     plain = export.plain_model(model)
-    generation = plain.generation_config
-    for name in (
-        "decoder_start_token_id",
-        "eos_token_id",
-        "pad_token_id",
-        "bos_token_id",
-        "forced_bos_token_id",
-    ):
-        setattr(generation, name, getattr(model.generation_config, name))
-    generation.num_beams, generation.max_length = search.num_beams, search.max_length + 2
-    generation.no_repeat_ngram_size = search.no_repeat_ngram_size
-    for name in SETTINGS:
-        setattr(generation, name, search.further.get(name, getattr(model.generation_config, name)))
-    if search.min_length:
-        generation.min_length = search.min_length + 1
-    if search.num_beams > 1:  # transformers refuses to save these settings with greedy search
-        generation.early_stopping, generation.length_penalty = True, search.length_penalty
+    generation, trained = deepcopy(search.config), model.generation_config
+    ids = ("decoder_start_token_id", "eos_token_id", "pad_token_id", "bos_token_id", "forced_bos_token_id")
+    for name in (*ids, *SETTINGS):
+        if getattr(generation, name) is None:
+            setattr(generation, name, getattr(trained, name))
+    if generation.num_beams == 1:  # transformers refuses to save these settings with greedy search
+        generation.early_stopping = generation.length_penalty = None
+    plain.generation_config = generation
     return plain
 
 

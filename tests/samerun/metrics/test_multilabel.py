@@ -148,13 +148,6 @@ def test_nothing_to_score_is_none_throughout(shape):
     assert scores == dict.fromkeys((*DECISION_METRICS, *RANKING_METRICS))
 
 
-def test_blocks_do_not_change_the_ranking_metrics(monkeypatch):
-    probabilities, targets = random_rows(ties=True)
-    at_once = ranking_scores(probabilities, targets)
-    monkeypatch.setattr("samerun.metrics.multilabel.CELLS_PER_BLOCK", 410)
-    assert ranking_scores(probabilities, targets) == at_once
-
-
 def test_more_pairs_than_32_bits():
     n = 100_000  # 2.5e9 pairs of a positive and a negative row
     scores = ranking_scores(np.linspace(0, 1, n).reshape(-1, 1), (np.arange(n) >= n // 2).reshape(-1, 1))

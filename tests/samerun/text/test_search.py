@@ -7,7 +7,7 @@ import json
 
 import pytest
 import torch
-from text_tasks import SEARCH
+from text_tasks import SEARCH, searching
 from transformers import AutoTokenizer, BertConfig, EncoderDecoderConfig, EncoderDecoderModel
 
 from samerun.errors import InputError
@@ -56,10 +56,9 @@ def model():
 
 def test_every_setting_is_passed_on_and_stored(read, model, tmp_path):
     assert set(EACH) == set(SETTINGS)
-    search = dataclasses.replace(
-        SEARCH, num_beams=2, max_length=6, further=read(EACH | {"transformers_version": "5.0"})
-    )
-    assert search.further == EACH
+    further = read(EACH | {"transformers_version": "5.0"})
+    assert further == EACH
+    search = searching(further, num_beams=2, max_title_length=6)
     inputs = {"input_ids": torch.randint(4, 30, (3, 7)), "attention_mask": torch.ones(3, 7, dtype=torch.long)}
     found = search.search(model, inputs, None)[0][:, 0]
     assert not torch.isin(found, torch.tensor([5, 9])).any()
@@ -75,7 +74,7 @@ def test_every_setting_is_passed_on_and_stored(read, model, tmp_path):
     assert plain_model(model, SEARCH).generation_config.suppress_tokens == [9]
     for name in EACH:
         setattr(model.generation_config, name, None)
-    without = dataclasses.replace(search, further={}).search(model, inputs, None)[0][:, 0]
+    without = searching(num_beams=2, max_title_length=6).search(model, inputs, None)[0][:, 0]
     assert not torch.equal(found, without)
 
 
