@@ -73,6 +73,11 @@ def check_output_dir(folder: Path, training: bool, overwrite: bool, resume: bool
         raise InputError(f"--output_dir {folder}: cannot be written ({error.strerror})") from None
     if not training:
         return
+    for path in (
+        folder / name for name in (RUN_FILE, "history.jsonl", "speed.jsonl", TRACKERS, METRICS, STATUS)
+    ):
+        if path.exists() and not (path.is_file() and os.access(path, os.R_OK)):
+            raise InputError(f"--output_dir {folder}: {path.name} is not a readable file; move it away")
     if not resume or not any(
         (folder / CHECKPOINTS).glob("step_*")
     ):  # without a checkpoint the run starts anew

@@ -87,6 +87,13 @@ def test_what_no_run_has_written_is_never_in_the_way_of_one(tmp_path, name, over
     assert path.read_text() == "mine"
 
 
+@pytest.mark.parametrize("name", ["history.jsonl", "speed.jsonl", "run.json", "metrics.json"])
+def test_a_folder_in_place_of_a_file_is_named(tmp_path, name):
+    (tmp_path / name).mkdir()
+    with pytest.raises(InputError, match=f"{name} is not a readable file; move it away"):
+        run_folder.check_output_dir(tmp_path, training=True, overwrite=False, resume=True)
+
+
 def test_a_resume_with_nothing_to_resume_replaces_nothing(tmp_path):
     (tmp_path / "run.json").write_text("mine")
     with pytest.raises(InputError, match=r"run\.json would be replaced"):
