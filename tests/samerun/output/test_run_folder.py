@@ -352,3 +352,16 @@ def test_recovering_does_not_undo_a_finished_replacement(tmp_path):
     recover_folder(path)
     assert content(path) == "new"
     recover_folder(tmp_path / "never_there")
+
+
+@pytest.mark.parametrize(
+    ("job", "restarts", "restarted"),
+    [("7", "1", True), ("7", "0", False), ("7", None, False), ("8", "1", False)],
+)
+def test_a_requeued_job_knows_its_own_run(tmp_path, monkeypatch, job, restarts, restarted):
+    write_json(tmp_path / run_folder.RUN_FILE, {"launcher_process": 0, "slurm_job": "7"})
+    monkeypatch.setenv("SLURM_JOB_ID", job)
+    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+    if restarts is not None:
+        monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
+    assert run_folder.was_restarted(tmp_path) == restarted
