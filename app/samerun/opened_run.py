@@ -112,6 +112,9 @@ def _take_folder(
     for name in (checkpoint.FOLDER, run_folder.BEST_MODELS, run_folder.KEPT_WEIGHTS):
         checkpoint.tidy(folder / name)
     path = None if resume is None else checkpoint.find(folder / checkpoint.FOLDER, resume)
+    if path is None and restarted and arguments.resume_from_checkpoint is not None:
+        # Stopped before its first checkpoint: begins where it began before.
+        path = checkpoint.find(folder / checkpoint.FOLDER, arguments.resume_from_checkpoint)
     step, notes = 0, []
     if path is not None:
         notes = _changed_arguments(path.parent.parent / run_folder.RUN_FILE, arguments)
@@ -161,6 +164,7 @@ def _description(run: Run, arguments: Any, plan: Plan, fingerprint: dict[str, An
         "arguments": as_dict(arguments),
         "launcher": launch.launcher,
         "launcher_process": os.getppid(),
+        "slurm_job": os.environ.get("SLURM_JOB_ID"),
         "world_size": launch.world_size,
         "device": run.device.type,
         "hardware": _hardware(run.device),

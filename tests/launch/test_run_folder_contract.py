@@ -268,6 +268,18 @@ def test_overwriting_replaces_the_run_and_keeps_what_is_not_its_own(folder, trai
     assert not (folder / "tensorboard").exists()
 
 
+@pytest.mark.parametrize("start", ["--overwrite_output_dir", "--resume_from_checkpoint=step_3"])
+def test_a_requeued_job_goes_on_from_its_newest_checkpoint(folder, train, monkeypatch, start):
+    start = start.replace("step_3", str(folder / "checkpoints" / "step_3"))
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert train(folder, {"max_steps": 4, "save_steps": 1}, start).code == 0
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    finished = train(folder, {"max_steps": 5, "save_steps": 1}, start)
+
+    assert finished.code == 0, finished.err
+    assert f"resume         {folder / 'checkpoints' / 'step_4'}" in finished.out
+
+
 # Ends rank 0 when it has kept a quarter of the predictions. A part is kept after two seconds at least: here
 # they are shorter.
 KILLED_WHILE_PREDICTING = """

@@ -73,6 +73,11 @@ def check_output_dir(folder: Path, training: bool, overwrite: bool, resume: bool
         raise InputError(f"--output_dir {folder}: cannot be written ({error.strerror})") from None
     if not training:
         return
+    for path in (
+        folder / name for name in (RUN_FILE, "history.jsonl", "speed.jsonl", TRACKERS, METRICS, STATUS)
+    ):
+        if path.exists() and not (path.is_file() and os.access(path, os.R_OK)):
+            raise InputError(f"--output_dir {folder}: {path.name} is not a readable file; move it away")
     if not resume or not any(
         (folder / CHECKPOINTS).glob("step_*")
     ):  # without a checkpoint the run starts anew
@@ -89,12 +94,19 @@ def check_output_dir(folder: Path, training: bool, overwrite: bool, resume: bool
 
 
 def was_restarted(folder: Path) -> bool:
-    """Whether torchrun has restarted this job after a failure (--max_restarts), and the run in `folder` is
-    this job's own. Such a job resumes even without --resume_from_checkpoint."""
-    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) == 0:
-        return False
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        return json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))["launcher_process"] == os.getppid()
+    """Whether torchrun has restarted this job after a failure (--max_restarts), or Slurm has requeued it, and
+    the run in `folder` is this job's own. Such a job resumes from its newest checkpoint, whatever its
+    arguments."""
+    restarts = {
+        "launcher_process": ("TORCHELASTIC_RESTART_COUNT", os.getppid()),
+        "slurm_job": ("SLURM_RESTART_COUNT", os.environ.get("SLURM_JOB_ID")),
+    }
+    with contextlib.suppress(OSError, ValueError):
+        before = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
+        return any(
+            int(os.environ.get(count) or 0) > 0 and own is not None and before.get(key) == own
+            for key, (count, own) in restarts.items()
+        )
     return False
 
 

@@ -21,7 +21,7 @@ from PIL import Image
 
 from samerun.output import written
 from samerun.output.console import say
-from samerun.output.files import path_in_errors, write_json
+from samerun.output.files import path_in_errors, write_json, write_text
 from samerun.output.progress import Phase
 from samerun.output.run_folder import PLOTS, TRACKERS, check_present, read_metrics
 from samerun.task import Section
@@ -255,6 +255,7 @@ def _truncate_history(path: Path, step: int) -> None:
     """Drops the events after `step`, and a truncated last line: the resumed run writes them again."""
     if not path.exists():
         return
-    lines = path.read_text(encoding="utf-8").splitlines()
-    kept = [line + "\n" for line, event in zip(lines, _events(path), strict=False) if event["step"] <= step]
-    path.write_text("".join(kept) if step else "", encoding="utf-8")
+    events = _events(path) if step else []
+    write_text(
+        path, (json.dumps(event, ensure_ascii=False) + "\n" for event in events if event["step"] <= step)
+    )

@@ -87,6 +87,13 @@ def test_what_no_run_has_written_is_never_in_the_way_of_one(tmp_path, name, over
     assert path.read_text() == "mine"
 
 
+@pytest.mark.parametrize("name", ["history.jsonl", "speed.jsonl", "run.json", "metrics.json"])
+def test_a_folder_in_place_of_a_file_is_named(tmp_path, name):
+    (tmp_path / name).mkdir()
+    with pytest.raises(InputError, match=f"{name} is not a readable file; move it away"):
+        run_folder.check_output_dir(tmp_path, training=True, overwrite=False, resume=True)
+
+
 def test_a_resume_with_nothing_to_resume_replaces_nothing(tmp_path):
     (tmp_path / "run.json").write_text("mine")
     with pytest.raises(InputError, match=r"run\.json would be replaced"):
@@ -345,3 +352,16 @@ def test_recovering_does_not_undo_a_finished_replacement(tmp_path):
     recover_folder(path)
     assert content(path) == "new"
     recover_folder(tmp_path / "never_there")
+
+
+@pytest.mark.parametrize(
+    ("job", "restarts", "restarted"),
+    [("7", "1", True), ("7", "0", False), ("7", None, False), ("8", "1", False)],
+)
+def test_a_requeued_job_knows_its_own_run(tmp_path, monkeypatch, job, restarts, restarted):
+    write_json(tmp_path / run_folder.RUN_FILE, {"launcher_process": 0, "slurm_job": "7"})
+    monkeypatch.setenv("SLURM_JOB_ID", job)
+    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+    if restarts is not None:
+        monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
+    assert run_folder.was_restarted(tmp_path) == restarted

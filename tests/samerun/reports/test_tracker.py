@@ -1,3 +1,5 @@
+import errno
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -98,6 +100,19 @@ def test_a_resumed_run_drops_what_it_will_write_again(tmp_path, tail, kept):
     tracker.log(event(4))
     tracker.close()
     assert read_history(tmp_path) == [event(step) for step in [*kept, 4]]
+
+
+def test_a_resume_without_room_leaves_the_history_as_it_was(tmp_path, monkeypatch):
+    write_history(tmp_path, [1, 2, 3])
+    before = (tmp_path / HISTORY).read_bytes()
+
+    def full(descriptor):
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+
+    monkeypatch.setattr("samerun.output.files.os.fsync", full)
+    with pytest.raises(OSError, match=f"File too large: '{tmp_path / HISTORY}'"):
+        Tracker(Accelerator(), tmp_path, 10, 2, True)
+    assert (tmp_path / HISTORY).read_bytes() == before
 
 
 def test_a_last_line_without_its_end_does_not_swallow_the_next(tmp_path):
