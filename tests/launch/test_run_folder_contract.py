@@ -324,3 +324,22 @@ def test_a_run_that_goes_on_in_another_folder_keeps_a_best_model_of_its_own(laun
     assert "the best model so far (step 3) is not in" in result.finished[0].out
     assert read_json(result.folder / "metrics.json")["best_step"] == 6
     assert (result.folder / "best" / "model.safetensors").is_file()
+
+
+def test_a_finished_run_without_checkpoints_is_predicted_with_and_not_replaced(folder, train):
+    shutil.rmtree(folder / "checkpoints")
+    before, predicted = contents(folder), (folder / "predictions.jsonl").read_bytes()
+    finished = train(folder, {"seed": 2}, "--resume_from_checkpoint", "auto")
+    assert (finished.code, contents(folder)) == (2, before)
+    assert "holds another run: seed was" in finished.err
+
+    finished = train(folder, {}, "--resume_from_checkpoint", "auto")
+    assert finished.code == 0
+    assert "training       is complete in" in finished.out
+    after = contents(folder)
+    assert {name for name in before if before[name] != after.get(name)} <= {
+        "metrics.json",
+        "predictions.jsonl",
+        "README.md",
+    }
+    assert len((folder / "predictions.jsonl").read_bytes()) == len(predicted)
