@@ -343,3 +343,14 @@ def test_a_finished_run_without_checkpoints_is_predicted_with_and_not_replaced(f
         "README.md",
     }
     assert len((folder / "predictions.jsonl").read_bytes()) == len(predicted)
+
+
+def test_more_epochs_leave_no_test_scores_of_an_earlier_best_model(folder, train):
+    """By the loss, which still falls, each evaluation is the best so far."""
+    before = read_json(folder / "metrics.json")
+    more = {"max_steps": 9, "metric_for_best_model": "loss", "do_predict": "false"}
+    assert train(folder, more, "--resume_from_checkpoint", "auto").code == 0
+    metrics = read_json(folder / "metrics.json")
+    assert (metrics["best_step"], "test_loss" in before) == (9, True)
+    assert not [name for name in metrics if name.startswith("test_")]
+    assert not (folder / "predictions.jsonl").exists()
