@@ -14,7 +14,7 @@ from samerun.launching.processes import Run
 from samerun.opened_run import make_fingerprint, open_run
 from samerun.output.predictions import metrics_name
 from samerun.output.progress import Phase
-from samerun.output.run_folder import merge_metrics
+from samerun.output.run_folder import METRICS, merge_metrics, read_metrics
 from samerun.plan import Modes, make_plan
 from samerun.reports import results
 from samerun.reports.final_report import write_reports
@@ -48,7 +48,9 @@ def run_task(task: Task, arguments: Any) -> None:
     opened = open_run(started, arguments, plan, fingerprint, data.notes, task.details())
 
     metrics: dict[str, Any] = {}
-    if modes.train:
+    if opened.complete:
+        metrics |= started.on_main(lambda: read_metrics(Path(arguments.output_dir) / METRICS))
+    elif modes.train:
         training, state = prepare_training(started, arguments, task, data, plan, model, opened=opened)
         del model
         metrics |= loop.fit(started, training, state)

@@ -22,7 +22,7 @@ from samerun.launching import rendezvous, signals
 from samerun.launching.processes import Run, launch_summary
 from samerun.output import run_folder, status, written
 from samerun.output.files import as_json, write_json
-from samerun.output.run_folder import BEST
+from samerun.output.run_folder import BEST, RUN_FILE, STATUS
 from samerun.output.versions import library_versions
 from samerun.plan import Plan, describe
 
@@ -35,7 +35,8 @@ _lock: Any = None  # of the output folder; held until the process ends
 class OpenedRun:
     """A run that holds the lock of its output folder.
 
-    `resume`: the checkpoint to resume from. `replace`, on rank 0 with --overwrite_output_dir: removes the
+    `resume`: the checkpoint to resume from. `complete`: the folder holds this run, finished and without a
+    checkpoint, so that there is nothing to train. `replace`, on rank 0 with --overwrite_output_dir: removes the
     previous run. Call it just before training, so that an error in preparing the model does not cost that
     run.
     """
@@ -43,6 +44,7 @@ class OpenedRun:
     fingerprint: dict[str, Any]
     resume: Path | None
     replace: Callable[[], None] | None
+    complete: bool = False
 
 
 def make_fingerprint(arguments: Any, plan: Plan | None, task_fingerprint: dict[str, Any]) -> dict[str, Any]:
@@ -75,37 +77,43 @@ def open_run(
     folder = Path(arguments.output_dir)
     description = {**_description(run, arguments, plan, fingerprint), **details} if plan is not None else {}
     signals.set_time_limit(arguments.max_train_time)
-    resume, replaces, changes = run.on_main(
+    resume, replaces, complete, changes = run.on_main(
         partial(_take_folder, run, arguments, plan, fingerprint, description)
     )
     if arguments.shared_output_dir:
         local_copy.check_shared(run, folder)
     lines = [*launch_summary(run), *(describe(plan) if plan else [])]
     lines += [f"note           {note}" for note in [*notes, *changes]]
-    if plan and (resume is not None or arguments.resume_from_checkpoint is not None):
+    if complete:
+        lines.append(f"training       is complete in {folder}; nothing to do")
+    elif plan and (resume is not None or arguments.resume_from_checkpoint is not None):
         lines.append(f"resume         {resume or 'no checkpoint yet, starting from the beginning'}")
     run.print(*lines)
-    return OpenedRun(fingerprint, resume, partial(_replace_run, folder, description) if replaces else None)
+    replace = partial(_replace_run, folder, description) if replaces else None
+    return OpenedRun(fingerprint, resume, replace, complete)
 
 
 def _take_folder(
     run: Run, arguments: Any, plan: Plan | None, fingerprint: dict[str, Any], description: dict[str, Any]
-) -> tuple[Path | None, bool, list[str]]:
-    """Locks the folder and writes run.json, unless a previous run is to be replaced later; rank 0 only.
-    Returns (checkpoint to resume from, whether to replace a previous run, notes)."""
+) -> tuple[Path | None, bool, bool, list[str]]:
+    """Locks the folder and writes run.json, unless a previous run is to be replaced later or is complete;
+    rank 0 only. Returns (checkpoint to resume from, whether to replace a previous run, whether it is
+    complete, notes)."""
     global _lock
     folder = Path(arguments.output_dir)
     _lock = run_folder.lock(folder)
     written.add(folder)
     if plan is None:
-        return None, False, []
+        return None, False, False, []
     restarted = run_folder.was_restarted(folder)
     resume = "auto" if restarted else arguments.resume_from_checkpoint
     holds_a_run = run_folder.holds_a_run(folder)
     # Another run may have used the folder since the preflight check.
     run_folder.check_output_dir(folder, True, arguments.overwrite_output_dir, resume is not None)
     if arguments.overwrite_output_dir and not restarted and holds_a_run:
-        return None, True, []
+        return None, True, False, []
+    if holds_a_run and resume not in (None, "auto"):
+        _check_own_checkpoint(folder, Path(resume))
     if not holds_a_run:
         run_folder.clear(folder)
     run_folder.recover_folder(folder / BEST)
@@ -115,6 +123,8 @@ def _take_folder(
     if path is None and restarted and arguments.resume_from_checkpoint is not None:
         # Stopped before its first checkpoint: begins where it began before.
         path = checkpoint.find(folder / checkpoint.FOLDER, arguments.resume_from_checkpoint)
+    if path is None and holds_a_run and not restarted and _is_complete(folder, plan, fingerprint):
+        return None, False, True, _changed_arguments(folder / RUN_FILE, arguments)
     step, notes = 0, []
     if path is not None:
         notes = _changed_arguments(path.parent.parent / run_folder.RUN_FILE, arguments)
@@ -122,7 +132,58 @@ def _take_folder(
         if checkpoint.is_sharded(path):
             shards.check_launch(path, run.launch)
     _begin(folder, description, step)
-    return path, False, notes
+    return path, False, False, notes
+
+
+def _check_own_checkpoint(folder: Path, path: Path) -> None:
+    """Raises `InputError` for another run's checkpoint: histories and best models would be mixed."""
+    if path.is_dir() and path.resolve().parent != (folder / checkpoint.FOLDER).resolve():
+        raise InputError(
+            f"--resume_from_checkpoint {path}: --output_dir {folder} already holds another run; name another "
+            "--output_dir, or go on with that run by --resume_from_checkpoint auto"
+        )
+
+
+def _is_complete(folder: Path, plan: Plan, fingerprint: dict[str, Any]) -> bool:
+    """Whether the run in `folder`, which has no checkpoint, is this one and finished. False if it ended before
+    its first checkpoint was due.
+
+    Raises `InputError` if it is another run, or if the checkpoint to go on from is missing.
+    """
+    way_out = "name another --output_dir, or replace that run by --overwrite_output_dir"
+    try:
+        before, state = (
+            json.loads((folder / name).read_text(encoding="utf-8")) for name in (RUN_FILE, STATUS)
+        )
+        saved, steps, saves = (
+            before["fingerprint"],
+            before["plan"]["total_steps"],
+            before["plan"]["save_steps"],
+        )
+        name, step = state["state"], state["step"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"--output_dir {folder} holds a run without checkpoints, and its {RUN_FILE} or {STATUS} cannot be "
+            f"read ({type(error).__name__}); {way_out}"
+        ) from None
+    # Through JSON: a tuple was written as a list.
+    now = json.loads(as_json(fingerprint))
+    differences = [
+        f"--output_dir {folder} holds another run: {checkpoint.difference(key, saved.get(key), now.get(key))}"
+        for key in {**now, **saved}
+        if saved.get(key) != now.get(key)
+    ]
+    if differences:
+        raise InputError(*differences[:-1], f"{differences[-1]}; {way_out}")
+    if name == "done" and (folder / BEST).is_dir() and steps == plan.total_steps:
+        return True
+    if name != "done" and step == 0 and saves is not None:
+        return False
+    ended = f"finished after {steps} steps" if name == "done" else "is not finished"
+    raise InputError(
+        f"--output_dir {folder} holds a run that {ended}, without a checkpoint to go on from to step "
+        f"{plan.total_steps}; {way_out}"
+    )
 
 
 def _changed_arguments(run_file: Path, arguments: Any) -> list[str]:

@@ -23,7 +23,7 @@ from samerun.memory.layout import Layout, layout_of
 from samerun.opened_run import OpenedRun
 from samerun.output import status
 from samerun.output.progress import Phase
-from samerun.output.run_folder import BEST, METRICS, merge_metrics, read_metrics
+from samerun.output.run_folder import BEST, METRICS, begin_best, merge_metrics, read_metrics
 from samerun.plan import Plan, evaluation_batch
 from samerun.reports import final_report
 from samerun.reports.tracker import Tracker, project_of, read_history
@@ -210,6 +210,7 @@ def finish_training(run: Run, training: Training, state: TrainState) -> dict[str
     Returns best_* and the exported model's eval_* metrics."""
     if state.best_step is None:
         state.best_step = state.step
+        run.on_main(partial(begin_best, training.output_dir, state.step))
         with averaged(training.average):
             training.export(None)
     of_average = {}

@@ -21,7 +21,7 @@ from moving.task_script import load_task_script
 from samerun.arguments.parsing import parse, validate
 from samerun.errors import EXIT_BAD_INPUT, EXIT_STOPPED, InputError, StopRequested, TrainingError
 from samerun.output.files import write_json
-from samerun.output.run_folder import METRICS, STATUS, read_metrics
+from samerun.output.run_folder import CHECKPOINTS, METRICS, STATUS, read_metrics
 from samerun.reports.results import plain_table
 
 LOG_LINES = 5  # of a rejected run, shown in the error message
@@ -38,14 +38,16 @@ class Command:
     task_class: type
 
     def with_changes(self, changes: dict[str, Any]) -> list[str]:
-        """The command line with changed arguments, each given once: the changed ones are last."""
+        """The command line with changed arguments, each given once: the changed ones are last. None leaves an
+        argument out."""
         kept, is_kept = [], True
         for word in self.words:
             if word.startswith("--"):  # all words up to the next argument are values of this one
                 is_kept = word[2:].partition("=")[0].replace("-", "_") not in changes
             if is_kept:
                 kept.append(word)
-        changed = [word for name, value in changes.items() for word in (f"--{name}", str(value))]
+        given = {name: value for name, value in changes.items() if value is not None}
+        changed = [word for name, value in given.items() for word in (f"--{name}", str(value))]
         return [*self.launcher, str(self.script), *kept, *changed]
 
     def arguments(self, changes: dict[str, Any]) -> Any:
@@ -62,7 +64,13 @@ class Command:
         Raises `InputError` if the command rejects its input, `StopRequested` if it was stopped.
         """
         if not _is_done(folder):
-            words = self.with_changes({"resume_from_checkpoint": "auto", **changes, "output_dir": folder})
+            # A trial that ended without a checkpoint, as with --save_strategy no, starts again.
+            resumes = any((folder / CHECKPOINTS).glob("step_*"))
+            start = {
+                "resume_from_checkpoint": "auto" if resumes else None,
+                "overwrite_output_dir": None if resumes else "true",
+            }
+            words = self.with_changes({**start, **changes, "output_dir": folder})
             log = folder.with_name(f"{folder.name}.log")
             with log.open("a", encoding="utf-8") as file:
                 code = subprocess.run(words, stdout=file, stderr=subprocess.STDOUT, check=False).returncode

@@ -336,3 +336,33 @@ def test_a_run_that_goes_on_in_another_folder_keeps_a_best_model_of_its_own(laun
     assert "the best model so far (step 3) is not in" in result.finished[0].out
     assert read_json(result.folder / "metrics.json")["best_step"] == 6
     assert (result.folder / "best" / "model.safetensors").is_file()
+
+
+def test_a_finished_run_without_checkpoints_is_predicted_with_and_not_replaced(folder, train):
+    shutil.rmtree(folder / "checkpoints")
+    before, predicted = contents(folder), (folder / "predictions.jsonl").read_bytes()
+    finished = train(folder, {"seed": 2}, "--resume_from_checkpoint", "auto")
+    assert (finished.code, contents(folder)) == (2, before)
+    assert "holds another run: seed was" in finished.err
+
+    finished = train(folder, {}, "--resume_from_checkpoint", "auto")
+    assert finished.code == 0
+    assert "training       is complete in" in finished.out
+    after = contents(folder)
+    assert {name for name in before if before[name] != after.get(name)} <= {
+        "metrics.json",
+        "predictions.jsonl",
+        "README.md",
+    }
+    assert len((folder / "predictions.jsonl").read_bytes()) == len(predicted)
+
+
+def test_more_epochs_leave_no_test_scores_of_an_earlier_best_model(folder, train):
+    """By the loss, which still falls, each evaluation is the best so far."""
+    before = read_json(folder / "metrics.json")
+    more = {"max_steps": 9, "metric_for_best_model": "loss", "do_predict": "false"}
+    assert train(folder, more, "--resume_from_checkpoint", "auto").code == 0
+    metrics = read_json(folder / "metrics.json")
+    assert (metrics["best_step"], "test_loss" in before) == (9, True)
+    assert not [name for name in metrics if name.startswith("test_")]
+    assert not (folder / "predictions.jsonl").exists()

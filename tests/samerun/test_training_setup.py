@@ -148,6 +148,8 @@ def test_a_folder_is_one_runs_at_a_time(opened):
 
 
 def test_overwriting_clears_and_resuming_recovers(opened, tmp_path):
+    opened(plan=make_plan(22, save_steps=3))
+    release()
     (tmp_path / "metrics.json").touch()
     written.add(tmp_path, tmp_path / "metrics.json")
     (tmp_path / ".best.old").mkdir()
@@ -197,6 +199,8 @@ def test_a_run_says_how_it_stands_and_may_take_so_long(opened, tmp_path):
 
 
 def test_what_a_crash_left_of_a_save_is_tidied_up(opened, tmp_path):
+    opened(plan=make_plan(22, save_steps=3))
+    release()
     (tmp_path / "checkpoints" / ".step_4.unfinished").mkdir(parents=True)
     (tmp_path / "history.jsonl").write_text("{}")
     written.add(tmp_path, tmp_path / "history.jsonl")

@@ -3,12 +3,16 @@
 import json
 import re
 import shlex
+import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import cross_validate
 import numpy as np
 import pytest
 from launchers import SCRIPTS
+from trials.command import Command
 
 from samerun.errors import InputError
 
@@ -160,3 +164,16 @@ def test_a_space_has_the_kinds_that_are_written():
     assert (space["d"].log, space["d"].high) == (True, 1e-3)
     with pytest.raises(InputError, match="is given twice"):
         sweep.read_space(["a=1,2", "a=1,2"])
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_trial_without_a_checkpoint_starts_again(tmp_path, monkeypatch, saved):
+    """As one with --save_strategy no that was stopped: its run cannot go on."""
+    started, folder = [], tmp_path / "trial_000"
+    run = lambda words, **_: started.append(words) or SimpleNamespace(returncode=1)  # noqa: E731
+    monkeypatch.setattr(subprocess, "run", run)
+    (folder / "checkpoints" / "step_3" if saved else folder).mkdir(parents=True)
+    own = ["--resume_from_checkpoint", "auto", "--seed", "1"]
+    Command(["python"], Path("task.py"), own, None, None).run(folder, {"seed": 2})
+    start = ["--resume_from_checkpoint", "auto"] if saved else ["--overwrite_output_dir", "true"]
+    assert started == [["python", "task.py", *start, "--seed", "2", "--output_dir", str(folder)]]

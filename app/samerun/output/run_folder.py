@@ -30,6 +30,12 @@ CHECKPOINTS = "checkpoints"
 METRICS = "metrics.json"
 PREDICTIONS = "predictions.jsonl"
 PLOTS = "plots"
+OF_A_BEST_MODEL = (
+    "best_metric",
+    "exported",
+    "averaged_steps",
+    "average_metric",
+)  # in metrics.json, besides scores
 TRACKERS = "trackers.json"  # the run's ids at tracking services
 OURS = (
     RUN_FILE,
@@ -193,6 +199,27 @@ def merge_metrics(folder: Path, metrics: dict[str, Any], name: str = METRICS) ->
     check_present(path)
     written.add(folder, path)
     write_json(path, {**read_metrics(path), **metrics})
+
+
+def begin_best(folder: Path, step: int) -> None:
+    """Writes that the best model is from now on that of `step`. Removes the metrics and predictions of
+    another one.
+
+    Call it before the export: a resumed run must know that best/ may be of this step.
+    """
+    path = folder / METRICS
+    metrics = read_metrics(path)
+    if metrics.get("best_step") not in (None, step):
+        check_present(path)
+        for name in (PREDICTIONS, "predictions", BEST_PREDICTIONS):
+            written.remove(folder, folder / name)
+        metrics = {
+            name: value
+            for name, value in metrics.items()
+            if not name.startswith(("eval_", "test_")) and name not in OF_A_BEST_MODEL
+        }
+    written.add(folder, path)
+    write_json(path, {**metrics, "best_step": step})
 
 
 def read_metrics(path: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from functools import partial
 
 from samerun.checkpoints.checkpoint import TrainState
 from samerun.launching.processes import Run
-from samerun.output.run_folder import merge_metrics
+from samerun.output.run_folder import begin_best
 from samerun.training.evaluation import evaluate
 from samerun.training.training import FitOptions, Training
 
@@ -27,8 +27,7 @@ def evaluate_and_keep_best(run: Run, training: Training, state: TrainState) -> b
     if value is not None and _is_better(value, loss, state, options.greater_is_better):
         state.best_metric, state.best_metric_name, state.best_loss = value, options.best_metric, loss
         state.best_step, state.evaluations_without_best = state.step, 0
-        # Before the export: a resumed run must know that best/ may be of this step.
-        run.on_main(partial(merge_metrics, training.output_dir, {"best_step": state.step}))
+        run.on_main(partial(begin_best, training.output_dir, state.step))
         training.export(predictions)
     else:
         state.evaluations_without_best += 1
