@@ -137,9 +137,8 @@ def _take_folder(
 
 def _check_own_checkpoint(folder: Path, path: Path) -> None:
     """Raises `InputError` for another run's checkpoint: histories and best models would be mixed."""
-    if (path / checkpoint.MANIFEST).exists() and path.resolve().parent != (
-        folder / checkpoint.FOLDER
-    ).resolve():
+    own = (folder / checkpoint.FOLDER).resolve()
+    if (path / checkpoint.MANIFEST).exists() and path.resolve().parent != own:
         raise InputError(
             f"--resume_from_checkpoint {path}: --output_dir {folder} already holds another run; name another "
             "--output_dir, or go on with that run by --resume_from_checkpoint auto"

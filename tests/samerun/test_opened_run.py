@@ -4,6 +4,7 @@ import pytest
 from linear_task import make_plan
 
 from samerun import opened_run
+from samerun.checkpoints import checkpoint
 from samerun.errors import InputError
 from samerun.output import written
 from samerun.output.files import write_json
@@ -94,6 +95,7 @@ def test_a_checkpoint_of_another_run_is_not_mixed_with_this_one(opened, tmp_path
     leave_run(opened, tmp_path / "run")
     other = tmp_path / "other" / "checkpoints" / "step_3"
     other.mkdir(parents=True)
+    (other / checkpoint.MANIFEST).touch()
     before = contents(tmp_path / "run")
     with pytest.raises(InputError, match="already holds another run; name another --output_dir"):
         opened(resume_from_checkpoint=str(other))

@@ -79,7 +79,7 @@ def generation_config(arguments: Any, further: dict[str, Any]) -> GenerationConf
         no_repeat_ngram_size=arguments.no_repeat_ngram_size,
         min_length=arguments.min_title_length + 1 if arguments.min_title_length else 0,
         max_length=arguments.max_title_length + 2,
-        early_stopping=True,
+        early_stopping=arguments.num_beams > 1,  # transformers warns about it in greedy search
         **further,
     )
 

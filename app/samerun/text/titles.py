@@ -108,8 +108,10 @@ class Generation:
             else {"encoder_outputs": BaseModelOutput(last_hidden_state=encoder_output)}
         )
         config, candidates, width = deepcopy(self.config), self.candidates, self.config.max_length
+        beams = max(config.num_beams, candidates)
         config.update(
-            num_beams=max(config.num_beams, candidates),
+            num_beams=beams,
+            early_stopping=beams > 1,
             num_return_sequences=candidates,
             return_dict_in_generate=True,
             output_scores=candidates > 1,
