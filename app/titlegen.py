@@ -132,7 +132,8 @@ class TitleGeneration(TextTask):
 
     def encode_targets(self, table: Table, targets: Column, notes: list[str]) -> RaggedChunks:
         limit, ids = self.arguments.max_title_length, encoder_decoder.special_ids(self.config, self.tokenizer)
-        settings = f"{tokenizer_fingerprint(self.tokenizer)} title {ids} {limit} {self.title_language or ''}".rstrip()
+        tokenizer = tokenizer_fingerprint(self.tokenizer)
+        settings = f"{tokenizer} title {ids} {limit} {self.title_language or ''}".rstrip()
         encode = TitleEncoder(self.tokenizer, *ids, limit)
         encoded = encode_cached(targets, encode, settings, self.arguments.preprocessing_num_workers)
         note_cut(table, "titles", encoded["cut"], limit, notes)

@@ -66,10 +66,12 @@ TOPICS = {
     "audio": r"audio|speech|whisper|wav2vec|spectr",
     "clustering": r"cluster|neighbors|manifold|mixture",
     "compilers": r"_dynamo|_inductor|torch\.fx|export|onnx|torch\.jit|codegen|f2py|functorch|_higher_order",
-    "data frames": r"pandas\.core\.(frame|series|generic|groupby|reshape|indexing|strings|window|methods|apply)|arrow",
+    "data frames": r"pandas\.core\.(frame|series|generic|groupby|"
+    r"reshape|indexing|strings|window|methods|apply)|arrow",
     "dates and times": r"tseries|datetime|timedelta|timestamp|(?<!a)period(?!ic)|tslibs|resample",
     "distributed computing": r"distributed|deepspeed|accelerate|parallel|fsdp|tensor_parallel|rpc",
-    "files and formats": r"\.io\b|npyio|parquet|json|csv|serializ|packaged_modules|download|filesystem|upload",
+    "files and formats": r"\.io\b|npyio|parquet|json|csv|"
+    r"serializ|packaged_modules|download|filesystem|upload",
     "geometry and physics": r"sympy\.(geometry|physics|vector|diffgeom)|spatial|constants",
     "graphs": r"networkx|graph",
     "images": r"image|vision|video|pixel|ndimage|detection|segment",
@@ -78,7 +80,8 @@ TOPICS = {
     "linear algebra": r"linalg|matri|decomposition|lapack|blas|cross_decomposition",
     "metrics": r"metric|scorer|distance|score",
     "neural networks": r"torch\.nn|\.modeling_|modular_|neural_network|activations|layers?\b",
-    "number theory and algebra": r"ntheory|combinatorics|polys|polynomial|crypto|liealgebras|sympy\.(sets|logic)",
+    "number theory and algebra": r"ntheory|combinatorics|polys|polynomial|"
+    r"crypto|liealgebras|sympy\.(sets|logic)",
     "optimization": r"optim|linear_model|lr_scheduler|zero\b",
     "plotting": r"plot|visual|_display|formats\.style|inspection|drawing",
     "quantization": r"quanti|bitsandbytes|\.ao\.|awq|gptq",
@@ -86,7 +89,8 @@ TOPICS = {
     "signals": r"signal|fft|filter|wavelet|convol",
     "special functions": r"special|functions\.elementary|sympy\.functions",
     "statistics": r"scipy\.stats|sympy\.stats|probability|covariance|naive_bayes|gaussian_process|statist",
-    "supervised learning": r"ensemble|\.svm|\.tree|linear_model|neighbors|discriminant|model_selection|naive_bayes",
+    "supervised learning": r"ensemble|\.svm|\.tree|linear_model|neighbors|"
+    r"discriminant|model_selection|naive_bayes",
 }
 
 

@@ -34,7 +34,8 @@ hypothesis.settings.load_profile("without a clock")
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 LAUNCHER_VARIABLES = (
-    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "CROSS_RANK", "MASTER_ADDR", "MASTER_PORT",
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "CROSS_RANK", "MASTER_ADDR",
+    "MASTER_PORT",
     "TORCHELASTIC_RUN_ID", "DS_ACCELERATOR",
 )  # fmt: skip
 
@@ -109,7 +110,8 @@ def start_run(environment):
         reset()
         launch = Launch(
             launcher="python", rank=0, local_rank=0, world_size=1, local_world_size=1, use_cpu=use_cpu,
-            backend="gloo" if use_cpu else "nccl", precision=precision, timeout_seconds=60, deepspeed_file=None,
+            backend="gloo" if use_cpu else "nccl", precision=precision, timeout_seconds=60,
+            deepspeed_file=None,
             deepspeed_config=None, max_grad_norm=1.0,
         )  # fmt: skip
         return start(launch, batch)
@@ -142,7 +144,8 @@ def bert_folder(tmp_path_factory):
     tokenizer = train_tokenizer(TEXTS, 100)
     torch.manual_seed(0)
     config = BertConfig(
-        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=16,
         max_position_embeddings=32,
     )  # fmt: skip
     BertForSequenceClassification(config).save_pretrained(folder)

@@ -29,8 +29,10 @@ from samerun.plan import derive_batch
 
 NOT_PARTITIONED = 10**9  # ZeRO-3 partitions only larger weights
 CELLS = [
-    *((stage, whole, p, "adamw") for stage, whole in ((1, 0), (2, 0), (3, 0), (3, NOT_PARTITIONED)) for p in ("no", "bf16")),
-    (1, 0, "bf16", "sgd"), (2, 0, "no", "sgd"), (2, 0, "no", "plain sgd"), (2, 0, "bf16", "rmsprop"), (3, 0, "no", "rmsprop"),
+    *((stage, whole, p, "adamw") for stage,
+      whole in ((1, 0), (2, 0), (3, 0), (3, NOT_PARTITIONED)) for p in ("no", "bf16")),
+    (1, 0, "bf16", "sgd"), (2, 0, "no", "sgd"), (2, 0, "no", "plain sgd"), (2, 0, "bf16", "rmsprop"),
+    (3, 0, "no", "rmsprop"),
 ]  # fmt: skip
 OPTIMIZERS = {
     "adamw": partial(torch.optim.AdamW, fused=True),

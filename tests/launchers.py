@@ -340,23 +340,29 @@ JOBS = {
     "multi_node_ddp": Job(
         lambda: machines("multi_node_ddp.yaml", 2, 2), 2, UNEVEN, micro_batch_size=4, resumes=("python", 2)
     ),
-    "fsdp": Job(one(accelerate, "fsdp.yaml", 2), 2, UNEVEN, micro_batch_size=4, resumes=("ddp", 2), averages=True),
-    "fsdp_offload": Job(one(accelerate, "fsdp_offload.yaml", 2), 2, EVEN, resumes=("zero3_offload", 2), averages=True),
+    "fsdp": Job(one(accelerate, "fsdp.yaml", 2), 2, UNEVEN, micro_batch_size=4, resumes=("ddp", 2),
+                averages=True),
+    "fsdp_offload": Job(one(accelerate, "fsdp_offload.yaml", 2), 2, EVEN, resumes=("zero3_offload", 2),
+                        averages=True),
     "torchrun": Job(one(torchrun, 3), 3, UNEVEN, resumes=("fsdp", 4), averages=True),
     "zero1": Job(one(accelerate, "zero1.yaml", 2), 2, UNEVEN, zero_stage=1),
-    "zero2": Job(one(accelerate, "zero2.yaml", 2), 2, EVEN, max_tokens=MICRO_BATCH_TOKENS, zero_stage=2, averages=True),
+    "zero2": Job(one(accelerate, "zero2.yaml", 2), 2, EVEN, max_tokens=MICRO_BATCH_TOKENS, zero_stage=2,
+                 averages=True),
     "zero3": Job(one(accelerate, "zero3.yaml", 2), 2, UNEVEN, micro_batch_size=4, zero_stage=3),
     "zero2_offload": Job(one(accelerate, "zero2_offload.yaml", 2), 2, UNEVEN, zero_stage=2),
     "zero3_offload": Job(one(accelerate, "zero3_offload.yaml", 2), 2, EVEN, zero_stage=3, averages=True),
     "deepspeed_zero2": Job(
-        one(deepspeed, 2), 2, UNEVEN, deepspeed_file="ds_configs/zero2.json", zero_stage=2, resumes=("ddp", 2),
+        one(deepspeed, 2), 2, UNEVEN, deepspeed_file="ds_configs/zero2.json", zero_stage=2,
+        resumes=("ddp", 2),
         averages=True,
     ),
     "deepspeed_zero3": Job(
-        one(deepspeed, 2), 2, UNEVEN, deepspeed_file="ds_configs/zero3.json", zero_stage=3, resumes=("deepspeed_zero2", 4),
+        one(deepspeed, 2), 2, UNEVEN, deepspeed_file="ds_configs/zero3.json", zero_stage=3,
+        resumes=("deepspeed_zero2", 4),
         averages=True,
     ),
-    "partitioned_zero3": Job(one(deepspeed, 2), 2, EVEN, deepspeed_file="partitioned.json", zero_stage=3, averages=True),
+    "partitioned_zero3": Job(one(deepspeed, 2), 2, EVEN, deepspeed_file="partitioned.json", zero_stage=3,
+                             averages=True),
 }  # fmt: skip
 REFERENCES = {job.reference for job in JOBS.values()}
 

@@ -68,7 +68,8 @@ def make_plan(rows, epochs=2, global_batch_size=8, accumulation=2, **changes):
     batch = BatchShape(global_batch_size, 1, -(-global_batch_size // accumulation), accumulation)
     per_epoch = -(-rows // global_batch_size)
     fields = {
-        "warmup_steps": 1, "learning_rate": 0.05, "lr_scheduler_type": "linear", "eval_steps": None, "save_steps": None,
+        "warmup_steps": 1, "learning_rate": 0.05, "lr_scheduler_type": "linear", "eval_steps": None,
+        "save_steps": None,
         "logging_steps": 1, **changes,
     }  # fmt: skip
     return Plan(batch, rows, per_epoch, per_epoch * epochs, **fields)

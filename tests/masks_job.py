@@ -43,7 +43,8 @@ def write(folder: Path, rows: int = 8, first: int = 0, sizes: tuple[tuple[int, i
 def segformer(folder: Path) -> Path:
     """Saves the configuration of a tiny SegFormer, whose head has batch norm."""
     config = SegformerConfig(
-        depths=[1, 1, 1, 1], hidden_sizes=[8, 8, 16, 16], num_attention_heads=[1, 1, 2, 2], decoder_hidden_size=16,
+        depths=[1, 1, 1, 1], hidden_sizes=[8, 8, 16, 16], num_attention_heads=[1, 1, 2, 2],
+        decoder_hidden_size=16,
         mlp_ratios=[1, 1, 1, 1],
     )  # fmt: skip
     config.save_pretrained(folder)
@@ -65,7 +66,8 @@ def sapiens(folder: Path) -> Path:
         "conv_kernel_sizes": [],
     }
     config = Sapiens2Config(
-        hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_attention_heads=2,
+        hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_attention_heads=2,
         patch_size=8, image_size=list(SIZE), num_register_tokens=1, pos_embed_rescale=None, head_config=head,
     )  # fmt: skip
     config.save_pretrained(folder)
@@ -76,7 +78,8 @@ def sapiens(folder: Path) -> Path:
 def arguments(**changes: object) -> list[str]:
     """The arguments of a short training from random weights."""
     values = {
-        "from_scratch": "true", "image_size": "32,48", "num_train_epochs": 2, "global_batch_size": 4, "learning_rate": 5e-3,
+        "from_scratch": "true", "image_size": "32,48", "num_train_epochs": 2, "global_batch_size": 4,
+        "learning_rate": 5e-3,
         "report_to": "none", **changes,
     }  # fmt: skip
     return [f"--{name}={value}" for name, value in values.items() if value is not None]

@@ -114,7 +114,8 @@ def tiny(name, task, folder, bert_folder):
         "segment3d": lambda: volumes(folder / "data"),
         "titlegen": lambda: titles(folder, **bigbird, tokenizer_type="train", vocab_size=1500),
         "classic_titles_zh": lambda: titles(folder, **bigbird, tokenizer_name=words(folder / "words")),
-        "titles_seq2seq": lambda: titles(folder, config_name=bart(folder / "bart"), tokenizer_type="train", vocab_size=1500),
+        "titles_seq2seq": lambda: titles(folder, config_name=bart(folder / "bart"), tokenizer_type="train",
+                                         vocab_size=1500),
         "deeplab": lambda: {
             "train_file": masks_job.write(folder / "data"), "image_size": 32, "from_scratch": "true",
             "config_name": masks_job.deeplab(folder / "model"),

@@ -31,7 +31,8 @@ from samerun.launching.launch import Launch
 from samerun.plan import Modes
 
 LAUNCH = Launch(
-    launcher="python", rank=0, local_rank=0, world_size=1, local_world_size=1, use_cpu=True, backend="gloo", precision="no",
+    launcher="python", rank=0, local_rank=0, world_size=1, local_world_size=1, use_cpu=True, backend="gloo",
+    precision="no",
     timeout_seconds=60, deepspeed_file=None, deepspeed_config=None, max_grad_norm=1.0,
 )  # fmt: skip
 TRAINED = Modes(train=True, evaluate=True, predict=False)
@@ -227,12 +228,14 @@ def test_deeplab_by_windows_on_rows_of_datasets(tmp_path, data, script):
     (mask,) = processor.post_process_semantic_segmentation(outputs, target_sizes=[image.size[::-1]])
     assert mask.shape == SIZE
     # The exported model goes on by the same windows, and has the same loss, without being told.
-    exported = segment.Segmentation(segment.Arguments(output_dir="run", do_eval=True, model_name_or_path=str(best),
+    exported = segment.Segmentation(segment.Arguments(output_dir="run", do_eval=True,
+                                                      model_name_or_path=str(best),
                                                       validation_file=str(data / "val")))  # fmt: skip
     exported.load(LAUNCH, Modes(False, True, False))
     assert (exported.uses_windows, exported.overlap) == (True, 0.5)
     assert (exported.loss.label_smoothing, exported.loss.dice_weight) == (0.1, 0.5)
-    ended = script("segment", ["--do_predict", f"--model_name_or_path={best}", f"--test_file={data / 'val' / 'images'}",
+    ended = script("segment", ["--do_predict", f"--model_name_or_path={best}",
+                               f"--test_file={data / 'val' / 'images'}",
                                f"--output_dir={tmp_path / 'predicted'}"])  # fmt: skip
     assert (ended.code, ended.err) == (0, "")
     assert len(list((tmp_path / "predicted" / "predictions").iterdir())) == 4

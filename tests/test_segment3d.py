@@ -25,9 +25,12 @@ from samerun.volumes.settings import Settings
 
 SCRIPT = segment3d.__file__
 JOB = {
-    "class_names": "bright,dark", "channels": "4,8", "strides": "2", "patch_size": "16,16,16", "patches_per_volume": 2,
-    "global_batch_size": 4, "max_steps": 4, "eval_strategy": "steps", "eval_steps": 2, "save_steps": 2, "logging_steps": 1,
-    "learning_rate": "1e-2", "overlap": 0.1, "report_to": "tensorboard", "lr_scheduler_type": "multistep", "dropout": 0.1,
+    "class_names": "bright,dark", "channels": "4,8", "strides": "2", "patch_size": "16,16,16",
+    "patches_per_volume": 2,
+    "global_batch_size": 4, "max_steps": 4, "eval_strategy": "steps", "eval_steps": 2, "save_steps": 2,
+    "logging_steps": 1,
+    "learning_rate": "1e-2", "overlap": 0.1, "report_to": "tensorboard", "lr_scheduler_type": "multistep",
+    "dropout": 0.1,
     "max_train_samples": 3, "max_eval_samples": 2, "max_predict_samples": 2,
     "random_rotation": 20, "random_scale": "0.8,1.2", "random_intensity": 0.1, "random_noise": 0.1,
 }  # fmt: skip
@@ -127,7 +130,7 @@ def test_scores_are_means_over_volumes_and_then_over_classes():
 
 
 # Launched
-# --------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

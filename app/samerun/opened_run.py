@@ -36,10 +36,9 @@ class OpenedRun:
     """A run that holds the lock of its output folder.
 
     `resume`: the checkpoint to resume from. `complete`: the folder holds this run, finished and without a
-    checkpoint, so that there is nothing to train. `replace`, on rank 0 with --overwrite_output_dir: removes the
-    previous run. Call it just before training, so that an error in preparing the model does not cost that
-    run.
-    """
+    checkpoint, so that there is nothing to train. `replace`, on rank 0 with --overwrite_output_dir: removes
+    the previous run. Call it just before training, so that an error in preparing the model does not cost that
+    run."""
 
     fingerprint: dict[str, Any]
     resume: Path | None
@@ -146,8 +145,8 @@ def _check_own_checkpoint(folder: Path, path: Path) -> None:
 
 
 def _is_complete(folder: Path, plan: Plan, fingerprint: dict[str, Any]) -> bool:
-    """Whether the run in `folder`, which has no checkpoint, is this one and finished. False if it ended before
-    its first checkpoint was due.
+    """Whether the run in `folder`, which has no checkpoint, is this one and finished. False if it ended
+    before its first checkpoint was due.
 
     Raises `InputError` if it is another run, or if the checkpoint to go on from is missing.
     """
@@ -164,8 +163,8 @@ def _is_complete(folder: Path, plan: Plan, fingerprint: dict[str, Any]) -> bool:
         name, step = state["state"], state["step"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
-            f"--output_dir {folder} holds a run without checkpoints, and its {RUN_FILE} or {STATUS} cannot be "
-            f"read ({type(error).__name__}); {way_out}"
+            f"--output_dir {folder} holds a run without checkpoints, and its {RUN_FILE} or {STATUS} cannot "
+            f"be read ({type(error).__name__}); {way_out}"
         ) from None
     # Through JSON: a tuple was written as a list.
     now = json.loads(as_json(fingerprint))

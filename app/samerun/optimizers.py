@@ -70,7 +70,8 @@ OPTIMIZERS = {
     "sgd": Optimizer({"momentum": MOMENTUM, "dampening": Setting(0.0, below=1), "nesterov": Setting(False)}),
     "adagrad": Optimizer(
         {"lr_decay": Setting(0.0), "initial_accumulator_value": Setting(0.0), "eps": Setting(1e-10)},
-        unshardable="DeepSpeed builds it anew with one weight decay for all weights, biases and norms among them",
+        unshardable="DeepSpeed builds it anew with one weight decay for all weights, "
+        "biases and norms among them",
     ),
     "rmsprop": Optimizer(
         {"alpha": Setting(0.99, below=1), "eps": EPSILON, "momentum": MOMENTUM, "centered": Setting(False)}

@@ -31,7 +31,8 @@ def run_options(settings: dict[str, Any]) -> Options:
     """The arguments of every run, which switch off reports, evaluations and checkpoints."""
     return {
         "seed": settings["seed"], "mixed_precision": settings["precision"], "report_to": "none",
-        "output_dir": settings["folder"], "overwrite_output_dir": True, "eval_strategy": "no", "save_steps": 0,
+        "output_dir": settings["folder"], "overwrite_output_dir": True, "eval_strategy": "no",
+        "save_steps": 0,
     }  # fmt: skip
 
 

@@ -45,7 +45,8 @@ class Child:
         settings = settings | {"answer": str(self.answer), "signals": signals, "spawned": time.time()}
         with self.log.open("w") as output:
             self.process = subprocess.Popen(
-                [*command, "--child", json.dumps(settings)], env=environment, stdin=subprocess.PIPE, stdout=output,
+                [*command, "--child", json.dumps(settings)], env=environment, stdin=subprocess.PIPE,
+                stdout=output,
                 stderr=subprocess.STDOUT, pass_fds=[signals],
             )  # fmt: skip
         os.close(signals)

@@ -193,8 +193,9 @@ def write_goals(folder: Path, sections: dict[str, Section]) -> None:
     (folder / "goals.md").write_text("\n".join(lines), encoding="utf-8")
 
 
-HEAD = """Written by `scripts/bench.py`. Every contender runs in its own process. Two at a time, ours and another, take turns
-(A B B A ...) of one step on a CPU and several on a GPU, so that other work on the machine disturbs both alike. Ratios above 1
-mean that ours is faster. CPU time and memory are ours divided by the other's. `at best` is the fastest turn, which other work
-disturbs least. Spreads are minimum and maximum over the rounds, or quartiles over the turns where the heading says so."""
+HEAD = """Written by `scripts/bench.py`. Every contender runs in its own process. Two at a time, ours and
+another, take turns (A B B A ...) of one step on a CPU and several on a GPU, so that other work on the machine
+disturbs both alike. Ratios above 1 mean that ours is faster. CPU time and memory are ours divided by the
+other's. `at best` is the fastest turn, which other work disturbs least. Spreads are minimum and maximum over
+the rounds, or quartiles over the turns where the heading says so."""
 GOALS = "The goals of `scripts/bench.py` and their measured values. Details: bench_cpu.md and bench_cuda.md."

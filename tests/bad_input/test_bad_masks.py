@@ -56,7 +56,8 @@ UNUSUAL = {
     ),
     # Smaller than a patch, without a voxel of a class, of one value alone.
     "segment3d": (
-        both(voxels("images/b", np.ones((4, 20, 5), np.int16)), voxels("labels/b", np.zeros((4, 20, 5), np.uint8))),
+        both(voxels("images/b", np.ones((4, 20, 5), np.int16)),
+             voxels("labels/b", np.zeros((4, 20, 5), np.uint8))),
         r"b\.nii\.gz: no voxel of any class; Dice and distance are undefined if none is predicted",
         {"do_train": "true", "do_predict": "true", "test_file": "data"},
     ),

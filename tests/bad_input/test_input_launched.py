@@ -26,11 +26,12 @@ CHECKPOINT = Case(
     # fmt: skip  # noqa: RUF028
     arguments={"overwrite_output_dir": None, "resume_from_checkpoint": "run/nothing"},
 )
-VOCABULARY = Case("tokenizer and model that do not belong together", [r"token ids up to \d+, the model only \d+ embeddings"],
-                  arguments={"model_name_or_path": "models/larger_vocabulary", "from_scratch": None, "config_name": None,
-                             "tokenizer_type": None})  # fmt: skip
-CONFIG = Case("a configuration with a key twice", [r"run\.yaml:2: .*'seed' appears twice"], arguments={"config": "run.yaml"},
-              files={"run.yaml": "seed: 1\nseed: 2\n"})  # fmt: skip
+VOCABULARY = Case("tokenizer and model that do not belong together",
+                  [r"token ids up to \d+, the model only \d+ embeddings"],
+                  arguments={"model_name_or_path": "models/larger_vocabulary", "from_scratch": None,
+                             "config_name": None, "tokenizer_type": None})  # fmt: skip
+CONFIG = Case("a configuration with a key twice", [r"run\.yaml:2: .*'seed' appears twice"],
+              arguments={"config": "run.yaml"}, files={"run.yaml": "seed: 1\nseed: 2\n"})  # fmt: skip
 
 
 def ddp() -> list[str]:

@@ -14,7 +14,8 @@ pytestmark = pytest.mark.slow
 
 # Long enough for any machine to lose a process in the midst of it. --ddp_timeout: 10 is the least, and too
 # little for the start of a job on a machine that is very busy.
-ENDLESS = {"max_steps": 100_000, "warmup_steps": 0, "save_steps": 0, "eval_strategy": "no", "eval_steps": None,
+ENDLESS = {"max_steps": 100_000, "warmup_steps": 0, "save_steps": 0, "eval_strategy": "no",
+           "eval_steps": None,
            "global_batch_size": 8, "metric_for_best_model": None, "ddp_timeout": 20}  # fmt: skip
 ZERO2 = {"deepspeed": "ds_configs/zero2.json"}
 

@@ -9,8 +9,8 @@ from running import running
 
 pytestmark = pytest.mark.slow
 
-ENDLESS = {"max_steps": 100_000, "warmup_steps": 0, "save_steps": 50, "eval_strategy": "no", "eval_steps": None,
-           "global_batch_size": 8, "metric_for_best_model": None}  # fmt: skip
+ENDLESS = {"max_steps": 100_000, "warmup_steps": 0, "save_steps": 50, "eval_strategy": "no",
+           "eval_steps": None, "global_batch_size": 8, "metric_for_best_model": None}  # fmt: skip
 
 
 @pytest.mark.parametrize(

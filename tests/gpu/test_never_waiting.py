@@ -1,5 +1,5 @@
-"""Between two logs the host waits for the GPU only in transformers' masks: torch's sync debug mode raises where
-it would elsewhere."""
+"""Between two logs the host waits for the GPU only in transformers' masks: torch's sync debug mode raises
+where it would elsewhere."""
 
 import numpy as np
 import pytest

@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 
 pytestmark = pytest.mark.slow
 CHANGED = {
-    "tokenizer_type": None, "vocab_size": None, "config_name": None, "pos_weight": None, "lora_r": 2, "global_batch_size": 15,
+    "tokenizer_type": None, "vocab_size": None, "config_name": None, "pos_weight": None, "lora_r": 2,
+    "global_batch_size": 15,
     "warmup_steps": 0, "eval_strategy": "no", "eval_steps": None, "metric_for_best_model": None,
     "lr_scheduler_type": "constant",
 }  # fmt: skip

@@ -14,7 +14,8 @@ from launchers import CLASSIFY, JOBS, LABELS, TEST_ROWS, python, run, torchrun, 
 pytestmark = pytest.mark.slow
 
 HEADINGS = (
-    "launch  ", "precision  ", "global batch  ", "steps  ", "learning rate  ", "note  ", "resume  ", "step ", "predictions  ",
+    "launch  ", "precision  ", "global batch  ", "steps  ", "learning rate  ", "note  ", "resume  ", "step ",
+    "predictions  ",
     "optimizer  ", "results  ", "done  ", "memory  ", "training  ", "average  ",
     "               (weights ", "               and ",
     *(f"               {metric}" for metric in ("loss  ", "f1_", "tuned_f1_", "average_precision_macro  ")),
@@ -35,7 +36,8 @@ OF_DEEPSPEED = re.compile(
     r"^\[\d{4}-\d\d-\d\d [\d:,]+\] \[(INFO|WARNING)\] "
 )  # its launcher logs to the standard output
 METRICS = (
-    "loss", "f1_micro", "f1_macro", "f1_samples", "precision_micro", "precision_macro", "recall_micro", "recall_macro",
+    "loss", "f1_micro", "f1_macro", "f1_samples", "precision_micro", "precision_macro", "recall_micro",
+    "recall_macro",
     "roc_auc_macro", "average_precision_macro", "hamming_loss", "subset_accuracy", "lrap",
     "tuned_f1_micro", "tuned_f1_macro", "tuned_precision_micro", "tuned_recall_micro",
 )  # fmt: skip

@@ -17,8 +17,8 @@ pytestmark = pytest.mark.slow
 
 TERM, USR1, INT, KILL = signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGKILL
 # Long enough for any machine to be asked in the middle of it.
-ENDLESS = {"max_steps": 100_000, "warmup_steps": 0, "save_steps": 0, "eval_strategy": "no", "eval_steps": None,
-           "global_batch_size": 8, "metric_for_best_model": None}  # fmt: skip
+ENDLESS = {"max_steps": 100_000, "warmup_steps": 0, "save_steps": 0, "eval_strategy": "no",
+           "eval_steps": None, "global_batch_size": 8, "metric_for_best_model": None}  # fmt: skip
 DS_FILE = {"deepspeed": "ds_configs/zero1.json"}
 
 
@@ -92,7 +92,8 @@ def contents(folder):
 def test_a_run_that_was_stopped_ends_with_the_bytes_of_one_that_was_not(
     start, home, tmp_path, script, monkeypatch
 ):
-    settings = {"model": "bert_dropout", "max_steps": 60, "eval_steps": 20, "save_steps": 20, "global_batch_size": 7,
+    settings = {"model": "bert_dropout", "max_steps": 60, "eval_steps": 20, "save_steps": 20,
+                "global_batch_size": 7,
                 "early_stopping_patience": 9, "per_device_train_batch_size": 3}  # fmt: skip
     stopped, whole = tmp_path / "stopped", tmp_path / "whole"
     job = start([*python(), *training(stopped, **settings)], stopped, steps=5)

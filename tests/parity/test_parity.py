@@ -28,8 +28,10 @@ TITLES = ["fsdp"]
 # What the classifier's jobs cover: processes, whether a step has several micro-batches, the ZeRO stage or
 # FSDP, whether the optimizer is in host memory.
 REQUIRED = {
-    (1, True, 0, False), (2, False, 0, False), (2, True, 0, False), (2, False, 1, False), (2, False, 2, False),
-    (2, False, 3, False), (2, False, 2, True), (2, False, 3, True), (2, True, "fsdp", False), (2, False, "fsdp", True),
+    (1, True, 0, False), (2, False, 0, False), (2, True, 0, False), (2, False, 1, False),
+    (2, False, 2, False),
+    (2, False, 3, False), (2, False, 2, True), (2, False, 3, True), (2, True, "fsdp", False),
+    (2, False, "fsdp", True),
 }  # fmt: skip
 
 

@@ -260,8 +260,10 @@ def save(load, tmp_path, monkeypatch):
 
     def one(data, value, kind="cpu", quick=False):
         report = {
-            "section": "number", "data": data, "model": "", "precision": "no", "date": "2026-01-01", "command": "bench",
-            "machine": "a machine", "versions": {"torch": "2"}, "minutes": 1, "commit": None, "about": "", "quick": quick,
+            "section": "number", "data": data, "model": "", "precision": "no", "date": "2026-01-01",
+            "command": "bench",
+            "machine": "a machine", "versions": {"torch": "2"}, "minutes": 1, "commit": None, "about": "",
+            "quick": quick,
             "others_cpu_share": {"low": 0, "median": 0, "high": 0}, "goals": {"a number": (value, None)},
             "tables": [reports.table("Found", [{"": "ours", "value": value}], "", "value")],
         }  # fmt: skip

@@ -34,8 +34,8 @@ def test_repetitions_leaks_and_contradictions_are_counted():
     report = examine({"test": test, "train": train})
     rows = {row.pop("split"): row for row in tables(report)["Rows"]}
     assert list(rows) == ["train", "test"]
-    assert rows["train"] == {"rows": "7", "repeated": "2", "nearly repeated": "1", "contradicting": "1", "in training": "0",
-                             "nearly in training": "0", "empty": "0"}  # fmt: skip
+    assert rows["train"] == {"rows": "7", "repeated": "2", "nearly repeated": "1", "contradicting": "1",
+                             "in training": "0", "nearly in training": "0", "empty": "0"}  # fmt: skip
     assert (rows["test"]["in training"], rows["test"]["nearly in training"], rows["test"]["empty"]) == (
         "1",
         "1",
@@ -77,17 +77,21 @@ def test_rows_at_the_limit_are_lost_ones():
 def test_classes_of_masks_are_counted_by_area():
     areas = {"train": [[990, 5, 0], [1000, 0, 0]], "validation": [[500, 0, 500]]}
     splits = {
-        name: Rows(range(10 * number, 10 * number + len(rows)), range(10 * number, 10 * number + len(rows)), "",
-                        sizes={"width, pixels": np.arange(len(rows)) + 7}, areas=(["ground", "disc", "square"], np.array(rows)))
+        name: Rows(range(10 * number, 10 * number + len(rows)), range(10 * number, 10 * number + len(rows)),
+                   "",
+                        sizes={"width, pixels": np.arange(len(rows)) + 7},
+                        areas=(["ground", "disc", "square"], np.array(rows)))
         for number, (name, rows) in enumerate(areas.items())
     }  # fmt: skip
     report = examine(splits)
     found = tables(report)
     assert found["Classes"][1] == {
-        "class": "disc", "train: area": "0.25%", "train: rows": "1", "validation: area": "0.00%", "validation: rows": "0",
+        "class": "disc", "train: area": "0.25%", "train: rows": "1", "validation: area": "0.00%",
+        "validation: rows": "0",
     }  # fmt: skip
     assert found["Sizes"][0] == {
-        "split": "train", "of": "width, pixels", "smallest": "7", "median": "7.5", "largest": "8", "different": "2",
+        "split": "train", "of": "width, pixels", "smallest": "7", "median": "7.5", "largest": "8",
+        "different": "2",
     }  # fmt: skip
     assert [finding.found for finding in report.findings] == [
         "1 of 2 train masks have one class only, or are ignored altogether",

@@ -19,8 +19,9 @@ NUMPYDOC = '''
 def solve(matrix):
     """Solve a system of linear equations.
 
-    The system is factorised once and then solved for every column on the right-hand side. See `scipy.linalg.lu`, which
-    NumPy calls for the real work, and the remarks on stability that Golub made long ago [1]_.
+    The system is factorised once and then solved for every column on the right-hand side. See
+    `scipy.linalg.lu`, which NumPy calls for the real work, and the remarks on stability that Golub made long
+    ago [1]_.
 
     .. versionadded:: 1.26
 
@@ -62,8 +63,9 @@ class Trainer:
         r"""
         Fit the model to all rows, one epoch after another. It stops as soon as nothing improves any more.
 
-        The order of the rows is drawn anew before every epoch, so that no two epochs see the same batches, and the
-        best weights are kept aside. See :class:`~torch.nn.Module` and the [guide](https://example.org/secret).
+        The order of the rows is drawn anew before every epoch, so that no two epochs see the same batches,
+        and the best weights are kept aside. See :class:`~torch.nn.Module` and the
+        [guide](https://example.org/secret).
 
         Args:
             rows (`list[secret_type]`, *optional*, defaults to `None`):
@@ -85,8 +87,9 @@ def tokens(text):
     """
     Return the words of a text in their order.
 
-    Words are cut at white space and at every mark of punctuation; what is left over in between is dropped without a
-    trace. Numbers count as words, and so does a run of ideographs, for want of a dictionary that would know better.
+    Words are cut at white space and at every mark of punctuation; what is left over in between is dropped
+    without a trace. Numbers count as words, and so does a run of ideographs, for want of a dictionary that
+    would know better.
 
     :param text: what to cut into words, of any length, in any script that has white space
     :type text: secret_type

@@ -22,7 +22,8 @@ def command(tmp_path, bert_folder, token_cache):
     file = tmp_path / "train.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     return [
-        "--model_name_or_path", str(bert_folder), "--train_file", str(file), "--output_dir", str(tmp_path / "run"),
+        "--model_name_or_path", str(bert_folder), "--train_file", str(file), "--output_dir",
+        str(tmp_path / "run"),
         "--report_to", "none", "--max_length", "16", "--validation_split", "0.2", "--learning_rate", "1e-3",
     ]  # fmt: skip
 
@@ -53,7 +54,8 @@ def launch_file(folder, **content):
 def test_the_plan_of_a_run(run):
     code, out, problems = run(
         ("--launch", "accelerate_configs/zero2.yaml", "--gpu_memory", "24GB"), "--global_batch_size", "12",
-        "--num_train_epochs", "2", "--warmup_steps", "2", "--lr_scaling", "linear", "--base_global_batch_size", "6",
+        "--num_train_epochs", "2", "--warmup_steps", "2", "--lr_scaling", "linear",
+        "--base_global_batch_size", "6",
         "--mixed_precision", "bf16",
     )  # fmt: skip
     assert (code, problems) == (0, [])
@@ -76,7 +78,8 @@ def test_the_plan_of_a_run(run):
         if line.split()[:1] and line.split()[0].endswith(".yaml")
     }
     assert set(table) == {
-        "ddp_bf16.yaml", "zero1.yaml", "zero2.yaml", "zero3.yaml", "zero2_offload.yaml", "zero3_offload.yaml", "fsdp.yaml",
+        "ddp_bf16.yaml", "zero1.yaml", "zero2.yaml", "zero3.yaml", "zero2_offload.yaml", "zero3_offload.yaml",
+        "fsdp.yaml",
         "fsdp_offload.yaml",
     }  # fmt: skip
     assert next(iter(table)) == "ddp_bf16.yaml"
@@ -125,7 +128,8 @@ def test_several_machines_get_the_files_of_several_machines(run):
 def test_every_contradiction_in_one_list(run, tmp_path):
     config = tmp_path / "ds.json"
     config.write_text(json.dumps({
-        "zero_optimization": {"stage": 2}, "optimizer": {}, "gradient_clipping": 0.5, "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 2}, "optimizer": {}, "gradient_clipping": 0.5,
+        "bf16": {"enabled": True},
     }))  # fmt: skip
     launch = launch_file(
         tmp_path, distributed_type="DEEPSPEED", num_processes=3, num_machines=2,
@@ -233,7 +237,8 @@ def test_a_command_that_does_not_train_and_a_script_that_is_no_task(run, capsys)
 @pytest.mark.slow
 def test_from_a_shell_in_another_folder(command, tmp_path):
     done = subprocess.run(
-        [sys.executable, SCRIPT, "--num_processes", "4", "--gpu_memory", "24", TASK, *command, "--global_batch_sice", "3"],
+        [sys.executable, SCRIPT, "--num_processes", "4", "--gpu_memory", "24", TASK, *command,
+         "--global_batch_sice", "3"],
         cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (2, "")

@@ -50,7 +50,8 @@ if "--test_file" in words:
 def command(tmp_path, token_cache):
     """Words of a command behind the options of a script."""
     (tmp_path / "command.py").write_text(COMMAND, encoding="utf-8")
-    rows = [{"id": f"r{row}", "text": f"text {row}", "labels": ["often", "rare"] if row % 10 == 0 else ["often"]}
+    rows = [{"id": f"r{row}", "text": f"text {row}",
+             "labels": ["often", "rare"] if row % 10 == 0 else ["often"]}
             for row in range(30)]  # fmt: skip
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     launch = shlex.join([sys.executable, str(tmp_path / "command.py")])

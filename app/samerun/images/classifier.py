@@ -36,8 +36,10 @@ from safetensors.torch import load_file
 from torch import nn
 config, layers, mode = json.load(open("best/config.json")), [], {1: "L", 3: "RGB"}
 for i, (a, b) in enumerate([(config["num_channels"], 16), (16, 32), (32, 64), (64, 128)]):
-    layers += [nn.Conv2d(a, b, 3, bias=False), nn.BatchNorm2d(b), nn.ReLU(), *([nn.MaxPool2d(2)] if i % 2 else [])]
-layers += [nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(2048, 1024), nn.ReLU(), nn.Linear(1024, 128), nn.ReLU()]
+    layers += [nn.Conv2d(a, b, 3, bias=False), nn.BatchNorm2d(b), nn.ReLU()]
+    layers += [nn.MaxPool2d(2)] if i % 2 else []
+layers += [nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(2048, 1024), nn.ReLU()]
+layers += [nn.Linear(1024, 128), nn.ReLU()]
 model = nn.Sequential(*layers, nn.Linear(128, len(config["id2label"]))).eval()
 model.load_state_dict(load_file("best/model.safetensors"))
 image = Image.open("image.png").convert(mode[config["num_channels"]]).resize(config["image_size"][::-1])

@@ -2,8 +2,8 @@
 
 Kernels without padding, BigBird's attention and windows need the number of tokens. Reading it from a GPU
 would make the host wait for all queued work. The collator has counted them already, so the engine sets the
-lengths while it calls a task, and modules read them in their forward pass. They are not set in the backward pass.
-"""
+lengths while it calls a task, and modules read them in their forward pass. They are not set in the backward
+pass."""
 
 from __future__ import annotations
 

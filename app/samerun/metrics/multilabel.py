@@ -10,9 +10,8 @@ Conventions, as in scikit-learn with `zero_division=0`:
 - lrap (label ranking average precision) is 1 for rows with no label or with every label;
 - without rows or labels every metric is None.
 
-Rankings are scored by scikit-learn. Decisions are counted here, once for all averages; scikit-learn takes a file
-with one label for a binary target, which has other averages.
-"""
+Rankings are scored by scikit-learn. Decisions are counted here, once for all averages; scikit-learn takes a
+file with one label for a binary target, which has other averages."""
 
 from collections.abc import Sequence
 

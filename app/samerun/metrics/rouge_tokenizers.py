@@ -6,7 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 # Han with its iteration mark and zero, and kana: written without spaces, so each character is a unit.
-CJK = "\u3005-\u3007\u3021-\u3029\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+CJK = (
+    "\u3005-\u3007\u3021-\u3029\u3040-\u30ff\u31f0-\u31ff"
+    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+)
 UNIT = re.compile(rf"[{CJK}]|[^\W_{CJK}]+")
 RUN = re.compile(rf"[{CJK}]+|[^\W_{CJK}]+")
 IS_CJK = re.compile(f"[{CJK}]")
@@ -21,7 +24,9 @@ class RougeTokenizer(NamedTuple):
 
 
 def characters(text: str) -> list[str]:
-    """CJK characters, and lower-case words and numbers of other scripts. 基于BERT的方法 -> 基 于 bert 的 方 法.
+    """CJK characters, and lower-case words and numbers of other scripts.
+
+    基于BERT的方法 -> 基 于 bert 的 方 法.
 
     On ASCII text the tokens are those of rouge-score's own tokenizer.
     """

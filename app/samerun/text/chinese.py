@@ -145,7 +145,8 @@ copyreg.pickle(RoFormerTokenizer, _reduce)
 
 
 def join_chinese(text: str) -> str:
-    """Removes spaces between Chinese or Japanese characters and beside their punctuation: 深 度 学 习 。 -> 深度学习。
+    """Removes spaces between Chinese or Japanese characters and beside their punctuation:
+    深 度 学 习 。 -> 深度学习。
 
     Spaces inside “ ” and beside ASCII punctuation that touches a Chinese character go, too. Spaces beside a
     Latin word or a number stay (使用 BERT 模型): the tokens do not show whether the author wrote them.

@@ -45,7 +45,8 @@ CARD_NOTE = (
 )
 USAGE = """from transformers import pipeline
 classify = pipeline("text-classification", model="best", top_k=None)
-classify("a text", truncation=True)  # a probability for every label; thresholds: classify.model.config.thresholds"""
+# A probability for every label; thresholds: classify.model.config.thresholds
+classify("a text", truncation=True)"""
 
 
 def usage(config: Any) -> str:

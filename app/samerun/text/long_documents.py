@@ -30,7 +30,8 @@ USAGE = """import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 {function}
-model, tokenizer = AutoModelForSequenceClassification.from_pretrained("best"), AutoTokenizer.from_pretrained("best")
+model = AutoModelForSequenceClassification.from_pretrained("best")
+tokenizer = AutoTokenizer.from_pretrained("best")
 {name}(model, tokenizer, "a long text")  # probability of every label; thresholds: model.config.thresholds"""
 
 

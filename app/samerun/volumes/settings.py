@@ -42,9 +42,12 @@ voxels = (voxels - voxels.mean()) / voxels.std(correction=0)
 zooms = zip(image.shape, image.header.get_zooms(), config["spacing"])
 voxels = interpolate(voxels, [max(1, round(n * old / new)) for n, old, new in zooms], mode="trilinear")
 with torch.no_grad():
-    logits = sliding_window_inference(voxels, config["patch_size"], 4, model, overlap=config["overlap"], mode="gaussian")
+    logits = sliding_window_inference(
+        voxels, config["patch_size"], 4, model, overlap=config["overlap"], mode="gaussian"
+    )
 logits = interpolate(logits, image.shape, mode="trilinear")[0]
-classes = logits.argmax(0) if len(logits) > 1 else (logits[0] > 0).long()  # in RAS orientation; config["classes"] names them"""
+# In RAS orientation; config["classes"] names them.
+classes = logits.argmax(0) if len(logits) > 1 else (logits[0] > 0).long()"""
 
 
 @dataclass(frozen=True)

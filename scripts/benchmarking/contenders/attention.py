@@ -43,7 +43,8 @@ def models(settings: dict[str, Any], length: int) -> dict[str, PreTrainedModel]:
     block-sparse attention; BERT with torch's full attention."""
     hidden = settings["hidden"]
     dimensions = {
-        "vocab_size": 100, "max_position_embeddings": length, "hidden_size": hidden, "intermediate_size": 4 * hidden,
+        "vocab_size": 100, "max_position_embeddings": length, "hidden_size": hidden,
+        "intermediate_size": 4 * hidden,
         "num_attention_heads": settings["heads"], "num_hidden_layers": 1, "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,
     }  # fmt: skip

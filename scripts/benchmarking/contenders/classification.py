@@ -24,7 +24,8 @@ def options(settings: dict[str, Any]) -> application.Options:
     duration = {"max_steps": s["max_steps"]} if "max_steps" in s else {"num_train_epochs": 1}
     return application.run_options(s) | duration | {
         "model_name_or_path": s["model"], "train_file": s["train_file"], "max_train_samples": s["rows"],
-        "max_length": s["max_length"], "global_batch_size": s["batch_size"], "learning_rate": s["learning_rate"],
+        "max_length": s["max_length"], "global_batch_size": s["batch_size"],
+        "learning_rate": s["learning_rate"],
         "head_bias": "zero",  # as in the other contenders
     }  # fmt: skip
 
@@ -122,8 +123,10 @@ class Classification(TrainingContender):
         }
         trainer = MultiLabelClassificationModel(
             "bert", s["model"], num_labels=len(rows["labels"][0]), use_cuda=self.cuda, args=folders | {
-                "max_seq_length": s["max_length"], "train_batch_size": s["batch_size"], "learning_rate": s["learning_rate"],
-                "manual_seed": s["seed"], "num_train_epochs": 1, "warmup_ratio": 0.0, "no_save": True, "save_steps": -1,
+                "max_seq_length": s["max_length"], "train_batch_size": s["batch_size"],
+                "learning_rate": s["learning_rate"],
+                "manual_seed": s["seed"], "num_train_epochs": 1, "warmup_ratio": 0.0, "no_save": True,
+                "save_steps": -1,
                 "silent": True, "fp16": s["precision"] == "bf16",
                 "do_lower_case": getattr(self.tokenizer, "do_lower_case", False),
             },

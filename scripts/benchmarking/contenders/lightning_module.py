@@ -32,6 +32,7 @@ def trainer(settings: dict[str, Any], cuda: bool) -> Trainer:
     seed_everything(settings["seed"], verbose=False)
     return Trainer(
         accelerator="gpu" if cuda else "cpu", devices=1, max_epochs=1, gradient_clip_val=MAX_GRAD_NORM,
-        precision="bf16-mixed" if settings["precision"] == "bf16" else "32-true", default_root_dir=settings["folder"],
+        precision="bf16-mixed" if settings["precision"] == "bf16" else "32-true",
+        default_root_dir=settings["folder"],
         logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip

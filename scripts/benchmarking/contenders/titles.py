@@ -43,7 +43,8 @@ class Titles(TrainingContender):
         s = self.settings
         return options(s) | {
             "train_file": Path(s["inputs"], f"train_{s['length']}.jsonl"), "max_length": s["length"],
-            "max_steps": s["max_steps"], "global_batch_size": s["batch_size"], "learning_rate": s["learning_rate"],
+            "max_steps": s["max_steps"], "global_batch_size": s["batch_size"],
+            "learning_rate": s["learning_rate"],
             "max_grad_norm": MAX_GRAD_NORM,
         }  # fmt: skip
 
@@ -115,7 +116,8 @@ def make_model(settings: dict[str, Any], rows: list[dict[str, str]], inputs: Pat
         vocab_size=len(tokenizer), hidden_size=settings["hidden"], num_hidden_layers=settings["layers"],
         num_attention_heads=max(1, settings["hidden"] // 64), intermediate_size=4 * settings["hidden"],
         max_position_embeddings=-(-longest // block) * block, block_size=block, attention_type="block_sparse",
-        pad_token_id=tokenizer.pad_token_id, bos_token_id=tokenizer.cls_token_id, eos_token_id=tokenizer.sep_token_id,
+        pad_token_id=tokenizer.pad_token_id, bos_token_id=tokenizer.cls_token_id,
+        eos_token_id=tokenizer.sep_token_id,
     )  # fmt: skip
     config.save_pretrained(inputs / "model")
     tokenizer.save_pretrained(inputs / "model")

@@ -7,7 +7,8 @@ from benchmarking.sections import attention, classification, images, serving, st
 SECTIONS: dict[str, Section] = {
     section.name: section
     for section in (
-        classification.SHORT, classification.LONG_TAILED, classification.BESIDE_TOOLS, titles.TRAINING, titles.WRITING,
+        classification.SHORT, classification.LONG_TAILED, classification.BESIDE_TOOLS, titles.TRAINING,
+        titles.WRITING,
         attention.SECTION, startup.SECTION, images.SECTION, serving.SECTION,
     )
 }  # fmt: skip

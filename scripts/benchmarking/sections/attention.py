@@ -7,10 +7,10 @@ from benchmarking.context import Bench
 from benchmarking.ratios import quartiles, ratios
 from benchmarking.report import BOTH, CPU, GPU, Goal, Report, Row, Section, table
 
-LEGEND = """Forward and backward passes of one layer with the dimensions of BigBird-base. All variants take turns in one
-process; each turn is a warm-up pass and a measured one. `block_sparse` is transformers' implementation. `full_sdpa` is full
-attention by torch's scaled_dot_product_attention, for a whole layer in a BERT layer of the same size. "The attention alone" is
-the module without its projections."""
+LEGEND = """Forward and backward passes of one layer with the dimensions of BigBird-base. All variants take
+turns in one process; each turn is a warm-up pass and a measured one. `block_sparse` is transformers'
+implementation. `full_sdpa` is full attention by torch's scaled_dot_product_attention, for a whole layer in a
+BERT layer of the same size. "The attention alone" is the module without its projections."""
 PARTS = {"attention": "The attention alone", "layer": "A whole layer"}
 BLOCK_SPARSE = "BigBird, {} at {}: times transformers' block_sparse"
 MEMORY = "BigBird, a whole layer at 4096: share of block_sparse's peak memory"
@@ -52,9 +52,11 @@ def group_rows(group: dict[str, Any]) -> list[Row]:
             other["memory_mb"][-1],
         )
         rows.append({
-            "length": group["length"], "": name, "median, ms": 1000 * median, "at best, ms": 1000 * best, "memory, MiB": memory,
+            "length": group["length"], "": name, "median, ms": 1000 * median, "at best, ms": 1000 * best,
+            "memory, MiB": memory,
             "speed": None if other is ours else quartiles(ratios(other["seconds"], ours["seconds"])),
-            "CPU time": None if other is ours else statistics.median(ratios(ours["cpu_seconds"], other["cpu_seconds"])),
+            "CPU time": None if other is ours else statistics.median(ratios(ours["cpu_seconds"],
+                other["cpu_seconds"])),
             "share of the memory": None if other is ours or not memory else ours["memory_mb"][-1] / memory,
         })  # fmt: skip
     return rows

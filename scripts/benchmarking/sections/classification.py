@@ -13,7 +13,8 @@ OTHERS = ("bare", "trainer_best", "trainer", "padded")
 TOOLS = ("trainer_best", "accelerate", "lightning", "simpletransformers")
 SLOW = ("trainer", "padded")  # run in every other round
 WORDS = {
-    "trainer": "Trainer's defaults", "trainer_best": "Trainer's best", "padded": "the loop that pads to max_length",
+    "trainer": "Trainer's defaults", "trainer_best": "Trainer's best",
+    "padded": "the loop that pads to max_length",
 }  # fmt: skip
 OVERHEAD = "classification, {}: our step costs more than the bare loop's"
 FASTER = "classification, {}: times {}, at equal quality"
@@ -21,17 +22,17 @@ TEXTS = {"short": "short texts", "long_tailed": "long-tailed texts"}
 LEARNING_RATE = 3e-4  # high enough to learn something in an epoch over a few hundred rows
 EQUAL_LOSS, EQUAL_PRECISION = 0.02, 0.02  # differences that seeds cause too: relative, absolute
 OURS = "`ours` is `app/classify.py` itself, from its arguments to the end of training."
-MEASURED = """Tokens do not include padding. Memory is the peak during training: above the memory before the first step, and of
-the whole process. Start-up lasts from the start of the process to its first step. Quality is measured on held-out rows: the
-loss, and the average precision over all pairs of row and label."""
-LEGEND = f"""{OURS} `bare` is a plain PyTorch loop over the same micro-batches with the task's model, dropout and loss.
-`trainer_best` is transformers' Trainer with fused AdamW and batches of similar length, `trainer` the Trainer with its defaults.
-`padded` is the loop of many hand-written scripts: every text padded to max_length, default AdamW, the loss read in every step.
-{MEASURED}"""
-TOOLS_LEGEND = f"""{OURS} The others train the same model on the same rows for as many steps, each with its best settings.
-`trainer_best` is transformers' Trainer with fused AdamW and batches of similar length. `accelerate` is the loop of Accelerate's
-examples, `lightning` Lightning's Trainer; both use random batches, padding to the longest row and fused AdamW.
-`simpletransformers` always pads to max_length. {MEASURED}"""
+MEASURED = """Tokens do not include padding. Memory is the peak during training: above the memory before the
+first step, and of the whole process. Start-up lasts from the start of the process to its first step. Quality
+is measured on held-out rows: the loss, and the average precision over all pairs of row and label."""
+LEGEND = f"""{OURS} `bare` is a plain PyTorch loop over the same micro-batches with the task's model, dropout
+and loss. `trainer_best` is transformers' Trainer with fused AdamW and batches of similar length, `trainer`
+the Trainer with its defaults. `padded` is the loop of many hand-written scripts: every text padded to
+max_length, default AdamW, the loss read in every step. {MEASURED}"""
+TOOLS_LEGEND = f"""{OURS} The others train the same model on the same rows for as many steps, each with its
+best settings. `trainer_best` is transformers' Trainer with fused AdamW and batches of similar length.
+`accelerate` is the loop of Accelerate's examples, `lightning` Lightning's Trainer; both use random batches,
+padding to the longest row and fused AdamW. `simpletransformers` always pads to max_length. {MEASURED}"""
 
 
 def measure(bench: Bench, name: str, texts: str, others: tuple[str, ...]) -> Report:

@@ -16,11 +16,12 @@ TASKS = {
 }
 TOOLS = {"trainer": "Trainer", "monai": "MONAI"}
 OVERHEAD, FASTER = "{}: our step costs more than the bare loop's", "{}: times the speed of {}"
-LEGEND = """`ours` is the script of app/ itself, from its arguments to the end of training. `bare` is a plain PyTorch loop over
-the same batches, loaded the same way, with the task's model and loss. `trainer` is transformers' Trainer with fused AdamW, the
-task's model and loss, and rows decoded by our loader. `monai` is the loop of MONAI's tutorials: MONAI's transforms (cached
-before the first random one), loader and DiceCE loss. Times include loading, without workers, but not the warm-up turns. Memory
-is the peak during training, above the memory before the first step."""
+LEGEND = """`ours` is the script of app/ itself, from its arguments to the end of training. `bare` is a plain
+PyTorch loop over the same batches, loaded the same way, with the task's model and loss. `trainer` is
+transformers' Trainer with fused AdamW, the task's model and loss, and rows decoded by our loader. `monai` is
+the loop of MONAI's tutorials: MONAI's transforms (cached before the first random one), loader and DiceCE
+loss. Times include loading, without workers, but not the warm-up turns. Memory is the peak during training,
+above the memory before the first step."""
 
 
 def measure(bench: Bench) -> Report:
@@ -81,11 +82,13 @@ def options(bench: Bench, task: str, scale: int) -> dict[str, Any]:
 
 CONFIGS = {
     "image_classify": lambda scale: {
-        "model_type": "vit", "image_size": 64, "patch_size": 8, "num_hidden_layers": 4, "num_attention_heads": scale,
+        "model_type": "vit", "image_size": 64, "patch_size": 8, "num_hidden_layers": 4,
+        "num_attention_heads": scale,
         "hidden_size": 32 * scale, "intermediate_size": 128 * scale,
     },
     "segment": lambda scale: {
-        "model_type": "segformer", "depths": [2, 2, 2, 2], "hidden_sizes": [8 * scale, 16 * scale, 32 * scale, 64 * scale],
+        "model_type": "segformer", "depths": [2, 2, 2, 2],
+        "hidden_sizes": [8 * scale, 16 * scale, 32 * scale, 64 * scale],
         "num_attention_heads": [1, 2, 4, 8], "decoder_hidden_size": 32 * scale,
     },
 }  # fmt: skip

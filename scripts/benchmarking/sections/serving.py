@@ -3,8 +3,9 @@
 from benchmarking.context import Bench
 from benchmarking.report import Report, Section, table
 
-LEGEND = """One classifier behind HTTP. `ours` is app/serve.py; `pipeline` is transformers' pipeline behind the same HTTP
-library, one text at a time. Each client sends its next request after the answer; server and clients share the machine."""
+LEGEND = """One classifier behind HTTP. `ours` is app/serve.py; `pipeline` is transformers' pipeline behind
+the same HTTP library, one text at a time. Each client sends its next request after the answer; server and
+clients share the machine."""
 
 
 def measure(bench: Bench) -> Report:

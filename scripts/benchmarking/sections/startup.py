@@ -13,9 +13,9 @@ from benchmarking.report import BOTH, Goal, Report, Row, Section, table
 
 HELP, AGAIN = "--help of either task", "first step over a million rows whose tokens are kept"
 SCRIPTS = ("app/classify.py", "app/titlegen.py")
-LEGEND = """`--help`: the whole process. First step: from the start of the process to the end of the first optimizer step, over
-a file of short texts; `first` without, `again` with cached rows and tokens. `trainer` is transformers' Trainer over rows that
-`datasets` reads, tokenizes and caches."""
+LEGEND = """`--help`: the whole process. First step: from the start of the process to the end of the first
+optimizer step, over a file of short texts; `first` without, `again` with cached rows and tokens. `trainer` is
+transformers' Trainer over rows that `datasets` reads, tokenizes and caches."""
 JOBS = {"ours": "classification.ours", "trainer": "trainer.start"}
 
 

@@ -9,13 +9,14 @@ from benchmarking.report import BOTH, Goal, Report, Section, overhead_goals, ove
 TITLES_OTHERS = ("bare", "trainer_best", "trainer")
 OVERHEAD = "titles: our step costs more than the bare loop's, at the worst length"
 FASTER = "titles: times Seq2SeqTrainer's best training, at the worst length"
-TITLES_LEGEND = """All documents of a batch have the same length, so there is no padding. All contenders have the same model,
-weights and rows per step. `ours` is `app/titlegen.py` itself with its own attention. `bare` is a plain PyTorch loop over the
-same batches with the task's model, attention and dropout. `trainer_best` is Seq2SeqTrainer with transformers' block-sparse
-attention, fused AdamW and length grouping, `trainer` the same with default settings. The first turn is a warm-up. Against
-`bare`, where a few percent decide, a CPU gets six warm-up turns, while the heap still grows, and sixteen measured ones. Tokens
-are those of documents, at the median turn. Memory is the peak during training, above the memory before the first step:
-gradients, moments, activations."""
+TITLES_LEGEND = """All documents of a batch have the same length, so there is no padding. All contenders have
+the same model, weights and rows per step. `ours` is `app/titlegen.py` itself with its own attention. `bare`
+is a plain PyTorch loop over the same batches with the task's model, attention and dropout. `trainer_best` is
+Seq2SeqTrainer with transformers' block-sparse attention, fused AdamW and length grouping, `trainer` the same
+with default settings. The first turn is a warm-up. Against `bare`, where a few percent decide, a CPU gets six
+warm-up turns, while the heap still grows, and sixteen measured ones. Tokens are those of documents, at the
+median turn. Memory is the peak during training, above the memory before the first step: gradients, moments,
+activations."""
 
 
 def measure_titles(bench: Bench) -> Report:
@@ -66,11 +67,12 @@ WRITING_GOAL = (
     "document alone"
 )
 WRITING_OTHERS = ("trainer_sorted", "trainer")
-WRITING_LEGEND = """`ours` is `app/titlegen.py --do_predict`; `trainer` is `Seq2SeqTrainer.predict` with `predict_with_generate`
-and the documents in the order of the file, `trainer_sorted` with the documents sorted by length. All use the same beam search.
-A turn is one pass over all documents; the first is a warm-up. `as written alone`: equal to the title that plain transformers
-generates for the document by itself, without padding. Its sparse attention depends on the padding of a row, so `predict` may
-generate other titles; the random weights with a large spread enlarge small differences."""
+WRITING_LEGEND = """`ours` is `app/titlegen.py --do_predict`; `trainer` is `Seq2SeqTrainer.predict` with
+`predict_with_generate` and the documents in the order of the file, `trainer_sorted` with the documents sorted
+by length. All use the same beam search. A turn is one pass over all documents; the first is a warm-up. `as
+written alone`: equal to the title that plain transformers generates for the document by itself, without
+padding. Its sparse attention depends on the padding of a row, so `predict` may generate other titles; the
+random weights with a large spread enlarge small differences."""
 
 
 def measure_writing(bench: Bench) -> Report:

@@ -66,7 +66,8 @@ def test_values_get_the_types_of_their_fields():
 @pytest.mark.parametrize(
     ("argv", "value"),
     [
-        (["--shuffle"], True), (["--shuffle", "False"], False), (["--shuffle=0"], False), (["--no_shuffle"], False),
+        (["--shuffle"], True), (["--shuffle", "False"], False), (["--shuffle=0"], False),
+        (["--no_shuffle"], False),
         (["--shuffle", "off"], False), (["--no_shuffle", "--shuffle", "YES"], True),
     ],
 )  # fmt: skip

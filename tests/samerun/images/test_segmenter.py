@@ -135,10 +135,10 @@ STAGES = {
 }
 WITH_AUXILIARY_HEADS = {
     "beit": lambda: BeitConfig(**SMALL, patch_size=8, out_indices=[1, 2, 3, 4], pool_scales=[1, 2]),
-    "dpt": lambda: DPTConfig(**SMALL, patch_size=8, backbone_out_indices=[0, 1, 2, 3], neck_hidden_sizes=[8, 8, 16, 16],
-                             fusion_hidden_size=8),
-    "upernet": lambda: UperNetConfig(backbone_config=ConvNextConfig(**STAGES), hidden_size=16, pool_scales=[1, 2],
-                                     auxiliary_in_channels=16),
+    "dpt": lambda: DPTConfig(**SMALL, patch_size=8, backbone_out_indices=[0, 1, 2, 3],
+                             neck_hidden_sizes=[8, 8, 16, 16], fusion_hidden_size=8),
+    "upernet": lambda: UperNetConfig(backbone_config=ConvNextConfig(**STAGES), hidden_size=16,
+                                     pool_scales=[1, 2], auxiliary_in_channels=16),
     "mobilenet_v2": lambda: MobileNetV2Config(depth_multiplier=0.1, min_depth=8),
 }  # fmt: skip
 

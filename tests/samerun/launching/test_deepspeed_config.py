@@ -69,7 +69,8 @@ def test_equal_numbers_are_no_contradiction():
 def test_every_contradiction_and_every_auto_is_named():
     config = {
         "zero_optimization": {
-            "stage": 3, "sub_group_size": "auto", "reduce_bucket_size": "auto", "offload_param": {"ratio": "auto"}
+            "stage": 3, "sub_group_size": "auto", "reduce_bucket_size": "auto",
+            "offload_param": {"ratio": "auto"}
         },
         "train_micro_batch_size_per_gpu": 3,
         "gradient_accumulation_steps": 5,

@@ -145,11 +145,14 @@ def test_a_full_disk_is_no_stack_trace(ended, error, tmp_path):
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 9 bytes.\nmore"), "DefaultCPUAlloc"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 9 bytes.\nmore"),
+         "DefaultCPUAlloc"),
         (MemoryError(), "out of memory (MemoryError). Free memory"),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "out of memory ([Errno 12]"),
-        (OSError(errno.EFBIG, "File too large", "o/x"), "'o/x'). Files that were complete before still are. Raise"),
-        (OSError(errno.ENOSPC, "No space left on device", "o/x"), "full ([Errno 28] No space left on device: 'o/x')"),
+        (OSError(errno.EFBIG, "File too large", "o/x"),
+         "'o/x'). Files that were complete before still are. Raise"),
+        (OSError(errno.ENOSPC, "No space left on device", "o/x"),
+         "full ([Errno 28] No space left on device: 'o/x')"),
     ],
 )  # fmt: skip
 def test_a_shortage_is_one_message_and_a_run_that_does_not_train_is_not_told_to_resume(ended, error, said):

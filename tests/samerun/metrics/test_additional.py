@@ -14,7 +14,8 @@ import evaluate
 
 class Agreement(evaluate.Metric):
     def _info(self):
-        value = datasets.Value("string") if self.config_name == "texts" else datasets.List(datasets.Value("int32"))
+        labels = datasets.List(datasets.Value("int32"))
+        value = datasets.Value("string") if self.config_name == "texts" else labels
         return evaluate.MetricInfo(
             description="share of equal rows", citation="", inputs_description="",
             features=datasets.Features(predictions=value, references=value),

@@ -107,7 +107,8 @@ def test_equals_scikit_learn_on_any_rows(data):
 
 def test_metrics_are_those_of_the_contract():
     scores = multilabel_scores(*random_rows())
-    contract = """f1_micro f1_macro f1_samples precision_micro recall_micro precision_macro recall_macro roc_auc_macro
+    contract = """f1_micro f1_macro f1_samples precision_micro recall_micro precision_macro recall_macro
+        roc_auc_macro
         average_precision_macro hamming_loss subset_accuracy lrap"""
     assert scores.keys() == {*contract.split(), "roc_auc_macro_labels", "average_precision_macro_labels"}
     assert scores.keys() == {*DECISION_METRICS, *RANKING_METRICS}

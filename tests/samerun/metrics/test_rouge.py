@@ -113,7 +113,8 @@ def test_english_equals_rouge_score(tokenizer):
 
 
 def test_chinese_by_hand():
-    """6 and 4 characters, 4 in common; of 5 and 3 bigrams 深度 and 模型; longest common subsequence 深度模型."""
+    """6 and 4 characters, 4 in common; of 5 and 3 bigrams 深度 and 模型;
+    longest common subsequence 深度模型."""
     scores = f1_of("深度模型", "深度学习模型", "characters")
     assert scores == pytest.approx({"rouge1": 0.8, "rouge2": 0.5, "rougeL": 0.8, "rougeLsum": 0.8})
 

@@ -79,7 +79,8 @@ def test_pipes_and_devices_are_written_to(tmp_path, capfd):
 
 
 @pytest.mark.parametrize(("train", "trained", "expected"), [
-    (True, True, "predictions.jsonl"), (False, False, "predictions.jsonl"), (False, True, "predictions_new.v1.jsonl"),
+    (True, True, "predictions.jsonl"), (False, False, "predictions.jsonl"),
+    (False, True, "predictions_new.v1.jsonl"),
 ])  # fmt: skip
 def test_a_finished_runs_predictions_and_metrics_are_kept(tmp_path, train, trained, expected):
     if trained:

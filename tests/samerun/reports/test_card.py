@@ -9,7 +9,8 @@ from samerun.task import ModelCard
 RUN = {
     "arguments": {"model_name_or_path": "org/base", "weight_decay": 0.01, "max_grad_norm": 1.0, "seed": 42},
     "plan": {
-        "num_rows": 203, "batch": {"global_batch_size": 15}, "learning_rate": 1e-3, "lr_scheduler_type": "linear",
+        "num_rows": 203, "batch": {"global_batch_size": 15}, "learning_rate": 1e-3,
+        "lr_scheduler_type": "linear",
         "warmup_steps": 2,
     },
     "zero_stage": 2, "world_size": 4, "device": "cuda", "launcher": "torchrun", "mixed_precision": "bf16",

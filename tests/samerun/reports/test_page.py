@@ -20,9 +20,10 @@ HISTORY = [
 ]
 HISTORY += [{"step": 2, "epoch": 0.5, "eval_loss": 0.7}, {"step": 3, "epoch": 0.75, "eval_loss": 0.6}]
 RUN = {
-    "arguments": {"metric_for_best_model": None, "weight_decay": 0.0, "max_grad_norm": 1.0, "seed": 1, "note": "<b>bold</b>"},
-    "plan": {"num_rows": 12, "batch": {"global_batch_size": 4}, "learning_rate": 0.1, "lr_scheduler_type": "linear",
-             "warmup_steps": 0},
+    "arguments": {"metric_for_best_model": None, "weight_decay": 0.0, "max_grad_norm": 1.0, "seed": 1,
+                  "note": "<b>bold</b>"},
+    "plan": {"num_rows": 12, "batch": {"global_batch_size": 4}, "learning_rate": 0.1,
+             "lr_scheduler_type": "linear", "warmup_steps": 0},
     "world_size": 1, "device": "cpu", "launcher": "python", "zero_stage": 0, "mixed_precision": "no",
     "versions": {"torch": "1"},
 }  # fmt: skip

@@ -20,7 +20,8 @@ from samerun.serving.web import Limits, Server
 DROP = """(() => {
   const files = new DataTransfer();
   files.items.add(new File([Uint8Array.from(BYTES)], "dropped.png", {type: "image/png"}));
-  document.getElementById("drop").dispatchEvent(new DragEvent("drop", {dataTransfer: files, cancelable: true}));
+  const drop = new DragEvent("drop", {dataTransfer: files, cancelable: true});
+  document.getElementById("drop").dispatchEvent(drop);
 })()"""
 
 

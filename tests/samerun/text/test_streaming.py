@@ -43,9 +43,11 @@ def files(tmp_path):
 
 def command(folder, bert, *more):
     options = {
-        "model_name_or_path": bert, "train_file": folder / "part-*.jsonl", "validation_file": folder / "valid.jsonl",
+        "model_name_or_path": bert, "train_file": folder / "part-*.jsonl",
+        "validation_file": folder / "valid.jsonl",
         "streaming": "true", "streaming_buffer_rows": BUFFER, "global_batch_size": BATCH, "max_steps": 14,
-        "learning_rate": "1e-2", "logging_steps": 1, "save_steps": 7, "report_to": "none", "output_dir": folder / "run",
+        "learning_rate": "1e-2", "logging_steps": 1, "save_steps": 7, "report_to": "none",
+        "output_dir": folder / "run",
     }  # fmt: skip
     return [*(part for name, value in options.items() for part in (f"--{name}", str(value))), *more]
 

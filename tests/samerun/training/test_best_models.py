@@ -121,7 +121,8 @@ def test_a_mean_that_is_better_is_exported_and_the_best_model_alone_stays_beside
     assert found == {"averaged_steps": [2, 3], "exported": "average", **of_the_mean}
     exported = load_file(tmp_path / "best" / "model.safetensors")
     assert {name: tensor.item() for name, tensor in exported.items()} == {
-        "weight": 1.125, "frozen": 3.0, "norm.running_mean": 11.25, "norm.running_var": 1.0, "norm.num_batches_tracked": 2
+        "weight": 1.125, "frozen": 3.0, "norm.running_mean": 11.25, "norm.running_var": 1.0,
+        "norm.num_batches_tracked": 2
     }  # fmt: skip
     assert exported_weight(tmp_path / "best_models" / "step_2") == 0.5
     assert "of steps 2, 3: loss 0.1250; step 2 alone: 0.5000; best/ is the average" in capsys.readouterr().out

@@ -166,8 +166,10 @@ def test_muon_is_torchs_for_hidden_matrices_and_adamw_for_the_rest(arguments):
 @pytest.mark.parametrize(
     ("optim", "optim_args"),
     [
-        ("adamw_torch_fused", None), ("adafactor", None), ("sgd", None), ("sgd", "momentum=0.9"), ("adagrad", None),
-        ("rmsprop", "momentum=0.9,centered=true"), ("muon", None), ("adamw_bnb_8bit", None), ("lion_32bit", None),
+        ("adamw_torch_fused", None), ("adafactor", None), ("sgd", None), ("sgd", "momentum=0.9"),
+        ("adagrad", None),
+        ("rmsprop", "momentum=0.9,centered=true"), ("muon", None), ("adamw_bnb_8bit", None),
+        ("lion_32bit", None),
     ],
 )  # fmt: skip
 def test_what_an_optimizer_will_keep(arguments, optim, optim_args):

@@ -83,7 +83,8 @@ def _attention(portion: Portion, query: Tensor, key: Tensor, value: Tensor, cont
 
 
 def _attention_backward(
-    portion: Portion, query: Tensor, key: Tensor, value: Tensor, context: Tensor, gradient: Tensor, *gradients: Tensor
+    portion: Portion, query: Tensor, key: Tensor, value: Tensor, context: Tensor, gradient: Tensor,
+    *gradients: Tensor
 ) -> None:  # fmt: skip
     """Fills the portion of the three `gradients`, of query, key and value. All tensors are shaped as in
     `_attention`."""
