@@ -29,17 +29,25 @@ import json, os, signal, sys, time
 from pathlib import Path
 from threading import Event
 
-asked, *rest = sys.argv[1:] rank = os.environ["RANK"] heard, event = [], Event() for name in ("SIGTERM",
-"SIGUSR1", "SIGINT"): signal.signal(getattr(signal, name), lambda number, frame:
-heard.append(signal.Signals(number).name)) def leave(): names = ("HERE", "RANK", "LOCAL_RANK", "WORLD_SIZE",
-"LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+asked, *rest = sys.argv[1:]
+rank = os.environ["RANK"]
+heard, event = [], Event()
+for name in ("SIGTERM", "SIGUSR1", "SIGINT"):
+    signal.signal(getattr(signal, name), lambda number, frame: heard.append(signal.Signals(number).name))
+def leave():
+    names = ("HERE", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
              "SAMERUN_MACHINES", "HF_HOME", "HF_TOKEN", "NCCL_DEBUG")
-known = {name: os.environ.get(name) for name in names}
-Path(f"{rank}.part").write_text(json.dumps({"arguments": rest, "heard": heard, **known}))
-os.rename(f"{rank}.part", f"{rank}.json") leave() until = time.monotonic() + 30 waits = asked == "wait" or
-(asked.startswith("rank") and not asked.startswith(f"rank{rank}=")) while waits and not heard and
-time.monotonic() < until: time.sleep(0.05) leave() sys.exit(75 if heard else int(asked.partition("=")[2] or
-asked) if not waits else 9) """
+    known = {name: os.environ.get(name) for name in names}
+    Path(f"{rank}.part").write_text(json.dumps({"arguments": rest, "heard": heard, **known}))
+    os.rename(f"{rank}.part", f"{rank}.json")
+leave()
+until = time.monotonic() + 30
+waits = asked == "wait" or (asked.startswith("rank") and not asked.startswith(f"rank{rank}="))
+while waits and not heard and time.monotonic() < until:
+    time.sleep(0.05)
+leave()
+sys.exit(75 if heard else int(asked.partition("=")[2] or asked) if not waits else 9)
+"""
 
 
 @pytest.fixture
