@@ -204,10 +204,12 @@ def _surviving_its_workers(loader: DataLoader) -> Iterator[list[Batch]]:
     torch's handler of SIGCHLD is removed: it raises anywhere in the main thread, even while the run reports
     its end. Without the handler, the loader checks every few seconds whether its workers are alive.
     """
-    batches = iter(loader)
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
+        try:
+            batches = iter(loader)  # a worker may die while the others start
+        finally:
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for item in batches:
             if isinstance(item, InputError):
                 raise item

@@ -28,6 +28,15 @@ def test_a_worker_that_is_killed_ends_the_training_where_it_waits_for_it_and_now
         list(batches)
 
 
+def test_a_worker_that_dies_while_others_start_ends_the_training(monkeypatch):
+    def dies(_):
+        raise RuntimeError("DataLoader worker (pid 7) exited unexpectedly with exit code 1.")
+
+    monkeypatch.setattr(torch.utils.data.DataLoader, "_get_iterator", dies)
+    with pytest.raises(TrainingError, match="a data loader worker died: DataLoader worker"):
+        list(train_loader(train_steps(*points(80), make_plan(80)), 0, 2, False))
+
+
 @pytest.mark.slow
 def test_a_batch_that_cannot_be_handed_over_ends_the_training(monkeypatch, capfd):
     def full(self, *_):
