@@ -1,9 +1,8 @@
-"""Who may import whom, read from the sources and from what each package says of itself."""
+"""Who may import whom, which file knows which library, and how large the whole may become."""
 
 import ast
 import graphlib
 import importlib.metadata
-import re
 import sys
 from pathlib import Path
 
@@ -15,8 +14,9 @@ SOURCES = sorted(APP.rglob("*.py"))
 TASKS = {path.stem for path in APP.glob("*.py")} - {"predict", "serve"}  # which start one of them
 # Packages beside the engine: kinds of data, and what tasks take from elsewhere or draw.
 KINDS = {f"samerun.{name}" for name in ("text", "images", "volumes", "models", "losses", "metrics", "plots")}
-MOST_MODULES = 12
-TASK_LINES = 330
+# Lines of Python by folder, and modules in app/ without __init__. They fall until the numbers in docs/architecture.md.
+MOST_LINES = {"app": 27_200, "scripts": 8_000, "tests": 29_500}
+MOST_MODULES = 165
 # Everything that is imported inside a function, and why. What is not here stands at the top of its file.
 IMPORTED_LATER = {
     "deepspeed": "takes seconds, and must find DS_ACCELERATOR set; only launches that ask for it need it",
@@ -97,7 +97,6 @@ GRAPH: dict[str, set[str]] = {}
 for name, file in MODULES.items():
     used = {package_of(found) for found in map(ours, imports(file)) if found}
     GRAPH.setdefault(package_of(name), set()).update(used - {package_of(name)})
-PACKAGES = sorted(path.parent for path in APP.rglob("__init__.py"))
 
 
 def test_the_walk_sees_imports_at_the_top_and_inside_functions():
@@ -111,18 +110,12 @@ def test_packages_import_downwards_only():
     assert GRAPH["samerun.errors"] == set()
 
 
-@pytest.mark.parametrize("package", PACKAGES, ids=module_name)
-def test_a_package_is_small_and_says_what_it_is_and_what_it_imports(package):
-    modules = [path for path in package.glob("*.py") if path.name != "__init__.py"]
-    assert len(modules) <= MOST_MODULES
-    docstring = ast.get_docstring(ast.parse((package / "__init__.py").read_text(encoding="utf-8")))
-    subject, _, allowed = docstring.partition("May import:")
-    assert subject.strip().count(".") >= 2 or package == APP / "samerun"
-    name = module_name(package)
-    if package_of(f"{name}") != name:
-        return  # one of the kernels' packages
-    stated = set(re.findall(r"[\w.]*\w", allowed)) - {"nothing"}
-    assert stated == (set() if name == "samerun" else GRAPH[name])
+@pytest.mark.parametrize("folder", MOST_LINES)
+def test_the_whole_stays_small(folder):
+    files = list((ROOT / folder).rglob("*.py"))
+    assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files) <= MOST_LINES[folder]
+    if folder == "app":
+        assert sum(path.name != "__init__.py" for path in files) <= MOST_MODULES
 
 
 def test_the_engine_knows_no_task_and_no_kind_of_data():
@@ -186,7 +179,6 @@ def test_imports_inside_functions_have_a_reason():
 @pytest.mark.parametrize("task", sorted(TASKS))
 def test_a_task_is_one_class_in_one_file(task):
     source = (APP / f"{task}.py").read_text(encoding="utf-8")
-    assert len(source.splitlines()) <= TASK_LINES
     classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
     assert len(classes) == 2  # its arguments and itself
     methods = [node.name for node in classes[1].body if isinstance(node, ast.FunctionDef)]

@@ -2,8 +2,6 @@
 table of contents. The packages beside the engine's hold kinds of data, models and metrics.
 
 A task of your own imports from here: `from samerun import Batch, Data, Split, Task, run`.
-
-May import: nothing.
 """
 
 import importlib

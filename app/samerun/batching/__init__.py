@@ -2,6 +2,4 @@
 packed masks.
 
 Nothing here depends on the model.
-
-May import: samerun.errors, samerun.launching, samerun.plan, samerun.task.
 """

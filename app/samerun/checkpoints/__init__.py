@@ -2,6 +2,4 @@
 disk.
 
 A checkpoint is complete or absent. A resumed run ends with the same bytes as an uninterrupted one.
-
-May import: samerun.errors, samerun.launching, samerun.output.
 """

@@ -1,6 +1,3 @@
 """Data and models of image tasks (2-D): sources, decoding, augmentation, preprocessing, classification and
 segmentation heads. Images are decoded lazily, when a batch needs them.
-
-May import: samerun.arguments, samerun.errors, samerun.launching, samerun.models, samerun.output,
-samerun.plan, samerun.reading, samerun.reports, samerun.task.
 """

@@ -5,5 +5,4 @@
 the measured gain. `compiling` implements --torch_compile. On a GPU only BigBird's attention is replaced:
 kernels for GPUs that were never measured (FlexAttention for BigBird, varlen and jagged attention without
 padding, masks that do not synchronise) are in commit 7e83d99 and can be measured and brought back.
-May import: samerun.errors.
 """

@@ -1,4 +1,1 @@
-"""Losses for multi-label classification and segmentation. Each is tested against its formula.
-
-May import: samerun.kernels.
-"""
+"""Losses for multi-label classification and segmentation. Each is tested against its formula."""

@@ -1,5 +1,3 @@
 """Models: loading and checks of transformers' models, encoder-decoders, adapters, quantization, export, word
 attributions, temperature scaling, batch norm, and a small CNN. Nothing here trains.
-
-May import: samerun.errors, samerun.kernels, samerun.metrics, samerun.output, samerun.reading.
 """

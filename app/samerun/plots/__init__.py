@@ -1,5 +1,3 @@
 """Figures and tables of the best model for report.html, by kind of target: labels, titles, classes, masks.
 Tasks call it at the end of a run.
-
-May import: samerun.metrics, samerun.reports, samerun.task.
 """

@@ -2,6 +2,4 @@
 upload to the hub.
 
 Rank 0 writes them. Nothing here changes the training.
-
-May import: samerun.errors, samerun.launching, samerun.output, samerun.task.
 """

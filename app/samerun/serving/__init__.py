@@ -1,6 +1,3 @@
 """Serving: a predictor that stays in memory, dynamic batching, a JSON API over HTTP and a web page.
 Independent of the kind of data.
-
-May import: samerun.arguments, samerun.batching, samerun.errors, samerun.kernels,
-samerun.launching, samerun.plan, samerun.task.
 """

@@ -7,6 +7,4 @@ attention type is block_sparse. Gain on a CPU: at 4096 tokens the attention alon
 times as fast as transformers', a layer at 1536 tokens 1.49 times (benchmarks/goals.md, "BigBird"). gelu_new
 of 2048 x 3072 numbers, forward and backward, 3.8 times (CPU time on one thread of a busy machine). On a GPU
 the same operations run, for the same results; their speed there was not measured.
-
-May import: samerun.errors, samerun.kernels.
 """
