@@ -57,6 +57,7 @@ from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, AutoModelForIma
 
 from samerun.application import run
 from samerun.errors import InputError
+from samerun.files import replace_folder
 from samerun.images import classifier
 from samerun.images.examples import Examples
 from samerun.images.image_task import ImageSplit, ImageTask, Targets, check_finite
@@ -67,7 +68,6 @@ from samerun.models.export import plain_model
 from samerun.models.pretrained import check_model, load_config, load_model_and_new_names, on_meta, own_labels
 from samerun.models.processors import load_processor
 from samerun.models.small_cnn import SmallCNN, SmallCNNConfig, load_small_cnn, read_config, save_small_cnn
-from samerun.output.run_folder import replace_folder
 from samerun.plots import classes as class_plots
 from samerun.task import Batch, ModelCard, Predictions, ReportContent
 

@@ -49,8 +49,10 @@ import numpy as np
 import torch
 from transformers import MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING, AutoModelForSemanticSegmentation
 
+from samerun import predictions as output
 from samerun.application import run
 from samerun.batching.mask_bits import pack, packed_bytes, unpack
+from samerun.files import add_to_list
 from samerun.images import masks, segmenter
 from samerun.images.augmentation import Augmentation
 from samerun.images.classifier import rows_to_check
@@ -70,10 +72,9 @@ from samerun.models.pretrained import (
     own_labels,
 )
 from samerun.models.processors import load_processor
-from samerun.output import predictions as output
-from samerun.output import written
 from samerun.plots import masks as plots
 from samerun.reports.card import class_tables
+from samerun.run_folder import check_foreign
 from samerun.task import Batch, ModelCard, Predictions, ReportContent, check_metric
 
 KINDS = {"iou": "IoU", "dice": "Dice"}  # metric of a class -> header of a table
@@ -97,7 +98,7 @@ class Segmentation(ImageTask):
     ) -> Processing:
         a = self.arguments
         if self.modes.predict:
-            written.check_foreign(Path(a.output_dir), [output.folder_of(a).name])
+            check_foreign(Path(a.output_dir), [output.folder_of(a).name])
         self.config = load_config(a)
         check_model(a, self.config, MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING, "segment images")
         processor, channels = load_processor(a, self.config, None), getattr(self.config, "num_channels", 3)
@@ -280,6 +281,7 @@ class Segmentation(ImageTask):
     def prediction_lines(self, predictions: Predictions, split: ImageSplit) -> Iterator[dict[str, Any]]:
         """Also writes the masks."""
         folder, files = output.folder_of(self.arguments), segmenter.mask_names(split.ids)
+        add_to_list(folder, files)
         for row, packed in enumerate(predictions["mask"]):
             mask = unpack(packed, self.sizes["test"][row], self.num_classes)
             segmenter.write_mask(mask, folder / files[row])

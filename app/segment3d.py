@@ -46,16 +46,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from samerun import predictions as output
 from samerun.application import run
+from samerun.files import replace_folder
 from samerun.losses.segmentation import SegmentationLoss
 from samerun.metrics.segmentation import by_class, count_confusion, dice, iou, mean_of_defined
-from samerun.output import predictions as output
-from samerun.output import written
-from samerun.output.run_folder import replace_folder
 from samerun.plan import Modes
 from samerun.plots import masks as plots
 from samerun.reading.fingerprint import fingerprint
 from samerun.reports.card import class_tables
+from samerun.run_folder import check_foreign
 from samerun.runtime import Launch
 from samerun.task import (
     Batch,
@@ -101,7 +101,7 @@ class VolumeSegmentation(Task):
         arguments, notes = self.arguments, []
         self.launch = launch
         if modes.predict:
-            written.check_foreign(Path(arguments.output_dir), [output.folder_of(arguments).name])
+            check_foreign(Path(arguments.output_dir), [output.folder_of(arguments).name])
         files = find_splits(arguments, modes, notes)
         check_headers(files, notes)
         prepared = self.prepare(files, notes)

@@ -24,7 +24,7 @@ from torch import nn
 
 from samerun import deepspeed as our_deepspeed
 from samerun import shards
-from samerun.output.files import write_json
+from samerun.files import write_json
 from samerun.plan import derive_batch
 
 NOT_PARTITIONED = 10**9  # ZeRO-3 partitions only larger weights

@@ -52,7 +52,7 @@ from torch import nn
 
 from samerun.application import run
 from samerun.batching.stream import Stream
-from samerun.output.run_folder import replace_folder
+from samerun.files import replace_folder
 from samerun.task import Batch, Data, Split, Task
 
 FEATURES, TARGETS, ROWS = 64, 3, {"validation": 15, "test": 23}

@@ -9,13 +9,13 @@ import torch
 
 from samerun import preflight, runtime, signals
 from samerun.batching.stream import read_ahead
+from samerun.console import Phase
 from samerun.opened_run import make_fingerprint, open_run
-from samerun.output.predictions import metrics_name
-from samerun.output.progress import Phase
-from samerun.output.run_folder import METRICS, merge_metrics, read_metrics
 from samerun.plan import Modes, make_plan
+from samerun.predictions import metrics_name
 from samerun.reports import results
 from samerun.reports.final_report import write_reports
+from samerun.run_folder import METRICS, merge_metrics, read_metrics
 from samerun.runtime import Run
 from samerun.task import Data, Task
 from samerun.training import loop

@@ -33,13 +33,21 @@ from safetensors import safe_open
 from safetensors.torch import load_file, load_model, save_file
 
 from samerun import deepspeed, fsdp, shards
+from samerun.console import say
 from samerun.errors import InputError, TrainingError, process_name
-from samerun.output import status, written
-from samerun.output.console import say
-from samerun.output.files import as_json, file_record, write_json, write_text
-from samerun.output.run_folder import CHECKPOINTS, check_present, put_in_place, recover_folder, replace_folder
-from samerun.output.writer_thread import Background
+from samerun.files import (
+    as_json,
+    file_record,
+    put_in_place,
+    recover_folder,
+    remove_folder,
+    replace_folder,
+    write_json,
+    write_text,
+)
+from samerun.run_folder import CHECKPOINTS, status
 from samerun.runtime import Launch, Run
+from samerun.writer_thread import Background
 
 FOLDER = CHECKPOINTS  # in the run's folder
 MANIFEST = "manifest.json"
@@ -540,7 +548,6 @@ def _write_manifest(pending: _Pending, folder: Path, records: dict[str, Any], **
 
 def _check_free_space(pending: _Pending) -> None:
     folder = pending.target.folder
-    check_present(folder)
     folder.mkdir(parents=True, exist_ok=True)
     if shutil.disk_usage(folder).free < pending.size:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -554,8 +561,8 @@ def _set_aside_later(pending: _Pending) -> None:
     for path in later:
         aside = path.with_name(path.name + LEFT_BEHIND)
         if aside.exists():
-            written.remove_folder(aside)
-        written.rename(path, aside)
+            remove_folder(aside)
+        os.rename(path, aside)
     if later:
         names = ", ".join(path.name for path in later)
         say(
@@ -573,7 +580,7 @@ def _remove_old(pending: _Pending) -> None:
         if step_of(path) != pending.best_step
     ]
     for path in [*old, *passed]:
-        written.remove_folder(path)
+        remove_folder(path)
 
 
 @contextlib.contextmanager

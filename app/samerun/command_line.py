@@ -10,7 +10,7 @@ from typing import TypeVar
 from samerun import host_settings, signals
 from samerun.arguments.parsing import names_of, parse, validate
 from samerun.arguments.standard_input import with_standard_input
-from samerun.output.console import be_quiet, survive_a_lost_console
+from samerun.console import be_quiet, survive_a_lost_console
 from samerun.signals import failures_end_the_job
 
 T = TypeVar("T")

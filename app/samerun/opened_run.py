@@ -14,14 +14,12 @@ from typing import Any
 
 import torch
 
-from samerun import checkpoint, machines, optimizers, shards, signals
+from samerun import checkpoint, machines, optimizers, run_folder, shards, signals
 from samerun.arguments.parsing import as_dict, names_of
 from samerun.errors import InputError
-from samerun.output import run_folder, status, written
-from samerun.output.files import as_json, write_json
-from samerun.output.run_folder import BEST, RUN_FILE, STATUS
-from samerun.output.versions import library_versions
+from samerun.files import as_json, lock, recover_folder, write_json
 from samerun.plan import Plan, describe
+from samerun.run_folder import BEST, RUN_FILE, STATUS, library_versions, status
 from samerun.runtime import Run, launch_summary
 
 # Arguments of a single start, not of the training.
@@ -98,8 +96,7 @@ def _take_folder(
     complete, notes)."""
     global _lock
     folder = Path(arguments.output_dir)
-    _lock = run_folder.lock(folder)
-    written.add(folder)
+    _lock = lock(folder)
     if plan is None:
         return None, False, False, []
     restarted = run_folder.was_restarted(folder)
@@ -113,7 +110,7 @@ def _take_folder(
         _check_own_checkpoint(folder, Path(resume))
     if not holds_a_run:
         run_folder.clear(folder)
-    run_folder.recover_folder(folder / BEST)
+    recover_folder(folder / BEST)
     for name in (checkpoint.FOLDER, run_folder.BEST_MODELS, run_folder.KEPT_WEIGHTS):
         checkpoint.tidy(folder / name)
     path = None if resume is None else checkpoint.find(folder / checkpoint.FOLDER, resume)
@@ -211,7 +208,6 @@ def _replace_run(folder: Path, description: dict[str, Any]) -> None:
 
 
 def _begin(folder: Path, description: dict[str, Any], step: int) -> None:
-    written.add(folder, folder / run_folder.RUN_FILE)
     write_json(folder / run_folder.RUN_FILE, description)
     status.begin(folder, step)
     signals.on_immediate_stop(partial(status.end, "stopped"))

@@ -10,14 +10,13 @@ from typing import Any
 
 from huggingface_hub import get_token
 
-from samerun import deepspeed, machines, optimizers, shards
+from samerun import deepspeed, machines, optimizers, predictions, run_folder, shards
 from samerun.arguments.parsing import SpaceSeparated, names_of
 from samerun.errors import InputError, collecting
-from samerun.output import predictions, run_folder, written
-from samerun.output.files import file_record
-from samerun.output.versions import code_version, library_versions
+from samerun.files import file_record
 from samerun.reading.text_files import matching
 from samerun.reports import results
+from samerun.run_folder import code_version, library_versions
 from samerun.runtime import Launch, Machine, describe_launch
 
 
@@ -84,7 +83,7 @@ def _path_conflicts(arguments: Any, folder: Path, train: bool) -> list[str]:
     metrics = predictions.metrics_name(arguments)
     with collecting(problems):
         if not train:  # for training `check_output_dir` does it
-            written.check_foreign(folder, [metrics])
+            run_folder.check_foreign(folder, [metrics])
         if not (train and arguments.overwrite_output_dir):
             run_folder.read_metrics(folder / metrics)
     if arguments.do_predict:

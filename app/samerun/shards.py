@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 
 from samerun import deepspeed
 from samerun.errors import InputError
-from samerun.output.files import file_record, write_json
+from samerun.files import file_record, write_json
 from samerun.runtime import Launch
 
 LAYOUT = "layout.json"

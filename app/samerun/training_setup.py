@@ -14,18 +14,17 @@ from samerun import checkpoint
 from samerun.arguments.parsing import as_dict
 from samerun.batching.batches import EvalRows, TrainSteps
 from samerun.checkpoint import TrainState
+from samerun.console import Phase
 from samerun.kernels.compiling import compile_layers
 from samerun.kernels.embeddings import reuse_gradient_memory
 from samerun.memory.dry_run import dry_run
 from samerun.memory.estimate import memory_lines
 from samerun.memory.layout import Layout, layout_of
 from samerun.opened_run import OpenedRun
-from samerun.output import status
-from samerun.output.progress import Phase
-from samerun.output.run_folder import BEST, METRICS, begin_best, merge_metrics, read_metrics
 from samerun.plan import Plan, evaluation_batch
 from samerun.reports import final_report
 from samerun.reports.tracker import Tracker, project_of, read_history
+from samerun.run_folder import BEST, METRICS, begin_best, merge_metrics, read_metrics, status
 from samerun.runtime import Run
 from samerun.task import Data, Predictions, Split, Task
 from samerun.training import loop

@@ -5,8 +5,7 @@ from linear_task import make_plan
 
 from samerun import checkpoint, opened_run
 from samerun.errors import InputError
-from samerun.output import written
-from samerun.output.files import write_json
+from samerun.files import add_to_list, write_json
 
 FINGERPRINT = {"task": "linear", "rows": 22}
 
@@ -34,8 +33,8 @@ def leave_run(opened, folder, state="done", step=6, **given):
     opened(**given)
     for name in ("history.jsonl", "metrics.json", "best/model.safetensors"):
         (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text("{}")
-        written.add(folder, folder / name)
+        (folder / name).write_text('{"eval_loss": 1.0}')
+    add_to_list(folder / "best", ["model.safetensors"])
     write_json(folder / "status.json", {"state": state, "step": step})
 
 
@@ -83,9 +82,13 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(opened, tmp_path)
 
 def test_a_run_whose_facts_are_lost_is_not_replaced(opened, tmp_path):
     leave_run(opened, tmp_path / "run")
-    (tmp_path / "run" / "run.json").unlink()
+    (tmp_path / "run" / "status.json").write_text("{}")
     before = contents(tmp_path / "run")
     with pytest.raises(InputError, match=r"run\.json or status\.json cannot be read"):
+        opened()
+    (tmp_path / "run" / "run.json").unlink()
+    del before[tmp_path / "run" / "run.json"]
+    with pytest.raises(InputError, match=r"status\.json, history\.jsonl would be replaced"):
         opened()
     assert contents(tmp_path / "run") == before
 

@@ -14,7 +14,7 @@ import torch
 from damage import cut, flip
 from thread_processes import Exchange, Process, run_concurrently
 
-from samerun import deepspeed, preflight, shards
+from samerun import deepspeed, preflight, run_folder, shards, writer_thread
 from samerun.checkpoint import (
     CheckpointTarget,
     TrainState,
@@ -29,9 +29,8 @@ from samerun.checkpoint import (
 )
 from samerun.errors import InputError, TrainingError
 from samerun.fsdp import FsdpSettings
-from samerun.output import run_folder, writer_thread
-from samerun.output.writer_thread import Background
 from samerun.runtime import Machine
+from samerun.writer_thread import Background
 
 RUN_FINGERPRINT = {"task": "linear", "rows": 8}
 UPDATES = 3

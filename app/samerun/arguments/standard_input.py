@@ -10,7 +10,7 @@ from typing import Any
 
 from samerun.arguments.parsing import SpaceSeparated
 from samerun.errors import InputError
-from samerun.output.temporary import temporary_folder
+from samerun.files import temporary_folder
 
 NAMES = ("-", "/dev/stdin")
 HEAD = 2**16  # bytes that decide the kind of file

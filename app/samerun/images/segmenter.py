@@ -22,7 +22,6 @@ from samerun.images.folders import image_extensions
 from samerun.images.masks import IGNORED
 from samerun.images.processing import Processing, processing_of
 from samerun.models.pretrained import set_labels
-from samerun.output import written
 from samerun.reports.figures import with_legend
 
 # Of losses, by the run's precision: the exported model computes in fp32.
@@ -259,10 +258,7 @@ def mask_names(ids: Sequence[Any]) -> list[str]:
 
 
 def write_mask(mask: np.ndarray, path: Path) -> None:
-    """Writes a mask, (height, width) uint8, as a PNG with a palette. `path`: in a subfolder of the run's
-    folder."""
-    path.parent.mkdir(exist_ok=True)
-    written.add(path.parents[1], path)
+    """Writes a mask, (height, width) uint8, as a PNG with a palette."""
     image = Image.fromarray(mask)
     image.putpalette(palette().tobytes())
     image.save(path)

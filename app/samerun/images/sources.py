@@ -17,9 +17,9 @@ import pyarrow
 from PIL import Image
 from pyarrow import parquet
 
+from samerun.console import Phase
 from samerun.errors import InputError, collecting
 from samerun.images.decoding import Encoded, Header, decode, decode_mask, read_header
-from samerun.output.progress import Phase
 from samerun.reading.cache import get_or_create
 from samerun.reading.fingerprint import file_state, fingerprint
 from samerun.reading.problems import described, raise_problems

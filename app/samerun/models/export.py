@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
-from samerun.output.run_folder import replace_folder
+from samerun.files import replace_folder
 
 
 def export_model(

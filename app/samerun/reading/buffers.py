@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from samerun.console import counted
 from samerun.errors import InputError, collecting, in_short
-from samerun.output.progress import counted
 from samerun.reading.cache import cache_folder, get_or_create, use_cache_folder
 from samerun.reading.columns import is_blank
 from samerun.reading.fingerprint import file_version, fingerprint

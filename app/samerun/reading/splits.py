@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from samerun.console import Phase
 from samerun.errors import InputError, collecting, in_short
-from samerun.output.progress import Phase
 from samerun.reading.cache import cache_folder, content_hash
 from samerun.reading.columns import take
 from samerun.reading.fingerprint import fingerprint

@@ -19,9 +19,9 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 
+from samerun.console import counted
 from samerun.errors import InputError
-from samerun.output.files import file_record
-from samerun.output.progress import counted
+from samerun.files import file_record
 from samerun.reading.cache import content_hash, get_or_create
 from samerun.reading.fingerprint import fingerprint
 from samerun.reading.json_files import read_json

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from samerun.console import Phase
 from samerun.errors import InputError
-from samerun.output.progress import Phase
 from samerun.reading.cache import get_or_create
 from samerun.reading.fingerprint import fingerprint
 from samerun.reading.ragged import RaggedChunks

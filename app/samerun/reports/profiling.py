@@ -11,8 +11,6 @@ from accelerate import Accelerator
 from accelerate.utils import ProfileKwargs
 from torch.profiler import record_function
 
-from samerun.output import written
-
 TRACE = Path("profile") / "trace.json"
 PARTS = ("data", "forward", "backward", "optimizer")  # arguments of `part`, in the order of a step
 SKIPPED = 3  # steps that fill caches and compile; the profiler warms up in the last one
@@ -61,7 +59,6 @@ def _report(profiler: Any, device: str, path: Path, say: Callable[[str], None]) 
     if recorded < 1:
         return
     path.parent.mkdir(exist_ok=True)
-    written.add(path.parent.parent, path)
     profiler.export_chrome_trace(str(path))
     for line in describe(profiler.key_averages(), device):
         say(line)

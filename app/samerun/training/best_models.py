@@ -18,10 +18,10 @@ from safetensors.torch import save_file
 from samerun import checkpoint, deepspeed, fsdp
 from samerun.batching.batches import EvalRows
 from samerun.checkpoint import TrainState
+from samerun.console import Phase
 from samerun.errors import InputError
-from samerun.output import written
-from samerun.output.progress import Phase
-from samerun.output.run_folder import BEST, BEST_MODELS, CHECKPOINTS, KEPT_WEIGHTS, replace_folder
+from samerun.files import remove_folder, replace_folder
+from samerun.run_folder import BEST, BEST_MODELS, CHECKPOINTS, KEPT_WEIGHTS
 from samerun.runtime import Run
 from samerun.task import Predictions, Task
 from samerun.training.evaluation import evaluate
@@ -166,7 +166,7 @@ class BestModels:
         for name, steps in ((BEST_MODELS, exported), (KEPT_WEIGHTS, averaged)):
             for path in checkpoint.list_checkpoints(self.folder / name):
                 if steps is not None and checkpoint.step_of(path) not in steps:
-                    written.remove_folder(path)
+                    remove_folder(path)
 
     def _present(self, kept: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The evaluations, of `kept`, whose folders exist."""

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from samerun.batching.batches import EvalRows
+from samerun.console import Phase
 from samerun.errors import StopRequested, TrainingError, in_short, is_out_of_memory
 from samerun.kernels.row_lengths import row_lengths
-from samerun.output.progress import Phase
 from samerun.runtime import Run
 from samerun.signals import stop_requested
 from samerun.task import Batch, Predictions, Task

@@ -14,11 +14,11 @@ import torch
 from samerun import checkpoint, signals
 from samerun.batching.batches import train_loader
 from samerun.checkpoint import CheckpointTarget, TrainState
+from samerun.console import Phase
 from samerun.errors import EXIT_STOPPED, StopRequested, TrainingError, in_short, is_out_of_memory
 from samerun.kernels.transfer import widest_float
-from samerun.output import status
-from samerun.output.progress import Phase
 from samerun.reports.profiling import profiled
+from samerun.run_folder import status
 from samerun.runtime import Run
 from samerun.signals import stop_requested, stop_run
 from samerun.task import Batch

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from samerun.batching.batches import EvalRows, TrainSteps
-from samerun.output.writer_thread import Background
 from samerun.plan import Plan
 from samerun.reports.tracker import Tracker
 from samerun.task import Predictions, Task
 from samerun.training.average import WeightAverage
 from samerun.training.best_models import BestModels
 from samerun.training.splitting import Splitting
+from samerun.writer_thread import Background
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from samerun.batching.mask_bits import pack, packed_bytes, unpack
-from samerun.output import written
+from samerun.files import add_to_list
 from samerun.reading.fingerprint import fingerprint
 from samerun.reports.figures import with_legend
 from samerun.task import Batch
@@ -128,11 +128,11 @@ def write_masks(
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Writes each mask, in its file's own grid, to `folder`. Yields (path relative to `output_dir`, mask in
     canonical orientation)."""
-    folder.mkdir(exist_ok=True)
-    for volume, row in zip(split.volumes, packed, strict=True):
+    names = [f"{volume.file.id.replace('/', '_')}.nii.gz" for volume in split.volumes]
+    add_to_list(folder, names)
+    for volume, name, row in zip(split.volumes, names, packed, strict=True):
         mask = unpack(row, volume.facts["size"], split.num_classes)
-        path = folder / f"{volume.file.id.replace('/', '_')}.nii.gz"
-        written.add(output_dir, path)
+        path = folder / name
         write_like(path, mask, volume.file.image)
         yield path.relative_to(output_dir).as_posix(), mask
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from samerun.console import Phase
 from samerun.errors import InputError, collecting
-from samerun.output.progress import Phase
 from samerun.reading.cache import content_hash, get_or_create
 from samerun.reading.fingerprint import fingerprint
 from samerun.reading.problems import listed, raise_problems

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from samerun.errors import InputError
-from samerun.output.files import file_record, write_json
+from samerun.files import file_record, write_json
 from samerun.volumes.files import Volumes
 from samerun.volumes.network import build_unet, unet_settings
 from samerun.volumes.nifti import read_header

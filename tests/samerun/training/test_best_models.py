@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from samerun.checkpoint import TrainState
 from samerun.errors import InputError
-from samerun.output.run_folder import replace_folder
+from samerun.files import replace_folder
 from samerun.training.best_models import AveragedFiles, BestModels, check_space
 
 

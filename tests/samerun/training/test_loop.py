@@ -10,17 +10,18 @@ import pytest
 import torch
 from linear_task import LinearTask, collator, eval_rows, linear_layer, make_plan, points, train_steps
 
+from samerun import console as progress
 from samerun import signals
 from samerun.checkpoint import TrainState, list_checkpoints, load_average, restore_optimizer
 from samerun.errors import StopRequested, TrainingError
-from samerun.output import progress, status
-from samerun.output.writer_thread import finish_all
 from samerun.reports.tracker import SPEED, Tracker, read_history
+from samerun.run_folder import status
 from samerun.training import loop
 from samerun.training.average import WeightAverage
 from samerun.training.loop import SKIPPED_LIMIT, fit
 from samerun.training.splitting import Splitting
 from samerun.training.training import FitOptions, Training
+from samerun.writer_thread import finish_all
 
 NOTHING = np.array([], dtype=int)
 
