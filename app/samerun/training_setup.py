@@ -129,7 +129,7 @@ def train_steps(arguments: Any, data: Data, plan: Plan, rank: int) -> TrainSteps
 def eval_rows(run: Run, arguments: Any, task: Task, split: Split) -> EvalRows:
     """The batches of an evaluation, longest rows first."""
     by_tokens = task.evaluates_by_tokens and run.device.type == "cpu"
-    return EvalRows(split, *evaluation_batch(arguments, by_tokens))
+    return EvalRows(split, *evaluation_batch(arguments, by_tokens, split.evaluation_rows))
 
 
 def fit_options(arguments: Any, task: Task) -> FitOptions:
