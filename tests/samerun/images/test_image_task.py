@@ -134,10 +134,10 @@ def test_images_that_diverge_are_named(tmp_path):
     _, data = load(write_folder(tmp_path))
     values = np.zeros((len(data.splits["validation"]), 2))
     values[1] = np.nan
+    split = data.splits["validation"]
     with pytest.raises(
         TrainingError, match=r"logits are not finite for 1 of 2 images, first for .*\.png; leave them out"
     ):
-        split = data.splits["validation"]
         check_finite(values, "logits", split.path, "images", split.images.name)
 
 
