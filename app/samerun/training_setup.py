@@ -14,12 +14,12 @@ from samerun.arguments.parsing import as_dict
 from samerun.batching.batches import EvalRows, TrainSteps
 from samerun.checkpoints import checkpoint, local_copy, saving
 from samerun.checkpoints.checkpoint import TrainState
-from samerun.kernels.compiling import compile_layers
 from samerun.kernels.embeddings import reuse_gradient_memory
 from samerun.launching.processes import Run
 from samerun.memory.dry_run import dry_run
 from samerun.memory.estimate import memory_lines
 from samerun.memory.layout import Layout, layout_of
+from samerun.models.layers import checkpoint_activations, compile_layers
 from samerun.opened_run import OpenedRun
 from samerun.output import status
 from samerun.output.progress import Phase
@@ -31,7 +31,6 @@ from samerun.task import Data, Predictions, Split, Task
 from samerun.training import loop
 from samerun.training.average import WeightAverage, averaged
 from samerun.training.best_models import BestModels, check_space
-from samerun.training.gradient_checkpointing import checkpoint_activations
 from samerun.training.optimizer import build_optimizer, state_bytes
 from samerun.training.training import FitOptions, Training
 

@@ -16,7 +16,7 @@ from samerun.checkpoints import checkpoint, saving
 from samerun.checkpoints.checkpoint import TrainState
 from samerun.checkpoints.saving import CheckpointTarget
 from samerun.errors import EXIT_STOPPED, StopRequested, TrainingError, in_short, is_out_of_memory
-from samerun.kernels.transfer import widest_float
+from samerun.kernels.common import widest_float
 from samerun.launching import signals
 from samerun.launching.processes import Run
 from samerun.launching.shutdown import stop_requested, stop_run

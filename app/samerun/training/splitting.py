@@ -21,8 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from samerun.errors import is_out_of_memory
 from samerun.launching.processes import Run
+from samerun.models.layers import has_statistics
 from samerun.task import Batch
-from samerun.training.gradient_checkpointing import has_statistics
 
 MOST_HALVINGS = 16
 

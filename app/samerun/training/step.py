@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from samerun.kernels.row_lengths import row_lengths
+from samerun.kernels.common import row_lengths
 from samerun.launching import deepspeed_state, fsdp_state, heartbeat
 from samerun.launching.processes import Run
 from samerun.reports.profiling import part
