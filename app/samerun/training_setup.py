@@ -16,10 +16,10 @@ from samerun.checkpoints import checkpoint, local_copy, saving
 from samerun.checkpoints.checkpoint import TrainState
 from samerun.kernels.embeddings import reuse_gradient_memory
 from samerun.launching.processes import Run
+from samerun.layers import checkpoint_activations, compile_layers
 from samerun.memory.dry_run import dry_run
 from samerun.memory.estimate import memory_lines
 from samerun.memory.layout import Layout, layout_of
-from samerun.models.layers import checkpoint_activations, compile_layers
 from samerun.opened_run import OpenedRun
 from samerun.output import status
 from samerun.output.progress import Phase

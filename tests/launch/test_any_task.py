@@ -25,7 +25,7 @@ from torch import nn
 from vector_task import Arguments, Regression
 
 from samerun.errors import InputError
-from samerun.models.layers import checkpoint_activations
+from samerun.layers import checkpoint_activations
 from samerun.plan import Modes
 from samerun.training.step import input_dtype
 

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from samerun.errors import is_out_of_memory
 from samerun.launching.processes import Run
-from samerun.models.layers import has_statistics
+from samerun.layers import has_statistics
 from samerun.task import Batch
 
 MOST_HALVINGS = 16

@@ -19,8 +19,7 @@ from transformers import (
 from transformers.activations import NewGELUActivation
 
 import samerun.kernels.block_attention
-from samerun.kernels.bigbird import FusedGELU, Shape, use_bigbird_attention
-from samerun.kernels.block_attention import read_rows
+from samerun.kernels.bigbird import FusedGELU, Shape, read_rows, use_bigbird_attention
 from samerun.kernels.common import row_lengths
 
 # Blocks of 4 and 2 random blocks: sparse from 37 tokens (10 blocks) on. Long and short rows, whole and broken

@@ -10,7 +10,7 @@ from step_models import CLASSIFY, KINDS, TITLES, build, collator
 from torch._dynamo.testing import CompileCounter
 
 from samerun.kernels import common as row_lengths
-from samerun.models.layers import compile_layers
+from samerun.layers import compile_layers
 
 
 @pytest.fixture
