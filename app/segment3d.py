@@ -47,7 +47,6 @@ import numpy as np
 import torch
 
 from samerun.application import run
-from samerun.launching.launch import Launch
 from samerun.losses.segmentation import SegmentationLoss
 from samerun.metrics.segmentation import by_class, count_confusion, dice, iou, mean_of_defined
 from samerun.output import predictions as output
@@ -57,6 +56,7 @@ from samerun.plan import Modes
 from samerun.plots import masks as plots
 from samerun.reading.fingerprint import fingerprint
 from samerun.reports.card import class_tables
+from samerun.runtime import Launch
 from samerun.task import (
     Batch,
     Data,

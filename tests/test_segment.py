@@ -27,8 +27,8 @@ from transformers import (
 from samerun.arguments.parsing import parse, validate
 from samerun.batching.mask_bits import unpack
 from samerun.errors import InputError
-from samerun.launching.launch import Launch
 from samerun.plan import Modes
+from samerun.runtime import Launch
 
 LAUNCH = Launch(
     launcher="python", rank=0, local_rank=0, world_size=1, local_world_size=1, use_cpu=True, backend="gloo",

@@ -16,7 +16,7 @@ from samerun.errors import InputError
 from samerun.schedules import lr_multiplier
 
 if TYPE_CHECKING:
-    from samerun.launching.launch import Launch
+    from samerun.runtime import Launch
     from samerun.task import Split
 
 DEFAULT_GLOBAL_BATCH_SIZE = 32

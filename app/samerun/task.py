@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from samerun.batching.stream import Stream
-    from samerun.launching.launch import Launch
+    from samerun.runtime import Launch
 
 Predictions = dict[str, np.ndarray]  # (rows, ...) each, in the file's order
 

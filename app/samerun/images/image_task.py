@@ -20,7 +20,6 @@ from samerun.images.decoding import ALPHA, DEEP, too_deep
 from samerun.images.examples import Examples, read_examples
 from samerun.images.processing import Processing
 from samerun.images.sources import ArrayImages, EncodedImages, Images, Inspection
-from samerun.launching.launch import Launch
 from samerun.models import adapters
 from samerun.models.export import export_model
 from samerun.models.pretrained import load_config, load_model_and_new_names
@@ -30,6 +29,7 @@ from samerun.plan import Modes
 from samerun.reading.columns import split_off
 from samerun.reading.fingerprint import fingerprint
 from samerun.reading.problems import SHOWN, more
+from samerun.runtime import Launch
 from samerun.task import Batch, Data, Split, Task, mixing_fingerprint
 
 MOST_PIXELS = 50_000_000  # of an image in a request to a server

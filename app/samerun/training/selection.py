@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from samerun.checkpoints.checkpoint import TrainState
-from samerun.launching.processes import Run
+from samerun.checkpoint import TrainState
 from samerun.output.run_folder import begin_best
+from samerun.runtime import Run
 from samerun.training.evaluation import evaluate
 from samerun.training.training import FitOptions, Training
 

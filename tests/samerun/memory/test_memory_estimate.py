@@ -8,8 +8,8 @@ from memory_models import ALONE, CLASSIFY, bert, peak_bytes, text_batch
 from text_tasks import classification
 
 import samerun.kernels.dropout
+from samerun.fsdp import FsdpSettings
 from samerun.kernels import embeddings
-from samerun.launching.fsdp_config import FsdpSettings
 from samerun.memory.dry_run import DryRun, dry_run
 from samerun.memory.estimate import GIB, OUTSIDE_TENSORS, estimate, memory_lines, needed
 from samerun.memory.layout import Layout, layout_of, with_fsdp, with_zero

@@ -5,10 +5,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from samerun import runtime
 from samerun.errors import InputError
-from samerun.launching import processes
-from samerun.launching.launch import Machine, describe_launch
-from samerun.launching.processes import launch_summary
+from samerun.runtime import Machine, describe_launch, launch_summary
 
 
 def test_a_started_run_of_one_process(start_run):
@@ -46,12 +45,12 @@ def test_tensorfloat_is_for_gpus_and_only_on_request(start_run, environment, arg
     assert precisions == []
     line = launch_summary(replace(run, launch=replace(run.launch, tf32=True)))[1]
     assert line == "precision      fp32, matrix products in TF32"
-    processes.start(replace(run.launch, tf32=True), None)
+    runtime.start(replace(run.launch, tf32=True), None)
     assert precisions == ["high"]
 
 
 def test_deepspeed_for_one_process_gets_an_address(environment, arguments):
-    processes._set_single_process_variables(describe_launch(arguments()))
+    runtime._set_single_process_variables(describe_launch(arguments()))
     assert (environment["WORLD_SIZE"], environment["RANK"], environment["MASTER_ADDR"]) == (
         "1",
         "0",
@@ -67,6 +66,6 @@ def test_a_port_of_another_run_is_named(environment, arguments):
         environment["MASTER_PORT"] = str(port)
         with (
             pytest.raises(InputError, match=f"port {port} of .* is in use"),
-            processes._explain_connection_errors(launch),
+            runtime._explain_connection_errors(launch),
         ):
             dist.TCPStore("127.0.0.1", port, 1, is_master=True)

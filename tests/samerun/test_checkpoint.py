@@ -10,8 +10,9 @@ import torch
 from damage import cut, flip
 from linear_task import LinearTask, collator, linear_layer, points
 
-from samerun.checkpoints import checkpoint, saving
-from samerun.checkpoints.checkpoint import (
+from samerun import checkpoint
+from samerun.checkpoint import (
+    CheckpointTarget,
     TrainState,
     damage,
     find,
@@ -19,9 +20,9 @@ from samerun.checkpoints.checkpoint import (
     load_state,
     load_weights,
     restore_optimizer,
+    save,
     tidy,
 )
-from samerun.checkpoints.saving import CheckpointTarget, save
 from samerun.errors import InputError, TrainingError
 from samerun.output import run_folder
 from samerun.output.writer_thread import Background
@@ -277,14 +278,14 @@ def test_a_checkpoint_is_requested_by_its_path(trained, tmp_path):
 def test_a_failed_save_harms_no_earlier_one(trained, tmp_path, monkeypatch):
     *_, save_step = trained
     path = save_step(2, limit=1)
-    real = saving.save_file
+    real = checkpoint.save_file
 
     def full_disk(tensors, place):
         real(tensors, place)
         if place.name == "optimizer.safetensors":
             raise RuntimeError("I/O error: No space left on device (os error 28)")  # what safetensors raises
 
-    monkeypatch.setattr(saving, "save_file", full_disk)
+    monkeypatch.setattr(checkpoint, "save_file", full_disk)
     for step in (2, 4):
         with pytest.raises(
             TrainingError, match=r"the disk is full: a checkpoint takes 0\.0 MB .* step_2 is complete"
@@ -297,7 +298,7 @@ def test_a_failed_save_harms_no_earlier_one(trained, tmp_path, monkeypatch):
 def test_a_disk_without_room_is_not_filled_up(trained, tmp_path, monkeypatch):
     *_, save_step = trained
     monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=95))
-    monkeypatch.setattr(saving, "save_file", pytest.fail)
+    monkeypatch.setattr(checkpoint, "save_file", pytest.fail)
     with pytest.raises(TrainingError) as caught:
         save_step(2)
     assert (
@@ -307,7 +308,7 @@ def test_a_disk_without_room_is_not_filled_up(trained, tmp_path, monkeypatch):
     assert "There is no earlier one" in str(caught.value)
 
 
-@pytest.mark.parametrize(("module", "name"), [(os, "rename"), (os, "fsync"), (saving, "file_record")])
+@pytest.mark.parametrize(("module", "name"), [(os, "rename"), (os, "fsync"), (checkpoint, "file_record")])
 def test_whatever_fails_the_earlier_checkpoint_stays(trained, tmp_path, monkeypatch, module, name):
     *_, save_step = trained
     save_step(2, limit=1)
@@ -340,7 +341,7 @@ def test_a_checkpoint_is_of_the_moment_of_its_request(trained, tmp_path, monkeyp
         go_on.wait()
         real(*given)
 
-    monkeypatch.setattr(saving, "replace_folder", held)
+    monkeypatch.setattr(checkpoint, "replace_folder", held)
     save(run, target(tmp_path, writer), model, optimizer, state)
     state.step, state.updates = 3, 3
     train_step(run, model, optimizer, LinearTask(), [collator(*points(8))(torch.arange(8).numpy())], 1.0)
@@ -370,10 +371,10 @@ class Tied(torch.nn.Module):
 
 def test_tied_weights_may_be_kept_under_one_name(start_run, tmp_path):
     run, model = start_run(), Tied()
-    weights = saving.full_weights(run, model)
+    weights = checkpoint.full_weights(run, model)
     assert set(weights) == {"first.weight", "second.weight"}
     weights["second.weight"] = weights["first.weight"]  # one memory, as a partitioned model's are
-    saving.save_file(saving._without_tied(weights), tmp_path / "model.safetensors")
+    checkpoint.save_file(checkpoint._without_tied(weights), tmp_path / "model.safetensors")
     other = Tied()
     load_weights(tmp_path, other)
     torch.testing.assert_close(other.second.weight, model.first.weight, rtol=0, atol=0)
@@ -381,6 +382,6 @@ def test_tied_weights_may_be_kept_under_one_name(start_run, tmp_path):
 
 def test_a_checkpoint_is_fp32_whatever_the_model_is(start_run):
     run, model = start_run(), torch.nn.BatchNorm1d(2).half()
-    kinds = {name: tensor.dtype for name, tensor in saving.full_weights(run, model).items()}
+    kinds = {name: tensor.dtype for name, tensor in checkpoint.full_weights(run, model).items()}
     assert kinds["weight"] == kinds["running_mean"] == torch.float32
     assert kinds["num_batches_tracked"] == torch.int64

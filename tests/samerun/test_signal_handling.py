@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from samerun.launching import signals
+from samerun import signals
 
-APP = Path(__file__).parents[3] / "app"
+APP = Path(__file__).parents[2] / "app"
 BEGIN = """
 import os, signal, sys, time
 sys.path.insert(0, {app!r})
-from samerun.launching import signals
+from samerun import signals
 def request(number=signal.SIGTERM):
     os.kill(os.getpid(), number)
 def received():

@@ -8,9 +8,9 @@ from contextlib import suppress
 
 import pytest
 
+from samerun import machines
 from samerun.errors import InputError, process_name
-from samerun.launching import network, rendezvous
-from samerun.launching.rendezvous import (
+from samerun.machines import (
     RemoteError,
     Rendezvous,
     from_environment,
@@ -34,8 +34,8 @@ def job(environment, port, monkeypatch):
     )
     environment.pop("GLOO_SOCKET_IFNAME", None)
     environment.pop("NCCL_SOCKET_IFNAME", None)
-    monkeypatch.setattr(rendezvous, "_rendezvous", None)
-    monkeypatch.setattr(rendezvous, "_completed", False)
+    monkeypatch.setattr(machines, "_rendezvous", None)
+    monkeypatch.setattr(machines, "_completed", False)
     return environment
 
 
@@ -80,7 +80,7 @@ def test_one_machine_needs_no_rendezvous(environment):
 
 
 def test_the_launchers_variables_say_where_to_meet(job):
-    job[rendezvous.MACHINE_NAMES] = "one,two"
+    job[machines.MACHINE_NAMES] = "one,two"
     found = from_environment()
     assert (found.rank, found.world_size, found.local_world_size, found.machine_names) == (
         0,
@@ -170,13 +170,13 @@ def test_a_wrong_interface_is_refused_before_anyone_waits(job):
 
 def test_the_interface_that_leads_to_the_others_is_chosen(job, monkeypatch):
     monkeypatch.setattr(
-        network, "addresses", lambda: [("lo", "127.0.0.1"), ("eth0", "10.0.0.1"), ("ib0", "10.9.0.1")]
+        machines, "addresses", lambda: [("lo", "127.0.0.1"), ("eth0", "10.0.0.1"), ("ib0", "10.9.0.1")]
     )
-    monkeypatch.setattr(network, "own_address", lambda host: {"10.9.0.2": "10.9.0.1"}[host])
+    monkeypatch.setattr(machines, "own_address", lambda host: {"10.9.0.2": "10.9.0.1"}[host])
 
     def choose(rank, addresses):
         job.pop("GLOO_SOCKET_IFNAME", None)
-        rendezvous._choose_interface(rank, addresses)
+        machines._choose_interface(rank, addresses)
         return job.get("GLOO_SOCKET_IFNAME")
 
     assert choose(0, ["10.9.0.1", "10.9.0.2"]) == "ib0"
@@ -184,5 +184,5 @@ def test_the_interface_that_leads_to_the_others_is_chosen(job, monkeypatch):
     assert choose(0, ["127.0.0.1", "127.0.0.1"]) == "lo"
     assert choose(0, [None, "10.9.0.2"]) is None
     job["GLOO_SOCKET_IFNAME"] = "eth0"
-    rendezvous._choose_interface(0, ["10.9.0.1", "10.9.0.2"])
+    machines._choose_interface(0, ["10.9.0.1", "10.9.0.2"])
     assert job["GLOO_SOCKET_IFNAME"] == "eth0"

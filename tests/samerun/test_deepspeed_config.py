@@ -3,11 +3,11 @@ from pathlib import Path
 
 import pytest
 
+from samerun import deepspeed
 from samerun.errors import InputError
-from samerun.launching import deepspeed_config
 from samerun.plan import derive_batch
 
-SHIPPED = sorted((Path(__file__).parents[3] / "ds_configs").glob("*.json"))
+SHIPPED = sorted((Path(__file__).parents[2] / "ds_configs").glob("*.json"))
 BATCH = derive_batch(4, 30, 2)  # 8 rows per process, 4 passes of 2
 PLAIN = {"zero_optimization": {"stage": 2}}
 
@@ -20,15 +20,15 @@ def autos(value):
 
 
 def complete(config, batch=BATCH, norm=1.0, precision="no"):
-    return deepspeed_config.complete_config(config, "ds.json", batch, norm, precision)
+    return deepspeed.complete_config(config, "ds.json", batch, norm, precision)
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 @pytest.mark.parametrize("precision", ["no", "fp16", "bf16"])
 def test_shipped_files_can_be_run(path, precision):
-    config = deepspeed_config.read_config(str(path))
-    assert deepspeed_config.problems(config, path.name, 0.3, precision) == []
-    assert deepspeed_config.declared_precision(config) is None
+    config = deepspeed.read_config(str(path))
+    assert deepspeed.problems(config, path.name, 0.3, precision) == []
+    assert deepspeed.declared_precision(config) is None
     full = complete(config, norm=0.3, precision=precision)
     assert autos(config) > 5
     assert autos(full) == 0
@@ -37,14 +37,13 @@ def test_shipped_files_can_be_run(path, precision):
         "bf16": precision == "bf16",
     }
     assert full["gradient_clipping"] == 0.3
-    assert full["zero_optimization"]["stage"] == deepspeed_config.stage_of(config) == int(path.stem[4])
+    assert full["zero_optimization"]["stage"] == deepspeed.stage_of(config) == int(path.stem[4])
 
 
 def test_shipped_files_are_all_there():
     assert [path.stem for path in SHIPPED] == ["zero1", "zero2", "zero2_offload", "zero3", "zero3_offload"]
     assert all(
-        json.loads(path.read_text()).keys().isdisjoint(deepspeed_config.OWNED_BY_ARGUMENTS)
-        for path in SHIPPED
+        json.loads(path.read_text()).keys().isdisjoint(deepspeed.OWNED_BY_ARGUMENTS) for path in SHIPPED
     )
 
 
@@ -99,7 +98,7 @@ def test_every_contradiction_and_every_auto_is_named():
     ],
 )
 def test_what_cannot_be_run(changes, message):
-    found = deepspeed_config.problems({**PLAIN, **changes}, "ds.json", 1.0, "bf16")
+    found = deepspeed.problems({**PLAIN, **changes}, "ds.json", 1.0, "bf16")
     assert any(message in problem for problem in found)
     assert all(problem.startswith("ds.json: ") for problem in found)
 
@@ -118,7 +117,7 @@ def test_precision_that_a_file_declares(fp16, bf16, precision):
     sections = {
         kind: {"enabled": value} for kind, value in (("fp16", fp16), ("bf16", bf16)) if value is not None
     }
-    assert deepspeed_config.declared_precision({**PLAIN, **sections}) == precision
+    assert deepspeed.declared_precision({**PLAIN, **sections}) == precision
 
 
 def test_a_relative_path_is_looked_for_in_both_places(tmp_path, monkeypatch):
@@ -126,8 +125,8 @@ def test_a_relative_path_is_looked_for_in_both_places(tmp_path, monkeypatch):
     (tmp_path / "there").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     (tmp_path / "there" / "a.json").write_text('{"a": 1}')
-    assert deepspeed_config.read_config("a.json", (tmp_path / "there",)) == {"a": 1}
+    assert deepspeed.read_config("a.json", (tmp_path / "there",)) == {"a": 1}
     (tmp_path / "here" / "a.json").write_text('{"a": 2}')
-    assert deepspeed_config.read_config("a.json", (tmp_path / "there",)) == {"a": 2}
+    assert deepspeed.read_config("a.json", (tmp_path / "there",)) == {"a": 2}
     with pytest.raises(InputError, match=r"b\.json does not exist .*ds_configs/"):
-        deepspeed_config.read_config("b.json", (tmp_path / "there",))
+        deepspeed.read_config("b.json", (tmp_path / "there",))

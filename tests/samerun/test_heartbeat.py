@@ -6,8 +6,8 @@ import time
 import pytest
 import torch.distributed as dist
 
-from samerun.launching import heartbeat
-from samerun.launching.heartbeat import PeerStatus
+from samerun import machines
+from samerun.machines import PeerStatus
 
 
 @pytest.fixture
@@ -16,29 +16,29 @@ def job(monkeypatch):
     them."""
     store, threads = dist.HashStore(), []
     ended = threading.Event()
-    monkeypatch.setattr(heartbeat, "_store", store)
-    monkeypatch.setattr(heartbeat, "_world_size", 3)
-    monkeypatch.setattr(heartbeat, "_finished", ended)
-    monkeypatch.setattr(heartbeat, "_on_lost_peer", None)
-    monkeypatch.setattr(heartbeat, "_collectives", 0)  # whatever other tests have entered
-    monkeypatch.setattr(heartbeat, "INTERVAL_SECONDS", 0.01)
-    monkeypatch.setattr(heartbeat, "GRACE_SECONDS", 1.0)
-    monkeypatch.setattr(heartbeat, "_limit", 3600.0)
+    monkeypatch.setattr(machines, "_store", store)
+    monkeypatch.setattr(machines, "_world_size", 3)
+    monkeypatch.setattr(machines, "_finished", ended)
+    monkeypatch.setattr(machines, "_on_lost_peer", None)
+    monkeypatch.setattr(machines, "_collectives", 0)  # whatever other tests have entered
+    monkeypatch.setattr(machines, "INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr(machines, "GRACE_SECONDS", 1.0)
+    monkeypatch.setattr(machines, "_limit", 3600.0)
     for rank in range(3):
         store.set(f"collectives/{rank}", "0")
         store.set(f"host/{rank}", f"machine{rank}")
 
     def beat(*ranks):
         for rank in ranks:
-            threads.append(threading.Thread(target=heartbeat._beat, args=(rank,)))
+            threads.append(threading.Thread(target=machines._beat, args=(rank,)))
             threads[-1].start()
 
     def end():
-        heartbeat.stop()
+        machines.stop()
         for thread in threads:
             thread.join()
         threads.clear()
-        heartbeat._finished = threading.Event()
+        machines._finished = threading.Event()
 
     beat.end = end
     yield beat
@@ -49,7 +49,7 @@ def job(monkeypatch):
 def reports(monkeypatch):
     """What the heartbeat reports by itself: a queue."""
     queued = queue.Queue()
-    monkeypatch.setattr(heartbeat, "_on_lost_peer", queued.put)
+    monkeypatch.setattr(machines, "_on_lost_peer", queued.put)
     return queued
 
 
@@ -62,50 +62,50 @@ def only_rank_1_is_silent(job):
 @pytest.mark.slow
 def test_a_silent_process_is_named(job):
     job(0, 1, 2)
-    assert heartbeat.peer_status() == PeerStatus()
+    assert machines.peer_status() == PeerStatus()
     only_rank_1_is_silent(job)
     lost = "rank 1 (machine1) no longer answers: killed, suspended, or cut off from the network"
-    assert heartbeat.peer_status() == PeerStatus(lost=lost)
+    assert machines.peer_status() == PeerStatus(lost=lost)
 
 
 def test_a_hanging_process_is_named(job):
     job(0, 1, 2)
     job.end()  # all are this process, so their numbers of collectives are the same
-    heartbeat._store.set("collectives/0", "7")
-    heartbeat._store.set("collectives/1", "6")
-    heartbeat._store.set("collectives/2", "6")
-    assert heartbeat._hanging().startswith(
+    machines._store.set("collectives/0", "7")
+    machines._store.set("collectives/1", "6")
+    machines._store.set("collectives/2", "6")
+    assert machines._hanging().startswith(
         "rank 1 (machine1), rank 2 (machine2) did not enter a collective that others wait in"
     )
-    heartbeat._store.set("collectives/0", "6")
-    assert heartbeat._hanging() is None
+    machines._store.set("collectives/0", "6")
+    assert machines._hanging() is None
 
 
 def test_the_neighbour_of_a_silent_process_reports_it(job, reports, monkeypatch):
-    monkeypatch.setattr(heartbeat, "_entered", time.monotonic() + 3600)  # nobody waits in a collective
+    monkeypatch.setattr(machines, "_entered", time.monotonic() + 3600)  # nobody waits in a collective
     only_rank_1_is_silent(job)
     assert reports.empty()
-    heartbeat._limit = 0.5  # rank 0 hears rank 1
+    machines._limit = 0.5  # rank 0 hears rank 1
     assert reports.get(timeout=60).startswith("rank 1 (machine1) no longer answers")
 
 
 def test_a_process_that_waits_too_long_reports_who_hangs(job, reports, monkeypatch):
-    monkeypatch.setattr(heartbeat, "_hanging", lambda: "rank 2 hangs")
-    monkeypatch.setattr(heartbeat, "_entered", time.monotonic() + 3600)
+    monkeypatch.setattr(machines, "_hanging", lambda: "rank 2 hangs")
+    monkeypatch.setattr(machines, "_entered", time.monotonic() + 3600)
     job(0, 1, 2)
     assert reports.empty()
-    heartbeat._entered = time.monotonic() - 7200
+    machines._entered = time.monotonic() - 7200
     assert reports.get(timeout=60) == "rank 2 hangs"
 
 
 def test_a_suspended_process_does_not_blame_others(job, reports, monkeypatch):
-    monkeypatch.setattr(heartbeat, "_entered", -1000.0)
-    monkeypatch.setattr(heartbeat, "_limit", 10.0)
+    monkeypatch.setattr(machines, "_entered", -1000.0)
+    monkeypatch.setattr(machines, "_limit", 10.0)
     monkeypatch.setattr(
-        heartbeat, "_hanging", lambda: "rank 1 hangs"
+        machines, "_hanging", lambda: "rank 1 hangs"
     )  # as of before: the others said nothing to a stopped store
     seconds = itertools.count()
-    monkeypatch.setattr(heartbeat.time, "monotonic", lambda: 20.0 * next(seconds))  # each beat comes late
+    monkeypatch.setattr(machines.time, "monotonic", lambda: 20.0 * next(seconds))  # each beat comes late
     job(0)
     until = threading.Event()
     until.wait(0.3)
@@ -115,42 +115,42 @@ def test_a_suspended_process_does_not_blame_others(job, reports, monkeypatch):
 def test_a_request_to_one_process_is_no_failure_of_the_others(job, environment):
     job(0, 1, 2)
     environment["RANK"] = "2"
-    heartbeat.send_shutdown_notice("SIGTERM")
-    assert heartbeat.peer_status() == PeerStatus(stopped="SIGTERM; rank 2")
+    machines.send_shutdown_notice("SIGTERM")
+    assert machines.peer_status() == PeerStatus(stopped="SIGTERM; rank 2")
 
 
 @pytest.mark.slow
 def test_a_store_that_does_not_answer_is_rank_0s(job, monkeypatch, environment, reports):
-    monkeypatch.setattr(heartbeat, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(machines, "ANSWER_SECONDS", 0.1)
     monkeypatch.setattr(
-        heartbeat, "_counts", threading.Event().wait
+        machines, "_counts", threading.Event().wait
     )  # for ever, as with a process that was stopped
     environment["MASTER_ADDR"] = "alpha"
-    assert heartbeat.peer_status().lost.startswith(
+    assert machines.peer_status().lost.startswith(
         "rank 0, which holds the rendezvous store (alpha), no longer answers"
     )
     environment["TORCHELASTIC_USE_AGENT_STORE"] = "True"
-    assert heartbeat.peer_status().lost.startswith(
+    assert machines.peer_status().lost.startswith(
         "the launcher of rank 0, which holds the rendezvous store (alpha),"
     )
-    monkeypatch.setattr(heartbeat, "_limit", 0.0)
-    monkeypatch.setattr(heartbeat, "_answered", time.monotonic())
-    watcher = threading.Thread(target=heartbeat._watch_store)
+    monkeypatch.setattr(machines, "_limit", 0.0)
+    monkeypatch.setattr(machines, "_answered", time.monotonic())
+    watcher = threading.Thread(target=machines._watch_store)
     watcher.start()
     assert reports.get(timeout=60).startswith("the launcher of rank 0, which holds the rendezvous store")
     watcher.join()
 
 
 def test_a_store_that_is_gone(job, monkeypatch, environment):
-    monkeypatch.setattr(heartbeat, "_counts", lambda: 1 / 0)
-    monkeypatch.setattr(heartbeat, "ANSWER_SECONDS", 0.1)
-    assert heartbeat.peer_status().lost.startswith("rank 0, which holds the rendezvous store")
+    monkeypatch.setattr(machines, "_counts", lambda: 1 / 0)
+    monkeypatch.setattr(machines, "ANSWER_SECONDS", 0.1)
+    assert machines.peer_status().lost.startswith("rank 0, which holds the rendezvous store")
 
 
 def test_one_process_has_no_peers(monkeypatch):
-    monkeypatch.setattr(heartbeat, "_store", None)
-    heartbeat.send_shutdown_notice("SIGTERM")
-    assert heartbeat.peer_status() == PeerStatus()
+    monkeypatch.setattr(machines, "_store", None)
+    machines.send_shutdown_notice("SIGTERM")
+    assert machines.peer_status() == PeerStatus()
 
 
 @pytest.mark.parametrize(
@@ -164,4 +164,4 @@ def test_one_process_has_no_peers(monkeypatch):
     ],
 )
 def test_network_errors(error, of_network):
-    assert heartbeat.is_network_error(error) == of_network
+    assert machines.is_network_error(error) == of_network

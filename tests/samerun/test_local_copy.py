@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 from thread_processes import Exchange, Process, run_concurrently
 
-from samerun.checkpoints import local_copy
-from samerun.checkpoints.local_copy import check_shared, discard, fetch
+from samerun import checkpoint
+from samerun.checkpoint import check_shared, discard, fetch
 from samerun.errors import InputError, process_name
 
 FILES = {"model.bin": b"x" * 70, "empty": b"", "deep/er/config.json": b"{}"}
@@ -41,7 +41,7 @@ def content(folder):
 @pytest.fixture
 def disks(tmp_path, monkeypatch):
     """Machine 0's folder with files, and machine 1's, which is not there."""
-    monkeypatch.setattr(local_copy, "CHUNK_BYTES", 16)
+    monkeypatch.setattr(checkpoint, "CHUNK_BYTES", 16)
     fill(tmp_path / "m0" / "run" / "best")
     return [tmp_path / "m0" / "run" / "best", tmp_path / "m1" / "run" / "best"]
 
@@ -99,7 +99,7 @@ def test_a_machine_without_room_ends_all(disks):
 
 
 def test_a_disk_that_is_said_to_be_shared_is_looked_at(disks, monkeypatch):
-    monkeypatch.setattr(local_copy.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(checkpoint.time, "sleep", lambda seconds: None)
     assert run(lambda member, rank: check_shared(member, disks[0].parent)) == [None] * 4
     assert [path.name for path in disks[0].parent.iterdir()] == ["best"]
     disks[1].parent.mkdir(parents=True)

@@ -18,10 +18,10 @@ from typing import Any
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from samerun import deepspeed
 from samerun.errors import InputError
-from samerun.launching import deepspeed_config, deepspeed_state
-from samerun.launching.launch import Launch
 from samerun.output.files import file_record, write_json
+from samerun.runtime import Launch
 
 LAYOUT = "layout.json"
 POLL_SECONDS = 0.1
@@ -50,7 +50,7 @@ def refusals(launch: Launch, shared_output_dir: bool) -> list[str]:
         why = (
             "each machine would keep its own shards; add --shared_output_dir if all machines see --output_dir"
         )
-    elif deepspeed_config.uses_nvme(launch.deepspeed_config):
+    elif deepspeed.uses_nvme(launch.deepspeed_config):
         why = f"{launch.deepspeed_file} offloads to nvme; offload to cpu"
     else:
         return []
@@ -128,7 +128,7 @@ def layout(engine: Any, launch: Launch) -> dict[str, Any]:
     return {
         "world_size": launch.world_size,
         "stage": launch.zero_stage,
-        "groups": deepspeed_state.layout(engine),
+        "groups": deepspeed.layout(engine),
     }
 
 
@@ -138,7 +138,7 @@ def restore(path: Path, launch: Launch, engine: Any, updates: int) -> None:
 
     Raises `InputError` for shards in another layout.
     """
-    if _read_layout(path)["groups"] != deepspeed_state.layout(engine):
+    if _read_layout(path)["groups"] != deepspeed.layout(engine):
         raise InputError(
             f"checkpoint {path} has shards of another layout. Resume with the arguments, the "
             "DeepSpeed file and libraries of "
@@ -147,7 +147,7 @@ def restore(path: Path, launch: Launch, engine: Any, updates: int) -> None:
     # Only rank 0's shard has the frozen weights that are not partitioned.
     with safe_open(path / name_of(0), "pt") as first, safe_open(path / name_of(launch.rank), "pt") as own:
         own_names = set(own.keys())
-        deepspeed_state.restore_partition(
+        deepspeed.restore_partition(
             engine, lambda name: (own if name in own_names else first).get_tensor(name), updates
         )
 

@@ -10,11 +10,11 @@ from accelerate.utils.launch import (
     prepare_simple_launcher_cmd_env,
 )
 
+from samerun import deepspeed, runtime
 from samerun.errors import InputError
-from samerun.launching import deepspeed_config, launch
-from samerun.launching.fsdp_config import FsdpSettings
-from samerun.launching.launch import Machine, describe_launch
+from samerun.fsdp import FsdpSettings
 from samerun.plan import BatchShape
+from samerun.runtime import Machine, describe_launch
 
 MEETING = {"MASTER_ADDR": "alpha", "MASTER_PORT": "1234"}
 RANKS = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", **MEETING}
@@ -36,7 +36,7 @@ def machine(environment, monkeypatch):
     """A machine with so many GPUs, and what its launcher sets."""
 
     def make(variables, gpus=0, bf16=True, kind="cuda"):
-        monkeypatch.setattr(launch, "this_machine", lambda: Machine(gpus, bf16, kind))
+        monkeypatch.setattr(runtime, "this_machine", lambda: Machine(gpus, bf16, kind))
         environment.update(variables)
 
     return make
@@ -293,7 +293,7 @@ def test_all_contradictions_come_together(machine, arguments, ds_file):
 
 # What the wizard of `accelerate config` writes, and which variables `accelerate launch` makes of it
 
-WIZARD = Path(__file__).parents[2] / "fixtures" / "accelerate_config"
+WIZARD = Path(__file__).parents[1] / "fixtures" / "accelerate_config"
 
 
 def variables_of(name):
@@ -327,7 +327,7 @@ def variables_of(name):
         ("xpus", "xpu", {"backend": "xccl", "device_type": "xpu", "precision": "bf16", "world_size": 4}),
         ("npus", "npu", {"device_type": "npu", "precision": "fp16"}),
         ("zero_file", "cuda", {"zero_stage": 2, "deepspeed_file": "ds_configs/zero2.json"}),
-        ("zero2", "cuda", {"zero_stage": 2, "precision": "bf16", "deepspeed_file": launch.INLINE}),
+        ("zero2", "cuda", {"zero_stage": 2, "precision": "bf16", "deepspeed_file": runtime.INLINE}),
         ("zero3_offload", "cuda", {"zero_stage": 3, "precision": "no"}),
         (
             "fsdp2",
@@ -392,34 +392,32 @@ def test_every_setting_of_fsdp_is_in_force(machine, arguments):
 def test_settings_of_deepspeed_in_the_accelerate_config_are_those_of_a_file(machine, arguments):
     machine(variables_of("zero3_offload"), 2)
     found = describe_launch(arguments())
-    shipped = deepspeed_config.read_config("ds_configs/zero3_offload.json", search=(launch.REPOSITORY,))
+    shipped = deepspeed.read_config("ds_configs/zero3_offload.json", search=(runtime.REPOSITORY,))
     for part in ("offload_optimizer", "offload_param"):
         assert found.deepspeed_config["zero_optimization"][part]["device"] == "cpu"
         assert shipped["zero_optimization"][part]["device"] == "cpu"
     given = (found.deepspeed_config, found.deepspeed_file)
     assert (
-        deepspeed_config.complete_config(*given, BatchShape(32, 4, 2, 4), 1.0, "no")[
-            "gradient_accumulation_steps"
-        ]
+        deepspeed.complete_config(*given, BatchShape(32, 4, 2, 4), 1.0, "no")["gradient_accumulation_steps"]
         == 4
     )
     with pytest.raises(InputError, match="gradient_accumulation_steps is 4 but the run's is 2"):
-        deepspeed_config.complete_config(*given, BatchShape(32, 4, 4, 2), 1.0, "no")
+        deepspeed.complete_config(*given, BatchShape(32, 4, 4, 2), 1.0, "no")
     machine(
         variables_of("zero2") | {"ACCELERATE_GRADIENT_CLIPPING": "0.5", "ACCELERATE_MIXED_PRECISION": "fp16"},
         2,
     )
     assert [problem.partition(":")[0] for problem in problems(arguments(mixed_precision="bf16"))] == [
-        "--mixed_precision bf16 but the accelerate config says fp16; keep one", launch.INLINE,
+        "--mixed_precision bf16 but the accelerate config says fp16; keep one", runtime.INLINE,
     ]  # fmt: skip
 
 
 def test_the_device_is_that_of_torch(machine, arguments, monkeypatch):
-    """`launch.this_machine` itself; the other tests replace it."""
-    assert launch.this_machine() == Machine(0, True) or torch.accelerator.is_available()
+    """`runtime.this_machine` itself; the other tests replace it."""
+    assert runtime.this_machine() == Machine(0, True) or torch.accelerator.is_available()
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("xpu"))
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 3)
-    assert (launch.this_machine().gpus, launch.this_machine().kind) == (3, "xpu")
+    assert (runtime.this_machine().gpus, runtime.this_machine().kind) == (3, "xpu")
     machine({}, 1, kind="mps")
     assert problems(arguments(mixed_precision="fp16")) == [
         "fp16 is not available on MPS; use bf16 or no mixed precision"
@@ -450,9 +448,7 @@ COMMON = {
 def test_sections_of_a_deepspeed_file_that_leave_everything_to_the_run(machine, arguments, ds_file):
     machine(TORCHRUN)
     found = describe_launch(arguments(deepspeed=ds_file(**COMMON)))
-    full = deepspeed_config.complete_config(
-        found.deepspeed_config, "ds.json", BatchShape(8, 4, 2, 1), 1.0, "no"
-    )
+    full = deepspeed.complete_config(found.deepspeed_config, "ds.json", BatchShape(8, 4, 2, 1), 1.0, "no")
     assert not full.keys() & COMMON.keys()
     lamb = {"optimizer": {"type": "Lamb", "params": {"lr": "auto"}}}
     fixed = {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 5}}}

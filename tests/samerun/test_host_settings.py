@@ -7,7 +7,7 @@ import pytest
 APP = os.path.join(os.path.dirname(__file__), "..", "..", "..", "app")
 SHOW = """
 import os, resource, sys
-from samerun.launching import host_settings
+from samerun import host_settings
 host_settings.prepare()
 blocks = bytearray(200_000_000)
 del blocks

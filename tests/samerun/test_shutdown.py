@@ -6,11 +6,11 @@ import time
 
 import pytest
 
+from samerun import machines, signals
 from samerun.errors import InputError, StopRequested, TrainingError
-from samerun.launching import heartbeat, shutdown, signals
-from samerun.launching.heartbeat import PeerStatus
-from samerun.launching.shutdown import failures_end_the_job
+from samerun.machines import PeerStatus
 from samerun.output import status
+from samerun.signals import failures_end_the_job
 
 
 class Exit(BaseException):
@@ -27,7 +27,7 @@ def ended(monkeypatch, environment, capsys):
 
     monkeypatch.setattr(os, "_exit", leave)
     monkeypatch.setattr(time, "sleep", slept.append)
-    monkeypatch.setattr(shutdown, "_reporting", threading.Lock())
+    monkeypatch.setattr(signals, "_reporting", threading.Lock())
     monkeypatch.setattr(status, "_path", None)  # another test may have opened a run in this process
 
     def work(error, debug=False):
@@ -69,7 +69,7 @@ def test_an_unknown_failure_keeps_its_stack_trace_and_names_the_rank(ended, envi
 def test_the_cause_is_printed_before_its_echoes(ended, environment, monkeypatch):
     environment["LOCAL_RANK"] = "1"
     assert ended(InputError("a"))[2] >= 3
-    monkeypatch.setattr(heartbeat, "peer_status", PeerStatus)
+    monkeypatch.setattr(machines, "peer_status", PeerStatus)
     _, text, slept = ended(RuntimeError("Connection closed by peer"))
     assert slept >= 3
     assert "Traceback" in text  # nobody is missing: whatever it is, here is where
@@ -78,7 +78,7 @@ def test_the_cause_is_printed_before_its_echoes(ended, environment, monkeypatch)
 def test_who_no_longer_answers_is_named(ended, monkeypatch, tmp_path):
     status.begin(tmp_path, 3)
     lost = "rank 1 (beta) no longer answers: killed, suspended, or cut off from the network"
-    monkeypatch.setattr(heartbeat, "peer_status", lambda: PeerStatus(lost=lost))
+    monkeypatch.setattr(machines, "peer_status", lambda: PeerStatus(lost=lost))
     code, text, _ = ended(RuntimeError("Timed out waiting 10000ms for recv operation to complete"))
     assert code == 3
     assert text.startswith("error on rank 0 of 1 (")
@@ -94,7 +94,7 @@ def test_who_no_longer_answers_is_named(ended, monkeypatch, tmp_path):
 def test_the_heartbeat_ends_a_process_that_waits_in_vain(ended, monkeypatch, tmp_path, capsys):
     status.begin(tmp_path, 3)
     with pytest.raises(Exit) as caught, failures_end_the_job(False):
-        heartbeat._on_lost_peer("rank 1 (beta) did not enter")
+        machines._on_lost_peer("rank 1 (beta) did not enter")
     assert caught.value.args == (3,)
     assert "): rank 1 (beta) did not enter. The same command with" in capsys.readouterr().err
     assert json.loads((tmp_path / "status.json").read_text())["state"] == "failed"
@@ -103,15 +103,15 @@ def test_the_heartbeat_ends_a_process_that_waits_in_vain(ended, monkeypatch, tmp
 def test_a_process_that_goes_on_after_its_job_is_not_ended_over_it(ended):
     for error in (InputError("a"), RuntimeError("Connection closed by peer")):
         ended(error)
-        assert heartbeat._on_lost_peer is None
+        assert machines._on_lost_peer is None
     with failures_end_the_job(False):
-        assert heartbeat._on_lost_peer is not None
-    assert heartbeat._on_lost_peer is None
+        assert machines._on_lost_peer is not None
+    assert machines._on_lost_peer is None
 
 
 def test_a_process_that_left_on_request_is_no_failure(ended, monkeypatch, tmp_path):
     status.begin(tmp_path, 3)
-    monkeypatch.setattr(heartbeat, "peer_status", lambda: PeerStatus(stopped="SIGTERM; rank 1"))
+    monkeypatch.setattr(machines, "peer_status", lambda: PeerStatus(stopped="SIGTERM; rank 1"))
     assert ended(RuntimeError("Connection closed by peer")) == (75, "", 0)
     found = json.loads((tmp_path / "status.json").read_text())
     assert (found["state"], found["reason"]) == ("stopped", "SIGTERM; rank 1")
@@ -120,7 +120,7 @@ def test_a_process_that_left_on_request_is_no_failure(ended, monkeypatch, tmp_pa
 def test_a_launcher_that_ends_the_job_has_said_why(ended, monkeypatch, tmp_path):
     status.begin(tmp_path, 3)
     monkeypatch.setattr(signals, "requested", lambda: "SIGTERM")
-    monkeypatch.setattr(heartbeat, "peer_status", pytest.fail)
+    monkeypatch.setattr(machines, "peer_status", pytest.fail)
     assert ended(RuntimeError("Connection reset by peer")) == (3, "", 0)
     assert json.loads((tmp_path / "status.json").read_text())["state"] == "failed"
 

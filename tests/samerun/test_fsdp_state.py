@@ -9,11 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from samerun.checkpoints.checkpoint import _restore_moments
+from samerun import fsdp
+from samerun.checkpoint import _restore_moments
 from samerun.errors import InputError
-from samerun.launching import fsdp_state
-from samerun.launching.fsdp_config import FsdpSettings
-from samerun.launching.fsdp_state import layers_to_shard, shard
+from samerun.fsdp import FsdpSettings, layers_to_shard, shard
 from samerun.optimizers import UNDER_FSDP
 from samerun.training.optimizer import build_optimizer
 
@@ -131,17 +130,17 @@ def test_a_sharded_model_trains_as_it_is_and_its_state_goes_out_and_back(optim, 
     with torch.no_grad():
         sharded(torch.arange(5))  # leaves gathered weights behind, as an evaluation does
         plain(torch.arange(5))
-    weights = fsdp_state.full_weights(sharded, True)
+    weights = fsdp.full_weights(sharded, True)
     torch.testing.assert_close(weights, dict(plain.state_dict()), rtol=1e-5, atol=1e-6)
     assert weights["head.weight"] is weights["words.weight"]
-    fsdp_state.reshard(sharded)
-    moments = fsdp_state.full_moments(sharded, ours, True)
+    fsdp.reshard(sharded)
+    moments = fsdp.full_moments(sharded, ours, True)
     assert moments.keys() == kept_states
     trained = {name: parameter for name, parameter in plain.named_parameters() if parameter.requires_grad}
     for kind, tensors in moments.items():
         expected = {name: theirs.state[parameter][kind] for name, parameter in trained.items()}
         torch.testing.assert_close(tensors, expected, rtol=1e-4, atol=1e-7)
-    assert (fsdp_state.full_weights(sharded, False), fsdp_state.full_moments(sharded, ours, False)) == (
+    assert (fsdp.full_weights(sharded, False), fsdp.full_moments(sharded, ours, False)) == (
         {},
         {},
     )
@@ -153,8 +152,8 @@ def test_a_sharded_model_trains_as_it_is_and_its_state_goes_out_and_back(optim, 
     _restore_moments(other, restored, moments, 3)
     train(sharded, 2, ours)
     train(other, 2, restored)
-    for name, tensor in fsdp_state.full_weights(other, True).items():
-        assert torch.equal(tensor, fsdp_state.full_weights(sharded, True)[name]), name
+    for name, tensor in fsdp.full_weights(other, True).items():
+        assert torch.equal(tensor, fsdp.full_weights(sharded, True)[name]), name
         assert torch.equal(
             weights[name], kept[0][name]
         )  # what a writer holds does not change under its hands

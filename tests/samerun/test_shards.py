@@ -14,24 +14,24 @@ import torch
 from damage import cut, flip
 from thread_processes import Exchange, Process, run_concurrently
 
-from samerun import preflight
-from samerun.checkpoints import shards
-from samerun.checkpoints.checkpoint import (
+from samerun import deepspeed, preflight, shards
+from samerun.checkpoint import (
+    CheckpointTarget,
     TrainState,
     damage,
     find,
     is_sharded,
     list_checkpoints,
     load_state,
+    save,
     tidy,
+    wait,
 )
-from samerun.checkpoints.saving import CheckpointTarget, save, wait
 from samerun.errors import InputError, TrainingError
-from samerun.launching import deepspeed_state
-from samerun.launching.fsdp_config import FsdpSettings
-from samerun.launching.launch import Machine
+from samerun.fsdp import FsdpSettings
 from samerun.output import run_folder, writer_thread
 from samerun.output.writer_thread import Background
+from samerun.runtime import Machine
 
 RUN_FINGERPRINT = {"task": "linear", "rows": 8}
 UPDATES = 3
@@ -380,7 +380,7 @@ def test_deepspeed_itself_gets_everything_back(tmp_path):
     """ZeRO-1, 2, 3 and 3 with weights left whole, fp32 and bf16, other optimizers, on two processes: see
     deepspeed_job.py."""
     launchers.hide_gpus(tmp_path)
-    script = Path(__file__).parents[2] / "deepspeed_job.py"
+    script = Path(__file__).parents[1] / "deepspeed_job.py"
     finished = launchers.run([*launchers.torchrun(2), str(script), str(tmp_path)], tmp_path).check()
     assert finished.out.count("restored") == 13, finished.out
 
@@ -397,5 +397,5 @@ def test_a_folder_that_others_have_filled_takes_its_place(tmp_path):
 
 def test_the_stand_in_is_like_deepspeeds():
     """Or the tests above show nothing."""
-    (group,) = deepspeed_state.layout(engine_of(1))
+    (group,) = deepspeed.layout(engine_of(1))
     assert group == {"numel": 4, "parameters": [["0.weight", [2, 3], 0], ["0.bias", [2], 6]]}
