@@ -40,7 +40,7 @@ IMPORTED_LATER = {
 }
 
 # torch.compile is given functions that know what they are made for.
-HOLD_FUNCTIONS = {"samerun.kernels.compiling"}
+HOLD_FUNCTIONS = {"samerun.layers"}
 
 
 def module_name(path):

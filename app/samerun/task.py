@@ -31,7 +31,7 @@ class Batch:
 
     `rows`: (b,) int64, each row's number in its file, or -1 for a placeholder, which gives every process the
     same number of forward passes and counts for nothing. `lengths`: tokens of each row if padding follows
-    them, for encoders that compute without padding (`samerun.kernels.row_lengths`); otherwise None.
+    them, for encoders that compute without padding (`samerun.kernels.common`); otherwise None.
     """
 
     rows: torch.Tensor

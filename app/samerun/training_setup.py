@@ -14,8 +14,8 @@ from samerun import checkpoint
 from samerun.arguments.parsing import as_dict
 from samerun.batching.batches import EvalRows, TrainSteps
 from samerun.checkpoint import TrainState
-from samerun.kernels.compiling import compile_layers
 from samerun.kernels.embeddings import reuse_gradient_memory
+from samerun.layers import checkpoint_activations, compile_layers
 from samerun.memory.dry_run import dry_run
 from samerun.memory.estimate import memory_lines
 from samerun.memory.layout import Layout, layout_of
@@ -31,7 +31,6 @@ from samerun.task import Data, Predictions, Split, Task
 from samerun.training import loop
 from samerun.training.average import WeightAverage, averaged
 from samerun.training.best_models import BestModels, check_space
-from samerun.training.gradient_checkpointing import checkpoint_activations
 from samerun.training.optimizer import build_optimizer, state_bytes
 from samerun.training.training import FitOptions, Training
 
