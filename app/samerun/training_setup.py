@@ -14,8 +14,8 @@ from samerun import checkpoint
 from samerun.arguments.parsing import as_dict
 from samerun.batching.batches import EvalRows, TrainSteps
 from samerun.checkpoint import TrainState
-from samerun.kernels.compiling import compile_layers
 from samerun.kernels.embeddings import reuse_gradient_memory
+from samerun.layers import checkpoint_activations, compile_layers
 from samerun.memory.dry_run import dry_run
 from samerun.memory.estimate import memory_lines
 from samerun.memory.layout import Layout, layout_of
@@ -31,7 +31,6 @@ from samerun.task import Data, Predictions, Split, Task
 from samerun.training import loop
 from samerun.training.average import WeightAverage, averaged
 from samerun.training.best_models import BestModels, check_space
-from samerun.training.gradient_checkpointing import checkpoint_activations
 from samerun.training.optimizer import build_optimizer, state_bytes
 from samerun.training.training import FitOptions, Training
 
@@ -129,7 +128,7 @@ def train_steps(arguments: Any, data: Data, plan: Plan, rank: int) -> TrainSteps
 def eval_rows(run: Run, arguments: Any, task: Task, split: Split) -> EvalRows:
     """The batches of an evaluation, longest rows first."""
     by_tokens = task.evaluates_by_tokens and run.device.type == "cpu"
-    return EvalRows(split, *evaluation_batch(arguments, by_tokens))
+    return EvalRows(split, *evaluation_batch(arguments, by_tokens, split.evaluation_rows))
 
 
 def fit_options(arguments: Any, task: Task) -> FitOptions:

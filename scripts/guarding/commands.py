@@ -130,7 +130,7 @@ COMMANDS = [
     Command("classify_epochs", "classify",
             f"--do_train {BERT} --train_file text/train.csv --validation_split 0.2 --num_train_epochs 2 "
             "--global_batch_size 8 --lr_scheduler_type cosine --warmup_ratio 0.2 "
-            "--label_smoothing_factor 0.1 --freeze embeddings --sampling balanced --report_to none"),
+            "--label_smoothing_factor 0.1 --freeze embeddings --sampling class_balanced --report_to none"),
     Command("classify_bf16", "classify", f"{CLASSIFY} --mixed_precision bf16 --gradient_checkpointing"),
     Command("classify_torchrun", "classify", f"{DROPOUT} --per_device_train_batch_size 4", "torchrun"),
     Command("classify_cpu_ddp", "classify", f"{CLASSIFY} --max_tokens_per_micro_batch 100 --ema_decay 0.5",
