@@ -39,6 +39,7 @@ sys.path[:0] = [str(REPOSITORY / "scripts"), str(REPOSITORY / "app")]
 from trials.command import Command, print_table, run_all, run_script  # noqa: E402
 
 from samerun.errors import InputError  # noqa: E402
+from samerun.task import check_metric, higher_is_better  # noqa: E402
 
 Space = dict[str, optuna.distributions.BaseDistribution]
 
@@ -138,8 +139,9 @@ def sweep(options: argparse.Namespace, command: Command, folder: Path) -> None:
     for changes in [{}, *values_to_check(space)]:
         arguments = command.arguments(changes)
     metric = (arguments.metric_for_best_model or command.task_class.default_metric).removeprefix("eval_")
-    greater = arguments.greater_is_better if arguments.greater_is_better is not None else "loss" not in metric
-    study = open_study(folder, metric, greater, options.seed)
+    if command.task_class.metric_names:
+        check_metric(metric, command.task_class.metric_names, arguments)
+    study = open_study(folder, metric, higher_is_better(arguments, metric), options.seed)
     stopped = [trial for trial in study.trials if trial.state == optuna.trial.TrialState.RUNNING]
     remaining = [*stopped, *[None] * (options.trials - len(study.trials))]
     try:
