@@ -199,7 +199,7 @@ def read_classes(path: Path) -> Classes:
     """Reads a classes file: one name per line, numbered from 0, or lines of a number and a name. "(ignore)"
     behind a name marks a value to be ignored. Raises `InputError` with file and line."""
     try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").split("\n")]
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 at byte {error.start}; expected a class per line") from None
     matches = [NUMBERED_LINE.fullmatch(line) for line in lines]
