@@ -47,7 +47,6 @@ import numpy as np
 import torch
 
 from samerun.application import run
-from samerun.launching.launch import Launch
 from samerun.losses.segmentation import SegmentationLoss
 from samerun.metrics.segmentation import by_class, count_confusion, dice, iou, mean_of_defined
 from samerun.output import predictions as output
@@ -57,6 +56,7 @@ from samerun.plan import Modes
 from samerun.plots import masks as plots
 from samerun.reading.fingerprint import fingerprint
 from samerun.reports.card import class_tables
+from samerun.runtime import Launch
 from samerun.task import (
     Batch,
     Data,
@@ -65,6 +65,7 @@ from samerun.task import (
     ReportContent,
     Split,
     Task,
+    check_finite,
     check_metric,
     mixing_fingerprint,
 )
@@ -223,12 +224,15 @@ class VolumeSegmentation(Task):
             equal_passes=self.launch.gathers_weights,
         )
         predicted = network.classes_of(logits)
-        mask, scores = predicted.cpu().numpy(), {}
+        mask = predicted.cpu().numpy()
+        scores = {
+            "largest_logit": torch.stack(logits.aminmax()).abs().amax()
+        }  # NaN if any is, which the mask does not show
         if batch.labels is not None:
             truth = batch.labels[row][tuple(map(slice, size))]
             distances = network.hausdorff95(mask, truth.cpu().numpy(), spacing, num_classes)
             counted = count_confusion(predicted[None], truth[None], num_classes, IGNORED)
-            scores = {
+            scores |= {
                 "loss": self.loss(logits[None], truth[None])[0],
                 **{name: counts[0] for name, counts in counted.items()},
             }
@@ -238,6 +242,7 @@ class VolumeSegmentation(Task):
 
     def score(self, predictions: Predictions, split: Split) -> dict[str, float | None]:
         """Each class's metrics as means over volumes, and their means over classes."""
+        self.check_logits(predictions, split)
         counts, names = predictions["counts"], self.settings.classes[1:]
         scores: dict[str, float | None] = {"loss": float(predictions["loss"].mean(dtype=np.float64))}
         for kind, values in zip(
@@ -247,6 +252,10 @@ class VolumeSegmentation(Task):
             scores[f"mean_{kind}"] = mean_of_defined(np.array(by_class, dtype=np.float64))
             scores |= {f"{kind}_{name}": value for name, value in zip(names, by_class, strict=True)}
         return scores
+
+    def check_logits(self, predictions: Predictions, split: Split) -> None:
+        name = [str(volume) for volume in split.ids].__getitem__
+        check_finite(predictions["largest_logit"], "logits", split.path, "volumes", name)
 
     def export(
         self, path: Path, model: torch.nn.Module, weights: dict[str, torch.Tensor], best: Predictions | None
@@ -267,6 +276,7 @@ class VolumeSegmentation(Task):
     def prediction_lines(self, predictions: Predictions, split: Split) -> Iterator[dict[str, Any]]:
         """Also writes the masks."""
         whole, names = self.whole["test"], self.settings.classes[1:]
+        self.check_logits(predictions, split)
         folder = output.folder_of(self.arguments)
         for row, (path, mask) in enumerate(
             write_masks(whole, predictions["mask"], folder, Path(self.arguments.output_dir))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from samerun.errors import InputError
+from samerun.errors import InputError, TrainingError
 from samerun.metrics.additional import compute_additional, load_metrics
 from samerun.plan import Modes
 from samerun.reading.problems import nearest
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from samerun.batching.stream import Stream
-    from samerun.launching.launch import Launch
+    from samerun.runtime import Launch
 
 Predictions = dict[str, np.ndarray]  # (rows, ...) each, in the file's order
 
@@ -31,7 +31,7 @@ class Batch:
 
     `rows`: (b,) int64, each row's number in its file, or -1 for a placeholder, which gives every process the
     same number of forward passes and counts for nothing. `lengths`: tokens of each row if padding follows
-    them, for encoders that compute without padding (`samerun.kernels.row_lengths`); otherwise None.
+    them, for encoders that compute without padding (`samerun.kernels.common`); otherwise None.
     """
 
     rows: torch.Tensor
@@ -138,6 +138,7 @@ class Split:
     # Returns a hash of all rows, which must be unchanged to resume an interrupted prediction; None: it cannot
     # be resumed.
     content: Callable[[], str] | None = None
+    evaluation_rows: int | None = None  # of a batch unless --per_device_eval_batch_size is given
     stream: Stream | None = None  # source of each epoch's training rows; the split holds the first epoch's
 
     def __len__(self) -> int:
@@ -327,6 +328,20 @@ class Task(ABC):
     def best_metric(self) -> str:
         """The metric that chooses the best model."""
         return (self.arguments.metric_for_best_model or self.default_metric).removeprefix("eval_")
+
+
+def check_finite(values: np.ndarray, what: str, path: str, unit: str, name_of: Callable[[int], str]) -> None:
+    """Raises `TrainingError`, naming the first row, if a model's outputs are NaN or infinite. `values`:
+    (rows, ...); `what`: their name; `path`: the file; `unit`: what a row is, in the plural; `name_of`: row ->
+    its name."""
+    wrong = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
+    if len(wrong):
+        some = "leave them out, or compute with --mixed_precision no"
+        advice = some if len(wrong) < len(values) else "the model diverged"
+        raise TrainingError(
+            f"{path}: the model's {what} are not finite for {len(wrong)} of {len(values)} {unit}, first for "
+            f"{name_of(int(wrong[0]))}; {advice}. Or try a smaller --learning_rate"
+        )
 
 
 def check_metric(name: str, metrics: Iterable[str], arguments: Any) -> None:

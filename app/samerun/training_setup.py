@@ -11,13 +11,12 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from samerun import checkpoint
 from samerun.arguments.parsing import as_dict
 from samerun.batching.batches import EvalRows, TrainSteps
-from samerun.checkpoints import checkpoint, local_copy, saving
-from samerun.checkpoints.checkpoint import TrainState
-from samerun.kernels.compiling import compile_layers
+from samerun.checkpoint import TrainState
 from samerun.kernels.embeddings import reuse_gradient_memory
-from samerun.launching.processes import Run
+from samerun.layers import checkpoint_activations, compile_layers
 from samerun.memory.dry_run import dry_run
 from samerun.memory.estimate import memory_lines
 from samerun.memory.layout import Layout, layout_of
@@ -29,11 +28,11 @@ from samerun.output.run_folder import BEST, METRICS, begin_best, merge_metrics, 
 from samerun.plan import Plan, evaluation_batch
 from samerun.reports import final_report
 from samerun.reports.tracker import Tracker, project_of, read_history
+from samerun.runtime import Run
 from samerun.task import Data, Predictions, Split, Task, higher_is_better
 from samerun.training import loop
 from samerun.training.average import WeightAverage, averaged
 from samerun.training.best_models import BestModels, check_space
-from samerun.training.gradient_checkpointing import checkpoint_activations
 from samerun.training.optimizer import build_optimizer, state_bytes
 from samerun.training.training import FitOptions, Training
 
@@ -46,7 +45,7 @@ def prepare_training(
     state, place, resume = TrainState(), None, opened.resume
     folder = Path(arguments.output_dir)
     if resume is not None:
-        place = local_copy.fetch(run, resume, arguments.shared_output_dir)
+        place = checkpoint.fetch(run, resume, arguments.shared_output_dir)
         state = checkpoint.load_state(place, opened.fingerprint)
         checkpoint.load_weights(place, model)
         _forget_missing_best(run, folder, state)
@@ -92,7 +91,7 @@ def prepare_training(
         training.best_models.forget_missing(state)
         if checkpoint.is_sharded(place) and arguments.checkpoint_format == "full":
             _convert_to_full(run, training, state)
-        local_copy.discard(run, place, resume)
+        checkpoint.discard(run, place, resume)
     return training, state
 
 
@@ -134,7 +133,7 @@ def train_steps(arguments: Any, data: Data, plan: Plan, rank: int) -> TrainSteps
 def eval_rows(run: Run, arguments: Any, task: Task, split: Split) -> EvalRows:
     """The batches of an evaluation, longest rows first."""
     by_tokens = task.evaluates_by_tokens and run.device.type == "cpu"
-    return EvalRows(split, *evaluation_batch(arguments, by_tokens))
+    return EvalRows(split, *evaluation_batch(arguments, by_tokens, split.evaluation_rows))
 
 
 def fit_options(arguments: Any, task: Task) -> FitOptions:
@@ -178,7 +177,7 @@ def export_best(
     """Writes best/, its entries of metrics.json, and samples and images for TensorBoard. `keeps_predictions`:
     keeps `best`, the predictions of the validation rows, for the report. All processes must call it."""
     with Phase("exporting", shown=run.is_main):
-        weights = saving.full_weights(run, model)
+        weights = checkpoint.full_weights(run, model)
         run.on_main(partial(_export, folder, task, run.unwrapped(model), weights, tracker, best))
         if keeps_predictions:
             run.on_main(lambda: None if best is None else final_report.save_best_predictions(folder, best))
@@ -202,11 +201,11 @@ def _export(
 def load_best(run: Run, arguments: Any, load: Callable[[Path], Any]) -> Any:
     """Calls `load` on best/ on every process. Machines without a shared disk receive a temporary copy."""
     folder = Path(arguments.output_dir) / BEST
-    place = local_copy.fetch(run, folder, arguments.shared_output_dir)
+    place = checkpoint.fetch(run, folder, arguments.shared_output_dir)
     try:
         return load(place)
     finally:
-        local_copy.discard(run, place, folder)
+        checkpoint.discard(run, place, folder)
 
 
 def finish_training(run: Run, training: Training, state: TrainState) -> dict[str, Any]:

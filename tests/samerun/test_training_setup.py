@@ -12,11 +12,9 @@ from linear_task import LinearTask, linear_layer, make_plan, points
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from samerun import opened_run, training_setup
-from samerun.checkpoints import checkpoint
+from samerun import checkpoint, opened_run, signals, training_setup
 from samerun.errors import InputError
 from samerun.kernels import embeddings
-from samerun.launching import signals
 from samerun.opened_run import OpenedRun
 from samerun.output import status, written
 from samerun.output.files import write_json

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid, softplus
 
-from samerun.kernels.transfer import send
+from samerun.kernels.common import send
 
 DB_ALPHA, DB_BETA = (
     0.1,

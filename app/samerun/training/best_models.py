@@ -15,15 +15,14 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from samerun import checkpoint, deepspeed, fsdp
 from samerun.batching.batches import EvalRows
-from samerun.checkpoints import checkpoint, local_copy, saving
-from samerun.checkpoints.checkpoint import TrainState
+from samerun.checkpoint import TrainState
 from samerun.errors import InputError
-from samerun.launching import deepspeed_state, fsdp_state
-from samerun.launching.processes import Run
 from samerun.output import written
 from samerun.output.progress import Phase
 from samerun.output.run_folder import BEST, BEST_MODELS, CHECKPOINTS, KEPT_WEIGHTS, replace_folder
+from samerun.runtime import Run
 from samerun.task import Predictions, Task
 from samerun.training.evaluation import evaluate
 
@@ -65,7 +64,7 @@ class BestModels:
         )
         if state.step in steps:
             with Phase("exporting", shown=self.run.is_main):
-                weights = saving.full_weights(self.run, self.model)
+                weights = checkpoint.full_weights(self.run, self.model)
                 if state.step in (exported or ()):
                     path, plain = (
                         self.folder / BEST_MODELS / f"step_{state.step}",
@@ -103,9 +102,9 @@ class BestModels:
         if len(steps) < 2:
             return []
         folder = self.folder / KEPT_WEIGHTS
-        place = local_copy.fetch(self.run, folder, self.shared_output_dir)
+        place = checkpoint.fetch(self.run, folder, self.shared_output_dir)
         load_weights(self.run, self.model, AveragedFiles([place / f"step_{step}" / FILE for step in steps]))
-        local_copy.discard(self.run, place, folder)
+        checkpoint.discard(self.run, place, folder)
         return sorted(steps)
 
     def export_average(
@@ -212,16 +211,14 @@ class AveragedFiles(Mapping):
 def load_weights(run: Run, model: Any, weights: Mapping[str, torch.Tensor]) -> None:
     """Loads full trained weights and buffers into a prepared model. All processes must call it."""
     if run.fsdp is not None:
-        fsdp_state.reshard(model)  # an evaluation leaves gathered weights
+        fsdp.reshard(model)  # an evaluation leaves gathered weights
     plain = run.unwrapped(model)
     if run.deepspeed_config is not None:
-        deepspeed_state.restore_weights(model, weights)
+        deepspeed.restore_weights(model, weights)
     else:
         for name, parameter in plain.named_parameters():
             if parameter.requires_grad:
-                fsdp_state.to_local(parameter).copy_(
-                    fsdp_state.to_local(fsdp_state.distribute_like(weights[name], parameter))
-                )
+                fsdp.to_local(parameter).copy_(fsdp.to_local(fsdp.distribute_like(weights[name], parameter)))
     for name, buffer in plain.named_buffers():
         if name in weights:
             buffer.copy_(weights[name])

@@ -10,10 +10,10 @@ import torch
 
 from samerun.batching.batches import EvalRows
 from samerun.errors import StopRequested, TrainingError, in_short, is_out_of_memory
-from samerun.kernels.row_lengths import row_lengths
-from samerun.launching.processes import Run
-from samerun.launching.shutdown import stop_requested
+from samerun.kernels.common import row_lengths
 from samerun.output.progress import Phase
+from samerun.runtime import Run
+from samerun.signals import stop_requested
 from samerun.task import Batch, Predictions, Task
 from samerun.training.partial_predictions import Part, PartialPredictions
 from samerun.training.step import input_dtype

@@ -11,18 +11,16 @@ from typing import NoReturn
 
 import torch
 
+from samerun import checkpoint, signals
 from samerun.batching.batches import train_loader
-from samerun.checkpoints import checkpoint, saving
-from samerun.checkpoints.checkpoint import TrainState
-from samerun.checkpoints.saving import CheckpointTarget
+from samerun.checkpoint import CheckpointTarget, TrainState
 from samerun.errors import EXIT_STOPPED, StopRequested, TrainingError, in_short, is_out_of_memory
-from samerun.kernels.transfer import widest_float
-from samerun.launching import signals
-from samerun.launching.processes import Run
-from samerun.launching.shutdown import stop_requested, stop_run
+from samerun.kernels.common import widest_float
 from samerun.output import status
 from samerun.output.progress import Phase
 from samerun.reports.profiling import profiled
+from samerun.runtime import Run
+from samerun.signals import stop_requested, stop_run
 from samerun.task import Batch
 from samerun.training.average import averaged
 from samerun.training.clock import StepClock, memory_mb, peak_memory_mb
@@ -232,7 +230,7 @@ def _evaluate_and_save(run: Run, training: Training, state: TrainState, eval_due
 
 
 def save(run: Run, training: Training, state: TrainState, sharded: bool | None = None) -> None:
-    """Starts writing a checkpoint (see `saving.save`). All processes must call it."""
+    """Starts writing a checkpoint (see `checkpoint.save`). All processes must call it."""
     started = time.perf_counter()
     options = training.options
     synchronise_buffers(run, training.model)
@@ -247,14 +245,14 @@ def save(run: Run, training: Training, state: TrainState, sharded: bool | None =
     )
     average = None if training.average is None else training.average.state(target.sharded)
     with Phase("saving", shown=run.is_main):
-        saving.save(run, target, training.model, training.optimizer, state, average)
+        checkpoint.save(run, target, training.model, training.optimizer, state, average)
     training.save_stalls.append(time.perf_counter() - started)
 
 
 def wait_for_checkpoint(run: Run, training: Training) -> None:
     """Waits until a checkpoint that is being written is on disk. All processes must call it."""
     with Phase("saving", shown=run.is_main):
-        saving.wait(run, training.writer)
+        checkpoint.wait(run, training.writer)
 
 
 def _save_and_stop(run: Run, training: Training, state: TrainState, unevaluated: bool) -> NoReturn:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from samerun.checkpoints.checkpoint import TrainState
+from samerun.checkpoint import TrainState
 from samerun.errors import InputError
-from samerun.launching.processes import Run
 from samerun.output.run_folder import begin_best
+from samerun.runtime import Run
 from samerun.training.evaluation import evaluate
 from samerun.training.training import FitOptions, Training
 

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from samerun.kernels.row_lengths import row_lengths
-from samerun.launching import deepspeed_state, fsdp_state, heartbeat
-from samerun.launching.processes import Run
+from samerun import deepspeed, fsdp, machines
+from samerun.kernels.common import row_lengths
 from samerun.reports.profiling import part
+from samerun.runtime import Run
 from samerun.task import Batch, Task
 from samerun.training.splitting import Splitting
 
@@ -59,10 +59,10 @@ def train_step(
                 raise
         splitting.clear_step(run, optimizer)
         reseed()
-    heartbeat.progress()
+    machines.progress()
     with part("optimizer"):
         norm = (
-            deepspeed_state.grad_norm(model)
+            deepspeed.grad_norm(model)
             if run.deepspeed_config is not None
             else _clip(run, model, max_grad_norm or math.inf)
         )
@@ -87,7 +87,7 @@ def _accumulate(
         with nullcontext() if last and not is_ddp else accelerator.no_sync(model):
             with part("forward"), row_lengths(batch.lengths):
                 loss_sum = task.loss_sum(model, batch)
-            heartbeat.progress()
+            machines.progress()
             splitting.exchanging = last and run.launch.world_size > 1
             with part("backward"), accelerator.trigger_sync_in_backward(model) if last else nullcontext():
                 accelerator.backward(loss_sum * scale)
@@ -100,9 +100,9 @@ def _clip(run: Run, model: Any, max_norm: float) -> torch.Tensor:
     gradients, if only by 1, so that the host need not wait for a GPU's norm. On a CPU this pass is skipped if
     the norm is small."""
     if run.device.type not in SYNCHRONOUS:
-        return fsdp_state.full_tensor(run.accelerator.clip_grad_norm_(model.parameters(), max_norm))
+        return fsdp.full_tensor(run.accelerator.clip_grad_norm_(model.parameters(), max_norm))
     parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
-    norm = fsdp_state.full_tensor(torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters]))
+    norm = fsdp.full_tensor(torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters]))
     if not norm <= max_norm:  # true for NaN
         torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
     return norm

@@ -7,7 +7,7 @@ import torch
 from linear_task import LinearTask, eval_rows, points
 from safetensors.torch import load_file, save_file
 
-from samerun.checkpoints.checkpoint import TrainState
+from samerun.checkpoint import TrainState
 from samerun.errors import InputError
 from samerun.output.run_folder import replace_folder
 from samerun.training.best_models import AveragedFiles, BestModels, check_space

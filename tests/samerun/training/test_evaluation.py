@@ -3,7 +3,7 @@ import torch
 from linear_task import LinearTask, eval_rows, linear_layer, points
 
 from samerun.errors import TrainingError
-from samerun.launching.processes import Run
+from samerun.runtime import Run
 from samerun.training.evaluation import evaluate, predict
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from linear_task import LinearTask, collator, eval_rows, linear_layer, make_plan, points, train_steps
 
-from samerun.checkpoints.checkpoint import TrainState, list_checkpoints, load_average, restore_optimizer
+from samerun import signals
+from samerun.checkpoint import TrainState, list_checkpoints, load_average, restore_optimizer
 from samerun.errors import InputError, StopRequested, TrainingError
-from samerun.launching import signals
 from samerun.output import progress, status
 from samerun.output.writer_thread import finish_all
 from samerun.reports.tracker import SPEED, Tracker, read_history
@@ -480,7 +480,7 @@ def test_a_run_that_is_asked_before_its_first_step_has_nothing_to_save(begin, mo
 
 def test_a_checkpoint_that_could_not_be_written_ends_the_run(begin, monkeypatch):
     session = begin(plan=make_plan(22, save_steps=4))
-    monkeypatch.setattr("samerun.checkpoints.saving.save_file", lambda *_: 1 / 0)
+    monkeypatch.setattr("samerun.checkpoint.save_file", lambda *_: 1 / 0)
     with pytest.raises(TrainingError, match=r"step_4 could not be written \(division by zero\)"):
         session.fit()
     assert session.state.step == 6  # told at the next save

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from linear_task import LinearTask, eval_rows, linear_layer, points
 
-from samerun.launching import signals
+from samerun import signals
 from samerun.training import partial_predictions
 from samerun.training.evaluation import predict
 from samerun.training.partial_predictions import PARTS, PartialPredictions
