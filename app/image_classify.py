@@ -78,6 +78,7 @@ class ImageClassification(ImageTask):
     name = "image_classify"
     default_metric = "accuracy"
     shown_metrics = ("loss", "accuracy", "top5_accuracy", "f1_macro")
+    metric_names = shown_metrics
 
     # Data
 
@@ -109,6 +110,7 @@ class ImageClassification(ImageTask):
         self.smoothing = arguments.label_smoothing_factor
         if not self.modes.train:  # the loss is that of the model's training
             self.smoothing = getattr(self.config, "label_smoothing_factor", self.smoothing)
+        self.loss_settings = {"label_smoothing_factor": self.smoothing}
         self.own_labels = None if arguments.from_scratch else own_labels(self.config)
         self.labels = classifier.choose_labels(self.own_labels, classes, self.config)
         if isinstance(self.config, SmallCNNConfig):

@@ -127,9 +127,10 @@ class Segmentation(ImageTask):
             class_weights = balanced_class_weights(totals) if a.class_weights == "balanced" else None
             if self.modes.evaluate:
                 of_classes = [f"{kind}_{name}" for kind in KINDS for name in self.classes.names]
-                check_metric(self.best_metric, [*self.shown_metrics, *of_classes])
+                check_metric(self.best_metric, [*self.shown_metrics, *of_classes], a)
         weights = a.cross_entropy_weight, a.dice_weight, class_weights
         loss = SegmentationLoss(*weights, masks.IGNORED, label_smoothing=a.label_smoothing_factor)
+        self.loss_settings = loss.settings()
         self.loss = (
             loss if self.modes.train else loss.with_settings(getattr(self.config, "loss_settings", None))
         )

@@ -121,7 +121,7 @@ class VolumeSegmentation(Task):
             notes.insert(0, self.settings.training_note(prepared["train"], arguments.patches_per_volume))
             if modes.evaluate:
                 of_classes = (f"{kind}_{name}" for kind in KINDS for name in classes[1:])
-                check_metric(self.best_metric, [*self.shown_metrics, *of_classes])
+                check_metric(self.best_metric, [*self.shown_metrics, *of_classes], arguments)
         if arguments.test_file is not None and not modes.predict:
             notes.append(
                 f"--test_file {' '.join(arguments.test_file)} is not read: --do_predict is not given"
@@ -153,6 +153,7 @@ class VolumeSegmentation(Task):
         if not a.modes.train:
             return loss.with_settings(self.settings.loss)
         self.settings = replace(self.settings, loss=loss.settings())
+        self.loss_settings = self.settings.loss
         return loss
 
     def patch_split(self, volumes: list[Prepared], files: Volumes, notes: list[str]) -> Split:
