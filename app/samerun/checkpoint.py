@@ -80,6 +80,7 @@ class TrainState:
     best_metric_name: str | None = None
     best_loss: float | None = None  # of the best model; None if the task's scores have no "loss"
     best_step: int | None = None
+    loss_settings: dict[str, Any] | None = None  # `Task.loss_settings` of `best_loss`
     evaluations_without_best: int = 0
     kept: list[dict[str, Any]] = field(
         default_factory=list

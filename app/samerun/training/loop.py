@@ -15,7 +15,7 @@ from samerun import checkpoint, signals
 from samerun.batching.batches import train_loader
 from samerun.checkpoint import CheckpointTarget, TrainState
 from samerun.errors import EXIT_STOPPED, StopRequested, TrainingError, in_short, is_out_of_memory
-from samerun.kernels.transfer import widest_float
+from samerun.kernels.common import widest_float
 from samerun.output import status
 from samerun.output.progress import Phase
 from samerun.reports.profiling import profiled
