@@ -67,7 +67,7 @@ import torch
 from transformers import AutoModelForSeq2SeqLM
 
 from samerun.application import run
-from samerun.kernels.transfer import widest_float
+from samerun.kernels.common import widest_float
 from samerun.metrics.rouge import lead_scores, rouge_scores
 from samerun.models import encoder_decoder
 from samerun.models.adapters import limit_training

@@ -343,10 +343,10 @@ def memory_report(
     code."""
     import torch
 
+    from samerun.layers import checkpoint_activations
     from samerun.memory.dry_run import dry_run
     from samerun.memory.estimate import estimate
     from samerun.memory.layout import layout_of
-    from samerun.training.gradient_checkpointing import checkpoint_activations
     from samerun.training.optimizer import state_bytes
     from samerun.training_setup import train_steps
 

@@ -183,35 +183,30 @@ def replace_folder(path: Path, fill: Callable[[Path], None]) -> None:
     `recover_folder` renames it back. Files of the user in the old folder are kept.
     """
     check_present(path)
-    unfinished = path.with_name(f".{path.name}.unfinished")
+    unfinished, old = (path.with_name(f".{path.name}.{suffix}") for suffix in ("unfinished", "old"))
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     try:
         with path_in_errors(path):
             fill(unfinished)
-            put_in_place(unfinished, path)
+            names = [file.relative_to(unfinished).as_posix() for file in files_at(unfinished)]
+            add_to_list(unfinished, names)
+            for file in foreign_files(path):
+                target = unfinished / file.relative_to(path)
+                if not os.path.lexists(target):
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy2(file, target, follow_symlinks=False)
+            _apply_umask(unfinished)
+            flush(unfinished)
+            check_present(path)
+            shutil.rmtree(old, ignore_errors=True)
+            if path.exists():
+                os.rename(path, old)
+            os.rename(unfinished, path)
+            flush_one(path.parent)
+            shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-
-
-def put_in_place(unfinished: Path, path: Path) -> None:
-    """The second half of `replace_folder`, for a folder that is already filled."""
-    old = path.with_name(f".{path.name}.old")
-    check_present(path)
-    add_to_list(unfinished, [file.relative_to(unfinished).as_posix() for file in files_at(unfinished)])
-    for file in foreign_files(path):
-        target = unfinished / file.relative_to(path)
-        if not os.path.lexists(target):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(file, target, follow_symlinks=False)
-    _apply_umask(unfinished)
-    flush(unfinished)
-    shutil.rmtree(old, ignore_errors=True)
-    if path.exists():
-        os.rename(path, old)
-    os.rename(unfinished, path)
-    flush_one(path.parent)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _apply_umask(folder: Path) -> None:

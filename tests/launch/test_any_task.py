@@ -25,8 +25,8 @@ from torch import nn
 from vector_task import Arguments, Regression
 
 from samerun.errors import InputError
+from samerun.layers import checkpoint_activations
 from samerun.plan import Modes
-from samerun.training.gradient_checkpointing import checkpoint_activations
 from samerun.training.step import input_dtype
 
 SCRIPT = vector_task.__file__

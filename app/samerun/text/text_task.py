@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from samerun.kernels.bigbird.plan import choose_attention, padding_of
-from samerun.kernels.enable import enable_kernels
-from samerun.kernels.padding_free.support import check_padding_free
+from samerun.kernels.bigbird import choose_attention, padding_of
+from samerun.kernels.enable import check_padding_free, enable_kernels
 from samerun.models import adapters
 from samerun.models.contributions import words_of_likeliest
 from samerun.models.export import export_model

@@ -11,7 +11,7 @@ import torch
 from samerun.batching.batches import EvalRows
 from samerun.console import Phase
 from samerun.errors import StopRequested, TrainingError, in_short, is_out_of_memory
-from samerun.kernels.row_lengths import row_lengths
+from samerun.kernels.common import row_lengths
 from samerun.runtime import Run
 from samerun.signals import stop_requested
 from samerun.task import Batch, Predictions, Task

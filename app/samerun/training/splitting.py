@@ -20,9 +20,9 @@ from accelerate.utils.memory import clear_device_cache
 from torch.nn.parallel import DistributedDataParallel
 
 from samerun.errors import is_out_of_memory
+from samerun.layers import has_statistics
 from samerun.runtime import Run
 from samerun.task import Batch
-from samerun.training.gradient_checkpointing import has_statistics
 
 MOST_HALVINGS = 16
 

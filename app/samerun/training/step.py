@@ -17,7 +17,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from samerun import deepspeed, fsdp, machines
-from samerun.kernels.row_lengths import row_lengths
+from samerun.kernels.common import row_lengths
 from samerun.reports.profiling import part
 from samerun.runtime import Run
 from samerun.task import Batch, Task

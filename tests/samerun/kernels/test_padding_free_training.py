@@ -11,7 +11,7 @@ from test_encoders import LENGTHS, classifier
 from text_tasks import classification
 
 from samerun.batching.batches import TrainSteps
-from samerun.kernels.padding_free.encoders import use_padding_free
+from samerun.kernels.padding_free import use_padding_free
 from samerun.task import Batch, Split
 from samerun.text.splits import lengths_of, pad_rows
 from samerun.training.evaluation import predict

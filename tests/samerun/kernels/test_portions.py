@@ -3,9 +3,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samerun.kernels.bigbird import rows as portions
-from samerun.kernels.bigbird.plan import Shape
-from samerun.kernels.bigbird.rows import portion_size, portions_of, read_rows
+from samerun.kernels import block_attention as portions
+from samerun.kernels.bigbird import Shape, read_rows
+from samerun.kernels.block_attention import portion_size, portions_of
 
 LENGTHS = (90, 33, 96, 40, 5, 90)
 

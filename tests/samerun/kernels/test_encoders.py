@@ -16,9 +16,9 @@ from transformers import (
 )
 
 from samerun.errors import InputError
-from samerun.kernels import row_lengths
-from samerun.kernels.padding_free.encoders import NAME, use_padding_free
-from samerun.kernels.padding_free.support import SUPPORTED, check_padding_free
+from samerun.kernels import common as row_lengths
+from samerun.kernels.enable import SUPPORTED, check_padding_free
+from samerun.kernels.padding_free import NAME, use_padding_free
 
 LENGTHS = (23, 7, 7, 1, 40, 12)
 SIZES = {

@@ -17,16 +17,15 @@ from transformers import (
     EncoderDecoderModel,
 )
 
-import samerun.kernels.dropout.attention
-import samerun.kernels.dropout.module
-from samerun.kernels.dropout.attention import (
+import samerun.kernels.dropout
+from samerun.kernels.dropout import (
     DropoutAttention,
+    DropoutMask,
     _compact,
     attend,
     dropout_attention,
     use_cpu_dropout,
 )
-from samerun.kernels.dropout.module import DropoutMask
 
 SIZES = {
     "hidden_size": 32,
@@ -118,7 +117,7 @@ def test_however_the_work_is_cut_it_is_attention_with_some_weights_dropped(
     weights, padded, keys, monkeypatch
 ):
     # Single queries, some queries of a head, whole heads, whole rows, everything at once.
-    monkeypatch.setattr(samerun.kernels.dropout.attention, "WEIGHTS_AT_ONCE", weights)
+    monkeypatch.setattr(samerun.kernels.dropout, "WEIGHTS_AT_ONCE", weights)
     mask = (
         (torch.arange(keys) < torch.tensor([keys, 4, keys - 1])[:, None])[:, None, None] if padded else None
     )
@@ -137,7 +136,7 @@ def test_however_the_work_is_cut_it_is_attention_with_some_weights_dropped(
 
 
 def test_the_mask_depends_on_the_seed_and_not_on_threads(monkeypatch):
-    monkeypatch.setattr(samerun.kernels.dropout.module, "PIECE", 100)
+    monkeypatch.setattr(samerun.kernels.dropout, "PIECE", 100)
     before, found = torch.get_num_threads(), []
     try:
         for threads in (1, 3, 3):

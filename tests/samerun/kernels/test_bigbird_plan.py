@@ -5,7 +5,7 @@ from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAtt
 from transformers.models.bigbird_pegasus.modeling_bigbird_pegasus import BigBirdPegasusBlockSparseAttention
 
 from samerun.errors import InputError
-from samerun.kernels.bigbird.plan import Shape, choose_attention, padding_of, random_blocks, shortest_sparse
+from samerun.kernels.bigbird import Shape, choose_attention, padding_of, random_blocks, shortest_sparse
 
 
 def config(**changes):

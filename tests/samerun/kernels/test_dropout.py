@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-import samerun.kernels.dropout.module
-from samerun.kernels.dropout.module import LEVELS, Dropout, dropout
+import samerun.kernels.dropout
+from samerun.kernels.dropout import LEVELS, Dropout, dropout
 
 
 def scale_of(p):
@@ -42,7 +42,7 @@ def test_the_seed_decides():
 
 
 def test_the_mask_depends_on_the_seed_and_not_on_threads(monkeypatch):
-    monkeypatch.setattr(samerun.kernels.dropout.module, "PIECE", 1000)
+    monkeypatch.setattr(samerun.kernels.dropout, "PIECE", 1000)
     before, found = torch.get_num_threads(), []
     try:
         for threads in (1, 3):

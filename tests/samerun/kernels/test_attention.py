@@ -18,12 +18,9 @@ from transformers import (
 )
 from transformers.activations import NewGELUActivation
 
-import samerun.kernels.bigbird.blocks
-import samerun.kernels.bigbird.rows
-from samerun.kernels.bigbird.layers import FusedGELU, use_bigbird_attention
-from samerun.kernels.bigbird.plan import Shape
-from samerun.kernels.bigbird.rows import read_rows
-from samerun.kernels.row_lengths import row_lengths
+import samerun.kernels.block_attention
+from samerun.kernels.bigbird import FusedGELU, Shape, read_rows, use_bigbird_attention
+from samerun.kernels.common import row_lengths
 
 # Blocks of 4 and 2 random blocks: sparse from 37 tokens (10 blocks) on. Long and short rows, whole and broken
 # blocks.
@@ -108,13 +105,13 @@ def check_rows(model, ids, mask, tolerance=1e-5):
 @pytest.mark.parametrize("scores", [1, 500, 3000, 2**19])
 def test_every_row_of_a_mixed_batch_is_as_it_is_alone(training, scores, monkeypatch):
     # However the work is cut: single blocks, several blocks, several heads, everything at once.
-    monkeypatch.setattr(samerun.kernels.bigbird.blocks, "SCORES_PER_THREAD", scores)
+    monkeypatch.setattr(samerun.kernels.block_attention, "SCORES_PER_THREAD", scores)
     check_rows(encoder().train(training), *batch(LENGTHS))
 
 
 @pytest.mark.parametrize("elements", [1, 3000, 10_000, 2**17])
 def test_however_rows_and_heads_are_shared_out(elements, threads, monkeypatch):
-    monkeypatch.setattr(samerun.kernels.bigbird.rows, "PORTION", elements)
+    monkeypatch.setattr(samerun.kernels.block_attention, "PORTION", elements)
     check_rows(encoder().train(), *batch(LENGTHS))
     check_rows(encoder().train(), *batch((61, 64, 62)))
 
