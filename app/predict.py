@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unless PYTHONSAFEPATH is set
 
-from samerun.command_line import prepare_process
+from samerun.cli import prepare_process
 from samerun.errors import InputError
 from samerun.files import as_line, temporary_folder
 from samerun.predictions import STDOUT

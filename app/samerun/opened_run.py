@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from samerun import checkpoint, machines, optimizers, run_folder, signals
-from samerun.arguments.parsing import as_dict, names_of
 from samerun.errors import InputError
 from samerun.files import as_json, lock, recover_folder, write_json
+from samerun.parsing import as_dict, names_of
 from samerun.plan import Plan, describe
 from samerun.run_folder import BEST, RUN_FILE, STATUS, library_versions, status
 from samerun.runtime import Run, launch_summary

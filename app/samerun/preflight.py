@@ -11,9 +11,9 @@ from typing import Any
 from huggingface_hub import get_token
 
 from samerun import deepspeed, machines, optimizers, predictions, run_folder
-from samerun.arguments.parsing import SpaceSeparated, names_of
 from samerun.errors import InputError, collecting
 from samerun.files import file_record
+from samerun.parsing import SpaceSeparated, names_of
 from samerun.reading.text_files import matching
 from samerun.reports import results
 from samerun.run_folder import code_version, library_versions

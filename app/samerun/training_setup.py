@@ -12,7 +12,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from samerun import checkpoint
-from samerun.arguments.parsing import as_dict
 from samerun.batching.batches import EvalRows, TrainSteps
 from samerun.checkpoint import TrainState
 from samerun.console import Phase
@@ -23,6 +22,7 @@ from samerun.memory.dry_run import dry_run
 from samerun.memory.estimate import memory_lines
 from samerun.memory.layout import Layout, layout_of
 from samerun.opened_run import OpenedRun
+from samerun.parsing import as_dict
 from samerun.plan import Plan, evaluation_batch
 from samerun.reports import final_report
 from samerun.reports.tracker import Tracker, project_of, read_history

@@ -22,10 +22,10 @@ import numpy as np
 
 from samerun import predictions as output
 from samerun import signals
-from samerun.arguments.groups import OptimizationArguments, RunArguments
-from samerun.arguments.parsing import as_dict, names_of
+from samerun.arguments import OptimizationArguments, RunArguments
 from samerun.batching.batches import EvalRows
 from samerun.files import write_json
+from samerun.parsing import as_dict, names_of
 from samerun.reading.fingerprint import sample_of
 from samerun.run_folder import BEST, code_version, library_versions
 from samerun.runtime import Run
