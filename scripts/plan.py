@@ -344,18 +344,18 @@ def memory_report(
     code."""
     import torch
 
+    from samerun.layers import checkpoint_activations
     from samerun.memory.dry_run import dry_run
     from samerun.memory.estimate import estimate
     from samerun.memory.layout import layout_of
-    from samerun.training.gradient_checkpointing import checkpoint_activations
-    from samerun.training.optimizer import state_bytes
-    from samerun.training_setup import train_steps
+    from samerun.optimizer import state_bytes
+    from samerun.train import train_batches
 
     with torch.device("meta"):
         model = task.build()
     if task.arguments.gradient_checkpointing or launch.recomputes_activations:
         checkpoint_activations(model)
-    batch = train_steps(task.arguments, data, plan, 0).largest_micro_batch()
+    batch = train_batches(task.arguments, data, plan, 0).largest_micro_batch()
     layout = layout_of(launch, plan.batch, task.arguments.kernels, state_bytes(task.arguments, model))
     dry_runs: dict[tuple, Any] = {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,20 +10,20 @@ import torch
 
 from samerun import preflight
 from samerun.batching.stream import read_ahead
+from samerun.checkpoints import local_copy
+from samerun.evaluate import eval_rows, evaluate, predict
 from samerun.launching import processes, shutdown
 from samerun.launching.processes import Run
 from samerun.opened_run import make_fingerprint, open_run
 from samerun.output.predictions import metrics_name
 from samerun.output.progress import Phase
-from samerun.output.run_folder import METRICS, merge_metrics, read_metrics
+from samerun.output.run_folder import BEST, METRICS, merge_metrics, read_metrics
+from samerun.partial_predictions import open_partial_predictions
 from samerun.plan import Modes, make_plan
 from samerun.reports import results
 from samerun.reports.final_report import write_reports
 from samerun.task import Data, Task
-from samerun.training import loop
-from samerun.training.evaluation import evaluate, predict
-from samerun.training.partial_predictions import open_partial_predictions
-from samerun.training_setup import eval_rows, finish_training, load_best, prepare_training, release
+from samerun.train import Training
 
 
 def run(task_class: type[Task], arguments: Any) -> None:
@@ -51,11 +52,11 @@ def run_task(task: Task, arguments: Any) -> None:
     if opened.complete:
         metrics |= started.on_main(lambda: read_metrics(Path(arguments.output_dir) / METRICS))
     elif modes.train:
-        training, state = prepare_training(started, arguments, task, data, plan, model, opened=opened)
+        training = Training(started, arguments, task, data, plan, model, opened=opened)
         del model
-        metrics |= loop.fit(started, training, state)
-        metrics |= finish_training(started, training, state)
-        release(started, training)
+        metrics |= training.fit()
+        metrics |= training.finish()
+        training.release()
     if modes.predict or not modes.train:
         model = load_exported(started, arguments, task, modes.train)
     if modes.evaluate and not modes.train:
@@ -85,9 +86,21 @@ def build_model(task: Task, seed: int) -> torch.nn.Module:
 def load_exported(started: Run, arguments: Any, task: Task, trained: bool) -> Any:
     """Loads this run's best model, or --model_name_or_path without training, and prepares it on every
     process."""
-    named = arguments.model_name_or_path
-    model = load_best(started, arguments, task.load_exported) if trained else task.load_exported(named)
+    if trained:
+        model = load_best(started, arguments, task.load_exported)
+    else:
+        model = task.load_exported(arguments.model_name_or_path)
     return started.accelerator.prepare_model(model.to(started.device), evaluation_mode=True)
+
+
+def load_best(started: Run, arguments: Any, load: Callable[[Path], Any]) -> Any:
+    """Calls `load` on best/ on every process. Machines without a shared disk receive a temporary copy."""
+    folder = Path(arguments.output_dir) / BEST
+    place = local_copy.fetch(started, folder, arguments.shared_output_dir)
+    try:
+        return load(place)
+    finally:
+        local_copy.discard(started, place, folder)
 
 
 def baseline(started: Run, task: Task, split: Any, name: str) -> dict[str, Any]:

@@ -116,7 +116,7 @@ def _take_folder(
     if not holds_a_run:
         run_folder.clear(folder)
     run_folder.recover_folder(folder / BEST)
-    for name in (checkpoint.FOLDER, run_folder.BEST_MODELS, run_folder.KEPT_WEIGHTS):
+    for name in (checkpoint.FOLDER, run_folder.BEST_MODELS):
         checkpoint.tidy(folder / name)
     path = None if resume is None else checkpoint.find(folder / checkpoint.FOLDER, resume)
     if path is None and restarted and arguments.resume_from_checkpoint is not None:

@@ -8,7 +8,7 @@ number of micro-batches per process follows from the number of processes and the
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from samerun import optimizers
@@ -54,6 +54,14 @@ class BatchShape:
         rows."""
         per_process = math.ceil(self.global_batch_size / self.world_size)
         return 1 - self.global_batch_size / (per_process * self.world_size)
+
+    def halved(self) -> BatchShape:
+        """About half the micro-batch, and as many more of them as make up the same global batch."""
+        if self.max_tokens is not None:
+            return replace(self, max_tokens=self.max_tokens // 2)
+        accumulation = min(2 * self.accumulation, math.ceil(self.global_batch_size / self.world_size))
+        micro_batch_size = math.ceil(self.global_batch_size / (self.world_size * accumulation))
+        return replace(self, accumulation=accumulation, micro_batch_size=micro_batch_size)
 
 
 def derive_batch(

@@ -52,11 +52,11 @@ def make_task(script: str, options: Options) -> Any:
 
 
 def train(script: str, options: Options, measure: Callable[..., Any]) -> Any:
-    """Runs app/SCRIPT.py up to the training; returns `measure`(train, run, training, state). `train`() does
-    the training; the others are the arguments of the engine's `fit`."""
-    from samerun.training import loop
+    """Runs app/SCRIPT.py up to the training; returns `measure`(train, training). `train`() does the training,
+    the `samerun.train.Training` `training`."""
+    from samerun.train import Training
 
-    return _run_until(loop, "fit", make_task(script, options | TRAINING), measure)
+    return _run_until(Training, "fit", make_task(script, options | TRAINING), measure)
 
 
 def predict(script: str, options: Options, measure: Callable[..., Any]) -> Any:
@@ -95,11 +95,11 @@ def load(script: str, options: Options) -> tuple[Any, Any]:
 def prepare(script: str, options: Options) -> tuple[Any, Any]:
     """(the task, its training steps). `steps[i]`: the micro-batches of optimizer step i."""
     from samerun.plan import make_plan
-    from samerun.training_setup import train_steps
+    from samerun.train import train_batches
 
     task, data = load(script, options | TRAINING)
     plan = make_plan(task.arguments, data.splits["train"], task.launch)
-    return task, train_steps(task.arguments, data, plan, task.launch.rank)
+    return task, train_batches(task.arguments, data, plan, task.launch.rank)
 
 
 def build(task: Any, **changes: Any) -> Any:

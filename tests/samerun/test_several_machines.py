@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from samerun import preflight, training_setup
+from samerun import application, preflight
 from samerun.arguments.parsing import names_of
 from samerun.checkpoints import local_copy
 from samerun.errors import InputError
@@ -103,9 +103,9 @@ def test_the_best_model_is_loaded_from_where_this_machine_has_it(arguments, monk
     monkeypatch.setattr(local_copy, "discard", lambda run, place, folder: seen.append((place, folder)))
     given = arguments(output_dir="runs/a", shared_output_dir=shared)
     best = Path("runs/a/best")
-    assert training_setup.load_best(SimpleNamespace(), given, lambda place: place) == tmp_path / "copy"
+    assert application.load_best(SimpleNamespace(), given, lambda place: place) == tmp_path / "copy"
     with pytest.raises(KeyError):
-        training_setup.load_best(SimpleNamespace(), given, {}.__getitem__)
+        application.load_best(SimpleNamespace(), given, {}.__getitem__)
     assert seen == [(best, shared), (tmp_path / "copy", best)] * 2
 
 

@@ -333,12 +333,6 @@ class RunArguments:
         at_least=1,
         help="number of best models to keep: the best one in best/; if several, all in best_models/step_N",
     )
-    average_checkpoints: int | None = option(
-        at_least=2,
-        help="after training, average the weights of the N best evaluations and export the average to "
-        "best/, unless it scores "
-        "worse than the best model",
-    )
     checkpoint_format: str = option(
         "full",
         choices=("full", "sharded"),
@@ -406,7 +400,6 @@ class RunArguments:
     def problems(self) -> list[str]:
         messages, modes = [], self.modes
         several_best = ["keep_best"] if self.keep_best > 1 else []
-        several_best += ["average_checkpoints"] if self.average_checkpoints is not None else []
         if self.output_dir is None:
             messages.append("--output_dir is missing: give a folder for the run's files")
         if self.eval_strategy == "steps" and self.eval_steps is None:

@@ -127,6 +127,9 @@ TRAINER_NAMES: dict[str, TrainerName] = {
     "auto_find_batch_size": only(
         "true", "a micro-batch that does not fit is split; --global_batch_size does not change"
     ),
+    "average_checkpoints": refused(
+        "keep the best models with --keep_best, and average them afterwards: scripts/average.py"
+    ),
     "data_seed": refused("--seed also sets the order of rows"),
     "full_determinism": only(
         "false", "batches and dropout depend on --seed alone; nondeterministic kernels are not replaced"

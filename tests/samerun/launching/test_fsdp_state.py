@@ -14,8 +14,8 @@ from samerun.errors import InputError
 from samerun.launching import fsdp_state
 from samerun.launching.fsdp_config import FsdpSettings
 from samerun.launching.fsdp_state import layers_to_shard, shard
+from samerun.optimizer import build_optimizer
 from samerun.optimizers import UNDER_FSDP
-from samerun.training.optimizer import build_optimizer
 
 
 class Layer(nn.Module):

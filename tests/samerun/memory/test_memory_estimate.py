@@ -14,9 +14,9 @@ from samerun.memory.dry_run import DryRun, dry_run
 from samerun.memory.estimate import GIB, OUTSIDE_TENSORS, estimate, memory_lines, needed
 from samerun.memory.layout import Layout, layout_of, with_fsdp, with_zero
 from samerun.models.adapters import limit_training
+from samerun.optimizer import build_optimizer
 from samerun.plan import BatchShape
-from samerun.training.optimizer import build_optimizer
-from samerun.training.step import train_step
+from samerun.train import train_step
 
 
 @pytest.mark.slow

@@ -14,9 +14,9 @@ from samerun.kernels.row_lengths import row_lengths
 from samerun.launching.processes import Run
 from samerun.launching.shutdown import stop_requested
 from samerun.output.progress import Phase
-from samerun.task import Batch, Predictions, Task
-from samerun.training.partial_predictions import Part, PartialPredictions
-from samerun.training.step import input_dtype
+from samerun.partial_predictions import Part, PartialPredictions
+from samerun.plan import evaluation_batch
+from samerun.task import Batch, Predictions, Split, Task
 
 
 def evaluate(
@@ -121,3 +121,17 @@ def _predict_batch(
             f"{'x'.join(map(str, largest[1:]))}. Try a smaller "
             f"--per_device_eval_batch_size or --max_tokens_per_eval_batch ({in_short(error)})"
         ) from error
+
+
+def eval_rows(run: Run, arguments: Any, task: Task, split: Split) -> EvalRows:
+    """The batches of an evaluation, longest rows first."""
+    by_tokens = task.evaluates_by_tokens and run.device.type == "cpu"
+    return EvalRows(split, *evaluation_batch(arguments, by_tokens))
+
+
+def input_dtype(run: Run, model: torch.nn.Module) -> torch.dtype | None:
+    """The dtype of a model's inputs: that of its weights, which DeepSpeed keeps in half precision. Under FSDP
+    fp32, although gathered weights may be in half precision."""
+    if run.fsdp is not None:
+        return torch.float32
+    return next((parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()), None)

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from linear_task import LinearTask, eval_rows, linear_layer, points
 
+from samerun import partial_predictions
+from samerun.evaluate import predict
 from samerun.launching import signals
-from samerun.training import partial_predictions
-from samerun.training.evaluation import predict
-from samerun.training.partial_predictions import PARTS, PartialPredictions
+from samerun.partial_predictions import PARTS, PartialPredictions
 
 ROWS, BATCH = 203, 2
 

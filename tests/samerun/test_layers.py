@@ -1,7 +1,7 @@
 import pytest
 
 from samerun.errors import InputError
-from samerun.training.gradient_checkpointing import checkpoint_activations
+from samerun.layers import checkpoint_activations
 
 
 @pytest.mark.parametrize(

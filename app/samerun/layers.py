@@ -1,0 +1,86 @@
+"""What is done to the repeated layers of a model: --gradient_checkpointing and --torch_compile."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from samerun.errors import InputError
+
+# A layer is recompiled with and without gradients, for one row or several, as encoder or decoder, in fp32 or
+# autocast.
+VARIANTS_OF_A_LAYER = 64
+
+
+def checkpoint_activations(model: nn.Module) -> None:
+    """Recomputes activations in the backward pass instead of storing them. Raises `InputError` if the model
+    has no layers for it.
+
+    transformers' models have a method for it. In other models it applies to the members of the outermost
+    `nn.ModuleList`s and `nn.Sequential`s, except those with batch norm: a second forward pass would update
+    the statistics twice.
+    """
+    # transformers 5.23 deprecates the old name, 5.17 lacks the new one.
+    switch = getattr(model, "activation_checkpointing_enable", None) or getattr(
+        model, "gradient_checkpointing_enable", None
+    )
+    if switch is not None:
+        try:
+            switch()
+        except ValueError as error:
+            raise InputError(f"--gradient_checkpointing: {error}") from None
+        return
+    layers = [
+        layer
+        for layer in _members(model, nn.ModuleList | nn.Sequential)
+        if any(True for _ in layer.parameters()) and not any(map(has_statistics, layer.modules()))
+    ]
+    if not layers:
+        raise InputError(
+            f"--gradient_checkpointing: {type(model).__name__} has no layers in an nn.ModuleList or "
+            "nn.Sequential without batch norm; leave it out"
+        )
+    for layer in layers:
+        layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
+
+
+def has_statistics(module: nn.Module) -> bool:
+    """Whether `module` is a batch norm with running statistics."""
+    return isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats
+
+
+def compile_layers(model: nn.Module) -> None:
+    """Compiles every repeated layer of `model`, once for all lengths, or the whole model if it has none.
+    Modules, parameters and state dict stay unchanged.
+
+    Equal layers share compiled code, so compilation takes one layer's time. Each layer has its own backward
+    pass, so that DDP can exchange one layer's gradients while the next one is computed. Generation with a
+    cache is not compiled: torch would recompile for each layer's cache, for little work per token.
+    """
+    # By default torch stops after 8 variants, with a warning.
+    torch._dynamo.config.recompile_limit = max(VARIANTS_OF_A_LAYER, torch._dynamo.config.recompile_limit)
+    for module in _members(model, nn.ModuleList) or [model]:
+        module.forward = _compiled(module.forward)
+
+
+def _members(module: nn.Module, containers: Any) -> list[nn.Module]:
+    """The members of the outermost modules of the types `containers`."""
+    if isinstance(module, containers):
+        return list(module)
+    return [layer for child in module.children() for layer in _members(child, containers)]
+
+
+def _compiled(forward: Callable) -> Callable:
+    compiled = torch.compile(forward, dynamic=True)
+
+    @functools.wraps(forward)
+    def dispatch(*inputs: Any, **named: Any) -> Any:
+        has_cache = named.get("past_key_values") is not None
+        return (forward if has_cache else compiled)(*inputs, **named)
+
+    return dispatch
