@@ -26,10 +26,10 @@ sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unle
 
 from samerun.command_line import prepare_process
 from samerun.errors import InputError
-from samerun.launching.shutdown import failures_end_the_job
 from samerun.output import written
 from samerun.output.predictions import as_line, is_regular_file
 from samerun.output.temporary import temporary_folder
+from samerun.signals import failures_end_the_job
 
 BY_MODEL_TYPE = {"small_cnn": "image_classify", "monai_unet": "segment3d"}
 BY_ENDING = {

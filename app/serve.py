@@ -23,8 +23,8 @@ from predict import task_of
 
 from samerun.command_line import prepare_process
 from samerun.errors import InputError
-from samerun.launching.shutdown import failures_end_the_job
 from samerun.output.temporary import temporary_folder
+from samerun.signals import failures_end_the_job
 
 if TYPE_CHECKING:
     from samerun.serving.web import Server

@@ -67,7 +67,7 @@ import torch
 from transformers import AutoModelForSeq2SeqLM
 
 from samerun.application import run
-from samerun.kernels.transfer import widest_float
+from samerun.kernels.common import widest_float
 from samerun.metrics.rouge import lead_scores, rouge_scores
 from samerun.models import encoder_decoder
 from samerun.models.adapters import limit_training
@@ -196,7 +196,7 @@ class TitleGeneration(TextTask):
         if "loss" in predictions:
             check_finite(predictions["loss"], "losses", split)
             metrics["loss"] = sum(predictions["loss"].tolist()) / max(1, int(predictions["targets"].sum()))
-        metrics["gen_len"] = float(self.generation.lengths(predictions["ids"][:, 0]).mean())
+        metrics["gen_len"] = float(titles.title_lengths(self.tokenizer, predictions["ids"][:, 0]).mean())
         generated, references = self.as_references(predictions, split)
         tokenizer = self.rouge_tokenizer(split)
         return metrics | rouge_scores(generated, references, tokenizer)
@@ -252,7 +252,11 @@ class TitleGeneration(TextTask):
         return titles.lead_remark(metrics)
 
     def analyse(self, best: Predictions, split: TextSplit) -> ReportContent:
-        lengths = self.generation.lengths(best["ids"][:, 0]), best["targets"] - 1, split.lengths
+        generated, references = best["ids"][:, 0], (split.targets[row] for row in range(len(split)))
+        lengths = (
+            *(titles.title_lengths(self.tokenizer, ids) for ids in (generated, references)),
+            split.lengths,
+        )
         return title_plots.show(
             lengths, self.as_references(best, split), split.texts, self.rouge_tokenizer(split)
         )

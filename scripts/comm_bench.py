@@ -37,9 +37,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "app"))
 from samerun.arguments import groups
 from samerun.arguments.parsing import option, parse
 from samerun.errors import InputError
-from samerun.launching.launch import describe_launch
-from samerun.launching.processes import start
-from samerun.launching.shutdown import failures_end_the_job, finish
+from samerun.runtime import describe_launch, start
+from samerun.signals import failures_end_the_job, finish
 
 BUCKET = 25 * 2**20  # bytes; DistributedDataParallel's default bucket_cap_mb
 KIB, MIB = 2**10, 2**20
@@ -62,7 +61,7 @@ class Arguments(groups.LaunchArguments, groups.ModelArguments, BenchArguments):
 
 
 def main(arguments: Arguments) -> None:
-    from samerun.launching import rendezvous
+    from samerun import machines
 
     launch = describe_launch(arguments)
     if launch.world_size < 2:
@@ -70,7 +69,7 @@ def main(arguments: Arguments) -> None:
             "found one process, expected two or more; launch with torchrun --nproc_per_node 2, for example"
         )
     parameters = count_parameters(arguments) if launch.rank == 0 else None
-    rendezvous.wait_for_all_ranks({}, arguments.start_timeout)
+    machines.wait_for_all_ranks({}, arguments.start_timeout)
     run = start(launch, None)
     machines = len(set(run.gather([launch.rank - launch.local_rank])))
     run.print(

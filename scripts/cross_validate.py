@@ -22,6 +22,7 @@ Exit codes: 0 done; 2 bad input; 3 a run failed; 75 stopped.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import statistics
 import sys
@@ -36,10 +37,10 @@ import numpy as np
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPOSITORY / "scripts"), str(REPOSITORY / "app")]
 
-from trials.command import Command, print_table, run_all, run_script  # noqa: E402
+from trials.command import Command, claim, print_table, run_all, run_script  # noqa: E402
 
 from samerun.errors import InputError, TrainingError  # noqa: E402
-from samerun.output.files import write_json, write_text  # noqa: E402
+from samerun.output.files import read_lines, write_json, write_text  # noqa: E402
 from samerun.output.run_folder import PREDICTIONS  # noqa: E402
 from samerun.reading.splits import read_splits  # noqa: E402
 
@@ -110,10 +111,7 @@ def run_fold(
 
 def merge_predictions(folder: Path, fold: np.ndarray) -> list[dict[str, Any]]:
     """The folds' predictions in the order of the rows."""
-    parts = [
-        map(json.loads, (folder / f"fold_{number}" / PREDICTIONS).read_text(encoding="utf-8").splitlines())
-        for number in range(fold.max() + 1)
-    ]
+    parts = [read_lines(folder / f"fold_{number}" / PREDICTIONS) for number in range(fold.max() + 1)]
     return [{**next(parts[number]), "fold": int(number)} for number in fold]
 
 
@@ -156,6 +154,9 @@ def cross_validate(options: argparse.Namespace, command: Command, folder: Path) 
         raise InputError(
             f"--folds {options.folds}: expected from 2 to {len(rows) // 2}, half of the {len(rows)} rows"
         )
+    content = json.dumps([splits, labels, names], sort_keys=True, default=str).encode()
+    rows_hash = hashlib.sha256(content).hexdigest()
+    claim(folder, command, **{"--folds": options.folds, "--seed": options.seed, "rows": rows_hash})
     if names and not arguments.label_file and not arguments.label_columns:
         write_text(folder / "labels.txt", "".join(f"{name}\n" for name in names))  # a fold may lack one
     if "validation" in splits:

@@ -39,11 +39,10 @@ from PIL import Image  # noqa: E402
 from predict import task_of  # noqa: E402
 from transformers import AutoImageProcessor, AutoTokenizer  # noqa: E402
 
-from samerun import preflight  # noqa: E402
+from samerun import preflight, runtime  # noqa: E402
 from samerun.arguments.parsing import parse, validate  # noqa: E402
 from samerun.errors import EXIT_BAD_INPUT, InputError, in_short  # noqa: E402
 from samerun.evaluate import eval_rows, predict  # noqa: E402
-from samerun.launching import processes  # noqa: E402
 from samerun.models.adapters import loadable  # noqa: E402
 from samerun.models.small_cnn import load_small_cnn, read_config  # noqa: E402
 
@@ -229,7 +228,7 @@ def measure(folder: Path, task_name: str, graphs: dict[str, OnnxModel], argv: li
                 name: task.long_documents.prepare(graph, task.tokenizer.padding_side)
                 for name, graph in graphs.items()
             }
-        run = processes.start(launch, None)
+        run = runtime.start(launch, None)
         rows, models = eval_rows(run, arguments, task, split), {"torch": task.load_exported(folder), **graphs}
         seconds, scores = {}, {}
         for name, model in models.items():

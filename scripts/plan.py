@@ -37,12 +37,11 @@ sys.path[:0] = [str(REPOSITORY / "scripts"), str(REPOSITORY / "app")]
 
 from moving.task_script import load_task_script, plain_launch  # noqa: E402
 
-from samerun import optimizers, preflight  # noqa: E402
+from samerun import deepspeed, fsdp, optimizers, preflight  # noqa: E402  # noqa: E402
 from samerun.arguments.parsing import parse, validate  # noqa: E402
 from samerun.errors import EXIT_BAD_INPUT, InputError  # noqa: E402
-from samerun.launching import deepspeed_config, fsdp_config  # noqa: E402
-from samerun.launching.launch import Launch, Machine  # noqa: E402
 from samerun.plan import Plan, batch_of, describe, make_plan  # noqa: E402
+from samerun.runtime import Launch, Machine  # noqa: E402
 
 DOES_NOT_FIT = 1
 LAUNCH_FILES = REPOSITORY / "accelerate_configs"
@@ -183,12 +182,12 @@ def read_launch_file(name: str) -> LaunchFile:
 
 def launch_variables(content: dict[str, Any]) -> dict[str, str]:
     """The environment variables that `accelerate launch` sets for DeepSpeed, FSDP and torch.compile."""
-    settings, inline = deepspeed_config.INLINE_SETTINGS, content.get("deepspeed_config") or {}
+    settings, inline = deepspeed.INLINE_SETTINGS, content.get("deepspeed_config") or {}
     fsdp, dynamo = content.get("fsdp_config") or {}, content.get("dynamo_config") or {}
     return {
         **{variable: str(inline[name]).lower() for name, variable in settings.items() if name in inline},
         **{f"ACCELERATE_{name.upper()}": str(value) for name, value in dynamo.items()},
-        **({fsdp_config.SWITCH: "true"} if content.get("distributed_type") == "FSDP" else {}),
+        **({fsdp.SWITCH: "true"} if content.get("distributed_type") == "FSDP" else {}),
         **{fsdp_variable(name): str(value) for name, value in fsdp.items() if value is not None},
     }
 
@@ -273,7 +272,7 @@ def load(task: Any, arguments: Any, launch: Launch, problems: list[str]) -> tupl
         file = (launch.deepspeed_config, launch.deepspeed_file)
         collect(
             problems,
-            lambda: deepspeed_config.complete_config(*file, batch, launch.max_grad_norm, launch.precision),
+            lambda: deepspeed.complete_config(*file, batch, launch.max_grad_norm, launch.precision),
         )
     data = None if task is None else collect(problems, lambda: task.load(launch, arguments.modes))
     if data is None:
@@ -417,11 +416,9 @@ def shipped_layouts(planned: Any, several_machines: bool) -> list[tuple[str, Any
         same_precision = file.precision == planned.precision
         name = file.name if same_precision else f"{file.name} --mixed_precision {planned.precision}"
         if file.deepspeed:
-            layout = with_zero(
-                layout, deepspeed_config.read_config(file.deepspeed_file, search=(REPOSITORY,))
-            )
+            layout = with_zero(layout, deepspeed.read_config(file.deepspeed_file, search=(REPOSITORY,)))
         elif file.fsdp:
-            layout = with_fsdp(layout, fsdp_config.read_settings(file.variables, []))
+            layout = with_fsdp(layout, fsdp.read_settings(file.variables, []))
         elif not same_precision and several and not several_machines:
             continue  # another shipped file has this precision
         layouts.append((name, layout))

@@ -36,9 +36,12 @@ import optuna
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPOSITORY / "scripts"), str(REPOSITORY / "app")]
 
-from trials.command import Command, print_table, run_all, run_script  # noqa: E402
+from trials.command import Command, claim, has_runs, print_table, run_all, run_script  # noqa: E402
 
 from samerun.errors import InputError  # noqa: E402
+from samerun.task import check_metric, higher_is_better  # noqa: E402
+
+REFUSED = 3  # so many refused trials without any run mean that the command itself is at fault
 
 Space = dict[str, optuna.distributions.BaseDistribution]
 
@@ -80,9 +83,14 @@ def values_to_check(space: Space) -> list[dict[str, Any]]:
     return checked
 
 
-def open_study(folder: Path, metric: str, greater_is_better: bool, seed: int) -> optuna.Study:
+def _values(distribution: optuna.distributions.BaseDistribution) -> str:
+    choices = getattr(distribution, "choices", None)
+    return ",".join(choices) if choices else f"{distribution.low}:{distribution.high}"
+
+
+def open_study(folder: Path, space: Space, metric: str, greater_is_better: bool, seed: int) -> optuna.Study:
     """The folder's study, new or of an earlier sweep. Raises `InputError` if the earlier sweep used another
-    metric."""
+    metric, or other choices or another kind of range for an argument."""
     storage = optuna.storages.JournalStorage(
         optuna.storages.journal.JournalFileBackend(str(folder / "sweep.log"))
     )
@@ -92,19 +100,36 @@ def open_study(folder: Path, metric: str, greater_is_better: bool, seed: int) ->
     if known != metric:
         raise InputError(f"{folder}: holds a sweep by {known}, not by {metric}; name another --output_dir")
     study.set_user_attr("metric", metric)
+    for trial in study.trials:
+        for name in trial.distributions.keys() & space.keys():
+            try:
+                optuna.distributions.check_distribution_compatibility(trial.distributions[name], space[name])
+            except ValueError:
+                raise InputError(
+                    f"--search {name}: the sweep in {folder} has trials with other values of it "
+                    f"({_values(trial.distributions[name])}); give those, or name another --output_dir"
+                ) from None
     # A resumed sweep needs another seed, or it would sample the same values again.
     study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.trials), constant_liar=True)
     return study
 
 
 def run_trial(study: optuna.Study, command: Command, folder: Path, space: Space, trial: Any) -> None:
-    """Runs one trial: a new one, or `trial` of a stopped sweep."""
-    trial = trial or study.ask(space)
-    metrics = command.run(folder / f"trial_{trial.number}", trial.params)
+    """Runs one trial: a new one, or `trial` of a stopped sweep.
+
+    A trial that the run refuses has failed: perhaps only its values are at fault. Raises `InputError` if the
+    first `REFUSED` trials are all refused."""
+    trial, refusal = trial or study.ask(space), None
+    try:
+        metrics = command.run(folder / f"trial_{trial.number}", trial.params)
+    except InputError as error:
+        metrics, refusal = None, error
     value = None if metrics is None else metrics.get("best_metric")
     if value is None:
         study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
         print(f"trial {trial.number} failed: {folder / f'trial_{trial.number}.log'}", flush=True)
+        if refusal is not None and trial.number + 1 >= REFUSED and not has_runs(folder):
+            raise refusal
     else:
         study.tell(trial.number, value)
         print(
@@ -138,8 +163,10 @@ def sweep(options: argparse.Namespace, command: Command, folder: Path) -> None:
     for changes in [{}, *values_to_check(space)]:
         arguments = command.arguments(changes)
     metric = (arguments.metric_for_best_model or command.task_class.default_metric).removeprefix("eval_")
-    greater = arguments.greater_is_better if arguments.greater_is_better is not None else "loss" not in metric
-    study = open_study(folder, metric, greater, options.seed)
+    if command.task_class.metric_names:
+        check_metric(metric, command.task_class.metric_names, arguments)
+    claim(folder, command)
+    study = open_study(folder, space, metric, higher_is_better(arguments, metric), options.seed)
     stopped = [trial for trial in study.trials if trial.state == optuna.trial.TrialState.RUNNING]
     remaining = [*stopped, *[None] * (options.trials - len(study.trials))]
     try:

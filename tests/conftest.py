@@ -96,11 +96,10 @@ def environment(monkeypatch):
 
 @pytest.fixture
 def start_run(environment):
-    """A function (batch shape, precision, use_cpu) -> `processes.Run` of one process."""
+    """A function (batch shape, precision, use_cpu) -> `runtime.Run` of one process."""
     from accelerate.state import AcceleratorState, GradientState
 
-    from samerun.launching.launch import Launch
-    from samerun.launching.processes import start
+    from samerun.runtime import Launch, start
 
     def reset():
         AcceleratorState._reset_state(reset_partial_state=True)

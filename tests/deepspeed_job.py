@@ -22,8 +22,8 @@ import deepspeed
 import torch
 from torch import nn
 
-from samerun.checkpoints import shards
-from samerun.launching import deepspeed_config, deepspeed_state
+from samerun import deepspeed as our_deepspeed
+from samerun import shards
 from samerun.output.files import write_json
 from samerun.plan import derive_batch
 
@@ -79,7 +79,7 @@ def begin(
     matrices, vectors = [p for p in trained if p.ndim > 1], [p for p in trained if p.ndim == 1]
     groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0}]
     config = {"zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": whole}}
-    full = deepspeed_config.complete_config(config, "ds.json", derive_batch(2, 8), 1.0, precision)
+    full = our_deepspeed.complete_config(config, "ds.json", derive_batch(2, 8), 1.0, precision)
     engine, *_ = deepspeed.initialize(
         model=model, optimizer=OPTIMIZERS[optimizer](groups, lr=1e-2), config=full
     )
@@ -114,10 +114,10 @@ def check(folder: Path, stage: int, whole: int, precision: str, optimizer: str) 
     engine = begin(0, stage, whole, precision, optimizer)
     for number in range(updates):
         step(engine, number)
-    parts, module = deepspeed_state.partition(engine, updates), module_state(engine)
+    parts, module = our_deepspeed.partition(engine, updates), module_state(engine)
     weights, moments = (
-        deepspeed_state.full_parameters(engine, True),
-        deepspeed_state.full_moments(engine, True),
+        our_deepspeed.full_parameters(engine, True),
+        our_deepspeed.full_moments(engine, True),
     )
     cast = {name: tensor.to(module[name].dtype) for name, tensor in weights.items()}
     assert_equal(cast, {name: module[name] for name in weights}, "full")
@@ -131,29 +131,29 @@ def check(folder: Path, stage: int, whole: int, precision: str, optimizer: str) 
     torch.distributed.barrier()
     for number in (7, 8):
         step(engine, number)
-    end = deepspeed_state.partition(engine, updates + 2)
+    end = our_deepspeed.partition(engine, updates + 2)
     engine.destroy()
 
     other = begin(1, stage, whole, precision, optimizer)
     step(other, 0, rate=0.0)
     shards.restore(folder, launch, other, updates)
-    assert_equal(deepspeed_state.partition(other, updates), parts, "state from shards")
+    assert_equal(our_deepspeed.partition(other, updates), parts, "state from shards")
     assert_equal(module_state(other), module, "weights from shards")
     for number in (7, 8):
         step(other, number)
-    assert_equal(deepspeed_state.partition(other, updates + 2), end, "steps from shards")
+    assert_equal(our_deepspeed.partition(other, updates + 2), end, "steps from shards")
     other.destroy()
 
     # As from a full checkpoint: weights before the engine is made, moments and master weights after it.
     other = begin(1, stage, whole, precision, optimizer, {**module, **weights})
     step(other, 0, rate=0.0)
-    deepspeed_state.restore_moments(other, moments, updates)
-    deepspeed_state.restore_weights(other, weights)
+    our_deepspeed.restore_moments(other, moments, updates)
+    our_deepspeed.restore_weights(other, weights)
     for name, buffer in other.module.named_buffers():
         buffer.copy_(module[name])  # they differ between processes, and the first step has changed them
     # Compares full tensors: the padding of shards is arbitrary.
-    assert_equal(deepspeed_state.full_parameters(other, True), weights, "whole state")
-    for key, tensors in deepspeed_state.full_moments(other, True).items():
+    assert_equal(our_deepspeed.full_parameters(other, True), weights, "whole state")
+    for key, tensors in our_deepspeed.full_moments(other, True).items():
         assert_equal(tensors, moments[key], key)
     assert_equal(module_state(other), module, "whole weights")
     other.destroy()
@@ -163,10 +163,10 @@ def check(folder: Path, stage: int, whole: int, precision: str, optimizer: str) 
 
 
 if __name__ == "__main__":
-    deepspeed_config.skip_shared_memory_operator()
+    our_deepspeed.skip_shared_memory_operator()
     deepspeed.init_distributed("gloo")
     for number, cell in enumerate(CELLS):
         check(Path(sys.argv[1]) / f"cell_{number}", *cell)
-    # As in `shutdown.finish`: threads of gloo may abort the process while the interpreter shuts down.
+    # As in `signals.finish`: threads of gloo may abort the process while the interpreter shuts down.
     torch.distributed.barrier()
     os._exit(0)

@@ -16,9 +16,9 @@ from transformers import (
     EncoderDecoderModel,
 )
 
-from samerun.kernels.bigbird.layers import use_bigbird_attention
-from samerun.kernels.dropout.attention import use_cpu_dropout
-from samerun.kernels.padding_free.encoders import use_padding_free
+from samerun.kernels.bigbird import use_bigbird_attention
+from samerun.kernels.dropout import use_cpu_dropout
+from samerun.kernels.padding_free import use_padding_free
 from samerun.memory.layout import Layout
 from samerun.task import Batch
 

@@ -20,8 +20,8 @@ from transformers import (
 )
 
 from samerun.batching.batches import TrainSteps
-from samerun.kernels.bigbird.layers import use_bigbird_attention
-from samerun.kernels.padding_free.encoders import use_padding_free
+from samerun.kernels.bigbird import use_bigbird_attention
+from samerun.kernels.padding_free import use_padding_free
 from samerun.task import Batch, Split
 from samerun.text.splits import lengths_of, pad_rows
 from samerun.text.titles import IGNORED

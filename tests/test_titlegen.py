@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
+import titlegen
 import torch
 from text_tasks import SEARCH, searching, titles
 from torch.nn.functional import log_softmax
 from transformers import BertConfig, EncoderDecoderConfig, EncoderDecoderModel
 
 from samerun.errors import TrainingError
+from samerun.reading.ragged import Ragged
 from samerun.task import Batch
 from samerun.text.titles import IGNORED, teacher_forcing
 from samerun.text.tokenizer import TitleEncoder
@@ -68,7 +71,7 @@ def test_label_smoothing_mixes_in_the_mean_over_the_vocabulary():
 
 
 def test_the_evaluation_loss_weighs_rows_by_their_tokens():
-    ids = np.array([[[2, 7, 8, 0]], [[2, 9, 9, 9]]])
+    ids = np.array([[[2, 7, 8, 0]], [[2, 9, 9, 9]]])  # 0 to 3 are special tokens
     predictions = {"loss": np.array([4.0, 3.0]), "targets": np.array([4, 1]), "ids": ids}
     split = SimpleNamespace(titles=["2 7 8 0", "d"])
     metrics = titles().score(predictions, split)
@@ -80,6 +83,23 @@ def test_the_evaluation_loss_weighs_rows_by_their_tokens():
         TrainingError, match=r"losses are not finite for 1 of 2 rows, first for row 0 \(0-based\), 'too much'"
     ):
         titles().score({**predictions, "loss": np.array([np.nan, 3.0])}, split)
+
+
+def test_the_lengths_of_both_sides_count_no_special_tokens(monkeypatch):
+    shown = []
+    monkeypatch.setattr(titlegen.title_plots, "show", lambda lengths, *_: shown.extend(lengths))
+    generated = np.array([[[2, 3, 7, 1, 8, 3, 0]], [[2, 2, 3, 3, 3, 0, 0]]])
+    split = MagicMock(
+        targets=Ragged.of([[7, 1, 8, 3], [9, 3]]),
+        lengths=np.array([5, 6]),
+        titles=["a", "b"],
+        texts=["c", "d"],
+    )
+    split.__len__.return_value = 2
+    task = titles()
+    task.analyse({"ids": generated, "targets": np.array([4, 2])}, split)
+    assert [each.tolist() for each in shown] == [[2, 0], [2, 1], [5, 6]]
+    assert task.score({"ids": generated}, split)["gen_len"] == 1.0
 
 
 def test_titles_become_targets_without_start_and_with_one_end():

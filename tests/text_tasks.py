@@ -18,7 +18,9 @@ def searching(further=None, **given):
 
 SEARCH = searching()
 # Decodes token ids to their numbers.
-TOKENIZER = SimpleNamespace(batch_decode=lambda rows, **_: [" ".join(map(str, row)) for row in rows])
+TOKENIZER = SimpleNamespace(
+    batch_decode=lambda rows, **_: [" ".join(map(str, row)) for row in rows], all_special_ids=[0, 1, 2, 3]
+)
 
 
 def classification(num_labels, pos_weight=None, thresholds=None, **given):

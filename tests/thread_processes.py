@@ -1,9 +1,9 @@
-"""Threads that act as processes, with the interface of `processes.Run`."""
+"""Threads that act as processes, with the interface of `runtime.Run`."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from samerun.launching.processes import Run
+from samerun.runtime import Run
 
 
 class Exchange:

@@ -8,12 +8,9 @@ from typing import Any
 
 import torch
 
-from samerun import preflight
+from samerun import checkpoint, preflight, runtime, signals
 from samerun.batching.stream import read_ahead
-from samerun.checkpoints import local_copy
 from samerun.evaluate import eval_rows, evaluate, predict
-from samerun.launching import processes, shutdown
-from samerun.launching.processes import Run
 from samerun.opened_run import make_fingerprint, open_run
 from samerun.output.predictions import metrics_name
 from samerun.output.progress import Phase
@@ -22,6 +19,7 @@ from samerun.partial_predictions import open_partial_predictions
 from samerun.plan import Modes, make_plan
 from samerun.reports import results
 from samerun.reports.final_report import write_reports
+from samerun.runtime import Run
 from samerun.task import Data, Task
 from samerun.train import Training
 
@@ -29,7 +27,7 @@ from samerun.train import Training
 def run(task_class: type[Task], arguments: Any) -> None:
     """Trains, evaluates and predicts as the arguments request. Reports errors and ends the process with their
     exit code."""
-    with shutdown.failures_end_the_job(debug=arguments.debug):
+    with signals.failures_end_the_job(debug=arguments.debug):
         run_task(task_class(arguments), arguments)
 
 
@@ -42,7 +40,7 @@ def run_task(task: Task, arguments: Any) -> None:
     plan = make_plan(arguments, data.splits["train"], launch) if modes.train else None
     if modes.train:
         read_ahead(data.splits["train"], launch.local_rank)
-    started = processes.start(launch, plan.batch if plan else None, arguments.report_to, arguments.output_dir)
+    started = runtime.start(launch, plan.batch if plan else None, arguments.report_to, arguments.output_dir)
     fingerprint = make_fingerprint(arguments, plan, data.fingerprint)
     # Before the output folder is opened: an error in the model must not harm existing files.
     model = build_model(task, arguments.seed) if modes.train else None
@@ -74,7 +72,7 @@ def run_task(task: Task, arguments: Any) -> None:
     results.track(started, metrics)
     results.push_to_hub(started, arguments)
     report(started, arguments, task, metrics)
-    shutdown.finish(started)
+    signals.finish(started)
 
 
 def build_model(task: Task, seed: int) -> torch.nn.Module:
@@ -96,11 +94,11 @@ def load_exported(started: Run, arguments: Any, task: Task, trained: bool) -> An
 def load_best(started: Run, arguments: Any, load: Callable[[Path], Any]) -> Any:
     """Calls `load` on best/ on every process. Machines without a shared disk receive a temporary copy."""
     folder = Path(arguments.output_dir) / BEST
-    place = local_copy.fetch(started, folder, arguments.shared_output_dir)
+    place = checkpoint.fetch(started, folder, arguments.shared_output_dir)
     try:
         return load(place)
     finally:
-        local_copy.discard(started, place, folder)
+        checkpoint.discard(started, place, folder)
 
 
 def baseline(started: Run, task: Task, split: Any, name: str) -> dict[str, Any]:

@@ -8,10 +8,9 @@ from contextlib import contextmanager
 
 import torch
 
-from samerun.checkpoints import saving
+from samerun import checkpoint, deepspeed, fsdp
 from samerun.errors import StopRequested
-from samerun.launching import deepspeed_state, fsdp_state
-from samerun.launching.processes import Run
+from samerun.runtime import Run
 
 
 class WeightAverage:
@@ -34,8 +33,8 @@ class WeightAverage:
     def _weights(self) -> list[torch.Tensor]:
         """The fp32 weights that this process updates."""
         if self.run.deepspeed_config is not None:
-            return deepspeed_state.local_weights(self.model)
-        return [fsdp_state.to_local(parameter) for parameter in self._parameters.values()]
+            return deepspeed.local_weights(self.model)
+        return [fsdp.to_local(parameter) for parameter in self._parameters.values()]
 
     @torch.no_grad()
     def update(self, updates: int) -> None:
@@ -47,7 +46,7 @@ class WeightAverage:
     def swap(self) -> None:
         """Exchanges the model's weights and the average, bit for bit. All processes must call it."""
         if self.run.fsdp is not None:
-            fsdp_state.reshard(
+            fsdp.reshard(
                 self.model
             )  # otherwise the model keeps computing with weights that an evaluation gathered
         for average, weight in zip(self.parts, self._weights(), strict=True):
@@ -55,7 +54,7 @@ class WeightAverage:
             weight.copy_(average)
             average.copy_(previous)
         if self.run.deepspeed_config is not None:
-            deepspeed_state.copy_to_module(self.model)
+            deepspeed.copy_to_module(self.model)
 
     def state(self, sharded: bool) -> dict[str, torch.Tensor]:
         """The average for a checkpoint, on the CPU: with `sharded` this process's parts by number, otherwise
@@ -63,7 +62,7 @@ class WeightAverage:
         if sharded:
             return {str(number): part.to("cpu", copy=True) for number, part in enumerate(self.parts)}
         with averaged(self):
-            weights = saving.full_weights(self.run, self.model)
+            weights = checkpoint.full_weights(self.run, self.model)
         return {name: weights[name] for name in self._parameters if name in weights}
 
     @torch.no_grad()
@@ -74,11 +73,11 @@ class WeightAverage:
                 part.copy_(state[str(number)])
         elif self.run.deepspeed_config is not None:  # DeepSpeed can set full tensors in the model only
             self.swap()
-            deepspeed_state.restore_weights(self.model, state)
+            deepspeed.restore_weights(self.model, state)
             self.swap()
         else:
             for part, (name, parameter) in zip(self.parts, self._parameters.items(), strict=True):
-                part.copy_(fsdp_state.to_local(fsdp_state.distribute_like(state[name], parameter)))
+                part.copy_(fsdp.to_local(fsdp.distribute_like(state[name], parameter)))
 
 
 @contextmanager

@@ -6,6 +6,7 @@ removes, and looks after a resume what is still there.
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from functools import partial
@@ -15,14 +16,16 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from samerun.checkpoints import checkpoint
-from samerun.checkpoints.checkpoint import TrainState
+from samerun import checkpoint
+from samerun.checkpoint import TrainState
 from samerun.errors import InputError
-from samerun.launching.processes import Run
 from samerun.optimizer import state_bytes
 from samerun.output import written
+from samerun.output.files import as_json
 from samerun.output.run_folder import BEST, BEST_MODELS, CHECKPOINTS, METRICS, read_metrics
 from samerun.reports.tracker import read_history
+from samerun.runtime import Run
+from samerun.task import Task
 
 
 def ranked(evaluations: list[dict[str, Any]], greater_is_better: bool) -> list[dict[str, Any]]:
@@ -43,18 +46,18 @@ def remove_others(folder: Path, kept: list[dict[str, Any]]) -> None:
 
 
 def recover(
-    run: Run, folder: Path, state: TrainState, metric: str, keep_best: int, complete: bool
+    run: Run, folder: Path, state: TrainState, task: Task, keep_best: int, complete: bool
 ) -> TrainState:
-    """Adapts a checkpoint's state to the models that `folder` holds, and to a changed
-    --metric_for_best_model, `metric`, unless the run is `complete`. Rank 0 looks: machines may not share the
-    folder and must agree."""
-    state, notes = run.on_main(partial(_recover, folder, state, metric, keep_best, complete))
+    """Adapts a checkpoint's state to the models that `folder` holds and, unless the run is `complete`, to a
+    changed --metric_for_best_model or loss. Rank 0 looks: machines may not share the folder and must
+    agree."""
+    state, notes = run.on_main(partial(_recover, folder, state, task, keep_best, complete))
     run.print(*(f"note           {note}" for note in notes))
     return state
 
 
 def _recover(
-    folder: Path, state: TrainState, metric: str, keep_best: int, complete: bool
+    folder: Path, state: TrainState, task: Task, keep_best: int, complete: bool
 ) -> tuple[TrainState, list[str]]:
     notes, best_step = [], state.best_step
     problem = None if best_step is None else _problem_of_best(folder, best_step)
@@ -63,8 +66,10 @@ def _recover(
             f"the best model so far (step {best_step}) {problem}; later evaluations choose a new one"
         )
         state.best_metric, state.best_step, state.evaluations_without_best = None, None, 0
-    if state.best_step is not None and state.best_metric_name != metric and not complete:
-        notes.append(_switch_metric(folder, state, metric))
+    if not complete:
+        if state.best_step is not None and state.best_metric_name != task.best_metric:
+            notes.append(_switch_metric(folder, state, task.best_metric))
+        notes += _forget_other_losses(state, task)
     present = [
         e for e in state.kept if keep_best > 1 and (folder / BEST_MODELS / f"step_{e['step']}").exists()
     ]
@@ -108,6 +113,24 @@ def _switch_metric(folder: Path, state: TrainState, metric: str) -> str:
         return f"{chosen}; from now on {metric} decides (its value there: {value:.4f})"
     state.best_step = None
     return f"{chosen} and has no {metric}; later evaluations choose a new one by {metric}"
+
+
+def _forget_other_losses(state: TrainState, task: Task) -> list[str]:
+    """Forgets losses of another scale if --loss or its settings have changed since the checkpoint, and so the
+    best models if the loss chooses them. Returns notes."""
+    before, now = state.loss_settings, json.loads(as_json(task.loss_settings))
+    if before in (None, now):
+        return []
+    state.loss_settings, state.best_loss = now, None
+    state.kept = [{**evaluation, "loss": None} for evaluation in state.kept]
+    if task.best_metric != "loss" or state.best_step is None:
+        return []
+    note = (
+        f"the best model so far (step {state.best_step}) has a loss of other settings, which cannot be "
+        "compared; later evaluations choose a new one"
+    )
+    state.best_metric, state.best_step, state.kept, state.evaluations_without_best = None, None, [], 0
+    return [note]
 
 
 def check_space(folder: Path, arguments: Any, model: torch.nn.Module) -> None:

@@ -7,11 +7,11 @@ import contextlib
 import sys
 from typing import TypeVar
 
+from samerun import host_settings, signals
 from samerun.arguments.parsing import names_of, parse, validate
 from samerun.arguments.standard_input import with_standard_input
-from samerun.launching import host_settings, signals
-from samerun.launching.shutdown import failures_end_the_job
 from samerun.output.console import be_quiet, survive_a_lost_console
+from samerun.signals import failures_end_the_job
 
 T = TypeVar("T")
 _exit_stack = contextlib.ExitStack()

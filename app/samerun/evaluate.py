@@ -10,12 +10,12 @@ import torch
 
 from samerun.batching.batches import EvalRows
 from samerun.errors import StopRequested, TrainingError, in_short, is_out_of_memory
-from samerun.kernels.row_lengths import row_lengths
-from samerun.launching.processes import Run
-from samerun.launching.shutdown import stop_requested
+from samerun.kernels.common import row_lengths
 from samerun.output.progress import Phase
 from samerun.partial_predictions import Part, PartialPredictions
 from samerun.plan import evaluation_batch
+from samerun.runtime import Run
+from samerun.signals import stop_requested
 from samerun.task import Batch, Predictions, Split, Task
 
 
@@ -126,7 +126,7 @@ def _predict_batch(
 def eval_rows(run: Run, arguments: Any, task: Task, split: Split) -> EvalRows:
     """The batches of an evaluation, longest rows first."""
     by_tokens = task.evaluates_by_tokens and run.device.type == "cpu"
-    return EvalRows(split, *evaluation_batch(arguments, by_tokens))
+    return EvalRows(split, *evaluation_batch(arguments, by_tokens, split.evaluation_rows))
 
 
 def input_dtype(run: Run, model: torch.nn.Module) -> torch.dtype | None:

@@ -1,9 +1,9 @@
-"""What is done to the repeated layers of a model: --gradient_checkpointing and --torch_compile."""
+"""What is done to a model's layers one by one: --torch_compile and --gradient_checkpointing."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -15,6 +15,17 @@ from samerun.errors import InputError
 # A layer is recompiled with and without gradients, for one row or several, as encoder or decoder, in fp32 or
 # autocast.
 VARIANTS_OF_A_LAYER = 64
+
+
+def outermost_members(module: nn.Module, containers: type | tuple[type, ...]) -> Iterator[nn.Module]:
+    """The members of the outermost `containers`, such as `nn.ModuleList`: a model's repeated layers."""
+    for child in module.children():
+        yield from child if isinstance(child, containers) else outermost_members(child, containers)
+
+
+def has_statistics(module: nn.Module) -> bool:
+    """Whether `module` is a batch norm with running statistics."""
+    return isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats
 
 
 def checkpoint_activations(model: nn.Module) -> None:
@@ -37,7 +48,7 @@ def checkpoint_activations(model: nn.Module) -> None:
         return
     layers = [
         layer
-        for layer in _members(model, nn.ModuleList | nn.Sequential)
+        for layer in outermost_members(nn.ModuleDict({"model": model}), (nn.ModuleList, nn.Sequential))
         if any(True for _ in layer.parameters()) and not any(map(has_statistics, layer.modules()))
     ]
     if not layers:
@@ -47,11 +58,6 @@ def checkpoint_activations(model: nn.Module) -> None:
         )
     for layer in layers:
         layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
-
-
-def has_statistics(module: nn.Module) -> bool:
-    """Whether `module` is a batch norm with running statistics."""
-    return isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats
 
 
 def compile_layers(model: nn.Module) -> None:
@@ -64,15 +70,8 @@ def compile_layers(model: nn.Module) -> None:
     """
     # By default torch stops after 8 variants, with a warning.
     torch._dynamo.config.recompile_limit = max(VARIANTS_OF_A_LAYER, torch._dynamo.config.recompile_limit)
-    for module in _members(model, nn.ModuleList) or [model]:
+    for module in list(outermost_members(model, nn.ModuleList)) or [model]:
         module.forward = _compiled(module.forward)
-
-
-def _members(module: nn.Module, containers: Any) -> list[nn.Module]:
-    """The members of the outermost modules of the types `containers`."""
-    if isinstance(module, containers):
-        return list(module)
-    return [layer for child in module.children() for layer in _members(child, containers)]
 
 
 def _compiled(forward: Callable) -> Callable:

@@ -14,17 +14,15 @@ from typing import Any
 
 import torch
 
-from samerun import optimizers
+from samerun import checkpoint, machines, optimizers, shards, signals
 from samerun.arguments.parsing import as_dict, names_of
-from samerun.checkpoints import checkpoint, local_copy, shards
 from samerun.errors import InputError
-from samerun.launching import rendezvous, signals
-from samerun.launching.processes import Run, launch_summary
 from samerun.output import run_folder, status, written
 from samerun.output.files import as_json, write_json
 from samerun.output.run_folder import BEST, RUN_FILE, STATUS
 from samerun.output.versions import library_versions
 from samerun.plan import Plan, describe
+from samerun.runtime import Run, launch_summary
 
 # Arguments of a single start, not of the training.
 OF_A_START = ("resume_from_checkpoint", "overwrite_output_dir", "max_train_time")
@@ -70,7 +68,7 @@ def open_run(
     `details`: the task's own entries of run.json. Raises `InputError`.
     """
     own = {"rank": run.launch.rank, "host": platform.node(), "compared": {"data": fingerprint}}
-    differences = rendezvous.differences(run.gather([own]))
+    differences = machines.differences(run.gather([own]))
     if differences:
         raise InputError(*differences)
     folder = Path(arguments.output_dir)
@@ -80,7 +78,7 @@ def open_run(
         partial(_take_folder, run, arguments, plan, fingerprint, description)
     )
     if arguments.shared_output_dir:
-        local_copy.check_shared(run, folder)
+        checkpoint.check_shared(run, folder)
     lines = [*launch_summary(run), *(describe(plan) if plan else [])]
     lines += [f"note           {note}" for note in [*notes, *changes]]
     if complete:

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from samerun import optimizers
-from samerun.launching import fsdp_state
+from samerun import fsdp, optimizers
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
@@ -81,7 +80,7 @@ def _make(
     # `fused` steps a small encoder on a CPU ten times faster than torch's default. On a GPU the default is
     # fast, and the momentum of fused SGD is undefined if fp16 skips the first step. For sharded parameters
     # only AdamW can be fused.
-    sharded = any(fsdp_state.is_sharded(parameter) for group in groups for parameter in group["params"])
+    sharded = any(fsdp.is_sharded(parameter) for group in groups for parameter in group["params"])
     fused = {"fused": device_type == "cpu" and not sharded}
     if optim == "muon":
         return MuonWithAdamW(groups, rate | settings, rate | adam | {"fused": True})

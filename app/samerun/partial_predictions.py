@@ -20,16 +20,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from samerun import signals
 from samerun.arguments.groups import OptimizationArguments, RunArguments
 from samerun.arguments.parsing import as_dict, names_of
 from samerun.batching.batches import EvalRows
-from samerun.launching import signals
-from samerun.launching.processes import Run
 from samerun.output import predictions as output
 from samerun.output.files import write_json
 from samerun.output.run_folder import BEST
 from samerun.output.versions import code_version, library_versions
 from samerun.reading.fingerprint import sample_of
+from samerun.runtime import Run
 
 PARTS = 20
 SECONDS = 2.0  # minimum between two parts: short predictions are not saved
@@ -75,7 +75,7 @@ class PartialPredictions:
 
     def save(self, num_batches: int, part: Part | None) -> None:
         """Saves the predictions since the last part; `part`: None except on rank 0. After a failure, as on a
-        full disk, the prediction continues without saving."""
+        full disk, the prediction continues without checkpoint."""
         problem = self._run.on_main(partial(self._save, num_batches, part))
         if problem is not None:
             self._enabled = False

@@ -10,17 +10,15 @@ from typing import Any
 
 from huggingface_hub import get_token
 
-from samerun import optimizers
+from samerun import deepspeed, machines, optimizers, shards
 from samerun.arguments.parsing import SpaceSeparated, names_of
-from samerun.checkpoints import shards
 from samerun.errors import InputError, collecting
-from samerun.launching import deepspeed_config, rendezvous
-from samerun.launching.launch import Launch, Machine, describe_launch
 from samerun.output import predictions, run_folder, written
 from samerun.output.files import file_record
 from samerun.output.versions import code_version, library_versions
 from samerun.reading.text_files import matching
 from samerun.reports import results
+from samerun.runtime import Launch, Machine, describe_launch
 
 
 def check(arguments: Any, machine: Machine | None = None) -> Launch:
@@ -52,12 +50,12 @@ def check(arguments: Any, machine: Machine | None = None) -> Launch:
     if machine is None and launch.rank == 0:
         results.check_upload(arguments)
     if launch.world_size > launch.local_world_size:
-        rendezvous.wait_for_all_ranks(_facts_to_compare(arguments, launch), arguments.start_timeout)
+        machines.wait_for_all_ranks(_facts_to_compare(arguments, launch), arguments.start_timeout)
     return launch
 
 
 def _averages_on_nvme(arguments: Any, launch: Launch) -> list[str]:
-    if not deepspeed_config.uses_nvme(launch.deepspeed_config or {}):
+    if not deepspeed.uses_nvme(launch.deepspeed_config or {}):
         return []
     if arguments.ema_decay is None:
         return []

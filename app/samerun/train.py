@@ -23,21 +23,15 @@ import torch
 from accelerate.utils.memory import clear_device_cache
 from torch.profiler import record_function
 
-from samerun import best_models
+from samerun import best_models, checkpoint, deepspeed, fsdp, machines, signals
 from samerun.arguments.parsing import as_dict
 from samerun.average import WeightAverage, averaged
 from samerun.batching.batches import TrainSteps, train_loader
-from samerun.checkpoints import checkpoint, local_copy, saving
-from samerun.checkpoints.checkpoint import TrainState
-from samerun.checkpoints.saving import CheckpointTarget
-from samerun.errors import EXIT_STOPPED, StopRequested, TrainingError, in_short, is_out_of_memory
+from samerun.checkpoint import CheckpointTarget, TrainState
+from samerun.errors import EXIT_STOPPED, InputError, StopRequested, TrainingError, in_short, is_out_of_memory
 from samerun.evaluate import eval_rows, evaluate, input_dtype
+from samerun.kernels.common import row_lengths, widest_float
 from samerun.kernels.embeddings import reuse_gradient_memory
-from samerun.kernels.row_lengths import row_lengths
-from samerun.kernels.transfer import widest_float
-from samerun.launching import deepspeed_state, fsdp_state, heartbeat, signals
-from samerun.launching.processes import Run
-from samerun.launching.shutdown import stop_requested, stop_run
 from samerun.layers import checkpoint_activations, compile_layers, has_statistics
 from samerun.memory.dry_run import dry_run
 from samerun.memory.estimate import memory_lines
@@ -51,7 +45,9 @@ from samerun.plan import Plan
 from samerun.profiling import StepClock, memory_mb, peak_memory_mb, profiled
 from samerun.reports import final_report
 from samerun.reports.tracker import Tracker, project_of, read_history
-from samerun.task import Batch, Data, Predictions, Task
+from samerun.runtime import Run
+from samerun.signals import stop_requested, stop_run
+from samerun.task import Batch, Data, Predictions, Task, higher_is_better
 
 if TYPE_CHECKING:
     from samerun.opened_run import OpenedRun
@@ -83,16 +79,17 @@ class Training:
         self.folder, self.fingerprint = Path(arguments.output_dir), opened.fingerprint
         self.state, self.writer = TrainState(), Background()
         self.save_stalls: list[float] = []  # seconds for which each checkpoint blocked the training
-        greater = arguments.greater_is_better
-        self.greater_is_better = "loss" not in task.best_metric if greater is None else greater
+        self.greater_is_better = higher_is_better(arguments, task.best_metric)
         place = None
         if opened.resume is not None:
-            place = local_copy.fetch(run, opened.resume, arguments.shared_output_dir)
+            place = checkpoint.fetch(run, opened.resume, arguments.shared_output_dir)
             self.state = checkpoint.load_state(place, opened.fingerprint)
             checkpoint.load_weights(place, model)
             self.state = best_models.recover(
-                run, self.folder, self.state, task.best_metric, arguments.keep_best, self._is_complete()
+                run, self.folder, self.state, task, arguments.keep_best, self._is_complete()
             )
+        if self.state.loss_settings is None:
+            self.state.loss_settings = task.loss_settings
         run.on_main(partial(best_models.check_space, self.folder, arguments, model))
         self.batches = train_batches(arguments, data, plan, run.launch.rank)
         self.batches.begin(self.state.step, self.state.stream)
@@ -114,7 +111,7 @@ class Training:
         self.tracker.start_trackers(project_of(arguments, task.name), arguments.run_name, as_dict(arguments))
         if place is not None:
             self._restore(place)
-            local_copy.discard(run, place, opened.resume)
+            checkpoint.discard(run, place, opened.resume)
 
     def _prepare_model(self, model: torch.nn.Module) -> None:
         """Applies gradient checkpointing, kernels and compilation before Accelerate wraps the model; prints
@@ -352,7 +349,12 @@ class Training:
             },
             shown=tuple(f"eval_{key}" for key in task.shown_metrics),
         )
-        value, loss = metrics.get(name), metrics.get("loss")
+        if name not in metrics:  # one of --metrics, whose names were not known before
+            raise InputError(
+                f"--metric_for_best_model {name}: neither the task nor --metrics has such a metric; this "
+                f"evaluation has {', '.join(metrics)}"
+            )
+        value, loss = metrics[name], metrics.get("loss")
         if value is not None and self._is_better(value, loss):
             state.best_metric, state.best_metric_name, state.best_loss = value, name, loss
             state.best_step, state.evaluations_without_best = state.step, 0
@@ -382,7 +384,7 @@ class Training:
         """Writes best/, its entries of metrics.json, and samples and images for trackers. `predictions`: of
         the validation rows, on rank 0."""
         with Phase("exporting", shown=self.run.is_main):
-            weights = saving.full_weights(self.run, self.model)
+            weights = checkpoint.full_weights(self.run, self.model)
             self.run.on_main(partial(self._write_best, weights, predictions))
 
     def _write_best(self, weights: dict[str, torch.Tensor], predictions: Predictions | None) -> None:
@@ -408,7 +410,7 @@ class Training:
         if evaluation in state.kept:
             path = self.folder / BEST_MODELS / f"step_{state.step}"
             with Phase("exporting", shown=run.is_main):
-                weights = saving.full_weights(run, self.model)
+                weights = checkpoint.full_weights(run, self.model)
                 plain = run.unwrapped(self.model)
                 run.on_main(lambda: self.task.export(path, plain, weights, predictions))
         run.on_main(lambda: best_models.remove_others(self.folder, state.kept))
@@ -416,7 +418,7 @@ class Training:
     # Checkpoints
 
     def _save(self, sharded: bool | None = None) -> None:
-        """Starts writing a checkpoint (see `saving.save`)."""
+        """Starts writing a checkpoint (see `checkpoint.save`)."""
         started = time.perf_counter()
         synchronise_buffers(self.run, self.model)
         self.state.stream = self.batches.start_at(self.state.step)
@@ -430,12 +432,12 @@ class Training:
         )
         average = None if self.average is None else self.average.state(target.sharded)
         with Phase("saving", shown=self.run.is_main):
-            saving.save(self.run, target, self.model, self.optimizer, self.state, average)
+            checkpoint.save(self.run, target, self.model, self.optimizer, self.state, average)
         self.save_stalls.append(time.perf_counter() - started)
 
     def _wait_for_checkpoint(self) -> None:
         with Phase("saving", shown=self.run.is_main):
-            saving.wait(self.run, self.writer)
+            checkpoint.wait(self.run, self.writer)
 
     def _save_and_stop(self, unevaluated: bool) -> NoReturn:
         self.state.unevaluated = unevaluated
@@ -523,8 +525,8 @@ class Training:
             tokens = self.plan.batch.max_tokens
             share = f"{len(batch.rows)} rows" if tokens is None else f"{tokens} tokens"
             run.print(
-                f"note           out of memory: micro-batches have at most {share}; the global batch does not "
-                "change"
+                f"note           out of memory: micro-batches have at most {share}; the global batch does "
+                "not change"
             )
             status.cut_micro_batches(2**halvings)
 
@@ -610,13 +612,13 @@ def train_step(
         with nullcontext() if last else accelerator.no_sync(model):
             with record_function("forward"), row_lengths(batch.lengths):
                 loss_sum = task.loss_sum(model, batch)
-            heartbeat.progress()
+            machines.progress()
             with record_function("backward"):
                 accelerator.backward(loss_sum * scale)
         loss += loss_sum.detach().float()
     with record_function("optimizer"):
         if run.deepspeed_config is not None:
-            norm = deepspeed_state.grad_norm(model)  # the step clips
+            norm = deepspeed.grad_norm(model)  # the step clips
         else:
             norm = _clip(run, model, max_grad_norm or math.inf)
         optimizer.step()
@@ -629,9 +631,9 @@ def _clip(run: Run, model: Any, max_norm: float) -> torch.Tensor:
     gradients, if only by 1, so that the host need not wait for a GPU's norm. On a CPU this pass is skipped if
     the norm is small."""
     if run.device.type not in SYNCHRONOUS:
-        return fsdp_state.full_tensor(run.accelerator.clip_grad_norm_(model.parameters(), max_norm))
+        return fsdp.full_tensor(run.accelerator.clip_grad_norm_(model.parameters(), max_norm))
     parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
-    norm = fsdp_state.full_tensor(torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters]))
+    norm = fsdp.full_tensor(torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters]))
     if not norm <= max_norm:  # true for NaN
         torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
     return norm

@@ -22,7 +22,7 @@ class MeasurementDone(Exception):  # noqa: N818 - no error
 
 def initialize() -> None:
     """The first calls of every script of app/."""
-    from samerun.launching import host_settings
+    from samerun import host_settings
 
     host_settings.prepare()
 
@@ -86,7 +86,7 @@ def _measure_and_leave(
 
 def load(script: str, options: Options) -> tuple[Any, Any]:
     """(the task, its data, read and tokenized)."""
-    from samerun.launching.launch import describe_launch
+    from samerun.runtime import describe_launch
 
     task = make_task(script, options)
     return task, task.load(describe_launch(task.arguments), task.arguments.modes)

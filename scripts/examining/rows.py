@@ -12,10 +12,10 @@ import numpy as np
 
 from samerun.images.image_task import ImageTask
 from samerun.images.sources import map_rows
-from samerun.launching.launch import Launch
 from samerun.plan import Modes
 from samerun.reading.fingerprint import fingerprint
 from samerun.reading.ragged import Ragged
+from samerun.runtime import Launch
 from samerun.task import Task
 from samerun.text.text_task import TextTask
 

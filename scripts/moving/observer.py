@@ -39,9 +39,8 @@ def read_steps(folder: Path, name: str, processes: int) -> dict[int, dict[str, A
         if not path.exists():
             raise ValueError(f"{path}: rank {rank} wrote nothing")
         # A resumed run may repeat steps; the last line of a step counts.
-        lines = {
-            line["step"]: line for line in map(json.loads, path.read_text(encoding="utf-8").splitlines())
-        }
+        with path.open(encoding="utf-8") as file:
+            lines = {line["step"]: line for line in map(json.loads, file)}
         for number, line in lines.items():
             step = steps.setdefault(number, {"rows": [], "learning_rates": line["learning_rates"]})
             step["rows"] = sorted([*step["rows"], *line["rows"]])

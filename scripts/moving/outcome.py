@@ -69,9 +69,8 @@ def read_outcome(folder: Path, observed: Path) -> Outcome:
     from safetensors.torch import load_file
 
     run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    events = [
-        json.loads(line) for line in (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()
-    ]
+    with (folder / "history.jsonl").open(encoding="utf-8") as file:
+        events = [json.loads(line) for line in file]
     checkpoint = folder / "checkpoints" / f"step_{run['plan']['total_steps']}"
     steps = read_steps(observed, folder.name, run["world_size"])
     return Outcome(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from samerun.errors import InputError
-from samerun.launching.launch import Launch
+from samerun.runtime import Launch
 
 
 def load_task_script(script: Path) -> tuple[type, type]:

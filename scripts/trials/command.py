@@ -90,7 +90,7 @@ def run_script(
     work: Callable[[argparse.Namespace, Command, Path], None],
 ) -> int:
     """Adds the options that both scripts share, parses them, locks --output_dir and calls `work`(options,
-    command, folder). Returns the exit code."""
+    command, folder), which calls `claim`. Returns the exit code."""
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--launch", metavar='"..."')
@@ -110,7 +110,13 @@ def run_script(
         folder = Path(command.arguments({}).output_dir)
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / ".trials.lock").open("w") as lock:
-            _claim(folder, lock, command)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InputError(
+                    f"--output_dir {folder} is in use by another process; "
+                    "for several runs at a time use --processes"
+                ) from None
             work(options, command, folder)
     except (InputError, TrainingError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -121,25 +127,31 @@ def run_script(
     return 0
 
 
-def _claim(folder: Path, lock: Any, command: Command) -> None:
-    """Locks the folder and records the command. Raises `InputError` if another process or another command
-    uses the folder."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise InputError(
-            f"--output_dir {folder} is in use by another process; for several runs at a time use --processes"
-        ) from None
-    file, words = folder / "command.json", [str(command.script), *command.words]
-    has_runs = any(
-        folder.glob(f"*/{STATUS}")
-    )  # not if the first one's input was rejected: its command may be corrected
-    known = json.loads(file.read_text(encoding="utf-8")) if has_runs and file.exists() else words
-    if known != words:
-        raise InputError(
-            f"--output_dir {folder} has runs of another command ({shlex.join(known)}); name another folder"
-        )
-    write_json(file, words)
+def claim(folder: Path, command: Command, **settings: Any) -> None:
+    """Records the command and the `settings` that decide its runs. Raises `InputError` if the folder has runs
+    of others."""
+    file, given = folder / "command.json", {"command": [str(command.script), *command.words], **settings}
+    if has_runs(folder) and file.exists():
+        known = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(known, dict):  # a version before recorded the command alone
+            known = {"command": known}
+        different = [name for name in given if known.get(name) != given[name]]
+        if "command" in different:
+            raise InputError(
+                f"--output_dir {folder} has runs of another command ({shlex.join(known['command'])}); "
+                "name another folder"
+            )
+        if different:
+            raise InputError(
+                f"--output_dir {folder} has runs with other {' and '.join(different)}; name another folder"
+            )
+    write_json(file, given)
+
+
+def has_runs(folder: Path) -> bool:
+    """Whether any run in `folder` has begun. One whose input was rejected has not: its command may be
+    corrected."""
+    return any(folder.glob(f"*/{STATUS}"))
 
 
 def run_all(jobs: list[Callable[[], Any]], processes: int) -> list[Any]:

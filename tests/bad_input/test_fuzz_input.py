@@ -22,10 +22,10 @@ from catalogue_case import GOOD, VALID
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from samerun import deepspeed
 from samerun.arguments.groups import ModelArguments
 from samerun.arguments.parsing import parse, validate
 from samerun.errors import InputError
-from samerun.launching import deepspeed_config
 from samerun.models.pretrained import load_config
 from samerun.plan import BatchShape
 from samerun.reading.stored_rows import Column
@@ -304,11 +304,11 @@ DEEPSPEED = st.dictionaries(KEYS, ZERO_VALUES, max_size=5).map(
 @settings(quick, max_examples=300)
 @given(st.one_of(DEEPSPEED.map(lambda content: json.dumps(content).encode()), st.binary(max_size=40)))
 def test_any_deepspeed_file_is_completed_or_refused(data):
-    config = result_or_words(lambda: deepspeed_config.read_config(write("ds.json", data)))
-    if config is None or deepspeed_config.problems(config, "ds.json", 1.0, None):
+    config = result_or_words(lambda: deepspeed.read_config(write("ds.json", data)))
+    if config is None or deepspeed.problems(config, "ds.json", 1.0, None):
         return
     full = result_or_words(
-        lambda: deepspeed_config.complete_config(config, "ds.json", BatchShape(8, 2, 2, 2), 1.0, "no")
+        lambda: deepspeed.complete_config(config, "ds.json", BatchShape(8, 2, 2, 2), 1.0, "no")
     )
     if full is not None:
         assert (full["train_batch_size"], full["gradient_clipping"]) == (8, 1.0)

@@ -23,7 +23,7 @@ from launchers import REPOSITORY
 from pages import PAGES, blocks, name_of, prose, source_of
 
 from samerun.arguments.parsing import parse, validate
-from samerun.launching.launch import Machine, describe_launch
+from samerun.runtime import Machine, describe_launch
 
 OWN_TASK = "docs/write-your-own-task.md"
 FOLDERS = "app|scripts|accelerate_configs|ds_configs|tests|benchmarks|docs"

@@ -12,7 +12,7 @@ import pytest
 from launchers import python, run, torchrun, training
 from soaking.comparison import differences
 
-from samerun.checkpoints.checkpoint import damage, list_checkpoints
+from samerun.checkpoint import damage, list_checkpoints
 
 SETTINGS = {"model": "bert_dropout", "max_steps": 12, "save_total_limit": 5}
 # Its own mounts, in a user namespace of its own where one is not root.

@@ -8,7 +8,7 @@ import pytest
 from launchers import TIMEOUT, deepspeed, torchrun, training
 from running import running, wait_for
 
-from samerun.checkpoints.checkpoint import list_checkpoints
+from samerun.checkpoint import list_checkpoints
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ import pytest
 from launchers import accelerate, deepspeed, python, torchrun, training
 from running import running
 
-from samerun.checkpoints.checkpoint import damage, list_checkpoints
+from samerun.checkpoint import damage, list_checkpoints
 
 pytestmark = pytest.mark.slow
 

@@ -19,7 +19,7 @@ from launchers import CLASSIFY, REPOSITORY, UNEVEN, free_port, run_together, tra
 from namespaces import machines, missing_for_machines
 from safetensors.torch import load_file
 
-from samerun.checkpoints.checkpoint import damage
+from samerun.checkpoint import damage
 
 REASON = missing_for_machines()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(REASON is not None, reason=str(REASON))]

@@ -9,7 +9,7 @@ import torch
 from step_models import CLASSIFY, KINDS, TITLES, build, collator
 from torch._dynamo.testing import CompileCounter
 
-from samerun.kernels import row_lengths
+from samerun.kernels import common as row_lengths
 from samerun.layers import compile_layers
 
 

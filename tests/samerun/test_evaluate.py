@@ -4,7 +4,7 @@ from linear_task import LinearTask, eval_rows, linear_layer, points
 
 from samerun.errors import TrainingError
 from samerun.evaluate import evaluate, predict
-from samerun.launching.processes import Run
+from samerun.runtime import Run
 
 
 def test_evaluation_gives_each_rows_arrays_in_file_order(start_run):

@@ -3,8 +3,7 @@
 import pytest
 from linear_task import make_plan
 
-from samerun import opened_run
-from samerun.checkpoints import checkpoint
+from samerun import checkpoint, opened_run
 from samerun.errors import InputError
 from samerun.output import written
 from samerun.output.files import write_json

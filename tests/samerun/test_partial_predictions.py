@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from linear_task import LinearTask, eval_rows, linear_layer, points
 
-from samerun import partial_predictions
+from samerun import partial_predictions, signals
 from samerun.evaluate import predict
-from samerun.launching import signals
 from samerun.partial_predictions import PARTS, PartialPredictions
 
 ROWS, BATCH = 203, 2

@@ -5,8 +5,8 @@ import torch
 
 from samerun import preflight
 from samerun.errors import InputError
-from samerun.launching.launch import Machine
 from samerun.output import written
+from samerun.runtime import Machine
 
 
 def test_everything_that_can_be_refused_is_refused_at_once(arguments, environment, tmp_path, monkeypatch):

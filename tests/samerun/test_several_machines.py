@@ -6,12 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from samerun import application, preflight
+from samerun import application, checkpoint, machines, preflight, runtime
 from samerun.arguments.parsing import names_of
-from samerun.checkpoints import local_copy
 from samerun.errors import InputError
-from samerun.launching import processes, rendezvous
-from samerun.launching.shutdown import failures_end_the_job
+from samerun.signals import failures_end_the_job
 
 
 @pytest.fixture
@@ -20,7 +18,7 @@ def place(environment, monkeypatch):
     rendezvous."""
     brought = []
     monkeypatch.setattr(
-        rendezvous, "wait_for_all_ranks", lambda compared, timeout: brought.append((compared, timeout))
+        machines, "wait_for_all_ranks", lambda compared, timeout: brought.append((compared, timeout))
     )
 
     def make(rank):
@@ -81,10 +79,10 @@ def test_only_rank_0_looks_at_the_folder(place, arguments, tmp_path, rank):
 def test_a_failure_is_sent_to_the_machines_that_wait(environment, monkeypatch, capsys):
     notices, ended = [], []
     monkeypatch.setattr(
-        rendezvous, "send_failure_notice", lambda problems, code: notices.append((problems, code))
+        machines, "send_failure_notice", lambda problems, code: notices.append((problems, code))
     )
     monkeypatch.setattr("os._exit", ended.append)
-    monkeypatch.setattr("samerun.launching.signals.exit_now", ended.append)
+    monkeypatch.setattr("samerun.signals.exit_now", ended.append)
     with failures_end_the_job(debug=False):
         raise InputError("a.csv:3: bad", "b.csv: gone")
     with failures_end_the_job(debug=False):
@@ -98,9 +96,9 @@ def test_a_failure_is_sent_to_the_machines_that_wait(environment, monkeypatch, c
 def test_the_best_model_is_loaded_from_where_this_machine_has_it(arguments, monkeypatch, tmp_path, shared):
     seen = []
     monkeypatch.setattr(
-        local_copy, "fetch", lambda run, folder, shared: seen.append((folder, shared)) or tmp_path / "copy"
+        checkpoint, "fetch", lambda run, folder, shared: seen.append((folder, shared)) or tmp_path / "copy"
     )
-    monkeypatch.setattr(local_copy, "discard", lambda run, place, folder: seen.append((place, folder)))
+    monkeypatch.setattr(checkpoint, "discard", lambda run, place, folder: seen.append((place, folder)))
     given = arguments(output_dir="runs/a", shared_output_dir=shared)
     best = Path("runs/a/best")
     assert application.load_best(SimpleNamespace(), given, lambda place: place) == tmp_path / "copy"
@@ -116,7 +114,7 @@ def test_connection_errors_between_machines_are_explained(environment, machines)
     error = RuntimeError("Gloo connectFullMesh failed with [pair.cc:156] timed out\nmore")
     with (
         pytest.raises(InputError if machines == 2 else RuntimeError) as caught,
-        processes._explain_connection_errors(launch),
+        runtime._explain_connection_errors(launch),
     ):
         raise error
     if machines == 2:
@@ -124,5 +122,5 @@ def test_connection_errors_between_machines_are_explained(environment, machines)
             "over network interface eth0 (Gloo connectFullMesh failed with [pair.cc:156] timed out)"
             in str(caught.value)
         )
-    with pytest.raises(RuntimeError, match="of another kind"), processes._explain_connection_errors(launch):
+    with pytest.raises(RuntimeError, match="of another kind"), runtime._explain_connection_errors(launch):
         raise RuntimeError("of another kind")

@@ -9,11 +9,10 @@ import pytest
 import torch
 from linear_task import LinearTask, linear_layer, make_plan, points, split_of, train_steps
 
-from samerun import train
+from samerun import signals, train
 from samerun.average import WeightAverage
-from samerun.checkpoints.checkpoint import TrainState, list_checkpoints, load_average, restore_optimizer
-from samerun.errors import StopRequested, TrainingError
-from samerun.launching import signals
+from samerun.checkpoint import TrainState, list_checkpoints, load_average, restore_optimizer
+from samerun.errors import InputError, StopRequested, TrainingError
 from samerun.opened_run import OpenedRun
 from samerun.output import progress, status
 from samerun.output.writer_thread import finish_all
@@ -47,8 +46,8 @@ def begin(start_run, tmp_path, arguments):
         if validation:
             splits["validation"] = split_of(x, y, np.arange(len(x)) % 5 + 1)
         asked = {
-            "seed": 1, "weight_decay": 0.0, "greater_is_better": False, "save_total_limit": 2, "per_device_eval_batch_size": 4,
-            "output_dir": str(tmp_path), **given
+            "seed": 1, "weight_decay": 0.0, "greater_is_better": False, "save_total_limit": 2,
+            "per_device_eval_batch_size": 4, "output_dir": str(tmp_path), **given
         }  # fmt: skip
         opened = OpenedRun({"a": 1}, resume=None, replace=None)
         training = Training(run, arguments(**asked), task, Data(splits, {}), plan, layer, opened=opened)
@@ -235,6 +234,16 @@ def test_the_best_model_and_early_stopping(begin, scores, greater, patience, bes
     assert session.state.best_metric == (scores[best[-1] - 1] if best else None)
     evaluated = [event for event in read_history(session.training.folder) if "eval_score" in event]
     assert [event["step"] for event in evaluated] == list(range(1, last + 1))
+
+
+def test_a_metric_that_no_evaluation_has_is_refused(begin):
+    """Such as a typing error in the name of one of --metrics."""
+    task = Scripted([1, 2])
+    task.arguments.metric_for_best_model = "scroe"
+    session = begin(None, task, True, make_plan(22, eval_steps=1))
+    with pytest.raises(InputError, match=r"metric_for_best_model scroe: .* this evaluation has score"):
+        session.fit()
+    assert (session.state.step, session.best) == (1, [])
 
 
 def test_the_rate_of_training_counts_no_evaluation(begin, monkeypatch):
@@ -451,7 +460,7 @@ def test_a_run_that_is_asked_before_its_first_step_has_nothing_to_save(begin, mo
 
 def test_a_checkpoint_that_could_not_be_written_ends_the_run(begin, monkeypatch):
     session = begin(plan=make_plan(22, save_steps=4))
-    monkeypatch.setattr("samerun.checkpoints.saving.save_file", lambda *_: 1 / 0)
+    monkeypatch.setattr("samerun.checkpoint.save_file", lambda *_: 1 / 0)
     with pytest.raises(TrainingError, match=r"step_4 could not be written \(division by zero\)"):
         session.fit()
     assert session.state.step == 6  # told at the next save

@@ -15,20 +15,22 @@ from launchers import SCRIPTS
 from trials.command import Command
 
 from samerun.errors import InputError
+from samerun.output.files import read_lines
+from samerun.text.labels import read_label_file
 
 optuna = pytest.importorskip("optuna")  # requirements-sweep.txt
 sweep = pytest.importorskip("sweep")  # imports it
 
-# Takes the place of a launcher: "trains" without starting anything. A learning rate of 1 diverges, the first
-# run of `stopped` is asked to stop.
+# Takes the place of a launcher: "trains" without starting anything. A learning rate of 1 diverges, one of 2
+# is refused, the first run of `stopped` is asked to stop.
 COMMAND = """
 import json, pathlib, sys
 words = dict(zip(sys.argv[2::2], sys.argv[3::2]))
 folder = pathlib.Path(words["--output_dir"])
 folder.mkdir(parents=True, exist_ok=True)
 rate = float(words["--learning_rate"])
-if rate == 1:
-    sys.exit(3)
+if rate in (1, 2):  # diverges; is refused
+    sys.exit({1: 3, 2: 2}[rate])
 if words.get("--run_name") == "stopped" and not (folder / "begun").exists():
     (folder / "begun").touch()
     sys.exit(75)
@@ -39,7 +41,8 @@ if "--test_file" in words:
     rows = [json.loads(line) for line in open(words["--test_file"])]
     assert not {row["id"] for row in rows} & {json.loads(line)["id"] for line in open(words["--train_file"])}
     with (folder / "predictions.jsonl").open("w") as file:
-        file.writelines(json.dumps({"id": row["id"], "labels": row["labels"]}) + chr(10) for row in rows)
+        for row in rows:
+            file.write(json.dumps({"id": row["id"], "labels": row["labels"]}, ensure_ascii=False) + chr(10))
     metrics |= {"test_loss": float(len(rows)), "test_rows": len(rows)}
 (folder / "metrics.json").write_text(json.dumps(metrics))
 (folder / "status.json").write_text(json.dumps({"state": "done"}))
@@ -99,6 +102,42 @@ def test_a_stopped_trial_goes_on_first(command, tmp_path, capsys):
     assert [path.read_text() for path in sorted((tmp_path / "runs").glob("trial_*/runs"))] == ["x", "x"]
 
 
+def test_a_sweep_needs_the_direction_of_a_metric_of_the_user(command, tmp_path, capsys):
+    words = ["--trials", "1", "--search", "weight_decay=0:1", *command, "--metrics", "mine"]
+    words += ["--metric_for_best_model", "error_rate"]
+    assert sweep.main(words) == 2
+    assert "add --greater_is_better true or false" in capsys.readouterr().err
+    assert sweep.main([*words, "--greater_is_better", "false"]) == 0
+    study = sweep.open_study(tmp_path / "runs", sweep.read_space(words[2:4][1:]), "error_rate", False, 0)
+    assert study.direction == optuna.study.StudyDirection.MINIMIZE
+
+
+def test_a_sweep_goes_on_after_a_combination_that_only_the_run_refuses(command, tmp_path, capsys):
+    words = ["--trials", "5", "--search", "learning_rate=2,0.25", *command]
+    assert sweep.main(words) == 0
+    said = capsys.readouterr().out
+    done = list((tmp_path / "runs").glob("trial_*/metrics.json"))
+    assert said.count("failed:") == 5 - len(done) > 0 < len(done)
+    assert sweep.main(words) == 0
+    assert "failed:" not in capsys.readouterr().out
+
+
+def test_a_sweep_whose_every_combination_is_refused_ends(command, tmp_path, capsys):
+    search = ["--search", "learning_rate=2:2", "--search", "seed=0:9"]
+    assert sweep.main(["--trials", "9", *search, *command]) == 2
+    assert len(list((tmp_path / "runs").glob("trial_?"))) == 3
+    assert "failed (" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("other", ["learning_rate=0.25,0.75", "learning_rate=0.1:0.5"])
+def test_a_sweep_refuses_other_choices(other, command, capsys):
+    first = "learning_rate=0.25,0.5"
+    assert sweep.main(["--trials", "1", "--search", first, *command]) == 0
+    assert sweep.main(["--trials", "2", "--search", other, *command]) == 2
+    assert "(0.25,0.5); give those, or name another --output_dir" in capsys.readouterr().err
+    assert sweep.main(["--trials", "2", "--search", first, *command]) == 0
+
+
 @pytest.mark.parametrize(
     ("search", "said"),
     [
@@ -148,6 +187,46 @@ def test_folds_hold_every_row_once_and_their_predictions_are_in_its_order(comman
     assert "test_loss  10.0000  0.0000" in capsys.readouterr().out
     assert cross_validate.main(["--folds", "20", *command]) == 2
     assert "expected from 2 to 15" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "change", "said"),
+    [
+        (["--folds", "5"], None, "other --folds"),
+        (["--folds", "2"], None, "other --folds"),
+        (["--folds", "3", "--seed", "1"], None, "other --seed"),
+        (["--folds", "3"], "another text", "other rows"),
+    ],
+)
+def test_folds_of_other_rows_numbers_or_seeds_are_not_reused(
+    options, change, said, command, tmp_path, capsys
+):
+    command += ["--validation_file", str(tmp_path / "train.jsonl"), "--max_eval_samples", "3"]
+    assert cross_validate.main(["--folds", "3", *command]) == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "runs").rglob("*") if path.is_file()}
+    if change:
+        train = tmp_path / "train.jsonl"
+        train.write_text(train.read_text().replace("text 7", change), encoding="utf-8")
+    assert cross_validate.main([*options, *command]) == 2
+    assert said in capsys.readouterr().err
+    assert before == {path: path.read_bytes() for path in (tmp_path / "runs").rglob("*") if path.is_file()}
+
+
+def test_ids_and_labels_may_hold_other_line_breaks(command, tmp_path):
+    """Python's splitlines() would end a line at them."""
+    breaks = ["\x85", "\u2028", "\u2029"]
+    rows = [
+        {"id": f"r{row}{breaks[row % 3]}", "text": f"text {row}", "labels": [f"a{breaks[row % 3]}b"]}
+        for row in range(30)
+    ]
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    (tmp_path / "train.jsonl").write_text(lines, encoding="utf-8")
+    command += ["--validation_file", str(tmp_path / "train.jsonl"), "--max_eval_samples", "3"]
+    assert cross_validate.main(["--folds", "3", *command]) == 0
+    found = list(read_lines(tmp_path / "runs" / "predictions.jsonl"))
+    assert [line["id"] for line in found] == [row["id"] for row in rows]
+    labels = read_label_file(str(tmp_path / "runs" / "labels.txt"))
+    assert labels == sorted({label for row in rows for label in row["labels"]})
 
 
 def test_the_same_seed_deals_the_same_folds():

@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from samerun.batching.order import epoch_order, evaluation_batches, mixed_rows, share_out, share_out_tokens
 from samerun.errors import InputError, TrainingError, in_short
-from samerun.launching.signals import ignore_signals
 from samerun.plan import Plan
+from samerun.signals import ignore_signals
 from samerun.task import Batch, Split
 
 Collate = Callable[[np.ndarray], Batch]

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from samerun.launching.signals import ignore_signals
+from samerun.signals import ignore_signals
 from samerun.task import Split
 
 

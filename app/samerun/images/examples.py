@@ -14,9 +14,10 @@ import pyarrow
 import pyarrow.parquet
 
 from samerun.errors import InputError, in_short
-from samerun.images.folders import class_folders
+from samerun.images.folders import check_output_outside, class_folders
 from samerun.images.idx import images_file, is_idx, labels_file, read_idx
 from samerun.images.sources import ArrayImages, EncodedImages, Images, JoinedImages, JoinedPlaces, Renumbered
+from samerun.reading.cache import cache_folder, content_hash
 from samerun.reading.columns import check_ids, ids_of
 from samerun.reading.splits import (
     LIMIT_ARGUMENTS,
@@ -134,7 +135,10 @@ def _from_path(arguments: Any, split: str, base: str | None, notes: list[str], p
     if not source.is_dir():
         return _from_idx(source) if is_idx(source) else from_table(arguments, split, source)
     images = images_file(source, split)
-    return _from_folder(source, base, notes) if images is None else _from_idx(images)
+    if images is not None:
+        return _from_idx(images)
+    check_output_outside(source, arguments.output_dir)
+    return _from_folder(source, base, notes)
 
 
 def _from_idx(path: Path) -> Examples:
@@ -221,6 +225,9 @@ def _parquet_rows(path: Path, column: str) -> datasets.Dataset:
 
     datasets.disable_progress_bars()  # they would also appear in log files
     try:
-        return datasets.Dataset.from_parquet(str(path)).cast_column(column, datasets.Image(decode=False))
+        # `datasets` knows a file by its time of modification alone.
+        cache = str(cache_folder("parquet") / content_hash(path))
+        rows = datasets.Dataset.from_parquet(str(path), cache_dir=cache)
+        return rows.cast_column(column, datasets.Image(decode=False))
     except Exception as error:  # pyarrow's and those of `datasets`
         raise InputError(f"{path}: cannot be read ({in_short(error)})") from None

@@ -14,13 +14,12 @@ import numpy as np
 import torch
 from PIL import Image
 
-from samerun.errors import InputError, TrainingError, collecting
+from samerun.errors import InputError, collecting
 from samerun.images.augmentation import Augmentation, row_generator
 from samerun.images.decoding import ALPHA, DEEP, too_deep
 from samerun.images.examples import Examples, read_examples
 from samerun.images.processing import Processing
 from samerun.images.sources import ArrayImages, EncodedImages, Images, Inspection
-from samerun.launching.launch import Launch
 from samerun.models import adapters
 from samerun.models.export import export_model
 from samerun.models.pretrained import load_config, load_model_and_new_names
@@ -30,6 +29,7 @@ from samerun.plan import Modes
 from samerun.reading.columns import split_off
 from samerun.reading.fingerprint import fingerprint
 from samerun.reading.problems import SHOWN, more
+from samerun.runtime import Launch
 from samerun.task import Batch, Data, Split, Task, mixing_fingerprint
 
 MOST_PIXELS = 50_000_000  # of an image in a request to a server
@@ -66,6 +66,7 @@ class ImageTask(Task):
 
     input_kind = "images"
     memory_advice = "a smaller --per_device_train_batch_size, "
+    evaluation_rows: int | None = None  # of a batch; None: the arguments' default
     mask_fill = 0  # mask value outside of a rotated image
 
     @abstractmethod
@@ -173,6 +174,7 @@ class ImageTask(Task):
             images=images,
             targets=targets,
             where=examples.where,
+            evaluation_rows=self.evaluation_rows,
             mixture=examples.mixture(self.arguments.mixing_weights, self.notes) if is_train else None,
         )
 
@@ -369,23 +371,6 @@ def check_grey(examples: dict[str, Examples], inspected: dict[str, Inspection]) 
         ] + more(len(colour))
     if problems:
         raise InputError(*problems)
-
-
-def check_finite(values: np.ndarray, what: str, split: ImageSplit) -> None:
-    """Raises `TrainingError`, naming the first image, if values, (rows, ...), are NaN or infinite. `what`:
-    their name."""
-    wrong = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
-    if len(wrong):
-        advice = (
-            "leave them out, or compute with --mixed_precision no"
-            if len(wrong) < len(values)
-            else "the model diverged"
-        )
-        raise TrainingError(
-            f"{split.path}: the model's {what} are not finite for {len(wrong)} of {len(values)} "
-            "images, first for "
-            f"{split.images.name(int(wrong[0]))}; {advice}. Or try a smaller --learning_rate"
-        )
 
 
 def _content(inspected: Inspection, targets: Targets | None) -> str:

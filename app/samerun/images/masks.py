@@ -13,7 +13,7 @@ import numpy as np
 
 from samerun.errors import InputError, collecting
 from samerun.images.examples import Examples, above_folders, from_table, named_from, read_each, read_examples
-from samerun.images.folders import images_below
+from samerun.images.folders import check_output_outside, images_below
 from samerun.images.sources import EncodedImages, Images, Inspection, map_rows
 from samerun.reading.cache import get_or_create
 from samerun.reading.fingerprint import fingerprint
@@ -96,7 +96,11 @@ def _from_path(arguments: Any, split: str, base: str | None, notes: list[str], p
     if not Path(path).is_dir():
         return from_table(arguments, split, Path(path))
     folders = _split_folders(Path(path), split, is_own=getattr(arguments, f"{split}_file") is not None)
-    return None if folders is None else _pairs(*folders, base, notes)
+    if folders is None:
+        return None
+    for folder in filter(None, folders):
+        check_output_outside(folder, arguments.output_dir)
+    return _pairs(*folders, base, notes)
 
 
 def _split_folders(root: Path, split: str, is_own: bool) -> tuple[Path, Path | None] | None:
@@ -199,7 +203,7 @@ def read_classes(path: Path) -> Classes:
     """Reads a classes file: one name per line, numbered from 0, or lines of a number and a name. "(ignore)"
     behind a name marks a value to be ignored. Raises `InputError` with file and line."""
     try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").split("\n")]
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 at byte {error.start}; expected a class per line") from None
     matches = [NUMBERED_LINE.fullmatch(line) for line in lines]

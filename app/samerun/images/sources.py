@@ -159,7 +159,7 @@ class EncodedImages(Images):
         return EncodedImages(cells, self.folder, Renumbered(self.where, rows))
 
     def inspect(self) -> Inspection:
-        """Cached for files, until the size or modification time of one changes."""
+        """Cached for files, until one changes (`file_state`)."""
         with ThreadPoolExecutor(THREADS) as pool:
             groups = (range(start, min(len(self), start + GROUP)) for start in range(0, len(self), GROUP))
             states = [state for group in pool.map(self._states, groups) for state in group]

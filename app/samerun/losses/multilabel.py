@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid, softplus
 
-from samerun.kernels.transfer import send
+from samerun.kernels.common import send
 
 DB_ALPHA, DB_BETA = (
     0.1,
@@ -50,6 +50,16 @@ class MultiLabelLoss:
         """The mean loss of a file in float64; None without rows. `logits`, `targets`: (rows, labels)."""
         matrices = (torch.as_tensor(matrix, dtype=torch.float64) for matrix in (logits, targets))
         return float(self(*matrices).mean()) if len(logits) else None
+
+    def scale(self) -> dict[str, Any]:
+        """The settings that the scale of the loss depends on, apart from the data, as JSON values."""
+        weight = None if self.pos_weight is None else self.pos_weight.tolist()
+        return {
+            "kind": self.kind,
+            "label_smoothing": self.label_smoothing,
+            "pos_weight": weight,
+            **self.settings,
+        }
 
     def as_config(self) -> dict[str, Any] | None:
         """The entry `multilabel_loss` of an exported model's configuration; None for bce."""

@@ -26,9 +26,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from samerun.fsdp import layers_to_shard
+from samerun.kernels.common import row_lengths
 from samerun.kernels.embeddings import reuse_gradient_memory
-from samerun.kernels.row_lengths import row_lengths
-from samerun.launching.fsdp_state import layers_to_shard
 from samerun.memory.layout import Layout
 from samerun.task import Batch, Task
 

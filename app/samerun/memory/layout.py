@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from samerun import deepspeed
+from samerun.fsdp import FsdpSettings
 from samerun.kernels.embeddings import can_reuse_gradient_memory
-from samerun.launching import deepspeed_config
-from samerun.launching.fsdp_config import FsdpSettings
 from samerun.plan import BatchShape
 
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -82,7 +82,7 @@ def with_fsdp(layout: Layout, settings: FsdpSettings) -> Layout:
 def with_zero(layout: Layout, config: dict[str, Any]) -> Layout:
     """The layout under a DeepSpeed configuration; missing values are DeepSpeed 0.19's defaults."""
     section = config["zero_optimization"]
-    stage = deepspeed_config.stage_of(config)
+    stage = deepspeed.stage_of(config)
     bucket_size = section.get("reduce_bucket_size", 500_000_000)
     overlaps = section.get("overlap_comm", stage == 3)
     return replace(
@@ -90,9 +90,7 @@ def with_zero(layout: Layout, config: dict[str, Any]) -> Layout:
         stage=stage,
         offload_optimizer=_leaves_the_gpu(section, "offload_optimizer"),
         offload_parameters=stage == 3 and _leaves_the_gpu(section, "offload_param"),
-        bucket_size=deepspeed_config.BUCKETS["reduce_bucket_size"]
-        if bucket_size == "auto"
-        else int(bucket_size),
+        bucket_size=deepspeed.BUCKETS["reduce_bucket_size"] if bucket_size == "auto" else int(bucket_size),
         num_buckets=2 if overlaps and stage < 3 else 1,
         live_parameters=int(section.get("stage3_max_live_parameters", 1_000_000_000)),
     )

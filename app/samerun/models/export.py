@@ -25,7 +25,7 @@ def export_model(
 ) -> None:
     """Writes configuration, weights (fp32) and processor to the folder `path`; rank 0 only.
 
-    `model` gives class and configuration, `weights` the full weights (see `saving.full_weights`). `check` is
+    `model` gives class and configuration, `weights` the full weights (`checkpoint.full_weights`). `check` is
     called with a temporary folder and raises if its model is not the trained one; then nothing is replaced.
     `processor`: a tokenizer, an image processor or None. A tokenizer is saved with `max_length` in tokens, so
     that `truncation=True` cuts as in training.

@@ -16,7 +16,7 @@ from torch import nn
 from transformers.modeling_outputs import ImageClassifierOutput
 
 from samerun.errors import InputError
-from samerun.models.weight_files import in_one_line
+from samerun.models.weight_files import check_finite_weights, in_one_line
 from samerun.reading.json_files import read_object
 
 MODEL_TYPE = "small_cnn"
@@ -110,6 +110,7 @@ def load_small_cnn(folder: str | Path, config: SmallCNNConfig) -> SmallCNN:
         raise InputError(
             f"{file}: not the weights of this {MODEL_TYPE} ({in_one_line(error)}); export the model again"
         ) from None
+    check_finite_weights(folder, model)
     return model
 
 

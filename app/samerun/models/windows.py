@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from samerun.kernels.row_lengths import current_row_lengths, row_lengths
-from samerun.kernels.transfer import send
+from samerun.kernels.common import current_row_lengths, row_lengths, send
 
 
 def pool_windows(model: Any, window: int, pooling: str, side: str) -> Any:

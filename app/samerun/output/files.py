@@ -43,6 +43,12 @@ def write_text(path: Path, text: str | Iterable[str], before: Callable[[Path], N
         raise
 
 
+def read_lines(path: Path) -> Iterator[Any]:
+    """The values of a file of JSON lines. Texts in them may hold other line breaks, such as U+2028."""
+    with path.open(encoding="utf-8", newline="\n") as file:
+        yield from map(json.loads, file)
+
+
 @contextlib.contextmanager
 def path_in_errors(path: Path) -> Iterator[None]:
     """Adds the path to errors of writing: the system names it only in errors of opening, compiled libraries

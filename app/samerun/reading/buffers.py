@@ -24,7 +24,7 @@ from samerun.errors import InputError, collecting, in_short
 from samerun.output.progress import counted
 from samerun.reading.cache import cache_folder, get_or_create, use_cache_folder
 from samerun.reading.columns import is_blank
-from samerun.reading.fingerprint import fingerprint
+from samerun.reading.fingerprint import file_version, fingerprint
 from samerun.reading.problems import location
 from samerun.reading.splits import (
     cell_of,
@@ -32,6 +32,7 @@ from samerun.reading.splits import (
     class_names,
     expand_patterns,
     load_from,
+    local_files,
     open_stream,
 )
 from samerun.reading.stored_rows import Row, open_rows, write_rows
@@ -197,8 +198,7 @@ def _files(arguments: Any, columns: tuple[str, ...]) -> tuple[list[Shard], list[
     for path in paths:
         with collecting(problems):
             kind_of(path)
-            state = os.stat(path)
-            key += [os.path.abspath(path), str(state.st_size), str(state.st_mtime_ns)]
+            key.append(file_version(path))
     if problems:
         raise InputError(*problems)
     return [
@@ -224,7 +224,8 @@ def _dataset(arguments: Any, columns: tuple[str, ...]) -> tuple[list[Shard], lis
         )
         for index in range(dataset.num_shards)
     ]
-    return shards, [version, split], classes
+    files = map(file_version, local_files(arguments.dataset_name))
+    return shards, [version, split, *files], classes
 
 
 def _read_shard(

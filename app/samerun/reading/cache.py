@@ -18,9 +18,11 @@ from filelock import FileLock
 from huggingface_hub.constants import HF_HOME
 
 from samerun.errors import InputError, is_out_of_space
-from samerun.output.files import flush
+from samerun.output.files import file_record, flush, write_json
+from samerun.reading.fingerprint import file_state, fingerprint
 
 CHECKSUMS = "checksums.json"  # in every cached folder: checksum by file name
+RECORD = "record.json"
 
 _folder: ContextVar[Path | None] = ContextVar("folder", default=None)
 
@@ -82,6 +84,18 @@ def get_or_create(kind: str, key: str, fill: Callable[[Path], None]) -> Path:
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return path
+
+
+def content_hash(path: str | Path) -> str:
+    """The SHA-256 of a file. A machine computes it once, and again when the file changes (`file_state`)."""
+    path = Path(path)
+    state = file_state(path)
+    if state is None:
+        return file_record(path)["sha256"]
+    folder = get_or_create(
+        "hashes", fingerprint([state])[:40], lambda folder: write_json(folder / RECORD, file_record(path))
+    )
+    return json.loads((folder / RECORD).read_text(encoding="utf-8"))["sha256"]
 
 
 def _is_whole(folder: Path) -> bool:

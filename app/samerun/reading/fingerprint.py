@@ -41,16 +41,18 @@ def sample_of(path: Path) -> str:
 
 
 def file_state(path: str | Path) -> str | None:
-    """A file's path, size and modification time, to recognise an unchanged file without reading it.
-
-    None if the file is missing or was modified in the last two seconds.
-    """
+    """`file_version`, to recognise an unchanged file without reading it. None if the file is missing or was
+    changed in the last two seconds."""
     try:
         state = os.stat(path)
     except OSError:
         return None
-    return (
-        f"{os.path.abspath(path)}\0{state.st_size}\0{state.st_mtime_ns}"
-        if state.st_mtime < time.time() - SETTLED
-        else None
-    )
+    return file_version(path) if max(state.st_mtime, state.st_ctime) < time.time() - SETTLED else None
+
+
+def file_version(path: str | Path) -> str:
+    """A file's path, inode, size and times. Copying tools restore the modification time, so another content
+    may have the same one; no tool sets the time of the last change (ctime)."""
+    state = os.stat(path)
+    facts = (state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+    return "\0".join([os.path.abspath(path), *map(str, facts)])

@@ -13,7 +13,9 @@ import numpy as np
 
 from samerun.errors import InputError, collecting, in_short
 from samerun.output.progress import Phase
+from samerun.reading.cache import cache_folder, content_hash
 from samerun.reading.columns import take
+from samerun.reading.fingerprint import fingerprint
 from samerun.reading.problems import listed, raise_problems
 from samerun.reading.stored_rows import LINE, Column
 from samerun.reading.tables import Source, Table, read_table
@@ -235,13 +237,17 @@ def load_from(arguments: Any, split: str, load: Callable[..., Any]) -> Any:
     name, argument = arguments.dataset_name, SPLIT_ARGUMENTS[split]
     if arguments.dataset_revision and Path(name).is_dir():
         raise InputError(f"--dataset_revision: {name} is a folder, which has no revisions; leave it out")
+    cache_dir, files = arguments.cache_dir, local_files(name)
+    if files and not arguments.streaming:  # `datasets` knows local files by their times of modification alone
+        content = fingerprint(map(content_hash, files))[:40]
+        cache_dir = (cache_folder("datasets") if cache_dir is None else Path(cache_dir)) / content
     try:
         with Phase(f"reading {name}"):
             return load(
                 name,
                 arguments.dataset_config_name,
                 revision=arguments.dataset_revision,
-                cache_dir=arguments.cache_dir,
+                cache_dir=None if cache_dir is None else str(cache_dir),
             )
     except Exception as error:
         requested = getattr(arguments, argument)
@@ -252,6 +258,11 @@ def load_from(arguments: Any, split: str, load: Callable[..., Any]) -> Any:
             else f"--dataset_name {name}"
         )
         raise InputError(f"{what}: cannot be loaded ({in_short(error)})") from error
+
+
+def local_files(name: str) -> list[Path]:
+    """The files of a data set, sorted; [] if it is none of this machine."""
+    return sorted(path for path in Path(name).rglob("*") if path.is_file())
 
 
 def check_columns(rows: datasets.Dataset, what: str, required: Sequence[str]) -> None:

@@ -22,7 +22,7 @@ import pyarrow.parquet
 from samerun.errors import InputError
 from samerun.output.files import file_record
 from samerun.output.progress import counted
-from samerun.reading.cache import get_or_create
+from samerun.reading.cache import content_hash, get_or_create
 from samerun.reading.fingerprint import fingerprint
 from samerun.reading.json_files import read_json
 from samerun.reading.problems import Problems, listed, location, not_found, quoted
@@ -86,7 +86,7 @@ def read_table(
     """
     path = os.fspath(path)
     kind = kind_of(path)
-    content, names = file_record(Path(path))["sha256"], list(dict.fromkeys([*required, *optional]))
+    content, names = content_hash(path), list(dict.fromkeys([*required, *optional]))
     key = fingerprint([FORMAT_VERSION, content, kind, encoding, str(len(required)), *required, *names])[:40]
     rows = partial(read_rows, path, encoding, required, names)
     folder = get_or_create("rows", key, partial(_store, path, content, names, rows))

@@ -9,6 +9,7 @@ import glob
 import gzip
 import io
 import os
+import re
 import stat
 import zlib
 from collections.abc import Iterator
@@ -134,7 +135,7 @@ def _explain_encoding(path: str, encoding: str) -> str:
     else:
         return f"{path}: changed while it was read: start again when it is complete"
     before = data[:start].decode(encoding, "ignore")
-    line = len((before + ".").splitlines())
+    line = 1 + len(re.findall("\r\n|\r|\n", before))
     # Byte offsets count from 0, as in hex viewers.
     return (
         f"{path}: not {encoding.upper()} at byte {start} (0x{data[start]:02x}), line {line}; "

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from samerun.errors import in_short
-from samerun.launching.processes import Run
 from samerun.output import written
 from samerun.output.console import say
 from samerun.output.files import path_in_errors
@@ -20,6 +19,7 @@ from samerun.reports import figures
 from samerun.reports.card import write_card
 from samerun.reports.page import write_page
 from samerun.reports.tracker import SPEED, read_history, show_image, show_table
+from samerun.runtime import Run
 from samerun.task import Predictions, ReportContent, Section, Split, Task
 
 MOST_BYTES = 2**28  # of saved predictions

@@ -10,9 +10,9 @@ from typing import Any
 from huggingface_hub import CommitOperationAdd, HfApi
 
 from samerun.errors import InputError, in_short
-from samerun.launching.processes import Run
 from samerun.output import predictions as output
 from samerun.output.run_folder import BEST, CARD, PLOTS
+from samerun.runtime import Run
 from samerun.task import Predictions, Split, Task
 
 FINAL_PREFIXES = ("test_", "best_")  # of the metrics that trackers get at the end

@@ -21,7 +21,7 @@ from PIL import Image
 
 from samerun.output import written
 from samerun.output.console import say
-from samerun.output.files import path_in_errors, write_json, write_text
+from samerun.output.files import path_in_errors, read_lines, write_json, write_text
 from samerun.output.progress import Phase
 from samerun.output.run_folder import PLOTS, TRACKERS, check_present, read_metrics
 from samerun.task import Section
@@ -236,18 +236,15 @@ def show_table(accelerator: Any, table: Section, step: int) -> None:
 def read_history(output_dir: Path, name: str = HISTORY) -> list[dict[str, Any]]:
     """The events of history.jsonl or speed.jsonl."""
     path = output_dir / name
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines]
+    return list(read_lines(path)) if path.exists() else []
 
 
 def _events(path: Path) -> list[dict[str, Any]]:
     """The events of a file, without a last line that a crash truncated; [] without the file."""
     events: list[dict[str, Any]] = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-        try:
-            events.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        for event in read_lines(path):
+            events.append(event)
     return events
 
 

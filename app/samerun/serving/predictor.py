@@ -12,10 +12,9 @@ import torch
 from samerun.arguments.parsing import parse, validate
 from samerun.batching.batches import EvalRows
 from samerun.errors import InputError, TrainingError
-from samerun.kernels.row_lengths import row_lengths
-from samerun.launching.launch import describe_launch
-from samerun.launching.processes import quiet_libraries
+from samerun.kernels.common import row_lengths
 from samerun.plan import Modes, evaluation_batch
+from samerun.runtime import describe_launch, quiet_libraries
 from samerun.task import Predictions, Split, Task
 
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}

@@ -102,7 +102,7 @@ def _note_separator(path: str, labels: list[str], separator: str, notes: list[st
 
 def read_label_file(path: str) -> list[str]:
     """The labels of --label_file, one per line, in its order. Raises `InputError`."""
-    names = [line.strip() for line in read_text(path).splitlines() if line.strip()]
+    names = [line.strip() for line in read_text(path).split("\n") if line.strip()]
     if any("\0" in name or LIST_AS_TEXT.fullmatch(name) for name in names):
         raise InputError(
             f"--label_file {path}: holds a list or a NUL character; write one label per line, in UTF-8"

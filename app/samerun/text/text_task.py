@@ -12,10 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from samerun.kernels.bigbird.plan import choose_attention, padding_of
-from samerun.kernels.enable import enable_kernels
-from samerun.kernels.padding_free.support import check_padding_free
-from samerun.launching.launch import Launch
+from samerun.kernels.bigbird import choose_attention, padding_of
+from samerun.kernels.enable import check_padding_free, enable_kernels
 from samerun.models import adapters
 from samerun.models.contributions import words_of_likeliest
 from samerun.models.export import export_model
@@ -28,6 +26,7 @@ from samerun.reading.ragged import Ragged, RaggedChunks
 from samerun.reading.stored_rows import Column
 from samerun.reading.tables import Table
 from samerun.reading.tokens import encode_cached
+from samerun.runtime import Launch
 from samerun.task import Data, Task, mixing_fingerprint
 from samerun.text.long_documents import LongDocuments
 from samerun.text.splits import TextCollator, TextSplit, TextStream, check_texts, mixture_of, read_tables

@@ -4,7 +4,7 @@ model."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,10 +121,6 @@ class Generation:
         scores = out.sequences_scores if candidates > 1 else torch.zeros(len(ids), device=ids.device)
         return ids.view(-1, candidates, width), scores.view(-1, candidates)
 
-    def lengths(self, ids: np.ndarray) -> np.ndarray:
-        """(titles,) lengths of generated ids (titles, width), without start and padding."""
-        return ((ids != self.pad_id) & (ids != self.start_id)).sum(axis=1)
-
 
 def teacher_forcing(labels: torch.Tensor, generation: Generation) -> dict[str, Any]:
     """Decoder inputs (b, t): the labels shifted right behind the start id, and their mask."""
@@ -149,6 +145,12 @@ def token_losses(logits: torch.Tensor, batch: Batch, smoothing: float) -> torch.
         reduction="none",
     )
     return flat.view(labels.shape)
+
+
+def title_lengths(tokenizer: Any, titles: Iterable[np.ndarray]) -> np.ndarray:
+    """(titles,) number of tokens of each title, an array of ids, without special tokens, which `decode` drops
+    too."""
+    return np.array([(~np.isin(ids, tokenizer.all_special_ids)).sum() for ids in titles], dtype=np.int64)
 
 
 def decode(tokenizer: Any, ids: np.ndarray) -> list[str]:

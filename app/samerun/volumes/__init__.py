@@ -1,1 +1,1 @@
-"""Segmentation of volumes (3-D). NIfTI files, resampling, patches, augmentation, MONAI's U-Net, predictions."""
+"""Segmentation of volumes (3-D): NIfTI files, resampling, patches, augmentation, U-Net, predictions."""

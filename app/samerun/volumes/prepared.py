@@ -16,10 +16,9 @@ import numpy as np
 import torch
 
 from samerun.errors import InputError, collecting
-from samerun.output.files import file_record, write_json
 from samerun.output.progress import Phase
-from samerun.reading.cache import get_or_create
-from samerun.reading.fingerprint import file_state, fingerprint
+from samerun.reading.cache import content_hash, get_or_create
+from samerun.reading.fingerprint import fingerprint
 from samerun.reading.problems import listed, raise_problems
 from samerun.volumes.files import VolumeFile, Volumes
 from samerun.volumes.nifti import (
@@ -32,7 +31,7 @@ from samerun.volumes.nifti import (
     resampled_shape,
 )
 
-CACHE_VERSION, RECORD = "1", "record.json"
+CACHE_VERSION = "1"
 MOST_POSITIONS = 10_000  # of a class in a volume, evenly spaced; patches are centred on them
 
 
@@ -88,21 +87,10 @@ def prepare(volumes: Volumes, spacing: tuple[float, ...], ignore_index: int | No
 
 def _prepare(file: VolumeFile, spacing: tuple[float, ...], ignore_index: int | None) -> Prepared:
     paths = [file.image, *([file.label] if file.label is not None else [])]
-    hashes = tuple(_file_hash(path) for path in paths)
+    hashes = tuple(content_hash(path) for path in paths)
     key = fingerprint([CACHE_VERSION, *hashes, *map(repr, spacing), repr(ignore_index)])[:40]
     folder = get_or_create("volumes", key, partial(_write_arrays, file, spacing, ignore_index))
     return Prepared(folder, file, fingerprint(hashes), hashes)
-
-
-def _file_hash(path: Path) -> str:
-    """The hash of a file, cached until its size or modification time changes."""
-    state = file_state(path)
-    if state is None:
-        return file_record(path)["sha256"]
-    folder = get_or_create(
-        "hashes", fingerprint([state])[:40], lambda folder: write_json(folder / RECORD, file_record(path))
-    )
-    return json.loads((folder / RECORD).read_text(encoding="utf-8"))["sha256"]
 
 
 def _write_arrays(

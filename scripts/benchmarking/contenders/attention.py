@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertModel, BigBirdConfig, BigBirdModel, PreTrainedModel
 
 from benchmarking.contenders.timing import Sample, columns, timed
-from samerun.kernels.bigbird.layers import use_bigbird_attention
-from samerun.kernels.row_lengths import row_lengths
+from samerun.kernels.bigbird import use_bigbird_attention
+from samerun.kernels.common import row_lengths
 
 WARM_UP = 2
 

@@ -8,7 +8,7 @@ import torch
 
 from benchmarking import application
 from benchmarking.watch import Watch
-from samerun.kernels.row_lengths import row_lengths
+from samerun.kernels.common import row_lengths
 
 MAX_GRAD_NORM = 1.0
 

@@ -14,13 +14,12 @@ from transformers import (
 from transformers.activations import NewGELUActivation
 from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention
 
-from samerun.kernels.bigbird.layers import FastBigBirdAttention, FusedGELU
-from samerun.kernels.dropout.attention import attend
-from samerun.kernels.dropout.module import Dropout
+from samerun.kernels.bigbird import FastBigBirdAttention, FusedGELU
+from samerun.kernels.common import row_lengths
+from samerun.kernels.dropout import Dropout, attend
 from samerun.kernels.embeddings import can_reuse_gradient_memory
 from samerun.kernels.enable import enable_kernels
-from samerun.kernels.padding_free.encoders import NAME
-from samerun.kernels.row_lengths import row_lengths
+from samerun.kernels.padding_free import NAME
 
 SIZES = {
     "hidden_size": 32,

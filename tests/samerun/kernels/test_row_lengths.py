@@ -1,6 +1,6 @@
 import pytest
 
-from samerun.kernels.row_lengths import current_row_lengths, row_lengths
+from samerun.kernels.common import current_row_lengths, row_lengths
 
 
 def test_lengths_are_known_inside_and_forgotten_outside():

@@ -23,7 +23,7 @@ from memory_models import (
 from torch import nn
 from torch.nn import functional
 
-from samerun.kernels.row_lengths import row_lengths
+from samerun.kernels.common import row_lengths
 from samerun.memory.dry_run import dry_run
 from samerun.memory.layout import Layout
 from samerun.task import Batch

@@ -7,9 +7,9 @@ import torch
 from memory_models import ALONE, CLASSIFY, bert, peak_bytes, text_batch
 from text_tasks import classification
 
-import samerun.kernels.dropout.attention
+import samerun.kernels.dropout
+from samerun.fsdp import FsdpSettings
 from samerun.kernels import embeddings
-from samerun.launching.fsdp_config import FsdpSettings
 from samerun.memory.dry_run import DryRun, dry_run
 from samerun.memory.estimate import GIB, OUTSIDE_TENSORS, estimate, memory_lines, needed
 from samerun.memory.layout import Layout, layout_of, with_fsdp, with_zero
@@ -26,7 +26,7 @@ from samerun.train import train_step
 def test_a_training_step_takes_what_was_estimated(arguments, start_run, accumulation, large, monkeypatch):
     monkeypatch.setattr(embeddings, "LARGE", large)
     # What threads keep is as small beside this small model as it is beside one of the usual size.
-    monkeypatch.setattr(samerun.kernels.dropout.attention, "WEIGHTS_AT_ONCE", 500)
+    monkeypatch.setattr(samerun.kernels.dropout, "WEIGHTS_AT_ONCE", 500)
     model, batch = bert(), text_batch(4, 32)
     shape = BatchShape(4 * accumulation, 1, 4, accumulation)
     run = start_run(shape)

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 import torch
 
-from samerun.launching.fsdp_config import FsdpSettings
+from samerun.fsdp import FsdpSettings
 from samerun.memory.layout import Layout, layout_of, with_zero
 from samerun.plan import BatchShape
 

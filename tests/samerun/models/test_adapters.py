@@ -12,7 +12,7 @@ from transformers import (
 )
 
 from samerun.errors import InputError
-from samerun.launching.fsdp_config import FsdpSettings
+from samerun.fsdp import FsdpSettings
 from samerun.models.adapters import check_quantization, layerwise_scale, limit_training, loadable, to_export
 from samerun.models.pretrained import load_config, load_model_and_new_names
 from samerun.models.weight_files import model_content

@@ -21,7 +21,7 @@ def buffers(folder, size=4, seed=0, columns=("text", "labels"), **given):
         "output_dir": folder,
         **given,
     }
-    arguments = SimpleNamespace(streaming_buffer_rows=size, **values)
+    arguments = SimpleNamespace(streaming=True, streaming_buffer_rows=size, **values)
     return Buffers(arguments, columns)
 
 
@@ -113,13 +113,13 @@ def test_the_shards_of_a_data_set_with_names_of_classes(tmp_path, token_cache, a
     features = datasets.Features(
         {"text": datasets.Value("string"), "labels": datasets.ClassLabel(names=["no", "yes"])}
     )
-    (tmp_path / "data").mkdir()
+    (tmp_path / "hub" / "data").mkdir(parents=True)
     for number in range(3):
         rows = {"text": [f"t{number}{row}" for row in range(4)], "labels": [0, 1, 1, -1]}
         datasets.Dataset.from_dict(rows, features).to_parquet(
-            tmp_path / "data" / f"train-{number}-of-3.parquet"
+            tmp_path / "hub" / "data" / f"train-{number}-of-3.parquet"
         )
-    read = buffers(tmp_path / "run", size=6, dataset_name=str(tmp_path))
+    read = buffers(tmp_path / "run", size=6, dataset_name=str(tmp_path / "hub"))
     table, start, _ = read.read(0)
     assert len(read.shards) == 3
     assert table.classes == {"labels": ["no", "yes"]}
@@ -129,14 +129,16 @@ def test_the_shards_of_a_data_set_with_names_of_classes(tmp_path, token_cache, a
         f"t{number}{row}" for number in range(3) for row in range(4)
     ]
     monkeypatch.delattr(datasets, "load_dataset")  # it would bring all splits to the disk
-    (tmp_path / "data" / "train-2-of-3.parquet").rename(tmp_path / "data" / "validation-0-of-1.parquet")
-    given = arguments(dataset_name=str(tmp_path), streaming=True, max_eval_samples=3)
+    (tmp_path / "hub" / "data" / "train-2-of-3.parquet").rename(
+        tmp_path / "hub" / "data" / "validation-0-of-1.parquet"
+    )
+    given = arguments(dataset_name=str(tmp_path / "hub"), streaming=True, max_eval_samples=3)
     assert list(read_split(given, "validation", ("text", "labels")).columns["labels"]) == ["no", "yes", "yes"]
     with pytest.raises(InputError, match=r"--dataset_name .*: cannot be loaded \(Bad split: test"):
         read_split(given, "test", ("text",))
     with pytest.raises(InputError, match="has no column 'title'; it has text, labels"):
-        buffers(tmp_path / "run", dataset_name=str(tmp_path), columns=("text", "title"))
+        buffers(tmp_path / "run", dataset_name=str(tmp_path / "hub"), columns=("text", "title"))
     with pytest.raises(
         InputError, match=r"--dataset_split dev of --dataset_name .*: cannot be loaded \(Bad split: dev"
     ):
-        buffers(tmp_path / "run", dataset_name=str(tmp_path), dataset_split="dev")
+        buffers(tmp_path / "run", dataset_name=str(tmp_path / "hub"), dataset_split="dev")

@@ -132,8 +132,8 @@ def test_taken_rows_of_label_columns_keep_every_name():
 
 def test_label_file(tmp_path):
     path = tmp_path / "labels.txt"
-    path.write_bytes("\ufeffb\r\n\n 标签 \na\n".encode())
-    assert read_label_file(str(path)) == ["b", "标签", "a"]
+    path.write_bytes("\ufeffb\r\n\n 标签 \na\u2028c\n".encode())
+    assert read_label_file(str(path)) == ["b", "标签", "a\u2028c"]
 
 
 def test_what_a_reader_of_the_figures_should_know_of_the_labels():

@@ -16,8 +16,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Bert
 from samerun.arguments.parsing import SpaceSeparated, validate
 from samerun.batching.batches import EvalRows, widths_of
 from samerun.errors import InputError, TrainingError
-from samerun.kernels.padding_free.encoders import use_padding_free
-from samerun.kernels.row_lengths import row_lengths
+from samerun.kernels.common import row_lengths
+from samerun.kernels.padding_free import use_padding_free
 from samerun.memory.dry_run import dry_run
 from samerun.memory.layout import Layout
 from samerun.models.windows import pool_windows

@@ -1,0 +1,710 @@
+"""Checkpoints: format, saving, restoring, and copies for machines without a shared disk.
+
+A full checkpoint holds fp32 weights and the optimizer's moments by parameter name, so that every launch can
+read it. A sharded one holds a shard of each ZeRO process (see `shards`). Neither holds random-number states
+or the data order: both are functions of (seed, step). A resumed run ends with the same bytes as an
+uninterrupted one.
+
+Training waits only while the state is copied to host memory. A thread then writes the files to a temporary
+folder, computes their checksums, flushes them and renames the folder: a checkpoint is complete or absent.
+
+Only rank 0 writes results. Files that every process must read again (the checkpoint to resume from, the best
+model) are sent to machines without a shared disk through the process group; each removes its copy after use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, fields
+from functools import partial
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, load_model, save_file
+
+from samerun import deepspeed, fsdp, shards
+from samerun.errors import InputError, TrainingError, process_name
+from samerun.output import status, written
+from samerun.output.console import say
+from samerun.output.files import as_json, file_record, write_json, write_text
+from samerun.output.run_folder import CHECKPOINTS, check_present, put_in_place, recover_folder, replace_folder
+from samerun.output.writer_thread import Background
+from samerun.runtime import Launch, Run
+
+FOLDER = CHECKPOINTS  # in the run's folder
+MANIFEST = "manifest.json"
+STATE = "state.json"
+RUN_FINGERPRINT = "run_fingerprint.json"
+HASH = re.compile("[0-9a-f]{16,}")
+# Names of fingerprint keys in messages; other keys appear as they are.
+KEY_NAMES = {
+    "global_batch_size": "the global batch (--global_batch_size)",
+    "optim": "the optimizer (--optim, --optim_args)",
+    "ema_decay": "the average of the weights (--ema_decay)",
+    "model": "the model's files",
+    "decoder": "the decoder's files",
+    "label_list": "the label list",
+    "sampling": "how rows are drawn (--sampling)",
+    "tokenizer": "the tokenizer",
+    "stream": "what is streamed (--train_file, --dataset_name)",
+    "mixing": "how the training files are mixed (--mixing_weights)",
+    "train_content": "the content of the training rows (--train_file)",
+    "validation_content": "the content of the validation rows (--validation_file)",
+}
+WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
+AVERAGE_PREFIX = "average/"  # of averaged weights in OPTIMIZER or in a shard
+FULL_FILES = (WEIGHTS, OPTIMIZER, STATE, RUN_FINGERPRINT)
+SHARDED_FILES = (shards.LAYOUT, STATE, RUN_FINGERPRINT)  # besides the shards
+LEFT_BEHIND = ".left_behind"  # suffix of checkpoints that are set aside (see `saving`)
+
+
+@dataclass
+class TrainState:
+    """The progress of a run apart from weights and moments. Everything else follows from the arguments and
+    the data."""
+
+    step: int = 0  # global batches trained on
+    updates: int = 0  # optimizer updates (steps without an fp16 overflow); the learning rate follows these
+    skipped_in_a_row: int = 0
+    loss_total: float = 0.0  # sum of the steps' mean losses
+    losses: list[float] = field(default_factory=list)  # of the steps since the last line of history.jsonl
+    train_seconds: float = 0.0
+    tokens: int | None = None  # without padding; None if rows have no tokens
+    padded_tokens: int | None = None  # with padding
+    best_metric: float | None = None
+    best_metric_name: str | None = None
+    best_loss: float | None = None  # of the best model; None if the task's scores have no "loss"
+    best_step: int | None = None
+    loss_settings: dict[str, Any] | None = None  # `Task.loss_settings` of `best_loss`
+    evaluations_without_best: int = 0
+    kept: list[dict[str, Any]] = field(
+        default_factory=list
+    )  # {"step", "metric", "loss"} of the best models (see `best_models`)
+    unevaluated: bool = False  # the run stopped before it finished the evaluation due at `step`
+    loss_scale: dict[str, Any] | None = None
+    stream: Any = None  # start of the current epoch's rows (see batching/stream.py)
+
+    def count_tokens(self, tokens: int | None, padded_tokens: int | None) -> None:
+        """Adds the tokens of a step (None for rows without tokens)."""
+        if tokens is not None:
+            self.tokens = (self.tokens or 0) + tokens
+        if padded_tokens is not None:
+            self.padded_tokens = (self.padded_tokens or 0) + padded_tokens
+
+
+def tidy(folder: Path) -> None:
+    """Restores checkpoints that a crash left half renamed and removes unfinished ones; rank 0 only."""
+    for old in folder.glob(".step_*.old"):
+        recover_folder(folder / old.name.removeprefix(".").removesuffix(".old"))
+        shutil.rmtree(old, ignore_errors=True)
+    for unfinished in folder.glob(".step_*.unfinished"):
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def find(folder: Path, requested: str) -> Path | None:
+    """Returns the checkpoint to resume from: the requested path, or for "auto" the newest complete one (None
+    without any).
+
+    Raises `InputError` if the path is not a complete checkpoint, or if "auto" finds only damaged ones.
+    """
+    if requested != "auto":
+        path = Path(requested)
+        problem = damage(path) if (path / MANIFEST).exists() else "is not a checkpoint"
+        if problem:
+            known = ", ".join(map(str, list_checkpoints(folder))) or "none"
+            raise InputError(
+                f"--resume_from_checkpoint {path}: {problem}; give auto or a checkpoint of this run ({known})"
+            )
+        return path
+    damaged = []
+    for path in reversed(list_checkpoints(folder)):
+        problem = damage(path)
+        if problem is None:
+            for line in damaged:
+                say(f"warning: {line}; resuming from {path.name}")
+            return path
+        damaged.append(f"checkpoint {path}: {problem}")
+    if damaged:
+        raise InputError(*damaged, "no complete checkpoint is left; --overwrite_output_dir starts again")
+    return None
+
+
+def damage(path: Path) -> str | None:
+    """Describes what is wrong with a checkpoint's files; None if nothing is."""
+    if not path.is_dir():
+        return "is not a folder"
+    try:
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        records = manifest["files"]
+        for name in (
+            (*SHARDED_FILES, *shards.files(manifest["shards"])) if "shards" in manifest else FULL_FILES
+        ):
+            if name not in records:
+                return f"{MANIFEST} does not list {name}"
+            file, expected = path / name, records[name]
+            if not file.is_file():
+                return f"{name} is missing"
+            if file.stat().st_size != expected["bytes"]:
+                return f"{name} has {file.stat().st_size} bytes, expected {expected['bytes']}"
+            if file_record(file)["sha256"] != expected["sha256"]:
+                return f"{name} was changed after it was written (checksum)"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{MANIFEST} cannot be read ({type(error).__name__})"
+    return None
+
+
+def list_checkpoints(folder: Path, suffix: str = "") -> list[Path]:
+    """The step_N folders by ascending step; with the suffix `LEFT_BEHIND` those that were set aside."""
+    name = re.compile(rf"step_\d+{re.escape(suffix)}")
+    return sorted(
+        (path for path in folder.glob("step_*") if name.fullmatch(path.name) and path.is_dir()), key=step_of
+    )
+
+
+def step_of(path: Path) -> int:
+    """The N of a step_N folder, also of one that was set aside."""
+    return int(path.name.removeprefix("step_").partition(".")[0])
+
+
+def is_sharded(path: Path) -> bool:
+    """Whether a complete checkpoint consists of shards."""
+    return (path / shards.LAYOUT).exists()
+
+
+def frozen_names(model: torch.nn.Module) -> set[str]:
+    """Names of the frozen parameters. Full checkpoints leave them out: the pretrained model has them."""
+    return {
+        name
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if not parameter.requires_grad
+    }
+
+
+def load_weights(path: Path, model: torch.nn.Module) -> None:
+    """Loads a checkpoint's trained weights into a model that is not prepared yet. Does nothing for a sharded
+    checkpoint: `restore_optimizer` loads its weights.
+
+    Raises `InputError` for a checkpoint of another model.
+    """
+    if is_sharded(path):
+        return
+    try:
+        # `load_model` handles tied weights, which are saved under one name.
+        missing, unexpected = load_model(model, path / WEIGHTS, strict=False)
+    except RuntimeError as error:
+        raise InputError(
+            f"checkpoint {path} is of another model: {' '.join(str(error).split())[:500]}"
+        ) from None
+    missing = sorted(set(missing) - frozen_names(model))
+    if missing or unexpected:
+        raise InputError(
+            f"checkpoint {path} is of another model: missing {missing[:3]}, unexpected "
+            f"{sorted(unexpected)[:3]}"
+        )
+
+
+def load_state(path: Path, run_fingerprint: dict[str, Any]) -> TrainState:
+    """Reads a checkpoint's state. Raises `InputError` listing every difference to `run_fingerprint`."""
+    saved = json.loads((path / RUN_FINGERPRINT).read_text(encoding="utf-8"))
+    differences = [
+        f"checkpoint {path} is of another run: {difference(key, saved.get(key), run_fingerprint.get(key))}"
+        for key in {**run_fingerprint, **saved}
+        if saved.get(key) != run_fingerprint.get(key)
+    ]
+    if differences:
+        differences[-1] += (
+            ". Resume with the original files and arguments, or start a new run: name another "
+            "--output_dir, or replace this "
+            "run with --overwrite_output_dir"
+        )
+        raise InputError(*differences)
+    state = json.loads((path / STATE).read_text(encoding="utf-8"))
+    unknown = state.keys() - {field.name for field in fields(TrainState)}
+    if unknown:
+        raise InputError(
+            f"checkpoint {path} is of another version of this code: {STATE} has the unknown keys "
+            f"{', '.join(sorted(unknown))}"
+        )
+    return TrainState(**state)
+
+
+def restore_optimizer(
+    run: Run, path: Path, model: Any, optimizer: Any, state: TrainState, idle_step: Callable[[], None]
+) -> None:
+    """Restores moments and loss scale after `prepare`. Also restores the weights of a sharded checkpoint, and
+    DeepSpeed's fp32 master weights of a half-precision model.
+
+    `idle_step` makes a step that changes no weight: DeepSpeed's optimizers have no state before their first
+    step. Raises `InputError` for shards in another layout.
+    """
+    with_deepspeed = run.deepspeed_config is not None
+    if with_deepspeed:
+        idle_step()
+    if is_sharded(path):
+        shards.restore(path, run.launch, model, state.updates)
+    elif with_deepspeed:
+        deepspeed.restore_moments(model, _load_moments(path), state.updates)
+        if run.launch.precision != "no":
+            deepspeed.restore_weights(model, load_file(path / WEIGHTS))
+    else:
+        _restore_moments(run.unwrapped(model), optimizer.optimizer, _load_moments(path), state.updates)
+    if state.loss_scale and with_deepspeed:
+        deepspeed.restore_loss_scale(model, state.loss_scale)
+    elif state.loss_scale and run.accelerator.scaler is not None:
+        run.accelerator.scaler.load_state_dict(state.loss_scale)
+
+
+def load_average(path: Path, rank: int) -> dict[str, torch.Tensor]:
+    """The averaged weights of a checkpoint by parameter name; of a sharded one this process's parts by group
+    number."""
+    with safe_open(path / (shards.name_of(rank) if is_sharded(path) else OPTIMIZER), "pt") as file:
+        names = [name for name in file.keys() if name.startswith(AVERAGE_PREFIX)]  # noqa: SIM118
+        return {name.removeprefix(AVERAGE_PREFIX): file.get_tensor(name) for name in names}
+
+
+def _load_moments(path: Path) -> dict[str, dict[str, torch.Tensor]]:
+    """{key: {parameter name: tensor}}, where the keys are the optimizer's: "exp_avg" and "exp_avg_sq" for
+    Adam."""
+    moments: dict[str, dict[str, torch.Tensor]] = {}
+    for name, tensor in load_file(path / OPTIMIZER).items():
+        key, _, parameter = name.partition("/")
+        if not name.startswith(AVERAGE_PREFIX):
+            moments.setdefault(key, {})[parameter] = tensor
+    return moments
+
+
+def _restore_moments(
+    model: torch.nn.Module, optimizer: Any, moments: dict[str, dict[str, torch.Tensor]], updates: int
+) -> None:
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            name = names[parameter]
+            restored = {
+                key: fsdp.distribute_like(tensors[name], parameter)
+                for key, tensors in moments.items()
+                if name in tensors
+            }
+            if restored:
+                optimizer.state[parameter] = {**_step_entry(optimizer, group, parameter, updates), **restored}
+
+
+def _step_entry(
+    optimizer: Any, group: dict[str, Any], parameter: torch.Tensor, updates: int
+) -> dict[str, Any]:
+    """{"step": number of updates} in the type that the optimizer keeps for a parameter; empty if it keeps
+    none."""
+    if isinstance(optimizer, torch.optim.SGD) or group.get("hidden"):  # hidden: Muon's groups
+        return {}
+    if type(optimizer).__module__.startswith("bitsandbytes"):
+        return {"step": updates}
+    return {"step": torch.tensor(float(updates), device=parameter.device if group.get("fused") else "cpu")}
+
+
+def difference(key: str, then: Any, now: Any) -> str:
+    """Describes how the value of a fingerprint key, or of an argument, changed."""
+    what = KEY_NAMES.get(key, key)
+    if isinstance(then, list) and isinstance(now, list):
+        pairs = enumerate(zip_longest(then, now), start=1)
+        number, (before, after) = next(pair for pair in pairs if pair[1][0] != pair[1][1])
+        changed = f"number {number}, which was {_brief(before)}, is now {_brief(after)}"
+        return f"{what} had {len(then)} entries, has {len(now)}; the first difference is {changed}"
+    if isinstance(then, dict) and isinstance(now, dict):
+        changes = {part: "has changed" for part in now if now[part] != then.get(part)}
+        changes |= dict.fromkeys(now.keys() - then.keys(), "is new")
+        changes |= dict.fromkeys(then.keys() - now.keys(), "is missing")
+        return f"{what} differ: {', '.join(f'{part} {change}' for part, change in sorted(changes.items()))}"
+    if HASH.fullmatch(str(then)) and HASH.fullmatch(str(now)):
+        return f"{what} has changed"
+    return f"{what} was {_brief(then)}, is now {_brief(now)}"
+
+
+def _brief(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+@dataclass(frozen=True)
+class CheckpointTarget:
+    """Where and how a process saves the checkpoints of a run."""
+
+    folder: Path
+    run_fingerprint: dict[str, Any]
+    limit: int  # checkpoints to keep besides the best model's
+    writer: Background
+    before_write: Callable[[], None]  # called by rank 0's writer before it renames the temporary folder
+    sharded: bool = False
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A checkpoint that is not written yet.
+
+    `texts`: {file name: content}, built at once because training goes on changing the `TrainState`. `size`:
+    bytes of all tensors.
+    """
+
+    target: CheckpointTarget
+    step: int
+    best_step: int | None
+    texts: dict[str, str]
+    size: int
+
+    @property
+    def path(self) -> Path:
+        return self.target.folder / f"step_{self.step}"
+
+
+def full_weights(run: Run, model: Any) -> dict[str, torch.Tensor]:
+    """The model's weights and persistent buffers by name, fp32, in rank 0's host memory; empty on the other
+    ranks. All processes must call it."""
+    if run.deepspeed_config is None:
+        return fsdp.full_weights(run.unwrapped(model), run.is_main)
+    parameters = deepspeed.full_parameters(model, run.is_main)
+    if not run.is_main:
+        return {}
+    module = model.module
+    first_names = {
+        parameter: name for name, parameter in module.named_parameters()
+    }  # a tied weight has several names
+    weights = {
+        name: parameters[first_names[parameter]]
+        for name, parameter in module.named_parameters(remove_duplicate=False)
+    }
+    buffers = {name: tensor for name, tensor in module.state_dict().items() if name not in weights}
+    return weights | {name: fsdp.to_host(tensor) for name, tensor in buffers.items()}
+
+
+def save(
+    run: Run,
+    target: CheckpointTarget,
+    model: Any,
+    optimizer: Any,
+    state: TrainState,
+    average: dict[str, torch.Tensor] | None = None,
+) -> None:
+    """Copies the state to host memory. The target's writer then saves it as step_N and removes the oldest
+    checkpoints beyond the limit. All processes must call it. `average`: the averaged weights, as
+    `load_average` returns them.
+
+    First waits for the previous checkpoint; raises what `wait` raises.
+    """
+    wait(run, target.writer)
+    average = {f"{AVERAGE_PREFIX}{name}": tensor for name, tensor in (average or {}).items()}
+    if target.sharded:
+        _save_sharded(run, target, model, state, average)
+    else:
+        _save_full(run, target, model, optimizer, state, average)
+
+
+def wait(run: Run, writer: Background) -> None:
+    """Waits until the checkpoint that is being written is on disk. All processes must call it, also before
+    the run ends.
+
+    Raises `TrainingError` on every process if the checkpoint could not be written.
+    """
+    problem = None
+    if not run.is_main:
+        try:
+            writer.wait()
+        except TrainingError as error:
+            problem = f"{process_name()}: {error}"
+    problems = list(filter(None, run.gather([problem])))
+    writer.hurry()  # all other processes have written their shards, or have failed
+    if problems:
+        raise TrainingError("\n".join(problems))
+    run.on_main(writer.wait)
+
+
+# Full checkpoints
+
+
+def _save_full(
+    run: Run,
+    target: CheckpointTarget,
+    model: Any,
+    optimizer: Any,
+    state: TrainState,
+    average: dict[str, torch.Tensor],
+) -> None:
+    frozen = frozen_names(run.unwrapped(model))
+    weights = {name: tensor for name, tensor in full_weights(run, model).items() if name not in frozen}
+    moments = _moments(run, model, optimizer)
+    state.loss_scale = _loss_scale(run, model)
+    if not run.is_main:
+        return
+    flat = {
+        f"{key}/{name}": tensor for key, tensors in moments.items() for name, tensor in tensors.items()
+    } | average
+    files = {WEIGHTS: _without_tied(weights), OPTIMIZER: flat}
+    size = sum(tensor.nbytes for tensors in files.values() for tensor in tensors.values())
+    target.writer.start(
+        partial(
+            _write_full, _Pending(target, state.step, state.best_step, _texts(target, state), size), files
+        )
+    )
+
+
+def _write_full(pending: _Pending, files: dict[str, dict[str, torch.Tensor]]) -> None:
+    with _explain_failures(pending):
+        _check_free_space(pending)
+        _commit(pending, partial(replace_folder, pending.path, partial(_fill, pending, files)))
+
+
+def _fill(pending: _Pending, files: dict[str, dict[str, torch.Tensor]], folder: Path) -> None:
+    for name, tensors in files.items():
+        save_file(tensors, folder / name)
+    _write_manifest(pending, folder, {name: file_record(folder / name) for name in files})
+
+
+# Sharded checkpoints
+
+
+def _save_sharded(
+    run: Run, target: CheckpointTarget, model: Any, state: TrainState, average: dict[str, torch.Tensor]
+) -> None:
+    shard = deepspeed.partition(model, state.updates) | average
+    state.loss_scale = _loss_scale(run, model)
+    texts = (
+        {shards.LAYOUT: as_json(shards.layout(model, run.launch)), **_texts(target, state)}
+        if run.is_main
+        else {}
+    )
+    size = run.launch.world_size * sum(tensor.nbytes for tensor in shard.values())
+    pending = _Pending(target, state.step, state.best_step, texts, size)
+    folder = run.on_main(partial(_begin_sharded, pending))
+    target.writer.start(partial(_write_sharded, pending, run.launch, folder, shard))
+
+
+def _begin_sharded(pending: _Pending) -> Path:
+    with _explain_failures(pending):
+        _check_free_space(pending)
+        # A unique name: a process that outlived an earlier run may still write to that run's folder.
+        folder = pending.path.with_name(f".{pending.path.name}.{os.urandom(4).hex()}.unfinished")
+        folder.mkdir()
+    return folder
+
+
+def _write_sharded(pending: _Pending, launch: Launch, folder: Path, shard: dict[str, torch.Tensor]) -> None:
+    with _explain_failures(pending):
+        try:
+            shards.write(folder, launch.rank, shard)
+            if launch.rank == 0:
+                records = shards.collect(
+                    folder, launch.world_size, launch.timeout_seconds, pending.target.writer.is_hurried
+                )
+                _write_manifest(pending, folder, records, shards=launch.world_size)
+                _commit(pending, partial(put_in_place, folder, pending.path))
+        except Exception:
+            if launch.rank == 0:
+                shards.clear(folder, launch.timeout_seconds, pending.target.writer.is_hurried)
+            raise
+
+
+# Both kinds
+
+
+def _commit(pending: _Pending, rename: Callable[[], None]) -> None:
+    """Makes a checkpoint visible by `rename`. Sets later checkpoints aside before and removes old ones
+    after."""
+    pending.target.before_write()
+    _set_aside_later(pending)
+    rename()
+    _remove_old(pending)
+    status.saved(pending.step)
+
+
+def _texts(target: CheckpointTarget, state: TrainState) -> dict[str, str]:
+    return {
+        STATE: as_json(asdict(state)),
+        RUN_FINGERPRINT: as_json(target.run_fingerprint),
+    }
+
+
+def _write_manifest(pending: _Pending, folder: Path, records: dict[str, Any], **more: Any) -> None:
+    for name, text in pending.texts.items():
+        write_text(folder / name, text)
+        records = {**records, name: file_record(folder / name)}
+    write_json(folder / MANIFEST, {"step": pending.step, **more, "files": records})
+
+
+def _check_free_space(pending: _Pending) -> None:
+    folder = pending.target.folder
+    check_present(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    if shutil.disk_usage(folder).free < pending.size:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _set_aside_later(pending: _Pending) -> None:
+    """Renames the checkpoints of later steps: the run resumed from an earlier one, or they are damaged.
+    "auto" must not find them, and they must not count for the limit. They are removed when the run reaches
+    their step."""
+    later = [path for path in list_checkpoints(pending.target.folder) if step_of(path) > pending.step]
+    for path in later:
+        aside = path.with_name(path.name + LEFT_BEHIND)
+        if aside.exists():
+            written.remove_folder(aside)
+        written.rename(path, aside)
+    if later:
+        names = ", ".join(path.name for path in later)
+        say(
+            f"note           {names}: later than this run's step; kept as step_N{LEFT_BEHIND} until "
+            "the run reaches it"
+        )
+
+
+def _remove_old(pending: _Pending) -> None:
+    target = pending.target
+    passed = [path for path in list_checkpoints(target.folder, LEFT_BEHIND) if step_of(path) <= pending.step]
+    old = [
+        path
+        for path in list_checkpoints(target.folder)[: -target.limit]
+        if step_of(path) != pending.best_step
+    ]
+    for path in [*old, *passed]:
+        written.remove_folder(path)
+
+
+@contextlib.contextmanager
+def _explain_failures(pending: _Pending) -> Iterator[None]:
+    """Turns any error into a `TrainingError` that names the newest complete checkpoint and says what to
+    do."""
+    try:
+        yield
+    except TrainingError:
+        raise
+    except Exception as error:
+        folder, size = pending.target.folder, pending.size
+        free = shutil.disk_usage(folder).free if folder.is_dir() else 0
+        kept = list_checkpoints(folder)
+        cause = str(error)
+        if free < size or getattr(error, "errno", None) == errno.ENOSPC or os.strerror(errno.ENOSPC) in cause:
+            cause = (
+                f"the disk is full: a checkpoint takes {size / 1e6:.1f} MB and {free / 1e6:.1f} MB are free"
+            )
+        remains = f"{kept[-1].name} is complete and stays" if kept else "There is no earlier one"
+        raise TrainingError(
+            f"checkpoint {pending.path} could not be written ({cause}). {remains}; remove the "
+            "cause, then run the same command "
+            "with --resume_from_checkpoint auto"
+        ) from error
+
+
+# The state to save
+
+
+def _moments(run: Run, model: Any, optimizer: Any) -> dict[str, dict[str, torch.Tensor]]:
+    if run.deepspeed_config is not None:
+        return deepspeed.full_moments(model, run.is_main)
+    if run.fsdp is not None:
+        fsdp.reshard(model)  # an evaluation leaves gathered weights
+    return fsdp.full_moments(run.unwrapped(model), optimizer.optimizer, run.is_main)
+
+
+def _loss_scale(run: Run, model: Any) -> dict[str, Any] | None:
+    if run.deepspeed_config is not None:
+        return deepspeed.loss_scale(model)
+    return run.accelerator.scaler.state_dict() if run.accelerator.scaler is not None else None
+
+
+def _without_tied(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Keeps only the first name of a tied weight: safetensors refuses two names for one storage."""
+    names: dict[int, str] = {}
+    return {
+        name: t
+        for name, t in weights.items()
+        if names.setdefault(t.data_ptr(), name) == name or t.numel() == 0
+    }
+
+
+CHUNK_BYTES = 16 * 1024 * 1024  # per broadcast
+
+
+def fetch(run: Run, folder: Path, shared: bool) -> Path:
+    """Returns a path where this process can read rank 0's `folder`: the folder itself or a copy on its
+    machine (see `discard`).
+
+    `shared`: all machines see the folder, so nothing is sent. All processes must call this. Raises
+    `InputError` on every process if a machine cannot store its copy.
+    """
+    launch = run.launch
+    if shared or launch.world_size == launch.local_world_size:
+        return folder
+    leader = launch.rank - launch.local_rank
+    local = folder.with_name(f".{folder.name}.of_rank_0_for_{leader}") if leader else folder
+    files = run.on_main(
+        lambda: [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
+    )
+    target = local if leader and launch.local_rank == 0 else None
+    problems = [problem for problem in run.gather([_receive(run, folder, files, target)]) if problem]
+    if problems:
+        if target is not None:
+            shutil.rmtree(target, ignore_errors=True)
+        raise InputError(*problems)
+    return local
+
+
+def discard(run: Run, local: Path, folder: Path) -> None:
+    """Removes the copy that `fetch` made, once all processes of its machine have read it."""
+    if run.launch.world_size == run.launch.local_world_size:
+        return
+    run.wait()
+    if local != folder and run.launch.local_rank == 0:
+        shutil.rmtree(local, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            os.removedirs(local.parent)  # stops at the first folder that is not empty
+
+
+def check_shared(run: Run, folder: Path) -> None:
+    """Raises `InputError` on every process if a machine does not see rank 0's `folder`."""
+    token = folder / f".shared-{run.broadcast(os.urandom(8).hex())}"
+    run.on_main(token.touch)
+    for _ in range(50):  # a network file system may take a moment to show a new file
+        if token.exists():
+            break
+        time.sleep(0.1)
+    without = [process for process in run.gather([None if token.exists() else process_name()]) if process]
+    run.on_main(lambda: token.unlink(missing_ok=True))
+    if without:
+        raise InputError(
+            f"--shared_output_dir: {folder} on {', '.join(without)} is not rank 0's folder; mount "
+            "it there, or leave "
+            "--shared_output_dir out"
+        )
+
+
+def _receive(run: Run, folder: Path, files: list[str], target: Path | None) -> str | None:
+    """Takes part in the broadcasts of rank 0's files and writes them to `target`, if not None. Returns the
+    reason if they cannot be written, instead of raising: the other processes wait for this one in the
+    broadcasts."""
+    problem = None
+    if target is not None:
+        shutil.rmtree(target, ignore_errors=True)
+    for name in files:
+        with contextlib.ExitStack() as stack:
+            reader = stack.enter_context((folder / name).open("rb")) if run.is_main else None
+            chunk = None
+            while chunk != b"":
+                chunk = run.on_main(lambda reader=reader: reader.read(CHUNK_BYTES))
+                if target is not None and problem is None:
+                    try:
+                        (target / name).parent.mkdir(parents=True, exist_ok=True)
+                        with (target / name).open("ab") as writer:
+                            writer.write(chunk)
+                    except OSError as error:
+                        problem = (
+                            f"{process_name()} cannot store rank 0's {folder / name} "
+                            f"({error.strerror}); make room there"
+                        )
+    return problem

@@ -1,0 +1,524 @@
+"""DeepSpeed: its configuration file, and the state that an engine partitions over processes.
+
+The run's arguments decide every optimization number, a DeepSpeed file the memory layout. So every "auto" is
+filled in here, and a number that differs from the run's is an error. Only this module uses DeepSpeed;
+functions import it because other launches do not need it.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from samerun.errors import InputError
+from samerun.reading.json_files import read_object
+
+# Bucket sizes only shape communication. Accelerate derives "auto" from `config.hidden_size`, which composite
+# models lack.
+BUCKETS = {
+    "reduce_bucket_size": 50_000_000,
+    "allgather_bucket_size": 50_000_000,
+    "stage3_prefetch_bucket_size": 50_000_000,
+    "stage3_param_persistence_threshold": 100_000,
+}
+OWNED_BY_ARGUMENTS = {
+    "optimizer": "--optim, --learning_rate, --weight_decay and --adam_*",
+    "scheduler": "--lr_scheduler_type and --warmup_steps",
+}
+OPTIMIZERS = ("Adam", "AdamW")  # accepted in an "optimizer" section; DeepSpeed's Adam is AdamW
+# Environment variables by which `accelerate launch` passes the DeepSpeed settings of its own config file.
+INLINE_SETTINGS = {
+    "zero_stage": "ACCELERATE_DEEPSPEED_ZERO_STAGE",
+    "offload_optimizer_device": "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE",
+    "offload_param_device": "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE",
+    "gradient_accumulation_steps": "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
+    "gradient_clipping": "ACCELERATE_GRADIENT_CLIPPING",
+    "deepspeed_moe_layer_cls_names": "ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES",
+}
+
+
+def read_config(path: str, search: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """Reads a DeepSpeed file. A relative path is searched in the working directory, then in `search`.
+
+    Raises `InputError` naming file, line and reason.
+    """
+    candidates = [Path(path), *(folder / path for folder in search)]
+    file = next((candidate for candidate in candidates if candidate.is_file()), None)
+    if file is None:
+        what = "is a folder" if any(candidate.is_dir() for candidate in candidates) else "does not exist"
+        raise InputError(f"DeepSpeed file {path} {what} (the shipped ones are in ds_configs/)")
+    config = read_object(file)
+    for key in ("zero_optimization", "fp16", "bf16"):
+        if not isinstance(config.get(key, {}), dict):
+            raise InputError(f"{path}: {key} must be an object, found {config[key]!r}")
+    return config
+
+
+def inline_config(
+    environment: Mapping[str, str], repository: Path, source: str, problems: list[str]
+) -> dict[str, Any] | None:
+    """Builds a configuration from the DeepSpeed settings of an accelerate config: the shipped file of their
+    ZeRO stage with their offloading. Adds unsupported settings to `problems` and returns None for them."""
+    settings = {
+        name: environment[variable] for name, variable in INLINE_SETTINGS.items() if variable in environment
+    }
+    stage = settings.get("zero_stage", "2")
+    devices = {name: settings.get(f"offload_{name}_device", "none") for name in ("optimizer", "param")}
+    if stage not in ("1", "2", "3"):
+        problem = (
+            f"zero_stage is {stage}, expected 1, 2 or 3 (without ZeRO, launch with "
+            "accelerate_configs/ddp.yaml)"
+        )
+    elif "nvme" in devices.values():
+        problem = (
+            "offloading to nvme needs a file; write deepspeed_config_file instead (start from "
+            "ds_configs/zero3_offload.json)"
+        )
+    elif devices["param"] != "none" and stage != "3":
+        problem = (
+            f"offload_param_device is {devices['param']} but zero_stage is {stage}; only ZeRO-3 "
+            "offloads parameters"
+        )
+    elif "deepspeed_moe_layer_cls_names" in settings:
+        problem = "mixture-of-experts models are not supported; remove deepspeed_moe_layer_cls_names"
+    else:
+        config = read_config(str(repository / "ds_configs" / f"zero{stage}.json"))
+        config["zero_optimization"] |= {
+            f"offload_{name}": {"device": device, "pin_memory": True}
+            for name, device in devices.items()
+            if device != "none"
+        }
+        clipping, accumulation = (
+            settings.get("gradient_clipping", "auto"),
+            settings.get("gradient_accumulation_steps", "1"),
+        )
+        config["gradient_clipping"] = clipping if clipping == "auto" else float(clipping)
+        # 1 is the default of `accelerate config`, so it is no request.
+        config["gradient_accumulation_steps"] = "auto" if accumulation in ("1", "auto") else int(accumulation)
+        return config
+    problems.append(f"{source}: {problem}")
+    return None
+
+
+def declared_precision(config: dict[str, Any]) -> str | None:
+    """The precision that the file enables: "fp16" or "bf16"; "no" if it disables both, None if it declares
+    none."""
+    enabled = _enabled(config)
+    for kind, value in enabled.items():
+        if value is True:
+            return kind
+    return "no" if all(value is False for value in enabled.values()) else None
+
+
+def _enabled(config: dict[str, Any]) -> dict[str, Any]:
+    return {kind: config.get(kind, {}).get("enabled", "auto") for kind in ("fp16", "bf16")}
+
+
+def stage_of(config: dict[str, Any]) -> int:
+    """The file's ZeRO stage; 0 without one."""
+    stage = config.get("zero_optimization", {}).get("stage", 0)
+    return stage if type(stage) is int else 0
+
+
+def uses_nvme(config: dict[str, Any]) -> bool:
+    """Whether weights or the optimizer's state are offloaded to a disk (ZeRO-Infinity)."""
+    memory = config.get("zero_optimization", {})
+    return '"nvme"' in json.dumps([memory.get("offload_optimizer"), memory.get("offload_param")])
+
+
+def problems(
+    config: dict[str, Any], source: str, max_grad_norm: float, mixed_precision: str | None
+) -> list[str]:
+    """Contradictions between a DeepSpeed file and the arguments, and values that are not supported; batch
+    sizes apart."""
+    messages = [
+        f"remove the section {key!r}; use {names} instead"
+        for key, names in OWNED_BY_ARGUMENTS.items()
+        if key in config and not _has_only_autos(config, key)
+    ]
+    enabled = _enabled(config)
+    for kind, value in enabled.items():
+        if value not in (True, False, "auto"):
+            messages.append(f'{kind}.enabled must be true, false or "auto", found {value!r}')
+    if stage_of(config) not in (1, 2, 3):
+        messages.append(
+            "zero_optimization.stage must be 1, 2 or 3 (without ZeRO, launch with "
+            "accelerate_configs/ddp.yaml)"
+        )
+    clipping = config.get("gradient_clipping", "auto")
+    if clipping not in ("auto", max_grad_norm):
+        messages.append(
+            f'gradient_clipping is {clipping} but --max_grad_norm is {max_grad_norm:g}; make it "auto"'
+        )
+    if config.get("zero_optimization", {}).get("round_robin_gradients") is True:
+        # DeepSpeed 0.19 then returns the master copy of another weight.
+        messages.append("remove zero_optimization.round_robin_gradients: DeepSpeed confuses weights with it")
+    declared = declared_precision(config)
+    if all(value is True for value in enabled.values()):
+        messages.append("fp16 and bf16 are both enabled; keep one")
+    if mixed_precision not in (None, declared) and declared is not None:
+        messages.append(
+            f'its precision is {declared} but --mixed_precision is {mixed_precision}; make "enabled" "auto"'
+        )
+    return [f"{source}: {message}" for message in messages]
+
+
+def complete_config(
+    config: dict[str, Any], source: str, batch: Any, max_grad_norm: float, precision: str
+) -> dict[str, Any]:
+    """Returns the configuration with every "auto" filled in from the run. `batch` is a `plan.BatchShape`.
+
+    Raises `InputError` listing all numbers that contradict the run's, and every "auto" that has no value in
+    the run.
+    """
+    full = {key: value for key, value in copy.deepcopy(config).items() if key not in OWNED_BY_ARGUMENTS}
+    expected = {
+        "train_micro_batch_size_per_gpu": batch.micro_batch_size,
+        "gradient_accumulation_steps": batch.accumulation,
+    }
+    messages = [
+        f'{source}: {key} is {full[key]} but the run\'s is {value}; make it "auto"'
+        for key, value in expected.items()
+        if full.get(key, "auto") not in ("auto", value)
+    ]
+    if full.get("train_batch_size", "auto") not in ("auto", batch.global_batch_size):
+        declared, ours = full["train_batch_size"], batch.global_batch_size
+        messages.append(
+            f'{source}: train_batch_size is {declared} but --global_batch_size is {ours}; make it "auto"'
+        )
+    # DeepSpeed only checks this product; a global batch that does not divide evenly is a little smaller.
+    full.update(expected, train_batch_size=batch.micro_batch_size * batch.accumulation * batch.world_size)
+    full["gradient_clipping"] = float(max_grad_norm)
+    for kind in ("fp16", "bf16"):
+        full.setdefault(kind, {})["enabled"] = precision == kind
+    zero = full["zero_optimization"]
+    zero.update({key: value for key, value in BUCKETS.items() if zero.get(key) == "auto"})
+    # Else DeepSpeed replaces a torch optimizer under offloading by one that must be compiled.
+    full.setdefault("zero_force_ds_cpu_optimizer", False)
+    full["zero_allow_untested_optimizer"] = True  # `samerun.optimizers` refuses those that fail
+    messages += [
+        f'{source}: {path} is "auto", which the run cannot fill in; write a value' for path in _autos(full)
+    ]
+    if messages:
+        raise InputError(*messages)
+    return full
+
+
+def check_by_deepspeed(config: dict[str, Any], source: str) -> None:
+    """Raises `InputError` if DeepSpeed itself refuses a complete configuration. Otherwise DeepSpeed would
+    raise only after the model is built."""
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    # Without a process group DeepSpeed counts one process.
+    batch_size = config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"]
+    try:
+        DeepSpeedConfig(copy.deepcopy(config) | {"train_batch_size": batch_size})
+    except Exception as error:  # pydantic's, assertions and DeepSpeed's own
+        field_errors = getattr(error, "errors", None)
+        if field_errors is None:
+            raise InputError(
+                f"{source}: DeepSpeed refuses it: {' '.join(str(error).split())[:300]}"
+            ) from None
+        raise InputError(
+            *(
+                f"{source}: {'.'.join(map(str, e['loc']))} is {e['input']!r:.60}: {e['msg'].lower()}"
+                for e in field_errors()
+            )
+        ) from None
+
+
+def plugin(config: dict[str, Any]) -> Any:
+    """Accelerate's DeepSpeed plugin for a complete configuration."""
+    from accelerate.utils import DeepSpeedPlugin
+
+    return DeepSpeedPlugin(hf_ds_config=config, zero3_init_flag=False)
+
+
+def disable_partitioned_init(accelerator: Any) -> None:
+    """Stops transformers from partitioning a model while it is built; transformers ignores `zero3_init_flag`.
+
+    Every process builds the whole model, so initial weights are the same under every launch. DeepSpeed
+    partitions them in `prepare`. The cost is one full copy in host memory until then.
+    """
+    from transformers.integrations import unset_hf_deepspeed_config
+
+    unset_hf_deepspeed_config()
+    accelerator.state.deepspeed_plugin.dschf = None
+
+
+def skip_shared_memory_operator() -> None:
+    """Stops DeepSpeed from compiling its shared-memory operator for CPUs, which takes minutes, a compiler and
+    ninja.
+
+    Only `inference_all_reduce` uses it. Call this before DeepSpeed starts its communication.
+    """
+    # Not an import statement: in `deepspeed.comm`, the name `torch` is torch itself.
+    importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # as if it could not be built
+
+
+def set_group_timeout(timeout: Any) -> None:
+    """Gives DeepSpeed's own process group, which reduces gradients, the run's timeout."""
+    from deepspeed.utils import groups
+
+    groups._WORLD_GROUP = dist.new_group(timeout=timeout)
+
+
+def _has_only_autos(config: dict[str, Any], key: str) -> bool:
+    """Whether an "optimizer" or a "scheduler" section leaves all numbers to the run."""
+    section = config[key] if isinstance(config[key], dict) else {}
+    params, known = section.get("params"), key != "optimizer" or section.get("type") in OPTIMIZERS
+    return (
+        known
+        and bool(params)
+        and isinstance(params, dict)
+        and all(value == "auto" for value in params.values())
+    )
+
+
+def _autos(config: dict[str, Any], prefix: str = "") -> list[str]:
+    """Dotted paths of all values "auto"."""
+    paths = []
+    for key, value in config.items():
+        if value == "auto":
+            paths.append(prefix + key)
+        elif isinstance(value, dict):
+            paths += _autos(value, f"{prefix}{key}.")
+    return paths
+
+
+def grad_norm(engine: Any) -> Any:
+    """The last update's gradient norm before clipping, without loss scale; a float or a tensor."""
+    return engine.get_global_grad_norm()
+
+
+def full_parameters(engine: Any, wanted: bool) -> dict[str, Any]:
+    """Full fp32 weights by parameter name, on the CPU; empty unless `wanted`. All processes must call it."""
+    from deepspeed.runtime.zero import GatheredParameters
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    parameters = {}
+    for name, parameter in engine.module.named_parameters():
+        full = safe_get_full_fp32_param(parameter)
+        # Frozen parameters have no master copy; under ZeRO-3 they may still be partitioned, and empty here.
+        is_partitioned = full is None and hasattr(parameter, "ds_id") and not parameter.numel()
+        with GatheredParameters([parameter] if is_partitioned else []):
+            if wanted:
+                parameters[name] = _fp32_copy(parameter if full is None else full)
+    return parameters
+
+
+def full_moments(engine: Any, wanted: bool) -> dict[str, dict[str, Any]]:
+    """Full fp32 moments of the trained weights on the CPU, for Adam {"exp_avg": {name: tensor}, "exp_avg_sq":
+    {...}}; empty unless `wanted`. All processes must call it."""
+    from deepspeed.utils import safe_get_full_optimizer_state
+
+    _link_moments(engine)
+    moments: dict[str, dict[str, Any]] = {}
+    for key in _moment_keys(engine):
+        for name, parameter in _trained(engine):
+            full = safe_get_full_optimizer_state(parameter, key)
+            if wanted:
+                moments.setdefault(key, {})[name] = _fp32_copy(full)
+    return moments
+
+
+def restore_moments(engine: Any, moments: dict[str, dict[str, Any]], updates: int) -> None:
+    """Restores moments and number of updates in an engine that has made one idle step since it was built (see
+    `checkpoint.restore_optimizer`): DeepSpeed's optimizers create their state in their first step."""
+    from deepspeed.utils import safe_set_full_optimizer_state, safe_set_local_optimizer_state
+
+    _link_moments(engine)
+    for key, tensors in moments.items():
+        for name, parameter in _trained(engine):
+            if hasattr(parameter, "ds_tensor"):
+                safe_set_local_optimizer_state(parameter, _local_part(parameter, tensors[name]), key)
+            else:
+                safe_set_full_optimizer_state(parameter, tensors[name], key)
+    _set_updates(engine, updates)
+
+
+def restore_weights(engine: Any, weights: dict[str, Any]) -> None:
+    """Restores full fp32 weights in an engine whose module is in half precision: it made its master weights
+    from the module's rounded ones. `weights` may name a tied weight by any of its names. All processes must
+    call it."""
+    from deepspeed.utils import safe_set_full_fp32_param, safe_set_local_fp32_param
+
+    names: dict[int, str] = {}
+    for name, parameter in engine.module.named_parameters(remove_duplicate=False):
+        if name in weights:
+            names.setdefault(id(parameter), name)
+    for _, parameter in _trained(engine):
+        weight = weights[names[id(parameter)]]
+        if hasattr(parameter, "ds_tensor"):
+            safe_set_local_fp32_param(parameter, _local_part(parameter, weight))
+        else:
+            safe_set_full_fp32_param(parameter, weight)
+    copy_to_module(engine)
+
+
+def local_weights(engine: Any) -> list[Any]:
+    """This process's flat part of each group's fp32 master weights. Does not support offloading to nvme."""
+    return [part.detach() for part in _groups(engine.optimizer)[1]]
+
+
+def copy_to_module(engine: Any) -> None:
+    """Copies the master weights to the module's weights, as an update does. All processes must call it."""
+    optimizer = engine.optimizer
+    _, master, module = _groups(optimizer)
+    if module is not None:
+        optimizer.update_lp_params()
+        return
+    optimizer.checkpoint_event_prologue()  # frees gathered weights
+    for number in range(len(master)):
+        optimizer._reassign_or_swap_out_partitioned_parameters(number)
+    optimizer.checkpoint_event_epilogue()  # gathers the weights below DeepSpeed's persistence threshold again
+
+
+def _local_part(parameter: Any, value: Any) -> Any:
+    """This process's part of a full tensor under ZeRO-3; the last part is padded with zeros. DeepSpeed's
+    functions for full tensors (0.19) fail if the number of elements is not a multiple of the number of
+    processes."""
+    size = parameter.ds_tensor.numel()
+    padded = torch.nn.functional.pad(value.flatten(), (0, size * dist.get_world_size() - value.numel()))
+    return padded.narrow(0, size * dist.get_rank(), size)
+
+
+def layout(engine: Any) -> list[dict[str, Any]]:
+    """The layout of the flat tensors of `partition`: one entry per parameter group, {"numel": size of this
+    process's part, "parameters": [[name, shape, offset in the group], ...]}. Under ZeRO-3, the size of this
+    process's part of the parameter takes the place of the offset."""
+    optimizer = engine.optimizer
+    names = {id(parameter): name for name, parameter in engine.module.named_parameters()}
+    groups, master, module = _groups(optimizer)
+    if module is None:
+        entries = [[[names[id(p)], list(p.ds_shape), p.partition_numel()] for p in group] for group in groups]
+    else:
+        starts = [tensor.storage_offset() for tensor in module]
+        entries = [
+            [[names[id(p)], list(p.shape), p.data.storage_offset() - start] for p in group]
+            for group, start in zip(groups, starts, strict=True)
+        ]
+    return [{"numel": part.numel(), "parameters": group} for part, group in zip(master, entries, strict=True)]
+
+
+def partition(engine: Any, updates: int) -> dict[str, Any]:
+    """Copies this process's part of the state to the CPU:
+
+    - weights/N and the moments, for Adam exp_avg/N and exp_avg_sq/N: flat tensors of parameter group N in the
+      optimizer's precision; no moments if `updates` is 0
+    - buffer/NAME: the persistent buffers
+    - frozen/NAME: frozen weights; a part under ZeRO-3, else whole and on rank 0 only
+    """
+    states, tensors = engine.optimizer.optimizer.state, {}
+    for number, flat in enumerate(_groups(engine.optimizer)[1]):
+        tensors[f"weights/{number}"] = _copy(flat)
+        if updates:
+            tensors |= {f"{key}/{number}": _copy(states[flat][key]) for key in _moment_keys(engine)}
+    parameters = dict(engine.module.named_parameters(remove_duplicate=False))
+    state = engine.module.state_dict()
+    tensors |= {f"buffer/{name}": _copy(tensor) for name, tensor in state.items() if name not in parameters}
+    for name, parameter in _frozen(engine):
+        if hasattr(parameter, "ds_tensor"):
+            tensors[f"frozen/{name}"] = _copy(parameter.ds_tensor)
+        elif engine.global_rank == 0:
+            tensors[f"frozen/{name}"] = _copy(parameter)
+    return tensors
+
+
+def restore_partition(engine: Any, read: Callable[[str], Any], updates: int) -> None:
+    """Restores the tensors of `partition`, which `read` returns by name, in an engine that has made one idle
+    step (see `restore_moments`). All processes must call it."""
+    states = engine.optimizer.optimizer.state
+    for name, parameter in _frozen(engine):
+        getattr(parameter, "ds_tensor", parameter).data.copy_(read(f"frozen/{name}"))
+    persistent = engine.module.state_dict().keys()
+    for name, buffer in engine.module.named_buffers():
+        if name in persistent:
+            buffer.data.copy_(read(f"buffer/{name}"))
+    for number, part in enumerate(_groups(engine.optimizer)[1]):
+        part.data.copy_(read(f"weights/{number}"))
+        for key in _moment_keys(engine):
+            moment = states[part][key]
+            moment.copy_(read(f"{key}/{number}")) if updates else moment.zero_()
+    _set_updates(engine, updates)
+    copy_to_module(engine)
+
+
+def _moment_keys(engine: Any) -> tuple[str, ...]:
+    """The optimizer's state keys other than "step"."""
+    optimizer = engine.optimizer.optimizer
+    kind = type(optimizer).__name__
+    if kind == "SGD":
+        return ("momentum_buffer",) if optimizer.param_groups[0]["momentum"] else ()
+    if kind == "RMSprop":
+        group = optimizer.param_groups[0]
+        optional = {"momentum_buffer": group["momentum"], "grad_avg": group["centered"]}
+        return "square_avg", *(name for name, is_used in optional.items() if is_used)
+    return ("state1",) if kind == "Lion" else ("exp_avg", "exp_avg_sq")
+
+
+def _groups(optimizer: Any) -> tuple[list, list, list | None]:
+    """Three lists by parameter group: the module's parameters; this process's flat fp32 part of their master
+    weights; the flat tensor that the module's parameters are views of (None in place of this list under
+    ZeRO-3)."""
+    if hasattr(optimizer, "fp32_partitioned_groups_flat"):  # ZeRO-3
+        return optimizer.fp16_groups, optimizer.fp32_partitioned_groups_flat, None
+    if hasattr(optimizer, "fp32_groups_flat_partition"):  # ZeRO-1 in bf16 with gradients summed in fp32
+        return optimizer.bf16_groups, optimizer.fp32_groups_flat_partition, optimizer.bf16_groups_flat
+    return optimizer.bit16_groups, optimizer.single_partition_of_fp32_groups, optimizer.bit16_groups_flat
+
+
+def _trained(engine: Any) -> list[tuple[str, Any]]:
+    return [(name, p) for name, p in engine.module.named_parameters() if p.requires_grad]
+
+
+def _frozen(engine: Any) -> list[tuple[str, Any]]:
+    return [(name, p) for name, p in engine.module.named_parameters() if not p.requires_grad]
+
+
+def _set_updates(engine: Any, updates: int) -> None:
+    for state in engine.optimizer.optimizer.state.values():
+        if "step" in state:
+            step = state["step"]
+            state["step"] = step.new_full(step.shape, updates) if isinstance(step, torch.Tensor) else updates
+
+
+def _link_moments(engine: Any) -> None:
+    """Links parameters to their moments again. ZeRO-1 and 2 (DeepSpeed 0.19) do this once, after the first
+    parameter group has stepped, when the other groups have no moments yet."""
+    from deepspeed.utils import lazy_init_hp_params_optimizer_state
+
+    optimizer = engine.optimizer
+    if hasattr(optimizer, "bit16_groups"):
+        for group, partition in zip(
+            optimizer.bit16_groups, optimizer.single_partition_of_fp32_groups, strict=True
+        ):
+            lazy_init_hp_params_optimizer_state(group, partition, optimizer.optimizer.state)
+
+
+def loss_scale(engine: Any) -> dict[str, Any] | None:
+    """The state of a dynamic loss scaler (fp16); None without one."""
+    scaler = getattr(engine.optimizer, "loss_scaler", None)
+    if scaler is None or not getattr(scaler, "dynamic", False):
+        return None
+    return {key: value for key, value in vars(scaler).items() if isinstance(value, int | float | bool)}
+
+
+def restore_loss_scale(engine: Any, numbers: dict[str, Any]) -> None:
+    """Restores the state that `loss_scale` returned."""
+    vars(engine.optimizer.loss_scaler).update(numbers)
+
+
+def _fp32_copy(tensor: Any) -> Any:
+    return tensor.detach().to("cpu", torch.float32, copy=True)
+
+
+def _copy(tensor: Any) -> Any:
+    return tensor.detach().to("cpu", copy=True)

@@ -1,0 +1,96 @@
+"""What the kernels share: lengths of the current batch's rows, threads of one core each, copies to a GPU.
+
+Row lengths: kernels without padding, BigBird's attention and windows need the number of tokens. Reading it
+from a GPU would make the host wait for all queued work. The collator has counted them already, so the engine
+sets the lengths while it calls a task, and modules read them in their forward pass. They are not set in the
+backward pass.
+
+Threads: if torch parallelised every operation, its threads would wait for each other after hundreds of small
+operations. That costs little on a quiet machine, but a factor of ten when other processes compute too.
+BigBird's attention at 2048 tokens, forward and backward on two threads, takes 146 ms so, 188 ms by torch's
+parallelism and 231 ms on one thread (benchmarks/bench_cpu.md, remarks on "Attention").
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+_LENGTHS: ContextVar[tuple[int, ...] | None] = ContextVar("lengths", default=None)
+
+
+@contextlib.contextmanager
+def row_lengths(lengths: tuple[int, ...] | None) -> Iterator[None]:
+    """Sets `Batch.lengths` for the forward passes inside the `with` block."""
+    token = _LENGTHS.set(lengths)
+    try:
+        yield
+    finally:
+        _LENGTHS.reset(token)
+
+
+def current_row_lengths(rows: int, width: int) -> tuple[int, ...] | None:
+    """The lengths of a batch of this many rows, padded to `width`; None if they are unknown or do not fit its
+    shape."""
+    lengths = _LENGTHS.get()
+    fits = lengths is not None and len(lengths) == rows and max(lengths, default=0) <= width
+    return lengths if fits else None
+
+
+Piece = TypeVar("Piece")
+
+
+def in_threads(work: Callable[[Piece], None], pieces: Iterable[Piece]) -> None:
+    """Calls `work(piece)` for each piece without gradients, in as many threads as torch has. A single piece
+    runs in the calling thread, with torch's own parallelism."""
+    threads = torch.get_num_threads()
+    pieces = list(pieces)
+    # New threads do not inherit torch's modes.
+    work = functools.partial(_work, work, torch.is_inference_mode_enabled())
+    for _ in (
+        map(work, pieces)
+        if threads == 1 or len(pieces) == 1
+        else _pool(os.getpid(), threads).map(work, pieces)
+    ):
+        pass
+
+
+def _work(work: Callable[[Piece], None], inference: bool, piece: Piece) -> None:
+    with torch.inference_mode(inference), torch.no_grad():
+        work(piece)
+
+
+@functools.lru_cache(maxsize=1)
+def _pool(process: int, number: int) -> ThreadPoolExecutor:
+    """Threads in which torch is single-threaded. `process`: cache key, because threads do not survive a
+    fork."""
+    pool = ThreadPoolExecutor(number, thread_name_prefix="kernels")
+    list(pool.map(_set_single_threaded, [threading.Barrier(number)] * number))
+    torch.set_num_threads(number)  # the threads changed the default for later threads
+    return pool
+
+
+def _set_single_threaded(all_started: threading.Barrier) -> None:
+    torch.get_num_threads()  # otherwise the thread's first operation resets the number (torch 2.13)
+    torch.set_num_threads(1)
+    all_started.wait()
+
+
+def widest_float(device: torch.device) -> torch.dtype:
+    """float64, or float32 on MPS, which has no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copies a host tensor to `device` without waiting. A plain `.to("cuda")` waits until the GPU has
+    finished all queued work; a copy from pinned memory is queued."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

@@ -1,0 +1,262 @@
+"""Attention with dropout: torch's own but for the sample of the mask, in every model whose attention is
+transformers' sdpa."""
+
+import copy
+from collections import Counter
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    BertLMHeadModel,
+    BertModel,
+    EncoderDecoderModel,
+)
+
+import samerun.kernels.dropout
+from samerun.kernels.dropout import (
+    DropoutAttention,
+    DropoutMask,
+    _compact,
+    attend,
+    dropout_attention,
+    use_cpu_dropout,
+)
+
+SIZES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "vocab_size": 60,
+}
+DISTIL = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48}
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The probability of each call of the attention with dropout, which drops nothing here: the rest can be
+    compared."""
+    asked = []
+    monkeypatch.setattr(DropoutMask, "fill", lambda mask, kept: kept.fill_(1))
+    monkeypatch.setattr(DropoutMask, "scale", 1.0)
+    monkeypatch.setattr(
+        DropoutAttention, "apply", lambda *x, apply=DropoutAttention.apply: asked.append(x[4]) or apply(*x)
+    )
+    return asked
+
+
+def tensors(*shape, keys=None):
+    """Query, key and value of that shape, the two of so many `keys` if they are not as many."""
+    generator = torch.Generator().manual_seed(0)
+    other = shape if keys is None else (*shape[:2], keys, shape[3])
+    return [torch.randn(*x, generator=generator, requires_grad=True) for x in (shape, other, other)]
+
+
+def mask_of(kind):
+    real = torch.arange(7) < torch.tensor([[7], [4]])
+    masks = {"none": None, "keys": real[:, None, None], "pairs": real[:, None, None].expand(2, 1, 7, 7)}
+    masks["added"] = torch.randn(2, 1, 7, 7, generator=torch.Generator().manual_seed(1))
+    masks["of two dimensions"] = torch.ones(7, 7, dtype=torch.bool).tril()
+    masks["of heads"] = torch.randn(1, 3, 7, 7, generator=torch.Generator().manual_seed(1))
+    masks["nothing seen"] = torch.zeros(2, 1, 7, 7).index_fill_(0, torch.tensor([1]), -torch.inf)
+    masks["nothing seen, of booleans"] = torch.tensor([True, False])[:, None, None, None].expand(2, 1, 1, 7)
+    return masks[kind]
+
+
+MASKS = (
+    "none",
+    "keys",
+    "pairs",
+    "added",
+    "of two dimensions",
+    "of heads",
+    "nothing seen",
+    "nothing seen, of booleans",
+)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_without_the_dropping_it_is_torchs(mask, scale, calls):
+    ours, theirs = tensors(2, 3, 7, 8), tensors(2, 3, 7, 8)
+    found = dropout_attention(*ours, mask_of(mask), 0.1, scale)
+    expected = scaled_dot_product_attention(*theirs, attn_mask=mask_of(mask), scale=scale)
+    torch.testing.assert_close(found, expected)
+    found.square().sum().backward()
+    expected.square().sum().backward()
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+    assert calls == [0.1]
+
+
+def kept_of(query, key, mask=None, p=0.3):
+    """What seed 0 keeps of (rows, heads, queries, keys): the weights are the sums over a value that is 1 for
+    one key."""
+    torch.manual_seed(0)
+    ones = torch.eye(key.shape[2]).expand(*key.shape[:2], -1, -1)
+    return dropout_attention(query.detach(), key.detach(), ones, mask, p) != 0
+
+
+def explicit(query, key, value, mask, kept, p=0.3):
+    """(rows, heads, tokens, size) as in the textbook."""
+    scores = query @ key.mT * query.shape[-1] ** -0.5
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    return (scores.softmax(dim=-1) * kept / (1 - p)) @ value
+
+
+@pytest.mark.parametrize("keys", [7, 50])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("weights", [1, 20, 120, 700, 2**17])
+def test_however_the_work_is_cut_it_is_attention_with_some_weights_dropped(
+    weights, padded, keys, monkeypatch
+):
+    # Single queries, some queries of a head, whole heads, whole rows, everything at once.
+    monkeypatch.setattr(samerun.kernels.dropout, "WEIGHTS_AT_ONCE", weights)
+    mask = (
+        (torch.arange(keys) < torch.tensor([keys, 4, keys - 1])[:, None])[:, None, None] if padded else None
+    )
+    kept = kept_of(*tensors(3, 4, 9, 8, keys=keys)[:2], mask)
+    share = kept.float().mean() / (1.0 if mask is None else mask.float().mean())
+    assert share == pytest.approx(0.7, abs=0.1)
+    ours, theirs = tensors(3, 4, 9, 8, keys=keys), tensors(3, 4, 9, 8, keys=keys)
+    torch.manual_seed(0)
+    found, expected = dropout_attention(*ours, mask, 0.3), explicit(*theirs, mask, kept)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)  # 0.3 is a multiple of 2**-16 here
+    direction = torch.randn(found.shape, generator=torch.Generator().manual_seed(2))
+    found.backward(direction)
+    expected.backward(direction)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a.grad, b.grad, atol=1e-4, rtol=1e-4)
+
+
+def test_the_mask_depends_on_the_seed_and_not_on_threads(monkeypatch):
+    monkeypatch.setattr(samerun.kernels.dropout, "PIECE", 100)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 3, 3):
+            torch.set_num_threads(threads)
+            given = tensors(3, 4, 9, 8)
+            torch.manual_seed(threads)
+            context = dropout_attention(*given, None, 0.3)
+            context.square().sum().backward()
+            torch.manual_seed(3)
+            again = dropout_attention(*given, None, 0.3)
+            found.append((context.detach(), again.detach(), *(x.grad for x in given)))
+    finally:
+        torch.set_num_threads(before)
+    assert all(map(torch.equal, found[1], found[2]))
+    assert torch.equal(found[0][1], found[1][1])
+    assert not torch.equal(found[0][0], found[1][0])
+
+
+def test_half_precision_is_computed_in_single(calls):
+    q, k, v = (x.detach().bfloat16().requires_grad_() for x in tensors(2, 3, 7, 8))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = dropout_attention(q, k, v, None, 0.1)
+    exact = [x.detach().float().requires_grad_() for x in (q, k, v)]
+    expected = scaled_dot_product_attention(*exact)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found, expected.bfloat16(), rtol=0.01, atol=0)
+    found.float().square().sum().backward()
+    expected.square().sum().backward()
+    for a, b in zip((q, k, v), exact, strict=True):
+        assert a.grad.dtype == torch.bfloat16
+        torch.testing.assert_close(a.grad.float(), b.grad, rtol=0.05, atol=0.02)
+    assert calls == [0.1]
+
+
+def test_for_the_backward_pass_a_byte_of_each_weight_is_kept():
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
+        dropout_attention(*tensors(2, 3, 50, 8), None, 0.1)
+    large = [x for x in saved if x.numel() >= 2 * 3 * 50 * 50]
+    assert [(x.dtype, x.numel()) for x in large] == [(torch.uint8, 2 * 3 * 50 * 50)]
+
+
+def test_a_mask_that_repeats_itself_is_small():
+    keys = torch.tensor([[True] * 7, [True] * 5 + [False] * 2])[:, None, None]
+    assert _compact(keys.expand(2, 1, 7, 7).contiguous()).shape == (2, 1, 1, 7)
+    assert _compact(keys.expand(2, 3, 7, 7)).shape == (2, 1, 1, 7)
+    assert _compact(torch.ones(7, 7, dtype=torch.bool).tril()).shape == (1, 1, 7, 7)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_layer_without_a_mask_may_be_causal(causal, calls):
+    q, k, v = tensors(2, 3, 7, 8)
+    found, weights = attend(torch.nn.Module(), q, k, v, None, dropout=0.1, is_causal=causal)
+    expected = scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2)
+    torch.testing.assert_close(found, expected)
+    assert weights is None
+    assert calls == [0.1]
+
+
+def test_what_it_does_not_know_is_transformers_own(calls):
+    q, k, v = tensors(2, 4, 7, 8)
+    layer = torch.nn.Module()
+    layer.num_key_value_groups = 2
+    attend(layer, q, k[:, :2], v[:, :2], None, dropout=0.1, is_causal=False)  # heads that share keys
+    layer.num_key_value_groups = 1
+    attend(layer, q, k, v, None, dropout=0.1, is_causal=False, position_bias=torch.zeros(2, 4, 7, 7))
+    attend(layer, q, k, v, None, dropout=0.0, is_causal=False)
+    learned = torch.zeros(2, 1, 7, 7, requires_grad=True)
+    attend(layer, q, k, v, learned, dropout=0.1, is_causal=False)[0].square().sum().backward()
+    assert learned.grad.abs().sum() > 0
+    assert calls == []
+
+
+class Drawn(TorchDispatchMode):
+    """Counts operations in which torch draws dropout."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket in (torch.ops.aten.bernoulli_, torch.ops.aten.native_dropout):
+            self.calls[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def classifier(kind):
+    torch.manual_seed(0)
+    known = AutoConfig.for_model(kind).to_dict()
+    config = AutoConfig.for_model(
+        kind, num_labels=3, **{k: v for k, v in {**SIZES, **DISTIL}.items() if k in known}
+    )
+    return AutoModelForSequenceClassification.from_config(config)
+
+
+def writer():
+    torch.manual_seed(0)
+    decoder = BertLMHeadModel(BertConfig(**SIZES, is_decoder=True, add_cross_attention=True))
+    return EncoderDecoderModel(encoder=BertModel(BertConfig(**SIZES)), decoder=decoder)
+
+
+MODELS = {
+    kind: lambda kind=kind: classifier(kind) for kind in ("bert", "roberta", "electra", "distilbert")
+} | {"writer": writer}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_torch_draws_no_dropout_of_a_model(kind):
+    model = MODELS[kind]().train()
+    ids = torch.randint(3, 60, (3, 9), generator=torch.Generator().manual_seed(0))
+    given = {"input_ids": ids, "attention_mask": (torch.arange(9) < torch.tensor([[9], [5], [7]])).long()}
+    if kind == "writer":
+        given |= {"decoder_input_ids": ids[:, :4], "use_cache": False}
+    plain, names = copy.deepcopy(model), list(model.state_dict())
+    use_cpu_dropout(model)
+    assert list(model.state_dict()) == names
+    with Drawn() as drawn:
+        first = model(**given).logits
+    assert drawn.calls == {}
+    first.square().sum().backward()
+    assert not torch.equal(first, model(**given).logits)
+    torch.testing.assert_close(model.eval()(**given).logits, plain.eval()(**given).logits)
+    assert "attend" not in str(model.config)

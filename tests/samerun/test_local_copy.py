@@ -1,0 +1,109 @@
+"""Processes are threads here, machines are folders: what a process calls `folder` is its own machine's."""
+
+from types import SimpleNamespace
+
+import pytest
+from thread_processes import Exchange, Process, run_concurrently
+
+from samerun import checkpoint
+from samerun.checkpoint import check_shared, discard, fetch
+from samerun.errors import InputError, process_name
+
+FILES = {"model.bin": b"x" * 70, "empty": b"", "deep/er/config.json": b"{}"}
+
+
+def run(work, size=4, per_machine=2):
+    """work(run, rank) on every process; returns the results or exceptions by rank."""
+    exchange, members = Exchange(size), []
+    for rank in range(size):
+        place = {
+            "rank": rank,
+            "local_rank": rank % per_machine,
+            "world_size": size,
+            "local_world_size": per_machine,
+        }
+        members.append((Process(SimpleNamespace(**place), exchange), rank))
+    return run_concurrently(work, members)
+
+
+def fill(folder, files=FILES):
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+
+
+def content(folder):
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    }
+
+
+@pytest.fixture
+def disks(tmp_path, monkeypatch):
+    """Machine 0's folder with files, and machine 1's, which is not there."""
+    monkeypatch.setattr(checkpoint, "CHUNK_BYTES", 16)
+    fill(tmp_path / "m0" / "run" / "best")
+    return [tmp_path / "m0" / "run" / "best", tmp_path / "m1" / "run" / "best"]
+
+
+def test_a_machine_that_lacks_the_folder_gets_a_copy_for_the_time(disks):
+    (disks[1].parent.parent).mkdir()
+    (disks[1].parent.parent / "mine").touch()
+
+    def work(member, rank):
+        place = fetch(member, disks[rank // 2], shared=False)
+        found = content(place)
+        discard(member, place, disks[rank // 2])
+        return place, found
+
+    outcome = run(work)
+    assert [found for _, found in outcome] == [FILES] * 4
+    assert [place == disks[rank // 2] for rank, (place, _) in enumerate(outcome)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert outcome[2][0] == outcome[3][0]
+    assert content(disks[0]) == FILES
+    assert [path.name for path in disks[1].parent.parent.iterdir()] == ["mine"]
+
+
+def test_what_an_earlier_run_left_there_is_not_taken_for_it(disks):
+    fill(disks[1], {**FILES, "model.bin": b"y" * 70})
+    outcome = run(lambda member, rank: content(fetch(member, disks[rank // 2], False)))
+    assert outcome == [FILES] * 4
+    assert content(disks[1])["model.bin"] == b"y" * 70
+
+
+def test_nothing_is_sent_on_one_machine_or_a_shared_disk(disks):
+    def alone(member, rank):
+        member.gather = None
+        return fetch(member, disks[1], False)
+
+    assert run(alone, size=2) == [disks[1]] * 2
+
+    def shared(member, rank):
+        member.gather = None
+        return fetch(member, disks[0], True)
+
+    assert run(shared) == [disks[0]] * 4
+
+
+def test_a_machine_without_room_ends_all(disks):
+    disks[1].parent.parent.mkdir()
+    disks[1].parent.touch()  # a file where the folder should be: even root cannot write there
+    outcome = run(lambda member, rank: fetch(member, disks[rank // 2], False))
+    assert all(isinstance(error, InputError) for error in outcome)
+    assert [problem.count("cannot store rank 0's") for problem in outcome[0].problems] == [1]
+
+
+def test_a_disk_that_is_said_to_be_shared_is_looked_at(disks, monkeypatch):
+    monkeypatch.setattr(checkpoint.time, "sleep", lambda seconds: None)
+    assert run(lambda member, rank: check_shared(member, disks[0].parent)) == [None] * 4
+    assert [path.name for path in disks[0].parent.iterdir()] == ["best"]
+    disks[1].parent.mkdir(parents=True)
+    outcome = run(lambda member, rank: check_shared(member, disks[rank // 2].parent))
+    assert all(
+        f" on {process_name()}, {process_name()} is not rank 0's folder" in str(error) for error in outcome
+    )
