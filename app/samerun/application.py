@@ -10,12 +10,11 @@ import torch
 
 from samerun import checkpoint, preflight, runtime, signals
 from samerun.batching.stream import read_ahead
-from samerun.evaluate import eval_rows, evaluate, predict
+from samerun.evaluate import eval_rows, evaluate, open_saved_parts, predict
 from samerun.opened_run import make_fingerprint, open_run
 from samerun.output.predictions import metrics_name
 from samerun.output.progress import Phase
 from samerun.output.run_folder import BEST, METRICS, merge_metrics, read_metrics
-from samerun.partial_predictions import open_partial_predictions
 from samerun.plan import Modes, make_plan
 from samerun.reports import results
 from samerun.reports.final_report import write_reports
@@ -111,11 +110,11 @@ def predict_test(started: Run, arguments: Any, task: Task, model: Any, data: Dat
     with scores if the rows are labelled."""
     split = data.splits["test"]
     rows = eval_rows(started, arguments, task, split)
-    saved_parts = open_partial_predictions(started, arguments, data.fingerprint, rows)
-    predictions, rate = predict(started, model, task, rows, saved_parts=saved_parts)
+    saved = open_saved_parts(started, arguments, data.fingerprint, rows)
+    predictions, rate = predict(started, model, task, rows, saved=saved)
     results.write_predictions(started, arguments, task, split, predictions)
-    if saved_parts is not None:
-        saved_parts.remove()
+    if saved is not None:
+        saved.remove()
     metrics = {"test_rows": len(split), "test_samples_per_second": rate}
     if split.labelled:
         with Phase("scoring", shown=started.is_main):

@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
+import os
 import time
+import zipfile
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from samerun import signals
+from samerun.arguments.groups import OptimizationArguments, RunArguments
+from samerun.arguments.parsing import as_dict, names_of
 from samerun.batching.batches import EvalRows
 from samerun.errors import StopRequested, TrainingError, in_short, is_out_of_memory
 from samerun.kernels.common import row_lengths
+from samerun.output import predictions as output
 from samerun.output.progress import Phase
-from samerun.partial_predictions import Part, PartialPredictions
+from samerun.output.run_folder import BEST
+from samerun.output.versions import code_version, library_versions
 from samerun.plan import evaluation_batch
+from samerun.reading.fingerprint import sample_of
 from samerun.runtime import Run
 from samerun.signals import stop_requested
 from samerun.task import Batch, Predictions, Split, Task
+
+PARTS = 20
+SECONDS_BETWEEN_PARTS = 2.0  # at least: short predictions are not saved
+MAX_SAVED_BYTES = 4 * 2**30  # of all predictions; masks may be larger
+Part = tuple[np.ndarray, dict[str, np.ndarray]]  # (n,) row numbers in the file; (n, ...) of `Task.predict`
 
 
 def evaluate(
@@ -37,10 +55,10 @@ def predict(
     stoppable: bool = False,
     *,
     label: str = "predicting",
-    saved_parts: PartialPredictions | None = None,
+    saved: SavedParts | None = None,
 ) -> tuple[Predictions | None, float]:
     """Predicts all rows. Returns (`Task.predict`'s arrays in the file's order, None except on rank 0; rows
-    per second). `label`: for the progress bar; `saved_parts`: parts to resume from, and to add to.
+    per second). `label`: for the progress bar; `saved`: parts to go on from, and to add to.
 
     Raises `StopRequested` after a batch if `stoppable` and any process was requested to stop, and
     `TrainingError` if a row is missing or duplicated.
@@ -50,9 +68,7 @@ def predict(
     model.eval()
     numbers: list[torch.Tensor] = []  # rows of this process that are not gathered yet; likewise `arrays`
     arrays: list[dict[str, torch.Tensor]] = []
-    parts, first, before = [], 0, 0
-    if saved_parts is not None:
-        parts, first, before = saved_parts.parts, saved_parts.num_batches, saved_parts.num_rows
+    first, before = (0, 0) if saved is None else (saved.num_batches, saved.num_rows)
     processes, done = run.launch.world_size, before
     with Phase(label, "rows", len(rows), before, shown=run.is_main) as phase:
         for num_batches, batch in enumerate(rows.batches(processes, run.launch.rank, first), first + 1):
@@ -65,12 +81,14 @@ def predict(
                 raise StopRequested("stop requested during an evaluation")
             done += processes * len(numbers[-1])
             phase.update(min(done, len(rows)) - phase.done)
-            if saved_parts is not None and saved_parts.is_due(num_batches):
-                saved_parts.save(num_batches, _gather(run, numbers, arrays))
+            if saved is not None and saved.is_due(num_batches):
+                saved.add(num_batches, _gather(run, numbers, arrays))
                 numbers, arrays = [], []
     model.train(was_training)
     last, rate = _gather(run, numbers, arrays), (len(rows) - before) / (time.perf_counter() - started)
-    return None if last is None else _in_order([*parts, last], len(rows)), rate
+    if last is None:
+        return None, rate
+    return _in_order([*(saved.parts if saved is not None else []), last], len(rows)), rate
 
 
 def _gather(run: Run, numbers: list[torch.Tensor], arrays: list[dict[str, torch.Tensor]]) -> Part | None:
@@ -80,24 +98,21 @@ def _gather(run: Run, numbers: list[torch.Tensor], arrays: list[dict[str, torch.
     gathered = {
         name: run.gather_rows(torch.cat([batch.pop(name) for batch in arrays])) for name in list(arrays[0])
     }
-    return (
-        Part(order.numpy(), {name: tensor.numpy() for name, tensor in gathered.items()})
-        if run.is_main
-        else None
-    )
+    if not run.is_main:
+        return None
+    return order.numpy(), {name: tensor.numpy() for name, tensor in gathered.items()}
 
 
 def _in_order(parts: list[Part], num_rows: int) -> Predictions:
     """Joins the parts in the file's order. Raises `TrainingError` if a row is missing or duplicated."""
-    order = np.concatenate([part.rows for part in parts])
+    order = np.concatenate([rows for rows, _ in parts])
     if not np.array_equal(np.sort(order), np.arange(num_rows)):
         raise TrainingError(
             f"evaluation saw {len(order)} rows instead of each of {num_rows} once; please report this"
         )
     places = np.argsort(order)
     return {
-        name: np.concatenate([part.arrays.pop(name) for part in parts])[places]
-        for name in list(parts[0].arrays)
+        name: np.concatenate([arrays.pop(name) for _, arrays in parts])[places] for name in list(parts[0][1])
     }
 
 
@@ -135,3 +150,123 @@ def input_dtype(run: Run, model: torch.nn.Module) -> torch.dtype | None:
     if run.fsdp is not None:
         return torch.float32
     return next((parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()), None)
+
+
+# Parts of a long prediction
+
+
+class SavedParts:
+    """Parts of a large file's predictions in `PREDICTIONS_FILE.unfinished/`, so that an interruption costs a
+    twentieth of them at most. All processes must call the methods; only rank 0 reads and writes, so machines
+    need not share a disk."""
+
+    def __init__(self, run: Run, folder: Path, key: str, rows: EvalRows) -> None:
+        """`key`: a hash of everything that the predictions depend on. Parts with another one are removed."""
+        self._run, self._folder, self._key, self._total_rows = run, folder, key, len(rows)
+        self._total_batches = rows.num_batches(run.launch.world_size)
+        self.parts: list[Part] = []  # on rank 0
+        self.num_batches, self.num_rows, note = run.on_main(self._open)  # of each process; of all
+        run.print(*([f"note           {note}"] if note else []))
+        self._enabled, self._saved_at = True, time.perf_counter()
+
+    def _open(self) -> tuple[int, int, str | None]:
+        num_batches = 0
+        for path in sorted(self._folder.glob("*.npz")):
+            first, last = map(int, path.stem.split("-"))
+            try:
+                with np.load(path) as file:
+                    if str(file["key"]) != self._key:
+                        self._remove()
+                        return 0, 0, f"{self._folder} is of another prediction; starting again"
+                    if first != num_batches:
+                        break
+                    arrays = {name[1:]: file[name] for name in file.files if name.startswith("_")}
+                    self.parts.append((file["rows"], arrays))
+            except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+                break
+            num_batches = last
+        done = sum(len(rows) for rows, _ in self.parts)
+        note = f"{done} of {self._total_rows} rows are predicted already ({self._folder})" if done else None
+        return num_batches, done, note
+
+    def is_due(self, num_batches: int) -> bool:
+        """Whether a part is due after this number of batches."""
+        ends_part = num_batches % -(-self._total_batches // PARTS) == 0 and num_batches < self._total_batches
+        seconds = time.perf_counter() - self._saved_at
+        return self._enabled and ends_part and self._run.any(seconds > SECONDS_BETWEEN_PARTS)
+
+    def add(self, num_batches: int, part: Part | None) -> None:
+        """Saves the predictions since the last part; `part`: None except on rank 0. After a failure, as on a
+        full disk, the prediction continues without saving."""
+        problem = self._run.on_main(lambda: self._write(num_batches, part))
+        if problem is not None:
+            self._enabled = False
+            self._run.print(
+                f"note           {self._folder}: {problem}; an interrupted prediction cannot be "
+                "resumed from here"
+            )
+        self._saved_at = time.perf_counter()
+
+    def _write(self, num_batches: int, part: Part) -> str | None:
+        """Writes a part; returns an error message or None."""
+        rows, arrays = part
+        self.parts.append(part)
+        expected = sum(values.nbytes for values in arrays.values()) / len(rows) * self._total_rows
+        if expected > MAX_SAVED_BYTES:
+            return f"predictions of {expected / 2**30:.0f} GB are too large to save in parts"
+        path = self._folder / f"{self.num_batches:09}-{num_batches:09}.npz"
+        try:
+            self._folder.mkdir(exist_ok=True)
+            with path.with_suffix(".unfinished").open("wb") as file:
+                named = {f"_{name}": values for name, values in arrays.items()}
+                np.savez(file, key=self._key, rows=rows, **named)
+                file.flush()
+                os.fsync(file.fileno())
+            path.with_suffix(".unfinished").replace(path)
+        except OSError as error:
+            return f"cannot be written ({error.strerror})"
+        self.num_batches, self.num_rows = num_batches, self.num_rows + len(rows)
+        signals.set_stop_message(f"the same command goes on after {self.num_rows} of {self._total_rows} rows")
+        return None
+
+    def remove(self) -> None:
+        """Removes the parts, once all predictions are written."""
+        self._run.on_main(self._remove)
+        signals.set_stop_message(signals.NOTHING_TO_SAVE)
+
+    def _remove(self) -> None:
+        with contextlib.suppress(OSError):  # the folder may be missing, or hold other files
+            for path in [*self._folder.glob("*.npz"), *self._folder.glob("*.unfinished")]:
+                path.unlink(missing_ok=True)
+            self._folder.rmdir()
+
+
+def open_saved_parts(
+    run: Run, arguments: Any, fingerprint: dict[str, Any], rows: EvalRows
+) -> SavedParts | None:
+    """Opens the saved parts of this command's test predictions. Returns None if the predictions go to no
+    regular file, or the rows have no content hash. `fingerprint`: `Data.fingerprint`."""
+    path = output.path_of(arguments)
+    if rows.split.content is None or not output.is_regular_file(path):
+        return None
+    key = run.on_main(lambda: _hash_of_causes(run, arguments, fingerprint, rows))
+    return SavedParts(run, path.with_name(f"{path.name}.unfinished"), key, rows)
+
+
+def _hash_of_causes(run: Run, arguments: Any, fingerprint: dict[str, Any], rows: EvalRows) -> str:
+    """A hash of everything that predictions depend on. The model's files are part of it; paths, and the
+    arguments of training, are not."""
+    trained = arguments.modes.train
+    model = Path(arguments.output_dir) / BEST if trained else Path(arguments.model_name_or_path)
+    files = [path for path in sorted(model.iterdir()) if path.is_file()] if model.is_dir() else []
+    ignored = {field.name for group in (RunArguments, OptimizationArguments) for field in fields(group)}
+    names = set(names_of(arguments, per_machine=False, reads=False)) - ignored
+    causes = [
+        {name: value for name, value in sorted(as_dict(arguments).items()) if name in names},
+        {path.name: sample_of(path) for path in files},
+        fingerprint,
+        [len(rows), rows.split.content(), rows.batch_size, rows.max_tokens],
+        [run.launch.world_size, run.device.type, run.launch.precision],
+        [code_version(), library_versions()],
+    ]
+    return hashlib.sha256(json.dumps(causes, default=str).encode()).hexdigest()
