@@ -125,7 +125,7 @@ def test_the_engine_knows_no_task_and_no_kind_of_data():
         assert not GRAPH[package] & (TASKS | KINDS - {"samerun.metrics"}), package
     text_fields = ("max_length", "text_column", "tokenizer", "head_learning_rate", "base_model_prefix")
     for name, path in MODULES.items():
-        if name in ("samerun.application", "samerun.train", "samerun.evaluate", "samerun.plan"):
+        if name in ("samerun.main", "samerun.train", "samerun.evaluate", "samerun.plan"):
             source = path.read_text(encoding="utf-8")
             assert [word for word in text_fields if word in source] == [], name
 
@@ -195,7 +195,7 @@ def test_a_task_is_one_class_in_one_file(task):
 
 
 def test_the_run_of_any_task_is_a_table_of_contents():
-    tree = ast.parse(MODULES["samerun.application"].read_text(encoding="utf-8"))
+    tree = ast.parse(MODULES["samerun.main"].read_text(encoding="utf-8"))
     (function,) = (
         node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "run_task"
     )

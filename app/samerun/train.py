@@ -33,9 +33,7 @@ from samerun.evaluate import eval_rows, evaluate, input_dtype
 from samerun.kernels.common import row_lengths, widest_float
 from samerun.kernels.embeddings import reuse_gradient_memory
 from samerun.layers import checkpoint_activations, compile_layers, has_statistics
-from samerun.memory.dry_run import dry_run
-from samerun.memory.estimate import memory_lines
-from samerun.memory.layout import layout_of
+from samerun.memory import dry_run, layout_of, memory_lines
 from samerun.optimizer import build_optimizer, set_learning_rate, state_bytes
 from samerun.output import status
 from samerun.output.progress import Phase
@@ -50,7 +48,7 @@ from samerun.signals import stop_requested, stop_run
 from samerun.task import Batch, Data, Predictions, Task, higher_is_better
 
 if TYPE_CHECKING:
-    from samerun.opened_run import OpenedRun
+    from samerun.start import OpenedRun
 
 SYNCHRONOUS = ("cpu",)  # devices on which reading a result does not wait
 SKIPPED_LIMIT = 20  # fp16 updates skipped in a row; a loss scale of 2**16 is down to 1 after 16

@@ -62,13 +62,12 @@ def train(script: str, options: Options, measure: Callable[..., Any]) -> Any:
 def predict(script: str, options: Options, measure: Callable[..., Any]) -> Any:
     """Runs app/SCRIPT.py up to the predictions; returns `measure`(predict, run, model, task, rows).
     `predict`() computes them; the others are the arguments of the engine's `predict`."""
-    from samerun import application
 
     return _run_until(application, "predict", make_task(script, options | PREDICTION), measure)
 
 
 def _run_until(module: Any, name: str, task: Any, measure: Callable[..., Any]) -> Any:
-    from samerun.application import run_task
+    from samerun.main import run_task
 
     setattr(module, name, partial(_measure_and_leave, measure, getattr(module, name)))
     try:
@@ -104,7 +103,7 @@ def prepare(script: str, options: Options) -> tuple[Any, Any]:
 
 def build(task: Any, **changes: Any) -> Any:
     """The run's model, built with changed arguments."""
-    from samerun.application import build_model
+    from samerun.main import build_model
 
     task = copy.copy(task)
     task.arguments = replace(task.arguments, **changes)

@@ -14,7 +14,7 @@ import torch
 from damage import cut, flip
 from thread_processes import Exchange, Process, run_concurrently
 
-from samerun import deepspeed, preflight, shards
+from samerun import deepspeed, shards, start
 from samerun.checkpoint import (
     CheckpointTarget,
     TrainState,
@@ -368,11 +368,11 @@ def test_they_are_refused_before_anything_is_read(
     environment.update(WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(local), RANK="0", LOCAL_RANK="0")
     asked = {"output_dir": str(tmp_path), "checkpoint_format": "sharded", **given}
     with pytest.raises(InputError) as caught:
-        preflight.check(arguments(**asked), Machine(0, True))
+        start.check(arguments(**asked), Machine(0, True))
     assert [expected in problem for problem in caught.value.problems] == [True]
     evaluating = arguments(do_eval=True, **asked)
     if world_size == local:
-        preflight.check(evaluating, Machine(0, True))  # writes none
+        start.check(evaluating, Machine(0, True))  # writes none
 
 
 @pytest.mark.slow

@@ -13,10 +13,10 @@ from samerun import signals, train
 from samerun.average import WeightAverage
 from samerun.checkpoint import TrainState, list_checkpoints, load_average, restore_optimizer
 from samerun.errors import InputError, StopRequested, TrainingError
-from samerun.opened_run import OpenedRun
 from samerun.output import progress, status
 from samerun.output.writer_thread import finish_all
 from samerun.reports.tracker import SPEED, read_history
+from samerun.start import OpenedRun
 from samerun.task import Data
 from samerun.train import SKIPPED_LIMIT, Training
 

@@ -12,12 +12,12 @@ from linear_task import LinearTask, linear_layer, make_plan, points
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from samerun import checkpoint, opened_run, signals
+from samerun import checkpoint, signals, start
 from samerun.errors import InputError
 from samerun.kernels import embeddings
-from samerun.opened_run import OpenedRun
 from samerun.output import status, written
 from samerun.output.files import write_json
+from samerun.start import OpenedRun
 from samerun.train import Training
 
 FINGERPRINT = {"task": "linear", "rows": 22}
@@ -66,10 +66,10 @@ def fit(run, started):
 
 def test_the_fingerprint_is_the_tasks_and_the_order_of_rows(arguments):
     plan = make_plan(22)
-    found = opened_run.make_fingerprint(arguments(seed=7, length_grouping=False), plan, {"labels": 3})
+    found = start.make_fingerprint(arguments(seed=7, length_grouping=False), plan, {"labels": 3})
     order = {"global_batch_size": 8, "length_grouping": False, "seed": 7}
     assert found == {"labels": 3, **order, "optim": "adamw_torch_fused", "ema_decay": None}
-    assert opened_run.make_fingerprint(arguments(), None, {"labels": 3}) == {"labels": 3}
+    assert start.make_fingerprint(arguments(), None, {"labels": 3}) == {"labels": 3}
 
 
 def test_the_direction_of_the_metric(start_run, arguments, tmp_path):
@@ -93,9 +93,7 @@ def opened(start_run, arguments, tmp_path, monkeypatch):
 
     def open_run(fingerprint=FINGERPRINT, plan=None, **given):
         asked = arguments(output_dir=str(tmp_path), **given)
-        return opened_run.open_run(
-            run, asked, plan or make_plan(22), fingerprint, ["a note"], {"weights": [1]}
-        )
+        return start.open_run(run, asked, plan or make_plan(22), fingerprint, ["a note"], {"weights": [1]})
 
     yield open_run
     release()
@@ -103,9 +101,9 @@ def opened(start_run, arguments, tmp_path, monkeypatch):
 
 def release():
     """What the end of the process does."""
-    if opened_run._lock is not None:
-        opened_run._lock.close()
-        opened_run._lock = None
+    if start._lock is not None:
+        start._lock.close()
+        start._lock = None
 
 
 def test_opening_writes_what_is_in_force(opened, tmp_path, capsys):
@@ -393,10 +391,10 @@ def test_without_an_evaluation_the_last_model_is_exported(start_run, arguments, 
 
 
 def test_a_deepspeed_configuration_fits_into_run_json(tmp_path):
-    plain = opened_run._as_json_values({"a": math.inf, "b": {"dtype": torch.float32}})
+    plain = start._as_json_values({"a": math.inf, "b": {"dtype": torch.float32}})
     write_json(tmp_path / "run.json", plain)
     assert plain == {"a": "inf", "b": {"dtype": "torch.float32"}}
-    assert opened_run._as_json_values(None) is None
+    assert start._as_json_values(None) is None
 
 
 # Embeddings

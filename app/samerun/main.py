@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 
-from samerun import checkpoint, preflight, runtime, signals
+from samerun import checkpoint, runtime, signals, start
 from samerun.batching.stream import read_ahead
 from samerun.evaluate import eval_rows, evaluate, open_saved_parts, predict
-from samerun.opened_run import make_fingerprint, open_run
 from samerun.output.predictions import metrics_name
 from samerun.output.progress import Phase
 from samerun.output.run_folder import BEST, METRICS, merge_metrics, read_metrics
@@ -19,6 +18,7 @@ from samerun.plan import Modes, make_plan
 from samerun.reports import results
 from samerun.reports.final_report import write_reports
 from samerun.runtime import Run
+from samerun.start import make_fingerprint, open_run
 from samerun.task import Data, Task
 from samerun.train import Training
 
@@ -34,7 +34,7 @@ def run_task(task: Task, arguments: Any) -> None:
     """Executes a whole run. Raises `InputError` before it changes existing files, `TrainingError` and
     `StopRequested` later."""
     modes = arguments.modes
-    launch = preflight.check(arguments)
+    launch = start.check(arguments)
     data = task.load(launch, modes)
     plan = make_plan(arguments, data.splits["train"], launch) if modes.train else None
     if modes.train:
