@@ -154,7 +154,7 @@ def estimate(dry_run: DryRun, layout: Layout) -> Estimate:
     Beyond the paper, the estimate covers reduction buckets, copies of gradients during an update, and the
     weights that ZeRO-3 keeps gathered: up to `stage3_max_live_parameters` (default 1e9), so a smaller model
     is whole on every GPU in a pass. These follow DeepSpeed 0.19's code and measurements
-    (tests/samerun/memory/test_memory_estimate.py, docs/memory.md).
+    (tests/samerun/test_memory.py, docs/memory.md).
     """
     if layout.fsdp is not None:
         return _sharded(dry_run, layout)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from huggingface_hub import get_token
 
-from samerun import checkpoint, deepspeed, machines, optimizers, shards, signals
+from samerun import checkpoint, deepspeed, machines, optimizers, signals
 from samerun.arguments.parsing import SpaceSeparated, as_dict, names_of
 from samerun.errors import InputError, collecting
 from samerun.output import predictions, run_folder, status, written
@@ -53,8 +53,6 @@ def check(arguments: Any, machine: Machine | None = None) -> Launch:
             run_folder.check_output_dir(folder, train, arguments.overwrite_output_dir, resume)
         problems += _path_conflicts(arguments, folder, train)
     if launch is not None and train:
-        if arguments.checkpoint_format == "sharded":
-            problems += shards.refusals(launch, arguments.shared_output_dir)
         problems += optimizers.refusals(
             arguments.optim, launch.deepspeed_config, launch.deepspeed_file, launch.fsdp is not None
         )
@@ -259,8 +257,6 @@ def _take_folder(
     if path is not None:
         notes = _changed_arguments(path.parent.parent / run_folder.RUN_FILE, arguments)
         step = checkpoint.load_state(path, fingerprint).step
-        if checkpoint.is_sharded(path):
-            shards.check_launch(path, run.launch)
     _begin(folder, description, step)
     return path, False, False, notes
 

@@ -139,19 +139,9 @@ class Training:
     def _restore(self, place: Path) -> None:
         """Restores optimizer state and averaged weights from a checkpoint, whose weights the model has
         already."""
-        run, model, sharded = self.run, self.model, checkpoint.is_sharded(place)
-        checkpoint.restore_optimizer(run, place, model, self.optimizer, self.state, self._idle_step)
+        checkpoint.restore_optimizer(self.run, place, self.model, self.optimizer, self.state, self._idle_step)
         if self.average is not None:
-            self.average.restore(checkpoint.load_average(place, run.launch.rank), sharded)
-        if sharded and self.arguments.checkpoint_format == "full":
-            # At once, because no other save follows if the training is complete.
-            self._save(sharded=False)
-            self._wait_for_checkpoint()
-            step = self.state.step
-            run.print(
-                f"note           checkpoint step_{step} was converted from shards: any launch can resume "
-                "from it"
-            )
+            self.average.restore(checkpoint.load_average(place))
 
     def _idle_step(self) -> None:
         """Does a step at learning rate 0, which creates the optimizer's state."""
@@ -415,7 +405,7 @@ class Training:
 
     # Checkpoints
 
-    def _save(self, sharded: bool | None = None) -> None:
+    def _save(self) -> None:
         """Starts writing a checkpoint (see `checkpoint.save`)."""
         started = time.perf_counter()
         synchronise_buffers(self.run, self.model)
@@ -426,9 +416,8 @@ class Training:
             self.arguments.save_total_limit,
             self.writer,
             self.tracker.flush,  # the history must be on disk before a checkpoint of the same step
-            self.arguments.checkpoint_format == "sharded" if sharded is None else sharded,
         )
-        average = None if self.average is None else self.average.state(target.sharded)
+        average = None if self.average is None else self.average.state()
         with Phase("saving", shown=self.run.is_main):
             checkpoint.save(self.run, target, self.model, self.optimizer, self.state, average)
         self.save_stalls.append(time.perf_counter() - started)

@@ -62,8 +62,9 @@ def train(script: str, options: Options, measure: Callable[..., Any]) -> Any:
 def predict(script: str, options: Options, measure: Callable[..., Any]) -> Any:
     """Runs app/SCRIPT.py up to the predictions; returns `measure`(predict, run, model, task, rows).
     `predict`() computes them; the others are the arguments of the engine's `predict`."""
+    from samerun import main
 
-    return _run_until(application, "predict", make_task(script, options | PREDICTION), measure)
+    return _run_until(main, "predict", make_task(script, options | PREDICTION), measure)
 
 
 def _run_until(module: Any, name: str, task: Any, measure: Callable[..., Any]) -> Any:

@@ -333,13 +333,6 @@ class RunArguments:
         at_least=1,
         help="number of best models to keep: the best one in best/; if several, all in best_models/step_N",
     )
-    checkpoint_format: str = option(
-        "full",
-        choices=("full", "sharded"),
-        help="full: rank 0 gathers weights and moments, to resume under any launch; sharded: each ZeRO "
-        "process writes its own "
-        "part, to resume under the same launch",
-    )
     metric_for_best_model: str | None = option(help="metric that selects the best model")
     metrics: tuple[str, ...] | None = option(
         help="more metrics of the evaluate library, separated by commas: "
