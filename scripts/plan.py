@@ -37,7 +37,7 @@ sys.path[:0] = [str(REPOSITORY / "scripts"), str(REPOSITORY / "app")]
 
 from moving.task_script import load_task_script, plain_launch  # noqa: E402
 
-from samerun import deepspeed, fsdp, optimizers, start  # noqa: E402  # noqa: E402
+from samerun import deepspeed, fsdp, optim_arguments, start  # noqa: E402  # noqa: E402
 from samerun.arguments.parsing import parse, validate  # noqa: E402
 from samerun.errors import EXIT_BAD_INPUT, InputError  # noqa: E402
 from samerun.plan import Plan, batch_of, describe, make_plan  # noqa: E402
@@ -374,7 +374,7 @@ def memory_report(
     shipped = [
         row(name, other)
         for name, other in shipped_layouts(layout, several_machines)
-        if not optimizers.refusals(optim, {} if other.stage else None, None, other.fsdp is not None)
+        if not optim_arguments.refusals(optim, {} if other.stage else None, None, other.fsdp is not None)
         and not (
             first.quantization_savings and (other.stage or other.fsdp)
         )  # quantized weights cannot be sharded

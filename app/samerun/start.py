@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from huggingface_hub import get_token
 
-from samerun import checkpoint, deepspeed, machines, optimizers, signals
+from samerun import checkpoint, deepspeed, machines, optim_arguments, signals
 from samerun.arguments.parsing import SpaceSeparated, as_dict, names_of
 from samerun.errors import InputError, collecting
 from samerun.output import predictions, run_folder, status, written
@@ -53,7 +53,7 @@ def check(arguments: Any, machine: Machine | None = None) -> Launch:
             run_folder.check_output_dir(folder, train, arguments.overwrite_output_dir, resume)
         problems += _path_conflicts(arguments, folder, train)
     if launch is not None and train:
-        problems += optimizers.refusals(
+        problems += optim_arguments.refusals(
             arguments.optim, launch.deepspeed_config, launch.deepspeed_file, launch.fsdp is not None
         )
         if arguments.ema_decay is not None and deepspeed.uses_nvme(launch.deepspeed_config or {}):
@@ -181,7 +181,7 @@ def make_fingerprint(arguments: Any, plan: Plan | None, task_fingerprint: dict[s
         return task_fingerprint
     order = {"global_batch_size": plan.batch.global_batch_size, "length_grouping": arguments.length_grouping}
     # These decide which tensors a checkpoint has.
-    state = {"optim": optimizers.in_words(arguments), "ema_decay": arguments.ema_decay}
+    state = {"optim": optim_arguments.in_words(arguments), "ema_decay": arguments.ema_decay}
     return {**task_fingerprint, **order, "seed": arguments.seed, **state}
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-from samerun import optimizers, schedules
+from samerun import optim_arguments
 from samerun.arguments.parsing import SpaceSeparated, option
-from samerun.plan import Modes
+from samerun.plan import SCHEDULES, Modes, check_schedule
 
 # The trackers of Accelerate.
 TRACKERS = ("tensorboard", "wandb", "mlflow", "comet_ml", "aim", "clearml", "dvclive", "swanlab", "trackio")
@@ -231,8 +231,8 @@ class OptimizationArguments:
 
     learning_rate: float = option(5e-5, above=0, help="peak learning rate")
     optim: str = option(
-        optimizers.DEFAULT,
-        choices=tuple(optimizers.OPTIMIZERS),
+        optim_arguments.DEFAULT,
+        choices=tuple(optim_arguments.OPTIMIZERS),
         help="optimizer; muon: for the matrices of hidden layers, AdamW for the rest; 8bit and lion need "
         "bitsandbytes",
     )
@@ -246,7 +246,7 @@ class OptimizationArguments:
     )
     lr_scheduler_type: str = option(
         "linear",
-        choices=tuple(schedules.SCHEDULES),
+        choices=tuple(SCHEDULES),
         help="schedule of the learning rate after warm-up",
     )
     lr_scheduler_kwargs: dict[str, Any] | None = option(
@@ -284,13 +284,13 @@ class OptimizationArguments:
     )
 
     def problems(self) -> list[str]:
-        messages = optimizers.problems(self, {field.name: field.default for field in fields(self)})
+        messages = optim_arguments.problems(self, {field.name: field.default for field in fields(self)})
         if self.warmup_steps is not None and self.warmup_ratio is not None:
             messages.append("--warmup_steps and --warmup_ratio are both given; keep one")
         if self.lr_scheduler_type == "constant" and (self.warmup_steps or self.warmup_ratio):
             messages.append("--lr_scheduler_type constant has no warm-up; use constant_with_warmup")
         if self.lr_scheduler_kwargs:
-            messages += schedules.problems(self.lr_scheduler_type, self.lr_scheduler_kwargs)
+            messages += check_schedule(self.lr_scheduler_type, self.lr_scheduler_kwargs)
         return messages
 
 
