@@ -40,11 +40,11 @@ from predict import task_of  # noqa: E402
 from transformers import AutoImageProcessor, AutoTokenizer  # noqa: E402
 
 from samerun import runtime, start  # noqa: E402
-from samerun.arguments.parsing import parse, validate  # noqa: E402
 from samerun.errors import EXIT_BAD_INPUT, InputError, in_short  # noqa: E402
 from samerun.evaluate import eval_rows, predict  # noqa: E402
 from samerun.models.adapters import loadable  # noqa: E402
 from samerun.models.small_cnn import load_small_cnn, read_config  # noqa: E402
+from samerun.parsing import parse, validate  # noqa: E402
 
 DIFFERS = 1
 TOLERANCE = 1e-4  # of logits; absolute, and relative for those above 1

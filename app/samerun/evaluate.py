@@ -16,8 +16,7 @@ import numpy as np
 import torch
 
 from samerun import signals
-from samerun.arguments.groups import OptimizationArguments, RunArguments
-from samerun.arguments.parsing import as_dict, names_of
+from samerun.arguments import OptimizationArguments, RunArguments
 from samerun.batching.batches import EvalRows
 from samerun.errors import StopRequested, TrainingError, in_short, is_out_of_memory
 from samerun.kernels.common import row_lengths
@@ -25,6 +24,7 @@ from samerun.output import predictions as output
 from samerun.output.progress import Phase
 from samerun.output.run_folder import BEST
 from samerun.output.versions import code_version, library_versions
+from samerun.parsing import as_dict, names_of
 from samerun.plan import evaluation_batch
 from samerun.reading.fingerprint import sample_of
 from samerun.runtime import Run

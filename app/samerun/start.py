@@ -17,12 +17,12 @@ import torch
 from huggingface_hub import get_token
 
 from samerun import checkpoint, deepspeed, machines, optim_arguments, signals
-from samerun.arguments.parsing import SpaceSeparated, as_dict, names_of
 from samerun.errors import InputError, collecting
 from samerun.output import predictions, run_folder, status, written
 from samerun.output.files import as_json, file_record, write_json
 from samerun.output.run_folder import BEST, RUN_FILE, STATUS
 from samerun.output.versions import code_version, library_versions
+from samerun.parsing import SpaceSeparated, as_dict, names_of
 from samerun.plan import Plan, describe
 from samerun.reading.text_files import matching
 from samerun.reports import results

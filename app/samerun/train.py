@@ -24,7 +24,6 @@ from accelerate.utils.memory import clear_device_cache
 from torch.profiler import record_function
 
 from samerun import best_models, checkpoint, deepspeed, fsdp, machines, signals
-from samerun.arguments.parsing import as_dict
 from samerun.average import WeightAverage, averaged
 from samerun.batching.batches import TrainSteps, train_loader
 from samerun.checkpoint import CheckpointTarget, TrainState
@@ -39,6 +38,7 @@ from samerun.output import status
 from samerun.output.progress import Phase
 from samerun.output.run_folder import BEST, BEST_MODELS, begin_best, merge_metrics
 from samerun.output.writer_thread import Background
+from samerun.parsing import as_dict
 from samerun.plan import Plan
 from samerun.profiling import StepClock, memory_mb, peak_memory_mb, profiled
 from samerun.reports import final_report
