@@ -89,8 +89,6 @@ def prepare_training(
     if resume is not None:
         loop.restore(run, place, training, state)
         training.best_models.forget_missing(state)
-        if checkpoint.is_sharded(place) and arguments.checkpoint_format == "full":
-            _convert_to_full(run, training, state)
         checkpoint.discard(run, place, resume)
     return training, state
 
@@ -147,7 +145,6 @@ def fit_options(arguments: Any, task: Task) -> FitOptions:
         save_total_limit=arguments.save_total_limit,
         dataloader_num_workers=arguments.dataloader_num_workers,
         profile=arguments.profile,
-        sharded=arguments.checkpoint_format == "sharded",
     )
 
 
@@ -240,17 +237,6 @@ def release(run: Run, training: Training) -> None:
         wrapped.destroy()
     del wrapped
     run.accelerator.free_memory()
-
-
-def _convert_to_full(run: Run, training: Training, state: TrainState) -> None:
-    """Rewrites a sharded checkpoint as a full one. Done at once, because no other save follows if the
-    training is complete."""
-    loop.save(run, training, state, sharded=False)
-    loop.wait_for_checkpoint(run, training)
-    run.print(
-        f"note           checkpoint step_{state.step} was converted from shards: any launch can "
-        "resume from it"
-    )
 
 
 def _forget_missing_best(run: Run, folder: Path, state: TrainState) -> None:

@@ -339,13 +339,6 @@ class RunArguments:
         "best/, unless it scores "
         "worse than the best model",
     )
-    checkpoint_format: str = option(
-        "full",
-        choices=("full", "sharded"),
-        help="full: rank 0 gathers weights and moments, to resume under any launch; sharded: each ZeRO "
-        "process writes its own "
-        "part, to resume under the same launch",
-    )
     metric_for_best_model: str | None = option(help="metric that selects the best model")
     metrics: tuple[str, ...] | None = option(
         help="more metrics of the evaluate library, separated by commas: "

@@ -531,7 +531,7 @@ def test_an_average_of_the_weights_is_evaluated_and_exported_and_does_not_move_t
     path = tmp_path / "checkpoints" / "step_6"
     other = begin(plan=plan)
     average = WeightAverage(other.run, other.training.model, 0.5)
-    average.restore(load_average(path, 0), False)
+    average.restore(load_average(path))
     assert torch.equal(average.parts[0], training.average.parts[0])
     torch.testing.assert_close(average.parts[0].double(), expected[6], rtol=1e-6, atol=1e-7)
     restore_optimizer(
