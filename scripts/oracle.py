@@ -59,7 +59,8 @@ CHANGING = re.compile(
 )
 # Lines of libraries, and of our own that hold times and sizes only.
 NOISE = re.compile(
-    r"^\s*$|^\[?[IWE]?\d{4}[- ]|\[(INFO|WARNING|WARN|ERROR|rank\d)|^\*+$|^memory  |it/s|^[=-]{5,}|"
+    r"^\s*$|^training +\d+ of \d+ steps|^\[?[IWE]?\d{4}[- ]|\[(INFO|WARNING|WARN|ERROR|rank\d)|"
+    r"^\*+$|^memory  |it/s|^[=-]{5,}|"
     r"weights \d.*gradients|Warning: |warnings?\.warn|^  warn|Root Cause|Other Failures|"
     r"^\s+(time|host|rank|exitcode|error_file|traceback) *:|^\s+(File|raise|return|self\.|exec) |"
     r"torch[. ](distributed|elastic)|Setting ds_accelerator|ninja|deepspeed\.ops|DeepSpeed [A-Z]|"
