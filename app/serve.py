@@ -21,7 +21,7 @@ sys.path.insert(0, __file__.rpartition("/")[0])  # as Python does by itself unle
 
 from predict import task_of
 
-from samerun.command_line import prepare_process
+from samerun.cli import prepare_process
 from samerun.errors import InputError
 from samerun.output.temporary import temporary_folder
 from samerun.signals import failures_end_the_job
