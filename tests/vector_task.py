@@ -48,9 +48,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from samerun.application import run
 from samerun.batching.stream import Stream
 from samerun.files import replace_folder
+from samerun.main import run
 from samerun.task import Batch, Data, Split, Task
 
 FEATURES, TARGETS, ROWS = 64, 3, {"validation": 15, "test": 23}
@@ -157,7 +157,7 @@ class Regression(Task):
         model.load_state_dict(load_file(Path(path) / "model.safetensors"))
         return model
 
-    def prediction_lines(self, predictions, split):
+    def lines(self, predictions, split):
         return ({"outputs": outputs.tolist()} for outputs in predictions["outputs"])
 
 

@@ -45,7 +45,7 @@ PREDICTIONS = "predictions.jsonl"
 MASKS = "predictions"  # a folder: files that predictions.jsonl refers to
 BEST_PREDICTIONS = "validation_predictions.npz"  # of the best model
 BEST = "best"
-BEST_MODELS, KEPT_WEIGHTS = "best_models", "kept_weights"  # --keep_best and --average_checkpoints
+BEST_MODELS = "best_models"  # --keep_best
 CHECKPOINTS = "checkpoints"
 PLOTS = "plots"
 TENSORBOARD = "tensorboard"
@@ -53,14 +53,15 @@ PROFILE = "profile"
 START_FILES = (STATUS, HISTORY, SPEED, TRACKERS, TENSORBOARD, PROFILE)  # a failed start may leave them
 # run.json is the last that is removed: it says that the others are a run's.
 OURS = (
-    *(METRICS, PREDICTIONS, MASKS, CARD, REPORT, BEST_PREDICTIONS, BEST, BEST_MODELS, KEPT_WEIGHTS),
-    *("bootstrap_validation.npz", "bootstrap_test.npz", CHECKPOINTS, PLOTS),  # the first two of version 1.0.0
+    *(METRICS, PREDICTIONS, MASKS, CARD, REPORT, BEST_PREDICTIONS, BEST, BEST_MODELS),
+    *("bootstrap_validation.npz", "bootstrap_test.npz", "kept_weights"),  # of version 1.0.0
+    *(CHECKPOINTS, PLOTS),
     *(*START_FILES, RUN_FILE),
 )
 # Sentence of every model card.
 CARD_MARK = "The best model was selected on the validation rows"
 METRIC_NAMES = ("eval_", "test_", "train_", "best_")
-# In metrics.json, besides scores.
+# In metrics.json, besides scores. Version 1.0.0 wrote all but the first.
 OF_A_BEST_MODEL = ("best_metric", "exported", "averaged_steps", "average_metric")
 RECORDS = ".predictions"  # hashes of the predictions that commands with this folder have written
 LIBRARY_FILES = {

@@ -10,7 +10,7 @@ import torch
 from damage import cut, flip
 from linear_task import LinearTask, collator, linear_layer, points
 
-from samerun import checkpoint, files
+from samerun import checkpoint, run_folder
 from samerun.checkpoint import (
     CheckpointTarget,
     TrainState,
@@ -24,7 +24,7 @@ from samerun.checkpoint import (
     tidy,
 )
 from samerun.errors import InputError, TrainingError
-from samerun.training.step import train_step
+from samerun.train import train_step
 from samerun.writer_thread import Background
 
 RUN_FINGERPRINT = {"task": "linear", "rows": 8, "labels": ["a", "b"]}
@@ -331,7 +331,7 @@ def test_a_checkpoint_is_of_the_moment_of_its_request(trained, tmp_path, monkeyp
     whole = {path.name: path.read_bytes() for path in save_step(2).iterdir()}
     go_on, real, state, writer = (
         threading.Event(),
-        files.replace_folder,
+        run_folder.replace_folder,
         TrainState(step=2, updates=2),
         Background(),
     )
