@@ -71,6 +71,8 @@ import torch
 from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoModelForSequenceClassification
 
 from samerun.application import run
+from samerun.data.tables import Table
+from samerun.data.tokens import Ragged
 from samerun.errors import InputError
 from samerun.losses.multilabel import MultiLabelLoss, from_config
 from samerun.metrics.multilabel import multilabel_scores, sigmoid
@@ -78,8 +80,6 @@ from samerun.metrics.thresholds import decide
 from samerun.models import pretrained
 from samerun.models.adapters import limit_training
 from samerun.plots import labels as label_plots
-from samerun.reading.ragged import Ragged
-from samerun.reading.tables import Table
 from samerun.task import Batch, ModelCard, Predictions, ReportContent
 from samerun.text import classifier
 from samerun.text.decisions import Decider, make_decider

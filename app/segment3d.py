@@ -47,6 +47,7 @@ import numpy as np
 import torch
 
 from samerun.application import run
+from samerun.data.cache import fingerprint
 from samerun.losses.segmentation import SegmentationLoss
 from samerun.metrics.segmentation import by_class, count_confusion, dice, iou, mean_of_defined
 from samerun.output import predictions as output
@@ -54,7 +55,6 @@ from samerun.output import written
 from samerun.output.run_folder import replace_folder
 from samerun.plan import Modes
 from samerun.plots import masks as plots
-from samerun.reading.fingerprint import fingerprint
 from samerun.reports.card import class_tables
 from samerun.runtime import Launch
 from samerun.task import (

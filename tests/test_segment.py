@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from samerun.arguments.parsing import parse, validate
-from samerun.batching.mask_bits import unpack
+from samerun.data.mask_bits import unpack
 from samerun.errors import InputError
 from samerun.plan import Modes
 from samerun.runtime import Launch

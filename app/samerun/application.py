@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from samerun import preflight, runtime, signals
-from samerun.batching.stream import read_ahead
+from samerun.data.stream import read_ahead
 from samerun.opened_run import make_fingerprint, open_run
 from samerun.output.predictions import metrics_name
 from samerun.output.progress import Phase

@@ -12,8 +12,8 @@ from safetensors import SafetensorError, safe_open
 
 from samerun import checkpoint
 from samerun.arguments.parsing import as_dict
-from samerun.batching.batches import EvalRows, TrainSteps
 from samerun.checkpoint import TrainState
+from samerun.data.batches import EvalRows, TrainSteps
 from samerun.kernels.embeddings import reuse_gradient_memory
 from samerun.layers import checkpoint_activations, compile_layers
 from samerun.memory.dry_run import dry_run

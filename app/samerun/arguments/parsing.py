@@ -25,8 +25,8 @@ from typing import Any, TypeVar
 import yaml
 
 from samerun.arguments.trainer_names import BOOLEANS, TRAINER_NAMES
+from samerun.data.files import read_text
 from samerun.errors import InputError
-from samerun.reading.text_files import read_text
 
 T = TypeVar("T")
 Text = str | list[str] | None  # an unparsed value; a list for several values of `SpaceSeparated`

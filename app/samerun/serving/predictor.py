@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from samerun.arguments.parsing import parse, validate
-from samerun.batching.batches import EvalRows
+from samerun.data.batches import EvalRows
 from samerun.errors import InputError, TrainingError
 from samerun.kernels.common import row_lengths
 from samerun.plan import Modes, evaluation_batch

@@ -16,8 +16,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from samerun import checkpoint, deepspeed, fsdp
-from samerun.batching.batches import EvalRows
 from samerun.checkpoint import TrainState
+from samerun.data.batches import EvalRows
 from samerun.errors import InputError
 from samerun.output import written
 from samerun.output.progress import Phase

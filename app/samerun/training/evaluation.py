@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from samerun.batching.batches import EvalRows
+from samerun.data.batches import EvalRows
 from samerun.errors import StopRequested, TrainingError, in_short, is_out_of_memory
 from samerun.kernels.common import row_lengths
 from samerun.output.progress import Phase

@@ -12,8 +12,8 @@ from typing import NoReturn
 import torch
 
 from samerun import checkpoint, signals
-from samerun.batching.batches import train_loader
 from samerun.checkpoint import CheckpointTarget, TrainState
+from samerun.data.batches import train_loader
 from samerun.errors import EXIT_STOPPED, StopRequested, TrainingError, in_short, is_out_of_memory
 from samerun.kernels.common import widest_float
 from samerun.output import status

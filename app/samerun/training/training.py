@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from samerun.batching.batches import EvalRows, TrainSteps
+from samerun.data.batches import EvalRows, TrainSteps
 from samerun.output.writer_thread import Background
 from samerun.plan import Plan
 from samerun.reports.tracker import Tracker

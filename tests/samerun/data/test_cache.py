@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from samerun.data import cache
+from samerun.data.cache import cache_folder, get_or_create
 from samerun.errors import InputError
-from samerun.reading import cache
-from samerun.reading.cache import cache_folder, get_or_create
 
 
 def fill(folder):
