@@ -59,7 +59,7 @@ from samerun.application import run
 from samerun.errors import InputError
 from samerun.images import classifier
 from samerun.images.examples import Examples
-from samerun.images.image_task import ImageSplit, ImageTask, Targets, check_finite
+from samerun.images.image_task import ImageSplit, ImageTask, Targets
 from samerun.images.processing import Processing, processing_of
 from samerun.images.sources import Inspection, JoinedImages
 from samerun.metrics.single_label import confusion_matrix, per_class_table, single_label_scores
@@ -69,7 +69,7 @@ from samerun.models.processors import load_processor
 from samerun.models.small_cnn import SmallCNN, SmallCNNConfig, load_small_cnn, read_config, save_small_cnn
 from samerun.output.run_folder import replace_folder
 from samerun.plots import classes as class_plots
-from samerun.task import Batch, ModelCard, Predictions, ReportContent
+from samerun.task import Batch, ModelCard, Predictions, ReportContent, check_finite
 
 
 class ImageClassification(ImageTask):
@@ -78,6 +78,7 @@ class ImageClassification(ImageTask):
     name = "image_classify"
     default_metric = "accuracy"
     shown_metrics = ("loss", "accuracy", "top5_accuracy", "f1_macro")
+    metric_names = shown_metrics
 
     # Data
 
@@ -109,6 +110,7 @@ class ImageClassification(ImageTask):
         self.smoothing = arguments.label_smoothing_factor
         if not self.modes.train:  # the loss is that of the model's training
             self.smoothing = getattr(self.config, "label_smoothing_factor", self.smoothing)
+        self.loss_settings = {"label_smoothing_factor": self.smoothing}
         self.own_labels = None if arguments.from_scratch else own_labels(self.config)
         self.labels = classifier.choose_labels(self.own_labels, classes, self.config)
         if isinstance(self.config, SmallCNNConfig):
@@ -169,7 +171,7 @@ class ImageClassification(ImageTask):
         return outputs if batch.labels is None else {**outputs, "labels": batch.labels}
 
     def score(self, predictions: Predictions, split: ImageSplit) -> dict[str, float | None]:
-        check_finite(predictions["logits"], "logits", split)
+        check_finite(predictions["logits"], "logits", split.path, "images", split.images.name)
         return single_label_scores(predictions["logits"], predictions["labels"], self.smoothing)
 
     def as_references(self, predictions: Predictions, split: ImageSplit) -> tuple[Any, Any]:
@@ -208,7 +210,7 @@ class ImageClassification(ImageTask):
         return self.load_trained(AutoModelForImageClassification, path)
 
     def prediction_lines(self, predictions: Predictions, split: ImageSplit) -> Iterator[dict[str, Any]]:
-        check_finite(predictions["logits"], "logits", split)
+        check_finite(predictions["logits"], "logits", split.path, "images", split.images.name)
         references = predictions["labels"] if split.labelled else None
         lines = classifier.prediction_lines(predictions["logits"], self.labels, references)
         if not isinstance(split.images, JoinedImages):

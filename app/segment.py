@@ -55,7 +55,7 @@ from samerun.images import masks, segmenter
 from samerun.images.augmentation import Augmentation
 from samerun.images.classifier import rows_to_check
 from samerun.images.examples import Examples
-from samerun.images.image_task import ImageSplit, ImageTask, Targets, check_finite
+from samerun.images.image_task import ImageSplit, ImageTask, Targets
 from samerun.images.processing import Processing
 from samerun.images.sources import Images, Inspection
 from samerun.losses.segmentation import SegmentationLoss, balanced_class_weights
@@ -74,7 +74,7 @@ from samerun.output import predictions as output
 from samerun.output import written
 from samerun.plots import masks as plots
 from samerun.reports.card import class_tables
-from samerun.task import Batch, ModelCard, Predictions, ReportContent, check_metric
+from samerun.task import Batch, ModelCard, Predictions, ReportContent, check_finite, check_metric
 
 KINDS = {"iou": "IoU", "dice": "Dice"}  # metric of a class -> header of a table
 
@@ -98,12 +98,15 @@ class Segmentation(ImageTask):
         a = self.arguments
         if self.modes.predict:
             written.check_foreign(Path(a.output_dir), [output.folder_of(a).name])
+            self.mask_files = segmenter.mask_names(examples["test"].ids)
         self.config = load_config(a)
         check_model(a, self.config, MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING, "segment images")
         processor, channels = load_processor(a, self.config, None), getattr(self.config, "num_channels", 3)
         size = (a.image_size * 2)[:2] if a.image_size else segmenter.default_size(processor)
         self.own_labels = None if a.from_scratch else own_labels(self.config)
         self.uses_windows = segmenter.uses_windows(a, processor, exported=self.own_labels is not None)
+        # Windows work on one image at a time, and a batch would be padded to its largest.
+        self.evaluation_rows = 1 if self.uses_windows else None
         self.overlap = getattr(self.config, "overlap", segmenter.OVERLAP) if a.overlap is None else a.overlap
         self.unused = segmenter.unused_parameters(self.config, channels, size)
         self.processor = segmenter.processor_for(processor, size, self.uses_windows)
@@ -124,9 +127,10 @@ class Segmentation(ImageTask):
             class_weights = balanced_class_weights(totals) if a.class_weights == "balanced" else None
             if self.modes.evaluate:
                 of_classes = [f"{kind}_{name}" for kind in KINDS for name in self.classes.names]
-                check_metric(self.best_metric, [*self.shown_metrics, *of_classes])
+                check_metric(self.best_metric, [*self.shown_metrics, *of_classes], a)
         weights = a.cross_entropy_weight, a.dice_weight, class_weights
         loss = SegmentationLoss(*weights, masks.IGNORED, label_smoothing=a.label_smoothing_factor)
+        self.loss_settings = loss.settings()
         self.loss = (
             loss if self.modes.train else loss.with_settings(getattr(self.config, "loss_settings", None))
         )
@@ -229,11 +233,14 @@ class Segmentation(ImageTask):
 
     def predict_row(self, logits: torch.Tensor, batch: Batch, row: int) -> dict[str, torch.Tensor]:
         """Loss and counts of a labelled row; the packed mask of a test row."""
-        predicted, outputs = logits.argmax(1).to(torch.uint8), {}
+        predicted = logits.argmax(1).to(torch.uint8)
+        outputs = {
+            "largest_logit": torch.stack(logits.aminmax()).abs().amax()
+        }  # NaN if any is, which argmax does not show
         if batch.labels is not None:
             truth = batch.labels[row : row + 1, : logits.shape[2], : logits.shape[3]]
             counted = count_confusion(predicted, truth, self.num_classes, masks.IGNORED)
-            outputs = {
+            outputs |= {
                 "loss": self.loss(logits, truth)[0],
                 **{name: counts[0] for name, counts in counted.items()},
             }
@@ -243,9 +250,12 @@ class Segmentation(ImageTask):
         return outputs
 
     def score(self, predictions: Predictions, split: ImageSplit) -> dict[str, float | None]:
-        check_finite(predictions["loss"], "losses", split)
+        self.check_logits(predictions, split)
         scores = segmentation_scores(predictions["counts"].sum(0), self.classes.names)
         return {"loss": float(predictions["loss"].mean(dtype=np.float64)), **scores}
+
+    def check_logits(self, predictions: Predictions, split: ImageSplit) -> None:
+        check_finite(predictions["largest_logit"], "logits", split.path, "images", split.images.name)
 
     def export(
         self, path: Path, model: torch.nn.Module, weights: dict[str, torch.Tensor], best: Predictions | None
@@ -279,7 +289,8 @@ class Segmentation(ImageTask):
 
     def prediction_lines(self, predictions: Predictions, split: ImageSplit) -> Iterator[dict[str, Any]]:
         """Also writes the masks."""
-        folder, files = output.folder_of(self.arguments), segmenter.mask_names(split.ids)
+        self.check_logits(predictions, split)
+        folder, files = output.folder_of(self.arguments), self.mask_files
         for row, packed in enumerate(predictions["mask"]):
             mask = unpack(packed, self.sizes["test"][row], self.num_classes)
             segmenter.write_mask(mask, folder / files[row])

@@ -65,6 +65,7 @@ from samerun.task import (
     ReportContent,
     Split,
     Task,
+    check_finite,
     check_metric,
     mixing_fingerprint,
 )
@@ -120,7 +121,7 @@ class VolumeSegmentation(Task):
             notes.insert(0, self.settings.training_note(prepared["train"], arguments.patches_per_volume))
             if modes.evaluate:
                 of_classes = (f"{kind}_{name}" for kind in KINDS for name in classes[1:])
-                check_metric(self.best_metric, [*self.shown_metrics, *of_classes])
+                check_metric(self.best_metric, [*self.shown_metrics, *of_classes], arguments)
         if arguments.test_file is not None and not modes.predict:
             notes.append(
                 f"--test_file {' '.join(arguments.test_file)} is not read: --do_predict is not given"
@@ -152,6 +153,7 @@ class VolumeSegmentation(Task):
         if not a.modes.train:
             return loss.with_settings(self.settings.loss)
         self.settings = replace(self.settings, loss=loss.settings())
+        self.loss_settings = self.settings.loss
         return loss
 
     def patch_split(self, volumes: list[Prepared], files: Volumes, notes: list[str]) -> Split:
@@ -222,12 +224,15 @@ class VolumeSegmentation(Task):
             equal_passes=self.launch.gathers_weights,
         )
         predicted = network.classes_of(logits)
-        mask, scores = predicted.cpu().numpy(), {}
+        mask = predicted.cpu().numpy()
+        scores = {
+            "largest_logit": torch.stack(logits.aminmax()).abs().amax()
+        }  # NaN if any is, which the mask does not show
         if batch.labels is not None:
             truth = batch.labels[row][tuple(map(slice, size))]
             distances = network.hausdorff95(mask, truth.cpu().numpy(), spacing, num_classes)
             counted = count_confusion(predicted[None], truth[None], num_classes, IGNORED)
-            scores = {
+            scores |= {
                 "loss": self.loss(logits[None], truth[None])[0],
                 **{name: counts[0] for name, counts in counted.items()},
             }
@@ -237,6 +242,7 @@ class VolumeSegmentation(Task):
 
     def score(self, predictions: Predictions, split: Split) -> dict[str, float | None]:
         """Each class's metrics as means over volumes, and their means over classes."""
+        self.check_logits(predictions, split)
         counts, names = predictions["counts"], self.settings.classes[1:]
         scores: dict[str, float | None] = {"loss": float(predictions["loss"].mean(dtype=np.float64))}
         for kind, values in zip(
@@ -246,6 +252,10 @@ class VolumeSegmentation(Task):
             scores[f"mean_{kind}"] = mean_of_defined(np.array(by_class, dtype=np.float64))
             scores |= {f"{kind}_{name}": value for name, value in zip(names, by_class, strict=True)}
         return scores
+
+    def check_logits(self, predictions: Predictions, split: Split) -> None:
+        name = [str(volume) for volume in split.ids].__getitem__
+        check_finite(predictions["largest_logit"], "logits", split.path, "volumes", name)
 
     def export(
         self, path: Path, model: torch.nn.Module, weights: dict[str, torch.Tensor], best: Predictions | None
@@ -266,6 +276,7 @@ class VolumeSegmentation(Task):
     def prediction_lines(self, predictions: Predictions, split: Split) -> Iterator[dict[str, Any]]:
         """Also writes the masks."""
         whole, names = self.whole["test"], self.settings.classes[1:]
+        self.check_logits(predictions, split)
         folder = output.folder_of(self.arguments)
         for row, (path, mask) in enumerate(
             write_masks(whole, predictions["mask"], folder, Path(self.arguments.output_dir))

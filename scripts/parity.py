@@ -55,7 +55,6 @@ OVERRIDES = {
     "push_to_hub": "false",
     "report_to": "none",
     "profile": "none",
-    "checkpoint_format": "full",
     "max_train_time": "none",
     "early_stopping_patience": "none",
     "ddp_backend": "none",

@@ -57,7 +57,8 @@ def test_loss_is_cross_entropy_without_the_placeholder(smoothing):
         expected, rel=1e-6
     )  # any micro-batches
     whole = {name: tensor.numpy() for name, tensor in made.predict(model, batch((0, 1, 2))).items()}
-    loss = made.score({name: values[:2] for name, values in whole.items()}, None)["loss"]
+    split = SimpleNamespace(path="val", images=SimpleNamespace(name=str))
+    loss = made.score({name: values[:2] for name, values in whole.items()}, split)["loss"]
     assert loss == pytest.approx(expected / 2, rel=1e-6)
 
 

@@ -26,8 +26,8 @@ from transformers import (
 
 from samerun.arguments.parsing import parse, validate
 from samerun.data.mask_bits import unpack
-from samerun.errors import InputError
-from samerun.plan import Modes
+from samerun.errors import InputError, TrainingError
+from samerun.plan import Modes, evaluation_batch
 from samerun.runtime import Launch
 
 LAUNCH = Launch(
@@ -45,7 +45,7 @@ def loaded(tmp_path, modes=TRAINED, **given):
         "from_scratch": True,
         "image_size": SIZE,
     } | given
-    task = segment.Segmentation(segment.Arguments(output_dir=str(tmp_path / "run"), **named))
+    task = segment.Segmentation(segment.Arguments(**{"output_dir": str(tmp_path / "run"), **named}))
     return task, task.load(LAUNCH, modes)
 
 
@@ -96,6 +96,39 @@ def test_images_of_mixed_sizes_are_predicted_in_their_own(inference, tmp_path, t
     train = found.splits["train"]
     batch = (train.augment or train.collate)(np.arange(2), *([3] if train.augment else []))
     assert (batch.inputs["pixel_values"].shape, batch.labels.shape) == ((2, 3, *SIZE), (2, *SIZE))
+
+
+def test_nan_logits_end_the_run_before_a_mask_is_written(tmp_path, token_cache):
+    data = str(masks_job.write(tmp_path / "data", rows=2))
+    task, found = loaded(tmp_path, Modes(True, True, True), train_file=data, test_file=data)
+    model, test = task.build().eval(), found.splits["test"]
+    with torch.no_grad():
+        model.decode_head.classifier.weight.fill_(torch.nan)
+        predictions = task.predict(model, test.collate(np.arange(2)))
+    predictions = {name: values.numpy() for name, values in predictions.items()}
+    for use in (task.score, lambda *given: list(task.prediction_lines(*given))):
+        with pytest.raises(TrainingError, match="logits are not finite for 2 of 2 images"):
+            use(predictions, test)
+    assert not (tmp_path / "run").exists()
+
+
+def test_windows_work_on_one_image_at_a_time(tmp_path, token_cache):
+    """A batch would be padded to its largest image."""
+    data = str(masks_job.write(tmp_path / "data", rows=2))
+    _, found = loaded(tmp_path, train_file=data, validation_file=data, inference="sliding_window")
+    arguments = segment.Arguments(output_dir="run")
+    assert evaluation_batch(arguments, False, found.splits["validation"].evaluation_rows) == (1, None)
+    _, found = loaded(tmp_path, train_file=data, validation_file=data)
+    assert evaluation_batch(arguments, False, found.splits["validation"].evaluation_rows) == (8, None)
+
+
+@pytest.mark.parametrize("part", ["images", "masks"])
+def test_a_run_among_its_data_is_refused(part, tmp_path, token_cache):
+    data = masks_job.write(tmp_path / "data", rows=2)
+    output_dir = data / part / "run"
+    with pytest.raises(InputError, match=f"--output_dir .*: lies in .*/{part}, whose images are read"):
+        loaded(tmp_path, train_file=str(data), output_dir=str(output_dir))
+    assert not output_dir.exists()
 
 
 @pytest.fixture(scope="module")

@@ -16,12 +16,17 @@ import nibabel
 import numpy as np
 import pytest
 import segment3d
+import torch
 from launchers import SCRIPTS, python, run
+from safetensors.torch import save_file
 
 from samerun.arguments.parsing import parse, validate
-from samerun.errors import InputError
+from samerun.errors import InputError, TrainingError
+from samerun.losses.segmentation import SegmentationLoss
 from samerun.plan import evaluation_batch
-from samerun.volumes.settings import Settings
+from samerun.task import Batch
+from samerun.volumes.predictions import WholeVolumes
+from samerun.volumes.settings import Settings, load_weights
 
 SCRIPT = segment3d.__file__
 JOB = {
@@ -122,11 +127,40 @@ def test_scores_are_means_over_volumes_and_then_over_classes():
     )
     hd95 = np.array([[np.nan, 3, np.nan, np.nan], [np.nan, 0, np.nan, np.nan]], dtype=np.float32)
     loss = np.array([1.0, 2.0], dtype=np.float32)
-    assert task.score({"counts": counts, "hd95": hd95, "loss": loss}, None) == {
+    split = SimpleNamespace(path="val", ids=["v0", "v1"])
+    predictions = {"counts": counts, "hd95": hd95, "loss": loss, "largest_logit": np.array([3.0, 4.0])}
+    assert task.score(predictions, split) == {
         "loss": 1.5, "mean_dice": 0.375, "dice_a": 0.75, "dice_b": 0.0, "dice_c": None,
         "mean_iou": pytest.approx(1 / 3), "iou_a": pytest.approx(2 / 3), "iou_b": 0.0, "iou_c": None,
         "mean_hd95": 1.5, "hd95_a": 1.5, "hd95_b": None, "hd95_c": None,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_nan_logits_end_the_run_before_a_mask_is_written(labelled, tmp_path):
+    task = segment3d.VolumeSegmentation(segment3d.Arguments(output_dir=str(tmp_path)))
+    task.settings = SimpleNamespace(classes=["background", "a"], patch_size=(4, 4, 4), overlap=0.5)
+    task.launch, task.loss = SimpleNamespace(gathers_weights=False), SegmentationLoss()
+    image = torch.zeros(2, 1, 4, 4, 4)
+    image[1] = torch.nan
+    sizes = torch.tensor([[4, 4, 4]] * 2)
+    inputs = {"image": image, "shape": sizes, "size": sizes, "spacing": sizes, "mask": torch.empty(2, 8)}
+    batch = Batch(torch.arange(2), inputs, torch.zeros(2, 4, 4, 4, dtype=torch.uint8) if labelled else None)
+    task.whole = {"test": WholeVolumes([], labelled, True, 2)}
+    predictions = {name: values.numpy() for name, values in task.predict(torch.nn.Identity(), batch).items()}
+    split = SimpleNamespace(path="test", ids=["v0", "v1"], labelled=labelled)
+    for use in (task.score, lambda *given: list(task.prediction_lines(*given))):
+        with pytest.raises(TrainingError, match="logits are not finite for 1 of 2 volumes, first for v1"):
+            use(predictions, split)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_that_are_not_finite_are_refused(tmp_path):
+    model = torch.nn.Linear(2, 2)
+    weights = {name: torch.full_like(value, torch.inf) for name, value in model.state_dict().items()}
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(InputError, match="its weight weight holds NaN or infinity"):
+        load_weights(model, tmp_path)
 
 
 # Launched

@@ -151,12 +151,16 @@ def batch_of(arguments: Any, world_size: int, by_tokens: bool = False) -> BatchS
     )
 
 
-def evaluation_batch(arguments: Any, by_tokens: bool = False) -> tuple[int, int | None]:
-    """(rows, maximum tokens or None) of an evaluation batch. `by_tokens`: as in `batch_of`."""
+def evaluation_batch(
+    arguments: Any, by_tokens: bool = False, default_rows: int | None = None
+) -> tuple[int, int | None]:
+    """(rows, maximum tokens or None) of an evaluation batch. `by_tokens`: as in `batch_of`; `default_rows`:
+    of the split."""
     tokens = arguments.max_tokens_per_eval_batch
     if tokens is None and by_tokens and arguments.per_device_eval_batch_size is None:
         tokens = CPU_TOKENS
-    return arguments.per_device_eval_batch_size or arguments.evaluation_rows, tokens
+    rows = arguments.per_device_eval_batch_size or default_rows or arguments.evaluation_rows
+    return rows, tokens
 
 
 def make_plan(arguments: Any, split: Split, launch: Launch) -> Plan:

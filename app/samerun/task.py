@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from samerun.errors import InputError, nearest
+from samerun.errors import InputError, TrainingError, nearest
 from samerun.metrics.additional import compute_additional, load_metrics
 from samerun.plan import Modes
 
@@ -137,6 +137,7 @@ class Split:
     # Returns a hash of all rows, which must be unchanged to resume an interrupted prediction; None: it cannot
     # be resumed.
     content: Callable[[], str] | None = None
+    evaluation_rows: int | None = None  # of a batch unless --per_device_eval_batch_size is given
     stream: Stream | None = None  # source of each epoch's training rows; the split holds the first epoch's
 
     def __len__(self) -> int:
@@ -199,6 +200,9 @@ class Task(ABC):
     default_metric: str  # of --metric_for_best_model
     shown_metrics: tuple[str, ...] = ("loss",)  # on the console
     metric_names: tuple[str, ...] = ()  # choices of --metric_for_best_model; empty if they depend on the data
+    # Settings that change the scale of the metric "loss", set by `load`. Losses of other settings are never
+    # compared.
+    loss_settings: dict[str, Any] | None = None
     evaluates_by_tokens = False  # whether evaluation batches on a CPU are limited by tokens by default
     list_separator = "|"  # between the texts of a list in csv predictions
     memory_advice = ""  # task-specific advice in the out-of-memory message
@@ -210,8 +214,8 @@ class Task(ABC):
         support."""
         self.arguments = arguments
         self.additional_metrics = load_metrics(arguments.metrics) if arguments.metrics else []
-        if self.metric_names and not arguments.metrics:
-            check_metric(self.best_metric, self.metric_names)
+        if self.metric_names:
+            check_metric(self.best_metric, self.metric_names, arguments)
 
     @abstractmethod
     def load(self, launch: Launch, modes: Modes) -> Data:
@@ -325,12 +329,38 @@ class Task(ABC):
         return (self.arguments.metric_for_best_model or self.default_metric).removeprefix("eval_")
 
 
-def check_metric(name: str, metrics: Iterable[str]) -> None:
-    """Raises `InputError` if `name`, --metric_for_best_model, is none of the task's metrics."""
-    known = list(metrics)
-    if name not in known:
-        near = nearest(name, known)
-        hint = f"; did you mean {near}?" if near else "."
-        raise InputError(
-            f"--metric_for_best_model {name}: no such metric{hint} The metrics are {', '.join(known)}"
+def check_finite(values: np.ndarray, what: str, path: str, unit: str, name_of: Callable[[int], str]) -> None:
+    """Raises `TrainingError`, naming the first row, if a model's outputs are NaN or infinite. `values`:
+    (rows, ...); `what`: their name; `path`: the file; `unit`: what a row is, in the plural; `name_of`: row ->
+    its name."""
+    wrong = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
+    if len(wrong):
+        some = "leave them out, or compute with --mixed_precision no"
+        advice = some if len(wrong) < len(values) else "the model diverged"
+        raise TrainingError(
+            f"{path}: the model's {what} are not finite for {len(wrong)} of {len(values)} {unit}, first for "
+            f"{name_of(int(wrong[0]))}; {advice}. Or try a smaller --learning_rate"
         )
+
+
+def check_metric(name: str, metrics: Iterable[str], arguments: Any) -> None:
+    """Raises `InputError` if `name`, --metric_for_best_model, is none of the task's metrics.
+
+    It may be one of --metrics, whose names are known after the first evaluation. Then --greater_is_better is
+    required: an error rate must not be maximized.
+    """
+    known = list(metrics)
+    if name in known or (arguments.metrics and arguments.greater_is_better is not None):
+        return
+    near = nearest(name, known)
+    hint = f"; did you mean {near}?" if near else "."
+    message = f"--metric_for_best_model {name}: no such metric{hint} The metrics are {', '.join(known)}"
+    if arguments.metrics:
+        message += "; if it is one of --metrics, add --greater_is_better true or false"
+    raise InputError(message)
+
+
+def higher_is_better(arguments: Any, metric: str) -> bool:
+    """Whether higher values of the metric are better: --greater_is_better, else false for a loss."""
+    requested = arguments.greater_is_better
+    return "loss" not in metric if requested is None else requested

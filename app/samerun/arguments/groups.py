@@ -339,20 +339,14 @@ class RunArguments:
         "best/, unless it scores "
         "worse than the best model",
     )
-    checkpoint_format: str = option(
-        "full",
-        choices=("full", "sharded"),
-        help="full: rank 0 gathers weights and moments, to resume under any launch; sharded: each ZeRO "
-        "process writes its own "
-        "part, to resume under the same launch",
-    )
     metric_for_best_model: str | None = option(help="metric that selects the best model")
     metrics: tuple[str, ...] | None = option(
         help="more metrics of the evaluate library, separated by commas: "
         "NAME_OR_FOLDER[:CONFIG][:SETTING=VALUE ...]"
     )
     greater_is_better: bool | None = option(
-        help="whether higher values of that metric are better (default: true, except for a loss)"
+        help="whether higher values of that metric are better (default: true, except for a loss; required "
+        "for one of --metrics)"
     )
     early_stopping_patience: int | None = option(
         at_least=1, help="stop after N evaluations without a better model"

@@ -175,6 +175,9 @@ TRAINER_NAMES: dict[str, TrainerName] = {
     "ignore_data_skip": only(
         "false", "the order of rows is a function of (seed, step), so resuming does not read skipped rows"
     ),
+    "checkpoint_format": only(
+        "full", "sharded checkpoints are gone; every checkpoint is full, for any launch"
+    ),
     "restore_callback_states_from_checkpoint": only("false", "there are no callbacks"),
     "hub_token": TOKEN,
     "hub_strategy": only("end", UPLOADED_ONCE),

@@ -1,10 +1,31 @@
-"""Packs segmentation masks into as few bits per pixel as the classes need."""
+"""Packs segmentation masks into as few bits per pixel as the classes need, and names their files."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
+
+LONGEST_NAME = 200  # bytes of a file name without suffix; file systems allow 255
+NOT_IN_NAMES = re.compile("[/\x00-\x1f\x7f\ud800-\udfff]")
+
+
+def file_names(ids: Sequence[str], suffix: str) -> list[str]:
+    """A file name for each row, all different: its id, with _ for characters that file names cannot have, cut
+    if it is very long. A row whose name an earlier row has gets its row number appended."""
+    stems = [
+        NOT_IN_NAMES.sub("_", name).encode()[:LONGEST_NAME].decode(errors="ignore") or "_" for name in ids
+    ]
+    names: dict[str, None] = {}
+    for row, stem in enumerate(stems):
+        name = stem
+        if stem in names:
+            name = f"{stem}_{row}"
+            while name in names or name in stems:
+                name = f"{name}_{row}"
+        names[name] = None
+    return [f"{name}{suffix}" for name in names]
 
 
 def bits(num_classes: int) -> int:

@@ -25,7 +25,7 @@ from samerun.data.splits import (
 )
 from samerun.data.tables import Table, check_ids, dataset_table, ids_of, read_table
 from samerun.errors import InputError, in_short
-from samerun.images.folders import class_folders
+from samerun.images.folders import check_output_outside, class_folders
 from samerun.images.idx import images_file, is_idx, labels_file, read_idx
 from samerun.images.sources import ArrayImages, EncodedImages, Images, JoinedImages, JoinedPlaces, Renumbered
 from samerun.task import Mixture
@@ -133,7 +133,10 @@ def _from_path(arguments: Any, split: str, base: str | None, notes: list[str], p
     if not source.is_dir():
         return _from_idx(source) if is_idx(source) else from_table(arguments, split, source)
     images = images_file(source, split)
-    return _from_folder(source, base, notes) if images is None else _from_idx(images)
+    if images is not None:
+        return _from_idx(images)
+    check_output_outside(source, arguments.output_dir)
+    return _from_folder(source, base, notes)
 
 
 def _from_idx(path: Path) -> Examples:

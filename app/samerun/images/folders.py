@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from pathlib import Path
 
@@ -29,6 +30,16 @@ def images_below(folder: Path, notes: list[str]) -> list[Path]:
             f"{folder}: {len(others)} file(s) without an image's extension are left out: {listed(others)}"
         )
     return images
+
+
+def check_output_outside(folder: Path, output_dir: str) -> None:
+    """Raises `InputError` if the run would write below a folder whose images are read: its plots and masks
+    would be the next run's data."""
+    output = Path(os.path.realpath(output_dir))  # not Path.resolve, which raises for circular links
+    if output.is_relative_to(os.path.realpath(folder)):
+        raise InputError(
+            f"--output_dir {output_dir}: lies in {folder}, whose images are read; name a folder outside of it"
+        )
 
 
 def class_folders(folder: Path, notes: list[str]) -> tuple[list[Path], list[str] | None]:

@@ -16,7 +16,7 @@ from PIL import Image
 
 from samerun.data.cache import fingerprint
 from samerun.data.tables import split_off
-from samerun.errors import SHOWN, InputError, TrainingError, collecting, more
+from samerun.errors import SHOWN, InputError, collecting, more
 from samerun.images.augmentation import Augmentation, row_generator
 from samerun.images.decoding import ALPHA, DEEP, too_deep
 from samerun.images.examples import Examples, read_examples
@@ -65,6 +65,7 @@ class ImageTask(Task):
 
     input_kind = "images"
     memory_advice = "a smaller --per_device_train_batch_size, "
+    evaluation_rows: int | None = None  # of a batch; None: the arguments' default
     mask_fill = 0  # mask value outside of a rotated image
 
     @abstractmethod
@@ -172,6 +173,7 @@ class ImageTask(Task):
             images=images,
             targets=targets,
             where=examples.where,
+            evaluation_rows=self.evaluation_rows,
             mixture=examples.mixture(self.arguments.mixing_weights, self.notes) if is_train else None,
         )
 
@@ -368,23 +370,6 @@ def check_grey(examples: dict[str, Examples], inspected: dict[str, Inspection]) 
         ] + more(len(colour))
     if problems:
         raise InputError(*problems)
-
-
-def check_finite(values: np.ndarray, what: str, split: ImageSplit) -> None:
-    """Raises `TrainingError`, naming the first image, if values, (rows, ...), are NaN or infinite. `what`:
-    their name."""
-    wrong = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
-    if len(wrong):
-        advice = (
-            "leave them out, or compute with --mixed_precision no"
-            if len(wrong) < len(values)
-            else "the model diverged"
-        )
-        raise TrainingError(
-            f"{split.path}: the model's {what} are not finite for {len(wrong)} of {len(values)} "
-            "images, first for "
-            f"{split.images.name(int(wrong[0]))}; {advice}. Or try a smaller --learning_rate"
-        )
 
 
 def _content(inspected: Inspection, targets: Targets | None) -> str:

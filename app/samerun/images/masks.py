@@ -15,7 +15,7 @@ from samerun.data.cache import fingerprint, get_or_create
 from samerun.data.splits import LIMIT_ARGUMENTS, expand_patterns
 from samerun.errors import SHOWN, InputError, collecting, listed, raise_problems
 from samerun.images.examples import Examples, above_folders, from_table, named_from, read_each, read_examples
-from samerun.images.folders import images_below
+from samerun.images.folders import check_output_outside, images_below
 from samerun.images.sources import EncodedImages, Images, Inspection, map_rows
 
 # Folder names of each split.
@@ -94,7 +94,11 @@ def _from_path(arguments: Any, split: str, base: str | None, notes: list[str], p
     if not Path(path).is_dir():
         return from_table(arguments, split, Path(path))
     folders = _split_folders(Path(path), split, is_own=getattr(arguments, f"{split}_file") is not None)
-    return None if folders is None else _pairs(*folders, base, notes)
+    if folders is None:
+        return None
+    for folder in filter(None, folders):
+        check_output_outside(folder, arguments.output_dir)
+    return _pairs(*folders, base, notes)
 
 
 def _split_folders(root: Path, split: str, is_own: bool) -> tuple[Path, Path | None] | None:

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.functional import interpolate, pad
 from transformers import AutoModelForSemanticSegmentation
 
+from samerun.data.mask_bits import file_names
 from samerun.errors import InputError, TrainingError, in_short
 from samerun.images.arguments import RESIZED_CROP
 from samerun.images.folders import image_extensions
@@ -249,13 +250,14 @@ def palette(num_colours: int = 256) -> np.ndarray:
 
 
 def mask_names(ids: Sequence[Any]) -> list[str]:
-    """A unique PNG file name for each row: its id, with _ for / and without an image's extension."""
-    names: dict[str, None] = {}
-    for row, name in enumerate(map(str, ids)):
-        path = Path(name.replace("/", "_"))
-        stem = path.stem if path.suffix.lower() in image_extensions() else path.name
-        names[f"{stem}.png" if f"{stem}.png" not in names else f"{stem}_{row}.png"] = None
-    return list(names)
+    """A unique PNG file name for each row: its id without an image's extension (`file_names`)."""
+    paths = [Path(str(name)) for name in ids]
+    is_image = [path.suffix.lower() in image_extensions() for path in paths]
+    stems = [
+        str(path.with_suffix("") if cut else name)
+        for path, name, cut in zip(paths, ids, is_image, strict=True)
+    ]
+    return file_names(stems, ".png")
 
 
 def write_mask(mask: np.ndarray, path: Path) -> None:

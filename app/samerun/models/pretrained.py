@@ -16,7 +16,7 @@ from transformers.utils import logging
 
 from samerun.errors import InputError, is_out_of_memory
 from samerun.models.adapters import base_of, merge_adapter
-from samerun.models.weight_files import check_weights, files_in, in_one_line
+from samerun.models.weight_files import check_finite_weights, check_weights, files_in, in_one_line
 
 LAYER_NUMBER = re.compile(r"\.\d+\.")
 
@@ -175,18 +175,7 @@ def _check_fit(name: str, model: Any, loading: dict[str, Any]) -> None:
             f"{len(own)} are missing, such as "
             f"{missing[0]}; put the config.json that was saved with these weights beside them"
         )
-    wrong = next((key for key, weight in model.named_parameters() if not _is_finite(weight)), None)
-    if wrong is not None:
-        raise InputError(
-            f"model {name}: its weight {wrong} holds NaN or infinity: the model diverged or its "
-            "file is damaged"
-        )
-
-
-def _is_finite(weight: torch.Tensor) -> bool:
-    """Whether all values are finite. Minimum and maximum, which are NaN if any value is, need no temporary
-    tensor of the weight's size, unlike `torch.isfinite`."""
-    return not weight.numel() or bool(torch.isfinite(torch.stack(weight.detach().aminmax())).all())
+    check_finite_weights(name, model)
 
 
 def on_meta() -> bool:

@@ -17,7 +17,7 @@ from transformers.modeling_outputs import ImageClassifierOutput
 
 from samerun.data.files import read_object
 from samerun.errors import InputError
-from samerun.models.weight_files import in_one_line
+from samerun.models.weight_files import check_finite_weights, in_one_line
 
 MODEL_TYPE = "small_cnn"
 CHANNELS = (16, 32, 64, 128)
@@ -110,6 +110,7 @@ def load_small_cnn(folder: str | Path, config: SmallCNNConfig) -> SmallCNN:
         raise InputError(
             f"{file}: not the weights of this {MODEL_TYPE} ({in_one_line(error)}); export the model again"
         ) from None
+    check_finite_weights(folder, model)
     return model
 
 

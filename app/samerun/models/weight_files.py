@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 
 from samerun.data.cache import sample_of
@@ -73,6 +74,21 @@ def model_content(configuration: str | None, weights: str | None) -> dict[str, A
     elif weights is not None:
         content["weights"] = weights
     return content
+
+
+def check_finite_weights(name: str | Path, model: torch.nn.Module) -> None:
+    """Raises `InputError` if a parameter, or a statistic of batch norm, is NaN or infinite: a model for masks
+    would turn such logits into masks that look right. `name`: the model's."""
+    statistics = (
+        (key, value) for key, value in model.named_buffers() if key.endswith(("running_mean", "running_var"))
+    )
+    for key, weight in (*model.named_parameters(), *statistics):
+        # Minimum and maximum are NaN if any value is; they need no temporary tensor of the weight's size.
+        if weight.numel() and not torch.isfinite(torch.stack(weight.detach().aminmax())).all():
+            raise InputError(
+                f"model {name}: its weight {key} holds NaN or infinity: the model diverged or its "
+                "file is damaged"
+            )
 
 
 def _weight_files(first: Path) -> set[Path]:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from samerun.data.cache import fingerprint
-from samerun.data.mask_bits import pack, packed_bytes, unpack
+from samerun.data.mask_bits import file_names, pack, packed_bytes, unpack
 from samerun.output import written
 from samerun.reports.figures import with_legend
 from samerun.task import Batch
@@ -89,6 +90,11 @@ class WholeVolumes:
     def content(self) -> str:
         return fingerprint(volume.content for volume in self.volumes)
 
+    @cached_property
+    def mask_files(self) -> list[str]:
+        """The name of each row's mask file."""
+        return file_names([volume.file.id for volume in self.volumes], ".nii.gz")
+
     @property
     def packed_bytes(self) -> int:
         """The size of the packed mask of the largest volume."""
@@ -129,9 +135,9 @@ def write_masks(
     """Writes each mask, in its file's own grid, to `folder`. Yields (path relative to `output_dir`, mask in
     canonical orientation)."""
     folder.mkdir(exist_ok=True)
-    for volume, row in zip(split.volumes, packed, strict=True):
+    for volume, name, row in zip(split.volumes, split.mask_files, packed, strict=True):
         mask = unpack(row, volume.facts["size"], split.num_classes)
-        path = folder / f"{volume.file.id.replace('/', '_')}.nii.gz"
+        path = folder / name
         written.add(output_dir, path)
         write_like(path, mask, volume.file.image)
         yield path.relative_to(output_dir).as_posix(), mask

@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from samerun.errors import InputError
+from samerun.models.weight_files import check_finite_weights
 from samerun.output.files import file_record, write_json
 from samerun.volumes.files import Volumes
 from samerun.volumes.network import build_unet, unet_settings
@@ -153,6 +154,7 @@ def load_weights(model: torch.nn.Module, path: str | Path) -> None:
     except (OSError, SafetensorError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:160]
         raise InputError(NO_MODEL.format(path, f"{WEIGHTS}: {reason}")) from None
+    check_finite_weights(path, model)
 
 
 def choose_spacing(spacing: tuple[float, ...] | None, train: Volumes) -> tuple[float, ...]:

@@ -249,3 +249,11 @@ def test_the_same_images_have_the_same_content_wherever_they_lie(tmp_path):
     assert first.content == second.content
     assert first.sizes == {(16, 16)}
     assert first.content != read(write_folder(tmp_path / "c", seed=1)).images.inspect().content
+
+
+@pytest.mark.parametrize("place", ["run", "dark/run", "dark/../light/run"])
+def test_a_run_among_its_images_is_refused(tmp_path, place):
+    write_folder(tmp_path / "train")
+    arguments = Arguments(output_dir=f"{tmp_path}/train/{place}", train_file=str(tmp_path / "train"))
+    with pytest.raises(InputError, match=r"--output_dir .*: lies in .*/train, whose images are read"):
+        read_examples(arguments, "train", [])

@@ -9,10 +9,11 @@ from PIL import Image
 
 from samerun.arguments.parsing import parse
 from samerun.errors import InputError, TrainingError
-from samerun.images.image_task import ImageTask, Targets, check_finite
+from samerun.images.image_task import ImageTask, Targets
 from samerun.images.processing import Processing
 from samerun.images.sources import ArrayImages
 from samerun.plan import Modes
+from samerun.task import check_finite
 
 LAUNCH = SimpleNamespace(world_size=1, use_cpu=True, precision="no")
 TRAIN_AND_EVALUATE = Modes(True, True, False)
@@ -133,10 +134,11 @@ def test_images_that_diverge_are_named(tmp_path):
     _, data = load(write_folder(tmp_path))
     values = np.zeros((len(data.splits["validation"]), 2))
     values[1] = np.nan
+    split = data.splits["validation"]
     with pytest.raises(
         TrainingError, match=r"logits are not finite for 1 of 2 images, first for .*\.png; leave them out"
     ):
-        check_finite(values, "logits", data.splits["validation"])
+        check_finite(values, "logits", split.path, "images", split.images.name)
 
 
 def test_colours_for_a_grey_model_are_refused(tmp_path):

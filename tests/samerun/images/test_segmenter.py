@@ -98,6 +98,10 @@ def test_names_of_masks():
         "1.png",
         "1_3.png",
     ]
+    assert segmenter.mask_names(["a_2", "a", "a", ""]) == ["a_2.png", "a.png", "a_2_2.png", "_.png"]
+    long = segmenter.mask_names(["ä" * 300, "ä" * 300, "a\0b"])
+    assert len(set(long)) == 3
+    assert all(len(name.encode()) < 255 and "\0" not in name for name in long)
 
 
 def test_palette_is_that_of_pascal_voc():

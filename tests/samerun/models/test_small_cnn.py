@@ -69,3 +69,11 @@ def test_folders_of_others_are_left_to_others_and_damaged_ones_are_named(tmp_pat
             read_config(tmp_path)
     with pytest.raises(InputError, match=r"model\.safetensors: not the weights of this small_cnn"):
         load_small_cnn(tmp_path, config())
+
+
+def test_a_statistic_of_batch_norm_that_is_not_finite_is_refused(tmp_path):
+    model = SmallCNN(config())
+    model[1].running_var[0] = torch.nan
+    save_small_cnn(config(), model.state_dict(), str, tmp_path)
+    with pytest.raises(InputError, match=r"its weight 1\.running_var holds NaN or infinity"):
+        load_small_cnn(tmp_path, config())

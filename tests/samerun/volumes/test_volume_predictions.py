@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -6,7 +8,7 @@ from samerun.data.mask_bits import bits, pack, unpack
 from samerun.reports.figures import LINE
 from samerun.volumes.files import VolumeFile, Volumes
 from samerun.volumes.nifti import IGNORED
-from samerun.volumes.predictions import WholeVolumes, overlays, volume_facts
+from samerun.volumes.predictions import WholeVolumes, overlays, volume_facts, write_masks
 from samerun.volumes.prepared import prepare
 
 
@@ -54,6 +56,18 @@ def test_rows_of_different_sizes_meet_in_a_batch(volumes, keeps_masks):
             assert split.slice_of(number) == 3 + number
             assert kept["slice"].shape == (6, 9)
             assert kept["slice"].sum() == 6
+
+
+def test_volumes_with_similar_ids_have_masks_of_their_own(volumes, tmp_path):
+    ids = ["p/1", "p_1"]
+    volumes = [replace(each, file=replace(each.file, id=id_)) for each, id_ in zip(volumes, ids, strict=True)]
+    split = WholeVolumes(volumes, False, True, 2)
+    packed = np.stack(
+        [pack(np.zeros(each.facts["size"], np.uint8), 2, split.packed_bytes) for each in volumes]
+    )
+    paths = [path for path, _ in write_masks(split, packed, tmp_path / "predictions", tmp_path)]
+    assert paths == ["predictions/p_1.nii.gz", "predictions/p_1_1.nii.gz"]
+    assert all((tmp_path / path).is_file() for path in paths)
 
 
 def test_an_image_shows_image_truth_and_prediction(volumes):
